@@ -31,7 +31,8 @@ Array: TypeAlias = NDArray[Any]
 INLINE_BYTES = 4096
 """Arrays up to this size travel inside their handle."""
 ENDING = ".array"
-_ID = re.compile(r"[0-9a-f]{32}")
+ID = re.compile(r"[0-9a-f]{32}")
+"""What handles are called; nothing else becomes the name of a file."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
@@ -103,7 +104,7 @@ def open_handle(handle: Handle, *, verify: bool = False) -> Array:
     path = Path(handle.path)
     if handle.host != identify_host() or not handle.path:
         raise LostHandleError(handle.id, "it is on another host")
-    if not _ID.fullmatch(handle.id) or path.name != handle.id + ENDING:
+    if not ID.fullmatch(handle.id) or path.name != handle.id + ENDING:
         raise LostHandleError(handle.id, "its path is not that of an array")
     return map_file(handle, path, verify=verify)
 

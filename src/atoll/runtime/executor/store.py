@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from atoll.core.errors import AtollError, InputError
 from atoll.runtime.executor.arrays import (
     ENDING,
+    ID,
     INLINE_BYTES,
     Array,
     LostHandleError,
@@ -31,7 +31,7 @@ from atoll.runtime.executor.arrays import (
     map_file,
     name_dtype,
 )
-from atoll.runtime.executor.holdings import Holdings
+from atoll.tasks.leases import LeaseBook
 from atoll.tasks.values import Handle
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -46,25 +46,6 @@ _ALONE_BYTES = 2**20
 
 class StoreFullError(AtollError):
     """There is no room for another array; some must be freed first."""
-
-
-class LeaseKeeper(Protocol):
-    """Who holds what until when; those that free something return the ids that nobody holds any more."""
-
-    def grant(self, handle_id: str, nbytes: int, holder: str, until_s: float) -> None:
-        """Have `holder` hold an array until `until_s`."""
-
-    def renew(self, handle_id: str, holder: str, until_s: float) -> bool:
-        """Hold it longer; False if it is not held."""
-
-    def release(self, handle_id: str, holder: str) -> Iterable[str]:
-        """Hold it no more."""
-
-    def drop_holder(self, holder: str) -> Iterable[str]:
-        """Hold nothing more."""
-
-    def expire(self, now_s: float) -> Iterable[str]:
-        """End the leases that have run out."""
 
 
 def default_store_root(fallback: Path, needed_bytes: int) -> Path:
@@ -93,7 +74,6 @@ class ArrayStore:
         owner: str,
         address: str = "",
         clock: Callable[[], float] = time.monotonic,
-        leases: LeaseKeeper | None = None,
     ) -> None:
         self.folder = folder
         self.most_bytes = most_bytes
@@ -101,8 +81,9 @@ class ArrayStore:
         self.address = address
         self.used_bytes = 0
         self._clock = clock
-        self._leases = leases if leases is not None else Holdings()
+        self._leases = LeaseBook()
         self._held: dict[str, Handle] = {}
+        self._closed = False
         self._lock = threading.Lock()
         self._sums = ThreadPoolExecutor(1, thread_name_prefix="sums")
         self._folder_lock = _take(folder)
@@ -136,6 +117,8 @@ class ArrayStore:
 
     def adopt(self, handle: Handle, data: bytes | bytearray | memoryview, lease_s: float) -> None:
         """Keep a copy of another's array for a while, under its own id; its bytes are known to be right."""
+        if not ID.fullmatch(handle.id):
+            raise LostHandleError(handle.id, "no array is called so")
         if handle.id in self._held:
             return
         path = self.folder / (handle.id + ENDING)
@@ -178,8 +161,8 @@ class ArrayStore:
         """Give arrays up for a holder; those nobody holds are freed."""
         with self._lock:
             for number in numbers:
-                if number in self._held:
-                    self._free(self._leases.release(number, holder))
+                if self._leases.release(number, holder):
+                    self._free([number])
 
     def expire(self) -> None:
         """Free what nobody holds any more; to be called every second or so."""
@@ -189,6 +172,8 @@ class ArrayStore:
     def close(self) -> None:
         """Free everything, and the folder."""
         with self._lock:
+            self._closed = True
+            self._leases = LeaseBook()
             self._free(list(self._held))
         self._sums.shutdown()
         _empty(self.folder)
@@ -202,6 +187,8 @@ class ArrayStore:
 
     def _reserve(self, nbytes: int) -> None:
         with self._lock:
+            if self._closed:
+                raise StoreFullError("the store is closed")
             if self.used_bytes + nbytes > self.most_bytes:
                 # Copies can be fetched again.
                 self._free(self._leases.drop_holder(CACHE))
@@ -217,6 +204,10 @@ class ArrayStore:
 
     def _note(self, handle: Handle, kept: Handle, holder: str, lease_s: float) -> None:
         with self._lock:
+            if self._closed:
+                # A batch outlived the store: nobody will come for this.
+                Path(kept.path).unlink(missing_ok=True)
+                raise StoreFullError("the store is closed")
             if handle.id in self._held:
                 # Two threads fetched it: the file is the same, its bytes count once.
                 self.used_bytes -= handle.nbytes

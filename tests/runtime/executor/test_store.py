@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import gc
+import os
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.core.errors import InputError
+from atoll.runtime.executor import store as store_module
+from atoll.runtime.executor.arrays import (
+    INLINE_BYTES,
+    LostHandleError,
+    identify_host,
+    inline,
+    list_handles,
+    open_handle,
+    read_bytes,
+    replace_arrays,
+    replace_handles,
+)
+from atoll.runtime.executor.outputs import OutputSaver
+from atoll.runtime.executor.store import CACHE, ArrayStore, StoreFullError, default_store_root
+from atoll.tasks.values import Handle
+
+_BIG = INLINE_BYTES + 8
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _store(folder: Path, most_bytes: int = 2**20, clock: Any = None) -> ArrayStore:
+    return ArrayStore(
+        folder / "store", most_bytes, owner="me", address="h:1", clock=clock or Clock()
+    )
+
+
+def _files(store: ArrayStore) -> list[str]:
+    return sorted(path.name for path in store.folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "uint8", "int8", "int16", "float16", "int32", "float32", "int64", "float64"]
+)
+def test_arrays_come_back_as_they_were(tmp_path: Path, dtype: str) -> None:
+    store = _store(tmp_path)
+    array = (np.arange(6000).reshape(3, 20, 100) % 2).astype(dtype)
+    for given_ in (array, array[:, ::2]):
+        handle = store.put(given_, "you", 10.0)
+        assert handle.is_inline == (given_.nbytes <= INLINE_BYTES)
+        back = open_handle(handle, verify=True)
+        assert back.dtype == given_.dtype
+        assert np.array_equal(back, given_)
+        assert not back.flags.writeable
+    store.close()
+
+
+def test_small_arrays_need_no_file_and_are_the_same_each_time(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    small = np.arange(INLINE_BYTES // 4, dtype=np.float32)
+    handle = store.put(small, "you", 10.0)
+    assert handle == store.put(small.copy(), "you", 10.0)
+    assert handle.is_inline
+    assert (_files(store), store.used_bytes, len(store)) == ([], 0, 0)
+    assert np.array_equal(open_handle(handle), small)
+    assert open_handle(inline(np.zeros((0, 4)))).shape == (0, 4)
+    assert open_handle(inline(np.array(3.0, np.float32))) == np.float32(3.0)
+    with pytest.raises(LostHandleError, match="damaged"):
+        open_handle(replace(handle, data=b"\1" + handle.data[1:]))
+    store.close()
+
+
+def test_a_wrong_file_is_found(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    array = np.arange(_BIG, dtype=np.uint8)
+    handle = store.put(array, "you", 10.0)
+    path = Path(handle.path)
+    assert path.read_bytes() == array.tobytes()
+    assert handle.crc32 == zlib.crc32(array.tobytes())
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    for wrong, words in (
+        (replace(handle, host="elsewhere"), "another host"),
+        (replace(handle, path=""), "another host"),
+        (replace(handle, path="/etc/passwd"), "not that of an array"),
+        (replace(handle, id="../x", path="/etc/../x.array"), "not that of an array"),
+        (replace(handle, shape=(_BIG - 1,)), "bytes of"),
+    ):
+        with pytest.raises(LostHandleError, match=words):
+            open_handle(wrong)
+
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    with pytest.raises(LostHandleError, match=f"{_BIG - 1} bytes of {_BIG}"):
+        open_handle(handle)
+    path.write_bytes(b"\xff" + data[1:])
+    with pytest.raises(LostHandleError, match="damaged"):
+        open_handle(handle, verify=True)
+    target = tmp_path / "target"
+    target.write_bytes(data)
+    path.unlink()
+    path.symlink_to(target)
+    with pytest.raises(LostHandleError):
+        open_handle(handle)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(LostHandleError, match="not one of ours"):
+        open_handle(handle)
+    path.unlink()
+    with pytest.raises(LostHandleError, match="No such file"):
+        open_handle(handle)
+    store.close()
+
+
+def test_number_formats_nobody_else_reads_are_refused(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    for array in (np.zeros(_BIG, np.complex64), np.zeros(_BIG, ">f4"), np.zeros(_BIG, object)):
+        with pytest.raises(InputError, match="cannot be handed over"):
+            store.put(array, "you", 10.0)
+    assert store.used_bytes == 0
+    handle = Handle("0" * 32, "", "", "", "", "bfloat16", (1,), 0, b"ab")
+    with pytest.raises(LostHandleError, match="bfloat16"):
+        read_bytes(handle, b"ab", verify=False)
+    store.close()
+
+
+def test_leases_run_out_unless_they_are_renewed(tmp_path: Path) -> None:
+    clock = Clock()
+    store = _store(tmp_path, clock=clock)
+    array = np.zeros(_BIG, np.uint8)
+    kept, gone = store.put(array, "you", 10.0), store.put(array, "you", 10.0)
+    mapped = open_handle(gone)
+    clock.now_s += 5.0
+    assert store.renew([kept.id, "f" * 32], "you", 10.0) == 1
+    clock.now_s += 5.0
+    store.expire()
+    assert _files(store) == [f"{kept.id}.array"]
+    assert (store.used_bytes, len(store)) == (_BIG, 1)
+    assert not mapped.any(), "who has it mapped keeps it"
+    with pytest.raises(LostHandleError):
+        store.open(gone.id)
+    # Another holder keeps it beside the first.
+    assert store.renew([kept.id], "other", 100.0) == 1
+    store.release([kept.id], "you")
+    assert store.open(kept.id).nbytes == _BIG
+    store.release([kept.id], "stranger")
+    assert len(store) == 1
+    store.release([kept.id, kept.id], "other")
+    assert (_files(store), store.used_bytes) == ([], 0)
+    store.close()
+
+
+def test_there_is_room_for_so_many_bytes_and_no_more(tmp_path: Path) -> None:
+    store = _store(tmp_path, most_bytes=3 * _BIG)
+    array = np.zeros(_BIG, np.uint8)
+    held = [store.put(array, "you", 10.0) for _ in range(3)]
+    with pytest.raises(StoreFullError, match="do not fit"):
+        store.put(array, "you", 10.0)
+    assert (store.used_bytes, len(_files(store))) == (3 * _BIG, 3)
+    store.release([held[0].id], "you")
+    store.put(array, "you", 10.0)
+    store.close()
+
+
+def test_copies_of_others_make_room(tmp_path: Path) -> None:
+    store = _store(tmp_path, most_bytes=2 * _BIG)
+    array = np.arange(_BIG, dtype=np.uint8)
+    theirs = Handle(
+        "a" * 32, "them", "h:2", "far", "/x", "uint8", (_BIG,), zlib.crc32(array.tobytes())
+    )
+    store.adopt(theirs, array.tobytes(), 60.0)
+    store.adopt(theirs, array.tobytes(), 60.0)
+    assert np.array_equal(store.open(theirs.id), array)
+    assert store.used_bytes == _BIG
+    for _ in range(2):
+        store.put(array, "you", 10.0)
+    assert store.get(theirs.id) is None
+    assert store.used_bytes == 2 * _BIG
+    for name in ("../../evil", "A" * 32, ""):
+        with pytest.raises(LostHandleError, match="called so"):
+            store.adopt(replace(theirs, id=name), array.tobytes(), 60.0)
+    store.release([theirs.id], CACHE)
+    store.close()
+
+
+def test_a_full_disk_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = _store(tmp_path)
+
+    def write(file: int, data: memoryview) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("atoll.runtime.executor.store.os.write", write)
+    with pytest.raises(StoreFullError, match="No space left"):
+        store.put(np.zeros(_BIG, np.uint8), "you", 10.0)
+    assert (store.used_bytes, _files(store)) == (0, [])
+    store.close()
+
+
+def test_a_store_is_emptied_of_arrays_and_is_one_process_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    (folder / ("0" * 32 + ".array")).write_bytes(b"old")
+    (folder / ("1" * 32 + ".part")).write_bytes(b"old")
+    (folder / "notes.txt").write_text("mine")
+    store = _store(tmp_path)
+    assert _files(store) == ["notes.txt"]
+    with pytest.raises(InputError, match="another executor's"):
+        _store(tmp_path)
+    store.put(np.zeros(_BIG, np.uint8), "you", 10.0)
+    store.close()
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
+    again = _store(tmp_path)
+    again.close()
+    assert not folder.exists()
+    with pytest.raises(StoreFullError, match="closed"):
+        again.put(np.zeros(_BIG, np.uint8), "you", 10.0)
+
+
+def test_where_stores_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "SHARED_MEMORY", tmp_path)
+    assert default_store_root(Path("/elsewhere"), 4096) == tmp_path
+    assert default_store_root(Path("/elsewhere"), 2**62) == Path("/elsewhere")
+    monkeypatch.setattr(store_module, "SHARED_MEMORY", tmp_path / "none")
+    assert default_store_root(Path("/elsewhere"), 0) == Path("/elsewhere")
+    assert identify_host() == identify_host() != ""
+
+
+def test_values_with_arrays_and_back(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    big = np.arange(_BIG, dtype=np.uint8)
+    output = {"a": [big, (np.float32(1.5), np.int64(2), np.bool_(True))], "b": big[:3], "c": None}
+    value = replace_arrays(output, lambda array: store.put(array, "you", 10.0))
+    assert value["a"][1] == [1.5, 2, True]
+    assert [type(item) for item in value["a"][1]] == [float, int, bool]
+    assert {handle.is_inline for handle in list_handles(value)} == {True, False}
+    back = replace_handles(value, open_handle)
+    assert np.array_equal(back["a"][0], big)
+    assert np.array_equal(back["b"], big[:3])
+    store.close()
+
+
+def test_what_is_not_delivered_is_freed(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    saver = OutputSaver(store, "you", 10.0)
+    big = np.zeros(_BIG, np.uint8)
+    saver.save({"first": big})
+    saver.delivered()
+    saver.save({"second": big})
+    assert len(store) == 2
+    saver.abandon()
+    assert len(store) == 1
+    # The batch ends after nobody wants it any more.
+    saver.save({"third": big})
+    assert len(store) == 1
+    store.close()
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "release", "renew", "tick"]), st.integers(0, 5)),
+        max_size=25,
+    )
+)
+def test_files_bytes_and_leases_agree(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    clock = Clock()
+    store = _store(tmp_path_factory.mktemp("s"), most_bytes=5 * _BIG, clock=clock)
+    handles: list[Handle] = []
+    until_s: dict[str, float] = {}
+    for step, number in steps:
+        if step == "put" and len(until_s) < 5:
+            handles.append(store.put(np.zeros(_BIG, np.uint8), "you", float(number + 1)))
+            until_s[handles[-1].id] = clock.now_s + number + 1
+        elif step == "put":
+            with pytest.raises(StoreFullError):
+                store.put(np.zeros(_BIG, np.uint8), "you", 1.0)
+        elif step == "tick":
+            clock.now_s += number / 2
+            store.expire()
+            until_s = {key: end_s for key, end_s in until_s.items() if end_s > clock.now_s}
+        elif handles:
+            chosen = handles[number % len(handles)].id
+            if step == "release":
+                store.release([chosen], "you")
+                until_s.pop(chosen, None)
+            elif store.renew([chosen], "you", float(number)):
+                until_s[chosen] = max(until_s[chosen], clock.now_s + number)
+        assert _files(store) == sorted(f"{key}.array" for key in until_s)
+        assert store.used_bytes == _BIG * len(until_s)
+    store.close()
+    gc.collect()
