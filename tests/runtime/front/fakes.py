@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ from atoll.runtime.front.leases import handles_in
 from atoll.runtime.front.recovery import TroubleError
 from atoll.tasks.values import Handle, Value
 
+_TURNS = 20
+"""Turns of the loop between two pieces of a stream: enough for what they set off to be done."""
 Component = Callable[[dict[str, Any]], Any]
 """Takes inputs with arrays; returns an output, or an iterator over pieces whose last is ("end", value)."""
 
@@ -66,6 +69,8 @@ class FakeFleet:
         script = self.script[executor]
         most = script.pop(0) if script and isinstance(script[0], int) else None
         for number, piece in enumerate(self._run(executor, order)):
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             if number == most:
                 raise TroubleError("lost", f"{executor} is gone")
             if isinstance(piece, tuple):

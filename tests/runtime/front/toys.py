@@ -47,7 +47,10 @@ def words_of(messages: list[Any]) -> list[str]:
     said: list[str] = []
     for message in messages:
         content = message["content"]
-        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+        parts: list[Any] = content
+        if isinstance(content, str):
+            parts = [{"type": "text", "text": content}]
+        for part in parts:
             if part["type"] == "text":
                 said.append(f"You said {part['text']}.")
             else:
@@ -113,7 +116,7 @@ class ToyBatch(BatchComponent):
     def _one(self, inputs: dict[str, Any]) -> Any:
         if inputs.get("voice") == "nobody":
             return BadInputError("there is no voice 'nobody'", "voice")
-        return FUNCTIONS[self.name](inputs)  # type: ignore[operator]
+        return FUNCTIONS[self.name](inputs)
 
 
 class ToyEncoder(ToyBatch):
@@ -144,7 +147,7 @@ class ToyVoice(ToyBatch):
 
 
 class ToyChat(StreamComponent):
-    """Messages to words, each after `word_s` seconds; dies at word `die_at` of any request, if given."""
+    """Messages to words, each after `word_s` seconds."""
 
     name = "toy-chat"
 
@@ -199,8 +202,9 @@ class ToyAssistant(Task[Turn, Reply]):
                     heard.append(text)
                     parts.append({"type": "text", "text": text})
                 elif part["type"] in ("image", "video"):
-                    for image in part.get("frames") or [part["image"]]:
-                        parts.append({"type": "embeds", "embeds": self.see(image=image)["embeds"]})
+                    images = part.get("frames") or [part["image"]]
+                    seen = [self.see(image=image)["embeds"] for image in images]
+                    parts += [{"type": "embeds", "embeds": embeds} for embeds in seen]
                 else:
                     parts.append(part)
             messages.append({"role": message["role"], "content": parts})

@@ -203,7 +203,7 @@ async def _chain(first: bytes, pieces: AsyncGenerator[bytes, None]) -> AsyncGene
 
 @contextlib.contextmanager
 def _as_api_errors() -> Generator[None, None, None]:
-    """Say as an error of the API what the code of a task raised: its inputs are the client's, the rest ours."""
+    """Turn what the code of a task raises into errors of the API: bad inputs are 400, the rest is 500."""
     try:
         yield
     except ApiError:

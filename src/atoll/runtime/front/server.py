@@ -19,7 +19,12 @@ from atoll.runtime.executor.process import split_address
 from atoll.runtime.executor.server import ExecutorServer
 from atoll.runtime.executor.store import ArrayStore
 from atoll.runtime.front.chat import answer_chat, read_chat
-from atoll.runtime.front.config import ENDPOINT_PATHS, Endpoint, FrontConfig
+from atoll.runtime.front.config import (
+    ENDPOINT_PATHS,
+    EXECUTORS_MISSING,
+    Endpoint,
+    FrontConfig,
+)
 from atoll.runtime.front.dispatch import LEASE_S
 from atoll.runtime.front.embeddings import answer_embedding, read_embedding
 from atoll.runtime.front.exchange import PATH_HEADER, FrontRequest
@@ -278,7 +283,7 @@ class FrontServer:
         if missing:
             listed = "; ".join(f"{name}: {', '.join(of)}" for name, of in missing.items())
             raise ApiError(
-                503, f"no executor runs {listed}", kind="server_error", code="executors_missing"
+                503, f"no executor runs {listed}", kind="server_error", code=EXECUTORS_MISSING
             )
         return Response(b"{}")
 
