@@ -66,6 +66,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("catalog", "atoll.cli.catalog", "Look up GPUs, nodes, models, prices and links."),
     Verb("perf", "atoll.cli.perf", "Predict how fast a model runs on a node."),
     Verb("trace", "atoll.cli.trace", "Describe, generate and convert workloads."),
+    Verb("tasks", "atoll.cli.tasks", "Show any-to-any tasks: their components and what flows."),
     Verb("serve", "atoll.cli.serve", "Bring a plan up on this machine, behind one address."),
     Verb("up", "atoll.cli.up", "Bring a fleet up wherever its machines are, and change it."),
     Verb("operate", "atoll.cli.operate", "Keep a fleet right while the world moves."),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from atoll.control.decision.view import ControlPolicy
     from atoll.control.operation.change import FleetChange
     from atoll.control.operation.home import FleetHome, FleetRecord
-    from atoll.control.operation.loop import FleetController, Turn
+    from atoll.control.operation.loop import FleetController, LoopTurn
     from atoll.control.operation.operated import FleetSource, OperatedFleet
 
 app = typer.Typer(add_completion=False)
@@ -305,7 +305,7 @@ class _Operation:
         note(text)
         _write_down(self.home, "note", text)
 
-    def _approve(self, fleet: OperatedFleet, controller: FleetController, turn: Turn) -> bool:
+    def _approve(self, fleet: OperatedFleet, controller: FleetController, turn: LoopTurn) -> bool:
         """Show what is new of a change and ask; what was agreed to before is done without asking again."""
         from atoll.control.operation.change import find_change
 
@@ -330,7 +330,7 @@ class _Operation:
             self.home.keep_file(self.file.path)
         return True
 
-    def _tell(self, turn: Turn, controller: FleetController) -> None:
+    def _tell(self, turn: LoopTurn, controller: FleetController) -> None:
         for text in turn.failures:
             note(f"failed: {text}")
         for name in turn.unreachable:

@@ -15,7 +15,7 @@ from atoll.report.terminal import note
 if TYPE_CHECKING:
     from atoll.control.decision.view import ObservedInstance
     from atoll.control.operation.home import Entrance, FleetHome, FleetRecord
-    from atoll.control.operation.loop import FleetController, Turn
+    from atoll.control.operation.loop import FleetController, LoopTurn
 
 LOOK_HERE_S = 0.5
 LOOK_ELSEWHERE_S = 5.0
@@ -45,7 +45,7 @@ class Rollout:
         """The names of all instances that are to serve."""
         return tuple(one.id for one in self.controller.memory.wanted)
 
-    def wait(self, turn: Turn, most_s: float) -> bool:
+    def wait(self, turn: LoopTurn, most_s: float) -> bool:
         """Take turns until everything serves; False where nobody wants to wait.
 
         Raises with the reason of what failed, or what it still waits for when the time is over.
@@ -80,7 +80,7 @@ class Rollout:
             self._await_gateway(until_s)
         return True
 
-    def _find_failures(self, turn: Turn) -> None:
+    def _find_failures(self, turn: LoopTurn) -> None:
         """Note why instances that were started did not come up."""
         failed = [
             f"{seen.id}: {seen.standing.reason}"
@@ -90,7 +90,7 @@ class Rollout:
         refused = [text for text in turn.failures if not any(text in each for each in failed)]
         self.failed |= dict.fromkeys((*refused, *failed))
 
-    def _is_starting(self, turn: Turn) -> bool:
+    def _is_starting(self, turn: LoopTurn) -> bool:
         """Whether something is still on its way: it may come up though another has not."""
         return any(seen.standing.state == "starting" for seen in turn.view.instances)
 
@@ -113,7 +113,7 @@ class Rollout:
             hint=f"`atoll operate {name}` tries again, `atoll down {name}` ends it",
         )
 
-    def _look(self, turn: Turn) -> dict[str, ObservedInstance]:
+    def _look(self, turn: LoopTurn) -> dict[str, ObservedInstance]:
         """Return instances by name, and tell what has changed of them since the last look."""
         found = {seen.id: seen for seen in turn.view.instances}
         for name, seen in found.items():
@@ -124,14 +124,14 @@ class Rollout:
                 note(f"{name} is {state}{why}")
         return found
 
-    def _is_settled(self, turn: Turn) -> bool:
+    def _is_settled(self, turn: LoopTurn) -> bool:
         seen, wanted = self._look(turn), self.wanted
         ready = all(name in seen and seen[name].standing.state == "ready" for name in wanted)
         # What failed stays listed for a while, though it was stopped and holds nothing.
         others = [n for n in seen if n not in wanted and seen[n].standing.state not in _OVER]
         return ready and not others and not turn.unreachable
 
-    def _describe(self, turn: Turn) -> str:
+    def _describe(self, turn: LoopTurn) -> str:
         """Say how far it is, and what of it is waited for."""
         seen, wanted = {one.id: one for one in turn.view.instances}, self.wanted
         ready = [n for n in wanted if n in seen and seen[n].standing.state == "ready"]

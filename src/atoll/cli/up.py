@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from atoll.control.decision.view import View
     from atoll.control.operation.change import FleetChange
     from atoll.control.operation.home import Entrance, FleetHome, FleetRecord
-    from atoll.control.operation.loop import FleetController, Turn
+    from atoll.control.operation.loop import FleetController, LoopTurn
     from atoll.control.operation.operated import OperatedFleet
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
@@ -222,7 +222,7 @@ def _list_failed(fleet: OperatedFleet) -> tuple[tuple[str, str, float], ...]:
 
 
 def _find_change(
-    turn: Turn, fleet: OperatedFleet, controller: FleetController, pinned: Plan | None
+    turn: LoopTurn, fleet: OperatedFleet, controller: FleetController, pinned: Plan | None
 ) -> FleetChange:
     """Return what is about to change; of a plan that was given, the way there was not foreseen yet."""
     from atoll.control.operation.change import find_change
@@ -271,7 +271,7 @@ def _bring_up(
             fleet.lease.give_back(time.time())
 
 
-def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
+def _approve(run: _UpRun, turn: LoopTurn, say: object) -> bool:
     """Show the change, ask, and open the entrance, so that what is started finds a hub to join."""
     from atoll.control.operation.operated import open_gateways
     from atoll.control.operation.planner import pin_plan
@@ -301,7 +301,7 @@ def _approve(run: _UpRun, turn: Turn, say: object) -> bool:
 
 
 def _refuse_impossible(
-    turn: Turn, fleet: OperatedFleet, controller: FleetController | None = None
+    turn: LoopTurn, fleet: OperatedFleet, controller: FleetController | None = None
 ) -> None:
     """Raise where there is nothing to bring up, with what stands in the way."""
     from atoll.deploy.door import DeployError

@@ -8,7 +8,7 @@ needs is cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
@@ -93,7 +93,7 @@ class Run(Generic[Out]):
         finally:
             await self._stop()
 
-    async def events(self) -> AsyncIterator[AnswerEvent]:
+    async def events(self) -> AsyncGenerator[AnswerEvent, None]:
         """Yield the parts of the answer as they come; leaving early cancels everything."""
         self._begin()
         try:

@@ -60,7 +60,7 @@ class SpeakingAssistant(Task[Turn, Reply]):
 
     def _content(self, content: Any, heard: Any) -> Any:
         """Return the content of a message as a language model takes it."""
-        if content is None or isinstance(content, str):
+        if _is_text(content):
             return content or ""
         parts: list[dict[str, Any]] = []
         for part in content:
@@ -93,12 +93,16 @@ class SpeakingAssistant(Task[Turn, Reply]):
         }
 
 
+def _is_text(content: Any) -> bool:
+    return content is None or isinstance(content, str)
+
+
 def _sounds(messages: list[dict[str, Any]]) -> list[Sound]:
     """Return the sounds of all messages, in order."""
     return [
         part["audio"]
         for message in messages
-        if isinstance(message.get("content"), list)
+        if not _is_text(message.get("content"))
         for part in message["content"]
         if part["type"] == "audio"
     ]
