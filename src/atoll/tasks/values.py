@@ -34,8 +34,9 @@ class Handle:
 
     id: 32 hexadecimal digits, random. owner: the process that keeps it. address: where it is fetched from
     over the wire, "host:port". path: its file, for readers on the same `host` (an identity of the running
-    system, not its name); "" where there is none. crc32: of its bytes, so that a reader knows it came whole.
-    data: the bytes themselves where they are few: such an array needs no keeper and is never lost.
+    system, not its name); "" where there is none. crc32: of its bytes, so that a reader knows it came whole
+    (of folds of them where they are many, `atoll.runtime.executor.arrays.sum_bytes`). data: the bytes
+    themselves where they are few: such an array needs no keeper and is never lost.
     """
 
     id: str

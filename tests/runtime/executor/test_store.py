@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import zlib
@@ -16,6 +17,7 @@ from atoll.core.errors import InputError
 from atoll.runtime.executor import store as store_module
 from atoll.runtime.executor.arrays import (
     INLINE_BYTES,
+    SUMMED_BYTES,
     LostHandleError,
     identify_host,
     inline,
@@ -24,6 +26,7 @@ from atoll.runtime.executor.arrays import (
     read_bytes,
     replace_arrays,
     replace_handles,
+    sum_bytes,
 )
 from atoll.runtime.executor.outputs import OutputSaver
 from atoll.runtime.executor.store import CACHE, ArrayStore, StoreFullError, default_store_root
@@ -46,7 +49,12 @@ def _store(folder: Path, most_bytes: int = 2**20, clock: Any = None) -> ArraySto
 
 
 def _files(store: ArrayStore) -> list[str]:
-    return sorted(path.name for path in store.folder.iterdir())
+    """Arrays by the name of their file; those to be written again are left out."""
+    return sorted(path.name for path in store.folder.iterdir() if path.suffix != ".part")
+
+
+def _parts(store: ArrayStore) -> list[Path]:
+    return [path for path in store.folder.iterdir() if path.suffix == ".part"]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,31 @@ def test_small_arrays_need_no_file_and_are_the_same_each_time(tmp_path: Path) ->
     with pytest.raises(LostHandleError, match="damaged"):
         open_handle(replace(handle, data=b"\1" + handle.data[1:]))
     store.close()
+
+
+@settings(max_examples=40)
+@given(st.sampled_from([2**16 + 1, 2**17, 2**20 + 5, 2**21 + 2**16 + 77]), st.data())
+def test_every_change_of_a_long_array_is_found(size: int, data: st.DataObject) -> None:
+    array = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    checksum = sum_bytes(array.tobytes())
+    at = data.draw(st.integers(0, size - 1))
+    changed = array.copy()
+    changed[at] ^= data.draw(st.integers(1, 255))
+    assert sum_bytes(changed.tobytes()) != checksum
+    # Parts that changed places are found, whole rows of one of the folds too.
+    for row in (8 * 1024, 8 * 1021, 1000, size // 2):
+        moved = array.copy()
+        moved[:row], moved[row : 2 * row] = array[row : 2 * row], array[:row]
+        assert sum_bytes(moved.tobytes()) != checksum
+
+
+def test_checksums_of_short_arrays_are_crcs_and_long_ones_go_on_piece_by_piece() -> None:
+    for size in (0, 1, 5000, 2**16):
+        data = np.arange(size, dtype=np.uint8).tobytes()
+        assert sum_bytes(data) == zlib.crc32(data)
+    data = np.arange(2**19, dtype=np.int32).tobytes()[:-3]
+    cut = SUMMED_BYTES
+    assert sum_bytes(data[cut:], sum_bytes(data[:cut])) == sum_bytes(data)
 
 
 def test_a_wrong_file_is_found(tmp_path: Path) -> None:
@@ -190,6 +223,66 @@ def test_copies_of_others_make_room(tmp_path: Path) -> None:
         with pytest.raises(LostHandleError, match="called so"):
             store.adopt(replace(theirs, id=name), array.tobytes(), 60.0)
     store.release([theirs.id], CACHE)
+    store.close()
+
+
+def test_files_are_written_again_only_if_nobody_has_them_mapped(tmp_path: Path) -> None:
+    clock = Clock()
+    store = _store(tmp_path, clock=clock)
+    free, mapped = (store.put(np.full(_BIG, n, np.uint8), "you", 10.0) for n in (1, 2))
+    inode = Path(free.path).stat().st_ino
+    array = open_handle(mapped)
+    late = os.open(free.path, os.O_RDONLY)
+    store.release([free.id, mapped.id], "you")
+    assert [path.stat().st_ino for path in _parts(store)] == [inode]
+    # The next one is shorter, and gets the file that nobody reads.
+    again = store.put(np.full(_BIG - 4, 3, np.uint8), "you", 1000.0)
+    assert Path(again.path).stat().st_ino == inode
+    assert np.array_equal(open_handle(again, verify=True), np.full(_BIG - 4, 3, np.uint8))
+    assert np.array_equal(array, np.full(_BIG, 2, np.uint8)), "who has it mapped keeps it"
+    with pytest.raises(LostHandleError):
+        open_handle(free)
+    os.close(late)
+    # One that is much too long is left alone, and none is kept for long.
+    store.put(np.zeros(5 * _BIG, np.uint8), "them", 1.0)
+    clock.now_s += 1.0
+    store.expire()
+    assert Path(store.put(np.zeros(_BIG, np.uint8), "you", 60.0).path).stat().st_size == _BIG
+    assert len(_parts(store)) == 1
+    clock.now_s += 11.0
+    store.expire()
+    assert _parts(store) == []
+    store.close()
+
+
+def test_a_file_that_gets_another_name_is_lost_to_who_comes_late(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    handle = store.put(np.ones(_BIG, np.uint8), "you", 10.0)
+    Path(handle.path).rename(tmp_path / "other")
+    (tmp_path / "store" / f"{handle.id}.array").write_bytes(bytes(_BIG))
+    # Whoever opened the file before sees that the name means another one now.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "atoll.runtime.executor.arrays.os.open",
+            lambda path, flags, real=os.open: real(tmp_path / "other", flags),
+        )
+        with pytest.raises(LostHandleError, match="gone"):
+            open_handle(handle)
+    # And a file that is being written is locked.
+    with Path(handle.path).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(LostHandleError, match="unavailable"):
+            open_handle(handle)
+    store.close()
+
+
+def test_spare_files_do_not_count_but_make_room(tmp_path: Path) -> None:
+    store = _store(tmp_path, most_bytes=4 * _BIG)
+    held = [store.put(np.zeros(_BIG, np.uint8), "you", 10.0) for _ in range(4)]
+    store.release([handle.id for handle in held], "you")
+    assert (store.used_bytes, len(_parts(store))) == (0, 4)
+    store.put(np.zeros(3 * _BIG, np.uint8), "you", 10.0)
+    assert sum(path.stat().st_size for path in store.folder.iterdir()) <= 4 * _BIG
     store.close()
 
 

@@ -263,6 +263,8 @@ class ExecutorServer:
             async with deadline:
                 inputs = await self._resolver.resolve(message.inputs)
                 answer = await worker.run(inputs, saver, emit)
+                # Who hears that it is finished may free the inputs: let go of them before.
+                del inputs
                 value = pack_value(answer.value)
                 await connection.send(
                     Finished(message.id, value, answer.waited_s, answer.ran_s, answer.batch)

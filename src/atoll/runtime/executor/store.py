@@ -12,9 +12,7 @@ import re
 import secrets
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from atoll.runtime.executor.arrays import (
     ENDING,
     ID,
     INLINE_BYTES,
+    SUMMED_BYTES,
     Array,
     LostHandleError,
     flat_bytes,
@@ -30,7 +29,9 @@ from atoll.runtime.executor.arrays import (
     inline,
     map_file,
     name_dtype,
+    sum_bytes,
 )
+from atoll.runtime.executor.spares import SpareFile, SpareFiles
 from atoll.tasks.leases import LeaseBook
 from atoll.tasks.values import Handle
 
@@ -40,8 +41,8 @@ CACHE = "(cache)"
 _PART = ".part"
 _OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(ENDING)}|{re.escape(_PART)})")
 _ROOM = 1.1
-_ALONE_BYTES = 2**20
-"""Smaller arrays are summed up and written one after the other: a second thread would cost more."""
+_SPARE_S = 10.0
+"""How long files are kept to be written again."""
 
 
 class StoreFullError(AtollError):
@@ -83,9 +84,9 @@ class ArrayStore:
         self._clock = clock
         self._leases = LeaseBook()
         self._held: dict[str, Handle] = {}
+        self._spares = SpareFiles()
         self._closed = False
         self._lock = threading.Lock()
-        self._sums = ThreadPoolExecutor(1, thread_name_prefix="sums")
         self._folder_lock = _take(folder)
         _empty(folder)
 
@@ -101,9 +102,9 @@ class ArrayStore:
         data = flat_bytes(array)
         number = secrets.token_hex(16)
         path = self.folder / (number + ENDING)
-        self._reserve(len(data))
+        spare = self._reserve(len(data))
         try:
-            checksum = self._write(path, data)
+            checksum = self._write(path, data, spare)
         except BaseException:
             self._give_back(len(data))
             raise
@@ -122,9 +123,9 @@ class ArrayStore:
         if handle.id in self._held:
             return
         path = self.folder / (handle.id + ENDING)
-        self._reserve(handle.nbytes)
+        spare = self._reserve(handle.nbytes)
         try:
-            self._write(path, memoryview(data).cast("B"))
+            self._write(path, memoryview(data).cast("B"), spare)
         except BaseException:
             self._give_back(handle.nbytes)
             raise
@@ -168,6 +169,7 @@ class ArrayStore:
         """Free what nobody holds any more; to be called every second or so."""
         with self._lock:
             self._free(self._leases.expire(self._clock()))
+            self._spares.shrink(self.most_bytes - self.used_bytes, self._clock() - _SPARE_S)
 
     def close(self) -> None:
         """Free everything, and the folder."""
@@ -175,7 +177,7 @@ class ArrayStore:
             self._closed = True
             self._leases = LeaseBook()
             self._free(list(self._held))
-        self._sums.shutdown()
+            self._spares.shrink(0, float("inf"))
         _empty(self.folder)
         try:
             self.folder.rmdir()
@@ -185,7 +187,8 @@ class ArrayStore:
         finally:
             os.close(self._folder_lock)
 
-    def _reserve(self, nbytes: int) -> None:
+    def _reserve(self, nbytes: int) -> SpareFile | None:
+        """Count bytes as taken, and return a file for them if there is one to write again."""
         with self._lock:
             if self._closed:
                 raise StoreFullError("the store is closed")
@@ -196,7 +199,10 @@ class ArrayStore:
                 raise StoreFullError(
                     f"{nbytes} bytes do not fit: {self.used_bytes} of {self.most_bytes} are taken"
                 )
+            spare = self._spares.take(nbytes)
             self.used_bytes += nbytes
+            self._spares.shrink(self.most_bytes - self.used_bytes, float("-inf"))
+            return spare
 
     def _give_back(self, nbytes: int) -> None:
         with self._lock:
@@ -219,31 +225,34 @@ class ArrayStore:
             handle = self._held.pop(number, None)
             if handle is not None:
                 self.used_bytes -= handle.nbytes
-                Path(handle.path).unlink(missing_ok=True)
+                spare = self.folder / (secrets.token_hex(16) + _PART)
+                self._spares.keep(Path(handle.path), spare, handle.nbytes, self._clock())
 
-    def _write(self, path: Path, data: memoryview) -> int:
+    def _write(self, path: Path, data: memoryview, spare: SpareFile | None) -> int:
         """Write a file that appears when it is whole, and return the checksum of its bytes."""
-        part = path.with_suffix(_PART)
-        together = len(data) > _ALONE_BYTES
-        summing = self._sums.submit(zlib.crc32, data) if together else None
+        checksum = 0
+        part = path.with_suffix(_PART) if spare is None else spare.path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            file = os.open(part, flags, 0o600)
+            file = os.open(part, flags, 0o600) if spare is None else spare.descriptor
             try:
-                written = 0
-                # Written, not mapped: where the disk is full this fails, and a mapping would kill us.
-                while written < len(data):
-                    written += os.write(file, data[written:])
+                if spare is not None and spare.nbytes != len(data):
+                    os.ftruncate(file, len(data))
+                for start in range(0, len(data), SUMMED_BYTES):
+                    piece = data[start : start + SUMMED_BYTES]
+                    checksum = sum_bytes(piece, checksum)
+                    # Written, not mapped: where the disk is full this fails; a mapping would kill us.
+                    while piece:
+                        piece = piece[os.write(file, piece) :]
             finally:
                 os.close(file)
+            # Closed, it is locked no more: only now may readers find it.
             part.rename(path)
         except OSError as error:
             part.unlink(missing_ok=True)
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise StoreFullError(f"no room in {self.folder}: {error.strerror}") from error
             raise
-        finally:
-            checksum = zlib.crc32(data) if summing is None else summing.result()
         return checksum
 
 

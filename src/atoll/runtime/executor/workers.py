@@ -186,6 +186,8 @@ class BatchWorker(ComponentWorker):
                 self.running = 0
                 self.busy_since_s = None
             self._answer(batch, values, started_s)
+            # What is mapped for them is let go now, not when the next batch comes.
+            del batch, values
 
     def _answer(
         self,
