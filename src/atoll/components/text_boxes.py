@@ -21,7 +21,7 @@ _LEAST_SIDE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class TextBox:
     """An upright box, in shares of the picture or in pixels; right and lower edges are outside."""
 
     left: float
@@ -29,11 +29,11 @@ class Box:
     right: float
     bottom: float
 
-    def scaled_to(self, width: int, height: int) -> Box:
+    def scaled_to(self, width: int, height: int) -> TextBox:
         """Return a box in pixels of a picture, at least one of each side, out of one in shares."""
         left, top = int(self.left * width), int(self.top * height)
         right, bottom = round(self.right * width), round(self.bottom * height)
-        return Box(left, top, max(left + 1, right), max(top + 1, bottom))
+        return TextBox(left, top, max(left + 1, right), max(top + 1, bottom))
 
     def crop(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return what it holds of a picture, for a box in pixels."""
@@ -44,16 +44,16 @@ class Box:
         return [int(self.left), int(self.top), int(self.right), int(self.bottom)]
 
 
-def find_boxes(likely: NDArray[np.floating[Any]], most: int) -> list[Box]:
+def find_boxes(likely: NDArray[np.floating[Any]], most: int) -> list[TextBox]:
     """Return boxes of a map [height, width] of likelihoods, in shares of it; the surest `most` of them."""
     height, width = likely.shape
-    found: list[tuple[float, Box]] = []
+    found: list[tuple[float, TextBox]] = []
     for left, top, right, bottom, score in areas(likely, _TEXT):
         wide, high = right - left, bottom - top
         if min(wide, high) < _LEAST_SIDE or score < _SURE:
             continue
         growth = _GROWTH * wide * high / (2 * (wide + high))
-        box = Box(
+        box = TextBox(
             max(0.0, (left - growth) / width),
             max(0.0, (top - growth) / height),
             min(1.0, (right + growth) / width),
@@ -119,9 +119,9 @@ def _join(lines: list[int], starts: list[int], ends: list[int]) -> list[int]:
     return [root(run) for run in range(len(lines))]
 
 
-def reading_order(boxes: Sequence[Box]) -> list[list[Box]]:
+def reading_order(boxes: Sequence[TextBox]) -> list[list[TextBox]]:
     """Return rows from top to bottom, each from left to right; a box whose middle is in a row is of it."""
-    rows: list[list[Box]] = []
+    rows: list[list[TextBox]] = []
     for box in sorted(boxes, key=lambda box: (box.top + box.bottom, box.left)):
         middle = (box.top + box.bottom) / 2
         first = rows[-1][0] if rows else None

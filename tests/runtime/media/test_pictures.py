@@ -199,6 +199,34 @@ def test_crumbs_are_refused() -> None:
     assert "scans" in refused(scans).message
     gif = picture("gif")[:-1] + b"\x21\xfe" + b"\x01a" * 400_001
     assert "blocks" in refused(gif).message
+    jpeg = picture("jpeg")
+    annex, tables = b"\xff\xe1\0\x09Exif\0\0a", jpeg.index(b"\xff\xc4")
+    assert decode_picture(jpeg[:2] + annex * 100 + jpeg[2:], LIMITS).size
+    assert "segments" in refused(jpeg[:2] + annex * 1000 + jpeg[2:]).message
+    assert "segments" in refused(jpeg[:tables] + annex * 1000 + jpeg[tables:]).message
+    assert "between" in refused(jpeg[:tables] + b"junk" + jpeg[tables:]).message
+    assert "twice" in refused(jpeg[:tables] + b"\xff\xc0\0\x0b" + b"\1" * 9 + jpeg[tables:]).message
+    packed = bytearray(picture("bmp"))
+    packed[30] = 1
+    assert "packed" in refused(bytes(packed)).message
+
+
+def test_comments_of_a_gif_do_not_reach_the_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    gif = moving("gif", 3)
+    at = gif.index(b"\x21")
+    long = gif[:at] + b"\x21\xfe" + (b"\xff" + b"a" * 255) * 1000 + b"\0" + gif[at:]
+    opened: list[int] = []
+    real = Image.open
+
+    def watched(stream: io.BytesIO, formats: list[str]) -> Image.Image:
+        opened.append(len(stream.getvalue()))
+        return real(stream, formats=formats)
+
+    monkeypatch.setattr(Image, "open", watched)
+    assert not decode_picture(long, LIMITS).any()
+    assert len(decode_video(long, LIMITS)) == 3
+    assert opened
+    assert max(opened) <= len(gif)
 
 
 @settings(max_examples=50)
@@ -274,5 +302,7 @@ def test_a_video_of_too_many_frames_or_pixels() -> None:
     with pytest.raises(MediaError, match="10001 frames"):
         decode_video(head + frame * 10_001 + b";", LIMITS)
     large = b"GIF89a\x88\x13\x88\x13" + head[10:]  # 5000 x 5000
-    with pytest.raises(MediaError, match="1000000000 pixels"):
-        decode_video(large + frame * 41 + b";", LIMITS)
+    with pytest.raises(MediaError, match="275000000 pixels"):
+        decode_video(large + frame * 11 + b";", LIMITS)
+    with pytest.raises(MediaError, match="288000000 pixels"):
+        decode_video(avi([picture("jpeg", np.zeros((6000, 6000), np.uint8))] * 8), LIMITS)

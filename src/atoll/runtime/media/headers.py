@@ -9,12 +9,15 @@ from __future__ import annotations
 from atoll.runtime.media.errors import MediaError, unsupported
 
 _MOST_CHUNKS = 100_000
+_MOST_SEGMENTS = 1000
 _MOST_SCANS = 100
 """Every scan of a progressive JPEG passes over the whole picture; a stranger's may be twenty bytes long."""
+_BMP_PLAIN = (0, 3, 6)
+"""As numbers, with or without masks. Packed ones are unpacked step by step, which takes long."""
 _PNG_STILL = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"eXIf"))
 _PNG_MOVING = _PNG_STILL | {b"acTL", b"fcTL", b"fdAT"}
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_JPEG_BARE = frozenset((0x01, *range(0xD0, 0xD9)))
+_JPEG_BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD9)))
 
 
 def picture_size(data: bytes, kind: str) -> tuple[int, int]:
@@ -55,16 +58,17 @@ def png_chunks(data: bytes, *, moving: bool = False) -> tuple[bytes, int]:
     return b"".join(kept), max(1, frames)
 
 
-def gif_frames(data: bytes) -> list[tuple[int, int]]:
-    """Return width and height of what every frame of a GIF reaches to, from the upper left corner.
+def gif_blocks(data: bytes) -> tuple[bytes, list[tuple[int, int]]]:
+    """Return a GIF with nothing but its frames, and how far right and down each of them reaches.
 
-    Ends quietly where the file does: what is cut off is the decoder's to complain about.
+    Comments and other annexes are left out. Ends quietly where the file does: what is cut off is the
+    decoder's to complain about.
     """
-    frames: list[tuple[int, int]] = []
     at = 13 + _colours(data[10])
-    blocks = 0
+    kept, frames, blocks = [data[:at]], [], 0
     while at < len(data) and data[at] in (0x21, 0x2C):
-        if data[at] == 0x2C:
+        start, is_frame = at, data[at] == 0x2C
+        if is_frame:
             if at + 10 > len(data):
                 break
             left, top, width, height = (_little(data, at + 1 + 2 * part, 2) for part in range(4))
@@ -79,7 +83,9 @@ def gif_frames(data: bytes) -> list[tuple[int, int]]:
                 raise MediaError("the gif is cut into too many blocks")
         at += 1
         blocks += 1
-    return frames
+        if is_frame or data[start + 1 : start + 2] == b"\xf9":
+            kept.append(data[start:at])
+    return b"".join((*kept, b";")), frames
 
 
 def _colours(flags: int) -> int:
@@ -108,35 +114,40 @@ def _png(data: bytes) -> tuple[int, int]:
 def _jpeg(data: bytes) -> tuple[int, int]:
     if data.count(b"\xff\xda") > _MOST_SCANS:
         raise MediaError(f"the jpeg has more than {_MOST_SCANS} scans")
-    at = 2
-    for _ in range(_MOST_CHUNKS):
+    size, at = None, 2
+    # Decoders take time for every annex, and more for each than for the one before.
+    for _ in range(_MOST_SEGMENTS):
         if data[at] != 0xFF:
-            at += 1  # decoders skip what stands between segments
-            continue
-        marker = data[at + 1]
-        if marker == 0xFF:
+            raise MediaError("the jpeg has something else between its segments")
+        while data[at + 1] == 0xFF:
             at += 1
-        elif marker in _JPEG_FRAMES:
-            return _big(data, at + 7, 2), _big(data, at + 5, 2)
-        elif marker in (0xD9, 0xDA):
+        marker = data[at + 1]
+        if marker in (0xD9, 0xDA):
             break
-        elif marker == 0 or marker in _JPEG_BARE:
-            at += 2
-        else:
-            at += 2 + max(2, _big(data, at + 2, 2))
-    raise MediaError("the jpeg says no size before its pixels")
+        if marker in _JPEG_FRAMES:
+            if size is not None:
+                raise MediaError("the jpeg says its size twice")
+            size = _big(data, at + 7, 2), _big(data, at + 5, 2)
+        at += 2 if marker in _JPEG_BARE else 2 + max(2, _big(data, at + 2, 2))
+    else:
+        raise MediaError(f"the jpeg has more than {_MOST_SEGMENTS} segments before its pixels")
+    if size is None:
+        raise MediaError("the jpeg says no size before its pixels")
+    return size
 
 
 def _gif(data: bytes) -> tuple[int, int]:
     width, height = _little(data, 6, 2), _little(data, 8, 2)
     # A frame may reach beyond the screen that the header announces; decoders then grow the screen.
-    reach = gif_frames(data)
+    _, reach = gif_blocks(data)
     return max(width, *(x for x, _ in reach), 0), max(height, *(y for _, y in reach), 0)
 
 
 def _bmp(data: bytes) -> tuple[int, int]:
     if _little(data, 14, 4) == 12:
         return _little(data, 18, 2), _little(data, 20, 2)
+    if _little(data, 30, 4) not in _BMP_PLAIN:
+        raise unsupported("bmp is read only if its pixels are not packed; send png")
     width, height = _little(data, 18, 4), _little(data, 22, 4)
     return width, min(height, 2**32 - height)  # a negative height: the first line is the upper one
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from atoll.core.errors import MissingDependencyError
 from atoll.runtime.media.errors import MediaError, too_large, unsupported
-from atoll.runtime.media.headers import picture_size, png_chunks
+from atoll.runtime.media.headers import gif_blocks, picture_size, png_chunks
 from atoll.runtime.media.limits import MediaLimits
 from atoll.runtime.media.sniff import sniff
 
@@ -36,6 +36,8 @@ def decode_picture(data: bytes, limits: MediaLimits) -> NDArray[np.uint8]:
     check_pixels(picture_size(data, kind), limits, kind)
     if kind == "png":
         data, _ = png_chunks(data)
+    elif kind == "gif":
+        data, _ = gif_blocks(data)
     picture_library()
     try:
         with open_picture(data, kind, limits) as picture:

@@ -122,7 +122,8 @@ def _decode_packed(data: bytes, kind: str, limits: MediaLimits) -> tuple[NDArray
     except MediaError:
         raise
     except Exception as error:  # at nonsense, a decoder may raise anything
-        said = " ".join(str(error).split())[:120]
+        # The whole text of its own errors names an address in memory.
+        said = str(getattr(error, "error_string", "") or "it is damaged")[:120]
         raise MediaError(f"the {kind} cannot be decoded: {said}") from error
 
 

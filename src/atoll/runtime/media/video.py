@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.runtime.media.errors import MediaError, too_large, unsupported
-from atoll.runtime.media.headers import gif_frames, picture_size, png_chunks
+from atoll.runtime.media.headers import gif_blocks, picture_size, png_chunks
 from atoll.runtime.media.limits import MediaLimits
 from atoll.runtime.media.pictures import (
     broken,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MOST_FRAMES = 10_000
-_MOST_PIXELS = 1_000_000_000
-"""Of all frames together: the frame wanted last may need all before it."""
+_MOST_PIXELS = 250_000_000
+"""Of all frames that have to be decoded: some seconds of work. The frame wanted last may need all before."""
 _MOST_CHUNKS = 100_000
 
 
@@ -63,7 +63,8 @@ def _moving_picture(data: bytes, kind: str, limits: MediaLimits) -> list[NDArray
     if kind == "png":
         data, frames = png_chunks(data, moving=True)
     elif kind == "gif":
-        frames = len(gif_frames(data))
+        data, reach = gif_blocks(data)
+        frames = len(reach)
         if not frames:
             raise MediaError("the gif has no frames")
     picture_library()
@@ -71,7 +72,7 @@ def _moving_picture(data: bytes, kind: str, limits: MediaLimits) -> list[NDArray
         with open_picture(data, kind, limits) as picture:
             # WebP's own count is of frames that were found; the other two only claim theirs.
             claimed: int = getattr(picture, "n_frames", 1) if kind == "webp" else frames
-            _check_work(claimed, size, kind)
+            _check_work(claimed, claimed * size[0] * size[1], kind)
             shown = []
             for number in evenly(claimed, limits.video_frames):
                 try:
@@ -86,30 +87,27 @@ def _moving_picture(data: bytes, kind: str, limits: MediaLimits) -> list[NDArray
         raise broken(kind, error) from error
 
 
-def _check_work(frames: int, size: tuple[int, int], kind: str) -> None:
+def _check_work(frames: int, pixels: int, kind: str) -> None:
     if frames > _MOST_FRAMES:
         raise too_large(f"the {kind} has {frames} frames; at most {_MOST_FRAMES} are taken")
-    if frames * size[0] * size[1] > _MOST_PIXELS:
+    if pixels > _MOST_PIXELS:
         raise too_large(
-            f"the {kind} has {frames} frames of {size[0]} x {size[1]}; at most {_MOST_PIXELS} pixels"
-            " are taken in all"
+            f"the frames of the {kind} are {pixels} pixels; at most {_MOST_PIXELS} are taken in all"
         )
 
 
 def _avi(data: bytes, limits: MediaLimits) -> list[NDArray[np.uint8]]:
-    frames = _avi_frames(data)
-    if not frames:
+    places = _avi_frames(data)
+    if not places:
         raise MediaError("the avi has no frames")
-    _check_work(len(frames), (1, 1), "avi")
+    wanted = [places[number] for number in evenly(len(places), limits.video_frames)]
+    frames = [data[start:end] for start, end in wanted]
+    if any(sniff(frame) != "jpeg" for frame in frames):
+        raise unsupported("the avi holds other than JPEGs; send it as MJPEG, or a moving gif")
+    sizes = [picture_size(frame, "jpeg") for frame in frames]
+    _check_work(len(places), sum(width * height for width, height in sizes), "avi")
     small = limits.model_copy(update={"image_side": limits.video_side})
-    shown = []
-    for number in evenly(len(frames), limits.video_frames):
-        start, end = frames[number]
-        frame = data[start:end]
-        if sniff(frame) != "jpeg":
-            raise unsupported("the avi holds other than JPEGs; send it as MJPEG, or a moving gif")
-        shown.append(decode_picture(frame, small))
-    return shown
+    return [decode_picture(frame, small) for frame in frames]
 
 
 def _avi_frames(data: bytes) -> list[tuple[int, int]]:
