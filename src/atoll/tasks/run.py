@@ -103,8 +103,10 @@ class Run(Generic[Out]):
                 await self._change()
             parts = AnswerParts(self._recording)
             while True:
-                for event in parts.take():
-                    yield event
+                # Who takes an event may take its time; what came meanwhile has woken nobody.
+                while events := parts.take():
+                    for event in events:
+                        yield event
                 if self._is_over() and not parts.are_left:
                     break
                 await self._change()

@@ -6,6 +6,7 @@
     vllm      `vllm serve`: one node, or equal nodes in a row with uneven layers
     sglang    SGLang: one node
     llamacpp  llama.cpp's server from the wheel `xllamacpp`: one node, any CPU
+    front     tasks over executors: several endpoints of OpenAI's API
     remote    anything that speaks OpenAI's API already
 
 Nothing here starts a process; the agent does.

@@ -10,6 +10,8 @@ from atoll.core.frozen import Frozen
 from atoll.plan.plan import RequestPath
 from atoll.runtime.media.limits import MediaLimits
 
+EXECUTORS_MISSING = "executors_missing"
+"""Code of the error with which /health says that components have no executor."""
 Endpoint = Literal["chat", "transcriptions", "speech", "images", "embeddings"]
 ENDPOINT_PATHS: dict[str, Endpoint] = {
     "/v1/chat/completions": "chat",

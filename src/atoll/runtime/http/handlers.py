@@ -21,6 +21,8 @@ _LOG = logging.getLogger(__name__)
 _BACKLOG = 1024
 _TICK_S = 0.5
 _DRAIN_CHECK_S = 0.02
+Headers = tuple[tuple[str, str], ...]
+"""Headers of an answer besides the usual: names and values without line ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Response:
     body: bytes
     status: int = 200
     content_type: str = "application/json"
+    headers: Headers = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,23 @@ class EventStream:
     """An answer in pieces, as server-sent events."""
 
     pieces: AsyncGenerator[bytes, None]
+    headers: Headers = ()
 
 
-Handler = Callable[[Request], Awaitable[Response | EventStream]]
+@dataclass(frozen=True, slots=True)
+class ByteStream:
+    """An answer in pieces of any kind, as streamed sound.
+
+    One that fails on the way ends without its last chunk, so that a client knows it is not whole.
+    """
+
+    pieces: AsyncGenerator[bytes, None]
+    content_type: str
+    headers: Headers = ()
+
+
+Answer = Response | EventStream | ByteStream
+Handler = Callable[[Request], Awaitable[Answer]]
 """Answers a request; an ApiError is answered as such."""
 
 
@@ -190,12 +207,13 @@ class HandlerCall:
             _LOG.exception("%r failed", self._request.path)
             connection.respond_error(ApiError(500, "internal error", kind="server_error"))
             return
-        if isinstance(answer, EventStream):
-            await self._send(answer)
+        if isinstance(answer, Response):
+            extra = _lines(answer.headers)
+            connection.respond(answer.status, answer.body, answer.content_type.encode(), extra)
         else:
-            connection.respond(answer.status, answer.body, answer.content_type.encode())
+            await self._send(answer)
 
-    async def _send(self, answer: EventStream) -> None:
+    async def _send(self, answer: EventStream | ByteStream) -> None:
         connection = self._connection
         begun = False
         # A generator left half way must end now, not when it is collected.
@@ -203,12 +221,26 @@ class HandlerCall:
             async for piece in pieces:
                 if not begun:
                     begun = True
-                    connection.begin_stream()
+                    self._begin(answer)
                 if piece:
                     # An empty chunk would be the end of the stream.
                     connection.send(piece)
                 if not self._writable.is_set():
                     await self._writable.wait()
         if not begun:
-            connection.begin_stream()
+            self._begin(answer)
         connection.end_stream(b"")
+
+    def _begin(self, answer: EventStream | ByteStream) -> None:
+        if isinstance(answer, EventStream):
+            self._connection.begin_stream(_lines(answer.headers))
+        else:
+            self._connection.begin(200, answer.content_type.encode(), _lines(answer.headers))
+
+
+def _lines(headers: Headers) -> bytes:
+    """Return headers as they are written; one that would be two lines is refused."""
+    for name, value in headers:
+        if any(c in name + value for c in "\r\n\0"):
+            raise ValueError(f"header {name[:40]!r} has a line end in it")
+    return "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")

@@ -14,7 +14,7 @@ from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.routes import Seat
 
-Kind = Literal["atoll", "vllm", "llamacpp", "sglang", "openai"]
+Kind = Literal["atoll", "vllm", "llamacpp", "sglang", "openai", "tasks"]
 SECRETS = frozenset({"api_key"})
 """Metadata that is never shown."""
 STAND_IN = "stand_in"

@@ -1,0 +1,196 @@
+"""What clients send besides text: decoded in a few threads, within bounds, and stored as handles.
+
+Bytes that wait to be decoded are counted over all requests, and a request that would bring too many is told
+to come back. Everything that a request brought is released when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+from atoll.core.errors import AtollError, MissingDependencyError
+from atoll.runtime.media.errors import MediaError
+from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.openai import ApiError
+from atoll.tasks.values import Handle
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_THREADS = 2
+_MOST_BYTES = 256 * 2**20
+_STATUS = {"invalid_media": 400, "media_too_large": 413, "unsupported_media": 400}
+MediaKind = Literal["image", "audio", "video"]
+_Made = TypeVar("_Made")
+
+
+class ArrayKeeper(Protocol):
+    """Where arrays are kept (`atoll.runtime.executor.store.ArrayStore`)."""
+
+    def put(self, array: NDArray[Any], holder: str, lease_s: float) -> Handle:
+        """Keep an array for a holder."""
+        ...
+
+    def release(self, numbers: list[str], holder: str) -> None:
+        """Give arrays up for a holder."""
+        ...
+
+
+class MediaIntake:
+    """Decodes and stores for all requests of a front."""
+
+    def __init__(
+        self,
+        limits: MediaLimits,
+        store: ArrayKeeper,
+        lease_s: float,
+        *,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        self.limits = limits
+        self.store = store
+        self.lease_s = lease_s
+        self.most_bytes = most_bytes
+        self.busy_bytes = 0
+        """Bytes as they were sent that are being decoded or wait for it."""
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="intake")
+
+    async def work(self, size: int, param: str | None, make: Callable[[], _Made]) -> _Made:
+        """Run something over `size` bytes in a thread; ApiError for what is wrong with them."""
+        if self.busy_bytes + size > self.most_bytes:
+            raise ApiError(
+                503,
+                f"{self.busy_bytes} bytes are being decoded; no more are taken now",
+                kind="server_error",
+                code="overloaded",
+                retry_after_s=1,
+            )
+        self.busy_bytes += size
+        running = asyncio.get_running_loop().run_in_executor(self._threads, make)
+        # A thread cannot be stopped: its bytes count until it is done, whoever has gone meanwhile.
+        running.add_done_callback(lambda done: self._done(done, size))
+        try:
+            return await asyncio.shield(running)
+        except MediaError as error:
+            raise _refuse(error, param) from error
+        except MissingDependencyError:
+            raise
+        except AtollError as error:
+            raise ApiError(
+                503, error.message, kind="server_error", code="overloaded", retry_after_s=1
+            ) from error
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _done(self, running: asyncio.Future[Any], size: int) -> None:
+        self.busy_bytes -= size
+        if not running.cancelled():
+            # Where nobody waits any more, nobody else would look at it.
+            running.exception()
+
+
+class RequestMedia:
+    """What one request brings: how much of it there is, and where it is kept."""
+
+    def __init__(self, intake: MediaIntake, holder: str) -> None:
+        self.audio_s = 0.0
+        self.image_pixels = 0
+        self._counts: dict[MediaKind, int] = {}
+        self._intake = intake
+        self._holder = holder
+        self._handles: list[str] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def kinds(self) -> set[MediaKind]:
+        """The kinds of media that it brings."""
+        return set(self._counts)
+
+    async def picture(self, url: str, param: str) -> Handle:
+        """Take a picture from a data: URL."""
+        from atoll.runtime.media.data_urls import read_data_url
+        from atoll.runtime.media.pictures import decode_picture
+
+        limits = self._intake.limits
+        self._count("image", limits.images, param)
+
+        def make() -> tuple[Handle, int]:
+            data = read_data_url(url, limits.image_bytes, remote_urls=limits.remote_urls)
+            pixels = decode_picture(data, limits)
+            return self._put(pixels), pixels.shape[0] * pixels.shape[1]
+
+        handle, pixels = await self._intake.work(len(url), param, make)
+        self.image_pixels += pixels
+        return handle
+
+    async def sound(self, data: str | bytes, param: str) -> dict[str, Any]:
+        """Take a sound, as it was sent or in base64; returns it as tasks take sounds."""
+        from atoll.runtime.media.data_urls import read_base64
+        from atoll.runtime.media.sounds import decode_sound
+
+        limits = self._intake.limits
+        self._count("audio", limits.audios, param)
+
+        def make() -> tuple[Handle, int, int]:
+            raw = read_base64(data, limits.audio_bytes) if isinstance(data, str) else data
+            samples, rate_hz = decode_sound(raw, limits)
+            return self._put(samples), rate_hz, len(samples)
+
+        handle, rate_hz, count = await self._intake.work(len(data), param, make)
+        self.audio_s += count / rate_hz
+        return {"samples": handle, "rate_hz": rate_hz}
+
+    async def video(self, url: str, param: str) -> list[Handle]:
+        """Take the frames of a video from a data: URL."""
+        from atoll.runtime.media.data_urls import read_data_url
+        from atoll.runtime.media.video import decode_video
+
+        limits = self._intake.limits
+        self._count("video", limits.videos, param)
+
+        def make() -> tuple[list[Handle], int]:
+            data = read_data_url(url, limits.video_bytes, remote_urls=limits.remote_urls)
+            frames = decode_video(data, limits)
+            pixels = sum(frame.shape[0] * frame.shape[1] for frame in frames)
+            return [self._put(frame) for frame in frames], pixels
+
+        handles, pixels = await self._intake.work(len(url), param, make)
+        self.image_pixels += pixels
+        return handles
+
+    def close(self) -> None:
+        """Release everything; what a thread still stores is released when it has."""
+        with self._lock:
+            self._closed = True
+            handles, self._handles = self._handles, []
+        if handles:
+            self._intake.store.release(handles, self._holder)
+
+    def _count(self, kind: MediaKind, most: int, param: str) -> None:
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        if self._counts[kind] > most:
+            raise ApiError(400, f"{param}: at most {most} of type {kind} are taken", param=param)
+
+    def _put(self, array: NDArray[Any]) -> Handle:
+        """Store an array, in a thread."""
+        handle = self._intake.store.put(array, self._holder, self._intake.lease_s)
+        if not handle.is_inline:
+            with self._lock:
+                self._handles.append(handle.id)
+                late = self._closed
+            if late:
+                self.close()
+        return handle
+
+
+def _refuse(error: MediaError, param: str | None) -> ApiError:
+    where = error.param or param
+    message = f"{where}: {error.message}" if where else error.message
+    return ApiError(_STATUS[error.code], message, param=where, code=error.code)

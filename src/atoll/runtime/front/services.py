@@ -1,0 +1,68 @@
+"""The services of a front: their tasks, loaded from trusted code that the configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from atoll.core.errors import InputError
+from atoll.runtime.front.config import ENDPOINT_PATHS, Endpoint, ExecutorAddress, FrontService
+from atoll.runtime.front.dealing import PathRouter
+from atoll.tasks.task import Task, unit_tasks
+from atoll.workload.classes import INPUTS, OUTPUTS
+
+_BRINGS = {"chat": INPUTS, "transcriptions": ("audio",)}
+_GIVES = {"chat": ("text", "audio"), "speech": ("audio",), "images": ("image",)}
+
+
+class LoadedService:
+    """A service with its tasks ready to be asked."""
+
+    def __init__(self, config: FrontService, executors: Sequence[ExecutorAddress]) -> None:
+        self.config = config
+        self.name = config.name
+        self.tasks: dict[Endpoint, Task[Any, Any]] = {
+            endpoint: load_task(where, config.options) for endpoint, where in config.tasks.items()
+        }
+        self.components = tuple(
+            sorted({name for task in self.tasks.values() for name in components_of(task)})
+        )
+        self.router = PathRouter(config, executors)
+
+    def shown(self, created: int) -> dict[str, Any]:
+        """Return it as an entry of /v1/models."""
+        paths = {endpoint: path for path, endpoint in ENDPOINT_PATHS.items()}
+        inputs = {m for endpoint in self.tasks for m in _BRINGS.get(endpoint, ("text",))}
+        outputs = {m for endpoint in self.tasks for m in _GIVES.get(endpoint, ("text",))}
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "atoll",
+            "modalities": {
+                "input": [m for m in INPUTS if m in inputs],
+                "output": [m for m in OUTPUTS if m in outputs],
+            },
+            "endpoints": [paths[endpoint] for endpoint in self.tasks],
+        }
+
+
+def load_task(where: str, options: dict[str, Any]) -> Task[Any, Any]:
+    """Return the task that "module:Class" names, set up with these options."""
+    module, sign, name = where.partition(":")
+    hint = 'name it as "module:Class", a subclass of atoll.tasks.task.Task'
+    if not sign:
+        raise InputError(f"{where[:100]!r} names no task", field="tasks", hint=hint)
+    try:
+        found = getattr(import_module(module), name, None)
+    except ImportError as error:
+        raise InputError(f"{where[:100]}: {error}", field="tasks", hint=hint) from error
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise InputError(f"{where[:100]} is no task", field="tasks", hint=hint)
+    return found(options)
+
+
+def components_of(task: Task[Any, Any]) -> set[str]:
+    """Return the components that a task may ask for."""
+    return {unit.component for unit in unit_tasks(task).values()}
