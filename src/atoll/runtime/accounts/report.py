@@ -21,6 +21,12 @@ SUMS = ("key", "owner", "model", "outcome", "day", "provider", "node")
 """What usage can be summed up by."""
 LISTS = ("operation", "attempt")
 """What it can be listed by."""
+MEDIA = {
+    "audio_ms": "audio_seconds",
+    "speech_ms": "speech_seconds",
+    "image_pixels": "image_pixels",
+}
+"""Columns of sound and pictures, and what they are called in a report."""
 _NUSD = 1e-9
 _CHUNK = 2000
 Row = dict[str, Any]
@@ -69,10 +75,12 @@ def _row(row: Row) -> Row:
     cost = row.pop("cost_nusd")
     plain = {
         # PostgreSQL sums integers to decimals.
-        name: int(value) if name.endswith(("_tokens", "requests", "attempts")) else value
+        name: int(value) if name.endswith(("_tokens", "requests", "attempts", "_pixels")) else value
         for name, value in row.items()
+        if name not in MEDIA or name == "image_pixels"
     }
-    return plain | {"cost_usd": int(cost) * _NUSD}
+    seconds = {MEDIA[name]: int(row[name]) / 1000 for name in ("audio_ms", "speech_ms")}
+    return plain | seconds | {"cost_usd": int(cost) * _NUSD}
 
 
 def _sum(by: str, span: UsagePeriod) -> sa.Select[Any]:
@@ -102,6 +110,7 @@ def _sum(by: str, span: UsagePeriod) -> sa.Select[Any]:
         count,
         sa.func.sum(counted.c.prompt_tokens).label("prompt_tokens"),
         sa.func.sum(counted.c.completion_tokens).label("completion_tokens"),
+        *(sa.func.sum(counted.c[name]).label(name) for name in MEDIA),
         sa.func.sum(counted.c.cost_nusd).label("cost_nusd"),
     ]
     return (
@@ -132,7 +141,8 @@ def columns_of(by: str) -> tuple[str, ...]:
     """Return the names of the columns of `usage`."""
     statement = _listing(by, UsagePeriod()) if by in LISTS else _sum(by, UsagePeriod())
     names = [column.name for column in statement.selected_columns]
-    return (*(name for name in names if name != "cost_nusd"), "cost_usd")
+    kept = [name for name in names if name != "cost_nusd" and name not in MEDIA]
+    return (*kept, *MEDIA.values(), "cost_usd")
 
 
 class RowSink(Protocol):
@@ -185,11 +195,11 @@ class ParquetSink:
 
 
 def _arrow_type(pa: Any, name: str) -> Any:
-    if name.endswith(("_tokens", "requests")) or name in ("status", "number"):
+    if name.endswith(("_tokens", "requests", "_pixels")) or name in ("status", "number"):
         return pa.int64()
     if name in ("stream", "estimated"):
         return pa.bool_()
-    if name.endswith(("_s", "_usd")) or name == "seconds":
+    if name.endswith(("_s", "_usd", "seconds")):
         return pa.float64()
     return pa.string()
 

@@ -206,8 +206,11 @@ class Resumption:
 def resume(request: Generation, body: bytes, delivered: Delivered, kind: Kind) -> Resumption | None:
     """Return how a stream goes on at a backend of a kind, or None: it cannot.
 
-    `body` is the body of the request as it was sent at first.
+    `body` is the body of the request as it was sent at first. What was spoken cannot be taken up in the
+    middle of a word.
     """
+    if delivered.audio_chars:
+        return None
     if not any(a.tokens or any(a.strings.values()) for a in delivered.answers.values()):
         # Nothing said yet: the same request, less its greeting.
         return Resumption(body, ReplayFilter(delivered))
