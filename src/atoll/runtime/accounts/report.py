@@ -75,12 +75,14 @@ def _row(row: Row) -> Row:
     cost = row.pop("cost_nusd")
     plain = {
         # PostgreSQL sums integers to decimals.
-        name: int(value) if name.endswith(("_tokens", "requests", "attempts", "_pixels")) else value
+        name: int(value) if name.endswith(("_tokens", "requests", "attempts")) else value
         for name, value in row.items()
-        if name not in MEDIA or name == "image_pixels"
+        if name not in MEDIA
     }
-    seconds = {MEDIA[name]: int(row[name]) / 1000 for name in ("audio_ms", "speech_ms")}
-    return plain | seconds | {"cost_usd": int(cost) * _NUSD}
+    media = {"audio_seconds": int(row["audio_ms"]) / 1000}
+    media["speech_seconds"] = int(row["speech_ms"]) / 1000
+    media["image_pixels"] = int(row["image_pixels"])
+    return plain | media | {"cost_usd": int(cost) * _NUSD}
 
 
 def _sum(by: str, span: UsagePeriod) -> sa.Select[Any]:

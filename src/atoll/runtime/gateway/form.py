@@ -158,7 +158,8 @@ def read_form(content_type: bytes, body: bytes) -> TranscriptionForm:
         raise _malformed(f"the form cannot be read: {str(error)[:200]}") from None
     if not reader.ended:
         raise _malformed("the form is not complete")
-    if body[body.rfind(b"--" + boundary) :].strip() != b"--" + boundary + b"--":
+    closing = b"\r\n--" + boundary + b"--"
+    if body.partition(closing)[2].strip(b"\r\n"):
         raise _malformed("something follows the end of the form")
     return _check_fields(reader, content_type, body)
 
