@@ -71,7 +71,7 @@ class StreamOptions(Struct):
 
 
 class Message(Struct, gc=False):
-    """A turn of a conversation."""
+    """A turn of a conversation. Nothing read from JSON refers to itself: no garbage collector is needed."""
 
     role: Name
     content: str | list[ContentPart] | None = None

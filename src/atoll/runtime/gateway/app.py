@@ -42,7 +42,7 @@ from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.content import check_content
 from atoll.runtime.gateway.form import TranscriptionForm, read_form
 from atoll.runtime.gateway.health import HealthMonitor
-from atoll.runtime.gateway.media_relay import MediaRelay, MediaRequest
+from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.pages import Pages
 from atoll.runtime.gateway.queue import RequestQueue
@@ -319,7 +319,7 @@ class Gateway:
         state = request.headers.get(b"tracestate")
         if state is not None:
             passed += b"tracestate: %b\r\n" % state
-        if isinstance(parsed, MediaRequest):
+        if endpoint in MEDIA_ENDPOINTS and isinstance(parsed, MediaRequest):
             relay: Relay = MediaRelay(self, connection, request, parsed, passed, form)
         else:
             relay = Relay(self, connection, request, parsed, passed)

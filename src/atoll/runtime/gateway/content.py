@@ -47,7 +47,7 @@ def check_content(request: AnyRequest, limits: MediaLimits, parts: int) -> None:
 
     A request with nothing but text costs a look at its messages.
     """
-    if isinstance(request, ChatRequest):
+    if type(request) is ChatRequest:
         for message in request.messages:
             if type(message.content) is list:
                 _check_messages(request.messages, limits, parts)

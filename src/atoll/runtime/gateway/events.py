@@ -117,8 +117,10 @@ class DeliveredChoice:
     token_ids: list[int] | None = field(default_factory=list)
     """None once a piece of text came without the ids of its tokens."""
     finished: bool = False
+    spoken: bool = False
+    """Whether sound was begun: no text holds its state."""
     audio_chars: int = 0
-    """Of sound, in base64: no text holds its state."""
+    """Of sound, in base64."""
 
     @property
     def text(self) -> str:
@@ -146,7 +148,10 @@ class DeliveredChoice:
             self.tokens += _logprobs(choice) or 1
         if choice.get("finish_reason") is not None:
             self.finished = True
-        self.audio_chars += _audio_chars(choice)
+        delta = choice.get("delta")
+        if isinstance(delta, dict) and delta.get("audio") is not None:
+            self.spoken = True
+            self.audio_chars += _audio_chars(choice)
 
 
 def audio_chars_in(data: bytes) -> int:

@@ -17,6 +17,9 @@ from atoll.runtime.gateway.settings import Deadlines
 from atoll.runtime.http.server import Connection, Request
 from atoll.runtime.http.upstream import RequestTemplate
 from atoll.runtime.openai import (
+    IMAGES,
+    SPEECH,
+    TRANSCRIPTIONS,
     ApiError,
     ImageRequest,
     SpeechRequest,
@@ -37,6 +40,7 @@ _TAIL_BYTES = 64 * 2**10
 """Of a stream of events, in which its usage is looked for."""
 
 MediaRequest = SpeechRequest | ImageRequest | TranscriptionRequest
+MEDIA_ENDPOINTS = frozenset({SPEECH, IMAGES, TRANSCRIPTIONS})
 
 
 class MediaRelay(Relay):
