@@ -100,6 +100,7 @@ def refusal(raw: bytes, content_type: bytes = TYPE) -> ApiError:
         form(('name="mod\\"el"', b"whisper"), MODEL, FILE),
         form(("", b"x"), MODEL, FILE),
         form(MODEL, FILE, *[(f'name="f{i}"', b"x") for i in range(5000)]),
+        form(MODEL, ('name="file"; filename="x"', b"\r\n--boundX" * 65)),
         form(MODEL, FILE, (f'name="{"n" * 100_000}"', b"x")),
         form(MODEL, FILE, ('name="x"\r\n' + "a: b\r\n" * 50 + "c: d", b"x")),
         form(MODEL, FILE, ('name="x"\r\nlong: ' + "a" * 5000, b"x")),
