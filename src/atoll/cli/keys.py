@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from atoll.runtime.accounts.database import Database
     from atoll.runtime.accounts.keys import ApiKey
+    from atoll.runtime.accounts.limits import Counted
 
 T = TypeVar("T")
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -51,6 +52,14 @@ class KeySettings(VerbSettings):
     tokens_per_day: Count | None = Field(None, description="Of all gateways; UTC.")
     tokens_per_month: Count | None = Field(None, description="")
     tokens_total: Count | None = Field(None, description="")
+    audio_seconds_per_day: Count | None = Field(
+        None, description="Of sound heard and speech made, all gateways; UTC."
+    )
+    audio_seconds_per_month: Count | None = Field(None, description="")
+    audio_seconds_total: Count | None = Field(None, description="")
+    pixels_per_day: Count | None = Field(None, description="Seen or drawn; 100M.")
+    pixels_per_month: Count | None = Field(None, description="")
+    pixels_total: Count | None = Field(None, description="")
     concurrent: int | None = Field(None, description="Requests at the same time, per gateway.")
     expires: str | None = Field(None, description="After 30d, or on 2027-01-31 (UTC).")
     providers: tuple[str, ...] = Field(
@@ -131,17 +140,21 @@ def list_(
 @app.command()
 def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
     """Show a key and what it has used so far."""
-    from atoll.runtime.accounts.limits import TOTAL, periods
+    from atoll.runtime.accounts.limits import NOTHING, TOTAL, periods
 
-    async def look(database: Database) -> tuple[ApiKey, dict[str, int]]:
+    async def look(database: Database) -> tuple[ApiKey, dict[str, Counted]]:
         key = await database.key(which)
         now = periods(time.time())
         named = {"today": now.day, "this_month": now.month, "total": TOTAL}
-        tokens = (await database.counters([key.id], tuple(named.values()))).get(key.id, {})
-        return key, {name: tokens.get(period, 0) for name, period in named.items()}
+        used = (await database.counters([key.id], tuple(named.values()))).get(key.id, {})
+        return key, {name: used.get(period, NOTHING) for name, period in named.items()}
 
     key, used = with_database(db, look)
-    shown = describe_key(key) | {"tokens_used": used}
+    shown = describe_key(key) | {"tokens_used": {name: u.tokens for name, u in used.items()}}
+    if any(u.audio_ms for u in used.values()):
+        shown["audio_seconds_used"] = {name: u.audio_ms / 1000 for name, u in used.items()}
+    if any(u.pixels for u in used.values()):
+        shown["pixels_used"] = {name: u.pixels for name, u in used.items()}
     if not as_json:
         times = {name: shown.pop(name) for name in ("created_s", "expires_s", "revoked_s")}
         shown["policy"] = _demands(key) or None
@@ -218,6 +231,12 @@ def _limits(key: ApiKey) -> str:
         (spec.tokens_per_day, "tokens/day"),
         (spec.tokens_per_month, "tokens/month"),
         (spec.tokens_total, "tokens"),
+        (spec.audio_seconds_per_day, "s of sound/day"),
+        (spec.audio_seconds_per_month, "s of sound/month"),
+        (spec.audio_seconds_total, "s of sound"),
+        (spec.pixels_per_day, "pixels/day"),
+        (spec.pixels_per_month, "pixels/month"),
+        (spec.pixels_total, "pixels"),
         (spec.concurrent, "at once"),
     )
     return ", ".join(f"{format_count(most)} {what}" for most, what in limits if most is not None)

@@ -44,7 +44,7 @@ def usage(
     """Show requests, tokens and cost (US dollars) by key, model, provider or day.
 
     Tokens that a client received count once, whatever was retried or moved. Keys that are not tracked
-    do not appear.
+    do not appear. Sound (seconds heard, seconds spoken) and pixels are shown where there are any.
     """
     from atoll.core.errors import UnknownNameError, UsageError
     from atoll.core.files import check_target
@@ -106,15 +106,22 @@ async def _show(
 
 _WIDE = ("endpoint", "operation_id", "status", "stream", "estimated", "day", "backend", "number")
 """What only programs want to see."""
+_MEDIA = ("audio_seconds", "speech_seconds", "image_pixels")
+"""Shown where there are any."""
 
 
 def _draw(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Any:
     listing = "started_s" in columns
-    shown = [name for name in columns if not (listing and (name in _WIDE or name == "id"))]
+    shown = [
+        name
+        for name in columns
+        if not (listing and (name in _WIDE or name == "id"))
+        and not (name in _MEDIA and not any(row[name] for row in rows))
+    ]
     if listing:
         shown.remove("started_s")
         shown.insert(0, "started_s")
-    right = ("tokens", "requests", "usd", "seconds", "first token s")
+    right = ("tokens", "requests", "usd", "seconds", "pixels", "first token s")
     titles = [name.replace("_", " ") for name in shown]
     titles = ["started" if title == "started s" else title for title in titles]
     return table(

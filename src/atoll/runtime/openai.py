@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from atoll.runtime.openai_parts import ContentPart
+
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Choices = Annotated[int, Meta(ge=1, le=128)]
@@ -22,6 +24,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=512)]
 Fallbacks = Annotated[list[Name], Meta(max_length=64)] | None
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = str | Annotated[list[str], Meta(max_length=64)] | None
+Modalities = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=2)] | None
+Voice = Annotated[str, Meta(min_length=1, max_length=128)]
+Short = Annotated[str, Meta(max_length=128)] | None
 
 
 class ApiError(Exception):
@@ -65,14 +70,8 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class ContentPart(Struct):
-    """A piece of a message: text, an image, audio."""
-
-    type: str
-
-
-class Message(Struct):
-    """A turn of a conversation."""
+class Message(Struct, gc=False):
+    """A turn of a conversation. Nothing read from JSON refers to itself: no garbage collector is needed."""
 
     role: Name
     content: str | list[ContentPart] | None = None
@@ -105,10 +104,19 @@ class Generation(Struct, kw_only=True):
     response_format: ResponseFormat | None = None
 
 
+class SpokenAnswer(Struct):
+    """How an answer is to sound."""
+
+    voice: Voice | dict[str, Any] = "alloy"
+    format: Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"] = "wav"
+
+
 class ChatRequest(Generation, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
+    modalities: Modalities = None
+    audio: SpokenAnswer | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -135,16 +143,71 @@ class EmbeddingRequest(Struct, kw_only=True):
     dimensions: Positive | None = None
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
+    messages: list[Message] | None = None
+    """Some engines embed conversations, too."""
 
 
-AnyRequest = ChatRequest | CompletionRequest | EmbeddingRequest
+class SpeechRequest(Struct, kw_only=True):
+    """POST /v1/audio/speech."""
 
-REQUESTS: dict[str, type[ChatRequest | CompletionRequest | EmbeddingRequest]] = {
-    "/v1/chat/completions": ChatRequest,
+    model: Name
+    models: Fallbacks = None
+    input: Annotated[str, Meta(min_length=1)]
+    voice: Voice | dict[str, Any]
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
+    speed: Annotated[float, Meta(ge=0.25, le=4.0)] | None = None
+    stream_format: Literal["sse", "audio"] | None = None
+    instructions: str | None = None
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer comes as events."""
+        return self.stream_format == "sse"
+
+
+class ImageRequest(Struct, kw_only=True):
+    """POST /v1/images/generations."""
+
+    model: Name
+    models: Fallbacks = None
+    prompt: Annotated[str, Meta(min_length=1, max_length=32_000)]
+    n: Choices | None = None
+    size: Short = None
+    quality: Short = None
+    style: Short = None
+    background: Short = None
+    response_format: Literal["url", "b64_json"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    stream: bool | None = None
+    seed: Seed | None = None
+    user: str | None = None
+
+
+class TranscriptionRequest(Struct, kw_only=True):
+    """POST /v1/audio/transcriptions, a form; its file and other fields pass unread."""
+
+    model: Name
+    models: Fallbacks = None
+    stream: bool | None = None
+
+
+JsonRequest = ChatRequest | CompletionRequest | EmbeddingRequest | SpeechRequest | ImageRequest
+AnyRequest = JsonRequest | TranscriptionRequest
+
+CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+SPEECH, IMAGES = "/v1/audio/speech", "/v1/images/generations"
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+REQUESTS: dict[str, type[JsonRequest]] = {
+    CHAT: ChatRequest,
     "/v1/completions": CompletionRequest,
-    "/v1/embeddings": EmbeddingRequest,
+    EMBEDDINGS: EmbeddingRequest,
+    SPEECH: SpeechRequest,
+    IMAGES: ImageRequest,
 }
-_DECODERS: dict[str, msgspec.json.Decoder[AnyRequest]] = {
+"""Endpoints that take JSON."""
+FORMS: dict[str, type[TranscriptionRequest]] = {TRANSCRIPTIONS: TranscriptionRequest}
+"""Endpoints that take multipart/form-data."""
+_DECODERS: dict[str, msgspec.json.Decoder[JsonRequest]] = {
     path: msgspec.json.Decoder(kind) for path, kind in REQUESTS.items()
 }
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
@@ -155,7 +218,7 @@ _MOST_PARTS = 2**19
 """Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
 
 
-def read_request(path: str, body: bytes) -> AnyRequest:
+def read_request(path: str, body: bytes) -> JsonRequest:
     """Read and check the body of a request to one of `REQUESTS`; what is wrong is an ApiError."""
     if len(body) > _LARGE_BYTES and body.count(b"[") + body.count(b"{") > _MOST_PARTS:
         raise ApiError(400, "the request has too many parts", code="request_too_large")
@@ -175,28 +238,59 @@ def read_request(path: str, body: bytes) -> AnyRequest:
 
 
 class Usage(Struct):
-    """Tokens of a request as engines report them."""
+    """What a request used, as engines report it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+    audio_seconds: float = 0.0
+    """Of sound that was heard."""
+    speech_seconds: float = 0.0
+    """Of speech that was made."""
+    image_pixels: int = 0
+    """Seen or drawn."""
+
+    @property
+    def has_media(self) -> bool:
+        """Whether anything but tokens was used."""
+        return bool(self.audio_seconds or self.speech_seconds or self.image_pixels)
 
 
 def usage_of(data: dict[str, object]) -> Usage:
-    """Return a usage from plain data; what is not a number counts as 0."""
+    """Return a usage from plain data; what is not a number counts as 0.
 
-    def number(key: str) -> int:
-        value = data.get(key)
+    Tokens may also be called `input_tokens` and `output_tokens`, and heard sound `seconds`, as OpenAI does
+    where the answer is no text.
+    """
+
+    def number(*keys: str) -> int:
+        value = next((data[key] for key in keys if key in data), 0)
         return value if isinstance(value, int) else 0
 
-    return Usage(number("prompt_tokens"), number("completion_tokens"), number("total_tokens"))
+    def seconds(*keys: str) -> float:
+        value = next((data[key] for key in keys if key in data), 0.0)
+        return float(value) if isinstance(value, int | float) and 0 <= value < 1e9 else 0.0
+
+    return Usage(
+        number("prompt_tokens", "input_tokens"),
+        number("completion_tokens", "output_tokens"),
+        number("total_tokens"),
+        seconds("audio_seconds", "seconds"),
+        seconds("speech_seconds"),
+        number("image_pixels"),
+    )
 
 
 class _AnswerBody(Struct):
     usage: Usage | None = None
 
 
+class _LooseBody(Struct):
+    usage: dict[str, Any] | None = None
+
+
 _ANSWER = msgspec.json.Decoder(_AnswerBody)
+_LOOSE = msgspec.json.Decoder(_LooseBody)
 
 
 def answer_usage(body: bytes) -> Usage | None:
@@ -205,6 +299,24 @@ def answer_usage(body: bytes) -> Usage | None:
         return _ANSWER.decode(body).usage
     except msgspec.DecodeError:
         return None
+
+
+def loose_usage(body: bytes) -> Usage | None:
+    """Return the usage that an answer reports that is no text, under any of its names."""
+    try:
+        usage = _LOOSE.decode(body).usage
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return None if usage is None else usage_of(usage)
+
+
+def header_usage(header: bytes) -> Usage | None:
+    """Return the usage in an `x-atoll-usage` header: a JSON object with the names of `Usage`."""
+    try:
+        data = msgspec.json.decode(header, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return usage_of(data)
 
 
 def upstream_error(status: int, body: bytes) -> bytes:

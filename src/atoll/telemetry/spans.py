@@ -218,6 +218,9 @@ def _operation(endpoint: str) -> str:
         "/v1/chat/completions": "chat",
         "/v1/completions": "text_completion",
         "/v1/embeddings": "embeddings",
+        "/v1/audio/transcriptions": "transcription",
+        "/v1/audio/speech": "speech",
+        "/v1/images/generations": "image_generation",
     }.get(endpoint, endpoint)
 
 

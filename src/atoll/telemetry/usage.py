@@ -24,7 +24,7 @@ class Attempt(NamedTuple):
 
 
 class UsageRecord(NamedTuple):
-    """The tokens of one request of a client, over all instances that worked on it.
+    """The tokens, sound and pictures of one request of a client, over all instances that worked on it.
 
     `estimated` says that the engine's own count never came (the client left, the stream broke) and that
     completion tokens are those delivered, as far as the gateway could see them.
@@ -51,6 +51,12 @@ class UsageRecord(NamedTuple):
     """The API key that asked; None without keys."""
     attempts: tuple[Attempt, ...] = ()
     """What each backend did, in the order of use; empty where nobody asks for it."""
+    audio_seconds: float = 0.0
+    """Of sound that was heard. What stands from here on is new: records without it are read as well."""
+    speech_seconds: float = 0.0
+    """Of speech that was made, and that the client has."""
+    image_pixels: int = 0
+    """Seen or drawn."""
 
 
 OnUsage = Callable[[UsageRecord], None]

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.openai import Usage
 from atoll.telemetry.usage import Attempt
 from tests.runtime.accounts.helpers import record
 
@@ -39,10 +40,15 @@ async def main(url: str, journal: str, truth: str, key: str) -> None:
                 tokens += chance.randrange(1, 4)
                 os.write(out, f"{request} {tokens}\n".encode())
                 accounts.delivered(slot, tokens)
+                # 10 ms of speech and 3 pixels a token.
+                accounts.used_media(
+                    slot, Usage(speech_seconds=tokens / 100, image_pixels=3 * tokens)
+                )
                 await asyncio.sleep(0)
             attempts = (Attempt("a", tokens=tokens // 2), Attempt("b", tokens=tokens - tokens // 2))
+            done = record(request, prompt=7, completion=tokens, attempts=attempts)
             accounts.closed(
-                slot, grant, record(request, prompt=7, completion=tokens, attempts=attempts)
+                slot, grant, done._replace(speech_seconds=tokens / 100, image_pixels=3 * tokens)
             )
             await asyncio.sleep(0.001 * chance.random())
 

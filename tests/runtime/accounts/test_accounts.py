@@ -18,6 +18,7 @@ from atoll.runtime.accounts.accounts import Accounts, Grant, TokenPrice
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.journal import UsageJournal
 from atoll.runtime.accounts.keys import NewKey
+from atoll.runtime.accounts.limits import Counted
 from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.policy import Policy
 from atoll.telemetry.usage import Attempt
@@ -233,7 +234,7 @@ def test_quotas_are_of_all_gateways_together(url: str, tmp_path: Path) -> None:
             one.now_s = 12 * 3600.0  # the next day
             one.accounts.admit(header, "m")
             used = await one.database.counters([key_id], ["total", "2027-01-15"])
-            assert used[key_id] == {"total": 100, "2027-01-15": 100}
+            assert used[key_id] == {"total": Counted(100), "2027-01-15": Counted(100)}
 
     asyncio.run(main())
 
@@ -344,7 +345,7 @@ def test_what_ran_when_a_gateway_died_is_counted_by_the_next(url: str, tmp_path:
         )
         assert row["estimated"] is True
         used = await it.database.counters([key_id], ["total"])
-        assert used[key_id]["total"] == 123
+        assert used[key_id]["total"] == Counted(123)
 
     run(url, tmp_path / "j", dies)
     run(url, tmp_path / "j", again)
@@ -417,8 +418,8 @@ def test_a_commit_whose_answer_was_lost_is_not_written_twice(url: str, tmp_path:
         await it.accounts.sync()
         assert len(await it.rows(schema.operations)) == 2
         used = await it.database.counters([key_id], ["total"])
-        assert used[key_id]["total"] == 30
-        assert it.accounts._keys[key_id].usage.count_tokens("total") == 30
+        assert used[key_id]["total"] == Counted(30)
+        assert it.accounts._keys[key_id].usage.count("total") == Counted(30)
 
     run(url, tmp_path / "j", story)
 
@@ -584,7 +585,7 @@ def test_a_postgresql_that_goes_away_and_comes_back(postgres: str, tmp_path: Pat
         assert await it.accounts.sync()
         assert len(await it.rows(schema.operations)) == 2
         used = await it.database.counters([key_id], ["total"])
-        assert used[key_id]["total"] == 30
+        assert used[key_id]["total"] == Counted(30)
         assert it.notes.names().count("accounts.database_away") == 1
 
     run(url, tmp_path / "j", story)

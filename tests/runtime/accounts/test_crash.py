@@ -57,9 +57,15 @@ def test_kill_9_loses_and_doubles_nothing(url: str, tmp_path: Path) -> None:
             rows = (await connection.execute(sa.select(schema.operations))).all()
             parts = (await connection.execute(sa.select(schema.attempts))).all()
             left = (await connection.execute(sa.select(schema.segments))).all()
-            total = await connection.scalar(
-                sa.select(schema.counters.c.tokens).where(schema.counters.c.period == "total")
-            )
+            total, audio_ms, pixels = (
+                await connection.execute(
+                    sa.select(
+                        schema.counters.c.tokens,
+                        schema.counters.c.audio_ms,
+                        schema.counters.c.pixels,
+                    ).where(schema.counters.c.period == "total")
+                )
+            ).one()
         await database.close()
         by_request = {row.request_id: row for row in rows}
         assert len(by_request) == len(rows)
@@ -70,13 +76,21 @@ def test_kill_9_loses_and_doubles_nothing(url: str, tmp_path: Path) -> None:
             if row.outcome == "crashed":
                 crashed += 1
                 # The last delivery was said to the client, and perhaps not yet to the journal.
-                assert row.completion_tokens in (*seen[-1:], *(seen[-2:-1] or [0]))
+                last = (*seen[-1:], *(seen[-2:-1] or [0]))
+                assert row.completion_tokens in last
+                assert row.speech_ms in {10 * tokens for tokens in last}
+                assert row.image_pixels in {3 * tokens for tokens in last}
             else:
                 assert row.completion_tokens == seen[-1]
+                assert (row.speech_ms, row.image_pixels) == (10 * seen[-1], 3 * seen[-1])
         assert 1 <= crashed <= 12 * KILLS
         assert len(rows) > crashed
         assert total == sum(row.prompt_tokens + row.completion_tokens for row in rows)
         assert sum(p.completion_tokens for p in parts) == sum(r.completion_tokens for r in rows)
+        assert audio_ms == sum(row.speech_ms for row in rows)
+        assert pixels == sum(row.image_pixels for row in rows)
+        assert sum(p.speech_ms for p in parts) == audio_ms
+        assert sum(p.image_pixels for p in parts) == pixels
         assert not list(journal.rglob("*.done"))
         assert len(left) <= KILLS
 

@@ -16,6 +16,7 @@ from atoll.runtime.accounts.database import Database, is_refusal, read_url
 from atoll.runtime.accounts.journal import FinishedRequest
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.accounts.ledger import rows_of
+from atoll.runtime.accounts.limits import Counted
 from atoll.runtime.pool.policy import Policy
 from atoll.telemetry.usage import Attempt
 from tests.runtime.accounts.helpers import fresh_database, record
@@ -110,7 +111,7 @@ def test_a_segment_is_written_once(url: str) -> None:
         assert await count(database, schema.operations) == 1
         assert await count(database, schema.attempts) == 2
         used = await database.counters(["k"], ["2027-01-15", "total"])
-        assert used == {"k": {"2027-01-15": 15, "total": 15}}
+        assert used == {"k": {"2027-01-15": Counted(15), "total": Counted(15)}}
         # The same operation in another segment: its rows stay as they are.
         assert await database.write("s2", rows_of([FinishedRequest("op1", None, 0, 0.0, record())]))
         assert await count(database, schema.operations) == 1
@@ -152,7 +153,7 @@ def test_many_gateways_count_together(url: str) -> None:
 
         await asyncio.gather(*(work(database, i) for i, database in enumerate(them)))
         used = await them[0].counters([f"k{i}" for i in range(5)], ["total"])
-        assert used == {f"k{i}": {"total": 180} for i in range(5)}
+        assert used == {f"k{i}": {"total": Counted(180)} for i in range(5)}
         for database in them:
             await database.close()
 

@@ -14,7 +14,13 @@ import pytest
 from atoll.core.errors import InputError
 from atoll.runtime.accounts import slots as module
 from atoll.runtime.accounts.journal import JournalFullError, UsageJournal, read_segment, recover
-from atoll.runtime.accounts.slots import MappedSlots, WrittenSlots, read_slots
+from atoll.runtime.accounts.slots import (
+    NO_MEDIA,
+    MappedSlots,
+    MediaCounts,
+    WrittenSlots,
+    read_slots,
+)
 from tests.runtime.accounts.full_disk import NO_TMPFS
 from tests.runtime.accounts.helpers import record
 
@@ -86,7 +92,9 @@ def test_without_blocks_beforehand_stores_are_written(
     assert type(slots) is WrittenSlots
     slots.put(2, b"request")
     slots.deliver(2, 7)
-    assert list(read_slots(tmp_path / "slots")) == [(b"request", 7)]
+    assert list(read_slots(tmp_path / "slots")) == [(b"request", 7, NO_MEDIA)]
+    slots.use_media(2, MediaCounts(1, 2, 2**40))
+    assert list(read_slots(tmp_path / "slots")) == [(b"request", 7, (1, 2, 2**40))]
     slots.clear(2)
     assert not list(read_slots(tmp_path / "slots"))
     slots.close()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from atoll.runtime.accounts.journal import FinishedRequest
 from atoll.runtime.accounts.ledger import TokenPrice, cost_nusd, rows_of, shares
+from atoll.runtime.accounts.limits import Counted
 from atoll.telemetry.usage import Attempt
 from tests.runtime.accounts.helpers import record
 
@@ -88,10 +89,10 @@ def test_tokens_count_in_the_day_the_month_and_in_all_once() -> None:
     rows = rows_of([done, done, other])
     assert len(rows.operations) == 1
     assert rows.counters == {
-        ("k", "2027-01-15"): 15,
-        ("k", "2027-01-16"): 1,
-        ("k", "2027-01"): 16,
-        ("k", "total"): 16,
+        ("k", "2027-01-15"): Counted(15),
+        ("k", "2027-01-16"): Counted(1),
+        ("k", "2027-01"): Counted(16),
+        ("k", "total"): Counted(16),
     }
 
 
@@ -99,4 +100,23 @@ def test_who_is_not_tracked_has_no_rows() -> None:
     rows = rows_of([FinishedRequest("o", "k", 15, 0.0, None)])
     assert not rows.operations
     assert not rows.attempts
-    assert rows.counters[("k", "total")] == 15
+    assert rows.counters[("k", "total")] == Counted(15)
+
+
+def test_sound_and_pictures_belong_to_the_attempt_that_came_last() -> None:
+    attempts = (Attempt("a", outcome="failed"), Attempt("b"))
+    used = record(prompt=0, completion=0, attempts=attempts)._replace(
+        audio_seconds=1.5, image_pixels=9
+    )
+    done = FinishedRequest("o", "k", 0, 1_800_000_000.0, used, 1500, 250, 9)
+    rows = rows_of([done, done])
+    media = ("audio_ms", "speech_ms", "image_pixels")
+    assert [tuple(row[name] for name in media) for row in rows.attempts] == [
+        (0, 0, 0),
+        (1500, 250, 9),
+    ]
+    assert [tuple(row[name] for name in media) for row in rows.operations] == [(1500, 250, 9)]
+    assert rows.counters[("k", "total")] == Counted(0, 1750, 9)
+    alone = record(prompt=0, completion=0, backends=())._replace(speech_seconds=0.25)
+    (share,) = rows_of([FinishedRequest("p", None, 0, 0.0, alone, 0, 250, 0)]).attempts
+    assert share["speech_ms"] == 250

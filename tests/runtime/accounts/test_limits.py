@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.accounts.limits import (
+    NOTHING,
     TOTAL,
+    Counted,
     KeyUsage,
     day_of,
     per_minute,
@@ -58,34 +60,35 @@ def test_periods_are_utc() -> None:
 )
 def test_usage_is_what_was_used_wherever_it_is_by_now(steps: list[tuple[str, str, int]]) -> None:
     usage = KeyUsage()
-    used: dict[str, int] = {}
-    database: dict[str, int] = {}
-    on_the_way: dict[str, int] = {}
-    waiting: dict[str, int] = {}
-    for what, day, tokens in steps:
+    used: dict[str, Counted] = {}
+    database: dict[str, Counted] = {}
+    on_the_way: dict[str, Counted] = {}
+    waiting: dict[str, Counted] = {}
+    for what, day, number in steps:
+        one = Counted(number, 3 * number, 7 * number)
         if what == "add":
-            usage.add(day, tokens)
-            waiting[day] = waiting.get(day, 0) + tokens
+            usage.add(day, one)
+            waiting[day] = waiting.get(day, NOTHING) + one
             for period in periods_of(day):
-                used[period] = used.get(period, 0) + tokens
+                used[period] = used.get(period, NOTHING) + one
         elif what == "send":
             usage.send()
             for sent, count in waiting.items():
-                on_the_way[sent] = on_the_way.get(sent, 0) + count
+                on_the_way[sent] = on_the_way.get(sent, NOTHING) + count
             waiting.clear()
         else:
             for sent, count in on_the_way.items():
                 for period in periods_of(sent):
-                    database[period] = database.get(period, 0) + count
+                    database[period] = database.get(period, NOTHING) + count
             on_the_way.clear()
             usage.arrived(dict(database))
         for period in ("2026-11-30", "2026-12-01", "2026-11", "2026-12", TOTAL):
-            assert usage.count_tokens(period) == used.get(period, 0)
+            assert usage.count(period) == used.get(period, NOTHING)
 
 
 def test_running_requests_count() -> None:
-    usage = KeyUsage(counted={TOTAL: 5}, running=3)
-    assert usage.count_tokens(TOTAL) == 8
+    usage = KeyUsage(counted={TOTAL: Counted(5, 20)}, running=Counted(3, 0, 9))
+    assert usage.count(TOTAL) == Counted(8, 20, 9)
 
 
 @pytest.mark.parametrize(("seconds", "whole"), [(0.0, 1), (0.2, 1), (1.0, 1), (1.01, 2)])

@@ -63,6 +63,7 @@ class Seen:
     path: str
     headers: dict[str, str]
     body: Json
+    raw: bytes = b""
 
 
 @dataclass
@@ -116,8 +117,9 @@ class ScriptedEngine:
                 if first.startswith("GET"):
                     _write(writer, 404, {"error": {"message": "nothing here"}})
                     continue
-                body = json.loads(raw)
-                self.seen.append(Seen(path, headers, body))
+                is_form = headers.get("content-type", "").startswith("multipart/")
+                body = {} if is_form else json.loads(raw)
+                self.seen.append(Seen(path, headers, body, raw))
                 fault = self.faults.pop(0) if self.faults else Fault("none")
                 self.running += 1
                 try:
@@ -150,7 +152,9 @@ class ScriptedEngine:
         if what == "garbage":
             writer.write(b"this is not HTTP at all\r\n\r\n")
             return
-        if path == "/v1/embeddings":
+        if path.startswith(("/v1/audio/", "/v1/images/")):
+            _write(writer, 404, {"error": {"message": "nothing here", "type": "x"}})
+        elif path == "/v1/embeddings":
             _write(writer, 200, {"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 3}})
         elif body.get("stream"):
             await self._stream(writer, path, body, fault)

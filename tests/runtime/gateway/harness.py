@@ -127,7 +127,7 @@ async def read_reply(reader: asyncio.StreamReader) -> Reply:
         body = await reader.readexactly(int(headers["content-length"]))
     elif headers.get("transfer-encoding") == "chunked":
         parts = []
-        while size := int((await reader.readline()).strip(), 16):
+        while size := int((await reader.readuntil(b"\n")).strip(), 16):
             parts.append(await reader.readexactly(size))
             assert await reader.readexactly(2) == b"\r\n"
         assert await reader.readexactly(2) == b"\r\n"

@@ -219,3 +219,19 @@ def test_a_stream_that_another_gateway_moved_here_moves_on(
     assert extension["x"] == 1
     assert (extension["resume"]["text"], extension["resume"]["tokens"]) == state
     assert "token_ids" not in extension["resume"]
+
+
+@pytest.mark.parametrize("kind", ["atoll", "vllm", "openai", "tasks"])
+@pytest.mark.parametrize("audio", [{"id": "a"}, {"transcript": "I"}, {"data": "AAAA"}])
+def test_what_was_spoken_does_not_go_on_elsewhere(kind: Kind, audio: Json) -> None:
+    said = Delivered()
+    said.add({"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant"}}]})
+    assert plan(kind, said) is not None
+    said.add({"id": "c", "choices": [{"index": 0, "delta": {"audio": audio}}]})
+    assert plan(kind, said) is None
+    assert said.audio_chars == len(audio.get("data", ""))
+
+
+def test_a_front_repeats_what_it_can_and_is_not_handed_text() -> None:
+    assert replays("tasks", seed=1)
+    assert plan("tasks", temperature=1) is None

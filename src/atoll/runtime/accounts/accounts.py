@@ -17,6 +17,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts.database import AWAY, Database, is_refusal
@@ -30,7 +31,8 @@ from atoll.runtime.accounts.grants import (
 from atoll.runtime.accounts.journal import SLOTS, JournalFullError, UsageJournal, read_segment
 from atoll.runtime.accounts.keys import matches, read_bearer
 from atoll.runtime.accounts.ledger import NO_PRICES, LedgerRows, TokenPrice, rows_of
-from atoll.runtime.accounts.limits import TOTAL, day_of, periods
+from atoll.runtime.accounts.limits import NOTHING, TOTAL, Counted, day_of, periods
+from atoll.runtime.accounts.slots import MediaCounts
 from atoll.runtime.openai import ApiError
 from atoll.telemetry.logs import Log, SilentLog
 from atoll.telemetry.usage import UsageRecord
@@ -45,6 +47,27 @@ _ANSWER_S = 10.0
 _JOURNAL_BYTES = 256 * 2**20
 _TOKENS = 2**26
 """More than any request can have, whose body is not that large: what claims more is cut."""
+_MEDIA_S = 10**6
+_PIXELS = 2**40
+
+
+class HasMedia(Protocol):
+    """Whatever says how much sound (seconds) and how many pixels were used."""
+
+    @property
+    def audio_seconds(self) -> float:
+        """Of sound that was heard."""
+        ...
+
+    @property
+    def speech_seconds(self) -> float:
+        """Of speech that was made."""
+        ...
+
+    @property
+    def image_pixels(self) -> int:
+        """Seen or drawn."""
+        ...
 
 
 class _Running:
@@ -54,7 +77,7 @@ class _Running:
 
     def __init__(self, held: ActiveKey | None) -> None:
         self.held = held
-        self.charged = 0
+        self.charged = NOTHING
 
 
 class Accounts:
@@ -63,6 +86,7 @@ class Accounts:
     grant = accounts.admit(headers.get(b"authorization"), model)   # ApiError 401, 403, 429, 503
     slot = accounts.opened(grant, request_id, model, endpoint)     # in the same turn of the loop
     accounts.delivered(slot, tokens_so_far)                        # any number of times
+    accounts.used_media(slot, usage_so_far)                        # so is this
     accounts.closed(slot, grant, record)                           # exactly once
     """
 
@@ -231,6 +255,10 @@ class Accounts:
         """Note how many completion tokens the client has by now."""
         self._journal.delivered(slot, min(max(tokens, 0), _TOKENS))
 
+    def used_media(self, slot: int, usage: HasMedia) -> None:
+        """Note the sound and pictures that a request has used by now."""
+        self._journal.use_media(slot, media_counts(usage))
+
     def closed(self, slot: int, grant: Grant, record: UsageRecord) -> None:
         """Note that a request ended, however it did; its slot is free again."""
         running = self._running.pop(slot)
@@ -239,15 +267,17 @@ class Accounts:
             prompt, completion = min(max(prompt, 0), _TOKENS), min(max(completion, 0), _TOKENS)
             record = record._replace(prompt_tokens=prompt, completion_tokens=completion)
         tokens = prompt + completion
+        media = media_counts(record)
         finished_s = self._wall()
         held = running.held
         if held is not None:
-            held.ended(tokens, running.charged, day_of(finished_s), self._clock())
+            used = Counted(tokens, media.audio_ms + media.speech_ms, media.pixels)
+            held.ended(used, running.charged, day_of(finished_s), self._clock())
         counts = held is not None and held.quotas
         if grant.track or counts:
             kept = record if grant.track else None
             self._finished += 1
-            self._journal.close(slot, grant.key_id, tokens, finished_s, kept)
+            self._journal.close(slot, grant.key_id, tokens, finished_s, kept, media)
         else:
             self._journal.drop(slot)
 
@@ -324,8 +354,10 @@ class Accounts:
         for slot, running in self._running.items():
             held = running.held
             if held is not None and (held.tokens is not None or held.quotas):
-                tokens = self._journal.tokens(slot)
-                more, running.charged = tokens - running.charged, tokens
+                media = self._journal.media(slot)
+                audio_ms = media.audio_ms + media.speech_ms
+                used = Counted(self._journal.tokens(slot), audio_ms, media.pixels)
+                more, running.charged = used - running.charged, used
                 held.grew(more, now_s)
 
     async def _exchange(self) -> None:
@@ -390,9 +422,9 @@ class Accounts:
         if not key_ids:
             return
         wanted = self._database.counters(key_ids, (now.day, now.month, TOTAL))
-        tokens_by_key = await asyncio.wait_for(wanted, _ANSWER_S)
+        used_by_key = await asyncio.wait_for(wanted, _ANSWER_S)
         for key_id in key_ids:
-            self._keys[key_id].usage.arrived(tokens_by_key.get(key_id, {}))
+            self._keys[key_id].usage.arrived(used_by_key.get(key_id, {}))
 
     def _away(self, error: BaseException) -> None:
         if self._up:
@@ -411,6 +443,21 @@ class Accounts:
                 reason=journal.trouble if journal.unwritten else "",
             )
         self._full = full
+
+
+def media_counts(usage: HasMedia) -> MediaCounts:
+    """Return sound and pictures in whole units; what claims more than any request can have is cut."""
+    pixels = usage.image_pixels
+    return MediaCounts(
+        _milliseconds(usage.audio_seconds),
+        _milliseconds(usage.speech_seconds),
+        min(max(pixels, 0), _PIXELS),
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    # NaN is no more than 0, either.
+    return round(min(seconds, _MEDIA_S) * 1000) if seconds > 0 else 0
 
 
 def _load(segment: Path, prices: Mapping[str, TokenPrice]) -> tuple[LedgerRows, int]:

@@ -8,7 +8,8 @@ import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from atoll.core.errors import InputError, MissingDependencyError, UnknownNameErr
 from atoll.core.paths import state_dir
 from atoll.runtime.accounts.keys import ApiKey, NewKey, make_key
 from atoll.runtime.accounts.ledger import LedgerRows
+from atoll.runtime.accounts.limits import Counted
 
 try:
     import sqlalchemy as sa
@@ -184,10 +186,10 @@ class Database:
 
     async def counters(
         self, keys: Sequence[str], periods: Collection[str]
-    ) -> dict[str, dict[str, int]]:
-        """Return the tokens of some keys in some periods: by key, then by period."""
+    ) -> dict[str, dict[str, Counted]]:
+        """Return what some keys used in some periods: by key, then by period."""
         table = schema.counters
-        tokens_by_key: dict[str, dict[str, int]] = {}
+        used_by_key: dict[str, dict[str, Counted]] = {}
         async with self._engine.connect() as connection:
             for start in range(0, len(keys), _BATCH):
                 some = keys[start : start + _BATCH]
@@ -195,8 +197,9 @@ class Database:
                     table.c.key_id.in_(some), table.c.period.in_(periods)
                 )
                 for row in await connection.execute(wanted):
-                    tokens_by_key.setdefault(row.key_id, {})[row.period] = row.tokens
-        return tokens_by_key
+                    used = Counted(row.tokens, row.audio_ms, row.pixels)
+                    used_by_key.setdefault(row.key_id, {})[row.period] = used
+        return used_by_key
 
     # Usage
 
@@ -225,18 +228,21 @@ class Database:
             await connection.execute(table.delete().where(table.c.name.in_(segments)))
 
     async def _count(
-        self, connection: AsyncConnection, counted: Mapping[tuple[str, str], int]
+        self, connection: AsyncConnection, counted: Mapping[tuple[str, str], Counted]
     ) -> None:
         table = schema.counters
         statement = self._insert(table)
         statement = statement.on_conflict_do_update(
             index_elements=[table.c.key_id, table.c.period],
-            set_={"tokens": table.c.tokens + statement.excluded.tokens},
+            set_={
+                name: table.c[name] + statement.excluded[name]
+                for name in ("tokens", "audio_ms", "pixels")
+            },
         )
         # In one order for all gateways: two of them cannot wait for each other.
         values = [
-            {"key_id": key_id, "period": period, "tokens": tokens}
-            for (key_id, period), tokens in sorted(counted.items())
+            {"key_id": key_id, "period": period, **asdict(used)}
+            for (key_id, period), used in sorted(counted.items(), key=itemgetter(0))
         ]
         await connection.execute(statement, values)
 

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.core.bucket import TokenBucket
 from atoll.runtime.accounts.keys import ApiKey, ModelFilter
-from atoll.runtime.accounts.limits import TOTAL, KeyUsage, Periods, resize, whole_seconds
+from atoll.runtime.accounts.limits import (
+    TOTAL,
+    Counted,
+    KeyUsage,
+    Periods,
+    resize,
+    whole_seconds,
+)
 from atoll.runtime.openai import ApiError
 
 if TYPE_CHECKING:
@@ -27,6 +34,12 @@ class Grant(NamedTuple):
 
 
 ANYBODY = Grant(None, "", None, True, ())
+_METERED = {
+    "tokens": ("tokens", 1, "tokens"),
+    "audio_seconds": ("audio_ms", 1000, "seconds of sound"),
+    "pixels": ("pixels", 1, "pixels"),
+}
+"""What quotas are of: the field that counts it, its unit there, what it is called."""
 
 
 class ActiveKey:
@@ -62,7 +75,11 @@ class ActiveKey:
         self.models = ModelFilter(spec.models)
         self.requests = resize(self.requests, spec.requests_per_min, now_s)
         self.tokens = resize(self.tokens, spec.tokens_per_min, now_s)
-        self.quotas = any((spec.tokens_per_day, spec.tokens_per_month, spec.tokens_total))
+        self.quotas = any(
+            getattr(spec, f"{what}_{span}") is not None
+            for what in _METERED
+            for span in ("per_day", "per_month", "total")
+        )
 
     def refusal(self, model: str, now_s: float, unix_s: float, now: Periods) -> ApiError | None:
         """Return why a request for a model is not let in: 403, 429, or None if it is."""
@@ -81,35 +98,41 @@ class ActiveKey:
 
     def _over_quota(self, unix_s: float, now: Periods) -> ApiError | None:
         spec = self.key.spec
-        for most, period, what, ends_s in (
-            (spec.tokens_total, TOTAL, "in all", None),
-            (spec.tokens_per_month, now.month, "this month", now.month_ends_s),
-            (spec.tokens_per_day, now.day, "today", now.day_ends_s),
+        for span, period, when, ends_s in (
+            ("total", TOTAL, "in all", None),
+            ("per_month", now.month, "this month", now.month_ends_s),
+            ("per_day", now.day, "today", now.day_ends_s),
         ):
-            if most is not None and self.usage.count_tokens(period) >= most:
-                return ApiError(
-                    429,
-                    f"This API key has used its quota: {most} tokens {what}.",
-                    kind="insufficient_quota",
-                    code="insufficient_quota",
-                    retry_after_s=None if ends_s is None else whole_seconds(ends_s - unix_s),
-                )
+            limits = [(what, getattr(spec, f"{what}_{span}")) for what in _METERED]
+            if all(most is None for _, most in limits):
+                continue
+            used = self.usage.count(period)
+            for what, most in limits:
+                field, unit, name = _METERED[what]
+                if most is not None and getattr(used, field) >= most * unit:
+                    return ApiError(
+                        429,
+                        f"This API key has used its quota: {most} {name} {when}.",
+                        kind="insufficient_quota",
+                        code="insufficient_quota",
+                        retry_after_s=None if ends_s is None else whole_seconds(ends_s - unix_s),
+                    )
         return None
 
-    def grew(self, tokens: int, now_s: float) -> None:
-        """Charge tokens that a running request has delivered."""
-        self.usage.running += tokens
+    def grew(self, more: Counted, now_s: float) -> None:
+        """Charge what a running request has delivered."""
+        self.usage.running += more
         if self.tokens is not None:
-            self.tokens.charge(now_s, tokens)
+            self.tokens.charge(now_s, more.tokens)
 
-    def ended(self, tokens: int, charged: int, day: str, now_s: float) -> None:
-        """Charge a request that ended with so many tokens, some of which are charged already."""
+    def ended(self, used: Counted, charged: Counted, day: str, now_s: float) -> None:
+        """Charge a request that ended with so much, some of which is charged already."""
         self.running -= 1
         self.usage.running -= charged
         if self.tokens is not None:
-            self.tokens.charge(now_s, tokens - charged)
+            self.tokens.charge(now_s, used.tokens - charged.tokens)
         if self.quotas:
-            self.usage.add(day, tokens)
+            self.usage.add(day, used)
 
     def limit_headers(self, now_s: float) -> tuple[tuple[bytes, bytes], ...]:
         """Return OpenAI's `x-ratelimit-*` headers; none without limits per minute."""

@@ -2,7 +2,7 @@
 
 A folder holds one file of fixed slots and segments of finished requests:
 
-    slots       a slot for each request that runs: what it is, and the tokens its client has (slots.py)
+    slots       a slot for each request that runs: what it is, and what its client has (slots.py)
     RUN-N.done  frames: length, crc, a finished request; appended to, then read into the database
 
 A request takes a slot when it begins; each delivery is one store of 8 bytes; when it ends its frame is
@@ -35,7 +35,7 @@ import msgspec
 
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write
-from atoll.runtime.accounts.slots import SLOT_BYTES, make_slots, read_slots
+from atoll.runtime.accounts.slots import NO_MEDIA, SLOT_BYTES, MediaCounts, make_slots, read_slots
 from atoll.telemetry.usage import UsageRecord
 
 SLOTS = 8192
@@ -59,6 +59,10 @@ class FinishedRequest(msgspec.Struct, frozen=True, array_like=True):
     """Unix time."""
     record: UsageRecord | None
     """None for a key that is not tracked."""
+    audio_ms: int = 0
+    """Heard; frames that end before this are read as well."""
+    speech_ms: int = 0
+    pixels: int = 0
 
 
 class _OpenRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -218,6 +222,14 @@ class UsageJournal:
         """Note how many tokens of the answer the client has."""
         self._slots.deliver(slot, tokens)
 
+    def use_media(self, slot: int, counts: MediaCounts) -> None:
+        """Note the sound and pictures of a request by now."""
+        self._slots.use_media(slot, counts)
+
+    def media(self, slot: int) -> MediaCounts:
+        """Return what `use_media` said last."""
+        return self._slots.media(slot)
+
     def tokens(self, slot: int) -> int:
         """Return what `delivered` said last."""
         return self._slots.tokens(slot)
@@ -229,9 +241,11 @@ class UsageJournal:
         tokens: int,
         finished_s: float,
         record: UsageRecord | None,
+        media: MediaCounts = NO_MEDIA,
     ) -> None:
         """Note that a request ended, and free its slot."""
-        data = _encode(FinishedRequest(self._ops.pop(slot), key_id, tokens, finished_s, record))
+        done = FinishedRequest(self._ops.pop(slot), key_id, tokens, finished_s, record, *media)
+        data = _encode(done)
         frame = _FRAME.pack(len(data), zlib.crc32(data)) + data
         if self._unwritten or not self._append(frame):
             # The slot stays taken, so that what was delivered is not forgotten.
@@ -399,10 +413,13 @@ def _read_crashed(slots: Path) -> Iterator[FinishedRequest]:
     died_s = slots.stat().st_mtime
     for stored in read_slots(slots):
         with contextlib.suppress(msgspec.DecodeError):
-            yield _close_crashed(_open_decoder.decode(stored.request), stored.tokens, died_s)
+            request = _open_decoder.decode(stored.request)
+            yield _close_crashed(request, stored.tokens, stored.media, died_s)
 
 
-def _close_crashed(request: _OpenRequest, tokens: int, died_s: float) -> FinishedRequest:
+def _close_crashed(
+    request: _OpenRequest, tokens: int, media: MediaCounts, died_s: float
+) -> FinishedRequest:
     finished_s = max(died_s, request.started_s)
     record = UsageRecord(
         request_id=request.request_id,
@@ -419,7 +436,9 @@ def _close_crashed(request: _OpenRequest, tokens: int, died_s: float) -> Finishe
         first_token_s=None,
         outcome="crashed",
         key_id=request.key_id,
+        audio_seconds=media.audio_ms / 1000,
+        speech_seconds=media.speech_ms / 1000,
+        image_pixels=media.pixels,
     )
-    return FinishedRequest(
-        request.op, request.key_id, tokens, finished_s, record if request.track else None
-    )
+    kept = record if request.track else None
+    return FinishedRequest(request.op, request.key_id, tokens, finished_s, kept, *media)

@@ -51,6 +51,14 @@ class NewKey(Frozen):
     """A day begins at midnight UTC."""
     tokens_per_month: int | None = Field(None, ge=1, le=10**15)
     tokens_total: int | None = Field(None, ge=1, le=10**15)
+    audio_seconds_per_day: int | None = Field(None, ge=1, le=10**12)
+    """Of sound heard and speech made together."""
+    audio_seconds_per_month: int | None = Field(None, ge=1, le=10**12)
+    audio_seconds_total: int | None = Field(None, ge=1, le=10**12)
+    pixels_per_day: int | None = Field(None, ge=1, le=10**18)
+    """Seen or drawn."""
+    pixels_per_month: int | None = Field(None, ge=1, le=10**18)
+    pixels_total: int | None = Field(None, ge=1, le=10**18)
     concurrent: int | None = Field(None, ge=1, le=10**6)
     """Requests at the same time, per gateway, as are the limits per minute."""
     policy: Policy | None = None

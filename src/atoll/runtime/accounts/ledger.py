@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.runtime.accounts.journal import FinishedRequest
-from atoll.runtime.accounts.limits import day_of, periods_of
+from atoll.runtime.accounts.limits import NOTHING, Counted, day_of, periods_of
 from atoll.telemetry.usage import Attempt, UsageRecord
 
 Row = dict[str, object]
@@ -37,8 +37,8 @@ class LedgerRows:
 
     operations: list[Row] = field(default_factory=list)
     attempts: list[Row] = field(default_factory=list)
-    counters: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Tokens by key and period."""
+    counters: dict[tuple[str, str], Counted] = field(default_factory=dict)
+    """What was used by key and period."""
 
 
 def rows_of(
@@ -53,12 +53,16 @@ def rows_of(
         counted_ops.add(done.op)
         day = day_of(done.finished_s)
         if done.key_id is not None:
+            used = Counted(done.tokens, done.audio_ms + done.speech_ms, done.pixels)
             for period in periods_of(day):
                 at = (done.key_id, period)
-                rows.counters[at] = rows.counters.get(at, 0) + done.tokens
+                rows.counters[at] = rows.counters.get(at, NOTHING) + used
         if done.record is not None:
             parts = shares(done.record, prices)
             rows.attempts += [_attempt_row(done.op, n, part) for n, part in enumerate(parts)]
+            if parts:
+                # Nothing that is no text moves: all of it is from the backend that came last.
+                rows.attempts[-1].update(_media(done))
             cost = sum(part.cost_nusd for part in parts)
             rows.operations.append(_operation_row(done, done.record, day, cost))
     return rows
@@ -83,7 +87,8 @@ def shares(record: UsageRecord, prices: Mapping[str, TokenPrice] = NO_PRICES) ->
     attempts = record.attempts or tuple(
         Attempt(name, outcome=record.outcome) for name in record.backends[-1:]
     )
-    if not attempts and (record.prompt_tokens or record.completion_tokens):
+    used = record.prompt_tokens or record.completion_tokens or _has_media(record)
+    if not attempts and used:
         attempts = (Attempt("", outcome=record.outcome),)
     left = record.completion_tokens
     tokens = []
@@ -100,6 +105,10 @@ def shares(record: UsageRecord, prices: Mapping[str, TokenPrice] = NO_PRICES) ->
         cost = cost_nusd(attempt, prompt, count, fallback)
         attempt_shares.append(AttemptShare(attempt, prompt, count, cost))
     return attempt_shares
+
+
+def _has_media(record: UsageRecord) -> bool:
+    return bool(record.audio_seconds or record.speech_seconds or record.image_pixels)
 
 
 def cost_nusd(
@@ -142,6 +151,15 @@ def _operation_row(done: FinishedRequest, record: UsageRecord, day: str, cost: i
         "seconds": record.seconds,
         "first_token_s": record.first_token_s,
         "day": day,
+        **_media(done),
+    }
+
+
+def _media(done: FinishedRequest) -> Row:
+    return {
+        "audio_ms": done.audio_ms,
+        "speech_ms": done.speech_ms,
+        "image_pixels": done.pixels,
     }
 
 
@@ -158,6 +176,9 @@ def _attempt_row(op: str, number: int, share: AttemptShare) -> Row:
         "seconds": attempt.seconds,
         "outcome": attempt.outcome[:16],
         "cost_nusd": share.cost_nusd,
+        "audio_ms": 0,
+        "speech_ms": 0,
+        "image_pixels": 0,
     }
 
 

@@ -1,4 +1,4 @@
-"""Limits of a key: so many requests and tokens a minute, tokens a day, month or ever, at the same time.
+"""Limits of a key: requests and tokens a minute, tokens, sound and pixels a day, month or ever, at once.
 
 Nothing here knows a clock or does I/O. Limits per minute are token buckets that hold a minute's worth;
 what an answer costs is known only as it grows, so the bucket for tokens goes into debt and nothing more
@@ -74,47 +74,76 @@ def _day(number: int) -> str:
 
 
 def periods_of(day: str) -> Iterator[str]:
-    """Yield the periods in which tokens of a day count: the day, its month, and all time."""
+    """Yield the periods in which what was used on a day counts: the day, its month, and all time."""
     yield day
     yield day[:7]
     yield TOTAL
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What counts against the quotas of a key."""
+
+    tokens: int = 0
+    audio_ms: int = 0
+    """Milliseconds of sound heard and speech made."""
+    pixels: int = 0
+    """Seen or drawn."""
+
+    def __add__(self, other: Counted) -> Counted:
+        """Return both together."""
+        return Counted(
+            self.tokens + other.tokens,
+            self.audio_ms + other.audio_ms,
+            self.pixels + other.pixels,
+        )
+
+    def __sub__(self, other: Counted) -> Counted:
+        """Return what is left without the other."""
+        return Counted(
+            self.tokens - other.tokens,
+            self.audio_ms - other.audio_ms,
+            self.pixels - other.pixels,
+        )
+
+
+NOTHING = Counted()
+
+
 @dataclass(slots=True)
 class KeyUsage:
-    """Tokens of a key: what the database had when it was last asked, and what it cannot know yet."""
+    """What a key used: as the database had it when it was last asked, and what it cannot know yet."""
 
-    counted: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, Counted] = field(default_factory=dict)
     """By period, as read from the database: all gateways together."""
-    pending: dict[str, int] = field(default_factory=dict)
+    pending: dict[str, Counted] = field(default_factory=dict)
     """By day: finished here and not yet in `counted`."""
-    sent: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, Counted] = field(default_factory=dict)
     """By day: on the way into the database."""
-    running: int = 0
+    running: Counted = NOTHING
     """Delivered by requests that still run here."""
 
-    def count_tokens(self, period: str) -> int:
-        """Return the tokens of a period (a day, a month or TOTAL), with those of running requests."""
+    def count(self, period: str) -> Counted:
+        """Return the use of a period (a day, a month or TOTAL), with that of running requests."""
         prefix = "" if period == TOTAL else period
-        here = sum(
-            tokens
-            for held in (self.pending, self.sent)
-            for day, tokens in held.items()
-            if day.startswith(prefix)
-        )
-        return self.counted.get(period, 0) + here + self.running
+        total = self.counted.get(period, NOTHING) + self.running
+        for held in (self.pending, self.sent):
+            for day, used in held.items():
+                if day.startswith(prefix):
+                    total += used
+        return total
 
-    def add(self, day: str, tokens: int) -> None:
+    def add(self, day: str, used: Counted) -> None:
         """Count a request that ended."""
-        self.pending[day] = self.pending.get(day, 0) + tokens
+        self.pending[day] = self.pending.get(day, NOTHING) + used
 
     def send(self) -> None:
         """All that is pending goes into the database now."""
-        for day, tokens in self.pending.items():
-            self.sent[day] = self.sent.get(day, 0) + tokens
+        for day, used in self.pending.items():
+            self.sent[day] = self.sent.get(day, NOTHING) + used
         self.pending.clear()
 
-    def arrived(self, counted: dict[str, int]) -> None:
+    def arrived(self, counted: dict[str, Counted]) -> None:
         """All that was sent is in the database, which now says this."""
         self.sent.clear()
         self.counted = counted

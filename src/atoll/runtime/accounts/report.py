@@ -21,6 +21,12 @@ SUMS = ("key", "owner", "model", "outcome", "day", "provider", "node")
 """What usage can be summed up by."""
 LISTS = ("operation", "attempt")
 """What it can be listed by."""
+MEDIA = {
+    "audio_ms": "audio_seconds",
+    "speech_ms": "speech_seconds",
+    "image_pixels": "image_pixels",
+}
+"""Columns of sound and pictures, and what they are called in a report."""
 _NUSD = 1e-9
 _CHUNK = 2000
 Row = dict[str, Any]
@@ -71,8 +77,12 @@ def _row(row: Row) -> Row:
         # PostgreSQL sums integers to decimals.
         name: int(value) if name.endswith(("_tokens", "requests", "attempts")) else value
         for name, value in row.items()
+        if name not in MEDIA
     }
-    return plain | {"cost_usd": int(cost) * _NUSD}
+    media = {"audio_seconds": int(row["audio_ms"]) / 1000}
+    media["speech_seconds"] = int(row["speech_ms"]) / 1000
+    media["image_pixels"] = int(row["image_pixels"])
+    return plain | media | {"cost_usd": int(cost) * _NUSD}
 
 
 def _sum(by: str, span: UsagePeriod) -> sa.Select[Any]:
@@ -102,6 +112,7 @@ def _sum(by: str, span: UsagePeriod) -> sa.Select[Any]:
         count,
         sa.func.sum(counted.c.prompt_tokens).label("prompt_tokens"),
         sa.func.sum(counted.c.completion_tokens).label("completion_tokens"),
+        *(sa.func.sum(counted.c[name]).label(name) for name in MEDIA),
         sa.func.sum(counted.c.cost_nusd).label("cost_nusd"),
     ]
     return (
@@ -132,7 +143,8 @@ def columns_of(by: str) -> tuple[str, ...]:
     """Return the names of the columns of `usage`."""
     statement = _listing(by, UsagePeriod()) if by in LISTS else _sum(by, UsagePeriod())
     names = [column.name for column in statement.selected_columns]
-    return (*(name for name in names if name != "cost_nusd"), "cost_usd")
+    kept = [name for name in names if name != "cost_nusd" and name not in MEDIA]
+    return (*kept, *MEDIA.values(), "cost_usd")
 
 
 class RowSink(Protocol):
@@ -185,11 +197,11 @@ class ParquetSink:
 
 
 def _arrow_type(pa: Any, name: str) -> Any:
-    if name.endswith(("_tokens", "requests")) or name in ("status", "number"):
+    if name.endswith(("_tokens", "requests", "_pixels")) or name in ("status", "number"):
         return pa.int64()
     if name in ("stream", "estimated"):
         return pa.bool_()
-    if name.endswith(("_s", "_usd")) or name == "seconds":
+    if name.endswith(("_s", "_usd", "seconds")):
         return pa.float64()
     return pa.string()
 

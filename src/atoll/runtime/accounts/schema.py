@@ -13,12 +13,20 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """The migration that makes these tables."""
 
 metadata = MetaData()
+
+
+def _media() -> tuple[Column[int], ...]:
+    """Return the columns of sound (heard, spoken; milliseconds) and pictures (seen or drawn)."""
+    names = ("audio_ms", "speech_ms", "image_pixels")
+    return tuple(Column(n, BigInteger, nullable=False, server_default=text("0")) for n in names)
+
 
 keys = Table(
     "api_keys",
@@ -62,6 +70,7 @@ operations = Table(
     Column("seconds", Float(53), nullable=False),
     Column("first_token_s", Float(53)),
     Column("day", String(10), nullable=False),  # UTC, in which it ended
+    *_media(),
     Index("operations_day", "day"),
     Index("operations_key", "key_id", "day"),
 )
@@ -80,15 +89,18 @@ attempts = Table(
     Column("seconds", Float(53), nullable=False),
     Column("outcome", String(16), nullable=False),
     Column("cost_nusd", BigInteger, nullable=False),
+    *_media(),
 )
 
 counters = Table(
-    # Tokens of a key by period: a day, a month, or "total".
+    # What a key used by period: a day, a month, or "total".
     "token_counters",
     metadata,
     Column("key_id", String(12), primary_key=True),
     Column("period", String(10), primary_key=True),
     Column("tokens", BigInteger, nullable=False),
+    Column("audio_ms", BigInteger, nullable=False, server_default=text("0")),  # heard and spoken
+    Column("pixels", BigInteger, nullable=False, server_default=text("0")),
 )
 
 segments = Table(

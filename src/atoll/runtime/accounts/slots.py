@@ -1,6 +1,10 @@
 """The file in which a journal keeps the requests that run, and what a full disk does to it.
 
-    header | tokens delivered, 8 bytes a slot | slots of 512 bytes: (length, crc), request
+    header | tokens delivered, 8 bytes a slot | sound heard, speech delivered (both in milliseconds) and
+    pixels, 24 bytes a slot | slots of 512 bytes: (length, crc), request
+
+The header names the version of this order. Files of the first, which had tokens only, are read as well;
+those of a later one are refused, as they are not understood here.
 
 A store into mapped memory for which the file system finds no block ends the process (SIGBUS); no handler
 can turn that into an error. So a file is mapped only where its blocks are certain: all of them are taken
@@ -26,7 +30,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_MAGIC = b"ATOLLJ01"
+from atoll.core.errors import InputError
+
+_FAMILY = b"ATOLLJ"
+_MAGIC = _FAMILY + b"02"
+_MEDIA_WORDS = {_FAMILY + b"01": 0, _MAGIC: 3}
+"""Words a slot has beside its tokens, by version."""
 _HEADER = 16
 _SLOT = 512
 SLOT_BYTES = _SLOT - 8
@@ -36,11 +45,26 @@ _NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _MOUNTS = Path("/proc/self/mounts")
 
 
+class MediaCounts(NamedTuple):
+    """Sound and pictures of a request, in whole units."""
+
+    audio_ms: int = 0
+    """Of sound that was heard."""
+    speech_ms: int = 0
+    """Of speech that the client has."""
+    pixels: int = 0
+    """Seen or drawn."""
+
+
+NO_MEDIA = MediaCounts()
+
+
 class StoredSlot(NamedTuple):
     """A slot in use, as a dead process left it."""
 
     request: bytes
     tokens: int
+    media: MediaCounts
 
 
 class MappedSlots:
@@ -48,9 +72,13 @@ class MappedSlots:
 
     def __init__(self, memory: mmap.mmap, slots: int) -> None:
         self._memory = memory
-        self._base = _HEADER + 8 * slots
+        self._base = _HEADER + 32 * slots
+        self._media_base = _HEADER + 8 * slots
         self._words = memoryview(memory).cast("Q")
-        self._tokens = self._words[_HEADER // 8 : self._base // 8]
+        self._tokens = self._words[_HEADER // 8 : self._media_base // 8]
+        self._media = self._words[self._media_base // 8 : self._base // 8]
+        self._with_media: set[int] = set()
+        """Slots whose sound and pictures are not 0."""
         self._memory[:_HEADER] = _header(slots)
 
     @property
@@ -62,6 +90,9 @@ class MappedSlots:
         """Write a request of up to `SLOT_BYTES` into a free slot; OSError if the disk does not take it."""
         start = self._base + slot * _SLOT
         self._tokens[slot] = 0
+        if slot in self._with_media:
+            self._with_media.discard(slot)
+            self._media[3 * slot] = self._media[3 * slot + 1] = self._media[3 * slot + 2] = 0
         self._memory[start + 8 : start + 8 + len(request)] = request
         # The last store makes it count.
         self._words[start >> 3] = len(request) | zlib.crc32(request) << 32
@@ -73,6 +104,17 @@ class MappedSlots:
     def tokens(self, slot: int) -> int:
         """Return what `deliver` said last."""
         return self._tokens[slot]
+
+    def use_media(self, slot: int, counts: MediaCounts) -> None:
+        """Note the sound and pictures of a request by now."""
+        self._with_media.add(slot)
+        self._media[3 * slot], self._media[3 * slot + 1], self._media[3 * slot + 2] = counts
+
+    def media(self, slot: int) -> MediaCounts:
+        """Return what `use_media` said last."""
+        if slot not in self._with_media:
+            return NO_MEDIA
+        return MediaCounts(*self._media[3 * slot : 3 * slot + 3])
 
     def clear(self, slot: int) -> bool:
         """Free a slot; returns whether the disk knows, and with it whether the slot may be used again."""
@@ -86,6 +128,7 @@ class MappedSlots:
     def close(self) -> None:
         """Let go of the file."""
         self._tokens.release()
+        self._media.release()
         self._words.release()
         self._memory.close()
 
@@ -106,14 +149,20 @@ class WrittenSlots(MappedSlots):
 
     def put(self, slot: int, request: bytes) -> None:
         """Write a request of up to `SLOT_BYTES` into a free slot; OSError if the disk does not take it."""
+        had_media = slot in self._with_media
         super().put(slot, request)
         start = self._base + slot * _SLOT
         try:
             self._write(_HEADER + 8 * slot, 8)
+            if had_media:
+                self._write(self._media_base + 24 * slot, 24)
             self._write(start, 8 + len(request))
         except OSError:
             super().clear(slot)
             self._behind.add(slot)
+            if had_media:
+                # The file may hold them still: they are zeroed again before the slot is used.
+                self._with_media.add(slot)
             raise
 
     def deliver(self, slot: int, tokens: int) -> None:
@@ -121,6 +170,14 @@ class WrittenSlots(MappedSlots):
         self._tokens[slot] = tokens
         try:
             self._write(_HEADER + 8 * slot, 8)
+        except OSError:
+            self._behind.add(slot)
+
+    def use_media(self, slot: int, counts: MediaCounts) -> None:
+        """Note the sound and pictures of a request by now."""
+        super().use_media(slot, counts)
+        try:
+            self._write(self._media_base + 24 * slot, 24)
         except OSError:
             self._behind.add(slot)
 
@@ -143,6 +200,7 @@ class WrittenSlots(MappedSlots):
             start = self._base + slot * _SLOT
             try:
                 self._write(_HEADER + 8 * slot, 8)
+                self._write(self._media_base + 24 * slot, 24)
                 self._write(start, 8)
             except OSError:
                 break
@@ -177,12 +235,23 @@ def make_slots(path: Path, slots: int) -> MappedSlots:
 
 
 def read_slots(path: Path) -> Iterator[StoredSlot]:
-    """Yield the slots in use of a file whose owner died, as far as it is whole."""
+    """Yield the slots in use of a file whose owner died, as far as it is whole.
+
+    A file of a version that is not known here is an InputError.
+    """
     data = path.read_bytes()
-    if len(data) < _HEADER or data[:8] != _MAGIC:
+    words = _MEDIA_WORDS.get(data[:8])
+    if words is None and data[:6] == _FAMILY:
+        raise InputError(
+            f"the journal is of another version ({data[6:8].decode('latin-1')!r})",
+            path=path,
+            hint="start the version of Atoll once that wrote it, so that it empties the journal",
+        )
+    if words is None or len(data) < _HEADER:
         return
     (count,) = struct.unpack_from("<Q", data, 8)
-    base = _HEADER + 8 * count
+    media_base = _HEADER + 8 * count
+    base = media_base + 8 * words * count
     for slot in range(count):
         start = base + slot * _SLOT
         if start + _SLOT > len(data):
@@ -193,11 +262,12 @@ def read_slots(path: Path) -> Iterator[StoredSlot]:
         if not 0 < length <= SLOT_BYTES or zlib.crc32(request) != crc:
             continue
         (tokens,) = struct.unpack_from("<Q", data, _HEADER + 8 * slot)
-        yield StoredSlot(request, tokens)
+        media = struct.unpack_from(f"<{words}Q", data, media_base + 8 * words * slot)
+        yield StoredSlot(request, tokens, MediaCounts(*media))
 
 
 def _size(slots: int) -> int:
-    return _HEADER + slots * (8 + _SLOT)
+    return _HEADER + slots * (8 + 24 + _SLOT)
 
 
 def _header(slots: int) -> bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
@@ -42,6 +44,8 @@ class TunnelUpstream:
     """One request through the tunnel."""
 
     __slots__ = ("_call", "_upstreams")
+    notes: Mapping[bytes, bytes] = MappingProxyType({})
+    """The tunnel carries the type of an answer, and no other headers."""
 
     def __init__(self, upstreams: NodeUpstreamPool) -> None:
         self._upstreams = upstreams

@@ -5,6 +5,9 @@ What happens to a request, in order, stands at the top of `app`. The modules:
     app            all of it together
     settings       limits, deadlines, health checks, where to listen
     relay          one request for a model: what its backend says, what the client hears of it
+    media_relay    one whose answer is sound, pictures or a transcript
+    content        how much of each kind a request may bring, and from where
+    form           the model in a form with a file
     answer         what one backend has said; the end is held back until it is all there
     service_proxy  one request for a service that is no model
     attempt        choosing a backend, connecting, sending, letting go

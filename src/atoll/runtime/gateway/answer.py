@@ -6,13 +6,16 @@ client that sees the end of an answer sees all of it, and a backend that dies be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from atoll.runtime.gateway.events import event_of, finishes, payload, read_chunk, split_events
 from atoll.runtime.gateway.resume import Rewriter
 from atoll.runtime.openai import Usage, usage_of
 
 _SHOWN_BYTES = 200
+_EVENT_BYTES = 32 * 2**20
+"""Of one event; sound comes in large ones."""
 
 
 class BrokenStreamError(Exception):
@@ -41,6 +44,8 @@ class Answer:
     rewriter: Rewriter | None = None
     """Of a stream that was moved here."""
     size = 0
+    notes: Mapping[bytes, bytes] = MappingProxyType({})
+    """What the backend says beside it (`http.upstream.Upstream.notes`)."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -61,6 +66,8 @@ class Answer:
         `wants_usage`: the client asked for the chunk with the usage.
         """
         events, self.carry = split_events(self.carry + data)
+        if len(self.carry) > _EVENT_BYTES:
+            raise BrokenStreamError(f"an event has more than {_EVENT_BYTES} bytes")
         for event in events:
             data_field = payload(event)
             if data_field is None:

@@ -6,8 +6,9 @@ The way of one request, in order:
    `Gateway.handle`, which gives it an id and a trace and looks at its path: a model is asked (2),
    `/services/NAME` goes to a node as it is (`service_proxy`, which shares steps 4 and 5), and everything
    else the gateway answers by itself (`pages`; for those who run it, also through `admin`).
-2. It is let in. Its key is checked (`accounts`), its body is read and checked in one pass (`openai`), and
-   a gateway that is full or stopping refuses it. From here on it is a `relay.Relay`.
+2. It is let in. Its key is checked (`accounts`), its body is read and checked in one pass (`openai`; `form`
+   where it brings a file; `content` for what is no text), and a gateway that is full or stopping refuses
+   it. From here on it is a `relay.Relay`, or a `media_relay.MediaRelay` if its answer is no text.
 3. What it requires is gathered, if anything: the policy of its key and its headers, aliases and fallbacks
    of its model, its conversation (`requirements`, `chooser`). Most requests of a plain gateway skip this.
 4. A backend is chosen: by the pool's policy (`pool`), or by `chooser` where there are requirements. If none
@@ -38,7 +39,10 @@ from typing import TYPE_CHECKING
 
 from atoll.runtime.gateway.admin import AdminListener, default_socket
 from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.gateway.content import check_content
+from atoll.runtime.gateway.form import TranscriptionForm, read_form
 from atoll.runtime.gateway.health import HealthMonitor
+from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.pages import Pages
 from atoll.runtime.gateway.queue import RequestQueue
@@ -52,7 +56,7 @@ from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter
 from atoll.runtime.http.listening import cannot_listen
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
-from atoll.runtime.openai import AnyRequest, ApiError, Usage, read_request
+from atoll.runtime.openai import FORMS, AnyRequest, ApiError, Usage, read_request
 from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
@@ -297,7 +301,14 @@ class Gateway:
         if self.accounts is not None:
             # Before anything is read that a stranger sent.
             self.accounts.authenticate(request.headers.get(b"authorization"))
-        parsed = read_request(endpoint, request.body)
+        form: TranscriptionForm | None = None
+        parsed: AnyRequest
+        if endpoint in FORMS:
+            form = read_form(request.headers.get(b"content-type", b""), request.body)
+            parsed = form.request
+        else:
+            parsed = read_request(endpoint, request.body)
+            check_content(parsed, self.settings.media, self.limits.content_parts)
         now_s = self.loop.time()
         tally = self.traffic.find(parsed.model, now_s)
         if len(self.relays) >= self.limits.requests or self.draining:
@@ -308,7 +319,10 @@ class Gateway:
         state = request.headers.get(b"tracestate")
         if state is not None:
             passed += b"tracestate: %b\r\n" % state
-        relay = Relay(self, connection, request, parsed, passed)
+        if endpoint in MEDIA_ENDPOINTS and isinstance(parsed, MediaRequest):
+            relay: Relay = MediaRelay(self, connection, request, parsed, passed, form)
+        else:
+            relay = Relay(self, connection, request, parsed, passed)
         relay.tally = tally
         if (
             self._all_special
@@ -386,6 +400,11 @@ class Gateway:
         if self.accounts is not None:
             self.accounts.delivered(slot, tokens)
 
+    def record_media(self, slot: int, usage: Usage) -> None:
+        """Write down which sound and pictures a request has used by now, for its client."""
+        if self.accounts is not None:
+            self.accounts.used_media(slot, usage)
+
     def note_failover(self, relay: Relay, member: Member, reason: str) -> None:
         """Count and log that a request leaves a backend that failed it."""
         self.metrics.failed_over(relay.model, begun=relay.begun)
@@ -406,7 +425,8 @@ class Gateway:
         tally = relay.tally
         if tally is None:
             return
-        if usage is not None and outcome == "ok":
+        tokens = usage is not None and (usage.prompt_tokens or usage.completion_tokens)
+        if usage is not None and outcome == "ok" and (tokens or not usage.has_media):
             tally.measure(now_s, usage.prompt_tokens, usage.completion_tokens)
         if tally.promise is not None:
             tally.judge(now_s, _ended(relay, status, outcome, usage, seconds))

@@ -117,6 +117,10 @@ class DeliveredChoice:
     token_ids: list[int] | None = field(default_factory=list)
     """None once a piece of text came without the ids of its tokens."""
     finished: bool = False
+    spoken: bool = False
+    """Whether sound was begun: no text holds its state."""
+    audio_chars: int = 0
+    """Of sound, in base64."""
 
     @property
     def text(self) -> str:
@@ -144,6 +148,29 @@ class DeliveredChoice:
             self.tokens += _logprobs(choice) or 1
         if choice.get("finish_reason") is not None:
             self.finished = True
+        delta = choice.get("delta")
+        if isinstance(delta, dict) and delta.get("audio") is not None:
+            self.spoken = True
+            self.audio_chars += _audio_chars(choice)
+
+
+def audio_chars_in(data: bytes) -> int:
+    """Return the characters of base64 sound that whole events bring."""
+    if b'"audio"' not in data:
+        return 0
+    return sum(
+        _audio_chars(choice)
+        for event in split_events(data)[0]
+        if (data_field := payload(event)) is not None
+        for choice in choices_of(read_chunk(data_field) or {})
+    )
+
+
+def _audio_chars(choice: Chunk) -> int:
+    delta = choice.get("delta")
+    audio = delta.get("audio") if isinstance(delta, dict) else None
+    data = audio.get("data") if isinstance(audio, dict) else None
+    return len(data) if isinstance(data, str) else 0
 
 
 def tokens_in(data: bytes) -> int:
@@ -187,6 +214,11 @@ class Delivered:
     def tokens(self) -> int:
         """Tokens over all answers."""
         return sum(answer.tokens for answer in self.answers.values())
+
+    @property
+    def audio_chars(self) -> int:
+        """Sound over all answers, in characters of base64."""
+        return sum(answer.audio_chars for answer in self.answers.values())
 
     def add(self, chunk: Chunk) -> None:
         """Take in one more chunk."""

@@ -65,6 +65,15 @@ class GatewayMetrics:
             "Tokens of requests, by kind (prompt, completion).",
             ("model", "kind"),
         )
+        self._audio = CounterFamily(
+            "atoll_gateway_audio_seconds_total", "Seconds of sound heard.", ("model",)
+        )
+        self._speech = CounterFamily(
+            "atoll_gateway_speech_seconds_total", "Seconds of speech made.", ("model",)
+        )
+        self._pixels = CounterFamily(
+            "atoll_gateway_image_pixels_total", "Pixels seen or drawn.", ("model",)
+        )
         self._failovers = CounterFamily(
             "atoll_gateway_failovers_total",
             "Attempts given up, by when (before, after: the first token).",
@@ -93,6 +102,18 @@ class GatewayMetrics:
                 self._tallies[key] = tally
         return tally
 
+    def add_media(
+        self, model: str, audio_seconds: float, speech_seconds: float, pixels: int
+    ) -> None:
+        """Count the sound and the pictures of a request that ended."""
+        for family, amount in (
+            (self._audio, audio_seconds),
+            (self._speech, speech_seconds),
+            (self._pixels, pixels),
+        ):
+            if amount > 0:
+                family.child(model).add(amount)
+
     def failed_over(self, model: str, *, begun: bool) -> None:
         """Count an attempt that was given up."""
         self._failovers.child(model, "after" if begun else "before").add()
@@ -110,6 +131,9 @@ class GatewayMetrics:
         yield self._seconds.read()
         yield self._first.read()
         yield self._tokens.read()
+        yield self._audio.read()
+        yield self._speech.read()
+        yield self._pixels.read()
         yield self._failovers.read()
         yield self._rejected.read()
         yield make_gauge("atoll_gateway_running", "Requests running.", (), [((), requests)])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from atoll.core.version import __version__
-from atoll.runtime.openai import REQUESTS
+from atoll.runtime.openai import EMBEDDINGS, FORMS, IMAGES, REQUESTS, SPEECH, TRANSCRIPTIONS
 
 _ERROR = {
     "type": "object",
@@ -29,8 +29,20 @@ _ERROR = {
 _SUMMARIES = {
     "/v1/chat/completions": "Answer a conversation",
     "/v1/completions": "Complete a text",
-    "/v1/embeddings": "Turn texts into vectors",
+    EMBEDDINGS: "Turn texts into vectors",
+    TRANSCRIPTIONS: "Write down what is said in a recording",
+    SPEECH: "Speak a text",
+    IMAGES: "Draw pictures",
 }
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+_ANSWERS: dict[str, dict[str, Any]] = {
+    EMBEDDINGS: {},
+    TRANSCRIPTIONS: {"text/plain": {"schema": {"type": "string"}}},
+    SPEECH: {"audio/*": _BYTES, "application/octet-stream": _BYTES},
+    IMAGES: {},
+}
+"""What may come besides JSON; elsewhere, and where sound is asked for as events, streams of events."""
+_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
 _FAILURES = {
     "400": "the request is malformed",
     "401": "a valid key is needed",
@@ -50,10 +62,16 @@ _FAILURES = {
 def document() -> dict[str, Any]:
     """Return the OpenAPI document."""
     _, schemas = msgspec.json.schema_components(
-        tuple(REQUESTS.values()), ref_template="#/components/schemas/{name}"
+        (*REQUESTS.values(), *FORMS.values()), ref_template="#/components/schemas/{name}"
     )
     schemas["Error"] = _ERROR
-    paths: dict[str, Any] = {path: {"post": _post(path)} for path in REQUESTS}
+    for kind in FORMS.values():
+        # The file passes unread, so no type has it.
+        form = schemas[kind.__name__]
+        form["properties"]["file"] = _BYTES["schema"]
+        form["required"] = [*form["required"], "file"]
+        del form["properties"]["models"]
+    paths: dict[str, Any] = {path: {"post": _post(path)} for path in (*REQUESTS, *FORMS)}
     paths["/v1/models"] = {"get": _get("List the models", "application/json")}
     paths["/v1/models/{model}"] = {
         "get": _get("Describe a model", "application/json", "404")
@@ -76,16 +94,17 @@ def document() -> dict[str, Any]:
 
 
 def _post(path: str) -> dict[str, Any]:
-    name = REQUESTS[path].__name__
-    streams = path != "/v1/embeddings"
+    name = (FORMS[path] if path in FORMS else REQUESTS[path]).__name__
+    body_type = "multipart/form-data" if path in FORMS else "application/json"
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    content |= _ANSWERS.get(path, {})
+    if path != EMBEDDINGS:
+        content |= _EVENTS
     return {
         "summary": _SUMMARIES[path],
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}},
+            "content": {body_type: {"schema": {"$ref": f"#/components/schemas/{name}"}}},
         },
         "responses": {"200": {"description": "the answer", "content": content}}
         | {status: _failure(text) for status, text in _FAILURES.items()},

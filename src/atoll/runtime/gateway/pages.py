@@ -22,7 +22,7 @@ from atoll.runtime.gateway.openapi import document
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.traffic import TrafficTally
 from atoll.runtime.http.server import Connection, Request
-from atoll.runtime.openai import REQUESTS, ApiError
+from atoll.runtime.openai import FORMS, REQUESTS, ApiError
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.pool.routes import MOST_BYTES, RoutesTold
@@ -114,7 +114,7 @@ class Pages:
     def _answer(self, connection: Connection, request: Request, path: str) -> None:
         if path.startswith(_ADMIN):
             self._administer(connection, request, path)
-        elif path in REQUESTS:
+        elif path in REQUESTS or path in FORMS:
             raise _not_allowed(request, "POST")
         elif path not in _PAGES and not path.startswith("/v1/models/"):
             raise _nothing_at(path)

@@ -8,13 +8,14 @@ between; a connection that is refused costs no attempt, but the search for a bac
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.answer import Answer, BrokenStreamError
 from atoll.runtime.gateway.attempt import AttemptContext, Attempts
 from atoll.runtime.gateway.chooser import BackendChooser
-from atoll.runtime.gateway.events import DONE, StreamJournal, tokens_in
+from atoll.runtime.gateway.events import DONE, StreamJournal, audio_chars_in, tokens_in
 from atoll.runtime.gateway.requirements import Requirements
 from atoll.runtime.gateway.resume import DivergedError, resume
 from atoll.runtime.gateway.retry import RetryBudget
@@ -28,6 +29,7 @@ from atoll.runtime.openai import (
     Usage,
     answer_usage,
     asks_for_usage,
+    header_usage,
     upstream_error,
     with_model,
     with_usage,
@@ -37,6 +39,9 @@ from atoll.telemetry.usage import Attempt
 
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 _ERROR_BYTES = 2**20
+_PATH = re.compile(rb"[!-~ ]{1,1024}")
+_SPEECH_BYTES_S = 48_000
+"""A second of speech in a stream of events: 16 bits, one channel, 24 kHz."""
 _PROMPT_WORK = 1 / 64
 """What reading a token takes, against writing one."""
 
@@ -44,6 +49,11 @@ _PROMPT_WORK = 1 / 64
 def work_of(prompt_tokens: float, completion_tokens: float) -> float:
     """Return what a request costs a backend, in tokens written."""
     return 1.0 + completion_tokens + _PROMPT_WORK * prompt_tokens
+
+
+def spoken_seconds(base64_chars: int) -> float:
+    """Return how long so much sound lasts, if it is 16-bit, mono, at 24 kHz."""
+    return base64_chars * 3 / 4 / _SPEECH_BYTES_S
 
 
 class RelayContext(AttemptContext, Protocol):
@@ -60,6 +70,9 @@ class RelayContext(AttemptContext, Protocol):
 
     def record_delivery(self, slot: int, tokens: int) -> None:
         """Write down how many tokens the client of a request is about to have."""
+
+    def record_media(self, slot: int, usage: Usage) -> None:
+        """Write down which sound and pictures a request has used by now, for its client."""
 
     def note_failover(self, relay: Relay, member: Member, reason: str) -> None:
         """A request leaves a backend that failed it."""
@@ -83,6 +96,8 @@ class Relay:
     """Whether the client has a part of the answer."""
     first_s: float | None = None
     """When the answer began."""
+    estimated = False
+    """Whether what it used was measured here, for want of the backend's own word."""
     journal = StreamJournal()
     """What the client has received; one of its own from the first event on."""
     shares: tuple[Attempt, ...] = ()
@@ -91,6 +106,8 @@ class Relay:
     """Tokens in `shares`."""
     _sent = 0
     """Tokens that were written down."""
+    _spoken = 0
+    """Characters of base64 sound that were written down."""
     _retry: RetryBudget | None = None
     """Once a backend failed, or none was there."""
     _wake_s: float | None = None
@@ -170,7 +187,7 @@ class Relay:
         if model != self.model or (self.request.models is not None and not self.attempts.backends):
             # The one behind an alias, or one that may stand in.
             self.model = model
-            self._body = with_model(self._body, model)
+            self._body = self._rename(model)
         self.body = self._body
         if self.begun and isinstance(self.request, Generation):
             delivered = self.journal.read()
@@ -179,6 +196,10 @@ class Relay:
                 return False
             self.body, self._answer.rewriter = resumption.body, resumption.rewriter
         return True
+
+    def _rename(self, model: str) -> bytes:
+        """Return the body with another model in it."""
+        return with_model(self._body, model)
 
     def on_nobody(self, now_s: float) -> None:
         """Wait for a backend as long as that is allowed, else tell the client."""
@@ -307,7 +328,10 @@ class Relay:
 
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         """Note what kind of answer comes."""
-        self._answer.begin(status, content_type, retry_after)
+        answer, upstream = self._answer, self.attempts.upstream
+        answer.begin(status, content_type, retry_after)
+        if upstream is not None and upstream.notes:
+            answer.notes = upstream.notes
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the answer on."""
@@ -355,12 +379,14 @@ class Relay:
         status = answer.status
         body = b"".join(answer.parts)
         if status == 200 and not self.begun:
-            answer.usage = usage = answer_usage(body)
+            answer.usage = usage = self._find_usage(body)
             self._note_success()
             self.first_s = self._context.loop.time()
             headers = self._headers()
             if self.slot is not None and usage is not None:
                 self._context.record_delivery(self.slot, usage.completion_tokens)
+                if usage.has_media:
+                    self._context.record_media(self.slot, usage)
             self.client.respond(200, body, answer.note or b"application/json", headers)
             self._finish(200, "ok")
         elif status in _RETRIED:
@@ -375,6 +401,12 @@ class Relay:
             self._finish(status, "error")
         else:
             self._fail_over(f"unexpected status {status}")
+
+    def _find_usage(self, body: bytes) -> Usage | None:
+        """Return what a whole answer says of its usage, in it or beside it."""
+        usage = answer_usage(body)
+        noted = None if usage is not None else self._answer.notes.get(b"x-atoll-usage")
+        return usage if noted is None else header_usage(noted)
 
     def on_lost(self, reason: str, *, unused: bool) -> None:
         """Go on elsewhere; a kept connection that was closed already is nobody's failure."""
@@ -411,16 +443,26 @@ class Relay:
         member = self.attempts.member
         if member is None:
             return b""
+        headers = member.headers
+        path = self._answer.notes.get(b"x-atoll-path")
+        if path is not None and _PATH.fullmatch(path):
+            headers += b"x-atoll-path: %b\r\n" % path
         if self.requirements is None:
-            return member.headers
-        return member.headers + self._context.chooser.headers(self.requirements, member, self.model)
+            return headers
+        return headers + self._context.chooser.headers(self.requirements, member, self.model)
 
     def _count(self, events: bytes) -> None:
         """Write down what the client is about to have."""
-        new = tokens_in(events)
-        if new and self.slot is not None:
+        new, slot = tokens_in(events), self.slot
+        if slot is None:
+            return
+        if new:
             self._sent += new
-            self._context.record_delivery(self.slot, self._sent)
+            self._context.record_delivery(slot, self._sent)
+        spoken = audio_chars_in(events)
+        if spoken:
+            self._spoken += spoken
+            self._context.record_media(slot, Usage(speech_seconds=spoken_seconds(self._spoken)))
 
     def _deliver(self, event: bytes) -> None:
         if not self.begun:
@@ -455,6 +497,9 @@ class Relay:
         self._note_success()
         if self.slot is not None:
             self._count(last)
+            usage = self._answer.usage
+            if usage is not None and usage.has_media:
+                self._context.record_media(self.slot, usage)
         self.client.end_stream(last + DONE)
         self._finish(200, "ok")
 

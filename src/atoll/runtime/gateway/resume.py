@@ -206,8 +206,11 @@ class Resumption:
 def resume(request: Generation, body: bytes, delivered: Delivered, kind: Kind) -> Resumption | None:
     """Return how a stream goes on at a backend of a kind, or None: it cannot.
 
-    `body` is the body of the request as it was sent at first.
+    `body` is the body of the request as it was sent at first. What was spoken cannot be taken up in the
+    middle of a word.
     """
+    if any(answer.spoken for answer in delivered.answers.values()):
+        return None
     if not any(a.tokens or any(a.strings.values()) for a in delivered.answers.values()):
         # Nothing said yet: the same request, less its greeting.
         return Resumption(body, ReplayFilter(delivered))
@@ -225,7 +228,7 @@ def resume(request: Generation, body: bytes, delivered: Delivered, kind: Kind) -
 def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
     """Return whether the text so far is all that the next backend needs to know."""
     single = (request.n or 1) == 1 and len(delivered.answers) == 1
-    if kind == "openai" or not single or not delivered.answers[0].only_text:
+    if kind in ("openai", "tasks") or not single or not delivered.answers[0].only_text:
         return False
     if isinstance(request, CompletionRequest):
         if request.echo or request.suffix or (request.best_of or 1) > 1:

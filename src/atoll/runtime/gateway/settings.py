@@ -9,11 +9,14 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field, field_validator
 
 from atoll.core.frozen import Frozen
+from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.openai import FORMS
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.outliers import OutlierSettings
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_FORM_PATHS = frozenset(path.encode() for path in FORMS)
 
 
 # Plain dataclasses, because they are looked at several times a request; checked where they are part of
@@ -28,6 +31,10 @@ class GatewayLimits:
 
     body_bytes: Count = 32 * 2**20
     """Of one request; more is answered with 413."""
+    media_body_bytes: Count = 64 * 2**20
+    """Of a form with a file (`/v1/audio/transcriptions`) instead."""
+    content_parts: Count = 1024
+    """Pieces (texts, pictures, sounds) in the messages of one request; more are answered with 400."""
     header_bytes: Count = 32 * 2**10
     """Of the first line and headers of a request together; more is answered with 431."""
     headers: Count = 100
@@ -38,6 +45,10 @@ class GatewayLimits:
     """Bodies of requests held in memory at the same time; more are answered with 503."""
     answer_bytes: Count = 256 * 2**20
     """Of an answer that is not a stream."""
+
+    def body_limit(self, path: bytes) -> int:
+        """Return how many bytes the body of a request to a path may have."""
+        return self.media_body_bytes if path in _FORM_PATHS else self.body_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,8 @@ class GatewaySettings(Frozen):
     attempts: int = Field(3, ge=1)
     """Backends a request is sent to, at most, without a token in between."""
     limits: GatewayLimits = GatewayLimits()
+    media: MediaLimits = MediaLimits()
+    """How much a request may bring of each kind; what of it needs decoding is checked by backends."""
     deadlines: Deadlines = Deadlines()
     health: HealthSettings = HealthSettings()
     outliers: OutlierSettings = OutlierSettings()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 import msgspec
 
 from atoll.runtime.gateway.metrics import GatewayMetrics
-from atoll.runtime.gateway.relay import Relay
-from atoll.runtime.openai import REQUESTS, Usage
+from atoll.runtime.gateway.relay import Relay, spoken_seconds
+from atoll.runtime.openai import FORMS, REQUESTS, Usage
 from atoll.telemetry.logs import JsonLog, Log
 from atoll.telemetry.usage import OnUsage, UsageRecord
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from atoll.telemetry.recording import Recorder
     from atoll.telemetry.spans import Spans
 
-ENDPOINTS = {path.encode(): path for path in REQUESTS}
+ENDPOINTS = {path.encode(): path for path in (*REQUESTS, *FORMS)}
 """By their bytes in a request."""
+_NO_MEDIA = (0.0, 0.0, 0)
 
 
 class ProviderTokens(Protocol):
@@ -61,14 +62,19 @@ class UsageWriter:
     ) -> None:
         """Write down a request; without a usage, as much as the client has of the answer."""
         first_s = None if relay.first_s is None else relay.first_s - relay.started_s
-        estimated = usage is None and outcome != "error"
+        estimated = relay.estimated or (usage is None and outcome != "error")
         if usage is None:
-            tokens = relay.journal.read().tokens
-            usage = Usage(0, tokens, tokens)
+            delivered = relay.journal.read()
+            tokens, spoken_s = delivered.tokens, spoken_seconds(delivered.audio_chars)
+            usage = Usage(0, tokens, tokens, speech_seconds=spoken_s)
         endpoint = ENDPOINTS[relay.sent.path]
         prompt, completion = usage.prompt_tokens, usage.completion_tokens
         tally = self._metrics.tally(relay.model, endpoint, status)
         tally.add(seconds, first_s, prompt, completion)
+        media = _NO_MEDIA
+        if usage.has_media:
+            media = (usage.audio_seconds, usage.speech_seconds, usage.image_pixels)
+            self._metrics.add_media(relay.model, *media)
         now_s = time.time()
         fields = (
             relay.sent.id.decode(),
@@ -86,12 +92,12 @@ class UsageWriter:
             outcome,
         )
         if self.access_log is not None:
-            line = _AccessLine(now_s, relay.sent.trace[3:35], *fields)
+            line = _AccessLine(now_s, relay.sent.trace[3:35], *fields, *media)
             self.access_log.line(_encode(line) + b"\n")
         if self._on_usage is not None or self.wanted:
             grant = relay.requirements.grant if relay.requirements is not None else None
             key = None if grant is None else grant.key_id
-            self._hand_out(relay, UsageRecord(*fields, key, relay.shares), grant)
+            self._hand_out(relay, UsageRecord(*fields, key, relay.shares, *media), grant)
 
     def _hand_out(self, relay: Relay, record: UsageRecord, grant: Grant | None) -> None:
         """Give the record of a request to whoever keeps it."""
@@ -126,8 +132,14 @@ def _access_line() -> Any:
     """Return the type of a line of the log: a request that ended, its trace, the fields of its record."""
     names = UsageRecord._fields[: UsageRecord._fields.index("outcome") + 1]
     hints = get_type_hints(UsageRecord)
-    fields = [("time", float), ("trace", str), ("id", str), *((n, hints[n]) for n in names[1:])]
-    return msgspec.defstruct("AccessLine", fields, tag_field="event", tag="request", gc=False)
+    fields: list[Any] = [("time", float), ("trace", str), ("id", str)]
+    fields += [(name, hints[name]) for name in names[1:]]
+    # Sound and pictures only where there are any.
+    media = ("audio_seconds", "speech_seconds", "image_pixels")
+    fields += [(n, hints[n], zero) for n, zero in zip(media, _NO_MEDIA, strict=True)]
+    return msgspec.defstruct(
+        "AccessLine", fields, tag_field="event", tag="request", gc=False, omit_defaults=True
+    )
 
 
 _AccessLine = _access_line()

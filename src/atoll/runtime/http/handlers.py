@@ -35,6 +35,11 @@ class ServerLimits:
     connections: int = 10_000
     buffered_bytes: int = 2**30
 
+    def body_limit(self, path: bytes) -> int:
+        """Return how many bytes the body of a request may have; the same for all paths."""
+        del path
+        return self.body_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class ServerDeadlines:

@@ -65,6 +65,10 @@ class ConnectionLimits(Protocol):
         """Of one request; more is answered with 413."""
         ...
 
+    def body_limit(self, path: bytes) -> int:
+        """Return `body_bytes`, or what a request to this path may have instead."""
+        ...
+
     @property
     def header_bytes(self) -> int:
         """Of the first line and headers of a request together; more is answered with 431."""
@@ -253,8 +257,8 @@ class Connection(asyncio.Protocol):
         if len(self._headers) > limits.headers:
             # Trailers: the headers were taken out.
             self._refuse(_headers_too_large())
-        elif self._received > limits.body_bytes + limits.header_bytes:
-            self._refuse(_too_large(limits.body_bytes))
+        elif self._received > self._body_limit() + limits.header_bytes:
+            self._refuse(_too_large(self._body_limit()))
         elif app.buffered > limits.buffered_bytes:
             self._refuse(
                 ApiError(
@@ -267,12 +271,17 @@ class Connection(asyncio.Protocol):
         app = self._app
         self._current = request = self._request()
         length = request.headers.get(b"content-length")
-        if length is not None and int(length) > app.limits.body_bytes:
-            raise _RefusedError(_too_large(app.limits.body_bytes))
+        if length is not None and int(length) > self._body_limit():
+            raise _RefusedError(_too_large(self._body_limit()))
         if self._serving is None:
             self._deadline_s = app.loop.time() + app.deadlines.body_s
             if request.headers.get(b"expect", b"").lower() == b"100-continue":
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _body_limit(self) -> int:
+        """Return how large the body that comes may be."""
+        limits, current = self._app.limits, self._current
+        return limits.body_bytes if current is None else limits.body_limit(current.path)
 
     def pause_writing(self) -> None:
         """Have the source of the answer wait."""
@@ -308,8 +317,9 @@ class Connection(asyncio.Protocol):
         self._current = None
         self._in_body = False
         self._received = 0
-        if len(request.body) > self._app.limits.body_bytes:
-            raise _RefusedError(_too_large(self._app.limits.body_bytes))
+        most = self._app.limits.body_limit(request.path)
+        if len(request.body) > most:
+            raise _RefusedError(_too_large(most))
         request.keep_alive = not request.old and self._parser.should_keep_alive()
         if self._serving is None:
             self._serving = request

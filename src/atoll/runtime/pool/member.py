@@ -39,7 +39,7 @@ class Backend(Frozen):
     weight: float = Field(1.0, ge=0)
     """Share of the requests among the backends of a model, in any unit; 0: only when no other is left."""
     kind: Kind = "openai"
-    """How a broken stream is continued here."""
+    """How a broken stream is continued here; `tasks`: a front of executors, which moves them itself."""
     max_inflight: int | None = Field(None, ge=1)
     metadata: dict[str, str] = Field(default_factory=dict)
     """`api_key` is sent as a bearer token; the rest is shown in the status."""

@@ -107,6 +107,15 @@ def test_openapi_describes_every_endpoint() -> None:
             ]
             name = schema["$ref"].rsplit("/", 1)[1]
             assert "model" in document["components"]["schemas"][name]["required"]
+        for path, kind in (
+            ("/v1/audio/speech", "application/json"),
+            ("/v1/images/generations", "application/json"),
+            ("/v1/audio/transcriptions", "multipart/form-data"),
+        ):
+            schema = document["paths"][path]["post"]["requestBody"]["content"][kind]["schema"]
+            name = schema["$ref"].rsplit("/", 1)[1]
+            assert "model" in document["components"]["schemas"][name]["required"]
+        assert document["components"]["schemas"]["TranscriptionRequest"]["required"][-1] == "file"
         for path in ("/v1/models", "/health", "/metrics"):
             assert "get" in document["paths"][path]
         assert json.dumps(document)
