@@ -93,7 +93,11 @@ def fetch_components(deployment: TaskDeployment) -> None:
 
     names = [name for executor in deployment.executors for name in executor.components]
     with live_line("fetching components") as say:
-        prefetch(dict.fromkeys(names), say)
+
+        def progress(done: int, total: int, name: str) -> None:
+            say(f"fetching components: {done} of {total} packages {f'({name})' if name else ''}")
+
+        prefetch(dict.fromkeys(names), progress)
 
 
 def services_of(plan: Plan, only: Sequence[str]) -> list[str]:

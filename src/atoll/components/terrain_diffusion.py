@@ -9,7 +9,7 @@ noise never falls below half of the strongest: below a quarter the network leave
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
@@ -54,9 +54,7 @@ class TerrainDiffusion(BatchComponent):
     def load(cls, setup: Setup) -> Self:
         """Fetch and open the network."""
         (path,) = TERRAIN.fetch().values()
-        return cls(
-            OnnxModel(path, threads=setup.threads, device=setup.device, needed_for=cls.name)
-        )
+        return cls(OnnxModel(path, threads=setup.threads, device=setup.device, needed_for=cls.name))
 
     def example(self) -> Inputs:
         """Return one step."""

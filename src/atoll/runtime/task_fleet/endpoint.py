@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.core.errors import InputError
-from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory
+from atoll.runtime.adapters.base import MachineShare, RunDirectory
 from atoll.runtime.adapters.executor import executor_process
-from atoll.runtime.adapters.front import front_process
+from atoll.runtime.adapters.front import front_endpoint
 from atoll.runtime.executor.config import ExecutorConfig
 from atoll.runtime.executor.store import default_store_root
 from atoll.runtime.front.config import ExecutorAddress, FrontConfig
@@ -17,13 +18,15 @@ from atoll.runtime.local.build import available_bytes, free_ports
 from atoll.runtime.local.cores import assign_cores
 from atoll.runtime.local.fleet import ServiceEndpoint
 from atoll.runtime.media.limits import MediaLimits
-from atoll.runtime.pool.member import STAND_IN, Backend
+from atoll.runtime.pool.member import STAND_IN
 from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
 
 FRONT = "front"
 _TOKEN = "executors.token"  # noqa: S105 - the name of the file
+_DRAIN_S = 10.0
 _EXECUTOR_BYTES = 250 * 2**20
 _LLM_BYTES = 900 * 2**20
+_STORE_BYTES = 512 * 2**20
 
 
 def task_endpoint(
@@ -57,6 +60,7 @@ def task_endpoint(
             device=executor.device,
             threads=executor.threads or share.threads(executor.id),
             cpus=() if executor.threads else share.cpus.get(executor.id, ()),
+            drain_s=_DRAIN_S,
         )
         processes.append(executor_process(config, home))
         addresses.append(
@@ -75,26 +79,25 @@ def task_endpoint(
         limits=limits or MediaLimits(),
         routing="dynamic" if routing == "dynamic" else "static",
     )
-    names = tuple(service.name for service in deployment.services)
-    known = {}
+    endpoint = front_endpoint(front, home)
     if deployment.stand_ins:
-        known[STAND_IN] = "; ".join(deployment.stand_ins.values())
-    url = f"http://{front.host}:{front.port}"
-    backend = Backend(id=FRONT, url=url, models=names, kind="tasks", metadata=known)
-    endpoint = Endpoint(
-        backend,
-        tuple(executor.id for executor in deployment.executors),
-        tuple(processes),
-        front_process(front, home),
-        tuple((executor.id, "n0", 0, 1) for executor in deployment.executors),
+        known = endpoint.backend.metadata | {STAND_IN: "; ".join(deployment.stand_ins.values())}
+        backend = endpoint.backend.model_copy(update={"metadata": known})
+        endpoint = replace(endpoint, backend=backend)
+    endpoint = replace(
+        endpoint,
+        instances=tuple(executor.id for executor in deployment.executors),
+        nodes=tuple(processes),
+        held=tuple((executor.id, "n0", 0, 1) for executor in deployment.executors),
     )
+    names = tuple(service.name for service in deployment.services)
     kinds = {executor.id: _shown(executor) for executor in deployment.executors}
     return ServiceEndpoint(endpoint, ", ".join(names), kinds)
 
 
 def store_folder(home: RunDirectory) -> Path:
     """Return where the arrays of a fleet lie; it goes with the fleet's own folder."""
-    folder = default_store_root(home.folder) / f"atoll-{home.folder.name}"
+    folder = default_store_root(home.folder, _STORE_BYTES) / f"atoll-{home.folder.name}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
