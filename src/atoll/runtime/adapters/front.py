@@ -11,9 +11,9 @@ from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits
 
-_LIMITS = RestartLimits(ready_s=120.0, unwell=3, term_s=30.0)
+_LIMITS = RestartLimits(ready_s=660.0, unwell=3, term_s=30.0)
 _SILENT_S = 10.0
-"""How long a front may take to say how it is before it is started anew."""
+"""How long a front may take to say how it is before it is started anew. It is ready after its executors."""
 
 
 def front_endpoint(
