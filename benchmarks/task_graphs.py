@@ -5,8 +5,8 @@ more. So its code runs twice: one round of recording, one replay. Counted is CPU
 
 - pure: `Recording` alone: making it, both rounds, noting every result, filling in inputs. No event loop.
   This is `record_replay_us`.
-- driven: all of `Run.result()` as a server awaits it, where `call` of the invoker returns at once: the same and
-  one asyncio task per invocation, records with times, the answer put together, and what the event loop does
+- driven: all of `Run.result()` as a server awaits it, where `call` of the invoker returns at once: the same
+  and one asyncio task per invocation, records with times, the answer, and what the event loop does
   meanwhile. `bare_tasks_us` is what the event loop alone takes for 20 tasks that do nothing.
 """
 

@@ -180,6 +180,9 @@ class Recording:
             kind = type(value)
             if kind in UNCHANGING:
                 continue
+            if kind is Pending and value._book is self:
+                found.append(value)
+                continue
             if kind is PendingStream and cuts:
                 if cut_input:
                     raise self._break(_two_streams(unit, cut_input, name))
@@ -379,7 +382,7 @@ def _is_same(before: dict[str, Any], inputs: dict[str, Any]) -> bool:
         kind = type(value)
         if old is value:
             # What can change may have changed since.
-            if kind in UNCHANGING or kind is Pending or kind is PendingStream:
+            if kind is Pending or kind in UNCHANGING or kind is PendingStream:
                 continue
             return False
         if (kind is not str and kind is not int) or type(old) is not kind or old != value:
