@@ -16,6 +16,7 @@ from atoll.core.errors import AtollError
 from atoll.engine.guidance import MatcherFactory
 from atoll.engine.messages import OutputFormat, SamplingParams
 from atoll.engine.node_core import CoreSettings
+from atoll.engine.prompts import chat_prompt
 from atoll.engine.routes import SplitRouter
 from atoll.engine.scheduler_core import GenerateRequest
 from atoll.engine.text import TextCodec
@@ -84,6 +85,26 @@ def test_cuts_are_exact(
     cluster = Cluster(folder, LAYERS, [node(a, b) for a, b in cuts], eos=codec.eos, max_length=512)
     assert asked(cluster, codec) == wanted
     assert "Paris" in codec.decode(wanted[QUESTIONS[0]])
+
+
+def test_vectors_of_its_own_tokens_change_nothing_over_uneven_nodes(
+    folder: Path, codec: TextCodec, wanted: dict[str, list[int]]
+) -> None:
+    cluster = Cluster(folder, LAYERS, [node(0, 11), node(11, 30)], eos=codec.eos, max_length=512)
+    embed = cluster.nodes["mem://n0"].stage.embed
+    assert embed is not None
+    for question in QUESTIONS:
+        tokens = codec.encode(question, special=False)
+        with torch.inference_mode():
+            rows = embed(torch.tensor(tokens)).numpy()
+        prompt, embeds = chat_prompt(codec, [{"role": "user", "content": [rows]}])
+        assert len(prompt) == len(codec.chat([{"role": "user", "content": question}]))
+        sampling = SamplingParams(max_tokens=16)
+        request = GenerateRequest(tuple(prompt), sampling, id=question, embeds=embeds)
+        cluster.submit(request)
+    cluster.run()
+    cluster.settle()
+    assert {question: cluster.tokens(question) for question in QUESTIONS} == wanted
 
 
 def test_split_is_exact(folder: Path, codec: TextCodec, wanted: dict[str, list[int]]) -> None:

@@ -208,7 +208,9 @@ class StageModel:
                     path=reader.folder,
                     hint="config.json and the weights are of different models",
                 )
-            self._set(name, tensor.to(device=self.device, dtype=self.dtype))
+            # What is not laid out anew later is copied, so that nothing keeps the whole file mapped.
+            stays = parameter.dim() == 1 or name == "model.embed_tokens.weight"
+            self._set(name, tensor.to(device=self.device, dtype=self.dtype, copy=stays))
             if progress is not None:
                 progress(number, len(wanted), name)
         self._finish()

@@ -38,7 +38,7 @@ def usage(prompt: int, completion: int) -> dict[str, Any]:
     }
 
 
-class Server:
+class LineServer:
     """Answers every question with the same lines, and keeps what it was asked."""
 
     def __init__(self, *chunks: dict[str, Any] | Exception, done: bool = True) -> None:
@@ -74,8 +74,8 @@ HELLO = (
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    found = Server(*HELLO)
+def server(monkeypatch: pytest.MonkeyPatch) -> LineServer:
+    found = LineServer(*HELLO)
     monkeypatch.setattr(openai_chat, "stream_lines", found.stream_lines)
     return found
 
@@ -92,7 +92,7 @@ def ask(component: OpenAiChat, **inputs: Any) -> tuple[list[Any], Any]:
 WHOLE = {"text": "Hello", "finish_reason": "stop", "prompt_tokens": 7, "completion_tokens": 3}
 
 
-def test_text_is_streamed_and_summed_up(server: Server) -> None:
+def test_text_is_streamed_and_summed_up(server: LineServer) -> None:
     component = OpenAiChat(URL + "/", "m", api_key="secret")
     pieces, whole = ask(component, max_tokens=5, stop="x", seed=3, presence_penalty=0.5)
     assert pieces == [{"text": "He", "token_ids": []}, {"text": "llo", "token_ids": []}]
@@ -115,14 +115,14 @@ def test_text_is_streamed_and_summed_up(server: Server) -> None:
     ]
 
 
-def test_tokens_are_handed_on_where_the_server_says_them(server: Server) -> None:
+def test_tokens_are_handed_on_where_the_server_says_them(server: LineServer) -> None:
     server.chunks = (chunk("He", token_ids=[4, 5]), chunk("", "length", token_ids=[6]))
     pieces, whole = ask(OpenAiChat(URL, "m"))
     assert pieces == [{"text": "He", "token_ids": [4, 5]}, {"text": "", "token_ids": [6]}]
     assert (whole["completion_tokens"], whole["finish_reason"]) == (3, "length")
 
 
-def test_a_server_that_reads_text_only_is_sent_no_vectors(server: Server) -> None:
+def test_a_server_that_reads_text_only_is_sent_no_vectors(server: LineServer) -> None:
     with pytest.raises(BadInputError, match="reads text only"):
         ask(OpenAiChat(URL, "m"), messages=[SEEN])
     assert server.asked == []
@@ -140,7 +140,7 @@ def test_a_server_that_reads_text_only_is_sent_no_vectors(server: Server) -> Non
         ({"choices": [7]},),
     ],
 )
-def test_what_breaks_off_is_no_fault_of_the_client(server: Server, chunks: Any) -> None:
+def test_what_breaks_off_is_no_fault_of_the_client(server: LineServer, chunks: Any) -> None:
     server.chunks = chunks
     with pytest.raises((ServerAnswerError, FetchError)):
         ask(OpenAiChat(URL, "m"))
@@ -157,7 +157,7 @@ def test_what_breaks_off_is_no_fault_of_the_client(server: Server, chunks: Any) 
     ],
 )
 def test_a_refusal_is_the_clients_fault(
-    server: Server, answer: bytes, message: str, param: str | None
+    server: LineServer, answer: bytes, message: str, param: str | None
 ) -> None:
     server.chunks = (StatusError(URL, 400, answer),)
     with pytest.raises(BadInputError, match=message) as caught:
@@ -165,7 +165,7 @@ def test_a_refusal_is_the_clients_fault(
     assert caught.value.param == param
 
 
-def test_leaving_early_ends_the_question(server: Server) -> None:
+def test_leaving_early_ends_the_question(server: LineServer) -> None:
     async def go() -> None:
         stream: Any = OpenAiChat(URL, "m").stream({"messages": [USER]})
         assert await anext(stream) == {"text": "He", "token_ids": []}
@@ -175,7 +175,7 @@ def test_leaving_early_ends_the_question(server: Server) -> None:
     assert server.closed == 1
 
 
-def test_another_server_is_asked_again_and_the_known_part_left_out(server: Server) -> None:
+def test_another_server_is_asked_again_and_the_known_part_left_out(server: LineServer) -> None:
     component = OpenAiChat(URL, "m")
     so_far = {"text": "Hel", "token_ids": []}
     pieces, whole = ask(component, resume=so_far, temperature=0)
@@ -190,7 +190,7 @@ def test_another_server_is_asked_again_and_the_known_part_left_out(server: Serve
         ask(component, resume=so_far)
 
 
-def test_vllm_goes_on_by_text(server: Server) -> None:
+def test_vllm_goes_on_by_text(server: LineServer) -> None:
     server.chunks = (chunk("llo", "stop"), usage(9, 1))
     component = OpenAiChat(URL, "m", embeds="vllm")
     so_far = {"text": "He", "token_ids": [1, 2]}
@@ -208,7 +208,7 @@ def test_vllm_goes_on_by_text(server: Server) -> None:
     assert whole == expected
 
 
-def test_atoll_is_told_the_tokens_and_sent_vectors_as_they_are(server: Server) -> None:
+def test_atoll_is_told_the_tokens_and_sent_vectors_as_they_are(server: LineServer) -> None:
     server.chunks = (chunk("llo", "stop", token_ids=[3]), usage(7, 3))
     component = OpenAiChat(URL, "m", embeds="atoll")
     resume = {"text": "He", "token_ids": [1, 2]}
@@ -224,7 +224,7 @@ def test_atoll_is_told_the_tokens_and_sent_vectors_as_they_are(server: Server) -
 
 
 @pytest.mark.engine
-def test_vllm_is_sent_the_whole_prompt_as_vectors(server: Server, tmp_path: Path) -> None:
+def test_vllm_is_sent_the_whole_prompt_as_vectors(server: LineServer, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="needs the extra 'engine'")
     from atoll.engine.text import TextCodec
     from tests.engine.chatting import TinyChat
@@ -270,7 +270,7 @@ def test_options_are_checked(change: dict[str, Any], message: str) -> None:
 
 
 def test_the_key_is_read_from_the_environment(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: LineServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATOLL_TEST_KEY", "secret")
     options = {"url": URL, "model": "m", "api_key_env": "ATOLL_TEST_KEY"}
