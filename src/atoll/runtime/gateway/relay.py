@@ -405,8 +405,10 @@ class Relay:
     def _find_usage(self, body: bytes) -> Usage | None:
         """Return what a whole answer says of its usage, in it or beside it."""
         usage = answer_usage(body)
-        noted = None if usage is not None else self._answer.note_of(b"x-atoll-usage")
-        return usage if noted is None else header_usage(noted)
+        if usage is not None or self._answer.notes is None:
+            return usage
+        noted = self._answer.note_of(b"x-atoll-usage")
+        return None if noted is None else header_usage(noted)
 
     def on_lost(self, reason: str, *, unused: bool) -> None:
         """Go on elsewhere; a kept connection that was closed already is nobody's failure."""
