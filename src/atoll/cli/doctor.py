@@ -67,7 +67,7 @@ EXTRAS: tuple[Extra, ...] = (
     Extra("plan", ("numba", "highspy", "scipy"), "finding plans and simulating them"),
     Extra(
         "serve",
-        ("httptools", "msgspec", "prometheus_client", "uvloop"),
+        ("httptools", "msgspec", "prometheus_client", "python-multipart", "uvloop"),
         "the gateway and instances",
     ),
     Extra(

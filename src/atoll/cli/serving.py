@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def need_serving() -> None:
     """Say which extra to install where the packages that serve are missing."""
-    for package in ("httptools", "msgspec", "prometheus_client"):
+    for package in ("httptools", "msgspec", "prometheus_client", "python_multipart"):
         if find_spec(package) is None:
             raise MissingDependencyError(package, "serve", needed_for="serving")
 

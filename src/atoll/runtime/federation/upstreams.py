@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
@@ -44,7 +43,7 @@ class TunnelUpstream:
     """One request through the tunnel."""
 
     __slots__ = ("_call", "_upstreams")
-    notes: Mapping[bytes, bytes] = MappingProxyType({})
+    notes: Mapping[bytes, bytes] | None = None
     """The tunnel carries the type of an answer, and no other headers."""
 
     def __init__(self, upstreams: NodeUpstreamPool) -> None:

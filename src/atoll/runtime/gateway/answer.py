@@ -7,7 +7,6 @@ client that sees the end of an answer sees all of it, and a backend that dies be
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 from atoll.runtime.gateway.events import event_of, finishes, payload, read_chunk, split_events
 from atoll.runtime.gateway.resume import Rewriter
@@ -44,12 +43,16 @@ class Answer:
     rewriter: Rewriter | None = None
     """Of a stream that was moved here."""
     size = 0
-    notes: Mapping[bytes, bytes] = MappingProxyType({})
+    notes: Mapping[bytes, bytes] | None = None
     """What the backend says beside it (`http.upstream.Upstream.notes`)."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         """Of an answer that is no stream."""
+
+    def note_of(self, name: bytes) -> bytes | None:
+        """Return what the backend says beside its answer under a name."""
+        return None if self.notes is None else self.notes.get(name)
 
     def begin(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         """Take the status and the headers."""

@@ -142,6 +142,7 @@ class Gateway:
         """Take new settings; where to listen stays as it was."""
         self.settings = settings
         self.limits = settings.limits
+        self._media_limits = settings.media
         self.deadlines = settings.deadlines
         self.chooser.configure(settings)
         self._health.settings = settings.health
@@ -303,12 +304,13 @@ class Gateway:
             self.accounts.authenticate(request.headers.get(b"authorization"))
         form: TranscriptionForm | None = None
         parsed: AnyRequest
-        if endpoint in FORMS:
+        is_media = endpoint in MEDIA_ENDPOINTS
+        if is_media and endpoint in FORMS:
             form = read_form(request.headers.get(b"content-type", b""), request.body)
             parsed = form.request
         else:
             parsed = read_request(endpoint, request.body)
-            check_content(parsed, self.settings.media, self.limits.content_parts)
+            check_content(parsed, self._media_limits, self.limits.content_parts)
         now_s = self.loop.time()
         tally = self.traffic.find(parsed.model, now_s)
         if len(self.relays) >= self.limits.requests or self.draining:
@@ -319,7 +321,7 @@ class Gateway:
         state = request.headers.get(b"tracestate")
         if state is not None:
             passed += b"tracestate: %b\r\n" % state
-        if endpoint in MEDIA_ENDPOINTS and isinstance(parsed, MediaRequest):
+        if is_media and isinstance(parsed, MediaRequest):
             relay: Relay = MediaRelay(self, connection, request, parsed, passed, form)
         else:
             relay = Relay(self, connection, request, parsed, passed)
@@ -425,8 +427,11 @@ class Gateway:
         tally = relay.tally
         if tally is None:
             return
-        tokens = usage is not None and (usage.prompt_tokens or usage.completion_tokens)
-        if usage is not None and outcome == "ok" and (tokens or not usage.has_media):
+        if (
+            usage is not None
+            and outcome == "ok"
+            and (usage.completion_tokens or not usage.has_media)
+        ):
             tally.measure(now_s, usage.prompt_tokens, usage.completion_tokens)
         if tally.promise is not None:
             tally.judge(now_s, _ended(relay, status, outcome, usage, seconds))

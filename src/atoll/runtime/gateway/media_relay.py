@@ -134,12 +134,12 @@ class MediaRelay(Relay):
     # What was used
 
     def _find_usage(self, body: bytes) -> Usage | None:
-        noted = self._answer.notes.get(b"x-atoll-usage")
+        noted = self._answer.note_of(b"x-atoll-usage")
         return loose_usage(body) or (None if noted is None else header_usage(noted))
 
     def _measure(self, *, whole: bool) -> Usage:
         """Return what an answer in pieces has used, as far as the client has it."""
-        noted = self._answer.notes.get(b"x-atoll-usage")
+        noted = self._answer.note_of(b"x-atoll-usage")
         usage = (header_usage(noted) if noted is not None else None) or Usage()
         if self._kind.startswith(_EVENTS):
             return self._usage_in_events() or usage
@@ -151,7 +151,7 @@ class MediaRelay(Relay):
 
     def _heard_s(self) -> float:
         """Return how many seconds of sound the client has, by its bytes."""
-        noted = self._answer.notes.get(b"x-atoll-rate-hz", b"")
+        noted = self._answer.note_of(b"x-atoll-rate-hz") or b""
         rate_hz = int(noted) if noted.isdigit() and len(noted) < 7 else 0
         header = 0 if self._kind.startswith((b"audio/pcm", b"audio/l16")) else _WAV_HEADER
         return max(0, self._passed - header) / 2 / (rate_hz or _RATE_HZ)

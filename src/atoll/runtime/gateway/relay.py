@@ -330,7 +330,7 @@ class Relay:
         """Note what kind of answer comes."""
         answer, upstream = self._answer, self.attempts.upstream
         answer.begin(status, content_type, retry_after)
-        if upstream is not None and upstream.notes:
+        if upstream is not None:
             answer.notes = upstream.notes
 
     def on_body(self, data: bytes) -> None:
@@ -405,8 +405,10 @@ class Relay:
     def _find_usage(self, body: bytes) -> Usage | None:
         """Return what a whole answer says of its usage, in it or beside it."""
         usage = answer_usage(body)
-        noted = None if usage is not None else self._answer.notes.get(b"x-atoll-usage")
-        return usage if noted is None else header_usage(noted)
+        if usage is not None or self._answer.notes is None:
+            return usage
+        noted = self._answer.note_of(b"x-atoll-usage")
+        return None if noted is None else header_usage(noted)
 
     def on_lost(self, reason: str, *, unused: bool) -> None:
         """Go on elsewhere; a kept connection that was closed already is nobody's failure."""
@@ -444,9 +446,10 @@ class Relay:
         if member is None:
             return b""
         headers = member.headers
-        path = self._answer.notes.get(b"x-atoll-path")
-        if path is not None and _PATH.fullmatch(path):
-            headers += b"x-atoll-path: %b\r\n" % path
+        if self._answer.notes is not None:
+            path = self._answer.note_of(b"x-atoll-path")
+            if path is not None and _PATH.fullmatch(path):
+                headers += b"x-atoll-path: %b\r\n" % path
         if self.requirements is None:
             return headers
         return headers + self._context.chooser.headers(self.requirements, member, self.model)

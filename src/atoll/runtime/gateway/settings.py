@@ -32,7 +32,7 @@ class GatewayLimits:
     body_bytes: Count = 32 * 2**20
     """Of one request; more is answered with 413."""
     media_body_bytes: Count = 64 * 2**20
-    """Of a form with a file (`/v1/audio/transcriptions`) instead."""
+    """Of a form with a file (`/v1/audio/transcriptions`) instead, where that is more."""
     content_parts: Count = 1024
     """Pieces (texts, pictures, sounds) in the messages of one request; more are answered with 400."""
     header_bytes: Count = 32 * 2**10
@@ -48,7 +48,8 @@ class GatewayLimits:
 
     def body_limit(self, path: bytes) -> int:
         """Return how many bytes the body of a request to a path may have."""
-        return self.media_body_bytes if path in _FORM_PATHS else self.body_bytes
+        is_form = path in _FORM_PATHS and self.media_body_bytes > self.body_bytes
+        return self.media_body_bytes if is_form else self.body_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class UsageWriter:
         tally = self._metrics.tally(relay.model, endpoint, status)
         tally.add(seconds, first_s, prompt, completion)
         media = _NO_MEDIA
-        if usage.has_media:
+        if usage.audio_seconds or usage.speech_seconds or usage.image_pixels:
             media = (usage.audio_seconds, usage.speech_seconds, usage.image_pixels)
             self._metrics.add_media(relay.model, *media)
         now_s = time.time()

@@ -66,7 +66,7 @@ class ConnectionLimits(Protocol):
         ...
 
     def body_limit(self, path: bytes) -> int:
-        """Return `body_bytes`, or what a request to this path may have instead."""
+        """Return `body_bytes`, or how many more a request to this path may have."""
         ...
 
     @property
@@ -317,9 +317,11 @@ class Connection(asyncio.Protocol):
         self._current = None
         self._in_body = False
         self._received = 0
-        most = self._app.limits.body_limit(request.path)
-        if len(request.body) > most:
-            raise _RefusedError(_too_large(most))
+        limits = self._app.limits
+        if len(request.body) > limits.body_bytes:
+            most = limits.body_limit(request.path)
+            if len(request.body) > most:
+                raise _RefusedError(_too_large(most))
         request.keep_alive = not request.old and self._parser.should_keep_alive()
         if self._serving is None:
             self._serving = request

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
@@ -24,7 +23,6 @@ _MAX_IDLE = 1024
 _MOST_HEADERS = 1000
 """Of an answer; a backend that says more is not listened to."""
 _NOTES = frozenset({b"x-atoll-path", b"x-atoll-usage", b"x-atoll-rate-hz"})
-_NO_NOTES: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class Receiver(Protocol):
@@ -58,7 +56,7 @@ class Upstream(Protocol):
     """A connection to a backend, or what stands for one, for one request at a time."""
 
     @property
-    def notes(self) -> Mapping[bytes, bytes]:
+    def notes(self) -> Mapping[bytes, bytes] | None:
         """What the backend says of its answer beside it, from `on_head` on: its `x-atoll-` headers."""
         ...
 
@@ -138,7 +136,7 @@ class HttpUpstream(asyncio.Protocol):
         self.receiver: Receiver | None = None
         self.transport: asyncio.Transport
         self.reused = False
-        self.notes: Mapping[bytes, bytes] = _NO_NOTES
+        self.notes: Mapping[bytes, bytes] | None = None
         self.drain_until_s = 0.0
         self._status = 0
         self._sized = self._touched = self._ended = False
@@ -237,7 +235,7 @@ class HttpUpstream(asyncio.Protocol):
             headers = {name.lower(): value for name, value in headers.items()}
         self._sized = b"content-length" in headers or b"transfer-encoding" in headers
         kind, retry = headers.get(b"content-type", b""), headers.get(b"retry-after", b"")
-        self.notes = _NO_NOTES
+        self.notes = None
         if not _NOTES.isdisjoint(headers):
             self.notes = {name: headers[name] for name in _NOTES if name in headers}
         self._headers.clear()
