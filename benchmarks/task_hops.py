@@ -4,12 +4,14 @@ A hop is a call whose input and whose output is a 1 MB handle, of a component th
 message there and back, the input mapped, the output copied into the store and summed up, the batch and its
 thread. The executor is a process of its own, on loopback. Bytes are counted from an array in one process to
 its sum in another: copied into a store and summed up by the one, mapped and added up by the other.
+CPU time is given beside the time that passed, since it tells less of what else the machine does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import signal
 import statistics
@@ -64,8 +66,8 @@ class DoNothing(BatchComponent):
 
 
 @contextmanager
-def run_executor(folder: Path, component: str) -> Iterator[tuple[str, str]]:
-    """Run an executor of one component in a process; yields its address and its token."""
+def run_executor(folder: Path, component: str) -> Iterator[tuple[str, str, int]]:
+    """Run an executor of one component in a process; yields its address, its token and its process."""
     token = secrets.token_hex(16)
     (folder / "token").write_text(token, encoding="ascii")
     store = default_store_root(folder, STORE_BYTES) / f"atoll-hops-{secrets.token_hex(8)}"
@@ -91,30 +93,38 @@ def run_executor(folder: Path, component: str) -> Iterator[tuple[str, str]]:
                 raise RuntimeError("the executor did not start")
             time.sleep(0.02)
         report = json.loads((folder / "ready").read_text(encoding="utf-8"))
-        yield report["address"], token
+        yield report["address"], token, process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30.0)
 
 
-async def _hop(address: str, token: str, store: ArrayStore, hops: int) -> list[float]:
-    """Return how long each of some calls took, in seconds."""
+async def _hop(address: str, token: str, store: ArrayStore, hops: int) -> tuple[list[float], float]:
+    """Return how long each of some calls took, in seconds, and CPU seconds of the caller for all of them."""
     client = ExecutorClient(address, token, "benchmark")
     await client.connect()
     (component,) = client.components
     seconds = []
+    busy_s = 0.0
     numbers = np.arange(HANDLE_BYTES // 4, dtype=np.float32)
     try:
         for _ in range(hops + WARM_UP):
             given = store.put(numbers, "benchmark", 60.0)
-            began_s = time.perf_counter()
+            began_s, began_cpu_s = time.perf_counter(), time.process_time()
             finished = await client.call(component, {"array": given})
             seconds.append(time.perf_counter() - began_s)
+            busy_s += time.process_time() - began_cpu_s
             await client.release([finished.value["array"]])
             store.release([given.id], "benchmark")
     finally:
         await client.close()
-    return seconds[WARM_UP:]
+    return seconds[WARM_UP:], busy_s
+
+
+def _read_cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _consume(pipe: Connection) -> None:
@@ -148,25 +158,30 @@ def _move(store: ArrayStore) -> float:
 
 
 def measure_hops(hops: int = HOPS) -> dict[str, Any]:
-    """Return `overhead_ms_per_hop` (median), its 99th percentile, and `bytes_per_s_shm`."""
+    """Return `overhead_ms_per_hop` (median), its 99th percentile, `bytes_per_s_shm`, and how it was."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         root = default_store_root(folder, STORE_BYTES)
         place = root / f"atoll-hops-{secrets.token_hex(8)}"
         store = ArrayStore(place, STORE_BYTES, owner="benchmark")
         try:
-            with run_executor(folder, "benchmarks.task_hops:DoNothing") as (address, token):
-                seconds = sorted(asyncio.run(_hop(address, token, store, hops)))
+            with run_executor(folder, "benchmarks.task_hops:DoNothing") as (address, token, pid):
+                before_s = _read_cpu_s(pid)
+                seconds, busy_s = asyncio.run(_hop(address, token, store, hops))
+                busy_s += _read_cpu_s(pid) - before_s
+            seconds.sort()
             rate = _move(store)
         finally:
             store.close()
     return {
         "overhead_ms_per_hop": round(1e3 * statistics.median(seconds), 3),
         "overhead_ms_per_hop_p99": round(1e3 * seconds[int(0.99 * len(seconds))], 3),
+        "cpu_ms_per_hop": round(1e3 * busy_s / (hops + WARM_UP), 3),
         "hops": len(seconds),
         "handle_bytes": HANDLE_BYTES,
         "bytes_per_s_shm": round(rate),
         "in_memory": root != folder,
+        "load_average": round(os.getloadavg()[0], 1),
     }
 
 

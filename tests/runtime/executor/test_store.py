@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import fcntl
-import gc
 import os
+import tempfile
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -366,11 +366,14 @@ def test_what_is_not_delivered_is_freed(tmp_path: Path) -> None:
         max_size=25,
     )
 )
-def test_files_bytes_and_leases_agree(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
-) -> None:
+def test_files_bytes_and_leases_agree(steps: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        _follow(Path(folder), steps)
+
+
+def _follow(folder: Path, steps: list[tuple[str, int]]) -> None:
     clock = Clock()
-    store = _store(tmp_path_factory.mktemp("s"), most_bytes=5 * _BIG, clock=clock)
+    store = _store(folder, most_bytes=5 * _BIG, clock=clock)
     handles: list[Handle] = []
     until_s: dict[str, float] = {}
     for step, number in steps:
@@ -394,4 +397,3 @@ def test_files_bytes_and_leases_agree(
         assert _files(store) == sorted(f"{key}.array" for key in until_s)
         assert store.used_bytes == _BIG * len(until_s)
     store.close()
-    gc.collect()

@@ -170,6 +170,7 @@ def test_sigterm_finishes_what_runs(tmp_path: Path) -> None:
         assert executor.popen.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_end_does_not_hold_the_exit_up(tmp_path: Path) -> None:
     with process(tmp_path, {"Doubler": {}}, drain_s=0.1) as executor:
 
@@ -191,9 +192,12 @@ def test_a_batch_that_does_not_end_does_not_hold_the_exit_up(tmp_path: Path) -> 
     ("components", "changes", "code", "words"),
     [
         ({"Unable": {}}, {}, 1, "RuntimeError: no weights"),
-        ({"Doubler": {}}, {"address": "nowhere"}, 3, "address: 'nowhere' is not host:port"),
-        ({"Doubler": {}}, {"token_file": "none"}, 3, "none"),
-        ({"Nothing": {}}, {}, 4, "unknown component"),
+        pytest.param(
+            *({"Doubler": {}}, {"address": "nowhere"}, 3, "address: 'nowhere' is not host:port"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(*({"Doubler": {}}, {"token_file": "none"}, 3, "none"), marks=pytest.mark.slow),
+        pytest.param(*({"Nothing": {}}, {}, 4, "unknown component"), marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_start_says_why_in_a_line(
