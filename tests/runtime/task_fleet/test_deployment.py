@@ -66,12 +66,12 @@ def test_a_plan_becomes_executors_with_components_and_its_paths() -> None:
     )
     found = deployment_of(plan, ["assistant"], {"assistant": own_parts()})
     assert [list(e.components) for e in found.executors] == [
-        ["moonshine-encoder", "moonshine-decoder"],
+        ["silero-vad", "moonshine-encoder", "moonshine-decoder"],
         ["smollm2", "hibari"],
     ]
     assert [e.work for e in found.executors] == [1.0, 2.0]
     assert found.services[0].paths == (path,)
-    assert found.services[0].parts["audio"] == ("moonshine-encoder", "moonshine-decoder")
+    assert found.services[0].parts["audio"] == ("silero-vad", "moonshine-encoder", "moonshine-decoder")
     assert set(found.services[0].tasks) == {"chat", "transcriptions", "speech"}
     assert not found.stand_ins
 
@@ -116,7 +116,7 @@ def test_other_models_need_parts_or_a_stand_in() -> None:
     assert found == stand_in_parts(model)
     assert found.parts == {
         "vision": ("smollm2-vision",),
-        "audio": ("moonshine-encoder", "moonshine-decoder"),
+        "audio": ("silero-vad", "moonshine-encoder", "moonshine-decoder"),
         "llm": ("smollm2",),
         "talker": (),
         "vocoder": ("hibari",),

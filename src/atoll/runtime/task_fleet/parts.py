@@ -20,7 +20,9 @@ from atoll.runtime.front.config import Endpoint
 
 OWN_MODEL = "smollm2-assistant"
 """The model whose parts Atoll fetches by itself."""
-_EARS = ("moonshine-encoder", "moonshine-decoder")
+_EARS = ("silero-vad", "moonshine-encoder", "moonshine-decoder")
+_LISTENING: dict[str, object] = {"voice_activity": True}
+"""Moonshine hears words in silence: first somebody listens whether anybody speaks."""
 TASKS: dict[Endpoint, str] = {
     "chat": "atoll.tasks.library.assistant:SpeakingAssistant",
     "transcriptions": "atoll.tasks.library.transcription:Transcription",
@@ -31,7 +33,7 @@ TASKS: dict[Endpoint, str] = {
 """The library's task for each endpoint."""
 NEEDS: dict[Endpoint, tuple[str, ...]] = {
     "chat": ("smollm2",),
-    "transcriptions": _EARS,
+    "transcriptions": ("moonshine-encoder", "moonshine-decoder"),
     "speech": ("hibari",),
     "images": ("terrain-diffusion",),
     "embeddings": ("minilm",),
@@ -59,9 +61,8 @@ def own_parts() -> ServedParts:
         "llm": ("smollm2",),
         "speech": ("hibari",),
     }
-    return ServedParts(
-        parts=parts, tasks=tasks_over((*_EARS, "smollm2-vision", "smollm2", "hibari"))
-    )
+    known = [name for names in parts.values() for name in names]
+    return ServedParts(parts=parts, tasks=tasks_over(known), options=dict(_LISTENING))
 
 
 def tasks_over(components: Sequence[str]) -> dict[Endpoint, str]:
@@ -88,6 +89,7 @@ def stand_in_parts(model: ModelSpec) -> ServedParts:
     return ServedParts(
         parts=parts,
         tasks=tasks_over(known),
+        options=dict(_LISTENING) if _EARS[0] in known else {},
         stand_in=f"{OWN_MODEL}'s parts instead of {model.name}",
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.core.errors import InputError
 from atoll.tasks.library.shapes import Reply, Sound, Turn
-from atoll.tasks.library.units import SAMPLING, Chat, DetectVoice, See, Speak, Transcribe
+from atoll.tasks.library.units import SAMPLING, Chat, See, Speak, Transcribe, voice_detector
 from atoll.tasks.task import Task, settled
 
 __all__ = ["Reply", "SpeakingAssistant", "Turn"]
@@ -30,7 +30,7 @@ class SpeakingAssistant(Task[Turn, Reply]):
         self.see = See(options.get("see", "smollm2-vision"))
         self.think = Chat(options.get("think", "smollm2"))
         self.speak = Speak(options.get("speak", "hibari"))
-        self.detect = DetectVoice(options.get("detect", "silero-vad"))
+        self.detect = voice_detector(options)
         self.sampling = {**SAMPLING, **options.get("sampling", {})}
 
     def invoke(self, request: Turn) -> Reply:
@@ -49,7 +49,7 @@ class SpeakingAssistant(Task[Turn, Reply]):
 
     def _listen(self, sounds: list[Sound]) -> list[Any]:
         """Return the text of every sound."""
-        if not self.options.get("voice_activity"):
+        if self.detect is None:
             return [self.hear(sound)["text"] for sound in sounds]
         # All of them are listened to before the first is looked at.
         speech = settled([self.detect(audio=sound)["speech_s"] for sound in sounds])

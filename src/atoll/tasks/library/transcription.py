@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.tasks.library.shapes import Clip, Transcript
-from atoll.tasks.library.units import DetectVoice, Transcribe
+from atoll.tasks.library.units import Transcribe, voice_detector
 from atoll.tasks.task import Task
 
 __all__ = ["Clip", "Transcript", "Transcription"]
@@ -19,13 +19,13 @@ class Transcription(Task[Clip, Transcript]):
     def setup(self) -> None:
         """Name the components."""
         self.hear = Transcribe(self.options)
-        self.detect = DetectVoice(self.options.get("detect", "silero-vad"))
+        self.detect = voice_detector(self.options)
 
     def invoke(self, request: Clip) -> Transcript:
         """Write down a clip."""
         samples, rate_hz = request.audio["samples"], request.audio["rate_hz"]
         seconds = samples.shape[0] / rate_hz
-        if not self.options.get("voice_activity"):
+        if self.detect is None:
             return Transcript(self.hear(request.audio)["text"], seconds, [[0.0, seconds]])
         segments = self.detect(audio=request.audio)["segments"]
         if not segments:

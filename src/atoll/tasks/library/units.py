@@ -94,3 +94,10 @@ class DetectVoice(UnitTask):
 
     def __init__(self, component: str = "silero-vad") -> None:
         super().__init__(component)
+
+
+def voice_detector(options: Mapping[str, Any]) -> DetectVoice | None:
+    """Return what says whether anybody speaks, where the option `voice_activity` asks for it."""
+    if not options.get("voice_activity"):
+        return None
+    return DetectVoice(options.get("detect", "silero-vad"))
