@@ -276,8 +276,8 @@ class _ChatWriter:
         """Yield the answer event by event."""
         request = self._request
         begun = False
+        speech = Speech()
         try:
-            speech = Speech()
             async with contextlib.aclosing(request.events()) as events:
                 async for event in events:
                     delta: dict[str, Any] | None = None

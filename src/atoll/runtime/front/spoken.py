@@ -119,17 +119,20 @@ async def answer_speech(fields: SpeechFields, request: FrontRequest) -> Answer:
 
 async def _sounds(fields: SpeechFields, request: FrontRequest) -> AsyncGenerator[bytes, None]:
     speech = Speech()
-    async with contextlib.aclosing(request.events()) as events:
-        async for event in events:
-            if event.path[:1] != ("audio",) or not isinstance(event.value, dict):
-                continue
-            headed = speech.rate_hz != 0
-            data = await speech.add(event.value, request, keep=False)
-            request.usage.speech_s = speech.seconds
-            if fields.response_format == "pcm":
-                yield speech.check_pcm(data)
-            else:
-                yield data if headed else wav_stream_header(speech.rate_hz) + data
+    try:
+        async with contextlib.aclosing(request.events()) as events:
+            async for event in events:
+                if event.path[:1] != ("audio",) or not isinstance(event.value, dict):
+                    continue
+                headed = speech.rate_hz != 0
+                data = await speech.add(event.value, request, keep=False)
+                if fields.response_format == "pcm":
+                    yield speech.check_pcm(data)
+                else:
+                    yield data if headed else wav_stream_header(speech.rate_hz) + data
+    finally:
+        # Not before: the headers, sent with the first sentence, would call it all.
+        request.usage.speech_s = speech.seconds
     if speech.rate_hz == 0:
         raise ApiError(500, "nothing was spoken", kind="server_error")
 
