@@ -58,6 +58,7 @@ _SMALL_BODY_BYTES = 2**14
 _BODY_BYTES = 64 * 2**20
 _BUFFERED_BYTES = 512 * 2**20
 _READERS = 2
+_LAST_TURNS, _LAST_TURN_S = 100, 0.01
 _TRACE_HEADER = b"x-atoll-trace"
 _TRACES = "/atoll/v1/traces"
 
@@ -121,9 +122,10 @@ class FrontServer:
         if self._keeper is not None:
             self._keeper.cancel()
         # Requests that were cut off give back what they hold before the connections go.
-        while self._active and drain_s > 0:
-            await asyncio.sleep(0)
-            drain_s -= 0.001
+        for _ in range(_LAST_TURNS):
+            if not self._active:
+                break
+            await asyncio.sleep(_LAST_TURN_S)
         await self._links.close()
         await self._door.close()
         self._readers.shutdown(wait=False, cancel_futures=True)

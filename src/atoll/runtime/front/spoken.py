@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Speech:
+class SpokenAudio:
     """Sounds of one answer, in order."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Speech:
             self.sounds.append(samples)
             self.size += samples.nbytes
             return b""
-        return await request.work(samples.nbytes, lambda: pcm16(samples))
+        return await request.encode(samples.nbytes, lambda: pcm16(samples))
 
     def check_pcm(self, data: bytes) -> bytes:
         """Return samples that are sent without a header; they must be of the rate everybody expects."""
@@ -70,7 +70,7 @@ class Speech:
         return data
 
 
-def speech_bytes(speech: Speech, form: str) -> bytes:
+def speech_bytes(speech: SpokenAudio, form: str) -> bytes:
     """Return everything that was kept as one file, "wav" or "pcm"."""
     whole = np.concatenate(speech.sounds) if speech.sounds else np.zeros(0, np.float32)
     if form == "pcm":
@@ -118,7 +118,7 @@ async def answer_speech(fields: SpeechFields, request: FrontRequest) -> Answer:
 
 
 async def _sounds(fields: SpeechFields, request: FrontRequest) -> AsyncGenerator[bytes, None]:
-    speech = Speech()
+    speech = SpokenAudio()
     try:
         async with contextlib.aclosing(request.events()) as events:
             async for event in events:
