@@ -289,4 +289,4 @@ def programs(
     blocks = st.tuples(inner, inner)
     forks = [kind for kind in kinds if kind not in simple]
     fork = st.builds(Op, st.sampled_from(forks), refs, constants, blocks) if forks else leaf
-    return st.lists(leaf | fork, min_size=1, max_size=most).map(tuple)
+    return st.lists(leaf | fork, min_size=3, max_size=most).map(tuple)

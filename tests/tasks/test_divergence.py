@@ -127,6 +127,18 @@ def test_an_early_end_and_a_late_start_are_found(later: Any, came: str) -> None:
         run(code)
 
 
+def test_an_invocation_left_out_after_the_last_look_is_found() -> None:
+    def code(task: Code, times: int) -> Any:
+        text = str(task.unit(x=1))
+        second = task.unit(x=2)
+        if times < 2:
+            task.unit(x=3)
+        return text + str(second)
+
+    with pytest.raises(DivergenceError, match=r"at #2 it first did unit\(x=3\), and then returned"):
+        run(code)
+
+
 def test_another_look_is_found() -> None:
     def code(task: Code, times: int) -> Any:
         first, second = task.unit(x=1), task.unit(x=2)

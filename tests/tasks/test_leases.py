@@ -22,7 +22,7 @@ steps = st.one_of(
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(st.lists(steps, max_size=60))
+@given(st.lists(steps, min_size=20, max_size=60))
 def test_leases_do_what_a_plain_list_does(doing: list[tuple[str, str, str, int]]) -> None:
     book = LeaseBook()
     model: dict[tuple[str, str], float] = {}
@@ -75,6 +75,17 @@ def test_renewing_forever_keeps_the_book_small() -> None:
     assert len(book._ends) < 200
     assert book.expire(9998) == []
     assert book.expire(9999) == ["a"]
+
+
+def test_a_lease_is_never_shortened() -> None:
+    book = LeaseBook()
+    book.grant("a", 1, "x", 9)
+    book.grant("a", 1, "x", 3)
+    assert book.renew("a", "x", 5)
+    assert book.holders("a") == {"x": 9}
+    assert book.expire(8) == []
+    assert book.expire(9) == ["a"]
+    assert not book.renew("a", "x", 20)
 
 
 def test_what_cannot_be_is_refused() -> None:

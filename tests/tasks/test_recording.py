@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import InputError, UsageError
+from atoll.tasks.direct import run_directly
 from atoll.tasks.pending import Pending, PendingStream, is_pending
 from atoll.tasks.recording import MOST_ENTRIES, Recording
 from atoll.tasks.task import Task, UnitTask, choose, settled
@@ -266,7 +267,21 @@ def test_choices_follow_their_weights_and_the_seed() -> None:
         return list(recording.answer)
 
     assert drawn(1) == drawn(1)
+    assert len(set(drawn(1))) == 2  # each choice is drawn anew
     assert drawn(1) != drawn(2)
     many = [one for seed in range(100) for one in drawn(seed)]
     assert many.count(1) == 0
     assert 0.7 < many.count(2) / len(many) < 0.8
+
+
+def test_choices_after_a_look_are_those_of_the_plain_code() -> None:
+    def code(unit: UnitTask) -> Any:
+        first = choose(1000)
+        text = str(unit(x=1))
+        return [first, text, choose(1000), choose(1000)]
+
+    recording = Recording(Lambda(code), None, 5)
+    recording.replay()
+    recording.settle(1, "a")  # 0 is the choice
+    assert recording.replay()
+    assert recording.answer == run_directly(Lambda(code), None, lambda _: "a", seed=5)
