@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-pytest.importorskip("torch", reason="needs the extra 'engine'")
-
 from atoll.components.base import BadInputError, Setup
 from atoll.components.minilm import MOST_TOKENS, WEIGHTS, MiniLm
 from atoll.core.errors import AtollError
@@ -25,6 +23,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def minilm() -> MiniLm:
+    pytest.importorskip("torch", reason="needs the extra 'engine'")
     try:
         return MiniLm.load(Setup())
     except AtollError as error:

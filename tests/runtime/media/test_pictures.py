@@ -173,7 +173,7 @@ def test_a_picture_that_claims_to_be_huge_is_not_opened(
 
 
 def test_bombs_in_the_annexes_of_a_png_are_not_unpacked() -> None:
-    bomb = zlib.compress(b"\0" * 50_000_000, 9)
+    bomb = zlib.compress(b"\0" * 20_000_000, 1)
     pixels = zlib.compress(b"\0\x80" * 4)
     texts = (
         chunk(b"zTXt", b"a\0\0" + bomb),
@@ -186,7 +186,7 @@ def test_bombs_in_the_annexes_of_a_png_are_not_unpacked() -> None:
 
 
 def test_pixels_that_unpack_to_more_than_the_header_says_stop_there() -> None:
-    bomb = zlib.compress(b"\0" * 50_000_000, 9)
+    bomb = zlib.compress(b"\0" * 20_000_000, 1)
     data = png(1, 4, bomb)
     assert peak_bytes(lambda: decode_picture(data, LIMITS)) < 5_000_000
     assert decode_picture(data, LIMITS).shape == (4, 1, 3)
