@@ -2,8 +2,8 @@
 
 A request, step by step:
 
-1. `server` finds its endpoint and service, and reads it strictly (`chat`, `spoken`, `transcriptions`, `images`,
-   `embeddings`; `fields`, `forms`): what would change the answer and cannot is refused by name.
+1. `server` finds its endpoint and service, and reads it strictly (`chat`, `spoken`, `transcriptions`,
+   `images`, `embeddings`; `fields`, `forms`): what would change the answer and cannot is refused by name.
 2. `intake` decodes what it brings in threads, within bounds, and stores it as handles.
 3. `dealing` gives it its way: class, path of the plan, executor of each step; all of it when it comes.
 4. Its task (`services`) runs; `dispatch` sends every invocation to its executor (`links`), and `recovery`,
