@@ -58,7 +58,9 @@ class FakeFleet:
         return set(self.arrays) - set(self.released)
 
     async def call(self, executor: str, order: ExecutorOrder) -> ExecutorOutcome:
+        await asyncio.sleep(0)
         output = self._run(executor, order)
+        await asyncio.sleep(0)
         if isinstance(output, Iterator):
             output = list(output)[-1][1]
         return ExecutorOutcome(self._put(executor, output), 0.25, 0.5, 1)

@@ -142,6 +142,8 @@ def test_dead_executors_and_paths_over_them_are_left_out() -> None:
     )
     for _ in range(10):
         route = router.route(TEXT, {"think-0", "think-1"})
+        # By its path, not as a replacement.
+        assert route.executors == {"chat": "all-0"}
         assert route.executor("chat", {"think-0", "think-1"}) == "all-0"
     everyone = {"think-0", "think-1", "all-0"}
     assert router.route(TEXT, everyone).executor("chat", everyone) is None

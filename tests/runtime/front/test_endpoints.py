@@ -334,7 +334,7 @@ def test_speech_is_streamed_as_wav_and_pcm(tmp_path: Path) -> None:
         body = {"model": "omni", "input": "Good day. How are you?", "voice": "heart", "speed": 2.0}
         status, headers, data = await bench.ask("/v1/audio/speech", body)
         assert status == 200
-        assert json.loads(headers["x-atoll-usage"])["characters"] == 22
+        assert json.loads(headers["x-atoll-usage"]) == {"characters": 22}
         assert headers["x-atoll-path"] == "toy-voice=x-0"
         assert data[:4] == b"RIFF"
         raw = (await bench.ask("/v1/audio/speech", body | {"response_format": "pcm"}))[2]
@@ -512,6 +512,21 @@ def test_pages(tmp_path: Path) -> None:
         assert (await bench.refused(CHAT, None, method="GET"))["status"] == 405
 
     run(tmp_path, go)
+
+
+def test_components_that_nobody_is_configured_for_do_not_make_a_front_unwell(
+    tmp_path: Path,
+) -> None:
+    async def go(bench: Bench) -> None:
+        assert await bench.json("/health", method="GET") == {}
+        assert bench.server.unserved() == {"omni": ["toy-brush"]}
+        body = {"model": "omni", "prompt": "hills"}
+        error = await bench.refused("/v1/images/generations", body)
+        assert (error["status"], error["code"]) == (503, "no_executor")
+
+    components = tuple(name for name in FUNCTIONS if name != "toy-brush")
+    one = ExecutorAddress(id="x-0", address="127.0.0.1:1", components=components)
+    run(tmp_path, go, executors=(one,))
 
 
 def test_models_that_are_not_here(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.runtime.http.client import request
 from atoll.runtime.http.handlers import (
+    ByteStream,
     EventStream,
     Handler,
     HandlerServer,
@@ -352,5 +353,61 @@ def test_what_does_not_end_in_time_is_cut_off() -> None:
         with contextlib.suppress(ConnectionError):
             assert await client.rest() == b""
         await until(lambda: not bench.server.running)
+
+    with_server(handler, go)
+
+
+def test_answers_have_headers_and_streams_their_own_type() -> None:
+    async def sound() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        yield b""
+        yield b"two"
+
+    async def handler(asked: Request) -> Response | ByteStream | EventStream:
+        headers = (("x-path", "a=b"),)
+        if asked.path == b"/whole":
+            return Response(b"{}", 201, headers=headers)
+        if asked.path == b"/events":
+            return EventStream(sound(), headers)
+        return ByteStream(sound(), "audio/wav", headers)
+
+    async def go(bench: Bench) -> None:
+        whole = await request(bench.url + "/whole")
+        assert (whole.status, whole.headers["x-path"]) == (201, "a=b")
+        stream = await request(bench.url + "/sound")
+        assert stream.body == b"onetwo"
+        assert (stream.headers["content-type"], stream.headers["x-path"]) == ("audio/wav", "a=b")
+        events = await request(bench.url + "/events")
+        assert events.headers["content-type"].startswith("text/event-stream")
+        assert events.headers["x-path"] == "a=b"
+
+    with_server(handler, go)
+
+
+def test_a_header_that_would_be_two_lines_is_not_sent() -> None:
+    async def handler(asked: Request) -> Response:
+        return Response(b"{}", headers=(("x-path", "a\r\nset-cookie: b"),))
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"set-cookie" not in await client.rest()
+
+    with_server(handler, go)
+
+
+def test_a_byte_stream_that_fails_is_not_ended_as_if_it_were_whole() -> None:
+    async def broken() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        raise ApiError(500, "broken")
+
+    async def handler(asked: Request) -> ByteStream:
+        return ByteStream(broken(), "audio/pcm")
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert not (await client.rest()).endswith(b"0\r\n\r\n")
 
     with_server(handler, go)

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from atoll.runtime.front.exchange import FrontRequest, prime
 from atoll.runtime.front.fields import read_fields, refuse_unless
-from atoll.runtime.front.spoken import Speech, speech_bytes
+from atoll.runtime.front.spoken import SpokenAudio, speech_bytes
 from atoll.runtime.http.handlers import Answer, EventStream, Response
 from atoll.runtime.http.server import Request
 from atoll.runtime.openai import (
@@ -250,12 +250,12 @@ class _ChatWriter:
         reply: Reply = await request.result()
         message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
         if fields.wants_audio:
-            speech = Speech()
+            speech = SpokenAudio()
             for sound in reply.audio or ():
                 await speech.add(sound, request)
             request.usage.speech_s = speech.seconds
             form = "pcm" if (fields.audio or _WAV).format == "pcm16" else "wav"
-            data = await request.work(speech.size, lambda: speech_bytes(speech, form))
+            data = await request.encode(speech.size, lambda: speech_bytes(speech, form))
             message["audio"] = {
                 "id": self._audio_id,
                 "data": base64.b64encode(data).decode(),
@@ -276,8 +276,8 @@ class _ChatWriter:
         """Yield the answer event by event."""
         request = self._request
         begun = False
+        speech = SpokenAudio()
         try:
-            speech = Speech()
             async with contextlib.aclosing(request.events()) as events:
                 async for event in events:
                     delta: dict[str, Any] | None = None

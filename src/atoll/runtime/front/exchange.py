@@ -123,9 +123,9 @@ class FrontRequest:
         assert self.dispatcher is not None
         return await self.dispatcher.array(handle)
 
-    async def work(self, size: int, make: Callable[[], _Made]) -> _Made:
-        """Do something over `size` bytes in a thread."""
-        return await self._intake.work(size, None, make)
+    async def encode(self, size: int, make: Callable[[], _Made]) -> _Made:
+        """Make a part of the answer of `size` bytes, in a thread where that takes long."""
+        return await self._intake.encode(size, make)
 
     def headers(self, *, usage: bool = True) -> Headers:
         """Return the headers that answers have: the way it took, and what is known of its usage."""

@@ -95,7 +95,7 @@ async def _png(handle: Any, request: FrontRequest) -> str:
     from atoll.runtime.media.pictures import encode_png
 
     pixels = await request.array(handle)
-    made = await request.work(pixels.nbytes, lambda: base64.b64encode(encode_png(pixels)))
+    made = await request.encode(pixels.nbytes, lambda: base64.b64encode(encode_png(pixels)))
     return made.decode()
 
 

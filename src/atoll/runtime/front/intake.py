@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from atoll.core.errors import AtollError, MissingDependencyError
+from atoll.runtime.executor.store import StoreFullError
 from atoll.runtime.media.errors import MediaError
 from atoll.runtime.media.limits import MediaLimits
 from atoll.runtime.openai import ApiError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _THREADS = 2
 _MOST_BYTES = 256 * 2**20
+_SMALL_BYTES = 2**18
+"""What takes about a millisecond: less than a thread would cost."""
 _STATUS = {"invalid_media": 400, "media_too_large": 413, "unsupported_media": 400}
 MediaKind = Literal["image", "audio", "video"]
 _Made = TypeVar("_Made")
@@ -58,6 +60,7 @@ class MediaIntake:
         self.busy_bytes = 0
         """Bytes as they were sent that are being decoded or wait for it."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="intake")
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encode")
 
     async def work(self, size: int, param: str | None, make: Callable[[], _Made]) -> _Made:
         """Run something over `size` bytes in a thread; ApiError for what is wrong with them."""
@@ -77,16 +80,24 @@ class MediaIntake:
             return await asyncio.shield(running)
         except MediaError as error:
             raise _refuse(error, param) from error
-        except MissingDependencyError:
-            raise
-        except AtollError as error:
+        except StoreFullError as error:
             raise ApiError(
                 503, error.message, kind="server_error", code="overloaded", retry_after_s=1
             ) from error
 
+    async def encode(self, size: int, make: Callable[[], _Made]) -> _Made:
+        """Make a part of an answer of `size` bytes, in a thread where that takes long.
+
+        What is answered already is never refused for want of room.
+        """
+        if size <= _SMALL_BYTES:
+            return make()
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, make)
+
     def close(self) -> None:
         """Take nothing more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._encoder.shutdown(wait=False, cancel_futures=True)
 
     def _done(self, running: asyncio.Future[Any], size: int) -> None:
         self.busy_bytes -= size

@@ -58,6 +58,7 @@ _SMALL_BODY_BYTES = 2**14
 _BODY_BYTES = 64 * 2**20
 _BUFFERED_BYTES = 512 * 2**20
 _READERS = 2
+_LAST_TURNS, _LAST_TURN_S = 100, 0.01
 _TRACE_HEADER = b"x-atoll-trace"
 _TRACES = "/atoll/v1/traces"
 
@@ -107,6 +108,8 @@ class FrontServer:
 
     async def start(self) -> tuple[str, int]:
         """Listen; the executors need not be there yet."""
+        for name, components in self.unserved().items():
+            _LOG.warning("%s: no executor runs %s", name, ", ".join(components))
         await self._door.start(*split_address(self.config.address))
         self._links.start()
         self._keeper = asyncio.create_task(self._keep_leases())
@@ -119,9 +122,10 @@ class FrontServer:
         if self._keeper is not None:
             self._keeper.cancel()
         # Requests that were cut off give back what they hold before the connections go.
-        while self._active and drain_s > 0:
-            await asyncio.sleep(0)
-            drain_s -= 0.001
+        for _ in range(_LAST_TURNS):
+            if not self._active:
+                break
+            await asyncio.sleep(_LAST_TURN_S)
         await self._links.close()
         await self._door.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -267,14 +271,26 @@ class FrontServer:
         raise ApiError(404, f"there is no {path[:100]}", code="not_found")
 
     def missing(self) -> dict[str, list[str]]:
-        """Return, by service, the components that no executor runs now or did a moment ago."""
+        """Return, by service, the components whose executors are all gone, for more than a moment.
+
+        Those that no executor is configured for are not among them (`unserved`): a task may name units that
+        its options never let it use.
+        """
         missing: dict[str, list[str]] = {}
         for service in self.services.values():
             for component in service.components:
                 names = service.router.candidates(component)
-                if not any(self._fleet.silent_s(name) < _FRESH_S for name in names):
+                if names and not any(self._fleet.silent_s(name) < _FRESH_S for name in names):
                     missing.setdefault(service.name, []).append(component)
         return missing
+
+    def unserved(self) -> dict[str, list[str]]:
+        """Return, by service, the components that no executor is configured for; asked for, they are 503."""
+        return {
+            service.name: found
+            for service in self.services.values()
+            if (found := [c for c in service.components if not service.router.candidates(c)])
+        }
 
     def _health(self) -> Response:
         if self._draining:
@@ -297,6 +313,7 @@ class FrontServer:
             "draining": self._draining,
             "routing": self.config.routing,
             "missing": self.missing(),
+            "unserved": self.unserved(),
             "decoding_bytes": self.intake.busy_bytes,
             "stored_bytes": self.store.used_bytes,
             "executors": [

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Speech:
+class SpokenAudio:
     """Sounds of one answer, in order."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Speech:
             self.sounds.append(samples)
             self.size += samples.nbytes
             return b""
-        return await request.work(samples.nbytes, lambda: pcm16(samples))
+        return await request.encode(samples.nbytes, lambda: pcm16(samples))
 
     def check_pcm(self, data: bytes) -> bytes:
         """Return samples that are sent without a header; they must be of the rate everybody expects."""
@@ -70,7 +70,7 @@ class Speech:
         return data
 
 
-def speech_bytes(speech: Speech, form: str) -> bytes:
+def speech_bytes(speech: SpokenAudio, form: str) -> bytes:
     """Return everything that was kept as one file, "wav" or "pcm"."""
     whole = np.concatenate(speech.sounds) if speech.sounds else np.zeros(0, np.float32)
     if form == "pcm":
@@ -118,18 +118,21 @@ async def answer_speech(fields: SpeechFields, request: FrontRequest) -> Answer:
 
 
 async def _sounds(fields: SpeechFields, request: FrontRequest) -> AsyncGenerator[bytes, None]:
-    speech = Speech()
-    async with contextlib.aclosing(request.events()) as events:
-        async for event in events:
-            if event.path[:1] != ("audio",) or not isinstance(event.value, dict):
-                continue
-            headed = speech.rate_hz != 0
-            data = await speech.add(event.value, request, keep=False)
-            request.usage.speech_s = speech.seconds
-            if fields.response_format == "pcm":
-                yield speech.check_pcm(data)
-            else:
-                yield data if headed else wav_stream_header(speech.rate_hz) + data
+    speech = SpokenAudio()
+    try:
+        async with contextlib.aclosing(request.events()) as events:
+            async for event in events:
+                if event.path[:1] != ("audio",) or not isinstance(event.value, dict):
+                    continue
+                headed = speech.rate_hz != 0
+                data = await speech.add(event.value, request, keep=False)
+                if fields.response_format == "pcm":
+                    yield speech.check_pcm(data)
+                else:
+                    yield data if headed else wav_stream_header(speech.rate_hz) + data
+    finally:
+        # Not before: the headers, sent with the first sentence, would call it all.
+        request.usage.speech_s = speech.seconds
     if speech.rate_hz == 0:
         raise ApiError(500, "nothing was spoken", kind="server_error")
 

@@ -39,7 +39,7 @@ class TranscriptionFields(
     user: str | None = None
 
 
-class TranscriptionForm(Struct):
+class TranscriptionOrder(Struct):
     """A request: its fields, and the sound as it was sent."""
 
     fields: TranscriptionFields
@@ -51,7 +51,7 @@ class TranscriptionForm(Struct):
         return self.fields.model
 
 
-def read_transcription(request: Request, limits: MediaLimits) -> TranscriptionForm:
+def read_transcription(request: Request, limits: MediaLimits) -> TranscriptionOrder:
     """Read a request; what is wrong with it is an ApiError."""
     kind = request.headers.get(b"content-type", b"")
     form = read_form(kind, request.body, limits.audio_bytes)
@@ -71,10 +71,10 @@ def read_transcription(request: Request, limits: MediaLimits) -> TranscriptionFo
         raise ApiError(400, f"{param}: only segments have times here", param=param)
     if fields.stream and fields.response_format != "json":
         raise ApiError(400, "response_format: a stream needs json", param="response_format")
-    return TranscriptionForm(fields, sound)
+    return TranscriptionOrder(fields, sound)
 
 
-async def answer_transcription(form: TranscriptionForm, request: FrontRequest) -> Answer:
+async def answer_transcription(form: TranscriptionOrder, request: FrontRequest) -> Answer:
     """Let the task write down what is said."""
     fields = form.fields
     sound = await request.media.sound(form.sound, "file")

@@ -74,14 +74,13 @@ class UsageCount:
         }
 
     def header(self) -> str:
-        """Return what is known of it now, for the header `x-atoll-usage`."""
-        shown: dict[str, Any] = {
+        """Return what is known of it now, for the header `x-atoll-usage`; what is not known is not there."""
+        counts = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            **self.media(),
+            "characters": self.characters,
         }
-        if self.characters:
-            shown["characters"] = self.characters
+        shown = {name: count for name, count in counts.items() if count} | self.media()
         return msgspec.json.encode(shown).decode()
 
 

@@ -248,4 +248,4 @@ def _lines(headers: Headers) -> bytes:
     for name, value in headers:
         if any(c in name + value for c in "\r\n\0"):
             raise ValueError(f"header {name[:40]!r} has a line end in it")
-    return "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
+    return "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1", "replace")
