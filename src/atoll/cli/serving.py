@@ -161,6 +161,7 @@ def local_fleet(
     from atoll.runtime.local.build import build
     from atoll.runtime.local.fleet import LivenessTracker, LocalFleet
     from atoll.runtime.local.state import new_home, remove_home
+    from atoll.runtime.task_fleet.endpoint import language_models, remove_store, task_endpoint
     from atoll.telemetry.logs import JsonLog
 
     home = RunDirectory(new_home())
@@ -178,10 +179,9 @@ def local_fleet(
     try:
         named = build(plan, models, home, liveness, options) if models else ()
         if tasks is not None:
-            from atoll.runtime.task_fleet.endpoint import task_endpoint
-
             named = (*named, task_endpoint(tasks, home, options.cores))
         warm = [str(m.folder) for m in models.values()] if options.engine == "atoll" else []
+        warm += [] if tasks is None else list(language_models(tasks))
         yield LocalFleet(
             plan.problem_name,
             named,
@@ -195,4 +195,5 @@ def local_fleet(
         )
     finally:
         os.close(descriptor)
+        remove_store(home)
         remove_home(home.folder)

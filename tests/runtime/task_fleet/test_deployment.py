@@ -71,7 +71,11 @@ def test_a_plan_becomes_executors_with_components_and_its_paths() -> None:
     ]
     assert [e.work for e in found.executors] == [1.0, 2.0]
     assert found.services[0].paths == (path,)
-    assert found.services[0].parts["audio"] == ("silero-vad", "moonshine-encoder", "moonshine-decoder")
+    assert found.services[0].parts["audio"] == (
+        "silero-vad",
+        "moonshine-encoder",
+        "moonshine-decoder",
+    )
     assert set(found.services[0].tasks) == {"chat", "transcriptions", "speech"}
     assert not found.stand_ins
 

@@ -29,6 +29,7 @@ from atoll.runtime.front.dispatch import LEASE_S
 from atoll.runtime.front.embeddings import answer_embedding, read_embedding
 from atoll.runtime.front.exchange import PATH_HEADER, FrontRequest
 from atoll.runtime.front.fleet import ExecutorFleet
+from atoll.runtime.front.heartbeat import with_heartbeats
 from atoll.runtime.front.images import answer_image, read_image
 from atoll.runtime.front.intake import MediaIntake
 from atoll.runtime.front.links import ExecutorLinks
@@ -172,7 +173,7 @@ class FrontServer:
             return answer
         pieces = self._watched(answer.pieces, current)
         if isinstance(answer, EventStream):
-            return EventStream(pieces, answer.headers)
+            return EventStream(with_heartbeats(pieces), answer.headers)
         return ByteStream(pieces, answer.content_type, answer.headers)
 
     async def _read(self, handler: EndpointHandler, request: Request) -> Any:

@@ -13,6 +13,10 @@ from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
 
 _TOKEN_TIMEOUT_S = 60.0
+_LISTED = "/v1/models"
+_LISTING = frozenset({"openai", "tasks"})
+"""Who is asked what it serves: some have no /health, and a front's says how its executors are, which it
+replaces by itself while its requests wait."""
 
 
 class _Reply:
@@ -81,7 +85,7 @@ class HealthMonitor:
         settings = self.settings
         name = member.backend.id
         try:
-            path = settings.path if member.backend.kind != "openai" else "/v1/models"
+            path = _LISTED if member.backend.kind in _LISTING else settings.path
             status = await self._ask(member, GET, path, b"", settings.timeout_s)
             fine, reason = status < 500, f"{path} answered with status {status}"
             if fine and not member.up:

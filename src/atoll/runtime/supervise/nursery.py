@@ -37,8 +37,12 @@ def warm(folders: list[str]) -> None:
 
     import atoll.engine.node
     import atoll.engine.node_core
+    import atoll.runtime.executor.process
     import atoll.runtime.instance.server  # noqa: F401
     from atoll.engine.stage import load_config
+
+    with contextlib.suppress(ImportError):  # of the extra "components", which executors alone need
+        import onnxruntime  # noqa: F401
 
     torch.set_num_threads(1)
     for folder in folders:

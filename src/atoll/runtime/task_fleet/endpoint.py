@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from atoll.runtime.pool.member import STAND_IN
 from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
 
 FRONT = "front"
+_LLM = "smollm2"
 _TOKEN = "executors.token"  # noqa: S105 - the name of the file
 _DRAIN_S = 10.0
 _EXECUTOR_BYTES = 250 * 2**20
@@ -102,10 +104,29 @@ def store_folder(home: RunDirectory) -> Path:
     return folder
 
 
+def remove_store(home: RunDirectory) -> None:
+    """Remove the arrays of a fleet that has ended, wherever they lay."""
+    for root in {default_store_root(home.folder, 0), default_store_root(home.folder, _STORE_BYTES)}:
+        shutil.rmtree(root / f"atoll-{home.folder.name}", ignore_errors=True)
+
+
+def language_models(deployment: TaskDeployment) -> tuple[str, ...]:
+    """Return the folders of the language models that executors run, so that they start faster."""
+    from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
+
+    sources = {
+        str(options.get("model", DEFAULT_MODEL))
+        for executor in deployment.executors
+        for name, options in executor.components.items()
+        if name == _LLM
+    }
+    return tuple(str(resolve(source)) for source in sorted(sources))
+
+
 def check_memory(deployment: TaskDeployment) -> None:
     """Refuse what this machine has no memory for, before anything is started."""
     needed = sum(
-        _EXECUTOR_BYTES + _LLM_BYTES * ("smollm2" in executor.components)
+        _EXECUTOR_BYTES + _LLM_BYTES * (_LLM in executor.components)
         for executor in deployment.executors
     )
     free = available_bytes()
