@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from atoll.components.base import BatchComponent, Component, Inputs, Setup
+from atoll.components.base import BatchComponent, Inputs, LoadedComponent, Setup
 from atoll.components.sound import Samples
 from atoll.components.weights import MOONSHINE
 from atoll.core.errors import AtollError
 
-Part = TypeVar("Part", bound=Component)
-_LOADED: dict[type[Component], Component] = {}
-_MISSING: dict[type[Component], str] = {}
+Part = TypeVar("Part", bound=LoadedComponent)
+_LOADED: dict[type[LoadedComponent], LoadedComponent] = {}
+_MISSING: dict[type[LoadedComponent], str] = {}
 
 
 def loaded(kind: type[Part]) -> Part:

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from atoll.components.base import BadInputError, Setup
 from atoll.components.minilm import MOST_TOKENS, MiniLm
-from atoll.core.errors import AtollError
 from atoll.components.weights import MINILM
+from atoll.core.errors import AtollError
 from tests.components.asking import ask
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -44,7 +44,7 @@ class SpeechDemoError(AtollError):
 
 
 @dataclass(slots=True)
-class SpokenAnswer:
+class HeardAnswer:
     """What came back: text and sound (16-bit samples), the executors it went over, and when it began."""
 
     text: str = ""
@@ -212,9 +212,9 @@ async def _ask(
     image: bytes,
     interrupt: Callable[[], None] | None = None,
     after: int = 0,
-) -> SpokenAnswer:
+) -> HeardAnswer:
     """Ask with sound and picture; `interrupt` is called when so many pieces of the answer are there."""
-    answer, pieces = SpokenAnswer(), 0
+    answer, pieces = HeardAnswer(), 0
     begun_s = time.monotonic()
     async with contextlib.aclosing(_events(url, _chat(model, sound, image), answer)) as events:
         async for delta in events:
@@ -255,7 +255,7 @@ def _chat(model: str, sound: bytes, image: bytes) -> dict[str, Any]:
 
 
 async def _events(
-    url: str, chat: dict[str, Any], answer: SpokenAnswer
+    url: str, chat: dict[str, Any], answer: HeardAnswer
 ) -> AsyncGenerator[dict[str, Any], None]:
     from atoll.runtime.http.client import stream_lines
 

@@ -39,7 +39,7 @@ class Setup:
         return (self.options or {}).get(name, default)
 
 
-class Component(ABC):
+class LoadedComponent(ABC):
     """A part of a model, ready to run. Subclass `BatchComponent` or `StreamComponent`."""
 
     name: ClassVar[str]
@@ -58,7 +58,7 @@ class Component(ABC):
         """Give back what it holds besides memory."""
 
 
-class BatchComponent(Component):
+class BatchComponent(LoadedComponent):
     """A component that answers whole: a batch of invocations in, as many outputs out."""
 
     most_batch: ClassVar[int] = 8
@@ -83,7 +83,7 @@ class Done:
     value: Output
 
 
-class StreamComponent(Component):
+class StreamComponent(LoadedComponent):
     """A component that answers in pieces, and batches by itself."""
 
     async def start(self) -> None:

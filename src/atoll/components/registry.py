@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from atoll.components.base import Component
+from atoll.components.base import LoadedComponent
 from atoll.core.errors import UnknownNameError
 
 COMPONENTS: dict[str, str] = {
@@ -23,13 +23,13 @@ COMPONENTS: dict[str, str] = {
 """Where the class of each component is: "module:Class". Components of others are named the same way."""
 
 
-def find_component(name: str) -> type[Component]:
+def find_component(name: str) -> type[LoadedComponent]:
     """Return the class of a component, by its name here or as "module:Class" of trusted code."""
     where = COMPONENTS.get(name, name)
     module, sign, attribute = where.partition(":")
     if not sign:
         raise UnknownNameError("component", name, COMPONENTS)
     found = getattr(import_module(module), attribute, None)
-    if not (isinstance(found, type) and issubclass(found, Component)):
+    if not (isinstance(found, type) and issubclass(found, LoadedComponent)):
         raise UnknownNameError("component", name, COMPONENTS)
     return found

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from atoll.components.base import Component, Setup
+from atoll.components.base import LoadedComponent, Setup
 from atoll.components.registry import find_component
 from atoll.core.errors import AtollError, InputError, MissingDependencyError
 from atoll.core.files import atomic_write, read_text_limited
@@ -54,11 +54,11 @@ def read_token(path: str) -> str:
     return token
 
 
-async def _load(config: ExecutorConfig, threads: ThreadPoolExecutor) -> dict[str, Component]:
+async def _load(config: ExecutorConfig, threads: ThreadPoolExecutor) -> dict[str, LoadedComponent]:
     """Load every component, several at once."""
     loop = asyncio.get_running_loop()
 
-    def load(name: str) -> Component:
+    def load(name: str) -> LoadedComponent:
         setup = Setup(config.device, config.threads, config.components[name])
         return find_component(name).load(setup)
 

@@ -15,9 +15,9 @@ from typing import Protocol
 from atoll.components.base import (
     BadInputError,
     BatchComponent,
-    Component,
     Done,
     Inputs,
+    LoadedComponent,
     Output,
     StreamComponent,
 )
@@ -73,7 +73,7 @@ def explain(error: BaseException) -> InvocationError:
 class ComponentWorker(ABC):
     """Runs the invocations of one component."""
 
-    def __init__(self, name: str, component: Component, most_waiting: int) -> None:
+    def __init__(self, name: str, component: LoadedComponent, most_waiting: int) -> None:
         self.name = name
         self.component = component
         self.figures = ComponentFigures()
@@ -322,7 +322,7 @@ class StreamWorker(ComponentWorker):
 
 
 def make_worker(
-    name: str, component: Component, most_waiting: int, threads: Executor
+    name: str, component: LoadedComponent, most_waiting: int, threads: Executor
 ) -> ComponentWorker:
     """Return what runs a component."""
     if isinstance(component, BatchComponent):

@@ -13,7 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.components.base import BadInputError, BatchComponent, Component, Done, StreamComponent
+from atoll.components.base import (
+    BadInputError,
+    BatchComponent,
+    Done,
+    LoadedComponent,
+    StreamComponent,
+)
 from atoll.components.base import Setup as ComponentSetup
 from atoll.components.registry import find_component
 from atoll.core.errors import InputError
@@ -88,7 +94,7 @@ def _measure(
 
 
 def _work(
-    part: str, components: Sequence[Component]
+    part: str, components: Sequence[LoadedComponent]
 ) -> tuple[RateUnit, float, Callable[[], object]]:
     """What to run, by the first component's name: the unit, how much of it, and the run itself."""
     name = components[0].name
@@ -110,7 +116,7 @@ def _work(
     )
 
 
-def _chain(components: Sequence[Component], inputs: Mapping[str, Any]) -> Any:
+def _chain(components: Sequence[LoadedComponent], inputs: Mapping[str, Any]) -> Any:
     """Run components one after the other, each on what the one before gave."""
     value: Any = inputs
     for component in components:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.components.base import Component, Setup
+from atoll.components.base import LoadedComponent, Setup
 from atoll.runtime.executor.client import ExecutorClient
 from atoll.runtime.executor.config import ExecutorConfig
 from atoll.runtime.executor.server import DoorLimits, ExecutorServer
@@ -46,7 +46,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def serving(
     folder: Path,
-    *components: type[Component],
+    *components: type[LoadedComponent],
     name: str = "e1",
     most_waiting: int = 64,
     limits: DoorLimits | None = None,
