@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,8 +105,8 @@ def test_repeated_steps_are_one_character() -> None:
 class Finder:
     """Finds two lines in every picture, the second in two parts."""
 
-    def run(self, names: None, fed: Mapping[str, Any]) -> list[Any]:
-        _, _, height, width = fed["x"].shape
+    def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
+        _, _, height, width = inputs["x"].shape
         assert height % 32 == width % 32 == 0
         assert max(height, width) <= 640
         likely = np.zeros((1, 1, height, width), np.float32)
@@ -122,9 +122,9 @@ class Reader:
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
 
-    def run(self, names: None, fed: Mapping[str, Any]) -> list[Any]:
-        self.shapes.append(fed["x"].shape)
-        dark = fed["x"].min(axis=(1, 2, 3)) < -0.9
+    def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
+        self.shapes.append(inputs["x"].shape)
+        dark = inputs["x"].min(axis=(1, 2, 3)) < -0.9
         chances = np.zeros((len(dark), 3, 3), np.float32)
         chances[:, :, 0] = 0.5
         chances[dark, 1, 1] = 0.8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,10 @@ class Echo:
     def __init__(self) -> None:
         self.asked: list[Mapping[str, Any]] = []
 
-    def run(self, names: list[str], fed: Mapping[str, Any]) -> list[Any]:
-        assert names == ["denoised"]
-        self.asked.append(fed)
-        return [fed["noisy"] / fed["sigma"][:, None, None, None]]
+    def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
+        assert outputs == ["denoised"]
+        self.asked.append(inputs)
+        return [inputs["noisy"] / inputs["sigma"][:, None, None, None]]
 
 
 def test_noise_falls_from_step_to_step() -> None:

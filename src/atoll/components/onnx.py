@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.core.errors import InputError, MissingDependencyError, shorten
 from atoll.engine.errors import WeightsError
@@ -20,6 +20,14 @@ def need_package(package: str, needed_for: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise MissingDependencyError(package, "components", needed_for=needed_for) from error
+
+
+class NeuralNetwork(Protocol):
+    """What computes: arrays in by name, arrays out."""
+
+    def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
+        """Run once."""
+        ...
 
 
 class OnnxModel:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
-from atoll.components.onnx import OnnxModel
+from atoll.components.onnx import NeuralNetwork, OnnxModel
 from atoll.components.text_boxes import TextBox, find_boxes, reading_order
 from atoll.components.weights import PP_OCR
 from atoll.core.errors import MissingDependencyError
@@ -36,7 +36,9 @@ class PpOcr(BatchComponent):
     name = "pp-ocr"
     most_batch: ClassVar[int] = 4
 
-    def __init__(self, finder: OnnxModel, reader: OnnxModel, characters: Sequence[str]) -> None:
+    def __init__(
+        self, finder: NeuralNetwork, reader: NeuralNetwork, characters: Sequence[str]
+    ) -> None:
         self._finder = finder
         self._reader = reader
         self._characters = characters

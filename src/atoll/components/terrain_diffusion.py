@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
-from atoll.components.onnx import OnnxModel
+from atoll.components.onnx import NeuralNetwork, OnnxModel
 from atoll.components.weights import TERRAIN
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TerrainDiffusion(BatchComponent):
     name = "terrain-diffusion"
     most_batch: ClassVar[int] = 4
 
-    def __init__(self, network: OnnxModel) -> None:
+    def __init__(self, network: NeuralNetwork) -> None:
         self._network = network
 
     @classmethod
