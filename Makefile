@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 # gigabytes for GPUs that may not be there.
 TORCH := torch==2.13.0
 BASE_EXTRAS := plan,serve,fabric
-DEMO_EXTRAS := engine,$(BASE_EXTRAS)
+DEMO_EXTRAS := engine,components,$(BASE_EXTRAS)
 
 # Pip is quiet when it succeeds and shows all it said when it fails. It compiles nothing: Python does so for what
 # it imports, a fifth of the files, and the rest would take 250 MB.
@@ -39,7 +39,7 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/engine ## Plan, simulate, serve a small real model, kill a node mid-answer, change a plan under load (no GPU needed)
+demo: $(VENV)/engine ## Plan, simulate, serve small real models, kill processes mid-answer, change a plan under load, speak (no GPU needed)
 	@$(BIN)/atoll demo
 
 .PHONY: test
@@ -59,7 +59,7 @@ bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about three hours)
 	@$(try_reference)
 	@for name in startup first_run perf_accuracy perf_speed h200_fidelity h200_components_fidelity templates template_sensitivity planner_truth determinism allocation coral_costs \
 		flow workload_speed sim_speed helix_figures sustained gateway engine_cpu chaos sim_vs_real promises pacing \
-		fabric tunnel churn operate rollout component_accuracy cells cells_sim; do \
+		fabric tunnel churn operate rollout component_accuracy cells cells_sim tasks speech tasks_chaos; do \
 		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
 .PHONY: lint
@@ -103,11 +103,11 @@ $(VENV)/ready: pyproject.toml
 
 # Nothing downloads faster for being watched: the kernels are compiled meanwhile.
 $(VENV)/engine: $(VENV)/ready
-	@echo "setup: installing the extra 'engine' into $(VENV) (torch, several minutes)"
+	@echo "setup: installing the extras 'engine' and 'components' into $(VENV) (torch, several minutes)"
 	@echo "setup: compiling planner and simulator beside it (once)"
 	@$(warm_up) >$(VENV)/warm_up.log 2>&1 & warming=$$!; \
 		$(call pip_install,$(TORCH)); \
-		$(call pip_install,-e '.[engine]'); \
+		$(call pip_install,-e '.[engine,components]'); \
 		wait $$warming || { cat $(VENV)/warm_up.log >&2; echo "setup: not compiled, see above; the first plan will" >&2; }
 	@$(BIN)/python -c 'from transformers import LlamaForCausalLM' 2>>$(VENV)/warm_up.log || true
 	@touch $@
