@@ -67,7 +67,7 @@ class Pending:
     def __copy__(self) -> Pending:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Pending:
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Pending:
         return self
 
     def __repr__(self) -> str:
