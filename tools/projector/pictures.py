@@ -164,11 +164,11 @@ def render(scenes: Sequence[Scene], device: str = "cpu", side: int = SIDE) -> Te
         cover = _cover(x, y, thing, side)[:, None]
         picture = picture * (1 - cover) + thing[:, 5:8] * cover
     seeds = torch.tensor([scene.seed for scene in scenes], device=device)
-    noise = _noise(seeds, picture[0].numel()).view(picture.shape)
+    noise = draw_noise(seeds, picture[0].numel()).view(picture.shape)
     return ((picture + noise * others[:, 2, None, None, None]) * 255).round().clamp(0, 255)
 
 
-def _noise(seeds: Tensor, count: int) -> Tensor:
+def draw_noise(seeds: Tensor, count: int) -> Tensor:
     """Return normal noise [seeds, count]: a function of seed and place, whatever else is drawn and where."""
     place = torch.arange(count, device=seeds.device)
     first = _scatter(seeds)[:, None]
