@@ -209,8 +209,9 @@ def main() -> None:
             marks, date=now_utc(), device=device, projector=projector.shape.kind,
             seed=options.seed, pictures=options.batches * options.pictures,
         )  # fmt: skip
-    if options.csv:
-        write_marks(options.csv, rows)
+        if options.csv:
+            # What is known so far: the exams to come may take long.
+            write_marks(options.csv, rows)
 
 
 if __name__ == "__main__":

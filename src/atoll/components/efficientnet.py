@@ -208,7 +208,7 @@ class EfficientNetLite0(BatchComponent):
     """
 
     name: ClassVar[str] = "efficientnet-lite0"
-    most_batch: ClassVar[int] = 16
+    most_batch: ClassVar[int] = 8
 
     def __init__(self, network: LiteNetwork, device: str = "cpu") -> None:
         self._network = network.to(device)

@@ -28,7 +28,7 @@ class SmolLm2Vision(BatchComponent):
     """
 
     name: ClassVar[str] = "smollm2-vision"
-    most_batch: ClassVar[int] = 16
+    most_batch: ClassVar[int] = 8
 
     def __init__(self, encoder: EfficientNetLite0, projector: Projector, device: str) -> None:
         self._encoder = encoder
