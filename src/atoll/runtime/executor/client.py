@@ -206,6 +206,9 @@ class ExecutorClient:
             while not last:
                 answer = await _next(answers)
                 if isinstance(answer, Chunk):
+                    if answer.at != len(data):
+                        words = f"byte {answer.at} came after {len(data)} bytes"
+                        raise InvocationError("lost_handle", words, handle=handle.id)
                     data += answer.data
                     last = answer.last or len(data) > handle.nbytes
         try:

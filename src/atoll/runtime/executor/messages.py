@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from atoll.tasks.values import Value
 
-VERSION = 1
+VERSION = 2
 MOST_FRAME_BYTES = 8 * 2**20
 """The longest frame; longer ones end the connection."""
 MOST_HELLO_BYTES = 4096
@@ -102,9 +102,10 @@ class Fetch(Struct, tag="fetch"):
 
 
 class Chunk(Struct, tag="chunk"):
-    """Bytes of an array; `last` says that they are all."""
+    """Bytes of an array, which begin at byte `at` of it; `last` says that they are all."""
 
     id: int
+    at: int
     data: bytes
     last: bool
 

@@ -295,5 +295,6 @@ class ExecutorServer:
             for start in range(0, len(data), _CHUNK_BYTES):
                 end = start + _CHUNK_BYTES
                 # MessagePack takes the view as it is: nothing is copied but into the frame.
-                chunk = Chunk(message.id, data[start:end], end >= len(data))  # type: ignore[arg-type]
+                piece = data[start:end]
+                chunk = Chunk(message.id, start, piece, end >= len(data))  # type: ignore[arg-type]
                 await connection.send(chunk)
