@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atoll.runtime.executor.messages import (
     CHUNK_BYTES,
     MOST_FRAME_BYTES,
+    VERSION,
     Cancel,
     Chunk,
     Failed,

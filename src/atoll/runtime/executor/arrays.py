@@ -108,16 +108,16 @@ def open_handle(handle: Handle, *, verify: bool = False) -> Array:
     """
     if handle.is_inline:
         return read_bytes(handle, handle.data, verify=True)
-    path = Path(handle.path)
     if handle.host != identify_host() or not handle.path:
         raise LostHandleError(handle.id, "it is on another host")
-    if not ID.fullmatch(handle.id) or path.name != handle.id + ENDING:
+    if not ID.fullmatch(handle.id) or os.path.basename(handle.path) != handle.id + ENDING:
         raise LostHandleError(handle.id, "its path is not that of an array")
-    return map_file(handle, path, verify=verify)
+    return map_file(handle, verify=verify)
 
 
-def map_file(handle: Handle, path: Path, *, verify: bool = False) -> Array:
-    """Return the array in a file, mapped and not to be written to."""
+def map_file(handle: Handle, *, verify: bool = False) -> Array:
+    """Return the array in the file of a handle that is trusted, mapped and not to be written to."""
+    path = handle.path
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

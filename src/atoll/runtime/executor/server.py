@@ -186,9 +186,11 @@ class ExecutorServer:
         self, connection: CallerConnection, reader: asyncio.StreamReader, decoder: FrameDecoder
     ) -> None:
         while True:
-            patience_s = None if decoder.is_between else self._limits.frame_s
-            async with asyncio.timeout(patience_s):
+            if decoder.is_between:
                 data = await reader.read(_READ_BYTES)
+            else:
+                async with asyncio.timeout(self._limits.frame_s):
+                    data = await reader.read(_READ_BYTES)
             if not data:
                 return
             for body in decoder.feed(data):

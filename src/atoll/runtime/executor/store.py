@@ -124,7 +124,7 @@ class ArrayStore:
         handle = self._held.get(number)
         if handle is None:
             raise LostHandleError(number, "its lease has run out")
-        return map_file(handle, Path(handle.path))
+        return map_file(handle)
 
     def get(self, number: str) -> Handle | None:
         """Return the handle of an array that is here."""
