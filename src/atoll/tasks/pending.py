@@ -43,15 +43,19 @@ class Pending:
         self._parts: dict[str | int, Pending] | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        if type(key) is not str and type(key) is not int:
+        kind = type(key)
+        if kind is not str and kind is not int:
             return look_at(self)[key]
         # The same part is the same object, in later rounds too: replays compare by identity first.
         parts = self._parts
+        if parts is not None and key in parts:
+            return parts[key]
+        path = self._path
+        part = Pending(self._book, self._number, (*path, key) if path else (key,))
         if parts is None:
-            parts = self._parts = {}
-        part = parts.get(key)
-        if part is None:
-            part = parts[key] = Pending(self._book, self._number, (*self._path, key))
+            self._parts = {key: part}
+        else:
+            parts[key] = part
         return part
 
     def __getattr__(self, name: str) -> Any:

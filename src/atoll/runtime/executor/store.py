@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +42,11 @@ CACHE = "(cache)"
 _PART = ".part"
 _OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(ENDING)}|{re.escape(_PART)})")
 _ROOM = 1.1
+_TRIES = 5
+_TRY_S = 0.02
+_FOLDERS = "atoll-*"
+_YOUNG_S = 60.0
+_LOG = logging.getLogger(__name__)
 _SPARE_S = 10.0
 """How long files are kept to be written again."""
 
@@ -254,18 +261,72 @@ def _is_in_memory(folder: Path) -> bool:
 def _take(folder: Path) -> int:
     """Make the folder one's own, and return what holds it."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        for _ in range(_TRIES):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if (descriptor := _lock(folder)) is not None:
+                return descriptor
+            # It may have been removed as nobody's, between being made and being locked.
+            time.sleep(_TRY_S)
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}", field="store") from error
+    raise InputError(
+        f"{folder} is another executor's", field="store", hint="give each its own folder"
+    )
+
+
+def _lock(folder: Path) -> int | None:
+    """Return what holds a folder, or None if another process holds it or it is there no more."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        if os.stat(folder).st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
         os.close(descriptor)
-        raise InputError(
-            f"{folder} is another executor's", field="store", hint="give each its own folder"
-        ) from None
-    return descriptor
+        raise
+    os.close(descriptor)
+    return None
+
+
+def remove_stale_stores(root: Path) -> list[str]:
+    """Remove the stores of processes that were killed, and return the names of their folders.
+
+    Looked at are folders of ours named "atoll-...", which are stores or hold stores. One is removed if no
+    process holds the lock of it or of any folder in it. Nothing but arrays is removed, and folders that are
+    empty then. Who is about to open a store there makes its folder again.
+    """
+    return [path.name for path in sorted(root.glob(_FOLDERS)) if _remove_stale(path)]
+
+
+def _remove_stale(folder: Path) -> bool:
+    locks: list[int] = []
+    try:
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            return False
+        inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+        if not any(folder.iterdir()) and time.time() - status.st_mtime < _YOUNG_S:
+            return False  # of a fleet whose executors are being started
+        for path in (folder, *inner):
+            lock = _lock(path)
+            if lock is None:
+                return False
+            locks.append(lock)
+        for path in (*inner, folder):
+            _empty(path)
+            path.rmdir()
+    except OSError as error:
+        _LOG.info("%s is left: %s", folder, error.strerror)
+        return False
+    finally:
+        for lock in locks:
+            os.close(lock)
+    return True
 
 
 def _empty(folder: Path) -> None:
