@@ -17,6 +17,7 @@ from atoll.core.errors import InputError
 from atoll.runtime.executor import store as store_module
 from atoll.runtime.executor.arrays import (
     INLINE_BYTES,
+    ArrayParts,
     LostHandleError,
     identify_host,
     inline,
@@ -43,6 +44,12 @@ def _store(folder: Path, most_bytes: int = 2**20, clock: Any = None) -> ArraySto
     return ArrayStore(
         folder / "store", most_bytes, owner="me", address="h:1", clock=clock or Clock()
     )
+
+
+@pytest.fixture(params=["written", "mapped"])
+def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written again as on a disk, or through their mapping as in shared memory."""
+    monkeypatch.setattr(store_module, "_is_in_memory", lambda folder: request.param == "mapped")
 
 
 def _files(store: ArrayStore) -> list[str]:
@@ -142,7 +149,7 @@ def test_bfloat16_is_opened_as_the_upper_halves_of_floats() -> None:
     halves = (numbers.view(np.uint32) >> 16).astype(np.uint16)
     handle = Handle("0" * 32, "", "", "", "", "bfloat16", (2, 2), NOT_SUMMED, halves.tobytes())
     opened = open_handle(handle)
-    assert (opened.dtype, opened.shape) == (np.uint16, (2, 2))
+    assert (opened.dtype.name, opened.shape) == ("uint16", (2, 2))
     back = (opened.astype(np.uint32) << 16).view(np.float32)
     assert np.allclose(back.reshape(-1), numbers, rtol=2**-8)
 
@@ -206,6 +213,7 @@ def test_copies_of_others_make_room(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.usefixtures("_both_ways")
 def test_files_are_written_again_only_if_nobody_has_them_mapped(tmp_path: Path) -> None:
     clock = Clock()
     store = _store(tmp_path, clock=clock)
@@ -256,6 +264,7 @@ def test_a_file_that_gets_another_name_is_lost_to_who_comes_late(tmp_path: Path)
     store.close()
 
 
+@pytest.mark.usefixtures("_both_ways")
 def test_spare_files_do_not_count_but_make_room(tmp_path: Path) -> None:
     store = _store(tmp_path, most_bytes=4 * _BIG)
     held = [store.put(np.zeros(_BIG, np.uint8), "you", 10.0) for _ in range(4)]
@@ -266,6 +275,7 @@ def test_spare_files_do_not_count_but_make_room(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.usefixtures("_both_ways")
 def test_a_full_disk_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = _store(tmp_path)
 
@@ -344,11 +354,95 @@ def test_what_is_not_delivered_is_freed(tmp_path: Path) -> None:
     st.lists(
         st.tuples(st.sampled_from(["put", "release", "renew", "tick"]), st.integers(0, 5)),
         max_size=25,
-    )
+    ),
+    st.booleans(),
 )
-def test_files_bytes_and_leases_agree(steps: list[tuple[str, int]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+def test_files_bytes_and_leases_agree(steps: list[tuple[str, int]], mapped: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "_is_in_memory", lambda folder: mapped)
         _follow(Path(folder), steps)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["put", "turned", "release", "open", "let go"]), st.integers(0, 5)
+        ),
+        max_size=30,
+    ),
+    st.booleans(),
+)
+def test_what_is_read_is_what_was_put_however_files_are_used(
+    steps: list[tuple[str, int]], mapped: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_module, "_is_in_memory", lambda folder: mapped)
+        store = _store(Path(folder))
+        held: list[tuple[Handle, Any]] = []
+        opened: list[tuple[Any, Any]] = []
+        for turn, (step, number) in enumerate(steps):
+            if step in {"put", "turned"}:
+                array = np.full((70 - 5 * number, 40), turn, np.int16) + np.arange(
+                    40, dtype=np.int16
+                )
+                array = array.T if step == "turned" else array
+                held.append((store.put(array, "you", 10.0), array))
+            elif step == "open" and held:
+                handle, array = held[number % len(held)]
+                opened.append((open_handle(handle), array))
+            elif step == "release" and held:
+                handle, _ = held.pop(number % len(held))
+                store.release([handle.id], "you")
+            elif step == "let go" and opened:
+                opened.pop(number % len(opened))
+            # Who has an array open keeps it, whatever is written meanwhile.
+            for found, array in opened:
+                assert np.array_equal(found, array)
+        for handle, array in held:
+            assert np.array_equal(open_handle(handle), array)
+        store.close()
+
+
+@pytest.mark.usefixtures("_both_ways")
+def test_many_arrays_keep_few_files_open(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        handles = [store.put(np.full(_BIG, n, np.uint8), "you", 10.0) for n in range(100)]
+        assert len(os.listdir("/proc/self/fd")) <= before + 2 * 64
+        assert [open_handle(handle)[-1] for handle in handles] == list(range(100))
+        store.release([handle.id for handle in handles], "you")
+        assert (store.used_bytes, _files(store)) == (0, [])
+    store.close()
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_parts_of_an_array_that_are_missing_or_out_of_place_are_found() -> None:
+    array = np.arange(300, dtype=np.uint8)
+    data = array.tobytes()
+    handle = Handle("0" * 32, "me", "h:1", "far", "", "uint8", (300,), NOT_SUMMED)
+    good = [(0, data[:100]), (100, data[100:200]), (200, data[200:])]
+
+    def take(parts: list[tuple[int, bytes]]) -> Any:
+        taking = ArrayParts(handle)
+        for at, part in parts:
+            taking.add(at, part)
+        return taking.finish()
+
+    assert np.array_equal(take(good), array)
+    for wrong in (
+        good[:2],
+        good[1:],
+        [good[0], good[2]],
+        [good[1], good[0], good[2]],
+        [good[0], good[2], good[1]],
+        [good[0], *good],
+        [*good, (300, b"x")],
+        [good[0], (100, data[100:199]), good[2]],
+    ):
+        with pytest.raises(LostHandleError):
+            take(wrong)
 
 
 def _follow(folder: Path, steps: list[tuple[str, int]]) -> None:

@@ -100,6 +100,27 @@ def read_bytes(handle: Handle, data: bytes | bytearray | memoryview, *, verify: 
     return array
 
 
+class ArrayParts:
+    """The bytes of an array as they come over a wire; any that is missing or out of place is found."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._data = bytearray()
+
+    def add(self, at: int, data: bytes) -> None:
+        """Take the bytes that begin at byte `at`; `LostHandleError` if they do not follow the others."""
+        if at != len(self._data):
+            words = f"bytes from {at} came after {len(self._data)}"
+            raise LostHandleError(self._handle.id, words)
+        if at + len(data) > self._handle.nbytes:
+            raise LostHandleError(self._handle.id, f"more came than {self._handle.nbytes} bytes")
+        self._data += data
+
+    def finish(self) -> Array:
+        """Return the array; `LostHandleError` if it is not whole."""
+        return read_bytes(self._handle, self._data, verify=True)
+
+
 def open_handle(handle: Handle, *, verify: bool = False) -> Array:
     """Return the array of a handle that is inline or on this host, mapped and not to be written to.
 

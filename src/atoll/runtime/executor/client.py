@@ -218,24 +218,21 @@ class ExecutorClient:
 
         The array must not be written to. `InvocationError` with the code "lost_handle" if it is gone.
         """
-        from atoll.runtime.executor.arrays import LostHandleError, open_handle, read_bytes
+        from atoll.runtime.executor.arrays import ArrayParts, LostHandleError, open_handle
 
         with contextlib.suppress(LostHandleError):
             return open_handle(handle, verify=verify)
-        data = bytearray()
-        with self._open() as (number, answers):
-            await self._send(Fetch(number, handle.id))
-            last = False
-            while not last:
-                answer = await _next(answers)
-                if isinstance(answer, Chunk):
-                    if answer.at != len(data):
-                        words = f"byte {answer.at} came after {len(data)} bytes"
-                        raise InvocationError("lost_handle", words, handle=handle.id)
-                    data += answer.data
-                    last = answer.last or len(data) > handle.nbytes
+        parts = ArrayParts(handle)
         try:
-            return read_bytes(handle, data, verify=True)
+            with self._open() as (number, answers):
+                await self._send(Fetch(number, handle.id))
+                last = False
+                while not last:
+                    answer = await _next(answers)
+                    if isinstance(answer, Chunk):
+                        parts.add(answer.at, answer.data)
+                        last = answer.last
+            return parts.finish()
         except LostHandleError as error:
             raise InvocationError("lost_handle", error.message, handle=handle.id) from error
 

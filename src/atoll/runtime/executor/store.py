@@ -260,15 +260,17 @@ def _is_in_memory(folder: Path) -> bool:
 
 def _take(folder: Path) -> int:
     """Make the folder one's own, and return what holds it."""
-    try:
-        for _ in range(_TRIES):
+    for _ in range(_TRIES):
+        try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if (descriptor := _lock(folder)) is not None:
                 return descriptor
-            # It may have been removed as nobody's, between being made and being locked.
-            time.sleep(_TRY_S)
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}", field="store") from error
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise InputError(f"{folder}: {error.strerror}", field="store") from error
+        # It may have been removed as nobody's, between being made and being locked.
+        time.sleep(_TRY_S)
     raise InputError(
         f"{folder} is another executor's", field="store", hint="give each its own folder"
     )
@@ -277,7 +279,7 @@ def _take(folder: Path) -> int:
 def _lock(folder: Path) -> int | None:
     """Return what holds a folder, or None if another process holds it or it is there no more."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     try:

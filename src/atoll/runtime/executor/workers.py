@@ -177,7 +177,7 @@ class BatchWorker(ComponentWorker):
         try:
             self._threads.submit(self._work, batch, started_s, loop)
         except RuntimeError as error:  # the threads are shut down
-            self._ended(batch, [explain(error)] * len(batch), started_s, loop)
+            self._ended(batch, [explain(error) for _ in batch], started_s, loop)
 
     def _work(
         self,
@@ -190,9 +190,8 @@ class BatchWorker(ComponentWorker):
         try:
             values = self._run_batch(batch)
         except BaseException as error:  # noqa: BLE001 - a component that wants to exit has failed
-            failed = InvocationError("failed", type(error).__name__)
             _LOG.error("%s failed", self.name, exc_info=error)
-            values = [failed] * len(batch)
+            values = [InvocationError("failed", type(error).__name__) for _ in batch]
         # What is mapped for them is let go now: who hears that it is finished may free it.
         for invocation in batch:
             invocation.inputs = {}
