@@ -13,16 +13,16 @@ from atoll.runtime.executor.messages import (
     CHUNK_BYTES,
     MOST_FRAME_BYTES,
     VERSION,
+    ArrayChunk,
+    CallerHello,
     Cancel,
-    Chunk,
-    Failed,
     Fetch,
     Finished,
-    Hello,
+    InvocationFailed,
     Invoke,
-    Piece,
-    Release,
+    ReleaseArrays,
     Renew,
+    StreamPiece,
 )
 from atoll.runtime.executor.wire import (
     HEADER_BYTES,
@@ -72,7 +72,7 @@ def _calls() -> st.SearchStrategy[Any]:
         st.builds(Cancel, id=_NUMBERS),
         st.builds(Fetch, id=_NUMBERS, handle=_TEXT),
         st.builds(Renew, handles=st.lists(_TEXT, max_size=3), lease_s=st.floats(0, 1e6)),
-        st.builds(Release, handles=st.lists(_TEXT, max_size=3)),
+        st.builds(ReleaseArrays, handles=st.lists(_TEXT, max_size=3)),
     )
 
 
@@ -100,7 +100,10 @@ def test_what_is_written_is_read_however_it_is_split(messages: list[Any], cuts: 
 @settings(max_examples=40)
 @given(_VALUES)
 def test_results_come_back_as_they_were(value: Any) -> None:
-    for message in (Piece(1, pack_value(value)), Finished(1, pack_value(value), 0.5, 0.25, 3)):
+    for message in (
+        StreamPiece(1, pack_value(value)),
+        Finished(1, pack_value(value), 0.5, 0.25, 3),
+    ):
         (body,) = FrameDecoder().feed(encode_frame(message))
         assert decode_answer(body).value == value  # type: ignore[union-attr]
 
@@ -183,19 +186,19 @@ def test_unknown_messages_and_fields_of_the_wrong_kind_are_refused() -> None:
             decode_call(msgspec.msgpack.encode(message))
     with pytest.raises(WireError, match="cannot be read"):
         # Nobody may say hello twice, and an executor is told nothing that it says itself.
-        decode_call(msgspec.msgpack.encode(Hello(1, "token", "holder")))
+        decode_call(msgspec.msgpack.encode(CallerHello(1, "token", "holder")))
     with pytest.raises(WireError, match="cannot be read"):
-        decode_call(msgspec.msgpack.encode(Failed(1, "failed", "no")))
+        decode_call(msgspec.msgpack.encode(InvocationFailed(1, "failed", "no")))
 
 
 def test_frames_have_a_longest_length() -> None:
-    chunk = encode_frame(Chunk(1, 0, bytes(CHUNK_BYTES), last=True))
+    chunk = encode_frame(ArrayChunk(1, 0, bytes(CHUNK_BYTES), last=True))
     (body,) = FrameDecoder().feed(chunk)
-    assert decode_answer(body) == Chunk(1, 0, bytes(CHUNK_BYTES), last=True)
+    assert decode_answer(body) == ArrayChunk(1, 0, bytes(CHUNK_BYTES), last=True)
     with pytest.raises(WireError, match="longer"):
         list(FrameDecoder(most_bytes=1000).feed(chunk[:HEADER_BYTES]))
     with pytest.raises(WireError, match="longer"):
-        encode_frame(Chunk(1, 0, bytes(MOST_FRAME_BYTES), last=True))
+        encode_frame(ArrayChunk(1, 0, bytes(MOST_FRAME_BYTES), last=True))
 
 
 def test_other_versions_are_refused() -> None:

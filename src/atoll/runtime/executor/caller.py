@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from atoll.core.errors import AtollError
 from atoll.runtime.executor.client import InvocationError, is_flowing
-from atoll.runtime.executor.messages import Failed
+from atoll.runtime.executor.messages import InvocationFailed
 from atoll.runtime.executor.wire import encode_frame
 
 _LOG = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class CallerConnection:
 
     def fail(self, number: int, error: InvocationError) -> None:
         """Say that an exchange has failed."""
-        self.write(Failed(number, error.code, error.message, error.param, error.handle))
+        self.write(InvocationFailed(number, error.code, error.message, error.param, error.handle))
 
     def write(self, message: Struct) -> None:
         """Send a short message without waiting until it is read; dropped if the caller is gone."""

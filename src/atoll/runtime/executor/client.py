@@ -19,20 +19,20 @@ from msgspec import Struct
 from atoll.core.errors import AtollError, InputError
 from atoll.runtime.executor.messages import (
     VERSION,
+    ArrayChunk,
     AskQueues,
+    CallerHello,
     Cancel,
-    Chunk,
-    Failed,
+    ExecutorWelcome,
     Fetch,
     Finished,
     FromExecutor,
-    Hello,
+    InvocationFailed,
     Invoke,
-    Piece,
     Queues,
-    Release,
+    ReleaseArrays,
     Renew,
-    Welcome,
+    StreamPiece,
 )
 from atoll.runtime.executor.wire import (
     FrameDecoder,
@@ -121,7 +121,7 @@ class ExecutorClient:
             async with asyncio.timeout(self._connect_s):
                 reader, writer = await asyncio.open_connection(host, int(port))
                 self._writer = writer
-                writer.write(encode_frame(Hello(VERSION, self._token, self.holder)))
+                writer.write(encode_frame(CallerHello(VERSION, self._token, self.holder)))
                 bodies: list[bytes] = []
                 while not bodies:
                     data = await reader.read(_READ_BYTES)
@@ -138,7 +138,7 @@ class ExecutorClient:
             raise
         self._reading = asyncio.create_task(self._read(reader, decoder))
 
-    def _greet(self, welcome: Welcome) -> None:
+    def _greet(self, welcome: ExecutorWelcome) -> None:
         if welcome.version != VERSION:
             raise WireError(f"{self.address} speaks version {welcome.version}, not {VERSION}")
         self.name, self.host = welcome.name, welcome.host
@@ -187,7 +187,7 @@ class ExecutorClient:
         lease_s: float = 60.0,
         deadline_s: float = 600.0,
         request: str = "",
-    ) -> AsyncGenerator[Piece | Finished, None]:
+    ) -> AsyncGenerator[StreamPiece | Finished, None]:
         """Run a component and yield its pieces as they come, then what it ended with.
 
         Left early, it tells the executor to stop. Errors as of `call`.
@@ -202,7 +202,7 @@ class ExecutorClient:
                     async with asyncio.timeout_at(until_s):
                         answer = await _next(answers)
                     over = isinstance(answer, Finished)
-                    if isinstance(answer, (Piece, Finished)):
+                    if isinstance(answer, (StreamPiece, Finished)):
                         yield answer
             except TimeoutError:
                 raise InvocationError("deadline", f"{component} took too long") from None
@@ -229,7 +229,7 @@ class ExecutorClient:
                 last = False
                 while not last:
                     answer = await _next(answers)
-                    if isinstance(answer, Chunk):
+                    if isinstance(answer, ArrayChunk):
                         parts.add(answer.at, answer.data)
                         last = answer.last
             return parts.finish()
@@ -256,7 +256,7 @@ class ExecutorClient:
     async def release(self, handles: Sequence[Handle]) -> None:
         """Give arrays up; they are freed when no other holder needs them."""
         if ids := [handle.id for handle in handles if not handle.is_inline]:
-            await self._send(Release(ids))
+            await self._send(ReleaseArrays(ids))
 
     async def close(self) -> None:
         """Hang up; what is under way fails with `ExecutorLostError`."""
@@ -329,7 +329,7 @@ async def _next(answers: _Answers) -> FromExecutor:
 def _check(answer: _Answer) -> FromExecutor:
     if isinstance(answer, AtollError):
         raise type(answer)(answer.message)
-    if isinstance(answer, Failed):
+    if isinstance(answer, InvocationFailed):
         raise InvocationError(answer.code, answer.message, answer.param, answer.handle)
     return answer
 
@@ -343,7 +343,7 @@ class _LastAnswer:
         self.future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
 
     def put_nowait(self, answer: _Answer) -> None:
-        if not isinstance(answer, Piece) and not self.future.done():
+        if not isinstance(answer, StreamPiece) and not self.future.done():
             self.future.set_result(answer)
 
     def give_up(self) -> None:

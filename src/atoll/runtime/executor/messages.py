@@ -2,8 +2,8 @@
 
 A connection carries frames (`wire`), each one message in MessagePack, many invocations at once:
 
-    client    Hello, then any of  Invoke, Cancel, Fetch, Renew, Release, AskQueues
-    executor  Welcome, then       Piece*, Finished or Failed;  Chunk*, for Fetch;  Queues, for AskQueues
+    client    CallerHello, then any of  Invoke, Cancel, Fetch, Renew, ReleaseArrays, AskQueues
+    executor  ExecutorWelcome, then       StreamPiece*, Finished or InvocationFailed;  ArrayChunk*, for Fetch;  Queues, for AskQueues
 
 Handles in values are MessagePack extensions. Frames are bounded; arrays travel in chunks.
 """
@@ -25,7 +25,7 @@ CHUNK_BYTES = 2**20
 """Arrays are sent in chunks of this size."""
 
 
-class Hello(Struct, tag="hello"):
+class CallerHello(Struct, tag="hello"):
     """Who calls. `holder` names the caller in leases: what it holds is freed when its leases run out."""
 
     version: int
@@ -33,7 +33,7 @@ class Hello(Struct, tag="hello"):
     holder: str
 
 
-class Welcome(Struct, tag="welcome"):
+class ExecutorWelcome(Struct, tag="welcome"):
     """Who answers, and what it runs."""
 
     version: int
@@ -62,7 +62,7 @@ class Cancel(Struct, tag="cancel"):
     id: int
 
 
-class Piece(Struct, tag="piece"):
+class StreamPiece(Struct, tag="piece"):
     """The next piece of a stream."""
 
     id: int
@@ -79,7 +79,7 @@ class Finished(Struct, tag="finished"):
     batch: int = 1
 
 
-class Failed(Struct, tag="failed"):
+class InvocationFailed(Struct, tag="failed"):
     """The end of an invocation or a fetch that failed.
 
     code: "bad_input" (the client's fault, `param` says where), "lost_handle" (`handle` is gone, and with it
@@ -101,7 +101,7 @@ class Fetch(Struct, tag="fetch"):
     handle: str
 
 
-class Chunk(Struct, tag="chunk"):
+class ArrayChunk(Struct, tag="chunk"):
     """Bytes of an array, which begin at byte `at` of it; `last` says that they are all."""
 
     id: int
@@ -117,7 +117,7 @@ class Renew(Struct, tag="renew"):
     lease_s: float
 
 
-class Release(Struct, tag="release"):
+class ReleaseArrays(Struct, tag="release"):
     """I need these arrays no more."""
 
     handles: list[str]
@@ -137,10 +137,10 @@ class Queues(Struct, tag="queues"):
     running: dict[str, int]
 
 
-ToExecutor = Invoke | Cancel | Fetch | Renew | Release | AskQueues
-"""What follows a `Hello`."""
-FromExecutor = Piece | Finished | Failed | Chunk | Queues
-"""What follows a `Welcome`."""
+ToExecutor = Invoke | Cancel | Fetch | Renew | ReleaseArrays | AskQueues
+"""What follows a `CallerHello`."""
+FromExecutor = StreamPiece | Finished | InvocationFailed | ArrayChunk | Queues
+"""What follows a `ExecutorWelcome`."""
 __all__ = [
     "CHUNK_BYTES",
     "MOST_FRAME_BYTES",

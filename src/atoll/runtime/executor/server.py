@@ -20,17 +20,17 @@ from atoll.runtime.executor.messages import (
     MOST_FRAME_BYTES,
     MOST_HELLO_BYTES,
     VERSION,
+    ArrayChunk,
     AskQueues,
     Cancel,
-    Chunk,
+    ExecutorWelcome,
     Fetch,
     Finished,
     Invoke,
-    Piece,
     Queues,
-    Release,
+    ReleaseArrays,
     Renew,
-    Welcome,
+    StreamPiece,
 )
 from atoll.runtime.executor.outputs import OutputSaver
 from atoll.runtime.executor.store import CACHE, ArrayStore
@@ -179,7 +179,7 @@ class ExecutorServer:
             raise WireError("its holder is no name")
         decoder.most_bytes = MOST_FRAME_BYTES
         connection = CallerConnection(writer, hello.holder, self._limits.silent_s)
-        connection.write(Welcome(VERSION, self.name, identify_host(), sorted(self.workers)))
+        connection.write(ExecutorWelcome(VERSION, self.name, identify_host(), sorted(self.workers)))
         return connection, bodies[1:]
 
     async def _listen(
@@ -211,7 +211,7 @@ class ExecutorServer:
             case Renew():
                 lease_s = min(max(message.lease_s, 0.0), _MOST_S)
                 self.store.renew(message.handles, connection.holder, lease_s)
-            case Release():
+            case ReleaseArrays():
                 self.store.release(message.handles, connection.holder)
             case AskQueues():
                 connection.write(Queues(message.id, *self.count_queues()))
@@ -257,7 +257,7 @@ class ExecutorServer:
         saver = OutputSaver(self.store, connection.holder, min(message.lease_s, _MOST_S))
 
         async def emit(value: Value) -> None:
-            await connection.send(Piece(message.id, pack_value(value)))
+            await connection.send(StreamPiece(message.id, pack_value(value)))
             saver.delivered()
 
         deadline = asyncio.timeout(min(message.deadline_s, _MOST_S))
@@ -298,5 +298,5 @@ class ExecutorServer:
                 end = start + _CHUNK_BYTES
                 # MessagePack takes the view as it is: nothing is copied but into the frame.
                 piece = data[start:end]
-                chunk = Chunk(message.id, start, piece, end >= len(data))  # type: ignore[arg-type]
+                chunk = ArrayChunk(message.id, start, piece, end >= len(data))  # type: ignore[arg-type]
                 await connection.send(chunk)

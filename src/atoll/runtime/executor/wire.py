@@ -22,10 +22,10 @@ from atoll.core.errors import AtollError
 from atoll.runtime.executor.messages import (
     MOST_FRAME_BYTES,
     VERSION,
+    CallerHello,
+    ExecutorWelcome,
     FromExecutor,
-    Hello,
     ToExecutor,
-    Welcome,
 )
 from atoll.tasks.values import Handle, Value
 
@@ -185,19 +185,19 @@ class FrameDecoder:
         return length, checksum
 
 
-_HELLO = msgspec.msgpack.Decoder(Hello, ext_hook=_unpack)
-_WELCOME = msgspec.msgpack.Decoder(Welcome, ext_hook=_unpack)
+_HELLO = msgspec.msgpack.Decoder(CallerHello, ext_hook=_unpack)
+_WELCOME = msgspec.msgpack.Decoder(ExecutorWelcome, ext_hook=_unpack)
 _TO: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ToExecutor, ext_hook=_unpack)
 _FROM: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(FromExecutor, ext_hook=_unpack)
 
 
-def decode_hello(body: bytes) -> Hello:
+def decode_hello(body: bytes) -> CallerHello:
     """Return the first message of a caller."""
     look_through(body)
     return _decode(_HELLO, body)
 
 
-def decode_welcome(body: bytes) -> Welcome:
+def decode_welcome(body: bytes) -> ExecutorWelcome:
     """Return the first message of an executor."""
     look_through(body)
     return _decode(_WELCOME, body)

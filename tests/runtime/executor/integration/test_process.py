@@ -14,7 +14,7 @@ import pytest
 
 from atoll.runtime.executor.arrays import open_handle
 from atoll.runtime.executor.client import ExecutorClient, ExecutorLostError, InvocationError
-from atoll.runtime.executor.messages import MOST_FRAME_BYTES, VERSION, Hello
+from atoll.runtime.executor.messages import MOST_FRAME_BYTES, VERSION, CallerHello
 from atoll.runtime.executor.store import ArrayStore
 from atoll.runtime.executor.wire import encode_frame
 from atoll.runtime.http.client import fetch
@@ -95,8 +95,8 @@ def test_pages_strangers_and_a_flood(tmp_path: Path) -> None:
             # A slow stranger, garbage, and a frame that is too long: all are closed, none does harm.
             slow = socket.create_connection((host, int(port)))
             slow.sendall(b"AX")
-            hello = encode_frame(Hello(VERSION, TOKEN, "x"))
-            long = bytearray(encode_frame(Hello(VERSION, "x", "y")))
+            hello = encode_frame(CallerHello(VERSION, TOKEN, "x"))
+            long = bytearray(encode_frame(CallerHello(VERSION, "x", "y")))
             long[4:8] = (MOST_FRAME_BYTES + 1).to_bytes(4, "little")
             long[12:16] = zlib.crc32(long[:12]).to_bytes(4, "little")
             for data in (b"\xff" * 10_000, hello + b"\xff" * 10_000, bytes(long), hello + long):

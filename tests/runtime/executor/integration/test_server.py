@@ -10,7 +10,7 @@ import pytest
 
 from atoll.runtime.executor.arrays import open_handle
 from atoll.runtime.executor.client import ExecutorClient, ExecutorLostError, InvocationError
-from atoll.runtime.executor.messages import VERSION, Finished, Hello, Invoke, Piece
+from atoll.runtime.executor.messages import VERSION, CallerHello, Finished, Invoke, StreamPiece
 from atoll.runtime.executor.server import DoorLimits
 from atoll.runtime.executor.wire import encode_frame
 from atoll.tasks.values import Handle
@@ -96,7 +96,7 @@ def test_streams_give_pieces_and_an_end(tmp_path: Path) -> None:
             client = await running.connect()
             answers = [a async for a in client.stream("counter", {"to": 3, "size": 30_000})]
             pieces, end = answers[:-1], answers[-1]
-            assert all(isinstance(piece, Piece) for piece in pieces)
+            assert all(isinstance(piece, StreamPiece) for piece in pieces)
             arrays = [await client.fetch(piece.value["array"]) for piece in pieces]
             assert [array[-1] for array in arrays] == [0, 1, 2]
             assert isinstance(end, Finished)
@@ -115,7 +115,7 @@ def test_who_leaves_early_ends_the_work(tmp_path: Path) -> None:
             client = await running.connect()
             left = NumberStream.left
             stream = client.stream("counter", {"to": 10**9, "pause_s": 0.001})
-            assert isinstance(await anext(stream), Piece)
+            assert isinstance(await anext(stream), StreamPiece)
             await stream.aclose()
             await until(lambda: NumberStream.left == left + 1)
 
@@ -288,23 +288,23 @@ def test_strangers_are_turned_away(tmp_path: Path) -> None:
     async def main() -> None:
         limits = DoorLimits(hello_s=0.1, connections=3)
         async with serving(tmp_path, Passer, limits=limits) as running:
-            hello = encode_frame(Hello(VERSION, TOKEN, "x"))
+            hello = encode_frame(CallerHello(VERSION, TOKEN, "x"))
             for data in (
                 b"GET / HTTP/1.1\r\n\r\n",
                 b"\0" * 5000,
                 hello[:20],
                 b"",
-                encode_frame(Hello(VERSION, "wrong", "x")),
-                encode_frame(Hello(VERSION, "", "x")),
-                encode_frame(Hello(VERSION + 1, TOKEN, "x")),
-                encode_frame(Hello(VERSION, TOKEN, "")),
-                encode_frame(Hello(VERSION, TOKEN, "(cache)")),
-                encode_frame(Hello(VERSION, TOKEN * 400, "x")),
+                encode_frame(CallerHello(VERSION, "wrong", "x")),
+                encode_frame(CallerHello(VERSION, "", "x")),
+                encode_frame(CallerHello(VERSION + 1, TOKEN, "x")),
+                encode_frame(CallerHello(VERSION, TOKEN, "")),
+                encode_frame(CallerHello(VERSION, TOKEN, "(cache)")),
+                encode_frame(CallerHello(VERSION, TOKEN * 400, "x")),
                 encode_frame(Invoke(1, "passer", {})),
             ):
                 assert await _say(running, data) == b"", data[:40]
             # Those who know the token and then talk nonsense hear no more than the welcome.
-            for data in (b"garbage" * 9, encode_frame(Hello(VERSION, TOKEN, "x"))):
+            for data in (b"garbage" * 9, encode_frame(CallerHello(VERSION, TOKEN, "x"))):
                 assert b"garbage" not in await _say(running, hello + data)
             wrong = ExecutorClient(running.address, "no", "x")
             with pytest.raises(ExecutorLostError):
