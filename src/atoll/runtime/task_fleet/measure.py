@@ -39,6 +39,18 @@ _Run = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPace:
+    """How a part that makes tokens spends its CPU seconds, with one request at a time.
+
+    `first_s` until the first token of a prompt of `prompt_tokens`, `token_s` for each token after it.
+    """
+
+    prompt_tokens: int
+    first_s: float
+    token_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PartRate:
     """A part's measured rate: so many units per second of one core, CPU seconds beside wall seconds.
 
@@ -53,6 +65,8 @@ class PartRate:
     cpu_per_s: float
     load_s: float
     runs: int
+    pace: TokenPace | None = None
+    """Of parts that make tokens, which a simulator runs token by token."""
 
 
 def measure_parts(
@@ -93,11 +107,11 @@ def _measure(
     try:
         # The first run fills caches, and says how much a run is.
         unit, amount, run = _work(part, components, loop)
-        walls, cpus = [], []
+        walls, cpus, given = [], [], []
         for number in range(runs):
             on_progress(f"measuring {part} ({', '.join(names)}): {number + 1} of {runs}")
             wall_s, cpu_s = time.perf_counter(), time.process_time()
-            run()
+            given.append(run())
             walls.append(time.perf_counter() - wall_s)
             cpus.append(time.process_time() - cpu_s)
     finally:
@@ -112,6 +126,17 @@ def _measure(
         cpu_per_s=amount / max(1e-9, statistics.median(cpus)),
         load_s=load_s,
         runs=runs,
+        pace=_median_pace([each for each in given if isinstance(each, TokenPace)]),
+    )
+
+
+def _median_pace(paces: Sequence[TokenPace]) -> TokenPace | None:
+    if not paces:
+        return None
+    return TokenPace(
+        paces[0].prompt_tokens,
+        statistics.median(pace.first_s for pace in paces),
+        statistics.median(pace.token_s for pace in paces),
     )
 
 
@@ -124,9 +149,7 @@ def _work(
         return _stream_work(first, loop)
     for component in components:
         if not isinstance(component, BatchComponent):
-            raise InputError(
-                f"{component.name} streams, and is not alone in its part", field=part
-            )
+            raise InputError(f"{component.name} streams, and is not alone in its part", field=part)
     takes = first.example()
     if "audio" in takes:
         sound = _speak()
@@ -175,15 +198,22 @@ def _stream_work(
         "temperature": 0.0,
     }
 
-    async def answer() -> Any:
+    async def answer() -> tuple[TokenPace, float]:
+        begun_s, first_s = time.process_time(), None
         async for piece in component.stream(inputs):
             if isinstance(piece, Done):
-                return piece.value
+                took_s = time.process_time() - begun_s
+                told = piece.value
+                later = max(1, told["completion_tokens"] - 1)
+                first = took_s if first_s is None else first_s
+                pace = TokenPace(told["prompt_tokens"], first, (took_s - first) / later)
+                return pace, float(told["prompt_tokens"] + told["completion_tokens"])
+            if first_s is None:
+                first_s = time.process_time() - begun_s
         raise InputError(f"{component.name} gave no end")
 
-    done = loop.run_until_complete(answer())
-    tokens = float(done["prompt_tokens"] + done["completion_tokens"])
-    return "token", tokens, lambda: loop.run_until_complete(answer())
+    _, tokens = loop.run_until_complete(answer())
+    return "token", tokens, lambda: loop.run_until_complete(answer())[0]
 
 
 def _speak() -> dict[str, Any]:
