@@ -241,14 +241,16 @@ class TaskChaos:
         await self._kill(self._choose(self._ready_ones()), "any")
 
     async def _strike_maker(self) -> None:
-        """Kill what made the inputs of a stream; when that is back, kill where the stream comes from."""
+        """Kill what made the inputs of a stream; once they are gone, kill where the stream comes from."""
         await self._until(lambda: bool(self._long_ways()), "stream over two executors")
         numbers = self._long_ways()
         number = numbers[int(self._strikes.integers(len(numbers)))]
         maker, next_one = self._streams[number].way[:2]
         await self._kill(maker, "maker")
+        store = store_folder(self._fleet.home) / maker
+        # What starts in its place empties its store before all else.
         await self._until(
-            lambda: number not in self._streams or self._is_ready(maker), f"return of {maker}"
+            lambda: number not in self._streams or not any(store.glob("*.array")), "empty store"
         )
         if number in self._streams and self._is_ready(next_one):
             await self._kill(next_one, "maker")
@@ -267,9 +269,10 @@ class TaskChaos:
         return [group for group, names in self._groups.items() if all(map(self._is_ready, names))]
 
     def _streaming(self) -> list[str]:
-        """Return the executors from which answers that have begun are coming."""
+        """Return the executors from which answers that have begun are coming, not those before them."""
         ways = [reply.way for reply in self._streams.values() if reply.pieces > 1]
-        return [name for name in self._ready_ones() if any(name in way for way in ways)]
+        coming = {name for way in ways for name in way[1:] or way}
+        return [name for name in self._ready_ones() if name in coming]
 
     def _long_ways(self) -> list[int]:
         """Return the streams that have begun and whose inputs another executor made."""
