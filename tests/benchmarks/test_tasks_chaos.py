@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.task_clients import HeardReply
 from benchmarks.task_leftovers import ProcessWatch, StoredArrays, strays
-from benchmarks.tasks_chaos import ChaosOutcome
+from benchmarks.task_strikes import ChaosOutcome
 
 
 def test_a_letter_or_a_byte_makes_another_answer() -> None:
