@@ -6,6 +6,9 @@ from atoll.runtime.adapters.base import RunDirectory
 from atoll.runtime.adapters.executor import executor_process
 from atoll.runtime.adapters.probes import InstanceProbe
 from atoll.runtime.executor.config import ExecutorConfig
+from atoll.runtime.front.config import FrontConfig
+from atoll.runtime.supervise.process import Nursery
+from atoll.runtime.supervise.supervision import Action, Supervision
 
 
 def test_a_process_has_its_configuration_its_cores_and_a_probe(tmp_path: Path) -> None:
@@ -33,3 +36,33 @@ def test_a_process_has_its_configuration_its_cores_and_a_probe(tmp_path: Path) -
     assert spec.probe.url == "http://127.0.0.1:7002"
     # It may finish what runs before it is killed.
     assert spec.limits.term_s > config.drain_s
+    # It is forked from a process that has loaded its code, where there is one.
+    assert spec.command.module in Nursery.modules
+
+
+def test_one_that_is_killed_again_and_again_is_back_while_answers_wait(tmp_path: Path) -> None:
+    config = ExecutorConfig(
+        name="mind-0",
+        components={"smollm2": {}},
+        address="127.0.0.1:7001",
+        health_port=7002,
+        store=str(tmp_path / "store"),
+        token_file=str(tmp_path / "token"),
+    )
+    watched = Supervision(executor_process(config, RunDirectory(tmp_path)).limits)
+    patience_s = FrontConfig.model_fields["patience_s"].default
+    now_s, paused_s = 0.0, 0.0
+    for _ in range(50):
+        began_s = now_s
+        while watched.tick(now_s) is not Action.START:
+            now_s += 0.05
+        paused_s = max(paused_s, now_s - began_s)
+        watched.ready(now_s)
+        watched.exited(128 + 9, now_s)
+    assert 0.0 < paused_s < patience_s / 3
+    # One that has served for a while is back at once.
+    now_s += paused_s
+    assert watched.tick(now_s) is Action.START
+    watched.ready(now_s)
+    watched.exited(128 + 9, now_s + 15.0)
+    assert watched.tick(now_s + 15.5) is Action.START

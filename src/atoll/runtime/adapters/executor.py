@@ -14,6 +14,10 @@ from atoll.runtime.supervise.supervision import RestartLimits
 _DRAINING = "draining"
 """The code with which an executor that is being stopped answers /health: not its fault."""
 _SPARE_S = 5.0
+_CALM_S = 10.0
+"""One that served so long is started again at once when it ends."""
+_LONGEST_PAUSE_S = 5.0
+"""Answers that have begun wait for an executor; a front's patience is longer than this and a start."""
 
 
 def executor_process(
@@ -38,5 +42,11 @@ def executor_process(
     )
     host = config.address.rpartition(":")[0]
     probe = InstanceProbe(f"http://{host}:{config.health_port}", _DRAINING, silent_s)
-    limits = RestartLimits(ready_s=600.0, unwell=1, term_s=config.drain_s + _SPARE_S)
+    limits = RestartLimits(
+        ready_s=600.0,
+        backoff_most_s=_LONGEST_PAUSE_S,
+        calm_s=_CALM_S,
+        unwell=1,
+        term_s=config.drain_s + _SPARE_S,
+    )
     return ProcessSpec(config.name, command, probe, limits)
