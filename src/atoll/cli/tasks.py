@@ -1,4 +1,4 @@
-"""`atoll tasks`: what tasks there are, which components they use, and what flows between them."""
+"""`atoll tasks`: what tasks there are, what they use, what flows between them; and serving them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.tasks_serve import add_serve
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.report.terminal import emit, note, table
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Show what tasks there are, which components they use, and what flows between them.",
+    help="Show what tasks there are and what flows between their components, and serve them.",
 )
+add_serve(app)
 
 LIBRARY: dict[str, str] = {
     "SpeakingAssistant": "atoll.tasks.library.assistant:SpeakingAssistant",

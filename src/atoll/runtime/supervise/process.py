@@ -179,7 +179,13 @@ class GuardedProcess:
 class Nursery:
     """Forks processes that need much code from one that has loaded it (see `nursery`)."""
 
-    modules = frozenset({"atoll.engine.node", "atoll.runtime.instance.process"})
+    modules = frozenset(
+        {
+            "atoll.engine.node",
+            "atoll.runtime.executor.process",
+            "atoll.runtime.instance.process",
+        }
+    )
 
     def __init__(self, process: asyncio.subprocess.Process | None, orders: socket.socket) -> None:
         self._process = process
