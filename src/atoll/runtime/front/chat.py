@@ -221,7 +221,7 @@ async def _content(message: MessageFields, place: int, request: FrontRequest) ->
             content.append({"type": "image", "image": image})
         elif isinstance(piece, SoundPiece):
             sound = await request.media.sound(piece.input_audio.data, f"{param}.input_audio")
-            content.append({"type": "audio", "audio": sound})
+            content.append({"type": "audio", "audio": sound.audio, "pieces": sound.pieces})
         else:
             frames = await request.media.video(piece.video_url.url, f"{param}.video_url")
             content.append({"type": "video", "frames": frames})
