@@ -21,7 +21,7 @@ from atoll.core.errors import UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.runtime.front.config import Endpoint, FrontService
 from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
-from atoll.runtime.task_fleet.parts import ServedParts, tasks_over
+from atoll.runtime.task_fleet.parts import ServedParts, options_over, tasks_over
 
 _MOST_COPIES = 64
 Word = Annotated[str, Field(min_length=1, max_length=100, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*")]
@@ -94,7 +94,8 @@ def read_tasks_file(path: str | os.PathLike[str]) -> TaskDeployment:
                 *("services", name),
                 hint="name tasks of your own: tasks: {chat: my.module:MyTask}",
             )
-        services.append(FrontService(name=name, tasks=tasks, options=service.options))
+        options = options_over(known) | service.options
+        services.append(FrontService(name=name, tasks=tasks, options=options))
     executors = [
         PlacedExecutor(
             id=f"{name}-{copy}",
@@ -114,12 +115,14 @@ def read_parts_file(path: str | os.PathLike[str]) -> dict[str, ServedParts]:
     found = {}
     for name, entry in document.content.services.items():
         parts = {part: tuple(components) for part, components in entry.parts.items()}
-        tasks = entry.tasks or tasks_over([c for names in parts.values() for c in names])
+        known = [component for names in parts.values() for component in names]
+        tasks = entry.tasks or tasks_over(known)
         if not tasks:
             raise document.error(
                 "none of the library's tasks can be done with these components",
                 *("services", name),
                 hint="name tasks of your own: tasks: {chat: my.module:MyTask}",
             )
-        found[name] = ServedParts(parts=parts, tasks=tasks, options=entry.options)
+        options = options_over(known) | entry.options
+        found[name] = ServedParts(parts=parts, tasks=tasks, options=options)
     return found
