@@ -13,6 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class MediaFleet:
 def need_weights() -> None:
     """Skip the test where packages or weights cannot be had."""
     for package in ("torch", "transformers", "onnxruntime", "hibari", "PIL"):
-        pytest.importorskip(package, reason="needs the extras 'engine' and 'components'")
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is missing: needs the extras 'engine' and 'components'")
     from atoll.components.registry import COMPONENTS
     from atoll.components.weights import prefetch
     from atoll.engine.weights.sources import DEFAULT_MODEL, resolve

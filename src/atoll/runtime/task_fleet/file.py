@@ -11,6 +11,7 @@ executors:
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -77,13 +78,7 @@ def read_tasks_file(path: str | os.PathLike[str]) -> TaskDeployment:
     document = SchemaDocument(path, TasksFile, "a tasks file")
     content = document.content
     for name, entry in content.executors.items():
-        for component in entry.with_options:
-            if component not in COMPONENTS and ":" not in component:
-                with_field = document.error(
-                    str(UnknownNameError("component", component, COMPONENTS)),
-                    *("executors", name, "components"),
-                )
-                raise with_field
+        _check_components(document, entry.with_options, "executors", name, "components")
     known = [name for entry in content.executors.values() for name in entry.with_options]
     services = []
     for name, service in content.services.items():
@@ -109,12 +104,24 @@ def read_tasks_file(path: str | os.PathLike[str]) -> TaskDeployment:
     return TaskDeployment(tuple(services), tuple(executors))
 
 
+def _check_components(document: SchemaDocument[Any], names: Iterable[str], *location: str) -> None:
+    for name in names:
+        if name not in COMPONENTS and ":" not in name:
+            raise document.error(
+                str(UnknownNameError("component", name, COMPONENTS)),
+                *location,
+                hint="`atoll tasks list` shows those of the library; your own are MODULE:CLASS",
+            )
+
+
 def read_parts_file(path: str | os.PathLike[str]) -> dict[str, ServedParts]:
     """Read what stands for the parts of models, by service."""
     document = SchemaDocument(path, PartsFile, "a parts file")
     found = {}
     for name, entry in document.content.services.items():
         parts = {part: tuple(components) for part, components in entry.parts.items()}
+        for part, components in parts.items():
+            _check_components(document, components, "services", name, "parts", part)
         known = [component for names in parts.values() for component in names]
         tasks = entry.tasks or tasks_over(known)
         if not tasks:
