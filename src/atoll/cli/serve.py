@@ -116,6 +116,8 @@ def serve(options: ServeSettings) -> None:
     tell = make_teller(models, tasks)
     for line in list_warnings(plan, models, local):
         tell(f"warning: {line}")
+    for line in tasks.notes if tasks else ():
+        tell(f"warning: {line}")
     with live_line("loading the engine") as say:
         started = StartProgress(say, tell=tell)
         with local_fleet(
