@@ -63,6 +63,25 @@ def test_a_taken_port_and_a_missing_file_are_said_before_anything_starts(
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "services: {a: {tasks: {chat: 'nowhere.at:All'}}}\nexecutors: {x: {components: [hibari]}}",
+        "services: {a: {tasks: {chat: 'json:loads'}}}\nexecutors: {x: {components: [hibari]}}",
+        "services: {a: {}}\nexecutors: {x: {components: [hibari, 'nowhere.at:All']}}",
+    ],
+)
+def test_code_that_cannot_be_loaded_is_said_before_anything_starts(
+    text: str, capsys: Captured
+) -> None:
+    Path("tasks.yaml").write_text(text)
+    assert cli.run(["tasks", "serve", "tasks.yaml", "--port", "0"]) != 0
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "nowhere" in said or "is no task" in said
+    assert "(fix: " in said
+    assert "bug" not in said
+
+
 def fleet() -> FleetState:
     def node(name: str, held: str) -> NodeState:
         return NodeState(

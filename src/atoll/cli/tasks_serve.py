@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from pydantic import Field
@@ -18,6 +20,10 @@ from atoll.cli.serving import (
     need_serving,
 )
 from atoll.cli.serving_loop import FleetSettings, check_places, make_teller, serve_until_stopped
+from atoll.core.errors import InputError
+
+if TYPE_CHECKING:
+    from atoll.runtime.task_fleet.deployment import TaskDeployment
 
 
 class TasksServeSettings(FleetSettings):
@@ -32,6 +38,26 @@ class TasksServeSettings(FleetSettings):
 def add_serve(app: typer.Typer) -> None:
     """Add the verb to its group."""
     verb(app, TasksServeSettings, "serve")(serve_tasks)
+
+
+def _check_code(deployment: TaskDeployment) -> None:
+    """Raise where a task or component of one's own cannot be loaded, before anything is started."""
+    from atoll.components.registry import find_component
+    from atoll.runtime.front.services import load_task
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # processes find modules of the current folder, too
+    for service in deployment.services:
+        for where in service.tasks.values():
+            load_task(where, service.options)
+    own = {name for one in deployment.executors for name in one.components if ":" in name}
+    for name in sorted(own):
+        try:
+            find_component(name)
+        except ImportError as error:
+            raise InputError(
+                f"{name}: {error}", field="components", hint="name it as MODULE:CLASS"
+            ) from error
 
 
 def serve_tasks(options: TasksServeSettings) -> None:
@@ -51,6 +77,7 @@ def serve_tasks(options: TasksServeSettings) -> None:
     if uses_engine(deployment):
         need_engine()
     check_places(options)
+    _check_code(deployment)
     fetch_components(deployment)
     tell = make_teller({}, deployment)
     with live_line("starting executors") as say:
