@@ -1,4 +1,4 @@
-"""Any-to-any fleets on the command line: planned, reported, explained, compared; refused where not served."""
+"""Any-to-any fleets on the command line: planned, reported, explained, compared; served on one machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll import Fleet
 from atoll.cli import main as cli
 from tests.cli.graphs import SMALL
 
-REFUSED = "any-to-any plans are planned and simulated, not served yet: look"
+REFUSED = "any-to-any plans are served on one machine, not operated elsewhere: look"
 MIXED = SMALL.replace(
     "pool:",
     "  chat: {model: llama-3.2-1b, ttft: 1s, tpot: 60ms, rate: 1/s, lengths: 200x50}\npool:",
@@ -114,11 +114,28 @@ def test_a_plan_explains_itself(capsys: Captured) -> None:
     assert "T4:1" in run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml", "--node", "T4")
 
 
-def test_what_is_not_served_yet_is_refused_in_a_line(capsys: Captured) -> None:
+def test_parts_without_components_are_refused_in_a_line(capsys: Captured) -> None:
+    plan(capsys, "fleet.yaml", "-o", "plan.json")
+    Path("parts.yaml").write_text("services: {look: {parts: {vision: [smollm2-vision]}}}")
+    Path("other.yaml").write_text("services: {other: {parts: {llm: [smollm2]}}}")
+    Path("odd.yaml").write_text("services: {look: {parts: {vision: [], llm: [smolm2]}}}")
+    for command, reason in (
+        (("plan.json",), "nothing here runs the parts of qwen2.5-vl-7b (look)"),
+        (("fleet.yaml",), "nothing here runs the parts of qwen2.5-vl-7b (look)"),
+        (("plan.json", "--parts", "parts.yaml"), "none of the library's tasks can be done"),
+        (("plan.json", "--parts", "other.yaml"), "unknown any-to-any service 'other'"),
+        (("plan.json", "--parts", "odd.yaml"), "unknown component 'smolm2'; did you mean"),
+        (("plan.json", "--only", "nobody"), "unknown model 'nobody'"),
+    ):
+        line = refused(capsys, "serve", *command)
+        assert reason in line, command
+        assert "(fix: " in line or "known: " in line or "did you mean" in line
+    assert not Path("cache").exists() or not list(Path("cache").rglob("run-*"))
+
+
+def test_what_is_not_operated_elsewhere_is_refused_in_a_line(capsys: Captured) -> None:
     plan(capsys, "fleet.yaml", "-o", "plan.json")
     for command in (
-        ("serve", "plan.json"),
-        ("serve", "fleet.yaml"),
         ("up", "plan.json", "--yes"),
         ("up", "fleet.yaml", "--dry-run"),
         ("operate", "fleet.yaml", "--dry-run"),

@@ -168,13 +168,42 @@ def test_unknown_parts_are_refused() -> None:
 
 def test_transcription() -> None:
     found, _, done = run(Transcription(), Clip(sound("one", 24_000)))
-    assert found == Transcript("heard one", 1.5, [[0.0, 1.5]])
+    assert found == Transcript("heard one", 1.5, [[0.0, 1.5]], ["heard one"])
     assert done.rounds == 1
     found, _, _ = run(Transcription({"voice_activity": True}), Clip(sound("one")))
-    assert found == Transcript("heard one", 1.0, [[0.1, 0.9]])
+    assert found == Transcript("heard one", 1.0, [[0.1, 0.9]], ["heard one"])
     found, echo, _ = run(Transcription({"voice_activity": True}), Clip(sound("quiet")))
     assert found == Transcript("", 1.0, [])
     assert not echo.inputs("moonshine-encoder")
+
+
+def test_a_long_clip_is_heard_by_the_piece_and_written_as_one() -> None:
+    pieces = [sound("one"), sound("quiet"), sound("two", 32_000)]
+    clip = Clip(sound("whole", 64_000), pieces=pieces)
+    found, echo, _ = run(Transcription({"voice_activity": True}), clip)
+    assert found.text == "heard one heard two"
+    assert found.seconds == 4.0
+    assert found.segments == [[0.1, 0.9], [2.1, 2.9]]
+    assert found.texts == ["heard one", "heard two"]
+    assert [name_of(i["audio"]["samples"]) for i in echo.inputs("moonshine-encoder")] == [
+        "one",
+        "two",
+    ]
+    found, _, done = run(Transcription(), clip)
+    assert found.texts == ["heard one", "heard quiet", "heard two"]
+    assert found.segments == [[0.0, 1.0], [1.0, 2.0], [2.0, 4.0]]
+    assert done.rounds == 2  # all pieces are heard before the first text is looked at
+
+
+def test_long_sounds_of_a_chat_are_heard_by_the_piece() -> None:
+    whole = {"type": "audio", "audio": sound("all"), "pieces": [sound("one"), sound("two")]}
+    short = {"type": "audio", "audio": sound("three")}
+    turn = Turn([{"role": "user", "content": [whole]}, {"role": "user", "content": [short]}])
+    found, echo, done = run(SpeakingAssistant(), turn)
+    assert found.heard == ["heard one heard two", "heard three"]
+    said = [message["content"] for message in echo.inputs("smollm2")[0]["messages"]]
+    assert said == ["heard one heard two", "heard three"]
+    assert done.rounds == 2
 
 
 def test_speech_comes_by_the_sentence() -> None:

@@ -62,6 +62,12 @@ EXTRAS: tuple[Extra, ...] = (
         ),
         "running models with Atoll's own engine",
     ),
+    Extra(
+        "components",
+        ("hibari-tts", "msgspec", "numpy", "onnxruntime", "pillow"),
+        "serving any-to-any models: speech, pictures, embeddings",
+    ),
+    Extra("sound", ("soundfile",), "FLAC, MP3 and Ogg from clients"),
     Extra("aic", ("aiconfigurator-core",), "comparing predictions with AIConfigurator's tables"),
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
     Extra("plan", ("numba", "highspy", "scipy"), "finding plans and simulating them"),

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import signal
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from pydantic import Field
 
-from atoll.cli.options import VerbSettings, verb
+from atoll.cli.options import verb
 from atoll.cli.progress import live_line
 from atoll.cli.serving import (
     StartProgress,
@@ -29,26 +24,27 @@ from atoll.cli.serving import (
     plan_fleet,
     services_of,
 )
-from atoll.core.errors import AtollError, UnknownNameError, UsageError
-from atoll.core.files import check_target
+from atoll.cli.serving_loop import (
+    FabricOffer,
+    FleetSettings,
+    check_places,
+    make_teller,
+    serve_until_stopped,
+)
+from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.quantities import Bytes, Duration
-from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
-    from atoll.runtime.join.node import JoinedNode
     from atoll.runtime.local.build import LocalModel
-    from atoll.runtime.local.fleet import LocalFleet
-    from atoll.runtime.local.state import FleetState
-    from atoll.runtime.supervise.agent import ProcessError
     from atoll.runtime.task_fleet.deployment import TaskDeployment
     from atoll.runtime.task_fleet.parts import ServedParts
 
 app = typer.Typer(add_completion=False)
 
 
-class ServeSettings(VerbSettings):
+class ServeSettings(FleetSettings):
     """What `atoll serve` is told."""
 
     plan: Path = Field(
@@ -74,8 +70,6 @@ class ServeSettings(VerbSettings):
         description="A file that names components for the parts of any-to-any models.",
     )
     only: tuple[str, ...] = Field((), description="Serve only this model; may be repeated.")
-    host: str = Field("127.0.0.1", description="Where the gateway listens.")
-    port: int = Field(8080, ge=0, le=65535, description="Port of the gateway; 0: any.")
     engine: str = Field("atoll", description="atoll, llamacpp, vllm or sglang.")
     kv: Bytes = Field(
         "128MiB", validate_default=True, description="Memory for KV cache of each node."
@@ -86,21 +80,12 @@ class ServeSettings(VerbSettings):
         validate_default=True,
         description="How long to plan at most, where there is no plan yet.",
     )
-    drain: Duration = Field(
-        "30s", validate_default=True, description="How long to finish what runs when stopping."
-    )
-    log: Path | None = Field(None, description="Where the gateway logs requests, as JSON lines.")
     fabric: str | None = Field(
         None,
         repr=False,
         description="Offer it all to a fabric too: token, @file or open://...",
     )
     name: str | None = Field(None, description="Its name there. Default: the machine's.")
-    as_json: bool = Field(
-        False,
-        description="Print what runs as JSON once it is ready.",
-        json_schema_extra={"flag": "--json"},
-    )
 
 
 @verb(app, ServeSettings)
@@ -114,7 +99,6 @@ def serve(options: ServeSettings) -> None:
     """
     need_serving()
     from atoll.routing.policies import policy_code
-    from atoll.runtime.http.listening import check_listen
     from atoll.runtime.http.loop import run
     from atoll.runtime.local.build import ENGINES, LocalOptions, list_warnings
 
@@ -126,14 +110,13 @@ def serve(options: ServeSettings) -> None:
         kv_bytes=int(options.kv),
         policy=options.policy,
     )
-    if options.log is not None:
-        check_target(options.log)
-    if options.port:
-        check_listen(options.host, options.port)
+    check_places(options)
     _check_offer(options)
     plan, models, tasks = _plan_and_weights(options)
-    tell = _teller(models, tasks)
+    tell = make_teller(models, tasks)
     for line in list_warnings(plan, models, local):
+        tell(f"warning: {line}")
+    for line in tasks.notes if tasks else ():
         tell(f"warning: {line}")
     with live_line("loading the engine") as say:
         started = StartProgress(say, tell=tell)
@@ -148,8 +131,8 @@ def serve(options: ServeSettings) -> None:
             tasks=tasks,
         ) as fleet:
             token = options.fabric
-            offer = None if token is None else _Offer(token, options.name, fleet)
-            run(_until_stopped(fleet, started, options.drain, options.as_json, offer))
+            offer = None if token is None else FabricOffer(token, options.name, fleet)
+            run(serve_until_stopped(fleet, started, options.drain, options.as_json, offer))
 
 
 def _check_offer(options: ServeSettings) -> None:
@@ -254,132 +237,3 @@ def _deploy_parts(
     deployment = deployment_of(plan, graphs, parts)
     fetch_components(deployment)
     return deployment
-
-
-def _teller(
-    models: Mapping[str, LocalModel], tasks: TaskDeployment | None
-) -> Callable[[str], None]:
-    """Return what writes a line to stderr; with weights that stand in, every line says so."""
-    stand_ins = [f"{name}: {m.stand_in}" for name, m in models.items() if m.stand_in]
-    stand_ins += [f"{name}: {text}" for name, text in (tasks.stand_ins if tasks else {}).items()]
-    if not stand_ins:
-        return note
-    mark = f"[stand-in, {'; '.join(stand_ins)}]"
-    return lambda text: note(f"{mark} {text}")
-
-
-class _Offer:
-    """A fleet as one node of a fabric."""
-
-    def __init__(self, fabric: str, name: str | None, fleet: LocalFleet) -> None:
-        from atoll.fabric.identity.access import Access
-
-        self._access = Access.open(fabric)
-        self._name = name
-        self._fleet = fleet
-        self._node: JoinedNode | None = None
-
-    async def start(self) -> None:
-        """Join the fabric as a node that offers the gateway's address."""
-        import dataclasses
-
-        from atoll.runtime.join.hardware import host_name
-        from atoll.runtime.join.node import JoinedNode
-        from atoll.runtime.join.options import JoinOptions
-
-        access = self._access
-        if access.is_open:
-            access = dataclasses.replace(access, open_name=self._name or host_name())
-        options = JoinOptions(url=self._fleet.url, name=self._name)
-        self._node = JoinedNode(options, access, self._fleet.home, say=note)
-        await self._node.start()
-
-    async def stop(self) -> None:
-        """Finish what came from there, and leave."""
-        if self._node is not None:
-            with contextlib.suppress(AtollError):
-                await self._node.leave()
-            await self._node.close()
-
-
-async def _until_stopped(
-    fleet: LocalFleet,
-    started: StartProgress,
-    drain_s: float,
-    as_json: bool,
-    offer: _Offer | None = None,
-) -> None:
-    from atoll.runtime.supervise.agent import ProcessError
-
-    stop, at_once = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        (at_once if stop.is_set() else stop).set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    starting = asyncio.create_task(fleet.start())
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await starting
-        started.tell("stopped before it was ready")
-        return
-    try:
-        starting.result()
-    except ProcessError as error:
-        _last_words(error, started.tell)
-        raise
-    started.is_up = True
-    started.say("serving")
-    if offer is not None:
-        await offer.start()
-    for endpoint in fleet.state().endpoints:
-        if endpoint.stand_in:
-            started.tell(f"{endpoint.id} answers with other weights than the plan's")
-    _announce(fleet.state(), as_json)
-    await stopped
-    started.say("finishing what runs (Ctrl-C again stops at once)")
-    stopping = asyncio.create_task(_stop(fleet, drain_s, offer))
-    hurried = asyncio.create_task(at_once.wait())
-    await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
-    if not stopping.done():
-        stopping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await stopping
-        await fleet.gateway.close()
-        await fleet.agent.close()
-    hurried.cancel()
-    started.tell("stopped")
-
-
-async def _stop(fleet: LocalFleet, drain_s: float, offer: _Offer | None) -> None:
-    if offer is not None:
-        await offer.stop()
-    await fleet.stop(drain_s)
-
-
-def _last_words(error: ProcessError, tell: Callable[[str], None]) -> None:
-    for line in error.lines:
-        tell(f"{error.name}: {line}")
-
-
-def _announce(state: FleetState, as_json: bool) -> None:
-    """Say where to ask."""
-    from atoll.cli.status import draw_fleet
-
-    if as_json:
-        sys.stdout.write(state.to_json() + "\n")
-    else:
-        emit(None, False, lambda: draw_fleet(state, None))
-        name = state.endpoints[0].service
-        body = json.dumps(
-            {"model": name, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
-        )
-        out = console()
-        out.print(f"{state.name} answers at {state.url}/v1 until Ctrl-C", soft_wrap=True)
-        out.print(f"\n  curl -N {state.url}/v1/chat/completions -d '{body}'\n", soft_wrap=True)
-    sys.stdout.flush()

@@ -142,10 +142,11 @@ class StartProgress:
 
 @contextlib.contextmanager
 def local_fleet(
-    plan: Plan,
+    plan: Plan | None,
     models: dict[str, LocalModel],
     options: LocalOptions,
     *,
+    name: str | None = None,
     host: str,
     port: int,
     log: Path | None,
@@ -153,7 +154,10 @@ def local_fleet(
     on_usage: OnUsage | None = None,
     tasks: TaskDeployment | None = None,
 ) -> Iterator[LocalFleet]:
-    """Return a fleet that is not started yet; its folder goes when it is left."""
+    """Return a fleet that is not started yet; its folder goes when it is left.
+
+    `name` is what others see, the plan's unless given. Without a plan only `tasks` stand.
+    """
     import os
 
     from atoll.runtime.adapters.base import RunDirectory
@@ -177,13 +181,13 @@ def local_fleet(
         ) from error
     stand_ins = {name: model.stand_in for name, model in models.items() if model.stand_in}
     try:
-        named = build(plan, models, home, liveness, options) if models else ()
+        named = build(plan, models, home, liveness, options) if plan and models else ()
         if tasks is not None:
             named = (*named, task_endpoint(tasks, home, options.cores))
         warm = [str(m.folder) for m in models.values()] if options.engine == "atoll" else []
         warm += [] if tasks is None else list(language_models(tasks))
         yield LocalFleet(
-            plan.problem_name,
+            name or (plan.problem_name if plan else "tasks"),
             named,
             home,
             GatewaySettings(host=host, port=port),

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from atoll.runtime.local.state import EndpointState, FleetState
 
+_SAY_MORE = ("atoll", "tasks")
+"""Kinds of instances that say how their nodes are."""
 app = typer.Typer(add_completion=False)
 Live = dict[str, Any]
 """What the gateway (under "gateway") and each instance (by id) say of themselves."""
@@ -104,7 +106,7 @@ async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:
 async def ask_fleet(fleet: FleetState) -> Live:
     """Ask the gateway and the instances of a fleet; who does not answer is left out."""
     questions = {"gateway": _get(fleet.url, fleet.admin_socket)}
-    questions |= {e.id: _get(e.url) for e in fleet.endpoints if e.kind == "atoll"}
+    questions |= {e.id: _get(e.url) for e in fleet.endpoints if e.kind in _SAY_MORE}
     answers = await asyncio.gather(*questions.values())
     return {
         name: answer for name, answer in zip(questions, answers, strict=True) if answer is not None
@@ -162,7 +164,8 @@ def draw_fleet(fleet: FleetState, live: Live | None) -> Group:
         right=("nodes", "running", "requests"),
     )
     node_rows = [row for e in fleet.endpoints for row in _node_rows(e, known.get(e.id), live)]
-    shown: tuple[str, ...] = ("node", "type", "layers")
+    held = _holding(fleet)
+    shown: tuple[str, ...] = ("node", "type", held)
     if live is not None:
         shown = (*shown, "state", "running", "waiting", "KV used", "tokens", "busy")
     stand_ins = sorted({f"{e.service} is {e.stand_in}" for e in fleet.endpoints if e.stand_in})
@@ -175,17 +178,28 @@ def draw_fleet(fleet: FleetState, live: Live | None) -> Group:
     )
 
 
+def _holding(fleet: FleetState) -> str:
+    """Return what the nodes of a fleet hold: layers, the parts of any-to-any models, or both."""
+    kinds = {bool(node.holds) for endpoint in fleet.endpoints for node in endpoint.nodes}
+    return {(True,): "parts", (False, True): "layers or parts"}.get(tuple(sorted(kinds)), "layers")
+
+
 def _node_rows(
     endpoint: EndpointState, status: Live | None, live: Live | None
 ) -> list[tuple[object, ...]]:
     known = {node["name"]: node for node in (status or {}).get("nodes", ())}
+    known |= {
+        executor["id"]: {"alive": executor["connected"]}
+        for executor in (status or {}).get("executors", ())
+    }
     rows: list[tuple[object, ...]] = []
     for node in endpoint.nodes:
-        row: tuple[object, ...] = (node.process, node.node_type, f"[{node.start}, {node.end})")
+        held = node.holds or f"[{node.start}, {node.end})"
+        row: tuple[object, ...] = (node.process, node.node_type, held)
         if live is not None:
             node_status = known.get(node.process)
             stats = (node_status or {}).get("stats") or {}
-            state = "-" if endpoint.kind != "atoll" else "no answer"
+            state = "no answer" if endpoint.kind in _SAY_MORE else "-"
             if node_status is not None:
                 state = "up" if node_status["alive"] else "silent"
             used = stats.get("blocks_used", 0) / max(1, stats.get("blocks", 1))

@@ -1,4 +1,4 @@
-"""`atoll tasks`: what tasks there are, what flows between their components, and how fast these are here."""
+"""`atoll tasks`: what tasks there are and what flows in them; measuring, serving and tracing them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.tasks_serve import add_serve
+from atoll.cli.tasks_trace import add_trace
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.report.terminal import emit, note, table
 
@@ -22,8 +24,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Show what tasks there are and what flows between their components, and measure these.",
+    help="Show what tasks there are and what flows between their components; measure, serve and trace.",
 )
+add_serve(app)
+add_trace(app)
 
 LIBRARY: dict[str, str] = {
     "SpeakingAssistant": "atoll.tasks.library.assistant:SpeakingAssistant",

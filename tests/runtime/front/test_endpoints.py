@@ -382,6 +382,34 @@ def form(file: bytes | None, **fields: str) -> tuple[bytes, dict[bytes, bytes]]:
     return b"".join(parts) + b"--B--\r\n", headers
 
 
+def test_choices_are_listed_where_a_value_is_none_of_them(tmp_path: Path) -> None:
+    async def go(bench: Bench) -> None:
+        asked: list[tuple[str, Any, str, str]] = [
+            ("/v1/audio/speech", {"input": "Hi", "response_format": "mp3"}, "", "use pcm or wav"),
+            (
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": "Hi"}], "modalities": ["smell"]},
+                "modalities[0]",
+                "use audio or text",
+            ),
+            (
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": []}]},
+                "messages[0].content",
+                "length >= 1",
+            ),
+        ]
+        for path, body, param, reason in asked:
+            sent = json.dumps({"model": "omni", **body}).encode()
+            status, _, data = await bench.ask(path, sent)
+            error = json.loads(data)["error"]
+            assert status == 400
+            assert error["param"].startswith(param)
+            assert reason in error["message"]
+
+    run(tmp_path, go)
+
+
 TRANSCRIBE = "/v1/audio/transcriptions"
 
 

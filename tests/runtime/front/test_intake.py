@@ -51,12 +51,36 @@ def test_media_are_counted_and_released_once() -> None:
         intake = MediaIntake(MediaLimits(), store, 60.0)
         media = RequestMedia(intake, "r-1")
         sound = await media.sound(SOUND, "audio")
-        assert sound["rate_hz"] == 16_000
+        assert sound.audio["rate_hz"] == 16_000
+        assert sound.pieces == [sound.audio]
         assert (media.audio_s, media.kinds) == (1.0, {"audio"})
         media.close()
         media.close()
         assert store.released == list(store.kept)
         assert intake.busy_bytes == 0
+        intake.close()
+
+    asyncio.run(go())
+
+
+def test_a_long_sound_is_there_whole_and_in_pieces() -> None:
+    async def go() -> None:
+        store = FakeStore()
+        intake = MediaIntake(MediaLimits(audio_piece_s=2.0), store, 60.0)
+        media = RequestMedia(intake, "r-1")
+        samples = np.full(5 * 8_000, 0.5, np.float32)
+        samples[11_000:13_000] = 0.0
+        sound = await media.sound(encode_wav(samples, 8_000), "file")
+        assert media.audio_s == 5.0
+        assert sound.audio["samples"].shape == (40_000,)
+        lengths = [piece["samples"].shape[0] for piece in sound.pieces]
+        assert sum(lengths) == 40_000
+        assert len(lengths) >= 3
+        assert max(lengths) <= 16_000
+        assert 11_000 < lengths[0] < 13_000, "cut where it is quiet"
+        assert {piece["rate_hz"] for piece in sound.pieces} == {8_000}
+        media.close()
+        assert sorted(store.released) == sorted(store.kept)
         intake.close()
 
     asyncio.run(go())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.errors import AtollError, UnknownNameError, UsageError
+from atoll.core.errors import AtollError, UsageError
 from atoll.plan.plan import Flow, Instance, Node, Plan, RequestPath, RequestStep
 from atoll.runtime.task_fleet.deployment import deployment_of
 from atoll.runtime.task_fleet.file import read_parts_file, read_tasks_file
@@ -105,16 +105,33 @@ def test_executors_that_run_nothing_here_are_left_out_of_paths() -> None:
     assert found.stand_ins == {"assistant": "small ones"}
 
 
-def test_phases_apart_are_refused_with_what_to_change() -> None:
-    path = _path("text", ("llm.prefill", {"a": 1.0}), ("llm.decode", {"b": 1.0}))
-    plan = _plan(_executor("a", "llm.prefill"), _executor("b", "llm.decode"), paths=(path,))
-    with pytest.raises(UsageError, match="phases together"):
-        deployment_of(plan, ["assistant"], {"assistant": own_parts()})
+def test_phases_apart_are_served_together_where_the_plan_decodes() -> None:
+    look = _path("image+text", ("vision+llm.prefill", {"a": 1.0}), ("llm.decode", {"b": 1.0}))
+    path = _path("text", ("llm.prefill", {"c": 1.0}), ("llm.decode", {"b": 1.0}))
+    plan = _plan(
+        _executor("a", "vision+llm.prefill"),
+        _executor("b", "llm.decode"),
+        _executor("c", "llm.prefill"),
+        paths=(look, path),
+    )
+    found = deployment_of(plan, ["assistant"], {"assistant": own_parts()})
+    assert {one.id: (one.parts, list(one.components)) for one in found.executors} == {
+        "a": (("vision",), ["smollm2-vision"]),
+        "b": (("llm",), ["smollm2"]),
+    }
+    seen, told = found.services[0].paths
+    assert [(step.parts, list(step.instances)) for step in seen.steps] == [
+        (("vision",), ["a"]),
+        (("llm",), ["b"]),
+    ]
+    assert [(step.parts, list(step.instances)) for step in told.steps] == [(("llm",), ["b"])]
+    (note,) = found.notes
+    assert note.startswith("assistant: planned to prefill apart")
 
 
 def test_other_models_need_parts_or_a_stand_in() -> None:
     model = Catalog.default().model("qwen2.5-omni-7b")
-    with pytest.raises(UsageError, match="nothing here runs the parts of qwen"):
+    with pytest.raises(UsageError, match=r"nothing here runs the parts of qwen2\.5-omni-7b"):
         choose_parts("assistant", model, {}, stand_in=False)
     found = choose_parts("assistant", model, {}, stand_in=True)
     assert found == stand_in_parts(model)
@@ -141,8 +158,8 @@ def test_given_parts_must_be_all_parts_and_known_components(tmp_path: Path) -> N
         "services: {assistant: {parts: {llm: [smolm2], vision: [], audio: [], speech: []},"
         " tasks: {chat: 'my.tasks:Chat'}}}\n"
     )
-    with pytest.raises(UnknownNameError, match="smolm2"):
-        choose_parts("assistant", model, read_parts_file(path), stand_in=False)
+    with pytest.raises(AtollError, match="smolm2"):
+        read_parts_file(path)
 
 
 def test_a_tasks_file_names_executors_by_hand(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class MessageFields(Struct, forbid_unknown_fields=True):
     """A message."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[AnyPiece] | None = None
+    content: str | Annotated[list[AnyPiece], Meta(min_length=1)] | None = None
     refusal: None = None
     audio: None = None
     """Speech of an earlier answer is not kept; its transcript is sent as `content` instead."""
@@ -197,7 +197,17 @@ async def answer_chat(fields: ChatFields, request: FrontRequest) -> Answer:
     if fields.stream:
         pieces = await prime(writer.stream())
         return EventStream(pieces, request.headers())
-    return await writer.whole()
+    try:
+        return await writer.whole()
+    except ApiError as error:
+        raise _in_body(error) from error.__cause__
+
+
+def _in_body(error: ApiError) -> ApiError:
+    """Return an error that names a component's input as the body has it."""
+    if error.param == "voice":
+        error.param = "audio.voice"
+    return error
 
 
 def _role(role: str) -> str:
@@ -221,7 +231,7 @@ async def _content(message: MessageFields, place: int, request: FrontRequest) ->
             content.append({"type": "image", "image": image})
         elif isinstance(piece, SoundPiece):
             sound = await request.media.sound(piece.input_audio.data, f"{param}.input_audio")
-            content.append({"type": "audio", "audio": sound})
+            content.append({"type": "audio", "audio": sound.audio, "pieces": sound.pieces})
         else:
             frames = await request.media.video(piece.video_url.url, f"{param}.video_url")
             content.append({"type": "video", "frames": frames})
@@ -292,6 +302,7 @@ class _ChatWriter:
             request.usage.speech_s = speech.seconds
             yield (b"" if begun else self._chunk(_ROLE)) + self._end()
         except ApiError as error:
+            _in_body(error)
             if not begun:
                 raise
             yield (

@@ -6,12 +6,14 @@ import re
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 from msgspec import Struct
 
 from atoll.runtime.openai import ApiError
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
+_CHOICE = "Invalid enum value"
 _MOST_PARTS = 2**17
 """Brackets that open in a body; many small objects take long to read, whoever else waits."""
 _Fields = TypeVar("_Fields", bound=Struct)
@@ -25,7 +27,7 @@ def read_fields(kind: type[_Fields], body: bytes) -> _Fields:
         body.decode()
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
@@ -36,10 +38,10 @@ def convert_fields(kind: type[_Fields], form: dict[str, str]) -> _Fields:
     try:
         return msgspec.convert(form, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
+        raise _explain(str(error), kind) from None
 
 
-def _explain(text: str) -> ApiError:
+def _explain(text: str, kind: type[Struct]) -> ApiError:
     place = _PLACE.search(text)
     param = place[1] if place else ""
     said = text[: place.start()] if place else text
@@ -47,7 +49,36 @@ def _explain(text: str) -> ApiError:
     if unknown is not None:
         param = f"{param}.{unknown[1]}" if param else unknown[1]
         return ApiError(400, f"{param}: not supported here; leave it out", param=param)
+    if said.startswith(_CHOICE):
+        said += "".join(f"; use {choices}" for choices in [_list_choices(kind, param)] if choices)
     return ApiError(400, f"{param or 'body'}: {said}", param=param or None)
+
+
+def _list_choices(kind: type[Struct], param: str) -> str:
+    """Return the values that a field may have, where it is one of a few."""
+    here: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(kind)]
+    for step in re.findall(r"[^.\[\]]+|\[[^\]]*\](?=$|[.\[])", param):
+        here = [below for each in here for below in _below(each, step)]
+    values = [
+        v for each in here if isinstance(each, msgspec.inspect.LiteralType) for v in each.values
+    ]
+    return " or ".join(map(str, values))
+
+
+def _below(kind: msgspec.inspect.Type, step: str) -> list[msgspec.inspect.Type]:
+    """Return what may stand at a step of a path, whatever else may stand there."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return [below for each in kind.types for below in _below(each, step)]
+    found: list[msgspec.inspect.Type] = []
+    if isinstance(kind, msgspec.inspect.ListType) and step.startswith("["):
+        found = [kind.item_type]
+    elif isinstance(kind, msgspec.inspect.StructType):
+        found = [field.type for field in kind.fields if field.encode_name == step]
+    return [
+        each
+        for one in found
+        for each in (one.types if isinstance(one, msgspec.inspect.UnionType) else (one,))
+    ]
 
 
 def refuse_unless(fields: Struct, neutral: dict[str, tuple[Any, ...]]) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from atoll.runtime.executor.store import StoreFullError
@@ -106,6 +107,14 @@ class MediaIntake:
             running.exception()
 
 
+@dataclass(frozen=True, slots=True)
+class SoundBrought:
+    """A sound as tasks take it, whole and in the pieces that ears hear at once."""
+
+    audio: dict[str, Any]
+    pieces: list[dict[str, Any]]
+
+
 class RequestMedia:
     """What one request brings: how much of it there is, and where it is kept."""
 
@@ -141,22 +150,28 @@ class RequestMedia:
         self.image_pixels += pixels
         return handle
 
-    async def sound(self, data: str | bytes, param: str) -> dict[str, Any]:
-        """Take a sound, as it was sent or in base64; returns it as tasks take sounds."""
+    async def sound(self, data: str | bytes, param: str) -> SoundBrought:
+        """Take a sound, as it was sent or in base64."""
+        from atoll.components.sound import cut_at_quiet
         from atoll.runtime.media.data_urls import read_base64
         from atoll.runtime.media.sounds import decode_sound
 
         limits = self._intake.limits
         self._count("audio", limits.audios, param)
 
-        def make() -> tuple[Handle, int, int]:
+        def make() -> tuple[SoundBrought, float]:
             raw = read_base64(data, limits.audio_bytes) if isinstance(data, str) else data
             samples, rate_hz = decode_sound(raw, limits)
-            return self._put(samples), rate_hz, len(samples)
+            audio = {"samples": self._put(samples), "rate_hz": rate_hz}
+            parts = cut_at_quiet(samples, rate_hz, limits.audio_piece_s)
+            pieces = [audio]
+            if len(parts) > 1:
+                pieces = [{"samples": self._put(part), "rate_hz": rate_hz} for part in parts]
+            return SoundBrought(audio, pieces), len(samples) / rate_hz
 
-        handle, rate_hz, count = await self._intake.work(len(data), param, make)
-        self.audio_s += count / rate_hz
-        return {"samples": handle, "rate_hz": rate_hz}
+        sound, seconds = await self._intake.work(len(data), param, make)
+        self.audio_s += seconds
+        return sound
 
     async def video(self, url: str, param: str) -> list[Handle]:
         """Take the frames of a video from a data: URL."""

@@ -78,7 +78,7 @@ async def answer_transcription(form: TranscriptionOrder, request: FrontRequest) 
     """Let the task write down what is said."""
     fields = form.fields
     sound = await request.media.sound(form.sound, "file")
-    request.begin(Clip(sound, fields.language), ("text",))
+    request.begin(Clip(sound.audio, fields.language, sound.pieces), ("text",))
     if fields.stream:
         pieces = await prime(_events(request))
         return EventStream(pieces, request.headers())
@@ -99,13 +99,15 @@ async def answer_transcription(form: TranscriptionOrder, request: FrontRequest) 
 
 
 def _segments(transcript: Transcript) -> list[dict[str, Any]]:
-    """Return when somebody speaks; what is said is known of all segments together, so of one alone."""
+    """Return when somebody speaks, and what is said there where the task knows it of every segment."""
     segments: list[dict[str, Any]] = [
         {"id": number, "start": round(start_s, 3), "end": round(end_s, 3)}
         for number, (start_s, end_s) in enumerate(transcript.segments)
     ]
-    if len(segments) == 1:
-        segments[0]["text"] = transcript.text
+    texts = transcript.texts or [transcript.text]
+    if len(texts) == len(segments):
+        for segment, text in zip(segments, texts, strict=True):
+            segment["text"] = text
     return segments
 
 

@@ -7,8 +7,8 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from atoll.runtime.adapters.base import Endpoint, RunDirectory
 from atoll.runtime.gateway import Gateway, GatewaySettings
@@ -31,11 +31,16 @@ OnProgress = Callable[[str, ProcessState, str], None]
 
 @dataclass(frozen=True, slots=True)
 class ServiceEndpoint:
-    """An endpoint with the service it belongs to and the node types of its nodes, by process."""
+    """An endpoint with the service it belongs to and the node types of its nodes, by process.
+
+    Of executors `holds` says what each runs, and `answers` which paths each model has.
+    """
 
     endpoint: Endpoint
     service: str
     node_types: dict[str, str]
+    holds: Mapping[str, str] = field(default_factory=dict)
+    answers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class LivenessTracker:
@@ -152,6 +157,7 @@ class LocalFleet:
             kind=endpoint.backend.kind,
             weight=endpoint.backend.weight,
             stand_in=endpoint.backend.metadata.get(STAND_IN, ""),
+            answers=dict(named.answers),
             nodes=tuple(
                 NodeState(
                     process=process,
@@ -161,6 +167,7 @@ class LocalFleet:
                     start=start,
                     end=end,
                     log=str(self.home.log(process)),
+                    holds=named.holds.get(process, ""),
                 )
                 for process, node, start, end in endpoint.held
             ),

@@ -11,6 +11,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from pydantic import Field
+
 from atoll.core.errors import AtollError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
@@ -29,6 +31,8 @@ class NodeState(Frozen):
     start: int
     end: int
     log: str
+    holds: str = ""
+    """What it runs, where that is not layers: the parts or components of an executor."""
 
 
 class EndpointState(Frozen):
@@ -42,6 +46,8 @@ class EndpointState(Frozen):
     nodes: tuple[NodeState, ...] = ()
     stand_in: str = ""
     """Which weights serve instead of which, where they are not those of the plan."""
+    answers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """By model, the paths that it answers, where it is not only text."""
 
 
 class FleetState(Frozen):

@@ -23,6 +23,8 @@ class MediaLimits(Frozen):
     images: int = Field(16, ge=1)
     audio_bytes: int = Field(25 * 2**20, ge=1)
     audio_s: float = Field(600.0, gt=0)
+    audio_piece_s: float = Field(30.0, ge=1)
+    """Longer sounds are heard in pieces of at most so many seconds, cut in quiet places."""
     audios: int = Field(8, ge=1)
     video_bytes: int = Field(25 * 2**20, ge=1)
     video_frames: int = Field(64, ge=1)

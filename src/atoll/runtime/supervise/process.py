@@ -248,6 +248,12 @@ class Nursery:
         except TimeoutError:
             process.kill()
             greeting = b""
+        except asyncio.CancelledError:
+            # Whoever stops while it loads need not wait for it.
+            ours.close()
+            process.kill()
+            await process.wait()
+            raise
         if greeting != b"ready":
             ours.close()
             raise await _explain_nursery(process)

@@ -11,7 +11,7 @@ from atoll.plan.plan import Instance, Plan, RequestPath
 from atoll.runtime.front.config import FrontService
 from atoll.runtime.task_fleet.parts import ServedParts
 
-_PHASES = (".prefill", ".decode")
+_PREFILL, _DECODE = ".prefill", ".decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,17 @@ class TaskDeployment:
     executors: tuple[PlacedExecutor, ...]
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """By service, what serves instead of what."""
+    notes: tuple[str, ...] = ()
+    """What stands otherwise than planned, in words."""
 
 
 def deployment_of(
     plan: Plan, services: Sequence[str], parts: Mapping[str, ServedParts]
 ) -> TaskDeployment:
-    """Return the executors of a plan's any-to-any services, and the ways requests take over them."""
+    """Return the executors of a plan's any-to-any services, and the ways requests take over them.
+
+    Executors serve an llm's phases together: where a plan has them apart, all of it is done where it decodes.
+    """
     executors = [
         _executor(instance, parts[instance.service])
         for instance in plan.instances
@@ -68,36 +73,45 @@ def deployment_of(
             )
         )
     stand_ins = {name: text for name in services if (text := parts[name].stand_in)}
-    return TaskDeployment(tuple(fronts), tuple(executors), stand_ins)
+    apart = {
+        instance.service
+        for instance in plan.instances
+        if instance.service in services and any(part.endswith(_DECODE) for part in instance.parts)
+    }
+    notes = tuple(
+        f"{name}: planned to prefill apart; served with the llm whole where the plan decodes"
+        for name in sorted(apart)
+    )
+    return TaskDeployment(tuple(fronts), tuple(executors), stand_ins, notes)
 
 
 def _executor(instance: Instance, served: ServedParts) -> PlacedExecutor:
-    for part in instance.parts:
-        if part.endswith(_PHASES):
-            raise UsageError(
-                f"{instance.id} runs {part} apart, and executors serve an llm's phases together",
-                field="phases",
-                hint="plan with `phases: together`",
-            )
-    names = [name for part in instance.parts for name in served.parts.get(part, ())]
+    parts = _together(instance.parts)
+    names = [name for part in parts for name in served.parts.get(part, ())]
     (node,) = instance.nodes
     return PlacedExecutor(
         id=instance.id,
         components={name: {} for name in dict.fromkeys(names)},
         work=instance.throughput_per_s or 1.0,
-        parts=instance.parts,
+        parts=parts,
         node_type=node.node_type,
     )
 
 
+def _together(parts: Sequence[str]) -> tuple[str, ...]:
+    """Return parts with an llm's phases as one, where it decodes."""
+    return tuple(part.removesuffix(_DECODE) for part in parts if not part.endswith(_PREFILL))
+
+
 def _live_paths(paths: Sequence[RequestPath], known: set[str]) -> tuple[RequestPath, ...]:
-    """Return paths with only the steps whose executors are there."""
+    """Return paths with only the steps that do something, and whose executors are there."""
     found = []
     for path in paths:
         steps = tuple(
-            step.model_copy(update={"instances": weights})
+            step.model_copy(update={"instances": weights, "parts": parts})
             for step in path.steps
             if (weights := {k: v for k, v in step.instances.items() if k in known})
+            and (parts := _together(step.parts))
         )
         if steps:
             found.append(path.model_copy(update={"steps": steps}))

@@ -14,13 +14,13 @@ from atoll.runtime.adapters.executor import executor_process
 from atoll.runtime.adapters.front import front_endpoint
 from atoll.runtime.executor.config import ExecutorConfig
 from atoll.runtime.executor.store import default_store_root, remove_stale_stores
-from atoll.runtime.front.config import ExecutorAddress, FrontConfig
+from atoll.runtime.front.config import ENDPOINT_PATHS, ExecutorAddress, FrontConfig
 from atoll.runtime.local.build import available_bytes, free_ports
 from atoll.runtime.local.cores import assign_cores
 from atoll.runtime.local.fleet import ServiceEndpoint
 from atoll.runtime.media.limits import MediaLimits
 from atoll.runtime.pool.member import STAND_IN
-from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
+from atoll.runtime.task_fleet.deployment import TaskDeployment
 
 FRONT = "front"
 _LLM = "smollm2"
@@ -93,8 +93,20 @@ def task_endpoint(
         held=tuple((executor.id, "n0", 0, 1) for executor in deployment.executors),
     )
     names = tuple(service.name for service in deployment.services)
-    kinds = {executor.id: _shown(executor) for executor in deployment.executors}
-    return ServiceEndpoint(endpoint, ", ".join(names), kinds)
+    paths = {endpoint: path for path, endpoint in ENDPOINT_PATHS.items()}
+    return ServiceEndpoint(
+        endpoint,
+        ", ".join(names),
+        {executor.id: executor.node_type or executor.device for executor in deployment.executors},
+        holds={
+            executor.id: "+".join(executor.parts or executor.components)
+            for executor in deployment.executors
+        },
+        answers={
+            service.name: tuple(paths[endpoint] for endpoint in service.tasks)
+            for service in deployment.services
+        },
+    )
 
 
 def store_folder(home: RunDirectory) -> Path:
@@ -110,6 +122,11 @@ def remove_store(home: RunDirectory) -> None:
     """Remove the arrays of a fleet that has ended, wherever they lay."""
     for root in {default_store_root(home.folder, 0), default_store_root(home.folder, _STORE_BYTES)}:
         shutil.rmtree(root / f"atoll-{home.folder.name}", ignore_errors=True)
+
+
+def uses_engine(deployment: TaskDeployment) -> bool:
+    """Return whether an executor runs a language model, for which Atoll's engine is needed."""
+    return any(_LLM in executor.components for executor in deployment.executors)
 
 
 def language_models(deployment: TaskDeployment) -> tuple[str, ...]:
@@ -139,9 +156,3 @@ def check_memory(deployment: TaskDeployment) -> None:
             field="executors",
             hint="serve one of the models with --only, or a smaller plan",
         )
-
-
-def _shown(executor: PlacedExecutor) -> str:
-    """What `atoll status` says an executor is."""
-    held = "+".join(executor.parts) or "+".join(executor.components)
-    return f"{held} on {executor.node_type}" if executor.node_type else held

@@ -11,6 +11,7 @@ executors:
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -21,7 +22,7 @@ from atoll.core.errors import UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.runtime.front.config import Endpoint, FrontService
 from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
-from atoll.runtime.task_fleet.parts import ServedParts, tasks_over
+from atoll.runtime.task_fleet.parts import ServedParts, options_over, tasks_over
 
 _MOST_COPIES = 64
 Word = Annotated[str, Field(min_length=1, max_length=100, pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*")]
@@ -77,13 +78,7 @@ def read_tasks_file(path: str | os.PathLike[str]) -> TaskDeployment:
     document = SchemaDocument(path, TasksFile, "a tasks file")
     content = document.content
     for name, entry in content.executors.items():
-        for component in entry.with_options:
-            if component not in COMPONENTS and ":" not in component:
-                with_field = document.error(
-                    str(UnknownNameError("component", component, COMPONENTS)),
-                    *("executors", name, "components"),
-                )
-                raise with_field
+        _check_components(document, entry.with_options, "executors", name, "components")
     known = [name for entry in content.executors.values() for name in entry.with_options]
     services = []
     for name, service in content.services.items():
@@ -94,7 +89,8 @@ def read_tasks_file(path: str | os.PathLike[str]) -> TaskDeployment:
                 *("services", name),
                 hint="name tasks of your own: tasks: {chat: my.module:MyTask}",
             )
-        services.append(FrontService(name=name, tasks=tasks, options=service.options))
+        options = options_over(known) | service.options
+        services.append(FrontService(name=name, tasks=tasks, options=options))
     executors = [
         PlacedExecutor(
             id=f"{name}-{copy}",
@@ -108,18 +104,32 @@ def read_tasks_file(path: str | os.PathLike[str]) -> TaskDeployment:
     return TaskDeployment(tuple(services), tuple(executors))
 
 
+def _check_components(document: SchemaDocument[Any], names: Iterable[str], *location: str) -> None:
+    for name in names:
+        if name not in COMPONENTS and ":" not in name:
+            raise document.error(
+                str(UnknownNameError("component", name, COMPONENTS)),
+                *location,
+                hint="`atoll tasks list` shows those of the library; your own are MODULE:CLASS",
+            )
+
+
 def read_parts_file(path: str | os.PathLike[str]) -> dict[str, ServedParts]:
     """Read what stands for the parts of models, by service."""
     document = SchemaDocument(path, PartsFile, "a parts file")
     found = {}
     for name, entry in document.content.services.items():
         parts = {part: tuple(components) for part, components in entry.parts.items()}
-        tasks = entry.tasks or tasks_over([c for names in parts.values() for c in names])
+        for part, components in parts.items():
+            _check_components(document, components, "services", name, "parts", part)
+        known = [component for names in parts.values() for component in names]
+        tasks = entry.tasks or tasks_over(known)
         if not tasks:
             raise document.error(
                 "none of the library's tasks can be done with these components",
                 *("services", name),
                 hint="name tasks of your own: tasks: {chat: my.module:MyTask}",
             )
-        found[name] = ServedParts(parts=parts, tasks=tasks, options=entry.options)
+        options = options_over(known) | entry.options
+        found[name] = ServedParts(parts=parts, tasks=tasks, options=options)
     return found

@@ -21,8 +21,12 @@ from atoll.runtime.front.config import Endpoint
 OWN_MODEL = "smollm2-assistant"
 """The model whose parts Atoll fetches by itself."""
 _EARS = ("silero-vad", "moonshine-encoder", "moonshine-decoder")
-_LISTENING: dict[str, object] = {"voice_activity": True}
-"""Moonshine hears words in silence: first somebody listens whether anybody speaks."""
+_OPTIONS: dict[str, dict[str, object]] = {
+    # Moonshine hears words in silence: first somebody listens whether anybody speaks.
+    "silero-vad": {"voice_activity": True},
+    # Known before anything is drawn, so that other sizes are refused at once.
+    "terrain-diffusion": {"image_sizes": ["128x128"]},
+}
 TASKS: dict[Endpoint, str] = {
     "chat": "atoll.tasks.library.assistant:SpeakingAssistant",
     "transcriptions": "atoll.tasks.library.transcription:Transcription",
@@ -62,13 +66,21 @@ def own_parts() -> ServedParts:
         "speech": ("hibari",),
     }
     known = [name for names in parts.values() for name in names]
-    return ServedParts(parts=parts, tasks=tasks_over(known), options=dict(_LISTENING))
+    return ServedParts(parts=parts, tasks=tasks_over(known), options=options_over(known))
 
 
 def tasks_over(components: Sequence[str]) -> dict[Endpoint, str]:
     """Return the library's tasks that these components can do."""
     there = set(components)
     return {endpoint: task for endpoint, task in TASKS.items() if there.issuperset(NEEDS[endpoint])}
+
+
+def options_over(components: Sequence[str]) -> dict[str, object]:
+    """Return the options of the library's tasks that go with these components."""
+    found: dict[str, object] = {}
+    for name in components:
+        found |= _OPTIONS.get(name, {})
+    return found
 
 
 def stand_in_parts(model: ModelSpec) -> ServedParts:
@@ -89,7 +101,7 @@ def stand_in_parts(model: ModelSpec) -> ServedParts:
     return ServedParts(
         parts=parts,
         tasks=tasks_over(known),
-        options=dict(_LISTENING) if _EARS[0] in known else {},
+        options=options_over(known),
         stand_in=f"{OWN_MODEL}'s parts instead of {model.name}",
     )
 

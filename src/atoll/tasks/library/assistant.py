@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.core.errors import InputError
+from atoll.tasks.library.listening import hear_pieces, join_heard
 from atoll.tasks.library.shapes import Reply, Sound, Turn
 from atoll.tasks.library.units import SAMPLING, Chat, See, Speak, Transcribe, voice_detector
-from atoll.tasks.task import Task, settled
+from atoll.tasks.task import Task
 
 __all__ = ["Reply", "SpeakingAssistant", "Turn"]
 
@@ -15,9 +16,9 @@ __all__ = ["Reply", "SpeakingAssistant", "Turn"]
 class SpeakingAssistant(Task[Turn, Reply]):
     """Answers turns of a conversation with text, and with speech if that is wanted.
 
-    Every sound of the turn is heard and every picture seen, all at once. What was heard stands in the message
-    where the sound was; a message that is one sound alone is what was heard. Speech starts at the first
-    sentence of the answer.
+    Every sound of the turn is heard (a long one by the piece) and every picture seen, all at once. What was
+    heard stands in the message where the sound was; a message that is one sound alone is what was heard.
+    Speech starts at the first sentence of the answer.
 
     Options: hear_encoder, hear_decoder, see, think, speak, detect: components. voice_activity: true leaves
     out sounds in which nobody speaks (they are heard as ""). sampling: defaults of how text is drawn.
@@ -47,16 +48,11 @@ class SpeakingAssistant(Task[Turn, Reply]):
         )
         return Reply(text=text, audio=audio, heard=texts)
 
-    def _listen(self, sounds: list[Sound]) -> list[Any]:
-        """Return the text of every sound."""
-        if self.detect is None:
-            return [self.hear(sound)["text"] for sound in sounds]
-        # All of them are listened to before the first is looked at.
-        speech = settled([self.detect(audio=sound)["speech_s"] for sound in sounds])
-        return [
-            self.hear(sound)["text"] if seconds > 0 else ""
-            for sound, seconds in zip(sounds, speech, strict=True)
-        ]
+    def _listen(self, sounds: list[list[Sound]]) -> list[Any]:
+        """Return the text of every sound, each given as its pieces."""
+        pieces = [piece for sound in sounds for piece in sound]
+        heard = iter(hear_pieces(self.hear, self.detect, pieces))
+        return [join_heard([next(heard) for _ in sound]) for sound in sounds]
 
     def _content(self, content: Any, heard: Any) -> Any:
         """Return the content of a message as a language model takes it."""
@@ -97,10 +93,10 @@ def _is_text(content: Any) -> bool:
     return content is None or isinstance(content, str)
 
 
-def _sounds(messages: list[dict[str, Any]]) -> list[Sound]:
-    """Return the sounds of all messages, in order."""
+def _sounds(messages: list[dict[str, Any]]) -> list[list[Sound]]:
+    """Return the sounds of all messages in order, each as its pieces."""
     return [
-        part["audio"]
+        list(part.get("pieces", [part["audio"]]))
         for message in messages
         if not _is_text(message.get("content"))
         for part in message["content"]

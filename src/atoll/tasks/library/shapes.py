@@ -20,7 +20,8 @@ class Turn:
     """A turn of a conversation.
 
     messages: as OpenAI's; content is a text or a list of {"type": "text", "text"}, {"type": "image",
-    "image": Handle}, {"type": "audio", "audio": sound} and {"type": "video", "frames": [Handle]}. sampling:
+    "image": Handle}, {"type": "audio", "audio": sound} and {"type": "video", "frames": [Handle]}. A sound
+    longer than ears hear at once is there in "pieces", too: [sound], cut in quiet places. sampling:
     max_tokens, temperature, top_p, seed, stop, as far as they are given.
     """
 
@@ -41,19 +42,33 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """Speech to be written down; `language` is what its sender says it is."""
+    """Speech to be written down; `language` is what its sender says it is.
+
+    pieces: the same sound, cut in quiet places where it is longer than ears hear at once, else whole.
+    """
 
     audio: Sound
     language: str | None = None
+    pieces: list[Sound] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Take a sound that nobody cut for its only piece."""
+        if not self.pieces:
+            object.__setattr__(self, "pieces", [self.audio])
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """Speech, written down. seconds: its length. segments: [start, end] in seconds where somebody speaks."""
+    """Speech, written down. seconds: its length.
+
+    segments: [start, end] in seconds of every piece in which somebody speaks, from the first word to the
+    last where that is known. texts: what is said in each.
+    """
 
     text: str
     seconds: float
     segments: list[list[float]]
+    texts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

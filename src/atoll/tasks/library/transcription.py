@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.tasks.library.listening import hear_pieces, join_heard
 from atoll.tasks.library.shapes import Clip, Transcript
 from atoll.tasks.library.units import Transcribe, voice_detector
 from atoll.tasks.task import Task
@@ -12,8 +13,10 @@ __all__ = ["Clip", "Transcript", "Transcription"]
 class Transcription(Task[Clip, Transcript]):
     """Writes down what is said in a clip.
 
+    The pieces of a long clip are heard independently, each a segment of the transcript.
+
     Options: hear_encoder, hear_decoder, detect: components. voice_activity: true says where somebody speaks,
-    and writes nothing where nobody does; otherwise the whole clip is one segment.
+    and writes nothing where nobody does; otherwise every piece is a segment from end to end.
     """
 
     def setup(self) -> None:
@@ -23,11 +26,17 @@ class Transcription(Task[Clip, Transcript]):
 
     def invoke(self, request: Clip) -> Transcript:
         """Write down a clip."""
-        samples, rate_hz = request.audio["samples"], request.audio["rate_hz"]
-        seconds = samples.shape[0] / rate_hz
-        if self.detect is None:
-            return Transcript(self.hear(request.audio)["text"], seconds, [[0.0, seconds]])
-        segments = self.detect(audio=request.audio)["segments"]
-        if not segments:
-            return Transcript("", seconds, [])
-        return Transcript(self.hear(request.audio)["text"], seconds, segments)
+        heard = hear_pieces(self.hear, self.detect, request.pieces)
+        text = join_heard(heard)
+        begin_s, segments, texts = 0.0, [], []
+        for sound, piece in zip(request.pieces, heard, strict=True):
+            end_s = begin_s + sound["samples"].shape[0] / sound["rate_hz"]
+            if piece.segments is None:
+                segments.append([begin_s, end_s])
+                texts.append(piece.text)
+            elif piece.segments:
+                first, last = piece.segments[0], piece.segments[-1]
+                segments.append([begin_s + first[0], begin_s + last[1]])
+                texts.append(piece.text)
+            begin_s = end_s
+        return Transcript(text, begin_s, segments, texts)
