@@ -13,7 +13,9 @@ BIN := $(VENV)/bin
 # gigabytes for GPUs that may not be there.
 TORCH := torch==2.13.0
 BASE_EXTRAS := plan,serve,fabric
-DEMO_EXTRAS := engine,components,$(BASE_EXTRAS)
+# A comma in a call would end its argument: extras have names.
+ENGINE_EXTRAS := engine,components
+DEMO_EXTRAS := $(ENGINE_EXTRAS),$(BASE_EXTRAS)
 
 # Pip is quiet when it succeeds and shows all it said when it fails. It compiles nothing: Python does so for what
 # it imports, a fifth of the files, and the rest would take 250 MB.
@@ -107,7 +109,7 @@ $(VENV)/engine: $(VENV)/ready
 	@echo "setup: compiling planner and simulator beside it (once)"
 	@$(warm_up) >$(VENV)/warm_up.log 2>&1 & warming=$$!; \
 		$(call pip_install,$(TORCH)); \
-		$(call pip_install,-e '.[engine,components]'); \
+		$(call pip_install,-e '.[$(ENGINE_EXTRAS)]'); \
 		wait $$warming || { cat $(VENV)/warm_up.log >&2; echo "setup: not compiled, see above; the first plan will" >&2; }
 	@$(BIN)/python -c 'from transformers import LlamaForCausalLM' 2>>$(VENV)/warm_up.log || true
 	@touch $@
