@@ -14,12 +14,16 @@ DATA = ROOT.parent / "shared" / "data"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a benchmark and the bar it is held against (None: reported only)."""
+    """One figure of a benchmark and the bar it is held against (None: reported only).
+
+    A bar is the most that a figure may be, or the least where it is `at_least`.
+    """
 
     name: str
     value: float | None
     bar: float | None = None
     note: str = ""
+    at_least: bool = False
 
     @property
     def verdict(self) -> str:
@@ -28,7 +32,8 @@ class Figure:
             return "not run"
         if self.bar is None:
             return "reported"
-        return "met" if self.value <= self.bar else "MISSED"
+        met = self.value >= self.bar if self.at_least else self.value <= self.bar
+        return "met" if met else "MISSED"
 
 
 def options(description: str) -> argparse.Namespace:

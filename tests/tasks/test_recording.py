@@ -49,7 +49,7 @@ def looks(code: Callable[[Any], Any], value: Any) -> Any:
         (repr, "a", "'a'"),
         (int, 2.5, 2),
         (float, 2, 2.0),
-        (hash, "a", hash("a")),
+        (hash, 7, 7),
         (lambda p: f"{p:>4}", 7, "   7"),
         (lambda p: p == 3, 3, True),
         (lambda p: p != 3, 3, False),

@@ -77,7 +77,7 @@ class Bundle:
             config.num_hidden_layers = layers
         model = LlamaForCausalLM(config)
         weights = {
-            name: unpack(*self._kinds[name], raw)
+            name: unpack(self._kinds[name][0], self._kinds[name][1], raw)
             for name, raw in self._under(_LLM).items()
             if _layer(name) < config.num_hidden_layers
         }
@@ -120,5 +120,6 @@ def unpack(kind: str, shape: list[int], raw: Tensor) -> Tensor:
         blocks = raw.view(-1, 4 + _BLOCK // 2)
         scale, least = blocks[:, :4].contiguous().view(torch.float16).float().split(1, dim=1)
         codes = torch.cat([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], dim=1).float()
-        return (scale * codes + least).view(shape)
+        weights: Tensor = (scale * codes + least).view(shape)
+        return weights
     raise SystemExit(f"blocks of the kind {kind} are not known")

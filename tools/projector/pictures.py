@@ -163,13 +163,26 @@ def render(scenes: Sequence[Scene], device: str = "cpu", side: int = SIDE) -> Te
         thing = things_[:, number, :, None, None]
         cover = _cover(x, y, thing, side)[:, None]
         picture = picture * (1 - cover) + thing[:, 5:8] * cover
-    noise = torch.randn(picture.shape, generator=_noise_source(scenes, device), device=device)
+    seeds = torch.tensor([scene.seed for scene in scenes], device=device)
+    noise = draw_noise(seeds, picture[0].numel()).view(picture.shape)
     return ((picture + noise * others[:, 2, None, None, None]) * 255).round().clamp(0, 255)
 
 
-def _noise_source(scenes: Sequence[Scene], device: str) -> torch.Generator:
-    # One stream for all: a stream per picture would cost a launch each.
-    return torch.Generator(device).manual_seed(scenes[0].seed if scenes else 0)
+def draw_noise(seeds: Tensor, count: int) -> Tensor:
+    """Return normal noise [seeds, count]: a function of seed and place, whatever else is drawn and where."""
+    place = torch.arange(count, device=seeds.device)
+    first = _scatter(seeds)[:, None]
+    second = _scatter(first + 1)
+    far = (_scatter(first ^ place) + 1).float() / 2**32
+    turn = _scatter(second ^ place).float() / 2**32
+    return (-2 * far.log()).sqrt() * (math.tau * turn).cos()
+
+
+def _scatter(numbers: Tensor) -> Tensor:
+    """Return 32 bits for each of 32 bits, one for one, that look unrelated: multiply and fold, twice."""
+    for factor in (0x7FEB352D, 0x846CA68B):
+        numbers = (numbers ^ (numbers >> 16)) * factor & 0xFFFFFFFF
+    return numbers ^ (numbers >> 16)
 
 
 def _cover(x: Tensor, y: Tensor, thing: Tensor, side: int) -> Tensor:

@@ -101,7 +101,9 @@ def assemble(
     lists = [[*p.before, *[0] * embeds, *p.after, *p.answer[:-1]] for p in prompts]
     length = -(-max(map(len, lists)) // 16) * 16
     tokens = torch.tensor([row + [0] * (length - len(row)) for row in lists])
-    rows, columns, targets = [], [], []
+    rows: list[int] = []
+    columns: list[int] = []
+    targets: list[int] = []
     for number, (row, prompt) in enumerate(zip(lists, prompts, strict=True)):
         count = len(prompt.answer)
         rows += [number] * count

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,16 @@ from torch.nn import functional
 from atoll.components.projector import Projector, ProjectorShape, load_projector, save_projector
 from atoll.engine.text import TextCodec
 from tools.projector.bundle import FOLDER, Bundle
-from tools.projector.evaluate import LONGEST, Mark, examine, write
+from tools.projector.evaluate import (
+    LONGEST,
+    examine,
+    mark_rows,
+    now_utc,
+    show,
+    versions,
+    write,
+    write_marks,
+)  # fmt: skip
 from tools.projector.model import CountHead, Reader, start_projector
 from tools.projector.samples import EXAMS, PromptMaker, training_batch
 
@@ -123,14 +130,6 @@ def round_to_half(projector: Projector) -> Projector:
     return projector.eval().requires_grad_(False)
 
 
-def show(marks: list[Mark]) -> None:
-    """Print marks as a table."""
-    for mark in marks:
-        named = "" if mark.named is None else f"  named {mark.named / mark.questions:.3f}"
-        print(f"{mark.exam:15} {mark.sight:16} {mark.kind:9} n={mark.questions:5} "
-              f"exact {mark.exact / mark.questions:.3f}{named}", flush=True)  # fmt: skip
-
-
 def show_answers(reader: Reader, projector: Projector, maker: PromptMaker, seed: int) -> list[str]:
     """Write out the answers to one question of every kind for two held-out pictures."""
     lines = []
@@ -143,14 +142,6 @@ def show_answers(reader: Reader, projector: Projector, maker: PromptMaker, seed:
             lines.append(f"{exam.name}: {question.text} | {question.answer} | {answer}")
     print("\n".join(lines), flush=True)
     return lines
-
-
-def versions(device: str) -> dict[str, str]:
-    """Return what the figures depend on."""
-    import transformers
-
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
-    return {"torch": torch.__version__, "transformers": transformers.__version__, "device": name}
 
 
 def _options() -> argparse.Namespace:
@@ -202,6 +193,7 @@ def main() -> None:
     minutes = [float(value) for value in options.minutes.split(",")]
     minutes += minutes[-1:] * (len(kinds) - len(minutes))
     results: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for kind, limit in zip(kinds, minutes, strict=True):
         plan = Plan(kind, limit, options.steps, options.pictures, options.questions, options.rate,
                     options.seed, options.counting, options.first, options.smoke)  # fmt: skip
@@ -214,6 +206,11 @@ def main() -> None:
             pictures=exam_pictures, blind=kind == BLIND, longest=2 if options.smoke else LONGEST,
         )  # fmt: skip
         show(marks)
+        date = now_utc()
+        rows += mark_rows(
+            marks, date=date, device=device, projector=kind, seed=plan.seed,
+            pictures=options.exam_batches * exam_pictures,
+        )  # fmt: skip
         answers = (
             []
             if kind == BLIND or options.smoke
@@ -221,7 +218,7 @@ def main() -> None:
         )
         results.append(
             {
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                "date": date,
                 **versions(device),
                 "plan": {**asdict(replace(plan, first=None)), "first": str(plan.first or "")},
                 "parameters": sum(value.numel() for value in projector.parameters()),
@@ -232,19 +229,10 @@ def main() -> None:
                 "answers": answers,
             }
         )
-        _write(options.out, results)
+        # What is known so far: a run that is cut off keeps what it has.
+        (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        write_marks(options.out / "results.csv", rows)
     print(f"all done in {time.monotonic() - began:.1f} s", flush=True)
-
-
-def _write(out: Path, results: list[dict[str, Any]]) -> None:
-    """Write what is known so far: a run that is cut off keeps what it has."""
-    (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    with (out / "results.csv").open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["projector", "exam", "sight", "kind", "questions", "exact", "named"])
-        for result in results:
-            for mark in result["marks"]:
-                writer.writerow([result["plan"]["kind"], *mark.values()])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`atoll tasks`: what tasks there are, which components they use, and what flows between them."""
+"""`atoll tasks`: what tasks there are, what flows between their components, and how fast these are here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from atoll.core.errors import InputError, UnknownNameError
 from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from atoll.runtime.task_fleet.core_fit import CoreSpeed
+    from atoll.runtime.task_fleet.measure import PartRate
     from atoll.tasks.task import Task
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Show what tasks there are, which components they use, and what flows between them.",
+    help="Show what tasks there are and what flows between their components, and measure these.",
 )
 
 LIBRARY: dict[str, str] = {
@@ -99,6 +103,105 @@ def show(
     emit(flow_data(flow), as_json, lambda: draw_flow(flow))
     if svg is not None:
         note(f"wrote {svg}")
+
+
+@app.command()
+def measure(
+    part: Annotated[
+        list[str] | None,
+        typer.Option("--part", help="Measure this part only; may be repeated."),
+    ] = None,
+    parts: Annotated[
+        Path | None,
+        typer.Option("--parts", help="File that names components for the parts, as for `serve`."),
+    ] = None,
+    on: Annotated[
+        str, typer.Option("--on", help="What the fleet file calls a core of this machine.")
+    ] = "CORE",
+    runs: Annotated[int, typer.Option("--runs", min=1, max=1000, help="Runs of each part.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how fast components run on one core here, and print the rates for a fleet file.
+
+    The rates are units per CPU second, what an idle core gives; beside them stands what the clock said.
+    Without --parts it is the components of the model that Atoll brings along.
+    """
+    from dataclasses import asdict
+
+    from atoll.cli.progress import live_line
+    from atoll.cli.serving import need_components, need_engine
+    from atoll.runtime.task_fleet.measure import measure_parts
+
+    chosen = _parts(part or [], parts)
+    names = {name for components in chosen.values() for name in components}
+    if parts is None:
+        need_components()
+        if "smollm2" in names:
+            need_engine()
+    with live_line("measuring components") as say:
+        rates = measure_parts(chosen, runs=runs, on_progress=say)
+    speed = None if parts is not None else _core_speed(rates)
+    data = {
+        "on": on,
+        "parts": [asdict(rate) for rate in rates],
+        "core": None if speed is None else asdict(speed),
+    }
+    emit(data, as_json, lambda: rates_yaml(rates, on, speed))
+
+
+def rates_yaml(rates: Sequence[PartRate], on: str, speed: CoreSpeed | None = None) -> str:
+    """Return rates as a fleet file has them, and the core as its catalog does."""
+    lines = ["# units per CPU second of one core", "rates:"]
+    lines += [
+        f"  {rate.part}: {{{on}: {{{rate.unit}: {rate.cpu_per_s:.3g}/s}}}}  "
+        f"# {', '.join(rate.components)}; {rate.per_s:.3g}/s by the clock"
+        for rate in rates
+    ]
+    if speed is not None:
+        core = f"like: T4, bandwidth: {speed.bandwidth_gbs:.3g}GB/s, fp16_tflops: {speed.fp16_tflops:.3g}"
+        lines += [
+            "# a core on which a simulated llm answers as it did here",
+            "catalog:",
+            "  gpus:",
+            f'    {on}: {{{core}, source: "measured"}}',
+        ]
+    return "\n".join(lines)
+
+
+def _core_speed(rates: Sequence[PartRate]) -> CoreSpeed | None:
+    """How fast a core is by the pace of the llm of our own model, None where it was not measured."""
+    from atoll.catalog.catalog import Catalog
+    from atoll.catalog.transformer import TransformerSpec
+    from atoll.runtime.task_fleet.core_fit import fit_core
+    from atoll.runtime.task_fleet.parts import OWN_MODEL
+
+    catalog = Catalog.default()
+    specs = catalog.model(OWN_MODEL).components
+    for rate in rates:
+        spec = specs.get(rate.part)
+        if rate.pace is not None and isinstance(spec, TransformerSpec):
+            return fit_core(spec, catalog.node("T4:1"), rate.pace)
+    return None
+
+
+def _parts(wanted: list[str], path: Path | None) -> dict[str, tuple[str, ...]]:
+    """The components of parts: our own, or those of all services of a file."""
+    from atoll.runtime.task_fleet.file import read_parts_file
+    from atoll.runtime.task_fleet.parts import own_parts
+
+    known: dict[str, tuple[str, ...]] = {}
+    for served in [own_parts()] if path is None else read_parts_file(path).values():
+        for name, components in served.parts.items():
+            if known.setdefault(name, components) != components:
+                raise InputError(
+                    f"services have different components for {name}",
+                    field="--parts",
+                    hint="measure one service at a time",
+                )
+    for name in wanted:
+        if name not in known:
+            raise UnknownNameError("part", name, known, field="--part")
+    return {name: found for name, found in known.items() if not wanted or name in wanted}
 
 
 def _options(given: list[str]) -> dict[str, Any]:

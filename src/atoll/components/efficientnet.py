@@ -52,6 +52,11 @@ class SameConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Pad as TensorFlow does, then convolve."""
         kernel, stride = self.kernel_size[0], self.stride[0]
+        if stride == 1:
+            # As much on every side: no copy with a margin is needed.
+            return functional.conv2d(
+                x, self.weight, self.bias, padding=kernel // 2, groups=self.groups
+            )
         pads: list[int] = []
         for side in (x.shape[3], x.shape[2]):
             total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -61,6 +66,20 @@ class SameConv(nn.Conv2d):
 
 def _norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=_EPSILON)
+
+
+def _fold(part: nn.Module, conv_name: str, norm_name: str) -> None:
+    """Let a convolution do what the norm after it did."""
+    conv, norm = getattr(part, conv_name), getattr(part, norm_name)
+    if isinstance(norm, nn.Identity):
+        return
+    with torch.no_grad():
+        scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+        weight = conv.weight * scale[:, None, None, None]
+        bias = norm.bias - norm.running_mean * scale
+    conv.weight = nn.Parameter(weight, requires_grad=False)
+    conv.bias = nn.Parameter(bias, requires_grad=False)
+    setattr(part, norm_name, nn.Identity())
 
 
 class MobileBlock(nn.Module):
@@ -81,10 +100,17 @@ class MobileBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output."""
-        y = functional.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
+        y: Tensor = functional.relu6(self._bn0(self._expand_conv(x))) if self.widens else x
         y = functional.relu6(self._bn1(self._depthwise_conv(y)))
         y = self._bn2(self._project_conv(y))
         return x + y if self.adds else y
+
+    def fold(self) -> None:
+        """See `LiteNetwork.fold`."""
+        if self.widens:
+            _fold(self, "_expand_conv", "_bn0")
+        _fold(self, "_depthwise_conv", "_bn1")
+        _fold(self, "_project_conv", "_bn2")
 
 
 class LiteNetwork(nn.Module):
@@ -94,7 +120,7 @@ class LiteNetwork(nn.Module):
         super().__init__()
         self._conv_stem = SameConv(3, 32, 3, 2)
         self._bn0 = _norm(32)
-        blocks: list[nn.Module] = []
+        blocks: list[MobileBlock] = []
         for repeats, kernel, stride, widening, inputs, outputs in _STAGES:
             blocks.append(MobileBlock(kernel, stride, widening, inputs, outputs))
             blocks += [
@@ -112,6 +138,22 @@ class LiteNetwork(nn.Module):
             x = block(x)
         x = functional.relu6(self._bn1(self._conv_head(x)))
         return x.flatten(2).transpose(1, 2)
+
+    def fold(self) -> Self:
+        """Fold the norms into the convolutions and lay channels side by side; not for training.
+
+        The same numbers but for rounding, in two thirds of the time. The network is not the published
+        one any more: its weights have other names.
+        """
+        _fold(self, "_conv_stem", "_bn0")
+        _fold(self, "_conv_head", "_bn1")
+        for block in self._blocks:
+            if isinstance(block, MobileBlock):
+                block.fold()
+        for value in self.parameters():
+            if value.ndim == 4:
+                value.data = value.data.contiguous(memory_format=torch.channels_last)
+        return self
 
     def logits(self, features: Tensor) -> Tensor:
         """Return [batch, 1000] for features."""
@@ -150,8 +192,7 @@ def check_image(inputs: Inputs) -> np.ndarray[Any, Any]:
 
 def to_pixels(image: np.ndarray[Any, Any]) -> Tensor:
     """Return [3, 224, 224] in 0..255: the whole picture, squeezed to a square, without aliasing."""
-    # Copied, since torch warns of arrays that may not be written to.
-    pixels = torch.from_numpy(np.array(image.transpose(2, 0, 1))).float()
+    pixels = torch.from_numpy(np.array(image.transpose(2, 0, 1), np.float32, order="C"))
     if pixels.shape[1:] == (SIDE, SIDE):
         return pixels
     resized = functional.interpolate(
@@ -167,7 +208,7 @@ class EfficientNetLite0(BatchComponent):
     """
 
     name: ClassVar[str] = "efficientnet-lite0"
-    most_batch: ClassVar[int] = 16
+    most_batch: ClassVar[int] = 8
 
     def __init__(self, network: LiteNetwork, device: str = "cpu") -> None:
         self._network = network.to(device)
@@ -176,7 +217,8 @@ class EfficientNetLite0(BatchComponent):
     @classmethod
     def load(cls, setup: Setup) -> Self:
         """Fetch the weights where needed and load them."""
-        return cls(load_network(), setup.device)
+        torch.set_num_threads(setup.threads)
+        return cls(load_network().fold(), setup.device)
 
     def example(self) -> Inputs:
         """Return a small grey picture."""
@@ -204,8 +246,8 @@ class EfficientNetLite0(BatchComponent):
     def look(self, images: Sequence[np.ndarray[Any, Any]]) -> Tensor:
         """Return float32 [pictures, 49, 1280] on the device."""
         with torch.inference_mode():
-            pixels = torch.stack([to_pixels(image) for image in images])
-            return self._network.features(pixels.to(self._device))
+            pixels = torch.stack([to_pixels(image) for image in images]).to(self._device)
+            return self._network.features(pixels.contiguous(memory_format=torch.channels_last))
 
 
 def sort_images(batch: Sequence[Inputs]) -> tuple[list[Any], list[np.ndarray[Any, Any]]]:

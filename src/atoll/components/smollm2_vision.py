@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
-from atoll.components.efficientnet import EfficientNetLite0, load_network, sort_images
+from atoll.components.efficientnet import TOKENS, WIDTH, EfficientNetLite0, sort_images
 from atoll.components.projector import Projector, load_projector
+from atoll.engine.errors import WeightsError
 
 PROJECTOR = Path(__file__).parent / "data" / "smollm2_vision.safetensors"
 
@@ -27,7 +28,7 @@ class SmolLm2Vision(BatchComponent):
     """
 
     name: ClassVar[str] = "smollm2-vision"
-    most_batch: ClassVar[int] = 16
+    most_batch: ClassVar[int] = 8
 
     def __init__(self, encoder: EfficientNetLite0, projector: Projector, device: str) -> None:
         self._encoder = encoder
@@ -36,8 +37,17 @@ class SmolLm2Vision(BatchComponent):
     @classmethod
     def load(cls, setup: Setup) -> Self:
         """Read the projector, then the encoder, which is fetched where needed."""
-        projector = load_projector(Path(setup.option("projector", PROJECTOR)))
-        return cls(EfficientNetLite0(load_network(), setup.device), projector, setup.device)
+        path = Path(setup.option("projector", PROJECTOR))
+        projector = load_projector(path)
+        shape = projector.shape
+        if (shape.places, shape.inputs) != (TOKENS, WIDTH):
+            raise WeightsError(
+                f"it reads {shape.places} x {shape.inputs} features, EfficientNet-lite0 gives "
+                f"{TOKENS} x {WIDTH}",
+                path=path,
+                hint="train one for this encoder",
+            )
+        return cls(EfficientNetLite0.load(setup), projector, setup.device)
 
     def example(self) -> Inputs:
         """Return a small grey picture."""

@@ -7,10 +7,12 @@ from typing import Any, Final
 from atoll.core.errors import AtollError
 from atoll.tasks.asking import UnitLike
 from atoll.tasks.feed import PieceFeed
-from atoll.tasks.forms import Form, form_of, show_form
+from atoll.tasks.forms import UNCHANGING, Form, form_of, show_form
+from atoll.tasks.pending import Pending, PendingStream
 
 UNKNOWN: Final[Any] = object()
 """In place of a value that is not there."""
+_SAME_IF_IDENTICAL: Final = UNCHANGING | {Pending, PendingStream}
 
 
 class TaskEntry:
@@ -71,6 +73,38 @@ def entry_form(unit: UnitLike | None, inputs: dict[str, Any], cut_input: str) ->
     """Return what is compared between rounds: the component, and the inputs in their order of names."""
     head = ("", False) if unit is None else (unit.component, unit.streams)
     return (*head, cut_input, *[(name, form_of(inputs[name])) for name in sorted(inputs)])
+
+
+def has_same_inputs(before: dict[str, Any], inputs: dict[str, Any]) -> bool:
+    """Return whether inputs are those noted before, if that is quickly seen; else False."""
+    if len(before) != len(inputs):
+        return False
+    for name, value in inputs.items():
+        old = before.get(name, UNKNOWN)
+        kind = type(value)
+        if old is value:
+            # What can change may have changed since.
+            if kind in _SAME_IF_IDENTICAL:
+                continue
+            return False
+        if type(old) is not kind:
+            return False
+        if kind is str or kind is int:
+            if old != value:
+                return False
+        elif kind is not list or not _has_same_items(old, value):
+            return False
+    return True
+
+
+def _has_same_items(before: list[Any], items: list[Any]) -> bool:
+    """Return whether the items of a list are those of its snapshot, one by one the same objects."""
+    if len(before) != len(items):
+        return False
+    for old, item in zip(before, items, strict=True):
+        if old is not item or type(item) not in _SAME_IF_IDENTICAL:
+            return False
+    return True
 
 
 def show_entry(unit: UnitLike | None, inputs: dict[str, Any], only: str | None = None) -> str:

@@ -34,18 +34,32 @@ class Pending:
     else looks at it: truth, length, comparing, iterating, str(), arithmetic, isinstance(), attributes.
     """
 
-    __slots__ = ("_book", "_number", "_parts", "_path")
+    __slots__ = ("_book", "_number", "_part", "_parts", "_path")
 
     def __init__(self, book: ValueBook, number: int, path: Path = ()) -> None:
         self._book = book
         self._number = number
         self._path = path
+        self._part: Pending | None = None
+        """The part that was asked for first: mostly there is one, and no dictionary is needed."""
         self._parts: dict[str | int, Pending] | None = None
 
     def __getitem__(self, key: Any) -> Any:
-        if type(key) is not str and type(key) is not int:
+        kind = type(key)
+        if kind is not str and kind is not int:
             return look_at(self)[key]
         # The same part is the same object, in later rounds too: replays compare by identity first.
+        part = self._part
+        if part is None:
+            path = self._path
+            part = Pending(self._book, self._number, (*path, key) if path else (key,))
+            self._part = part
+            return part
+        if part._path[-1] == key:
+            return part
+        return self._find_part(key)
+
+    def _find_part(self, key: str | int) -> Pending:
         parts = self._parts
         if parts is None:
             parts = self._parts = {}

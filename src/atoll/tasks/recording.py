@@ -19,6 +19,7 @@ from atoll.tasks.entry import (
     TaskEntry,
     difference,
     entry_form,
+    has_same_inputs,
     show_entry,
 )
 from atoll.tasks.feed import PieceFeed
@@ -129,8 +130,8 @@ class Recording:
         self.awaited.discard(number)
         if entry.dependents is not None:
             for other in entry.dependents:
-                other.missing -= 1
-                if not other.missing and other.error is None:
+                other.missing = missing = other.missing - 1
+                if not missing and other.error is None:
                     self.ready.append(other)
 
     def fail(self, number: int, error: BaseException) -> None:
@@ -152,11 +153,13 @@ class Recording:
         """Return the inputs of an entry that can start, without placeholders but for a stream it cuts."""
         if not entry.needs:
             return entry.inputs
+        entries = self.entries
         known: dict[str, Any] = {}
         for name, value in entry.inputs.items():
-            if type(value) is Pending:
-                known[name] = self.value_of(value)
-            elif type(value) in UNCHANGING or name == entry.cut_input:
+            kind = type(value)
+            if kind is Pending:
+                known[name] = project(entries[value._number].value, value)
+            elif kind in UNCHANGING or name == entry.cut_input:
                 known[name] = value
             else:
                 known[name] = fill(value, self.value_of)
@@ -169,9 +172,11 @@ class Recording:
         if self._over:
             raise RoundOver
         position = self._position
-        if position < len(self.entries):
-            entry = self.entries[position]
-            if entry.unit is unit and _is_same(entry.inputs, inputs):
+        entries = self.entries
+        is_new = position == len(entries)
+        if not is_new:
+            entry = entries[position]
+            if entry.unit is unit and has_same_inputs(entry.inputs, inputs):
                 self._position = position + 1
                 return entry.pending
         found: list[Pending] = []
@@ -182,20 +187,19 @@ class Recording:
                 continue
             if kind is Pending and value._book is self:
                 found.append(value)
-                continue
-            if kind is PendingStream and cuts:
+            elif kind is PendingStream and cuts:
                 if cut_input:
                     raise self._break(_two_streams(unit, cut_input, name))
                 check_origin(value, self)
                 cut_input = name
-                continue
-            try:
-                inputs[name] = snapshot(value, self, found)
-            except InputError as error:
-                raise self._break(error.locate(field=f"{unit.component}.{name}")) from error
-        known = self._next(unit, inputs, cut_input)
-        if known is not None:
-            return known.pending
+            else:
+                inputs[name] = self._copy_input(unit, name, value, found)
+        if not is_new or self._expected or self._checking or position >= MOST_ENTRIES:
+            known = self._next(unit, inputs, cut_input)
+            if known is not None:
+                return known.pending
+        else:
+            self._position = position + 1
         entry = self._add(unit, inputs, found)
         if unit.streams or cut_input:
             entry.cut_input = cut_input
@@ -343,25 +347,36 @@ class Recording:
         self._broken = self._broken or error
         return error
 
+    def _copy_input(self, unit: UnitLike, name: str, value: Any, found: list[Pending]) -> Any:
+        try:
+            return snapshot(value, self, found)
+        except InputError as error:
+            raise self._break(error.locate(field=f"{unit.component}.{name}")) from error
+
     def _add(
         self, unit: UnitLike | None, inputs: dict[str, Any], found: list[Pending]
     ) -> TaskEntry:
-        entry = TaskEntry(len(self.entries), unit, inputs)
-        self.entries.append(entry)
+        entries = self.entries
+        entry = TaskEntry(len(entries), unit, inputs)
+        entries.append(entry)
+        missing = 0
         if found:
             if len(found) == 1:
                 entry.needs = (found[0]._number,)
             else:
                 entry.needs = tuple(dict.fromkeys([pending._number for pending in found]))
             for number in entry.needs:
-                needed = self.entries[number]
+                needed = entries[number]
                 if needed.value is UNKNOWN:
-                    entry.error = entry.error or needed.error
-                    entry.missing += 1
+                    missing += 1
+                    if needed.error is not None and entry.error is None:
+                        entry.error = needed.error
                     if needed.dependents is None:
-                        needed.dependents = []
-                    needed.dependents.append(entry)
-        if not entry.missing:
+                        needed.dependents = [entry]
+                    else:
+                        needed.dependents.append(entry)
+            entry.missing = missing
+        if not missing:
             self.ready.append(entry)
         return entry
 
@@ -371,23 +386,6 @@ class Recording:
             entry.feed.fail(entry.error)
         stream = entry.pending = PendingStream(self, entry.number)
         return stream
-
-
-def _is_same(before: dict[str, Any], inputs: dict[str, Any]) -> bool:
-    """Return whether inputs are those noted before, if that is quickly seen; else False."""
-    if len(before) != len(inputs):
-        return False
-    for name, value in inputs.items():
-        old = before.get(name, UNKNOWN)
-        kind = type(value)
-        if old is value:
-            # What can change may have changed since.
-            if kind is Pending or kind in UNCHANGING or kind is PendingStream:
-                continue
-            return False
-        if (kind is not str and kind is not int) or type(old) is not kind or old != value:
-            return False
-    return True
 
 
 def _list(numbers: tuple[int, ...]) -> str:

@@ -25,6 +25,8 @@ ITEM_BYTES: dict[str, int] = {
     "float64": 8,
 }
 """Number formats that arrays may have, and bytes per number."""
+NOT_SUMMED = 0
+"""In place of the checksum of an array that has none."""
 _MOST_DIMENSIONS = 8
 
 
@@ -34,9 +36,9 @@ class Handle:
 
     id: 32 hexadecimal digits, random. owner: the process that keeps it. address: where it is fetched from
     over the wire, "host:port". path: its file, for readers on the same `host` (an identity of the running
-    system, not its name); "" where there is none. crc32: of its bytes, so that a reader knows it came whole
-    (of folds of them where they are many, `atoll.runtime.executor.arrays.sum_bytes`). data: the bytes
-    themselves where they are few: such an array needs no keeper and is never lost.
+    system, not its name); "" where there is none. crc32: of its bytes; `NOT_SUMMED` where nobody summed
+    them up, as stores do not: files are found by size and name, and frames of the wire have checksums of
+    their own. data: the bytes themselves where they are few: such an array needs no keeper and is never lost.
     """
 
     id: str

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atoll.runtime.executor.messages import (
     CHUNK_BYTES,
     MOST_FRAME_BYTES,
+    VERSION,
     ArrayChunk,
     CallerHello,
     Cancel,
@@ -191,20 +192,20 @@ def test_unknown_messages_and_fields_of_the_wrong_kind_are_refused() -> None:
 
 
 def test_frames_have_a_longest_length() -> None:
-    chunk = encode_frame(ArrayChunk(1, bytes(CHUNK_BYTES), last=True))
+    chunk = encode_frame(ArrayChunk(1, 0, bytes(CHUNK_BYTES), last=True))
     (body,) = FrameDecoder().feed(chunk)
-    assert decode_answer(body) == ArrayChunk(1, bytes(CHUNK_BYTES), last=True)
+    assert decode_answer(body) == ArrayChunk(1, 0, bytes(CHUNK_BYTES), last=True)
     with pytest.raises(WireError, match="longer"):
         list(FrameDecoder(most_bytes=1000).feed(chunk[:HEADER_BYTES]))
     with pytest.raises(WireError, match="longer"):
-        encode_frame(ArrayChunk(1, bytes(MOST_FRAME_BYTES), last=True))
+        encode_frame(ArrayChunk(1, 0, bytes(MOST_FRAME_BYTES), last=True))
 
 
 def test_other_versions_are_refused() -> None:
     frame = bytearray(encode_frame(Cancel(1)))
     frame[2] += 1
     frame[12:16] = zlib.crc32(frame[:12]).to_bytes(4, "little")
-    with pytest.raises(WireError, match="version 2"):
+    with pytest.raises(WireError, match=f"version {VERSION + 1}"):
         list(FrameDecoder().feed(bytes(frame)))
 
 

@@ -90,7 +90,7 @@ def _tensors(
     heads = int(fields["llama.attention.head_count"])
     kv_heads = int(fields.get("llama.attention.head_count_kv", heads))
     for number, tensor in enumerate(reader.tensors, 1):
-        name = _name(tensor.name, source)
+        name = tensor_name(tensor.name, source)
         try:
             values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         except (ValueError, NotImplementedError, KeyError) as error:
@@ -114,7 +114,8 @@ def _unpermute(values: Any, heads: int) -> Any:
     )
 
 
-def _name(gguf_name: str, source: Path) -> str:
+def tensor_name(gguf_name: str, source: Path) -> str:
+    """Return what transformers calls a tensor of a GGUF file; `source` is named in the error."""
     parts = gguf_name.split(".")
     if parts[0] == "blk" and len(parts) == 4 and parts[2] in _LAYER_NAMES:
         return f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[3]}"

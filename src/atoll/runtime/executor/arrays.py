@@ -2,9 +2,13 @@
 
 A file holds nothing but the numbers. It is named after its handle's id, 128 random bits, and appears under
 that name only when it is whole. So a reader on the same host that finds a file of the right name, owner and
-size has the right bytes; summing them up again would cost more than everything else (`verify` does it all
-the same). What comes over a wire is always summed up. A file is removed or used for another array only when
-nobody has it mapped: readers lock what they map, so map files by `open_handle` alone.
+size has the right bytes, and they are not summed up: that would cost more than everything else. Every frame
+of a wire has a checksum of its own, and every chunk of an array says where it belongs. A handle that names a
+checksum all the same is held to it where bytes came over a wire, and by `verify`. A file is removed or used
+for another array only when nobody has it mapped: readers lock what they map, so map files by `open_handle`
+alone.
+
+numpy has no bfloat16: such arrays are opened as uint16, each number the upper half of a float32's bits.
 """
 
 from __future__ import annotations
@@ -26,19 +30,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import AtollError, InputError
-from atoll.tasks.values import ITEM_BYTES, Handle
+from atoll.tasks.values import ITEM_BYTES, NOT_SUMMED, Handle
 
 Array: TypeAlias = NDArray[Any]
 INLINE_BYTES = 4096
 """Arrays up to this size travel inside their handle."""
 ENDING = ".array"
-SUMMED_BYTES = 2**20
-"""Arrays are summed up in pieces of this size, which stay in a cache meanwhile."""
-_SHORT_BYTES = 2**16
-_LANES = (1024, 1021)
-"""Words of 8 bytes in a row; they share no divisor."""
 ID = re.compile(r"[0-9a-f]{32}")
 """What handles are called; nothing else becomes the name of a file."""
+_OPENED_AS = {"bfloat16": "uint16"}
+"""Number formats that numpy does not have, and how their bits are shown."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
@@ -67,7 +68,7 @@ def inline(array: Array) -> Handle:
     dtype = name_dtype(array)
     digest = hashlib.blake2b(f"{dtype}{array.shape}".encode() + data, digest_size=16)
     return Handle(
-        digest.hexdigest(), "", "", "", "", dtype, tuple(array.shape), sum_bytes(data), data
+        digest.hexdigest(), "", "", "", "", dtype, tuple(array.shape), zlib.crc32(data), data
     )
 
 
@@ -84,42 +85,40 @@ def flat_bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def sum_bytes(data: bytes | bytearray | memoryview, before: int = 0) -> int:
-    """Return the checksum of an array's bytes, which follow bytes whose checksum was `before`.
-
-    It is the CRC-32, for each piece of `SUMMED_BYTES`, of two folds of the piece, or of itself where it is
-    short. A fold lays the bytes out in rows and XORs the rows, several times as fast as a CRC. Whatever
-    changes within one row is always found; the rows of the two folds differ in length, so that those that
-    changed places are found as well.
-    """
-    array = np.frombuffer(data, np.uint8)
-    checksum = before
-    for start in range(0, array.nbytes, SUMMED_BYTES):
-        piece = array[start : start + SUMMED_BYTES]
-        even = piece.nbytes // 8 * 8 if piece.nbytes > _SHORT_BYTES else 0
-        checksum = zlib.crc32(piece[even:].data, checksum)
-        words = piece[:even].view(np.uint64)
-        for lanes in _LANES if even else ():
-            whole = len(words) // lanes * lanes
-            folded = np.bitwise_xor.reduce(words[:whole].reshape(-1, lanes), axis=0)
-            folded[: len(words) - whole] ^= words[whole:]
-            checksum = zlib.crc32(folded.data, checksum)
-    return checksum
-
-
 def read_bytes(handle: Handle, data: bytes | bytearray | memoryview, *, verify: bool) -> Array:
-    """Return the array whose bytes these are, not to be written to; others are a `LostHandleError`."""
+    """Return the array whose bytes these are, not to be written to; others are a `LostHandleError`.
+
+    verify: sum them up, if the handle says what they come to.
+    """
     if len(data) != handle.nbytes:
         raise LostHandleError(handle.id, f"{len(data)} bytes came of {handle.nbytes}")
-    if verify and sum_bytes(data) != handle.crc32:
+    if verify and handle.crc32 != NOT_SUMMED and zlib.crc32(data) != handle.crc32:
         raise LostHandleError(handle.id, "its bytes are damaged")
-    try:
-        dtype = np.dtype(handle.dtype)
-    except TypeError:
-        raise LostHandleError(handle.id, f"numpy has no {handle.dtype}") from None
+    dtype = np.dtype(_OPENED_AS.get(handle.dtype, handle.dtype))
     array: Array = np.frombuffer(data, dtype).reshape(handle.shape)
     array.flags.writeable = False
     return array
+
+
+class ArrayParts:
+    """The bytes of an array as they come over a wire; any that is missing or out of place is found."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._data = bytearray()
+
+    def add(self, at: int, data: bytes) -> None:
+        """Take the bytes that begin at byte `at`; `LostHandleError` if they do not follow the others."""
+        if at != len(self._data):
+            words = f"bytes from {at} came after {len(self._data)}"
+            raise LostHandleError(self._handle.id, words)
+        if at + len(data) > self._handle.nbytes:
+            raise LostHandleError(self._handle.id, f"more came than {self._handle.nbytes} bytes")
+        self._data += data
+
+    def finish(self) -> Array:
+        """Return the array; `LostHandleError` if it is not whole."""
+        return read_bytes(self._handle, self._data, verify=True)
 
 
 def open_handle(handle: Handle, *, verify: bool = False) -> Array:
@@ -130,16 +129,16 @@ def open_handle(handle: Handle, *, verify: bool = False) -> Array:
     """
     if handle.is_inline:
         return read_bytes(handle, handle.data, verify=True)
-    path = Path(handle.path)
     if handle.host != identify_host() or not handle.path:
         raise LostHandleError(handle.id, "it is on another host")
-    if not ID.fullmatch(handle.id) or path.name != handle.id + ENDING:
+    if not ID.fullmatch(handle.id) or os.path.basename(handle.path) != handle.id + ENDING:
         raise LostHandleError(handle.id, "its path is not that of an array")
-    return map_file(handle, path, verify=verify)
+    return map_file(handle, verify=verify)
 
 
-def map_file(handle: Handle, path: Path, *, verify: bool = False) -> Array:
-    """Return the array in a file, mapped and not to be written to."""
+def map_file(handle: Handle, *, verify: bool = False) -> Array:
+    """Return the array in the file of a handle that is trusted, mapped and not to be written to."""
+    path = handle.path
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

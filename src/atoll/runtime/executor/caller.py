@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from atoll.core.errors import AtollError
-from atoll.runtime.executor.client import InvocationError
+from atoll.runtime.executor.client import InvocationError, is_flowing
 from atoll.runtime.executor.messages import InvocationFailed
 from atoll.runtime.executor.wire import encode_frame
 
@@ -61,6 +61,8 @@ class CallerConnection:
 
     async def flush(self) -> None:
         """Wait until the caller has read most of what it was sent; one that does not is cut off."""
+        if is_flowing(self._writer):
+            return
         patience = asyncio.timeout(self._silent_s)
         try:
             async with patience:

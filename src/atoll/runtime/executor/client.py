@@ -47,10 +47,21 @@ from atoll.tasks.values import Handle, Value
 if TYPE_CHECKING:
     from atoll.runtime.executor.arrays import Array
 
-_Answers: TypeAlias = "asyncio.Queue[FromExecutor | AtollError]"
+_Answer: TypeAlias = "FromExecutor | AtollError"
+_Answers: TypeAlias = "asyncio.Queue[_Answer]"
 _READ_BYTES = 2**18
 _GRACE_S = 5.0
 """How much longer than its deadline an executor may take to say that it has passed."""
+
+
+_LITTLE_BYTES = 2**14
+"""A transport that holds no more than this has asked nobody to pause."""
+
+
+def is_flowing(writer: asyncio.StreamWriter) -> bool:
+    """Return whether `drain` would return at once, without asking it, which takes several times as long."""
+    transport = writer.transport
+    return not transport.is_closing() and transport.get_write_buffer_size() <= _LITTLE_BYTES
 
 
 class ExecutorLostError(AtollError):
@@ -85,7 +96,7 @@ class ExecutorClient:
         self._connect_s = connect_s
         self._connecting = asyncio.Lock()
         self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Queue[FromExecutor | AtollError]] = {}
+        self._waiting: dict[int, _Answers | _LastAnswer] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -147,14 +158,26 @@ class ExecutorClient:
         Arrays in the result are handles, leased to the holder for `lease_s` seconds. Cancelled, it tells the
         executor. `InvocationError` if it could not be done, `ExecutorLostError` if the executor is gone.
         """
-        answers = self.stream(
-            component, inputs, lease_s=lease_s, deadline_s=deadline_s, request=request
-        )
-        async with contextlib.aclosing(answers):
-            async for answer in answers:
-                if isinstance(answer, Finished):
-                    return answer
-        raise ExecutorLostError(f"{self.address} ended without a result")
+        packed = {name: pack_value(value) for name, value in inputs.items()}
+        last = _LastAnswer()
+        number = self._begin(last)
+        patience = last.future.get_loop().call_later(deadline_s + _GRACE_S, last.give_up)
+        over = False
+        try:
+            await self._send(Invoke(number, component, packed, lease_s, deadline_s, request))
+            answer = await last.future
+            over = True
+            _check(answer)
+            if not isinstance(answer, Finished):
+                raise ExecutorLostError(f"{self.address} ended without a result")
+            return answer
+        except TimeoutError:
+            raise InvocationError("deadline", f"{component} took too long") from None
+        finally:
+            patience.cancel()
+            del self._waiting[number]
+            if not over:
+                self._tell(Cancel(number))
 
     async def stream(
         self,
@@ -195,21 +218,21 @@ class ExecutorClient:
 
         The array must not be written to. `InvocationError` with the code "lost_handle" if it is gone.
         """
-        from atoll.runtime.executor.arrays import LostHandleError, open_handle, read_bytes
+        from atoll.runtime.executor.arrays import ArrayParts, LostHandleError, open_handle
 
         with contextlib.suppress(LostHandleError):
             return open_handle(handle, verify=verify)
-        data = bytearray()
-        with self._open() as (number, answers):
-            await self._send(Fetch(number, handle.id))
-            last = False
-            while not last:
-                answer = await _next(answers)
-                if isinstance(answer, ArrayChunk):
-                    data += answer.data
-                    last = answer.last or len(data) > handle.nbytes
+        parts = ArrayParts(handle)
         try:
-            return read_bytes(handle, data, verify=True)
+            with self._open() as (number, answers):
+                await self._send(Fetch(number, handle.id))
+                last = False
+                while not last:
+                    answer = await _next(answers)
+                    if isinstance(answer, ArrayChunk):
+                        parts.add(answer.at, answer.data)
+                        last = answer.last
+            return parts.finish()
         except LostHandleError as error:
             raise InvocationError("lost_handle", error.message, handle=handle.id) from error
 
@@ -254,19 +277,24 @@ class ExecutorClient:
     @contextlib.contextmanager
     def _open(self) -> Generator[tuple[int, _Answers], None, None]:
         """Yield the number of a new exchange and the queue its answers come in."""
-        if not self.is_connected:
-            raise ExecutorLostError(f"there is no connection to {self.address}")
-        number = next(self._ids)
         answers: _Answers = asyncio.Queue()
-        self._waiting[number] = answers
+        number = self._begin(answers)
         try:
             yield number, answers
         finally:
             del self._waiting[number]
 
+    def _begin(self, answers: _Answers | _LastAnswer) -> int:
+        """Return the number of a new exchange, whose answers are put there."""
+        if not self.is_connected:
+            raise ExecutorLostError(f"there is no connection to {self.address}")
+        number = next(self._ids)
+        self._waiting[number] = answers
+        return number
+
     async def _send(self, message: Struct) -> None:
         self._tell(message)
-        if self._writer is not None:
+        if self._writer is not None and not is_flowing(self._writer):
             try:
                 await self._writer.drain()
             except OSError as error:
@@ -295,9 +323,29 @@ class ExecutorClient:
 
 
 async def _next(answers: _Answers) -> FromExecutor:
-    answer = await answers.get()
+    return _check(await answers.get())
+
+
+def _check(answer: _Answer) -> FromExecutor:
     if isinstance(answer, AtollError):
         raise type(answer)(answer.message)
     if isinstance(answer, InvocationFailed):
         raise InvocationError(answer.code, answer.message, answer.param, answer.handle)
     return answer
+
+
+class _LastAnswer:
+    """Waits for the end of an invocation; pieces that come before are dropped."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+
+    def put_nowait(self, answer: _Answer) -> None:
+        if not isinstance(answer, StreamPiece) and not self.future.done():
+            self.future.set_result(answer)
+
+    def give_up(self) -> None:
+        if not self.future.done():
+            self.future.set_exception(TimeoutError())

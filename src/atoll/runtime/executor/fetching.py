@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from atoll.runtime.executor.arrays import (
@@ -91,8 +90,7 @@ class HandleResolver:
             return None
         if kept.owner != self._store.owner:
             self._store.renew([handle.id], CACHE, _CACHE_S)
-        claimed = replace(kept, dtype=handle.dtype, shape=handle.shape)
-        return map_file(claimed, Path(kept.path))
+        return map_file(replace(kept, dtype=handle.dtype, shape=handle.shape))
 
     async def _fetch(self, handle: Handle) -> None:
         if not handle.address or handle.owner == self._store.owner:

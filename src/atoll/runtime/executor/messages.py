@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
-VERSION = 1
+VERSION = 2
 MOST_FRAME_BYTES = 8 * 2**20
 """The longest frame; longer ones end the connection."""
 MOST_HELLO_BYTES = 4096
@@ -101,9 +101,10 @@ class Fetch(Struct, tag="fetch"):
 
 
 class ArrayChunk(Struct, tag="chunk"):
-    """Bytes of an array; `last` says that they are all."""
+    """Bytes of an array, which begin at byte `at` of it; `last` says that they are all."""
 
     id: int
+    at: int
     data: bytes
     last: bool
 

@@ -186,9 +186,11 @@ class ExecutorServer:
         self, connection: CallerConnection, reader: asyncio.StreamReader, decoder: FrameDecoder
     ) -> None:
         while True:
-            patience_s = None if decoder.is_between else self._limits.frame_s
-            async with asyncio.timeout(patience_s):
+            if decoder.is_between:
                 data = await reader.read(_READ_BYTES)
+            else:
+                async with asyncio.timeout(self._limits.frame_s):
+                    data = await reader.read(_READ_BYTES)
             if not data:
                 return
             for body in decoder.feed(data):
@@ -295,5 +297,6 @@ class ExecutorServer:
             for start in range(0, len(data), _CHUNK_BYTES):
                 end = start + _CHUNK_BYTES
                 # MessagePack takes the view as it is: nothing is copied but into the frame.
-                chunk = ArrayChunk(message.id, data[start:end], end >= len(data))  # type: ignore[arg-type]
+                piece = data[start:end]
+                chunk = ArrayChunk(message.id, start, piece, end >= len(data))  # type: ignore[arg-type]
                 await connection.send(chunk)

@@ -7,33 +7,34 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from atoll.core.errors import AtollError, InputError
 from atoll.runtime.executor.arrays import (
     ENDING,
     ID,
     INLINE_BYTES,
-    SUMMED_BYTES,
     Array,
     LostHandleError,
-    flat_bytes,
     identify_host,
     inline,
     map_file,
     name_dtype,
-    sum_bytes,
 )
-from atoll.runtime.executor.spares import SpareFile, SpareFiles
+from atoll.runtime.executor.spares import SpareFiles, StoredFile
 from atoll.tasks.leases import LeaseBook
-from atoll.tasks.values import Handle
+from atoll.tasks.values import NOT_SUMMED, Handle
 
 SHARED_MEMORY = Path("/dev/shm")
 CACHE = "(cache)"
@@ -41,6 +42,11 @@ CACHE = "(cache)"
 _PART = ".part"
 _OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(ENDING)}|{re.escape(_PART)})")
 _ROOM = 1.1
+_TRIES = 5
+_TRY_S = 0.02
+_FOLDERS = "atoll-*"
+_YOUNG_S = 60.0
+_LOG = logging.getLogger(__name__)
 _SPARE_S = 10.0
 """How long files are kept to be written again."""
 
@@ -84,10 +90,10 @@ class ArrayStore:
         self._clock = clock
         self._leases = LeaseBook()
         self._held: dict[str, Handle] = {}
-        self._spares = SpareFiles()
         self._closed = False
         self._lock = threading.Lock()
         self._folder_lock = _take(folder)
+        self._spares = SpareFiles(in_memory=_is_in_memory(folder))
         _empty(folder)
 
     def __len__(self) -> int:
@@ -99,21 +105,15 @@ class ArrayStore:
         if array.nbytes <= INLINE_BYTES:
             return inline(array)
         dtype = name_dtype(array)
-        data = flat_bytes(array)
         number = secrets.token_hex(16)
-        path = self.folder / (number + ENDING)
-        spare = self._reserve(len(data))
-        try:
-            checksum = self._write(path, data, spare)
-        except BaseException:
-            self._give_back(len(data))
-            raise
+        path = f"{self.folder}/{number}{ENDING}"
+        file = self._write(path, array)
         handle = Handle(
-            *(number, self.owner, self.address, identify_host(), str(path), dtype),
+            *(number, self.owner, self.address, identify_host(), path, dtype),
             tuple(array.shape),
-            checksum,
+            NOT_SUMMED,
         )
-        self._note(handle, handle, holder, lease_s)
+        self._note(handle, file, holder, lease_s)
         return handle
 
     def adopt(self, handle: Handle, data: bytes | bytearray | memoryview, lease_s: float) -> None:
@@ -122,21 +122,16 @@ class ArrayStore:
             raise LostHandleError(handle.id, "no array is called so")
         if handle.id in self._held:
             return
-        path = self.folder / (handle.id + ENDING)
-        spare = self._reserve(handle.nbytes)
-        try:
-            self._write(path, memoryview(data).cast("B"), spare)
-        except BaseException:
-            self._give_back(handle.nbytes)
-            raise
-        self._note(handle, replace(handle, path=str(path)), CACHE, lease_s)
+        path = f"{self.folder}/{handle.id}{ENDING}"
+        file = self._write(path, np.frombuffer(data, np.uint8))
+        self._note(replace(handle, path=path), file, CACHE, lease_s)
 
     def open(self, number: str) -> Array:
         """Return an array that is here, mapped; `LostHandleError` if it is not."""
         handle = self._held.get(number)
         if handle is None:
             raise LostHandleError(number, "its lease has run out")
-        return map_file(handle, Path(handle.path))
+        return map_file(handle)
 
     def get(self, number: str) -> Handle | None:
         """Return the handle of an array that is here."""
@@ -187,7 +182,7 @@ class ArrayStore:
         finally:
             os.close(self._folder_lock)
 
-    def _reserve(self, nbytes: int) -> SpareFile | None:
+    def _reserve(self, nbytes: int) -> StoredFile | None:
         """Count bytes as taken, and return a file for them if there is one to write again."""
         with self._lock:
             if self._closed:
@@ -208,16 +203,18 @@ class ArrayStore:
         with self._lock:
             self.used_bytes -= nbytes
 
-    def _note(self, handle: Handle, kept: Handle, holder: str, lease_s: float) -> None:
+    def _note(self, handle: Handle, file: StoredFile, holder: str, lease_s: float) -> None:
         with self._lock:
             if self._closed:
                 # A batch outlived the store: nobody will come for this.
-                Path(kept.path).unlink(missing_ok=True)
+                file.close()
+                Path(handle.path).unlink(missing_ok=True)
                 raise StoreFullError("the store is closed")
             if handle.id in self._held:
-                # Two threads fetched it: the file is the same, its bytes count once.
+                # Two threads fetched it: the later file took the name of the first, its bytes count once.
                 self.used_bytes -= handle.nbytes
-            self._held[handle.id] = kept
+            self._held[handle.id] = handle
+            self._spares.note(handle.id, file)
             self._leases.grant(handle.id, handle.nbytes, holder, self._clock() + lease_s)
 
     def _free(self, numbers: Iterable[str]) -> None:
@@ -225,52 +222,113 @@ class ArrayStore:
             handle = self._held.pop(number, None)
             if handle is not None:
                 self.used_bytes -= handle.nbytes
-                spare = self.folder / (secrets.token_hex(16) + _PART)
-                self._spares.keep(Path(handle.path), spare, handle.nbytes, self._clock())
+                name = f"{self.folder}/{secrets.token_hex(16)}{_PART}"
+                self._spares.keep(number, handle.path, name, handle.nbytes, self._clock())
 
-    def _write(self, path: Path, data: memoryview, spare: SpareFile | None) -> int:
-        """Write a file that appears when it is whole, and return the checksum of its bytes."""
-        checksum = 0
-        part = path.with_suffix(_PART) if spare is None else spare.path
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    def _write(self, path: str, array: Array) -> StoredFile:
+        """Write a file that appears when it is whole, and return it."""
+        spare = self._reserve(array.nbytes)
+        file = spare
+        part = path.removesuffix(ENDING) + _PART if spare is None else spare.path
         try:
-            file = os.open(part, flags, 0o600) if spare is None else spare.descriptor
-            try:
-                if spare is not None and spare.nbytes != len(data):
-                    os.ftruncate(file, len(data))
-                for start in range(0, len(data), SUMMED_BYTES):
-                    piece = data[start : start + SUMMED_BYTES]
-                    checksum = sum_bytes(piece, checksum)
-                    # Written, not mapped: where the disk is full this fails; a mapping would kill us.
-                    while piece:
-                        piece = piece[os.write(file, piece) :]
-            finally:
-                os.close(file)
-            # Closed, it is locked no more: only now may readers find it.
-            part.rename(path)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            if file is None:
+                file = StoredFile.create(part)
+            file.write(array, in_memory=self._spares.in_memory)
+            # Locked no more: only now may readers find it.
+            file.unlock()
+            os.rename(part, path)
+        except BaseException as error:
+            self._give_back(array.nbytes)
+            if file is not None:
+                file.close()
+                Path(part).unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise StoreFullError(f"no room in {self.folder}: {error.strerror}") from error
             raise
-        return checksum
+        file.path = path
+        return file
+
+
+def _is_in_memory(folder: Path) -> bool:
+    """Return whether a folder lies in shared memory, where pages that a file has stay its own."""
+    try:
+        same = folder.stat().st_dev == SHARED_MEMORY.stat().st_dev
+        return same and SHARED_MEMORY.is_mount()
+    except OSError:
+        return False
 
 
 def _take(folder: Path) -> int:
     """Make the folder one's own, and return what holds it."""
+    for _ in range(_TRIES):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if (descriptor := _lock(folder)) is not None:
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise InputError(f"{folder}: {error.strerror}", field="store") from error
+        # It may have been removed as nobody's, between being made and being locked.
+        time.sleep(_TRY_S)
+    raise InputError(
+        f"{folder} is another executor's", field="store", hint="give each its own folder"
+    )
+
+
+def _lock(folder: Path) -> int | None:
+    """Return what holds a folder, or None if another process holds it or it is there no more."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}", field="store") from error
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        if os.stat(folder).st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
         os.close(descriptor)
-        raise InputError(
-            f"{folder} is another executor's", field="store", hint="give each its own folder"
-        ) from None
-    return descriptor
+        raise
+    os.close(descriptor)
+    return None
+
+
+def remove_stale_stores(root: Path) -> list[str]:
+    """Remove the stores of processes that were killed, and return the names of their folders.
+
+    Looked at are folders of ours named "atoll-...", which are stores or hold stores. One is removed if no
+    process holds the lock of it or of any folder in it. Nothing but arrays is removed, and folders that are
+    empty then. Who is about to open a store there makes its folder again.
+    """
+    return [path.name for path in sorted(root.glob(_FOLDERS)) if _remove_stale(path)]
+
+
+def _remove_stale(folder: Path) -> bool:
+    locks: list[int] = []
+    try:
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            return False
+        inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+        if not any(folder.iterdir()) and time.time() - status.st_mtime < _YOUNG_S:
+            return False  # of a fleet whose executors are being started
+        for path in (folder, *inner):
+            lock = _lock(path)
+            if lock is None:
+                return False
+            locks.append(lock)
+        for path in (*inner, folder):
+            _empty(path)
+            path.rmdir()
+    except OSError as error:
+        _LOG.info("%s is left: %s", folder, error.strerror)
+        return False
+    finally:
+        for lock in locks:
+            os.close(lock)
+    return True
 
 
 def _empty(folder: Path) -> None:

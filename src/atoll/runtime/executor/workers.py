@@ -132,24 +132,17 @@ class BatchWorker(ComponentWorker):
         self._batched = component
         self._threads = threads
         self._queue: BatchQueue[_BatchedInvocation] = BatchQueue(component.most_batch, most_waiting)
-        self._wake = asyncio.Event()
-        self._working: asyncio.Task[None] | None = None
+        self._starts = False
+        self._closed = False
 
     @property
     def waiting(self) -> int:
         """How many invocations wait."""
         return len(self._queue)
 
-    async def start(self) -> None:
-        """Begin to work."""
-        self._working = asyncio.create_task(self._work())
-
     async def close(self) -> None:
         """Stop working; a batch that runs goes on in its thread, which cannot be ended."""
-        if self._working is not None:
-            self._working.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._working
+        self._closed = True
         await super().close()
 
     async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> InvocationEnd:
@@ -161,33 +154,61 @@ class BatchWorker(ComponentWorker):
             key = self._batched.batch_key(inputs)
         except Exception as error:
             raise self._note(error) from error
-        answer: asyncio.Future[InvocationEnd] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[InvocationEnd] = loop.create_future()
         invocation = _BatchedInvocation(inputs, saver, time.monotonic(), answer)
         self._queue.add(invocation, key)
-        self._wake.set()
+        if not self._starts and not self.running:
+            # Not at once: what came together with it shall run together with it.
+            self._starts = True
+            loop.call_soon(self._start, loop)
         try:
             return await answer
         finally:
             self._queue.drop(invocation)
 
-    async def _work(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._wake.wait()
-            batch = self._queue.take()
-            if not batch:
-                self._wake.clear()
-                continue
-            self.running = len(batch)
-            self.busy_since_s = started_s = time.monotonic()
-            try:
-                values = await loop.run_in_executor(self._threads, self._run_batch, batch)
-            finally:
-                self.running = 0
-                self.busy_since_s = None
-            self._answer(batch, values, started_s)
-            # What is mapped for them is let go now, not when the next batch comes.
-            del batch, values
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have a thread run the next batch, unless one runs or none waits."""
+        self._starts = False
+        if self.running or self._closed or not (batch := self._queue.take()):
+            return
+        self.running = len(batch)
+        self.busy_since_s = started_s = time.monotonic()
+        try:
+            self._threads.submit(self._work, batch, started_s, loop)
+        except RuntimeError as error:  # the threads are shut down
+            self._ended(batch, [explain(error) for _ in batch], started_s, loop)
+
+    def _work(
+        self,
+        batch: Sequence[_BatchedInvocation],
+        started_s: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Run a batch in a worker thread, and wake the loop once, when all of it is done."""
+        values: Sequence[Value | InvocationError]
+        try:
+            values = self._run_batch(batch)
+        except BaseException as error:  # noqa: BLE001 - a component that wants to exit has failed
+            _LOG.error("%s failed", self.name, exc_info=error)
+            values = [InvocationError("failed", type(error).__name__) for _ in batch]
+        # What is mapped for them is let go now: who hears that it is finished may free it.
+        for invocation in batch:
+            invocation.inputs = {}
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(self._ended, batch, values, started_s, loop)
+
+    def _ended(
+        self,
+        batch: Sequence[_BatchedInvocation],
+        values: Sequence[Value | InvocationError],
+        started_s: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.running = 0
+        self.busy_since_s = None
+        self._answer(batch, values, started_s)
+        self._start(loop)
 
     def _answer(
         self,

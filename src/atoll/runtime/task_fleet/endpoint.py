@@ -13,7 +13,7 @@ from atoll.runtime.adapters.base import MachineShare, RunDirectory
 from atoll.runtime.adapters.executor import executor_process
 from atoll.runtime.adapters.front import front_endpoint
 from atoll.runtime.executor.config import ExecutorConfig
-from atoll.runtime.executor.store import default_store_root
+from atoll.runtime.executor.store import default_store_root, remove_stale_stores
 from atoll.runtime.front.config import ExecutorAddress, FrontConfig
 from atoll.runtime.local.build import available_bytes, free_ports
 from atoll.runtime.local.cores import assign_cores
@@ -99,7 +99,9 @@ def task_endpoint(
 
 def store_folder(home: RunDirectory) -> Path:
     """Return where the arrays of a fleet lie; it goes with the fleet's own folder."""
-    folder = default_store_root(home.folder, _STORE_BYTES) / f"atoll-{home.folder.name}"
+    root = default_store_root(home.folder, _STORE_BYTES)
+    remove_stale_stores(root)
+    folder = root / f"atoll-{home.folder.name}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 

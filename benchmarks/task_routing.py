@@ -1,0 +1,360 @@
+"""What asking for queues costs: fronts that deal paths against fronts that ask before every invocation.
+
+A request is a chain of four invocations over two components, each of which two executors run. Fronts with
+either way of routing, processes of their own, stand before the same executors and take turns: a few seconds
+each, again and again, so that what else the machine does meets them alike. Clients ask again as soon as they
+are answered, and there are enough of them that some invocation always waits (a closed loop at saturation).
+
+Two kinds of work:
+
+- cpu: an invocation takes a fixed CPU time. Cores are what is scarce, and fronts use them, too.
+- device: an invocation waits for a fixed time, as for a device of the executor's own. Executors are scarce.
+
+A slow front answers each question for a queue late by `SLOW_QUERY_S`, as where a control plane is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from atoll.components.base import BatchComponent, Inputs, Output, Setup
+from atoll.core.files import read_text_limited
+from atoll.runtime.executor.config import ExecutorConfig
+from atoll.runtime.executor.process import read_token
+from atoll.runtime.executor.store import default_store_root
+from atoll.runtime.front.config import ExecutorAddress, FrontConfig, FrontService
+from atoll.runtime.front.links import ExecutorLinks
+from atoll.runtime.front.server import FrontServer
+from atoll.runtime.http.client import FetchError, request
+from atoll.runtime.local.build import free_ports
+from atoll.tasks.library.shapes import EmbeddingOrder, Embeddings
+from atoll.tasks.task import Task, UnitTask
+from benchmarks.process_cpu import read_cpu_s
+
+HERE = "benchmarks.task_routing"
+CPU_S = 0.002
+DEVICE_S = 0.01
+SLOW_QUERY_S = 0.02
+STEPS = 4
+COPIES = 2
+CLIENTS = 16
+BLOCK_S = 2.0
+REPEATS = 5
+_STORE_BYTES = 16 * 2**20
+_READY_S = 60.0
+
+
+class FixedWork(BatchComponent):
+    """Takes a fixed time for each invocation; gives a small vector."""
+
+    most_batch: ClassVar[int] = 1
+
+    @classmethod
+    def load(cls, setup: Setup) -> Self:
+        """Load nothing."""
+        del setup
+        return cls()
+
+    def example(self) -> Inputs:
+        """Return a text."""
+        return {"text": "a"}
+
+    def run(self, batch: Sequence[Inputs]) -> Sequence[Output]:
+        """Work for every invocation."""
+        for _ in batch:
+            self._work()
+        return [{"embedding": np.zeros(4, np.float32), "tokens": 1} for _ in batch]
+
+    def _work(self) -> None:
+        until_s = time.thread_time() + CPU_S
+        numbers = np.ones(512, np.float32)
+        while time.thread_time() < until_s:
+            numbers = numbers * np.float32(0.5)
+
+
+class FirstCpu(FixedWork):
+    """The first component, on a core."""
+
+    name: ClassVar[str] = "first-cpu"
+
+
+class SecondCpu(FixedWork):
+    """The second component, on a core."""
+
+    name: ClassVar[str] = "second-cpu"
+
+
+class FirstDevice(FixedWork):
+    """The first component, on a device of its own."""
+
+    name: ClassVar[str] = "first-device"
+
+    def _work(self) -> None:
+        time.sleep(DEVICE_S)
+
+
+class SecondDevice(FirstDevice):
+    """The second component, on a device of its own."""
+
+    name: ClassVar[str] = "second-device"
+
+
+class WorkChain(Task[EmbeddingOrder, Embeddings]):
+    """The two components in turn, each on what the one before gave."""
+
+    def setup(self) -> None:
+        """Name the components of the kind of work that the options say."""
+        kind = str(self.options["kind"])
+        self.units = [UnitTask(f"{HERE}:{place}{kind.title()}") for place in ("First", "Second")]
+
+    def invoke(self, request: EmbeddingOrder) -> Embeddings:
+        """Return what the last of the chain gives."""
+        found: Any = {"tokens": 0}
+        for step in range(STEPS):
+            found = self.units[step % 2](text=request.texts[0], before=found["tokens"])
+        return Embeddings([found["embedding"]], 1)
+
+
+class SlowLinks(ExecutorLinks):
+    """Executors that take their time to say how long their queues are."""
+
+    async def queue(self, executor: str, component: str) -> int:
+        """Ask, late."""
+        await asyncio.sleep(SLOW_QUERY_S)
+        return await super().queue(executor, component)
+
+
+async def _serve_slowly(config: FrontConfig) -> None:
+    token = read_token(config.token_file)
+    links = SlowLinks(config.executors, token, config.name)
+    links.start()
+    server = FrontServer(config, token, links)
+    await server.start()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
+    await server.close(1.0)
+    await links.close()
+
+
+@contextmanager
+def _process(module: str, path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", module, "--config", str(path)])
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class RoutingBench:
+    """Executors, and fronts before all of them."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._store = default_store_root(folder, 8 * _STORE_BYTES) / f"atoll-r-{folder.name}"
+        self._store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stack.callback(_remove, self._store)
+        self._token = folder / "token"
+        self._token.write_text(secrets.token_hex(16), encoding="ascii")
+        self.executors: list[ExecutorAddress] = []
+        self.pids: list[int] = []
+        self.urls: dict[str, str] = {}
+        self.front_pids: dict[str, int] = {}
+
+    def start_executors(self) -> None:
+        """Start as many executors of each component as there are copies."""
+        ready = []
+        for place in ("First", "Second"):
+            for copy in range(COPIES):
+                name = f"{place.lower()}-{copy}"
+                address = f"127.0.0.1:{free_ports(1)[0]}"
+                components = tuple(f"{HERE}:{place}{kind}" for kind in ("Cpu", "Device"))
+                ready.append(self._folder / f"{name}.ready")
+                config = ExecutorConfig(
+                    name=name,
+                    components={each: {} for each in components},
+                    address=address,
+                    health_port=0,
+                    store=str(self._store / name),
+                    store_bytes=_STORE_BYTES,
+                    token_file=str(self._token),
+                    ready_file=str(ready[-1]),
+                    drain_s=1.0,
+                    log_level="WARNING",
+                )
+                path = self._folder / f"{name}.json"
+                path.write_text(config.to_json(), encoding="utf-8")
+                process = self._stack.enter_context(
+                    _process("atoll.runtime.executor.process", path)
+                )
+                self.pids.append(process.pid)
+                self.executors.append(
+                    ExecutorAddress(id=name, address=address, components=components)
+                )
+        until_s = time.monotonic() + _READY_S
+        while not all(path.exists() for path in ready):
+            if time.monotonic() > until_s:
+                raise RuntimeError("an executor did not start")
+            time.sleep(0.05)
+
+    async def start_front(self, name: str, *, dynamic: bool, module: str) -> None:
+        """Start a front, and wait until it answers."""
+        (port,) = free_ports(1)
+        config = FrontConfig(
+            name=name,
+            port=port,
+            services=tuple(
+                FrontService(
+                    name=kind, tasks={"embeddings": f"{HERE}:WorkChain"}, options={"kind": kind}
+                )
+                for kind in ("cpu", "device")
+            ),
+            executors=tuple(self.executors),
+            store=str(self._store / name),
+            store_bytes=_STORE_BYTES,
+            token_file=str(self._token),
+            routing="dynamic" if dynamic else "static",
+            log_level="WARNING",
+        )
+        path = self._folder / f"{name}.json"
+        path.write_text(config.to_json(), encoding="utf-8")
+        self.front_pids[name] = self._stack.enter_context(_process(module, path)).pid
+        self.urls[name] = f"http://127.0.0.1:{port}"
+        until_s = time.monotonic() + _READY_S
+        while time.monotonic() < until_s:
+            try:
+                if (await request(f"{self.urls[name]}/health")).status == 200:
+                    return
+            except FetchError:
+                pass
+            await asyncio.sleep(0.05)
+        raise RuntimeError(f"{name} did not start")
+
+    async def load(self, front: str, kind: str, seconds: float, clients: int) -> dict[str, float]:
+        """Let clients ask for so long; return requests/s, and CPU milliseconds per request."""
+        url = f"{self.urls[front]}/v1/embeddings"
+        body = {"model": kind, "input": "a", "encoding_format": "base64"}
+        ends: list[float] = []
+        pids = [*self.pids, self.front_pids[front]]
+        began_s, cpu_s = time.perf_counter(), read_cpu_s(pids)
+        front_s = read_cpu_s([self.front_pids[front]])
+        until_s = began_s + seconds
+
+        async def ask() -> None:
+            while time.perf_counter() < until_s:
+                answer = await request(url, body=body, timeout_s=30.0)
+                if answer.status != 200:
+                    raise RuntimeError(f"{front}: {answer.status} {answer.body[:200]!r}")
+                ends.append(time.perf_counter())
+
+        await asyncio.gather(*(ask() for _ in range(clients)))
+        took_s = max(ends) - began_s
+        return {
+            "per_s": len(ends) / took_s,
+            "cpu_ms": 1e3 * (read_cpu_s(pids) - cpu_s) / len(ends),
+            "front_cpu_ms": 1e3 * (read_cpu_s([self.front_pids[front]]) - front_s) / len(ends),
+        }
+
+
+def _remove(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+FRONTS = {
+    "static": ("atoll.runtime.front.process", False),
+    "dynamic": ("atoll.runtime.front.process", True),
+    "dynamic-slow": (HERE, True),
+}
+
+
+async def _measure(repeats: int, block_s: float) -> dict[str, dict[str, list[dict[str, float]]]]:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        bench = RoutingBench(Path(name), stack)
+        bench.start_executors()
+        for front, (module, dynamic) in FRONTS.items():
+            await bench.start_front(front, dynamic=dynamic, module=module)
+        found: dict[str, dict[str, list[dict[str, float]]]] = {}
+        for kind in ("cpu", "device"):
+            by_front = found[kind] = {front: [] for front in FRONTS}
+            for front in FRONTS:
+                await bench.load(front, kind, min(0.5, block_s), CLIENTS)
+            for repeat in range(repeats):
+                # Each repeat begins with another one, so that none always follows the same.
+                order = [*FRONTS][repeat % 3 :] + [*FRONTS][: repeat % 3]
+                for front in order:
+                    by_front[front].append(await bench.load(front, kind, block_s, CLIENTS))
+        return found
+
+
+def measure_routing(repeats: int = REPEATS, block_s: float = BLOCK_S) -> dict[str, Any]:
+    """Return throughput by kind of work and front, and ratios of static over dynamic, with their spread."""
+    measured = asyncio.run(_measure(repeats, block_s))
+    found: dict[str, Any] = {}
+    for kind, by_front in measured.items():
+        rows: dict[str, Any] = {}
+        for front, blocks in by_front.items():
+            rows[front] = {
+                key: round(statistics.median(block[key] for block in blocks), 3)
+                for key in blocks[0]
+            }
+        for front in ("dynamic", "dynamic-slow"):
+            ratios = [
+                static["per_s"] / other["per_s"]
+                for static, other in zip(by_front["static"], by_front[front], strict=True)
+            ]
+            rows[f"static_vs_{front}"] = {
+                "median": round(statistics.median(ratios), 3),
+                "least": round(min(ratios), 3),
+                "most": round(max(ratios), 3),
+            }
+        found[kind] = rows
+    return found | {
+        "clients": CLIENTS,
+        "executors": 2 * COPIES,
+        "invocations_per_request": STEPS,
+        "slow_query_ms": 1e3 * SLOW_QUERY_S,
+        "repeats": repeats,
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+
+
+def main() -> None:
+    """Be a front whose questions are answered late; without a configuration, measure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path)
+    path: Path | None = parser.parse_args().config
+    if path is None:
+        print(json.dumps(measure_routing(), indent=2))
+        return
+    config = FrontConfig.from_json(read_text_limited(path), path=path)
+    logging.basicConfig(level=config.log_level)
+    asyncio.run(_serve_slowly(config))
+
+
+if __name__ == "__main__":
+    main()
