@@ -83,6 +83,7 @@ class TaskChaos:
         self._tell = tell
         self._waits: list[asyncio.Task[None]] = []
         self._fleet = fleet
+        self._store = store_folder(fleet.home)
         self._orders = orders
         self._clients = clients
         self._picks = stream(seed, "tasks_chaos", "orders")
@@ -210,7 +211,7 @@ class TaskChaos:
         number = numbers[int(self._strikes.integers(len(numbers)))]
         maker, next_one = self._streams[number].way[:2]
         await self._kill(maker, "maker")
-        store = store_folder(self._fleet.home) / maker
+        store = self._store / maker
         # What starts in its place empties its store before all else.
         await self._until(
             lambda: number not in self._streams or not any(store.glob("*.array")), "empty store"
@@ -280,11 +281,10 @@ class TaskChaos:
         await asyncio.gather(*self._waits)
         endpoint = self._fleet.endpoints[0].endpoint
         urls = [spec.probe.url for spec in endpoint.nodes]  # type: ignore[attr-defined]
-        store = store_folder(self._fleet.home)
         began_s = time.monotonic()
         await self._count_attempts(endpoint.backend.url)
         while True:
-            found = await count_arrays(store, endpoint.backend.url, urls)
+            found = await count_arrays(self._store, endpoint.backend.url, urls)
             waited_s = time.monotonic() - began_s
             if self.outcome.arrays is None:
                 self.outcome.arrays_at_end = found.handles

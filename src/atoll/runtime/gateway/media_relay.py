@@ -197,6 +197,9 @@ class MediaRelay(Relay):
         if not self._piecewise:
             super()._check_silence(now_s, deadlines)
             return
-        most_s = deadlines.between_tokens_s if self.begun else deadlines.first_token_s
+        # Events may hold comments that say "still here"; sound is silent as long as a front waits for an
+        # executor that is starting again, and cannot go on elsewhere.
+        heard_of = self.begun and self._kind.startswith(_EVENTS)
+        most_s = deadlines.between_tokens_s if heard_of else deadlines.first_token_s
         if now_s - max(self._last_s, self.attempts.began_s) > most_s:
             self._fail_over(f"nothing for {most_s:g} s", late=True)

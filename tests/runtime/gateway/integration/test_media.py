@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -24,7 +25,7 @@ from tests.runtime.gateway.front import (
     WAV_HEADER,
     ScriptedFront,
 )
-from tests.runtime.gateway.harness import CHAT, Bench, chat, running
+from tests.runtime.gateway.harness import CHAT, QUICK, Bench, chat, running
 from tests.runtime.gateway.test_form import FILE, MODEL, TYPE, form
 
 SPEECH, IMAGES = "/v1/audio/speech", "/v1/images/generations"
@@ -270,6 +271,17 @@ def test_a_silent_front_is_given_up() -> None:
         assert bench.records[0].outcome == "truncated"
 
     with_fronts(go, ScriptedFront(step_s=1.0))
+
+
+def test_sound_that_waits_for_an_executor_is_not_given_up() -> None:
+    async def go(bench: Bench) -> None:
+        whole = await bench.post(SPEECH, SAY)
+        assert whole.status == 200
+        assert bench.records[0].outcome == "ok"
+
+    # Nothing in sound can say that it goes on: a pause is longer than one between tokens may be.
+    patient = replace(QUICK, first_token_s=600.0, between_tokens_s=0.05)
+    with_fronts(go, ScriptedFront(step_s=0.5), deadlines=patient)
 
 
 @pytest.mark.parametrize("status", [404, 405])
