@@ -1,4 +1,4 @@
-"""CPU seconds of processes, from what Linux counts of them."""
+"""CPU seconds of processes, and how long they waited for a core, from what Linux counts of them."""
 
 from __future__ import annotations
 
@@ -20,3 +20,22 @@ def read_cpu_s(pids: Iterable[int]) -> float:
         fields = text.rpartition(")")[2].split()
         total_s += (int(fields[11]) + int(fields[12])) / _TICKS
     return total_s
+
+
+def read_core_share(before: tuple[float, float], after: tuple[float, float]) -> float:
+    """Return which share of the time that processes wanted a core they had one, between two readings."""
+    ran_s, waited_s = after[0] - before[0], after[1] - before[1]
+    return ran_s / (ran_s + waited_s) if ran_s > 0.0 else 1.0
+
+
+def read_schedule_s(pids: Iterable[int]) -> tuple[float, float]:
+    """Return the seconds that the threads of processes ran, and that they waited for a core."""
+    ran_s = waited_s = 0.0
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            try:
+                ran, waited, *_ = path.read_text(encoding="ascii").split()
+            except (OSError, ValueError):
+                continue
+            ran_s, waited_s = ran_s + int(ran) / 1e9, waited_s + int(waited) / 1e9
+    return ran_s, waited_s

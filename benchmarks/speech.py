@@ -10,9 +10,11 @@ streamed. Deployments at equal cores, all of this machine's:
   is a monolith per core, this is what a plan that takes parts apart would give.
 
 All stand at the same time and take turns, so that what else the machine does meets them alike. Closed loops
-with one client and with four (each asks again when it is answered), then an open loop at half the rate that
-the planned one reached. The simulator is given the requests of the open loop, their times and lengths, and
-the measured speeds; what it says is printed beside what happened.
+with one client (a fifth of the questions) and with four (each asks again when it is answered); then, of what
+is planned, an open loop at half the rate that was reached (a third of the questions). The simulator is given
+the requests of the open loop, their times and lengths, and the measured speeds of a core; what it says is
+printed beside what happened: once for cores of one's own, and once for the share of a core that executors had
+while they wanted one, since others may use the machine.
 
 wer counts the words of the questions that the assistant's ears got wrong. p99 is of as many requests as
 there are: the slowest, nearly. CPU seconds are those of executors and front, without gateway and clients.
@@ -20,11 +22,11 @@ there are: the slowest, nearly. CPU seconds are those of executors and front, wi
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
-import sys
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -35,8 +37,8 @@ from atoll.components.hibari import Hibari
 from atoll.components.words import word_errors
 from atoll.runtime.local.cores import usable_cores
 from atoll.runtime.media.sounds import encode_wav
-from benchmarks.process_cpu import read_cpu_s
-from benchmarks.report import Figure, finish, options
+from benchmarks.process_cpu import read_core_share, read_cpu_s, read_schedule_s
+from benchmarks.report import Figure, finish
 from benchmarks.speech_client import (
     SpokenQuestion,
     TimedAnswer,
@@ -67,6 +69,7 @@ _BUSY = 0.6
 """Share of all cores that the planned demand takes, by the rates."""
 _OPEN_SHARE = 0.5
 _WARM_UP = 2
+_RUNS = 5
 _SEED = 17
 _BAR_WER = 0.1
 Numbered = tuple[int, SpokenQuestion]
@@ -93,9 +96,11 @@ def _say(text: str) -> None:
 async def _turn(running: RunningFleet, load: str, asking: Awaitable[list[TimedAnswer]]) -> None:
     """Let one deployment answer while the others have nothing to do."""
     began_s, cpu_s = time.perf_counter(), read_cpu_s(running.pids())
+    before = read_schedule_s(running.executors())
     answers = await asking
     took_s = time.perf_counter() - began_s
     running.add(load, answers, took_s, read_cpu_s(running.pids()) - cpu_s)
+    running.core_share[load] = read_core_share(before, read_schedule_s(running.executors()))
     _say(f"  {running.name}, {load}: {len(answers)} answers in {took_s:.1f} s")
 
 
@@ -160,30 +165,30 @@ def _print_figures(found: dict[str, dict[str, dict[str, float]]]) -> None:
 
 
 def _compare_simulated(
-    simulated: dict[str, dict[str, float]], found: dict[str, dict[str, dict[str, float]]]
+    simulated: Mapping[str, dict[str, float]], found: Mapping[str, dict[str, dict[str, float]]]
 ) -> dict[str, dict[str, float]]:
     """Print what the simulator says beside what was measured; return measured over simulated."""
     ratios: dict[str, dict[str, float]] = {}
-    print(f"\n{'open loop':<12}{'':<18}{'simulated':>10}{'measured':>10}{'ratio':>8}")
-    for name, row in simulated.items():
-        measured = found[name]["open loop"]
-        ratios[name] = {key: round(measured[key] / value, 3) for key, value in row.items()}
+    print(f"\n{'open loop':<30}{'':<18}{'simulated':>10}{'measured':>10}{'ratio':>8}")
+    for title, row in simulated.items():
+        measured = found[title.partition(",")[0]]["open loop"]
+        ratios[title] = {key: round(measured[key] / value, 3) for key, value in row.items()}
         for key, value in row.items():
             print(
-                f"{name:<12}{key:<18}{value:>10.3f}{measured[key]:>10.3f}{ratios[name][key]:>8.2f}"
+                f"{title:<30}{key:<18}{value:>10.3f}{measured[key]:>10.3f}{ratios[title][key]:>8.2f}"
             )
     return ratios
 
 
-async def _measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
+async def _measure(count: int) -> tuple[list[Figure], dict[str, Any]]:
     cores = usable_cores()
-    spoken = speak_questions(QUESTIONS[: 8 if quick else len(QUESTIONS)])
+    spoken = speak_questions(QUESTIONS[:count])
     asked = list(enumerate(spoken))
     audio_s = float(np.mean([question.seconds for question in spoken]))
     _say(
         f"{len(asked)} questions of {audio_s:.1f} s; measuring parts on {len(cores)} cores at once"
     )
-    core = await asyncio.to_thread(measure_core, cores, 3 if quick else 5)
+    core = await asyncio.to_thread(measure_core, cores, _RUNS)
     with ExitStack() as stack:
         fleets: list[RunningFleet] = []
 
@@ -207,30 +212,33 @@ async def _measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
             alike = is_monolithic(plan)
             _say(f"the plan: {made}{': a monolith on every core' if alike else ''}")
             await start(stack.enter_context(fleet_on("planned", planned(plan), plan)))
-            simulated_of = {"planned": (fleet, plan)}
+            simulated_of = {"planned": (plan, "")}
             if alike and len(cores) > 1:
                 # By rates without batches the mind alone may be more than one core has.
                 least = min(rate_per_s, _BUSY / max(request_s.values()))
                 fleet = fleet_of(core, mean, least, len(cores), SPLIT)
                 plan = await asyncio.to_thread(make_plan, fleet)
                 await start(stack.enter_context(fleet_on("split", planned(plan), plan)))
-                simulated_of["split"] = (fleet, plan)
-            await _closed(fleets, asked[: max(4, len(asked) * 3 // 10)], 1)
+                simulated_of["split"] = (plan, SPLIT)
+            await _closed(fleets, asked[: max(4, len(asked) // 5)], 1)
             await _closed(fleets, asked, CLIENTS)
             reached = fleets[1].figures(f"{CLIENTS} clients")["per_s"]
-            await _open(fleets, asked[: max(4, len(asked) * 6 // 10)], _OPEN_SHARE * reached)
+            simulated = [running for running in fleets if running.name in simulated_of]
+            await _open(simulated, asked[: max(4, len(asked) * 3 // 10)], _OPEN_SHARE * reached)
             wer = await _hear(fleets[1], spoken)
         finally:
             for running in fleets:
                 await running.fleet.stop(5.0)
     found = {f.name: {load: f.figures(load) for load in f.answers} for f in fleets}
     _print_figures(found)
-    simulated = {
-        f.name: simulate_answers(*simulated_of[f.name], f.answers["open loop"], mean)
-        for f in fleets
-        if f.name in simulated_of
-    }
-    ratios = _compare_simulated(simulated, found)
+    said: dict[str, dict[str, float]] = {}
+    for f in simulated:
+        plan, ways = simulated_of[f.name]
+        for share in (1.0, f.core_share["open loop"]):
+            fleet = fleet_of(core.at(share), mean, rate_per_s, len(cores), ways)
+            title = f"{f.name}, {share:.0%} of a core"
+            said[title] = simulate_answers(fleet, plan, f.answers["open loop"], mean)
+    ratios = _compare_simulated(said, found)
     figures = [Figure("wer", round(wer, 4), _BAR_WER, f"of {len(spoken)} questions")]
     full = f"{CLIENTS} clients"
     base = found["monolith"][full]
@@ -260,7 +268,7 @@ async def _measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
         "plan": made,
         "plan_is_monolithic": alike,
         "deployments": found,
-        "simulated": simulated,
+        "simulated": said,
         "measured_over_simulated": ratios,
         "core": {
             "per_cpu_s": {part: round(rate, 2) for part, (_, rate) in core.rates.items()},
@@ -274,9 +282,12 @@ async def _measure(quick: bool) -> tuple[list[Figure], dict[str, Any]]:
 
 def main() -> None:
     """Print what was measured, then one line of JSON."""
-    quick = options("Spoken questions, answered aloud, in one process and over several.").quick
-    figures, more = asyncio.run(_measure(quick))
-    sys.stdout.flush()
+    parser = argparse.ArgumentParser(description="Spoken questions, answered aloud.")
+    parser.add_argument("--quick", action="store_true", help="8 questions")
+    parser.add_argument("--questions", type=int, default=len(QUESTIONS), help="how many (40)")
+    given = parser.parse_args()
+    count = 8 if given.quick else min(max(4, given.questions), len(QUESTIONS))
+    figures, more = asyncio.run(_measure(count))
     finish(figures, **more)
 
 

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,16 @@ class MeasuredCore:
     clock_rates: Mapping[str, float]
     bandwidth_gbs: float
     fp16_tflops: float
+
+    def at(self, share: float) -> MeasuredCore:
+        """Return a core of which others take all but a share."""
+        return replace(
+            self,
+            rates={part: (unit, per_s * share) for part, (unit, per_s) in self.rates.items()},
+            # The catalog takes no less for a GPU.
+            bandwidth_gbs=max(1.0, self.bandwidth_gbs * share),
+            fp16_tflops=self.fp16_tflops * share,
+        )
 
     def request_s(self, mean: MeanRequest) -> dict[str, float]:
         """Return the seconds of a core that a request takes of each part, by the rates."""
@@ -200,10 +210,18 @@ class RunningFleet:
     """By load, of all its turns."""
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_s: dict[str, float] = field(default_factory=dict)
+    core_share: dict[str, float] = field(default_factory=dict)
+    """Of the time that executors wanted a core, the share that they had one, in the last turn."""
 
     def pids(self) -> list[int]:
         """Return its processes: executors and front."""
         return [p.pid for p in self.fleet.agent.processes.values() if p.pid is not None]
+
+    def executors(self) -> list[int]:
+        """Return its executors' processes."""
+        names = self.fleet.endpoints[0].endpoint.instances
+        pids = [self.fleet.agent.processes[name].pid for name in names]
+        return [pid for pid in pids if pid is not None]
 
     def add(self, load: str, answers: list[TimedAnswer], seconds: float, cpu_s: float) -> None:
         """Take note of a turn."""
@@ -223,6 +241,7 @@ class RunningFleet:
             values = [getattr(answer, name) for answer in answers]
             for share in (50, 99):
                 found[f"{name}_p{share}"] = float(np.percentile(values, share))
+        found["core_share"] = self.core_share[load]
         return {name: round(value, 4) for name, value in found.items()}
 
 

@@ -6,7 +6,7 @@ QUESTIONS = (
     "Why is the sky blue during the day?",
     "What do bees make from flowers?",
     "Can you name a large animal that lives in the sea?",
-    "What is the colour of a ripe banana?",
+    "What does a ripe banana taste like?",
     "How does a bird learn to fly?",
     "Where does the sun go at night?",
     "What is a good breakfast for a cold morning?",

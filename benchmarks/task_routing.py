@@ -10,7 +10,8 @@ Two kinds of work:
 - cpu: an invocation takes a fixed CPU time. Cores are what is scarce, and fronts use them, too.
 - device: an invocation waits for a fixed time, as for a device of the executor's own. Executors are scarce.
 
-A slow front answers each question for a queue late by `SLOW_QUERY_S`, as where a control plane is asked.
+Of slow fronts each question for a queue is answered late, as where a control plane far away is asked: by as
+many milliseconds as their names say. They ask all executors at once, so a hand-over is late by that once.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -51,7 +53,6 @@ from benchmarks.process_cpu import read_cpu_s
 HERE = "benchmarks.task_routing"
 CPU_S = 0.002
 DEVICE_S = 0.01
-SLOW_QUERY_S = 0.02
 STEPS = 4
 COPIES = 2
 CLIENTS = 16
@@ -59,6 +60,27 @@ BLOCK_S = 2.0
 REPEATS = 5
 _STORE_BYTES = 16 * 2**20
 _READY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FrontKind:
+    """How a front routes, and how late questions for queues are answered, in seconds."""
+
+    dynamic: bool = False
+    late_s: float = 0.0
+
+    @property
+    def module(self) -> str:
+        """What is run."""
+        return HERE if self.late_s else "atoll.runtime.front.process"
+
+
+FRONTS = {
+    "static": FrontKind(),
+    "dynamic": FrontKind(dynamic=True),
+    "dynamic-20ms": FrontKind(dynamic=True, late_s=0.02),
+    "dynamic-100ms": FrontKind(dynamic=True, late_s=0.1),
+}
 
 
 class FixedWork(BatchComponent):
@@ -133,17 +155,20 @@ class WorkChain(Task[EmbeddingOrder, Embeddings]):
 
 
 class SlowLinks(ExecutorLinks):
-    """Executors that take their time to say how long their queues are."""
+    """Executors that take their time to say how long their queues are, `late_s` seconds."""
+
+    late_s = 0.0
 
     async def queue(self, executor: str, component: str) -> int:
         """Ask, late."""
-        await asyncio.sleep(SLOW_QUERY_S)
+        await asyncio.sleep(self.late_s)
         return await super().queue(executor, component)
 
 
 async def _serve_slowly(config: FrontConfig) -> None:
     token = read_token(config.token_file)
     links = SlowLinks(config.executors, token, config.name)
+    links.late_s = FRONTS[config.name].late_s
     links.start()
     server = FrontServer(config, token, links)
     await server.start()
@@ -220,7 +245,7 @@ class RoutingBench:
                 raise RuntimeError("an executor did not start")
             time.sleep(0.05)
 
-    async def start_front(self, name: str, *, dynamic: bool, module: str) -> None:
+    async def start_front(self, name: str, kind: FrontKind) -> None:
         """Start a front, and wait until it answers."""
         (port,) = free_ports(1)
         config = FrontConfig(
@@ -228,20 +253,20 @@ class RoutingBench:
             port=port,
             services=tuple(
                 FrontService(
-                    name=kind, tasks={"embeddings": f"{HERE}:WorkChain"}, options={"kind": kind}
+                    name=work, tasks={"embeddings": f"{HERE}:WorkChain"}, options={"kind": work}
                 )
-                for kind in ("cpu", "device")
+                for work in ("cpu", "device")
             ),
             executors=tuple(self.executors),
             store=str(self._store / name),
             store_bytes=_STORE_BYTES,
             token_file=str(self._token),
-            routing="dynamic" if dynamic else "static",
+            routing="dynamic" if kind.dynamic else "static",
             log_level="WARNING",
         )
         path = self._folder / f"{name}.json"
         path.write_text(config.to_json(), encoding="utf-8")
-        self.front_pids[name] = self._stack.enter_context(_process(module, path)).pid
+        self.front_pids[name] = self._stack.enter_context(_process(kind.module, path)).pid
         self.urls[name] = f"http://127.0.0.1:{port}"
         until_s = time.monotonic() + _READY_S
         while time.monotonic() < until_s:
@@ -285,19 +310,12 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-FRONTS = {
-    "static": ("atoll.runtime.front.process", False),
-    "dynamic": ("atoll.runtime.front.process", True),
-    "dynamic-slow": (HERE, True),
-}
-
-
 async def _measure(repeats: int, block_s: float) -> dict[str, dict[str, list[dict[str, float]]]]:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         bench = RoutingBench(Path(name), stack)
         bench.start_executors()
-        for front, (module, dynamic) in FRONTS.items():
-            await bench.start_front(front, dynamic=dynamic, module=module)
+        for front, routing in FRONTS.items():
+            await bench.start_front(front, routing)
         found: dict[str, dict[str, list[dict[str, float]]]] = {}
         for kind in ("cpu", "device"):
             by_front = found[kind] = {front: [] for front in FRONTS}
@@ -305,7 +323,8 @@ async def _measure(repeats: int, block_s: float) -> dict[str, dict[str, list[dic
                 await bench.load(front, kind, min(0.5, block_s), CLIENTS)
             for repeat in range(repeats):
                 # Each repeat begins with another one, so that none always follows the same.
-                order = [*FRONTS][repeat % 3 :] + [*FRONTS][: repeat % 3]
+                first = repeat % len(FRONTS)
+                order = [*FRONTS][first:] + [*FRONTS][:first]
                 for front in order:
                     by_front[front].append(await bench.load(front, kind, block_s, CLIENTS))
         return found
@@ -322,7 +341,7 @@ def measure_routing(repeats: int = REPEATS, block_s: float = BLOCK_S) -> dict[st
                 key: round(statistics.median(block[key] for block in blocks), 3)
                 for key in blocks[0]
             }
-        for front in ("dynamic", "dynamic-slow"):
+        for front in [*FRONTS][1:]:
             ratios = [
                 static["per_s"] / other["per_s"]
                 for static, other in zip(by_front["static"], by_front[front], strict=True)
@@ -337,7 +356,6 @@ def measure_routing(repeats: int = REPEATS, block_s: float = BLOCK_S) -> dict[st
         "clients": CLIENTS,
         "executors": 2 * COPIES,
         "invocations_per_request": STEPS,
-        "slow_query_ms": 1e3 * SLOW_QUERY_S,
         "repeats": repeats,
         "load_average": round(os.getloadavg()[0], 1),
     }

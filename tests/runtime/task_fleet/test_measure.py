@@ -24,7 +24,7 @@ HERE = "tests.runtime.task_fleet.test_measure"
 RATE_HZ = 1000
 
 
-class Clock:
+class WorkClock:
     """A clock that components push forward: two seconds pass for each CPU second."""
 
     now_s = 0.0
@@ -44,12 +44,12 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Clock, "now_s", 0.0)
-    monkeypatch.setattr(measure, "time", Clock)
+    monkeypatch.setattr(WorkClock, "now_s", 0.0)
+    monkeypatch.setattr(measure, "time", WorkClock)
     monkeypatch.setattr(measure, "_VOICE", f"{HERE}:PlainVoice")
 
 
-class Timed(BatchComponent):
+class TimedWork(BatchComponent):
     """Takes `cpu_s` for every input, and gives what `give` says."""
 
     cpu_s: ClassVar[float]
@@ -58,21 +58,21 @@ class Timed(BatchComponent):
     @classmethod
     def load(cls, setup: Setup) -> Self:
         del setup
-        Clock.work(3.0)
+        WorkClock.work(3.0)
         return cls()
 
     def example(self) -> Any:
         return {self.takes: None}
 
     def run(self, batch: Sequence[Any]) -> Sequence[Any]:
-        Clock.work(self.cpu_s * len(batch))
+        WorkClock.work(self.cpu_s * len(batch))
         return [self.give(inputs) for inputs in batch]
 
     def give(self, inputs: Any) -> Any:
         raise NotImplementedError
 
 
-class PlainVoice(Timed):
+class PlainVoice(TimedWork):
     """A tenth of a second of sound for each character."""
 
     name = "plain-voice"
@@ -83,7 +83,7 @@ class PlainVoice(Timed):
         return {"samples": samples, "rate_hz": RATE_HZ}
 
 
-class Listener(Timed):
+class Listener(TimedWork):
     """Says that somebody speaks, and hands on no sound."""
 
     name = "listener"
@@ -93,7 +93,7 @@ class Listener(Timed):
         return {"speech_s": len(inputs["audio"]["samples"]) / RATE_HZ}
 
 
-class Ear(Timed):
+class Ear(TimedWork):
     """Takes the sound that its part was given."""
 
     name = "ear"
@@ -103,7 +103,7 @@ class Ear(Timed):
         return {"states": np.zeros((len(inputs["audio"]["samples"]), 2), np.float32)}
 
 
-class Scribe(Timed):
+class Scribe(TimedWork):
     """Takes what the ear gave."""
 
     name = "scribe"
@@ -113,7 +113,7 @@ class Scribe(Timed):
         return {"text": str(inputs["states"].shape)}
 
 
-class Eye(Timed):
+class Eye(TimedWork):
     """Takes pictures."""
 
     name = "eye"
@@ -123,7 +123,7 @@ class Eye(Timed):
         return {"brightness": float(inputs["image"].mean())}
 
 
-class Embedder(Timed):
+class Embedder(TimedWork):
     """Takes a text, and gives no sound."""
 
     name = "embedder"
@@ -133,7 +133,7 @@ class Embedder(Timed):
         return {"embedding": np.zeros(2, np.float32), "tokens": len(inputs["text"])}
 
 
-class Refuser(Timed):
+class Refuser(TimedWork):
     """Likes no picture."""
 
     name = "refuser"
@@ -144,7 +144,7 @@ class Refuser(Timed):
         return BadInputError("too blue", "image")
 
 
-class Mystery(Timed):
+class Mystery(TimedWork):
     """Takes nobody knows what."""
 
     name = "mystery"
@@ -171,7 +171,7 @@ class Talker(StreamComponent):
     async def stream(self, inputs: Any) -> AsyncIterator[Any]:
         count = inputs["max_tokens"]
         for number in range(count):
-            Clock.work(0.25 if number else 0.5)
+            WorkClock.work(0.25 if number else 0.5)
             yield {"text": "a", "token_ids": [number]}
         told = {"prompt_tokens": 16, "completion_tokens": count}
         yield Done(told)
