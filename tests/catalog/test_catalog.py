@@ -24,7 +24,7 @@ def test_default_is_one_object() -> None:
     assert Catalog.default() is Catalog.default()
     assert Catalog.default() == Catalog()
     assert Catalog.default() != "catalog"
-    assert repr(Catalog.default()) == "Catalog(30 gpus, 43 models, 260 prices)"
+    assert repr(Catalog.default()) == "Catalog(30 gpus, 44 models, 260 prices)"
 
 
 def test_a_catalog_of_ones_own() -> None:

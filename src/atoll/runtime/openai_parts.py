@@ -10,7 +10,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-PartType = Literal["text", "refusal", "image_url", "input_audio", "video_url", "audio_url"]
+PartType = Literal[
+    "text", "refusal", "image_url", "input_audio", "video_url", "audio_url", "embeds"
+]
+"""`embeds` are vectors for an instance of the stage engine, which checks them itself."""
 AudioFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "webm", "pcm16", "pcm"]
 
 
@@ -42,7 +45,7 @@ class ContentPart(Struct, gc=False):
 
     def __post_init__(self) -> None:
         """Refuse a piece without what its type promises."""
-        if getattr(self, self.type) is None:
+        if self.type != "embeds" and getattr(self, self.type) is None:
             raise ValueError(f"a part of type {self.type!r} needs the field {self.type!r}")
 
     def urls(self) -> list[tuple[str, str]]:
