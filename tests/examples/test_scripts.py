@@ -24,7 +24,14 @@ def test_every_script_is_run() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAID)
 
 
-@pytest.mark.parametrize("name", sorted(SAID))
+@pytest.mark.parametrize(
+    "name",
+    [
+        # What it plans is planned in the tests of README as well.
+        pytest.param(name, marks=[pytest.mark.slow] if name == "plan_fleet.py" else [])
+        for name in sorted(SAID)
+    ],
+)
 def test_a_script_runs(name: str, tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, EXAMPLES / name],

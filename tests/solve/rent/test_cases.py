@@ -124,7 +124,13 @@ def problem_of(name: str, *, joined: bool = False) -> Problem:
 
 @NEEDS_CASES
 @pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize("name", ["replan-15", "replan-24", "replan-25", "init-penalty"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("replan-15", marks=pytest.mark.slow),  # 30 s, for what the others show too
+        *("replan-24", "replan-25", "init-penalty"),
+    ],
+)
 def test_planned_again_at_the_optimum(name: str, joined: bool) -> None:
     problem = problem_of(name, joined=joined)
     reference = RentReference(problem, problem.catalog())
