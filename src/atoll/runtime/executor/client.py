@@ -69,7 +69,7 @@ class ExecutorLostError(AtollError):
 
 
 class InvocationError(AtollError):
-    """The executor answered, and could not do it. `code`, `param`, `handle`: see `messages.Failed`."""
+    """The executor answered, and could not do it; `code` and the rest are as in `InvocationFailed`."""
 
     def __init__(
         self, code: str, message: str, param: str | None = None, handle: str | None = None

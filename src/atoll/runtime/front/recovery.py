@@ -23,7 +23,7 @@ _LONGEST_WAIT_S = 1.0
 class TroubleError(Exception):
     """An invocation failed at an executor.
 
-    code: as in `atoll.runtime.executor.messages.Failed`, and "lost" where the executor itself is gone.
+    code: as in `runtime.executor.messages.InvocationFailed`, and "lost" where the executor itself is gone.
     """
 
     def __init__(
