@@ -23,6 +23,8 @@ from pydantic import (
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.perf.engines import EngineLaunch
+from atoll.plan.choice import ModelMix
+from atoll.plan.footprint import PowerUse
 from atoll.plan.names import Name, NodeTypeName, RoleName
 
 SOURCE = "source"
@@ -333,6 +335,8 @@ class Plan(Frozen):
     `capacity_bound` whatever a simulation finds. `engines` are, by service, the limits that the plan reckons
     with and that engines are started with, where any are set, and `models` the names of the models that are
     served, empty where nobody wrote them down. Requests of any-to-any models go by `paths` instead of routes.
+    `mixes` are what it makes of choices between models: it is a plan for the problem that they settle, and
+    `problem_hash` is of that one. `power` is what it draws, where that was asked.
     """
 
     schema_version: Literal[1] = 1
@@ -357,6 +361,8 @@ class Plan(Frozen):
     capacity_bound: float | None = None
     engines: dict[str, EngineLaunch] = Field(default_factory=dict)
     models: dict[str, str] = Field(default_factory=dict)
+    mixes: tuple[ModelMix, ...] = ()
+    power: PowerUse | None = None
 
     @model_serializer(mode="wrap")
     def _without_promises(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -370,6 +376,10 @@ class Plan(Frozen):
             fields.pop("capacity_bound", None)
         if not self.models:
             fields.pop("models", None)
+        if not self.mixes:
+            fields.pop("mixes", None)
+        if self.power is None:
+            fields.pop("power", None)
         fields.pop("engines", None)
         if self.engines:
             fields["engines"] = {name: own.given for name, own in sorted(self.engines.items())}

@@ -26,7 +26,9 @@ from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.perf.components.measured import MeasuredRate
 from atoll.perf.engines import EngineChoice, EngineLaunch, EngineLimits
+from atoll.plan.choice import Choice, ModelMix, settle_services
 from atoll.plan.cluster import Cluster
+from atoll.plan.footprint import Grid, ObjectiveWeights
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
 from atoll.workload.classes import RequestClass
@@ -344,7 +346,9 @@ class Problem(Frozen):
     `overlays` are catalog overlays as plain data, applied in order to the catalog that ships with
     Atoll. `running` are the instances of an earlier plan that run now. With a `cluster` the nodes are
     those and no others: one offer for each of its regions and node types, owned, at the price of the offer
-    given for it or for nothing.
+    given for it or for nothing. With `choices` some services are ways to answer them, at levels that a plan
+    sets (`choice`); `settled` is the problem that is left then. `weights` are what counts, `grid` what
+    electricity costs the climate.
     """
 
     schema_version: Literal[1] = 1
@@ -356,14 +360,37 @@ class Problem(Frozen):
     running: tuple[Instance, ...] = ()
     overlays: tuple[dict[str, JsonValue], ...] = ()
     cluster: Cluster | None = None
+    choices: tuple[Choice, ...] = ()
+    weights: ObjectiveWeights = ObjectiveWeights()
+    grid: Grid = Grid()
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out a cluster that is not there, so that other problems keep their hash."""
+        """Leave out what came later and is not there, so that other problems keep their hash."""
         fields: dict[str, object] = write(self)
-        if self.cluster is None:
-            fields.pop("cluster", None)
-        return fields
+        blank: dict[str, object] = {
+            "cluster": self.cluster is None,
+            "choices": not self.choices,
+            "weights": self.weights == ObjectiveWeights(),
+            "grid": self.grid == Grid(),
+        }
+        return {name: value for name, value in fields.items() if not blank.get(name)}
+
+    @model_validator(mode="after")
+    def _choices_name_services(self) -> Self:
+        names = {service.name for service in self.services}
+        _all_different("choice", (choice.name for choice in self.choices))
+        ordered = tuple(sorted(self.choices, key=lambda choice: choice.name))
+        object.__setattr__(self, "choices", ordered)
+        for choice in self.choices:
+            unknown = [v.service for v in choice.variants if v.service not in names]
+            if unknown:
+                message = f"{choice.name} names the service {unknown[0]}, which is not there"
+                raise refuse(InputError(message, hint="add it under services"))
+            if choice.name in names:
+                message = f"a choice and a service are both called {choice.name}"
+                raise refuse(InputError(message, hint="give one of them another name"))
+        return self
 
     @model_validator(mode="after")
     def _nodes_are_the_clusters(self) -> Self:
@@ -419,6 +446,13 @@ class Problem(Frozen):
     def has_graphs(self) -> bool:
         """Whether any service is of an any-to-any model."""
         return any(service.is_graph for service in self.services)
+
+    def settled(self, mixes: Iterable[ModelMix]) -> Problem:
+        """Return the problem of plain services that mixes of models leave; without choices, this one."""
+        if not self.choices:
+            return self
+        services = settle_services(self.services, self.choices, mixes)
+        return self.replace(services=services, choices=())
 
     def service(self, name: str) -> Service:
         """Return the service of this name."""
