@@ -94,7 +94,7 @@ class ChoiceProblem:
 
     @property
     def gpus(self) -> Ints:
-        """n m by configuration."""
+        """GPUs of a configuration, n m."""
         return np.asarray(self.tp * self.pp)
 
     @property
@@ -120,7 +120,7 @@ class ChoiceProblem:
 
 @dataclass(frozen=True)
 class ChoiceAnswer:
-    """`config[j, k]` is a configuration's index or -1; `routed` x[i, j, k], `placed` z[i, j, k], `unmet` u[i].
+    """`config[j, k]` is a configuration or -1; `routed` x[i, j, k], `placed` z[i, j, k], `unmet` u[i].
 
     `bound` is a proven lower bound on the cost, -inf where there is none.
     """
