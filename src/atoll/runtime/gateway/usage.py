@@ -68,17 +68,20 @@ class UsageWriter:
             tokens, spoken_s = delivered.tokens, spoken_seconds(delivered.audio_chars)
             usage = Usage(0, tokens, tokens, speech_seconds=spoken_s)
         endpoint = ENDPOINTS[relay.sent.path]
+        turn = None if relay.requirements is None else relay.requirements.turn
+        # A choice between models is written down as what was asked for; backends say who answered.
+        model = relay.model if turn is None else turn.choice.name
         prompt, completion = usage.prompt_tokens, usage.completion_tokens
-        tally = self._metrics.tally(relay.model, endpoint, status)
+        tally = self._metrics.tally(model, endpoint, status)
         tally.add(seconds, first_s, prompt, completion)
         media = _NO_MEDIA
         if usage.audio_seconds or usage.speech_seconds or usage.image_pixels:
             media = (usage.audio_seconds, usage.speech_seconds, usage.image_pixels)
-            self._metrics.add_media(relay.model, *media)
+            self._metrics.add_media(model, *media)
         now_s = time.time()
         fields = (
             relay.sent.id.decode(),
-            relay.model,
+            model,
             endpoint,
             relay.stream,
             status,
