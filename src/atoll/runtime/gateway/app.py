@@ -10,7 +10,8 @@ The way of one request, in order:
    where it brings a file; `content` for what is no text), and a gateway that is full or stopping refuses
    it. From here on it is a `relay.Relay`, or a `media_relay.MediaRelay` if its answer is no text.
 3. What it requires is gathered, if anything: the policy of its key and its headers, aliases and fallbacks
-   of its model, its conversation (`requirements`, `chooser`). Most requests of a plain gateway skip this.
+   of its model, its conversation (`requirements`, `chooser`), and where several models answer to the name it
+   asks for, whose turn it is (`choices`). Most requests of a plain gateway skip this.
 4. A backend is chosen: by the pool's policy (`pool`), or by `chooser` where there are requirements. If none
    has room the request waits its turn (`queue`), or is told why (`faults`).
 5. It is sent (`attempt`) on a kept or a new connection: over HTTP (`http.upstream`), or to a node of a
