@@ -52,7 +52,7 @@ def list_mixes(plan: Plan) -> Grid:
             mix.name,
             mix.models[service],
             format_share(share),
-            format_share(mix.errors[service]) if service in mix.errors else None,
+            format_share(mix.errors[service]) if _errs(mix) and service in mix.errors else None,
             service,
             ", ".join(name for name in shared.get(service, ()) if name != mix.name) or None,
         )
@@ -66,10 +66,15 @@ def list_mixes(plan: Plan) -> Grid:
     return Grid(columns, rows, ("share", "errs"))
 
 
+def _errs(mix: ModelMix) -> bool:
+    """Whether anybody said how often its models err."""
+    return mix.max_error is not None or any(mix.errors.values())
+
+
 def describe_mix(mix: ModelMix) -> str | None:
     """Say how often answers err, what is allowed, and what more would save; None where nothing errs."""
     alike = len(set(mix.models.values())) == 1
-    if mix.max_error is None and (alike or not any(mix.errors.values())):
+    if not _errs(mix) or (alike and mix.max_error is None):
         return None
     text = f"{format_share(mix.error)} of the answers err on average"
     if mix.max_error is not None:
