@@ -316,7 +316,8 @@ class Gateway:
         now_s = self.loop.time()
         turn = None
         if self.chooser.choices.by_name:
-            turn = self.chooser.choices.turn(parsed, request.headers)
+            aliases = self.settings.aliases
+            turn = self.chooser.choices.turn(parsed, request.headers, aliases)
         # What a choice is asked for is asked of the model whose turn it is.
         tally = self.traffic.find(parsed.model if turn is None else turn.service, now_s)
         if len(self.relays) >= self.limits.requests or self.draining:

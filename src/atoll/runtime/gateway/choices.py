@@ -8,6 +8,7 @@ backend of that model is well another one answers: one that errs no more if ther
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -116,13 +117,24 @@ class ChoiceTable:
         }
 
     @property
-    def services(self) -> frozenset[str]:
-        """The names under which backends serve models of choices."""
-        return frozenset(name for choice in self.by_name.values() for name in choice.dealer.shares)
+    def hidden(self) -> frozenset[str]:
+        """Names of a plan's making under which backends serve models of choices: no client need know them."""
+        return frozenset(
+            name
+            for choice in self.by_name.values()
+            for name in choice.dealer.shares
+            if choice.model_of(name) != name
+        )
 
-    def turn(self, request: AnyRequest, headers: Mapping[bytes, bytes]) -> DealtTurn | None:
+    def turn(
+        self,
+        request: AnyRequest,
+        headers: Mapping[bytes, bytes],
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> DealtTurn | None:
         """Return whose turn it is where a request asks for a choice; raises where its session is none."""
-        choice = self.by_name.get(request.model)
+        name = request.model
+        choice = self.by_name.get(name) or self.by_name.get(aliases.get(name, ""))
         return None if choice is None else DealtTurn(choice, choice.next_for(request, headers))
 
     def count(self, turn: DealtTurn, service: str) -> None:

@@ -108,7 +108,7 @@ class BackendChooser:
             return accounts is None or grant is None or accounts.visible(grant, model)
 
         def known(name: str) -> list[Candidate]:
-            if turn is not None and name == turn.choice.name:
+            if turn is not None and name == parsed.model:
                 return self._served(turn.choice.candidates(turn.service))
             return self._find_candidates(name)
 
@@ -152,16 +152,18 @@ class BackendChooser:
     def names(self, *, hidden: bool = False) -> list[str]:
         """Return every name to ask for, choices and models first.
 
-        Names behind choices are left out unless `hidden`: they answer too, but a choice is what is promised.
+        Names that a plan made for the models of choices are left out unless `hidden`, though they answer too.
         """
         pool = self._pool
-        known = [a for a, m in self._settings.aliases.items() if m in pool.rings]
-        names = dict.fromkeys([*pool.rings, *known, *pool.aliases])
-        by_name = self.choices.by_name
-        behind = frozenset() if hidden else self.choices.services - set(by_name)
         served = [
-            name for name, c in by_name.items() if any(s in pool.rings for s in c.dealer.shares)
+            name
+            for name, choice in self.choices.by_name.items()
+            if any(service in pool.rings for service in choice.dealer.shares)
         ]
+        asked = self._settings.aliases.items()
+        known = [alias for alias, model in asked if model in pool.rings or model in served]
+        names = dict.fromkeys([*pool.rings, *known, *pool.aliases])
+        behind = frozenset() if hidden else self.choices.hidden
         shown = [name for name in names if name not in behind]
         return list(dict.fromkeys([*served, *shown]))
 

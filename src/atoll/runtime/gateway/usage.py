@@ -95,7 +95,8 @@ class UsageWriter:
             outcome,
         )
         if self.access_log is not None:
-            line = _AccessLine(now_s, relay.sent.trace[3:35], *fields, *media)
+            answered = "" if turn is None else turn.choice.model_of(relay.model)
+            line = _AccessLine(now_s, relay.sent.trace[3:35], *fields, *media, answered)
             self.access_log.line(_encode(line) + b"\n")
         if self._on_usage is not None or self.wanted:
             grant = relay.requirements.grant if relay.requirements is not None else None
@@ -140,6 +141,8 @@ def _access_line() -> Any:
     # Sound and pictures only where there are any.
     media = ("audio_seconds", "speech_seconds", "image_pixels")
     fields += [(n, hints[n], zero) for n, zero in zip(media, _NO_MEDIA, strict=True)]
+    # The model that answered, where several may.
+    fields.append(("answered", str, ""))
     return msgspec.defstruct(
         "AccessLine", fields, tag_field="event", tag="request", gc=False, omit_defaults=True
     )

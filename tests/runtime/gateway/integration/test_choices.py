@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from atoll.runtime.pool.routes import ChoiceRoutes
+from atoll.telemetry.logs import JsonLog
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, Bench, Reply, chat, running
 
@@ -33,7 +37,8 @@ def with_engines(
 
 
 async def ask(bench: Bench, text: str = "hello", headers: str = "", **more: Any) -> Reply:
-    return await bench.post(CHAT, chat(text, model="chat", max_tokens=2, **more), headers)
+    body = {"model": "chat", "max_tokens": 2} | more
+    return await bench.post(CHAT, chat(text, **body), headers)
 
 
 async def answered(bench: Bench, count: int, **more: Any) -> Counter[str]:
@@ -79,6 +84,52 @@ def test_the_choice_is_listed_and_what_is_behind_it_answers_too() -> None:
         assert len(bench.engines[1].seen) == 3
 
     with_engines(go)
+
+
+def test_a_choice_may_have_another_name_and_stand_in_for_others() -> None:
+    async def go(bench: Bench) -> None:
+        listed = (await bench.get("/v1/models")).json["data"]
+        assert [model["id"] for model in listed] == ["chat", "gpt"]
+        replies = [await ask(bench, model="gpt") for _ in range(8)]
+        assert Counter(reply.headers["x-atoll-model"] for reply in replies) == {
+            "llama-3.1-8b": 6,
+            "llama-3.1-70b@fp8": 2,
+        }
+        instead = await ask(bench, model="unknown", models=["chat"])
+        assert instead.status == 200
+        await bench.settled()
+        assert {record.model for record in bench.records[:8]} == {"chat"}
+
+    with_engines(go, aliases={"gpt": "chat"})
+
+
+def test_the_log_says_who_answered(tmp_path: Path) -> None:
+    async def go(bench: Bench) -> None:
+        bench.gateway.log = JsonLog(descriptor)
+        bench.gateway.configure(bench.gateway.settings)
+        await ask(bench)
+        await ask(bench, model="chat.large")
+        await bench.settled()
+        bench.gateway.log.flush()
+
+    descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        with_engines(go)
+    finally:
+        os.close(descriptor)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    said = [(e["model"], e.get("answered")) for e in lines if e["event"] == "request"]
+    assert said == [("chat", "llama-3.1-8b"), ("chat.large", None)]
+
+
+def test_models_that_clients_know_by_name_stay_listed() -> None:
+    async def go(bench: Bench) -> None:
+        listed = (await bench.get("/v1/models")).json["data"]
+        assert [model["id"] for model in listed] == ["chat", "chat.small", "chat.large"]
+        reply = await ask(bench)
+        assert reply.headers["x-atoll-model"] == "chat.small"
+
+    with_engines(go, routes=ROUTES.model_copy(update={"models": {}}))
 
 
 def test_a_conversation_stays_with_its_model() -> None:
