@@ -19,8 +19,10 @@ def solve(case: dict[str, Any], time_limit_s: float) -> float | None:  # noqa: C
 
     model = cp_model.CpModel()
     cost = []
-    machines, gpus_used, slices_of = [], [], {}
-    for k, offer in enumerate(case["offers"]):
+    machines: list[Any] = []
+    gpus_used: list[list[Any]] = []
+    slices_of: dict[tuple[int, int], list[Any]] = {}
+    for offer in case["offers"]:
         b = model.new_int_var(0, offer["available"], "")
         machines.append(b)
         cost.append(offer["usd"] * b)

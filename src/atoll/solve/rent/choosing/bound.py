@@ -1,7 +1,7 @@
 """What no mix of models costs less than, at given prices of rows: a bound for each group of choices.
 
 T_w(d) is what serving d steps of way w costs at least (`oracle`). What a group costs at least is the least
-sum of T_w over levels that its conditions allow, which is not convex. Three bounds are taken, the best counts:
+sum of T_w over levels that its conditions allow, which is not convex. The best of three bounds counts:
 
 convex   T_w replaced by its convex envelope: one small linear programme; its duals say what a level of each
          way is worth, and how much an item would raise the bound.
@@ -54,6 +54,11 @@ class GroupBound:
     levels: dict[int, float]
     worth: dict[int, float]
     error_usd: dict[int, float]
+
+    @property
+    def convex(self) -> float:
+        """What convex envelopes alone prove."""
+        return self.certificates[0].value if self.certificates else self.value
 
 
 def bound_group(rows: LevelRows, group: LevelGroup, legs: dict[int, Legs]) -> GroupBound:
@@ -150,10 +155,10 @@ def _convex(rows: LevelRows, group: LevelGroup, dense: dict[int, Floats]) -> Gro
         return None
     worth = {way: max(0.0, float(found.duals[level_row + i])) for i, way in enumerate(ways)}
     steps = np.arange(GRID + 1) / GRID
-    value = found.objective - _HAIR * abs(found.objective)
+    proven = float(found.objective - _HAIR * abs(found.objective))
     return GroupBound(
-        value,
-        (Certificate(value, {way: -worth[way] * steps for way in ways}),),
+        proven,
+        (Certificate(proven, {way: -worth[way] * steps for way in ways}),),
         {way: float(found.values[i]) for i, way in enumerate(ways)},
         worth,
         {c: max(0.0, -float(found.duals[row])) for c, row in error_row.items()},
@@ -218,11 +223,8 @@ def _priced(rows: LevelRows, group: LevelGroup, dense: dict[int, Floats], mu: fl
         for level, value in zip(function.level.tolist(), function.value.tolist(), strict=True):
             paid = value + mu * error * level / GRID
             if level < GRID:
-                np.minimum(
-                    after[level:GRID], best[: GRID - level] + paid, out=after[level:GRID]
-                )
+                np.minimum(after[level:GRID], best[: GRID - level] + paid, out=after[level:GRID])
             full = best[GRID - level :] + value + mu * error * left[GRID - level :]
             after[GRID] = min(after[GRID], float(full.min()))
         best = after
     return float(best[GRID]) - mu * choice.max_error
-

@@ -44,6 +44,8 @@ from atoll.solve.templates.library import Libraries
 
 Floats = NDArray[np.float64]
 
+_EFFORT = 0.4
+"""Of what an allocation may take: the settled problem is planned after it."""
 _POINT = 0.01
 """Of an error: 1 %."""
 
@@ -115,15 +117,13 @@ def choose(
         init_penalty=problem.settings.init_penalty,
         running=[column for column, _ in running],
         deadline_s=deadline_s,
-        work=work * WORK,
+        work=work * _EFFORT * WORK,
         gap=gap,
         seed=problem.settings.seed,
         log=log,
     )
     levels = {names[way]: level for way, level in found.levels.items()}
-    duals = {
-        choice.name: usd for choice, usd in zip(problem.choices, found.error_usd, strict=True)
-    }
+    duals = {choice.name: usd for choice, usd in zip(problem.choices, found.error_usd, strict=True)}
     mixes = tuple(
         ModelMix.of(
             choice,
@@ -209,9 +209,7 @@ class _Chooser:
     def __post_init__(self) -> None:
         asked = [m for m, s in enumerate(self.services) if any(r.demand > 0.0 for r in s.roles)]
         model = self._model(asked)
-        useful = {
-            m for i, m in enumerate(asked) if is_servable(model, i, self.limits.spread)
-        }
+        useful = {m for i, m in enumerate(asked) if is_servable(model, i, self.limits.spread)}
         self.lost = any(m not in useful for m in asked if m not in self.rows.ways)
         rows = self.rows.without(way for way in self.rows.ways if way not in useful)
         dropped: set[int] = set()
@@ -249,8 +247,7 @@ class _Chooser:
             ways=tuple(way for way, _ in some),
             errors=tuple(error for _, error in some),
             floors=tuple(
-                (tuple(number[w] for w in ways if w in number), least)
-                for ways, least in row.floors
+                (tuple(number[w] for w in ways if w in number), least) for ways, least in row.floors
             ),
         )
 
@@ -263,9 +260,7 @@ class _Chooser:
         if any(some.running for some in items):
             penalty = max(penalty, KEEP)
         services = tuple(
-            replace(
-                self.services[m], kv_bytes_per_s=self.services[m].kv_bytes_per_s * fraction[m]
-            )
+            replace(self.services[m], kv_bytes_per_s=self.services[m].kv_bytes_per_s * fraction[m])
             for m in active
         )
         start = penalty * self.supply.usd / self.supply.gpus

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from atoll.solve.cover import cheapest_by_weight, closure
 from atoll.solve.lp import LpResult, Sparse
-from atoll.solve.rent.choosing.rows import LevelRows
+from atoll.solve.rent.choosing.rows import NONE, LevelRows
 from atoll.solve.rent.instances import InstanceAnswer, InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
-from atoll.solve.rent.mixes import MixMaster
+from atoll.solve.rent.mixes import Mix, MixMaster
 from atoll.solve.rent.oracle import ServiceOracle
 from atoll.solve.rent.programme import RentalProgramme
 from atoll.solve.rent.standing import Incumbent, Work
@@ -165,6 +165,8 @@ class LevelInstanceMaster(InstanceMaster):
         self._values_found: Floats | None = None
 
     def _add_unserved(self, unserved: Floats) -> None:
+        """Add the columns of levels in place of those of what is left unserved, which have no prices."""
+        del unserved
         plain = None
         if self.goal == "common":
             every = [m for m in range(len(self.model.services)) if m not in self._rows.ways]
@@ -201,11 +203,14 @@ class LevelInstanceMaster(InstanceMaster):
             node_limit=None,
             iteration_limit=iteration_limit,
         )
-        values = self._values_found
+        values = self._found()
         if values is None:
             return LevelAnswer(answer, {}, 0.0)
         served = 1.0 if not len(self._unserved) else 1.0 - float(values[self._unserved[0]])
         return LevelAnswer(answer, self.levels.read(values), served)
+
+    def _found(self) -> Floats | None:
+        return self._values_found
 
     def add_level_cuts(self, oracles: Sequence[ServiceOracle], costs: Sequence[Floats]) -> None:
         """Add cuts: plain services as `add_cuts` has them, ways at what their level must cost.
@@ -248,9 +253,10 @@ class LevelInstanceMaster(InstanceMaster):
         low, high = self._rows.ranges[service]
         x, y = hull_points(scaled, low, high)
         slopes = np.diff(y) / np.diff(x)
+        lines: list[tuple[float, float | None]]
         lines = [(float(y[i] - s * x[i]), float(s)) for i, s in enumerate(slopes)]
         step = max(1, -(-len(lines) // _MOST_CUTS))
-        return lines[::step] if lines else []
+        return lines[::step]
 
 
 class LevelMixMaster(MixMaster):
@@ -262,6 +268,14 @@ class LevelMixMaster(MixMaster):
         super().__init__(model, "cost", unserved, standing, seed)
         self.levels = LevelColumns(self, self._demand_row, rows)
         self._first = self.lp.columns
+        self._needed = {way for way in rows.ways if rows.ranges[way][0] > NONE}
+
+    def add(self, service: int, mix: Mix) -> bool:
+        """Add a mix; return whether it is new. A way that must answer has one, whatever its level."""
+        if service in self._needed:
+            self._needed.remove(service)
+            self.lp.set_row_bounds(np.array([self._single_row + service]), -1.0, -1.0)
+        return super().add(service, mix)
 
 
 def hull_points(dense: Floats, low: float = 0.0, high: float = 1.0) -> tuple[Floats, Floats]:

@@ -9,7 +9,7 @@ templates and regions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,15 @@ _HAIR = 1e-9
 _TRY_WORK = 200.0
 """What trying levels takes, in simplex iterations."""
 _MOST_TRIES = 24
+_NEIGHBOURS = 120
+_EDGE, _EDGE_ITEMS = 0.3, 40
+"""Effort for a first solve over all services, and items of each phase that it is over, at least."""
+_IMPROVE = 0.4
+_PAIR_WORK = 8000
+_PAIR_START = 100.0
+"""What building a programme for a few services takes, in simplex iterations."""
+_MOST_PAIRS = 40
+_WORTH = 1e-6
 _BOUND_WORK = 60.0
 """What the bound of a group takes."""
 
@@ -144,7 +153,11 @@ class LevelDecomposition(Decomposition):
         found = evaluate_levels(self.model, self.oracles, self.rows, prices)
         self._last = found
         if self.level_root is None or found.value > self.level_root.value:
-            self._root = self.level_root = found
+            self.level_root = found
+        # The relaxation over mixes meets the convex bounds of groups, which others may be well above.
+        convex = found.value - sum(group.value - group.convex for group in found.groups)
+        if self._root is None or convex > self._root.value:
+            self._root = replace(found, value=convex)
         self.standing.prove(found.value)
         return found
 
@@ -162,22 +175,26 @@ class LevelDecomposition(Decomposition):
                 items = oracle.pick(legs, level) if level > 0 else None
                 if items:
                     mix = Mix(tuple(sorted(items.items())), level / GRID)
-                    added |= self.master.add(service, mix)
+                    added |= self.level_master.add(service, mix)
         return added
 
     def _steps(self, way: int, legs: Legs, worth: float) -> set[int]:
         """Levels of a way to have instances for, in steps of the grid."""
         if way in self.rows.closed:
             return set()
-        last = int(np.ceil(self.rows.ranges[way][1] * GRID - _HAIR))
-        inside = legs.total.level <= last
+        low, high = self.rows.ranges[way]
+        first, last = int(np.ceil(low * GRID - _HAIR)), int(np.ceil(high * GRID - _HAIR))
+        inside = (legs.total.level <= last) & (legs.total.level >= first)
+        if not inside.any():
+            return {last}
         gain = np.where(inside, worth * legs.total.level / GRID - legs.total.value, -np.inf)
         best = int(legs.total.level[int(np.argmax(gain))])
-        steps = {min(best, last)}
+        steps = {best}
         if self._last is not None:
             for group in self._last.groups:
                 if way in group.levels:
-                    steps.add(min(last, int(np.ceil(group.levels[way] * GRID - _HAIR))))
+                    step = int(np.ceil(group.levels[way] * GRID - _HAIR))
+                    steps.add(max(first, min(last, step)))
         return steps
 
     def error_usd(self) -> dict[int, float]:
@@ -217,6 +234,10 @@ class LevelSearch:
             prices = (mixes.relaxed or (self._root(mixes).prices, None))[0]
             return LevelOutcome(standing.solution, levels, self.error_usd, prices)
         return self._serve_most(mixes)
+
+    def _enough(self) -> bool:
+        """Whether there is no more to search, or nothing left to search with."""
+        return self.standing.done
 
     @staticmethod
     def _root(mixes: LevelDecomposition) -> LevelEvaluation:
@@ -315,9 +336,7 @@ class LevelSearch:
         """Solve over all items there are."""
         standing = self.standing
         every = [np.arange(len(items)) for items in self.model.items]
-        master = LevelInstanceMaster(
-            self.model, "cost", self.rows, every, standing.work, self.seed
-        )
+        master = LevelInstanceMaster(self.model, "cost", self.rows, every, standing.work, self.seed)
         result = master.relax(standing.deadline.left)
         if result.status == "optimal":
             self.error_usd = master.levels.error_duals(result)
@@ -337,23 +356,136 @@ class LevelSearch:
         mixes.master.set_unserved(mixes.unserved)
         mixes.converge()
         self.error_usd = mixes.error_usd() or self.error_usd
-        if standing.done:
+        if not self._enough():
+            self._try_levels(self._root(mixes))
+        if self._enough():
             return
-        self._try_levels(self._root(mixes))
-        if standing.done:
-            return
-        chosen = mixes.master.choose(
-            standing, _NODES, standing.work.part(0.1), serve_all=True
-        )
+        chosen = mixes.master.choose(standing, _NODES, standing.work.part(0.1), serve_all=True)
         if chosen is not None:
             self._offer_items(chosen)
-        if not standing.done:
-            self._close(self._root(mixes), mixes.used_items())
+        if self._enough():
+            return
+        root, used = self._root(mixes), mixes.used_items()
+        item_slacks = level_slacks(self.oracles, self.rows, root)
+        edge = self._find_edges(root)
+        ended = self._take_edge([np.union1d(a, b) for a, b in zip(edge, used, strict=True)])
+        near = [
+            np.union1d(np.union1d(some, own), outer)
+            for some, own, outer in zip(
+                lowest_each(item_slacks, _NEIGHBOURS), used, edge, strict=True
+            )
+        ]
+        if not ended:
+            self._improve(root, near)
+        self._close(root, item_slacks, used)
 
-    def _close(self, root: LevelEvaluation, used: list[Ints]) -> None:
+    def _find_edges(self, root: LevelEvaluation) -> list[Ints]:
+        """Per service the items that no other beats: those carry more, or cost more.
+
+        At the root's prices, and where slices cost all of their machine. Slack does not tell small items
+        from large ones, and whole machines are filled by all sizes.
+        """
+        alone = row_prices(self.model, market_prices(self.model, alone=True))
+        edges = []
+        for m, (oracle, legs) in enumerate(zip(self.oracles, root.legs, strict=True)):
+            items = oracle.items
+            if m in self.rows.closed:
+                edges.append(np.zeros(0, np.int64))
+                continue
+            found = [np.zeros(0, np.int64)]
+            for cost in (legs.cost, items.prices(alone)):
+                for phase in np.unique(items.phase):
+                    here = np.flatnonzero(items.phase == phase)
+                    found.append(_edge(here, cost[here], items.share[here]))
+            edges.append(np.unique(np.concatenate(found)))
+        return edges
+
+    def _take_edge(self, let_in: list[Ints]) -> bool:
+        """Solve over some items of all services; return whether that solve came to its end."""
+        standing = self.standing
+        if standing.solution is not None:
+            let_in = [
+                np.union1d(some, np.array(sorted(number), np.int64))
+                for some, number in zip(let_in, standing.solution.items, strict=True)
+            ]
+        master = LevelInstanceMaster(
+            self.model, "cost", self.rows, let_in, standing.work, self.seed
+        )
+        found = master.solve_levels(
+            standing, standing.solution, self.best.levels, standing.work.part(_EDGE)
+        )
+        if found.answer.solution is None:
+            return False
+        self.best.offer(found.answer.solution, found.answer.objective, found.levels)
+        return found.answer.bound >= standing.wanted
+
+    def _improve(self, root: LevelEvaluation, near: list[Ints]) -> None:
+        """Better the best solution: two choices take instances anew at a time, others keep theirs.
+
+        All levels are free: what others have may carry more or less of what is asked.
+        """
+        standing = self.standing
+        ways = set(self.rows.ways)
+        entities = [frozenset(choice.ways) for choice in self.rows.choices]
+        entities += [frozenset([m]) for m in range(len(self.oracles)) if m not in ways]
+        if standing.solution is None or len(entities) < 2:
+            return
+        least = standing.work.left - standing.work.part(_IMPROVE)
+        before = np.inf
+        while standing.objective < before * (1.0 - _WORTH):
+            before = standing.objective
+            loss = self._losses(root, entities)
+            order = sorted(range(len(entities)), key=lambda e: (-loss[e], e))
+            alone = [entities[e] for e in order]
+            pairs = [alone[i] | alone[j] for j in range(1, len(alone)) for i in range(j)]
+            for free in [*alone, *pairs][:_MOST_PAIRS]:
+                if standing.work.left <= least or standing.done:
+                    return
+                self._take_anew(free, near)
+
+    def _losses(self, root: LevelEvaluation, entities: Sequence[frozenset[int]]) -> list[float]:
+        """What choices cost at the root's prices in the best solution, beside what they cost at least."""
+        solution = self.standing.solution
+        assert solution is not None
+        cost = [
+            sum(legs.cost[item] * count for item, count in number.items())
+            for legs, number in zip(root.legs, solution.items, strict=True)
+        ]
+        levels = self.best.levels
+        paid = []
+        for entity in entities:
+            least = 0.0
+            for m in entity:
+                steps = _steps_up(levels.get(m, 1.0))
+                least += min(root.legs[m].total.at(steps), cost[m])
+            paid.append(sum(cost[m] for m in entity) - least)
+        return paid
+
+    def _take_anew(self, free: frozenset[int], near: list[Ints]) -> None:
+        """Let some services have any items that are `near`; the others keep theirs."""
+        standing, solution = self.standing, self.standing.solution
+        assert solution is not None
+        used = [np.array(sorted(number), np.int64) for number in solution.items]
+        let_in = [np.union1d(near[m], some) if m in free else some for m, some in enumerate(used)]
+        standing.work.charge(_PAIR_START)
+        master = LevelInstanceMaster(
+            self.model, "cost", self.rows, let_in, standing.work, self.seed
+        )
+        for m, number in enumerate(solution.items):
+            if m not in free:
+                master.fix(m, number)
+        found = master.solve_levels(
+            standing,
+            solution,
+            self.best.levels,
+            min(_PAIR_WORK, standing.work.part(0.2)),
+        )
+        if found.answer.solution is not None:
+            self.best.offer(found.answer.solution, found.answer.objective, found.levels)
+
+    def _close(self, root: LevelEvaluation, item_slacks: list[Floats], used: list[Ints]) -> None:
         """Integer solves over more and more items until the target is proven, or effort is spent."""
         standing = self.standing
-        item_slacks = level_slacks(self.oracles, self.rows, root)
         for stage, most in enumerate((*_STAGES, None)):
             if standing.done or (stage > 1 and standing.solution is None):
                 return
@@ -428,6 +560,18 @@ class LevelSearch:
                 chosen.append(there[np.argsort(taken[there], kind="stable")[:few]])
                 chosen.append(there[np.argsort(rate[there], kind="stable")[:few]])
         return np.unique(np.concatenate([np.zeros(0, np.int64), *chosen]))
+
+
+def _edge(which: Ints, cost: Floats, share: Floats) -> Ints:
+    """Items of which none costs less and carries as much, in layers until there are enough."""
+    chosen: list[Ints] = []
+    left = np.lexsort((-share, cost))
+    while len(left) and sum(len(some) for some in chosen) < _EDGE_ITEMS:
+        most = np.maximum.accumulate(share[left])
+        first = np.append(True, most[1:] > most[:-1])
+        chosen.append(which[left[first]])
+        left = left[~first]
+    return np.concatenate([np.zeros(0, np.int64), *chosen])
 
 
 def _steps_up(level: float) -> int:

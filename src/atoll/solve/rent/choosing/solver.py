@@ -185,7 +185,7 @@ def rule_mixes(
 
 
 def _price_of(service: Service, best: dict[str, float]) -> float | None:
-    """What all of a service costs at the best prices for throughput, USD per hour; None: nothing serves it."""
+    """What all of a service costs at the best prices for throughput, USD/h; None: nothing serves it."""
     usd = {}
     for role in service.roles:
         if best.get(str(role), 0.0) > 0.0:
