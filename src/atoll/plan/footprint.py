@@ -28,7 +28,7 @@ class ObjectiveWeights(Frozen):
         return self.usd_per_kwh == 0.0 and self.usd_per_tonne == 0.0
 
 
-class Grid(Frozen):
+class PowerGrid(Frozen):
     """What electricity costs the climate: g CO2 per kWh by region, and elsewhere `default_g_per_kwh`.
 
     `pue` is what a site draws over what its machines draw (power usage effectiveness).
@@ -41,6 +41,9 @@ class Grid(Frozen):
     def intensity(self, region: str) -> float | None:
         """Return g CO2 per kWh in a region, None where nobody said."""
         return self.g_per_kwh.get(region, self.default_g_per_kwh)
+
+
+Grid = PowerGrid
 
 
 class PowerUse(Frozen):
