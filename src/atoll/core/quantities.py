@@ -38,3 +38,9 @@ Count = Annotated[int, _validator(units.parse_count)]
 """A whole number of things: 8192, "8k"."""
 UsdPerHour = Annotated[float, _validator(units.parse_price)]
 """US dollars per hour."""
+GramsPerKwh = Annotated[float, _validator(units.parse_intensity)]
+"""Grams of CO2 per kWh of electricity."""
+UsdPerKwh = Annotated[float, _validator(units.parse_energy_price)]
+"""US dollars per kWh."""
+UsdPerTonne = Annotated[float, _validator(units.parse_carbon_price)]
+"""US dollars per tonne of CO2."""

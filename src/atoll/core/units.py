@@ -75,6 +75,9 @@ _USD_PER_HOUR: Mapping[str, float] = {
     "/d": 1 / 24,
     "/day": 1 / 24,
 }
+_GRAMS_PER_KWH: Mapping[str, float] = {"g/kWh": 1.0, "kg/kWh": 1e3, "kg/MWh": 1.0, "t/MWh": 1e3}
+_USD_PER_KWH: Mapping[str, float] = {"/kWh": 1.0, "/MWh": 1e-3}
+_USD_PER_TONNE: Mapping[str, float] = {"/t": 1.0, "/kg": 1e3}
 _COUNT: Mapping[str, float] = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -159,15 +162,53 @@ def parse_bandwidth(value: str | float, *, field: str | None = None) -> float:
 
 def parse_price(value: str | float, *, field: str | None = None) -> float:
     """Read a price into US dollars per hour; written "$1.86/h" or "1.86 USD/h"."""
-    text = value
-    if isinstance(text, str) and not text.lstrip().startswith("$"):
-        # "USD" says what "$" says; either may be left out, the "per hour" may not.
-        text = re.sub(r"\s*USD\s*(?=/)", "", text, flags=re.IGNORECASE)
     return _quantity(
-        text,
+        _without_usd(value),
         what="price",
         units=_USD_PER_HOUR,
         examples=("$1.86/h", "1.86 USD/h", "$44.6/day"),
+        field=field,
+        pattern=_PRICE,
+    )
+
+
+def _without_usd(text: str | float) -> str | float:
+    """Leave out "USD", which says what "$" says; either may be left out, the "per hour" may not."""
+    if isinstance(text, str) and not text.lstrip().startswith("$"):
+        return re.sub(r"\s*USD\s*(?=/)", "", text, flags=re.IGNORECASE)
+    return text
+
+
+def parse_intensity(value: str | float, *, field: str | None = None) -> float:
+    """Read what electricity emits into g CO2 per kWh; written "400 g/kWh" or "0.4 kg/kWh"."""
+    return _quantity(
+        value,
+        what="carbon intensity",
+        units=_GRAMS_PER_KWH,
+        examples=("400 g/kWh", "0.4 kg/kWh"),
+        field=field,
+    )
+
+
+def parse_energy_price(value: str | float, *, field: str | None = None) -> float:
+    """Read a price of energy into US dollars per kWh; written "$0.2/kWh"."""
+    return _quantity(
+        _without_usd(value),
+        what="price of energy",
+        units=_USD_PER_KWH,
+        examples=("$0.2/kWh", "0.2 USD/kWh"),
+        field=field,
+        pattern=_PRICE,
+    )
+
+
+def parse_carbon_price(value: str | float, *, field: str | None = None) -> float:
+    """Read a price of carbon into US dollars per tonne of CO2; written "$100/t"."""
+    return _quantity(
+        _without_usd(value),
+        what="price of carbon",
+        units=_USD_PER_TONNE,
+        examples=("$100/t", "100 USD/t"),
         field=field,
         pattern=_PRICE,
     )

@@ -110,13 +110,15 @@ class ModelMix(Frozen):
     """What a plan makes of a choice: the share of its requests that each of its services answers.
 
     `shares` add up to 1. `error` is the mean error that this gives. `usd_per_point` is what one more point
-    of error (1 %) would save per hour, as the relaxation has it; None where nobody asked.
+    of error (1 %) would save per hour, as the relaxation has it; None where nobody asked. `errors` are those
+    of the services, for whoever must let one answer in place of another.
     """
 
     name: Name
     shares: dict[Name, _Share]
     models: dict[Name, ModelName]
     error: _Share
+    errors: dict[Name, _Share] = Field(default_factory=dict)
     max_error: _Share | None = None
     sticky: bool = False
     usd_per_point: float | None = None
@@ -124,7 +126,7 @@ class ModelMix(Frozen):
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = write(self)
-        return {name: value for name, value in fields.items() if value is not None}
+        return {name: value for name, value in fields.items() if value not in (None, {})}
 
     @classmethod
     def of(
@@ -141,6 +143,7 @@ class ModelMix(Frozen):
             shares=shares,
             models={v.service: v.model for v in used},
             error=min(1.0, sum(shares[v.service] * v.error for v in used)),
+            errors={v.service: v.error for v in used},
             max_error=choice.max_error,
             sticky=choice.sticky,
             usd_per_point=usd_per_point,

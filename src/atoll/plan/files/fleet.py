@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,15 @@ from atoll.core.files import YamlFile, load_yaml_file, parse_yaml, read_text_lim
 from atoll.core.ids import slug
 from atoll.perf.engines import EngineLimits
 from atoll.perf.engines import engine as engine_profile
+from atoll.plan.choice import Choice
+from atoll.plan.files.choices import (
+    check_names,
+    choice_of,
+    grid_of,
+    refuse_choice_fields,
+    shared_services,
+    weights_of,
+)
 from atoll.plan.files.classes import (
     classes_of,
     is_plain,
@@ -91,9 +101,20 @@ def _problem(
     node_types = {kind for offer in offers for kind in offer.kinds} | set(
         cluster.counts() if cluster else ()
     )
-    services = tuple(
-        _service(document, catalog, name, entry, node_types) for name, entry in fleet.models.items()
-    )
+    services: list[Service] = []
+    choices: list[Choice] = []
+    for name, entry in fleet.models.items():
+        if entry.models is None:
+            refuse_choice_fields(document, ("models", name), entry)
+            services.append(_service(document, catalog, name, entry, node_types))
+        else:
+            make = partial(_service, document, catalog, entry=entry, node_types=node_types)
+            variants, choice = choice_of(document, catalog, name, entry, make)
+            services += variants
+            choices.append(choice)
+    check_names(document, services)
+    if fleet.share_instances:
+        services, choices = shared_services(document, services, choices)
     with document.at("settings", "engine"):
         engine_profile(fleet.settings.engine)
     limits = fleet.limits
@@ -114,6 +135,9 @@ def _problem(
             "running": _read_running(document),
             "overlays": facts,
             "cluster": cluster,
+            "choices": choices,
+            "weights": weights_of(document),
+            "grid": grid_of(document, {offer.region for offer in offers}),
         },
         path=file.path,
     )
@@ -131,21 +155,29 @@ def _name(document: FleetDocument) -> str:
 
 
 def _service(
-    document: FleetDocument, catalog: Catalog, name: str, entry: ServiceEntry, node_types: set[str]
+    document: FleetDocument,
+    catalog: Catalog,
+    name: str,
+    entry: ServiceEntry,
+    node_types: set[str],
+    variant: tuple[str, ModelSpec] | None = None,
 ) -> Service:
+    """Return a service; `variant` is the name and model that it has as one of the ways to answer a choice."""
     here = ("models", name)
     with document.at(*here):
         slug(name)
-    model_field = "model" if entry.model is not None else None
-    with document.at(*here, *([model_field] if model_field else [])):
-        model = catalog.model(entry.model or name)
+    if variant is None:
+        with document.at(*here, *(["model"] if entry.model is not None else [])):
+            model = catalog.model(entry.model or name)
+    else:
+        model = variant[1]
     model = _cache_in(document, catalog, here, model, entry.engine)
     asked = _asked(document, catalog, here, entry, model)
     only = tuple(_nodes(document, catalog, (*here, "only"), entry.only))
     avoid = tuple(_nodes(document, catalog, (*here, "avoid"), entry.avoid))
     service = Service(
         **asked,
-        name=name,
+        name=name if variant is None else variant[0],
         model=model.name,
         rate_per_s=entry.rate,
         phases=_phases(document, here, entry),
@@ -200,7 +232,7 @@ def _asked(
                 )
         assert entry.lengths is not None
         most = model.llm.max_context
-        lengths = _lengths(document, (*here, "lengths"), entry.lengths, most)
+        lengths = _lengths(document, (*here, "lengths"), entry.lengths, most, model.name)
         return {"ttft_s": entry.ttft, "tpot_s": entry.tpot, "lengths": lengths}
     if entry.lengths is not None:
         raise document.error(
@@ -283,7 +315,11 @@ def _nodes(
 
 
 def _lengths(
-    document: FleetDocument, here: tuple[str, ...], entry: str | LengthsEntry, max_context: int
+    document: FleetDocument,
+    here: tuple[str, ...],
+    entry: str | LengthsEntry,
+    max_context: int,
+    model: str,
 ) -> Lengths:
     with document.at(*here):
         if isinstance(entry, str):
@@ -299,7 +335,7 @@ def _lengths(
         longest = max(mix.input_mean + mix.output_mean, mix.input_tail)
         if longest > max_context:
             raise InputError(
-                f"requests of {longest:,.0f} tokens exceed the model's {max_context:,}",
+                f"requests of {longest:,.0f} tokens exceed the model's {max_context:,} ({model})",
                 hint="use shorter lengths, or a model with a longer context",
             )
         return Lengths.of(mix)

@@ -1,11 +1,15 @@
 """The shape of a fleet file. One field here is one key a person may write.
 
 models:   {NAME: {model: qwen3-32b, ttft: 1600ms, tpot: 100ms, rate: 10/s, lengths: azure-conv}}
+          {NAME: {models: [{model: llama-3.1-8b, error: 6%}, {model: qwen3-32b, error: 2%}], max_error: 4%}}
           {NAME: {model: qwen2.5-omni-7b, rate: 2/s, classes: {image+text: {share: 100%, images: {}}}}}
 pool:     {cloud: {regions: [aws/us-east-2], gpus: [L40S, L4]}, owned: {basement: {"RTX3090:2": 4}}}
 cluster:  {nodes: {zurich: {"L4:1": 4, "T4:1": [t4-a]}}, links: [{between: ["*", "*"], bandwidth: 10Gbit/s}]}
 limits:   {budget: $100/h, spot_share: 50%, spread: 2}
 settings: {max_nodes_per_instance: 6, engine: vllm, engine_limits: {max_num_seqs: 256}}
+share_instances: true
+objective: {cost: 1, carbon: $100/t}
+grid:     {aws/us-east-2: 400 g/kWh, default: 300 g/kWh, pue: 1.2}
 catalog:  facts.yaml
 running:  plan.json
 """
@@ -29,6 +33,7 @@ from atoll.core.quantities import Duration, Rate
 from atoll.perf.components.measured import Unit
 from atoll.perf.engines import Scheduling
 from atoll.plan.cluster import KV_FILL, NodeProfile
+from atoll.plan.files.choice_schema import GridEntry, ObjectiveField, VariantEntry
 from atoll.plan.files.class_schema import ClassesField
 from atoll.plan.files.schema_fields import (
     Above,
@@ -144,6 +149,21 @@ class ServiceEntry(Frozen):
     model: StrictStr | None = Field(
         default=None,
         description="A model of the catalog, in another precision as MODEL@fp8; the key if left out.",
+    )
+    models: list[VariantEntry] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Instead of `model`: all models that may answer, each with its error; a plan says which "
+        "share of the requests each of them answers.",
+    )
+    max_error: Share | None = Field(
+        default=None,
+        description="Largest share of wrong answers over all requests, such as 4%; with `models` only.",
+    )
+    sticky: StrictBool = Field(
+        default=False,
+        description="Whether all requests of a conversation are answered by one model; with `models` only.",
     )
     ttft: FirstToken | None = Field(
         default=None,
@@ -422,6 +442,19 @@ class FleetFile(Frozen):
     pool: PoolEntry | None = Field(default=None, description="The nodes that can be had.")
     cluster: ClusterEntry | None = Field(
         default=None, description="Instead of a pool: a fixed cluster and its network."
+    )
+    share_instances: StrictBool = Field(
+        default=False,
+        description="Whether services of one model with like settings may stand on the same instances.",
+    )
+    objective: ObjectiveField = Field(
+        default="cost",
+        description="What a plan makes small: cost, energy, carbon, or prices of each.",
+    )
+    grid: GridEntry = Field(
+        default=GridEntry(),
+        description="What electricity costs the climate: region -> g CO2 per kWh, `default` for the others, "
+        "and `pue`.",
     )
     limits: LimitsEntry = Field(default=LimitsEntry(), description="What a plan may not exceed.")
     settings: SettingsEntry = Field(
