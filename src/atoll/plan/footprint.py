@@ -51,6 +51,8 @@ class PowerUse(Frozen):
 
     `kg_per_hour` is None where the grid of a region in use is not known. `weighted_usd_per_hour` is the
     objective that was asked for, and `weighted_bound` what no plan can go below, if that is known.
+    `cheapest_usd_per_hour` is what the plan costs that is cheapest in dollars, and `cheapest_watts` what it
+    draws.
     """
 
     watts: _NotNegative
@@ -58,3 +60,5 @@ class PowerUse(Frozen):
     kg_per_hour: _NotNegative | None = None
     weighted_usd_per_hour: float | None = None
     weighted_bound: float | None = None
+    cheapest_usd_per_hour: _NotNegative | None = None
+    cheapest_watts: _NotNegative | None = None

@@ -289,23 +289,16 @@ class _Weighing:
         settled = self.problem.settled(best.plan.mixes)
         use = power_use(best.plan, settled, best.draw)
         served = min(best.plan.served_fraction.values(), default=1.0) >= _ALL
-        if bound is not None and served:
-            use = use.model_copy(update={"weighted_bound": min(bound, best.value)})
-        notes = (*best.plan.notes, _compare_dollars(best, cheapest, self.problem))
-        return best.plan.model_copy(update={"power": use, "notes": notes})
-
-
-def _compare_dollars(best: WeighedPlan, cheapest: WeighedPlan, problem: Problem) -> str:
-    """What the plan costs beside the cheapest one, so that nobody rents dear nodes unawares."""
-    pue = problem.grid.pue
-    drawn = f"{best.draw.watts * pue / 1e3:.2f} kW"
-    if best.plan.instances == cheapest.plan.instances:
-        return f"the cheapest plan is the best as weighed: it draws {drawn}"
-    more = best.plan.usd_per_hour - cheapest.plan.usd_per_hour
-    return (
-        f"draws {drawn} for {format_price(best.plan.usd_per_hour)}; the cheapest plan draws "
-        f"{cheapest.draw.watts * pue / 1e3:.2f} kW and costs {format_price(max(0.0, more))} less"
-    )
+        known = bound is not None and served
+        use = use.model_copy(
+            update={
+                "weighted_bound": min(bound or 0.0, best.value) if known else None,
+                # So that nobody rents dear nodes unawares.
+                "cheapest_usd_per_hour": cheapest.plan.usd_per_hour,
+                "cheapest_watts": cheapest.draw.watts * self.problem.grid.pue,
+            }
+        )
+        return best.plan.model_copy(update={"power": use})
 
 
 def weighted_gap(plan: Plan) -> float | None:
