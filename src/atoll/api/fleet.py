@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atoll.api.explanation import FleetExplanation
+    from atoll.api.pareto import FleetPareto
     from atoll.catalog.catalog import Catalog
     from atoll.plan.footprint import ObjectiveWeights
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
+    from atoll.prove.pareto import Scaled
     from atoll.solve.comparison import Compared
     from atoll.solve.effort import Effort
     from atoll.solve.progress import OnProgress
@@ -231,6 +233,40 @@ class Fleet:
                 most_plans=most_plans,
                 best_effort=best_effort,
                 cached=cached,
+                on_progress=on_progress,
+                catalog=self.catalog,
+            )
+        )
+
+    def pareto(
+        self,
+        against: Sequence[str] = ("latency",),
+        *,
+        points: int = 7,
+        promises: bool = False,
+        scaled: Scaled = "both",
+        effort: Effort | None = None,
+        deadline_s: float = DEADLINE_S,
+        on_progress: OnProgress | None = None,
+    ) -> FleetPareto:
+        """Return what a dollar buys: plans along sweeps against latency, error, energy or carbon.
+
+        Each sweep has `points` plans for capacity, or with `promises` ones that keep them in simulation.
+        Latency scales the promises of `scaled` from half to four times today's. Points that another one
+        beats in both are marked as dominated.
+        """
+        from atoll.api.pareto import FleetPareto
+        from atoll.prove.pareto import find_pareto
+
+        return FleetPareto.of(
+            find_pareto(
+                self.problem,
+                against,
+                points=points,
+                promises=promises,
+                scaled=scaled,
+                effort=effort,
+                deadline_s=deadline_s,
                 on_progress=on_progress,
                 catalog=self.catalog,
             )

@@ -86,13 +86,20 @@ def plan_weighted(
     deadline_s: float,
     keep: Find | None = None,
     on_progress: OnProgress | None = None,
+    on_plan: Callable[[WeighedPlan], None] | None = None,
 ) -> Plan:
     """Return the plan with the least weighted objective found, in true dollars, with its `power`.
 
     `find` plans for capacity. With `keep`, which keeps promises, it is asked for the cheapest plan and for
-    one at the prices of the best plan for capacity, and the better of them is taken.
+    one at the prices of the best plan for capacity, and the better of them is taken. `on_plan` is told of
+    every plan that was to choose from.
     """
-    return _Weighing(problem, catalog, effort, Countdown(deadline_s), on_progress).run(find, keep)
+    search = _Weighing(problem, catalog, effort, Countdown(deadline_s), on_progress)
+    best = search.run(find, keep)
+    if on_plan is not None:
+        for one in search.found:
+            on_plan(one)
+    return best
 
 
 def stamp_power(plan: Plan, problem: Problem, catalog: Catalog) -> Plan:
@@ -161,6 +168,9 @@ class _Weighing:
             asked.add(self._key(machine_w))
             self._try(find, machine_w)
             machine_w = self._linearise(self._best().draw)
+        if self.problem.weights.usd == 0.0:
+            # Without what decides between equals there may be a better one.
+            self._try(find, self._linearise(self._best().draw), tie=False)
         best = self._best()
         if keep is not None:
             self.found.clear()
@@ -172,9 +182,9 @@ class _Weighing:
     def _best(self) -> WeighedPlan:
         return max(self.found, key=lambda one: one.merit(self.problem))
 
-    def _try(self, find: Find, machine_w: Mapping[OfferKey, float]) -> Plan:
+    def _try(self, find: Find, machine_w: Mapping[OfferKey, float], *, tie: bool = True) -> Plan:
         """Plan at the prices of machines that draw this much."""
-        surrogate, effort, _ = self._surrogate(machine_w, tie=True)
+        surrogate, effort, _ = self._surrogate(machine_w, tie=tie)
         plan = find(surrogate, effort, self.deadline.share(0.5))
         self._take(plan, machine_w)
         return plan
