@@ -27,10 +27,10 @@ def describe_power(use: PowerUse) -> str:
     text += "."
     value = use.weighted_usd_per_hour
     if value is not None:
-        text += f" As weighed that is {value:.4g} per hour"
+        text += f" As weighed: {value:.4g} an hour"
         if use.weighted_bound is not None and value > 0.0:
             gap = format_share(max(0.0, 1.0 - use.weighted_bound / value))
-            text += f", and no plan is below {use.weighted_bound:.4g} (gap {gap})"
+            text += f", proven: nothing within its settings is below {use.weighted_bound:.4g} (gap {gap})"
         text += "."
     if use.cheapest_usd_per_hour is not None and use.cheapest_watts is not None:
         text += (
