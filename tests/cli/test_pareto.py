@@ -85,6 +85,7 @@ def test_plans_count_what_is_asked(capsys: Captured) -> None:
         capsys, "plan", "fleet.yaml", "--capacity-only", "--energy-price", "$0.2/kWh",
         "--carbon-price", "$50/t",
     )  # fmt: skip
+    text = " ".join(text.split())
     assert "As weighed" in text
     assert "The cheapest plan costs" in text
 

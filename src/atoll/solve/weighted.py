@@ -285,6 +285,10 @@ class _Weighing:
                 "bound": None,
                 "gap": None,
                 "capacity_bound": None,
+                # What a point of error saves was found at other prices.
+                "mixes": tuple(
+                    mix.model_copy(update={"usd_per_point": None}) for mix in plan.mixes
+                ),
                 "status": "feasible" if plan.status == "optimal" else plan.status,
                 "notes": tuple(note for note in plan.notes if not note.startswith(_SURVIVAL)),
             }
