@@ -454,11 +454,20 @@ def _join(names: Sequence[str]) -> str:
 
 def _identity(plan: Plan) -> str:
     """What tells plans apart: instances, routes and mixes, not what is said of them."""
-    blank = {
-        "problem_hash": "", "power": None, "bound": None, "gap": None, "capacity_bound": None,
-        "reasons": (), "notes": (), "status": "feasible", "promises": (),
-    }  # fmt: skip
-    return plan.model_copy(update=blank).content_hash()
+    return plan.model_copy(
+        update={
+            "problem_hash": "",
+            "power": None,
+            "bound": None,
+            "gap": None,
+            "capacity_bound": None,
+            "reasons": (),
+            "notes": (),
+            "status": "feasible",
+            "promises": (),
+            "mixes": tuple(mix.model_copy(update={"usd_per_point": None}) for mix in plan.mixes),
+        }
+    ).content_hash()
 
 
 def _is_full(plan: Plan) -> bool:
