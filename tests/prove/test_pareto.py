@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +15,7 @@ from atoll.plan.choice import Choice, ModelMix, Variant
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.prove.pareto import (
+    ON_THE_WAY,
     ParetoFront,
     ParetoPoint,
     check_axes,
@@ -62,6 +66,16 @@ def test_no_point_of_a_curve_is_beaten_and_all_others_are(points: list[ParetoPoi
     assert len(set(dollars)) == len(dollars)
 
 
+def prices_of(asked: str) -> tuple[float, float]:
+    """The lowest and the highest price per tonne at which a plan is best."""
+    ends = {"rent alone": 0.0, "carbon alone": math.inf}
+    found = [
+        ends[text] if text in ends else float(text[1:-2].replace(",", ""))
+        for text in asked.split(" to ")
+    ]
+    return found[0], found[-1]
+
+
 def plain(asked: Problem, effort: Effort, seconds: float, capacity: bool) -> Plan:
     assert capacity
     return solve(asked, effort=effort, deadline_s=seconds, catalog=CATALOG)
@@ -72,31 +86,35 @@ def test_a_price_of_carbon_lowers_it_and_promises_cost() -> None:
     report = find_pareto(
         problem(),
         ["carbon", "latency", "carbon"],
-        points=4,
+        points=6,
         catalog=CATALOG,
         planner=plain,
         on_progress=told.append,
     )
     carbon, latency = report.fronts
     assert (carbon.against, latency.against) == ("carbon", "latency")
-    # From nothing but carbon to nothing but rent.
-    kg = [point.value for point in carbon.curve]
-    assert kg == sorted(kg)
-    assert len(kg) >= 2
+    # The higher the price at which a plan is best, the less it emits, and the more it costs.
+    named = sorted((prices_of(p.asked), p) for p in carbon.points if p.asked != ON_THE_WAY)
+    assert all(low[0][1] < high[0][0] for low, high in pairwise(named))
+    kg = [p.value for _, p in named]
+    assert kg == sorted(kg, reverse=True)
+    assert [p.usd_per_hour for _, p in named] == sorted(p.usd_per_hour for _, p in named)
+    assert len(set(kg)) == len(kg) >= 2
+    assert not any(p.dominated for _, p in named)
     assert carbon.curve[0].asked.endswith("carbon alone")
     assert carbon.curve[-1].today
     assert carbon.curve[-1].asked.startswith("rent alone")
     assert all(point.kg_per_hour == pytest.approx(point.value) for point in carbon.points)
     factors = [point.value for point in latency.points]
-    assert factors == pytest.approx([0.5, 1.0, 2.0, 4.0])
-    assert [point.today for point in latency.points] == [False, True, False, False]
-    assert latency.points[1].usd_per_hour == carbon.curve[-1].usd_per_hour
+    assert factors == pytest.approx([0.5, 0.758, 1.0, 1.74, 2.64, 4.0], rel=1e-2)
+    assert [point.today for point in latency.points] == [i == 2 for i in range(6)]
+    assert latency.points[2].usd_per_hour == carbon.curve[-1].usd_per_hour
     # Work is counted, and told of in shares that rise.
     assert report.plans > 8
     shares = [progress.share for progress in told if progress.share is not None]
     assert shares == sorted(shares)
-    assert len(told) == 8
-    again = find_pareto(problem(), ["carbon", "latency"], points=4, catalog=CATALOG, planner=plain)
+    assert len(told) == 12
+    again = find_pareto(problem(), ["carbon", "latency"], points=6, catalog=CATALOG, planner=plain)
     assert again == report
 
 
