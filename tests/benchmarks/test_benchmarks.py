@@ -99,6 +99,20 @@ def test_h200_fidelity(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_h200_energy() -> None:
+    figures = last_line(python("-m", "benchmarks.h200_energy", "--quick"))
+    assert number(figures, "energy_points") >= 30
+    # Far above what is reported: only a broken model or file comes near.
+    for key, limit in {
+        "joules_per_token_median_err": 15.0,
+        "joules_per_token_p90_err": 30.0,
+        "watts_median_err": 15.0,
+        "partly_loaded_watts_median_err": 15.0,
+        "idle_watts_err": 10.0,
+    }.items():
+        assert 0.0 < number(figures, key) < limit, key
+
+
 def test_h200_components_fidelity() -> None:
     printed = python("-m", "benchmarks.h200_components_fidelity", "--quick")
     figures = last_line(printed)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.catalog import Catalog
 from atoll.core.errors import UsageError
 from atoll.perf.batch import Batch
 from atoll.perf.constants import Tag
-from atoll.perf.energy import power_model, step_joules, step_work
+from atoll.perf.energy import (
+    dynamic_joules,
+    least_dynamic_joules,
+    power_model,
+    step_joules,
+    step_work,
+)
 from atoll.perf.step import analytic, step_seconds
 from benchmarks.report import ROOT
 
@@ -88,3 +94,39 @@ def test_products_that_last_are_slower_and_kernels_alone_are_not() -> None:
     other = CATALOG.node("L40S:1")
     same = [analytic(LLAMA, other, engine=e).parts(batch).layers[0] for e in ("none", "vllm")]
     assert same[0] == same[1]
+
+
+def test_dynamic_energy_is_what_waiting_leaves_out() -> None:
+    model = analytic(LLAMA, CATALOG.node("H200:1"))
+    batch = Batch.decode(16, 800)
+    seconds = step_seconds(model, batch, 0, LLAMA.layers)
+    waiting = power_model(CATALOG.gpu("H200")).idle_w * seconds
+    whole = step_joules(model, batch, 0, LLAMA.layers)
+    assert dynamic_joules(model, batch, 0, LLAMA.layers) == pytest.approx(whole - waiting)
+    assert 0.0 < whole - waiting < whole
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(("llama-3.1-8b", "gpt-oss-20b", "qwen3-32b")),
+    kinds=st.lists(
+        st.sampled_from(("L4:1", "L40S:1", "A10G:4", "H200:1")), min_size=1, max_size=3, unique=True
+    ),
+    prompts=st.floats(0.0, 4.0),
+    length=st.floats(1.0, 1500.0),
+    decodes=st.floats(1.0, 512.0),
+    context=st.floats(1.0, 8000.0),
+)
+def test_no_step_takes_less_per_token_than_the_least(
+    name: str, kinds: list[str], prompts: float, length: float, decodes: float, context: float
+) -> None:
+    spec = CATALOG.model(name).llm
+    models = [analytic(spec, CATALOG.node(kind)) for kind in kinds]
+    least = least_dynamic_joules(models, 8192.0)
+    batch = Batch(prompts * length, prompts, 0.0, decodes, context)
+    for model in models:
+        # Split between any two, every part counts its own.
+        cut = spec.layers // 2
+        taken = sum(dynamic_joules(model, batch, a, b) for a, b in ((0, cut), (cut, spec.layers)))
+        assert taken >= least * batch.tokens * (1.0 - 1e-9)
+    assert least > 0.0

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from atoll.api.explanation import FleetExplanation
+    from atoll.api.pareto import FleetPareto
     from atoll.catalog.catalog import Catalog
+    from atoll.plan.footprint import ObjectiveWeights
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
+    from atoll.prove.pareto import Scaled
     from atoll.solve.comparison import Compared
     from atoll.solve.effort import Effort
     from atoll.solve.progress import OnProgress
@@ -119,6 +122,7 @@ class Fleet:
         attainment: float | None = None,
         capacity_only: bool = False,
         error_bars: bool = True,
+        weights: ObjectiveWeights | None = None,
     ) -> FleetPlan:
         """Find the cheapest plan that keeps its promises; on a cluster, the best placement.
 
@@ -126,6 +130,9 @@ class Fleet:
         `attainment` for all of them) keeps both promises; the plan's `promises` say what requests keep on
         other arrivals. With `capacity_only` capacity is what keeps them for half of all requests. With
         `error_bars` they also say how likely that is, the performance model being off as far as it may be.
+
+        What counts is what the fleet says, or `weights`: rent, energy, carbon. Where more than rent does,
+        the plan's `power` says what it draws.
 
         `solver` is one of `solvers`. The search ends as close to the optimum as `effort` asks (a tenth of
         a per cent) or when the work that it allows is done, so equal fleets get equal plans; `deadline_s`
@@ -135,7 +142,7 @@ class Fleet:
         """
         from atoll.prove.plan import plan
 
-        asked = self._asked(attainment)
+        asked = self._asked(attainment, weights)
         stats = SolveStats()
         made = plan(
             asked,
@@ -150,14 +157,18 @@ class Fleet:
             stats=stats,
         )
         if asked is not self.problem:
-            # The share decides how much is rented, not whether the plan is one for this fleet.
-            made = made.model_copy(update={"problem_hash": self.problem.content_hash()})
+            # The share and weights decide what is rented, not whether the plan is one for this fleet.
+            settled = self.problem.settled(made.mixes)
+            made = made.model_copy(update={"problem_hash": settled.content_hash()})
         return FleetPlan.of(made, self.problem, stats)
 
-    def _asked(self, attainment: float | None) -> Problem:
-        """The problem, with another share of requests that must keep their promises."""
+    def _asked(self, attainment: float | None, weights: ObjectiveWeights | None = None) -> Problem:
+        """The problem, with another share of requests that must keep their promises, or other weights."""
+        problem = self.problem
+        if weights is not None and weights != problem.weights:
+            problem = problem.replace(weights=weights)
         if attainment is None:
-            return self.problem
+            return problem
         if not 0 < attainment < 1:
             raise UsageError(
                 f"attainment {attainment} is no share between 0 and 1",
@@ -165,10 +176,9 @@ class Fleet:
                 field="attainment",
             )
         services = (
-            service.model_copy(update={"attainment": attainment})
-            for service in self.problem.services
+            service.model_copy(update={"attainment": attainment}) for service in problem.services
         )
-        return self.problem.replace(services=tuple(services))
+        return problem.replace(services=tuple(services))
 
     def compare(
         self,
@@ -223,6 +233,40 @@ class Fleet:
                 most_plans=most_plans,
                 best_effort=best_effort,
                 cached=cached,
+                on_progress=on_progress,
+                catalog=self.catalog,
+            )
+        )
+
+    def pareto(
+        self,
+        against: Sequence[str] = ("latency",),
+        *,
+        points: int = 7,
+        promises: bool = False,
+        scaled: Scaled = "both",
+        effort: Effort | None = None,
+        deadline_s: float = DEADLINE_S,
+        on_progress: OnProgress | None = None,
+    ) -> FleetPareto:
+        """Return what a dollar buys: plans along sweeps against latency, error, energy or carbon.
+
+        Each sweep has `points` plans for capacity, or with `promises` ones that keep them in simulation.
+        Latency scales the promises of `scaled` from half to four times today's. Points that another one
+        beats in both are marked as dominated.
+        """
+        from atoll.api.pareto import FleetPareto
+        from atoll.prove.pareto import find_pareto
+
+        return FleetPareto.of(
+            find_pareto(
+                self.problem,
+                against,
+                points=points,
+                promises=promises,
+                scaled=scaled,
+                effort=effort,
+                deadline_s=deadline_s,
                 on_progress=on_progress,
                 catalog=self.catalog,
             )

@@ -59,6 +59,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("plan", "atoll.cli.plan", "Find the cheapest fleet that keeps every promise."),
     Verb("simulate", "atoll.cli.simulate", "Run a plan under a workload: would it hold?"),
     Verb("explain", "atoll.cli.explain", "Say what binds a plan, and what would help."),
+    Verb("pareto", "atoll.cli.pareto", "Show what a dollar buys: latency, energy, carbon."),
     Verb("templates", "atoll.cli.templates", "List the best layouts of a model over mixed nodes."),
     Verb("validate", "atoll.cli.validate", "Check that a plan keeps what it says."),
     Verb("diff", "atoll.cli.diff", "Show what changes from one plan to another."),

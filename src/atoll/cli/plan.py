@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.progress import show_progress
-from atoll.core.errors import InfeasibleError, UnknownNameError, UsageError
+from atoll.cli.weights import RENTED, check_objective, read_weights
+from atoll.core.errors import InfeasibleError, UsageError
 from atoll.core.files import atomic_write, check_target
 from atoll.core.units import parse_duration, parse_share
 from atoll.report.terminal import console, emit, note, to_json
@@ -68,8 +69,18 @@ def plan(
     objective: Annotated[
         str | None,
         typer.Option(
-            "--objective", help="On a fixed cluster: sustained (the default) or max-flow."
+            "--objective",
+            help="Of rented nodes: cost (the default), energy or carbon; on a fixed cluster: sustained "
+            "(the default) or max-flow.",
         ),
+    ] = None,
+    energy_price: Annotated[
+        str | None,
+        typer.Option("--energy-price", help="Count energy beside rent, as $0.2/kWh."),
+    ] = None,
+    carbon_price: Annotated[
+        str | None,
+        typer.Option("--carbon-price", help="Count CO2 beside rent, as $100/t; needs `grid`."),
     ] = None,
     partial: Annotated[
         bool,
@@ -164,6 +175,7 @@ def plan(
         raise UsageError("--attainment with --capacity-only", hint="leave one of them out")
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
+    weights = read_weights(objective, energy_price, carbon_price)
     _check_targets([fleet, *(overlay or ())], out, report, stats_out)
     from atoll.api.fleet import Fleet
     from atoll.solve.effort import Effort, parse_work
@@ -176,10 +188,16 @@ def plan(
         from atoll.report.plan.show import list_endings
 
         check_target(report, list_endings(opened_fleet.problem))
+    goal = _goal(objective)
+    if objective in RENTED and opened_fleet.problem.cluster is not None:
+        raise UsageError(
+            f"--objective {objective} is for rented nodes, and this is a fixed cluster",
+            hint="use sustained or max-flow",
+        )
     chosen = Effort(
         gap=share,
         cached=not no_cache,
-        objective=_goal(objective),
+        objective=goal,
         partial=partial,
         promise=not best_effort,
         work=work,
@@ -195,6 +213,7 @@ def plan(
             attainment=kept,
             capacity_only=capacity_only,
             error_bars=error_bars,
+            weights=weights,
         )
     compared: tuple[Compared, ...] = ()
     if compare:
@@ -290,12 +309,8 @@ def _refuse_overwriting(path: Path, given: list[Path]) -> None:
 def _goal(objective: str | None) -> Goal | None:
     from atoll.solve.place.service import OBJECTIVES
 
-    for goal in OBJECTIVES:
-        if goal == objective:
-            return goal
-    if objective is not None:
-        raise UnknownNameError("objective", objective, OBJECTIVES)
-    return None
+    check_objective(objective, OBJECTIVES)
+    return next((goal for goal in OBJECTIVES if goal == objective), None)
 
 
 def _write(path: Path, plan: FleetPlan, compared: tuple[Compared, ...], *, as_report: bool) -> None:

@@ -5,13 +5,16 @@
 The three were measured on an H200 by its energy counter: idle with an engine loaded and clocks up (127 W;
 79 W with nothing loaded), a byte by copies and products with one row (104 pJ; 118 on another H200), an
 operation by large products (0.81 pJ in 16 bits); not on steps of models, against which
-`benchmarks.h200_fidelity` holds them. Other GPUs draw, idle and at full memory or arithmetic rate, the same
-shares of their own limit, which is a proxy. Only GPUs are counted: no CPUs, fans, power supplies or cooling.
+`benchmarks.h200_energy` (stacks of layers, and GPUs that work a share of the time) and
+`benchmarks.h200_fidelity` (whole steps of an engine) hold them. Other GPUs draw, idle and at full memory or
+arithmetic rate, the same shares of their own limit, which is a proxy. Only GPUs are counted: no CPUs, fans,
+power supplies or cooling.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.catalog.gpus import GpuType
@@ -121,3 +124,36 @@ def step_joules(model: StepModel, batch: Batch[float], start: int, end: int) -> 
     each = model.tp * seconds
     watts = power_model(model.node.gpu).watts(work.moved_bytes / each, work.flops / each)
     return watts * each
+
+
+def dynamic_joules(model: StepModel, batch: Batch[float], start: int, end: int) -> float:
+    """Return what one step takes beside what its GPUs would draw in that time anyway, in joules."""
+    seconds = step_seconds(model, batch, start, end)
+    waiting_j = power_model(model.node.gpu).idle_w * model.tp * seconds
+    return max(0.0, step_joules(model, batch, start, end) - waiting_j)
+
+
+def least_dynamic_joules(models: Sequence[StepModel], rows: float) -> float:
+    """Return what no step of up to `rows` tokens goes below, in joules per token, whatever runs where.
+
+    `models` are ways to run the same layers; every layer takes the best of them. A token that passes a layer
+    moves its part of the weights and multiplies them, unless GPUs at their limit draw less than that; then
+    it takes at least its part of the time that the layer takes with all rows and next to no attention.
+    Neither part grows with the rows of a step, and attention, the output matrix and host time only add.
+    """
+    spec = models[0].spec
+    # Prompts of one token: as many rows, and hardly any attention.
+    batch = Batch.prefill(rows, rows)
+    least = [math.inf] * spec.layers
+    for model in models:
+        power = power_model(model.node.gpu)
+        seconds = model.parts(batch).layers
+        indices = {kind: index for index, kind in enumerate(model.kinds)}
+        kinds = layer_kinds(spec)
+        for i in range(spec.layers):
+            moved = spec.layer_weight_bytes(i) - _untouched_bytes(spec, i, rows)
+            flops = 2.0 * spec.layer_active_params(i) * rows
+            worked = power.byte_j * moved + power.flop_j * flops
+            capped = (power.limit_w - power.idle_w) * model.tp * seconds[indices[kinds[i]]]
+            least[i] = min(least[i], worked / rows, capped / rows)
+    return sum(least)

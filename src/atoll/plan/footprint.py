@@ -28,7 +28,7 @@ class ObjectiveWeights(Frozen):
         return self.usd_per_kwh == 0.0 and self.usd_per_tonne == 0.0
 
 
-class Grid(Frozen):
+class PowerGrid(Frozen):
     """What electricity costs the climate: g CO2 per kWh by region, and elsewhere `default_g_per_kwh`.
 
     `pue` is what a site draws over what its machines draw (power usage effectiveness).
@@ -43,11 +43,16 @@ class Grid(Frozen):
         return self.g_per_kwh.get(region, self.default_g_per_kwh)
 
 
+Grid = PowerGrid
+
+
 class PowerUse(Frozen):
     """What a plan draws at its planned load: watts with `pue`, joules per generated token, kg CO2 per hour.
 
     `kg_per_hour` is None where the grid of a region in use is not known. `weighted_usd_per_hour` is the
     objective that was asked for, and `weighted_bound` what no plan can go below, if that is known.
+    `cheapest_usd_per_hour` is what the plan costs that is cheapest in dollars, and `cheapest_watts` what it
+    draws.
     """
 
     watts: _NotNegative
@@ -55,3 +60,5 @@ class PowerUse(Frozen):
     kg_per_hour: _NotNegative | None = None
     weighted_usd_per_hour: float | None = None
     weighted_bound: float | None = None
+    cheapest_usd_per_hour: _NotNegative | None = None
+    cheapest_watts: _NotNegative | None = None

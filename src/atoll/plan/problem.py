@@ -28,7 +28,7 @@ from atoll.perf.components.measured import MeasuredRate
 from atoll.perf.engines import EngineChoice, EngineLaunch, EngineLimits
 from atoll.plan.choice import Choice, ModelMix, settle_services
 from atoll.plan.cluster import Cluster
-from atoll.plan.footprint import Grid, ObjectiveWeights
+from atoll.plan.footprint import ObjectiveWeights, PowerGrid
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
 from atoll.workload.classes import RequestClass
@@ -362,7 +362,7 @@ class Problem(Frozen):
     cluster: Cluster | None = None
     choices: tuple[Choice, ...] = ()
     weights: ObjectiveWeights = ObjectiveWeights()
-    grid: Grid = Grid()
+    grid: PowerGrid = PowerGrid()
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -372,7 +372,7 @@ class Problem(Frozen):
             "cluster": self.cluster is None,
             "choices": not self.choices,
             "weights": self.weights == ObjectiveWeights(),
-            "grid": self.grid == Grid(),
+            "grid": self.grid == PowerGrid(),
         }
         return {name: value for name, value in fields.items() if not blank.get(name)}
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import UsageError
+from atoll.plan.footprint import PowerGrid
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
 from atoll.solve.progress import OnProgress, Progress, SolveStats
 from atoll.solve.registry import solve, solvers
@@ -57,6 +59,11 @@ def plan(
     )
     if made.promises and error_bars and not problem.has_graphs:
         made = _with_chances(made, problem.settled(made.mixes), facts, deadline)
+    if problem.weights.rent_only and problem.grid != PowerGrid() and not problem.has_graphs:
+        from atoll.solve.weighted import stamp_power
+
+        # Who says what electricity costs the climate wants to know what a plan does.
+        made = stamp_power(made, problem, facts)
     if stats is not None:
         # All of it, simulations included, not only what solvers took.
         own.seconds, own.cpu_seconds = time.perf_counter() - began_s, time.process_time() - cpu_s
@@ -80,6 +87,17 @@ def _plan(
         raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
     facts, chosen = catalog, effort
     _refuse_choices(problem)
+    if not problem.weights.rent_only:
+        return _plan_weighted(
+            problem,
+            solver=solver,
+            effort=effort,
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+            catalog=catalog,
+            capacity_only=capacity_only,
+            stats=stats,
+        )
     simulates = not capacity_only and (solver is None or solver == solvers(problem)[0])
     if simulates or (rank and problem.hosts):
         # Before the deadline begins.
@@ -182,6 +200,43 @@ def _keep_rented(
         effort,
         deadline=deadline,
         say=say,
+    )
+
+
+def _plan_weighted(
+    problem: Problem,
+    *,
+    solver: str | None,
+    effort: Effort,
+    deadline_s: float,
+    on_progress: OnProgress | None,
+    catalog: Catalog,
+    capacity_only: bool,
+    stats: SolveStats,
+) -> Plan:
+    """Plan where energy or carbon count: every plan on the way is one in which prices alone do."""
+    from atoll.solve.weighted import plan_weighted
+
+    def find(priced: Problem, spent: Effort, seconds: float, *, capacity: bool) -> Plan:
+        return _plan(
+            priced,
+            solver=solver,
+            effort=spent,
+            deadline_s=seconds,
+            on_progress=on_progress,
+            catalog=catalog,
+            rank=False,
+            capacity_only=capacity,
+            stats=stats,
+        )
+
+    return plan_weighted(
+        problem,
+        catalog,
+        effort,
+        partial(find, capacity=True),
+        deadline_s=deadline_s,
+        keep=None if capacity_only else partial(find, capacity=False),
         on_progress=on_progress,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from atoll.core.errors import UsageError
-from atoll.plan.plan import Goal, Plan
+from atoll.plan.plan import Goal, OfferKey, Plan
 from atoll.solve.derating import Derating
 
 GAP = 1e-3
@@ -46,6 +46,14 @@ Rank = Callable[[Plan], Measured]
 
 
 @dataclass(frozen=True)
+class RentLimit:
+    """A budget in USD per hour of what machines of each offer cost, where prices stand for more than rent."""
+
+    usd_per_hour: Mapping[OfferKey, float]
+    budget_usd_per_hour: float
+
+
+@dataclass(frozen=True)
 class Effort:
     """How close to the optimum to come, with how much work, and on a fixed cluster what for.
 
@@ -53,7 +61,8 @@ class Effort:
     templates on disk and uses those that are there. `work` multiplies every budget of counted work: linear
     programmes, integer nodes, evaluations, simulations. Templates carry what `derating` leaves of them, and
     executors of any-to-any services take `slowdown` times as long, by service, parts and kind of node ("*":
-    kinds that are not named): what simulation found.
+    kinds that are not named): what simulation found. `rent_limit` is a budget where prices of the problem
+    stand for more than rent.
     The rest is for fixed clusters: `objective` is what
     the plan is best at (None: what lasts), `partial` lets a node run only some of its layers, `promise`
     allows no pipeline slower than ttft and tpot (False: best effort), and `rank` values the best few plans,
@@ -68,6 +77,7 @@ class Effort:
     rank: Rank | None = None
     work: float = 1.0
     derating: Derating | None = None
+    rent_limit: RentLimit | None = None
     slowdown: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -73,6 +73,28 @@ def solve(
     name = solver or family.names[0]
     _check_name(name, problem)
     facts = problem.catalog() if catalog is None else catalog
+    if not problem.weights.rent_only:
+        from atoll.solve.weighted import plan_weighted
+
+        def find(priced: Problem, spent: Effort, seconds: float) -> Plan:
+            return solve(
+                priced,
+                solver=solver,
+                effort=spent,
+                deadline_s=seconds,
+                on_progress=on_progress,
+                catalog=facts,
+                stats=stats,
+            )
+
+        return plan_weighted(
+            problem,
+            facts,
+            effort or Effort(),
+            find,
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+        )
     own = SolveStats()
     began, cpu = time.perf_counter(), time.process_time()
     tell, chosen = own.watch(on_progress), effort or Effort()

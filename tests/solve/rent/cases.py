@@ -288,7 +288,8 @@ def optimum(  # noqa: C901 - one programme, written down in one go
     for (g, h), rows in links.items():
         lp.row(rows, -np.inf, float(supply.link[g, h]))
     if limits.budget is not None:
-        lp.row([(rent[k], float(supply.usd[k])) for k in offers], -np.inf, limits.budget)
+        charged = supply.usd if supply.paid is None else supply.paid
+        lp.row([(rent[k], float(charged[k])) for k in offers], -np.inf, limits.budget)
     if limits.max_nodes is not None:
         lp.row([(rent[k], 1.0) for k in offers], -np.inf, limits.max_nodes)
     if limits.spot_share is not None:
@@ -413,7 +414,8 @@ def _limit_faults(case: Case, answer: Allocation) -> list[str]:
                 used[k] += gpus * chosen.number
     for (k, gpus), number in answer.slices.items():
         used[k] += gpus * number
-    if limits.budget is not None and answer.usd_per_hour > limits.budget + 1e-6:
+    charged = supply.usd if supply.paid is None else supply.paid
+    if limits.budget is not None and float(charged @ answer.machines) > limits.budget + 1e-6:
         found.append("over the budget")
     share = limits.spot_share
     if share is not None and used[supply.spot].sum() > share * used.sum() + 1e-6:

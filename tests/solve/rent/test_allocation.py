@@ -96,6 +96,20 @@ def test_equal_to_the_optimum_within_limits(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
+def test_equal_to_the_optimum_where_a_budget_is_of_other_prices(seed: int) -> None:
+    case = random_case(seed, scarce=0.6, running=seed % 3 == 0)
+    rng = np.random.default_rng(seed)
+    paid = case.supply.usd * rng.uniform(0.2, 3.0, len(case.supply.usd))
+    case = replace(case, supply=replace(case.supply, paid=paid))
+    free = solve(case)
+    spent = float(paid @ free.machines)
+    limited = replace(case, limits=AllocationLimits(budget=spent * (0.75 + 0.05 * seed)))
+    answer = check_exact(limited)
+    if answer.status == "optimal":
+        assert answer.objective >= free.bound - 1e-6
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_equal_to_the_optimum_spread_over_regions(seed: int) -> None:
     case = random_case(seed, regions=2 + seed % 2, scarce=0.5, running=bool(seed % 2), most=4)
     check_exact(replace(case, limits=AllocationLimits(spread=2)))

@@ -12,6 +12,7 @@ from atoll.plan.cost import cost_report, idle_by_region
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.report.plan.mixes import describe_mixes, list_mixes
+from atoll.report.plan.power import describe_power
 from atoll.report.plan.routes import list_ways
 from atoll.report.plan.slices import HOLDS, list_slices
 from atoll.report.promises import draw_verdicts, judge_plan
@@ -106,6 +107,10 @@ def describe_plan(plan: Plan) -> str:
         cost += f", and {format_price(plan.init_usd)} for starting new instances"
     if plan.cut_short:
         cost += f". {CUT_SHORT}"
+    if plan.power is not None:
+        cost += f". {describe_power(plan.power)}".removesuffix(".")
+        if plan.power.weighted_usd_per_hour is not None:
+            return f"{cost}."
     if plan.bound is None or plan.gap is None:
         return f"{cost}. Nothing is proven ({plan.solver})."
     if plan.status == "partial":

@@ -15,7 +15,7 @@ from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
 from atoll.solve.derating import Derating
-from atoll.solve.effort import Countdown
+from atoll.solve.effort import Countdown, RentLimit
 from atoll.solve.rent import types
 from atoll.solve.rent.allocation import WORK, allocate
 from atoll.solve.templates.library import Libraries
@@ -108,6 +108,7 @@ def draft(
     work: float,
     log: types.Log | None = None,
     derating: Derating | None = None,
+    rent_limit: RentLimit | None = None,
 ) -> Draft:
     """Return the cheapest allocation, see `solve`."""
     end = Countdown(deadline_s)
@@ -115,8 +116,8 @@ def draft(
     demands = service_demands(problem, catalog, libraries, derating)
     allocation = allocate(
         demands,
-        supply_of(problem, catalog),
-        limits_of(problem),
+        supply_of(problem, catalog, rent_limit),
+        limits_of(problem, rent_limit),
         init_penalty=problem.settings.init_penalty,
         running=[column for column, _ in running],
         deadline_s=end.share(1.0),
@@ -176,7 +177,9 @@ def service_demands(
     return demands
 
 
-def supply_of(problem: Problem, catalog: Catalog) -> types.Supply:
+def supply_of(
+    problem: Problem, catalog: Catalog, rent_limit: RentLimit | None = None
+) -> types.Supply:
     """Return the offers of a problem as arrays, in the problem's order."""
     offers, regions, kinds = problem.offers, problem.regions, problem.kinds
     cuts = cut_sizes(problem, catalog)
@@ -202,14 +205,17 @@ def supply_of(problem: Problem, catalog: Catalog) -> types.Supply:
         usd=np.array([o.usd_per_hour for o in offers]),
         available=np.array([o.available for o in offers], np.int64),
         link=link,
+        paid=None
+        if rent_limit is None
+        else np.array([rent_limit.usd_per_hour[o.key] for o in offers]),
     )
 
 
-def limits_of(problem: Problem) -> types.AllocationLimits:
+def limits_of(problem: Problem, rent_limit: RentLimit | None = None) -> types.AllocationLimits:
     """Return the limits of a problem."""
     limits = problem.limits
     return types.AllocationLimits(
-        budget=limits.budget_usd_per_hour,
+        budget=limits.budget_usd_per_hour if rent_limit is None else rent_limit.budget_usd_per_hour,
         spot_share=limits.spot_share,
         max_nodes=limits.max_nodes,
         spread=limits.spread,

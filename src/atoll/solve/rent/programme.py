@@ -74,7 +74,8 @@ class RentalProgramme:
         number = len(supply.usd)
         offers = np.arange(number)
         owner, row, value = [offers], [model.cells + offers], [supply.gpus.astype(np.float64)]
-        for name, column in (("budget", supply.usd), ("max_nodes", np.ones(number))):
+        paid = supply.usd if supply.paid is None else supply.paid
+        for name, column in (("budget", paid), ("max_nodes", np.ones(number))):
             if name in self.limit_rows:
                 owner.append(offers)
                 row.append(np.full(number, self.limit_rows[name]))

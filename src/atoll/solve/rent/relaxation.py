@@ -56,7 +56,11 @@ class Evaluation:
 
 def machine_rents(model: RentModel, prices: Prices) -> Floats:
     """Return what renting one machine of each offer costs, limits priced in but the share of spot."""
-    return np.asarray(model.supply.usd * (prices.rent + prices.budget) + prices.nodes)
+    supply = model.supply
+    if supply.paid is not None:
+        rents = supply.usd * prices.rent + supply.paid * prices.budget
+        return np.asarray(rents + prices.nodes)
+    return np.asarray(supply.usd * (prices.rent + prices.budget) + prices.nodes)
 
 
 def gpu_starts(model: RentModel, prices: Prices) -> Floats:
@@ -122,7 +126,7 @@ def price_of_all(model: RentModel) -> float:
     """Return what no allocation costs more than: all machines there are, all of them started anew."""
     supply = model.supply
     rent = float(supply.usd @ supply.available)
-    if model.limits.budget is not None:
+    if model.limits.budget is not None and supply.paid is None:
         rent = min(rent, model.limits.budget)
     return rent + float((model.start * supply.gpus) @ supply.available)
 

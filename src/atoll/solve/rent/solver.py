@@ -130,6 +130,7 @@ class _TimedSearch:
             work=work,
             log=self._log,
             derating=self.effort.derating,
+            rent_limit=self.effort.rent_limit,
         )
 
     def _log(self, _seconds: float, objective: float, bound: float) -> None:

@@ -53,7 +53,8 @@ class Supply:
     """What can be had: offer k is `available[k]` machines of `gpus[k]` GPUs in `region[k]` at `usd[k]`/h.
 
     `sizes[k]` are the slices (GPUs, kind) that a machine may be cut into, the last being all of it.
-    `link[g, h]` bytes/s pass between two regions.
+    `link[g, h]` bytes/s pass between two regions. `paid` is what counts against the budget, in USD per hour,
+    where that is not `usd`.
     """
 
     regions: tuple[str, ...]
@@ -65,6 +66,7 @@ class Supply:
     usd: NDArray[np.float64]
     available: NDArray[np.int64]
     link: NDArray[np.float64]
+    paid: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,493 @@
+"""What a dollar buys: plans along a sweep of promises, errors, or prices of energy and carbon.
+
+Every point is a plan. Looser promises or more errors may cost less; a price of energy or carbon may cost
+more and draw less. A point that another one beats in dollars and in what they are swept against is dominated.
+Plans found on the way of a sweep of prices all count: what is best at a price is the best of all of them, so
+that a higher price never draws more. Work is counted in plans; equal fleets give equal curves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+from pydantic import Field
+
+from atoll.core.errors import InputError, UsageError
+from atoll.core.frozen import Frozen
+from atoll.core.units import format_share
+from atoll.plan.choice import Choice, ModelMix
+from atoll.plan.footprint import ObjectiveWeights, PowerGrid
+from atoll.plan.plan import Plan
+from atoll.plan.power import draw_of, kg_per_hour
+from atoll.solve.effort import DEADLINE_S, Effort
+from atoll.solve.progress import OnProgress, Progress, SolveStats
+from atoll.solve.weighted import WeighedPlan, plan_weighted, refuse_unweighable
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.problem import Problem
+
+Axis = Literal["latency", "error", "energy", "carbon"]
+"""What dollars are swept against: promises, wrong answers, watts, kg CO2 per hour."""
+AXES: tuple[Axis, ...] = get_args(Axis)
+Scaled = Literal["both", "ttft", "tpot"]
+"""Which promises a sweep of latency scales."""
+Planner = Callable[["Problem", Effort, float, bool], Plan]
+"""Plans a problem with some effort in so many seconds; the last says whether for capacity alone."""
+
+POINTS, LEAST_POINTS, MOST_POINTS = 7, 2, 50
+_TIGHTEST, _LOOSEST = 0.5, 4.0
+_DECADES = 1.5
+"""Prices are swept so many decades to either side of the one at which they count as much as rent."""
+ON_THE_WAY = "on the way"
+"""What was asked for a plan that was found while another one was asked for."""
+_SAME = 1e-9
+_FULL = 1.0 - 1e-9
+
+
+class ParetoPoint(Frozen):
+    """A plan on a sweep: what was asked, what it costs, and its value on the axis that is swept.
+
+    `value` is a multiple of today's promises, a share of wrong answers, watts, or kg CO2 per hour, by the
+    axis. `served` is the least share of its demand that a service gets: below 1 the point is no fair one, and
+    not on the curve. `kept` says whether all promises were kept in simulation, None where only capacity was
+    planned. `dominated` says that another point is no worse in both, and better in one.
+    """
+
+    asked: str
+    usd_per_hour: float = Field(ge=0)
+    value: float = Field(ge=0)
+    watts: float | None = None
+    kg_per_hour: float | None = None
+    error: float | None = None
+    nodes: int = 0
+    gpus: int = 0
+    served: float = 1.0
+    kept: bool | None = None
+    dominated: bool = False
+    today: bool = False
+    plan_hash: str = ""
+
+    @property
+    def fair(self) -> bool:
+        """Whether it serves all demand and keeps what it was asked to keep."""
+        return self.served >= _FULL and self.kept is not False
+
+
+class ParetoFront(Frozen):
+    """Points of one sweep, by value; the curve is those that are fair and not dominated."""
+
+    against: Axis
+    points: tuple[ParetoPoint, ...]
+
+    @property
+    def curve(self) -> tuple[ParetoPoint, ...]:
+        """The points that no other one beats."""
+        return tuple(point for point in self.points if point.fair and not point.dominated)
+
+    @property
+    def left_out(self) -> int:
+        """How many points are not on the curve."""
+        return len(self.points) - len(self.curve)
+
+
+class ParetoReport(Frozen):
+    """All sweeps of a fleet; `plans` is how many plans were made for them."""
+
+    fleet: str
+    fronts: tuple[ParetoFront, ...]
+    plans: int
+
+
+def check_axes(axes: Sequence[str], problem: Problem) -> tuple[Axis, ...]:
+    """Return what to sweep against, each once; raise where the fleet has no such thing."""
+    if not axes:
+        raise UsageError("nothing to sweep against", hint=f"name some of {', '.join(AXES)}")
+    found: list[Axis] = []
+    for name in axes:
+        axis = next((axis for axis in AXES if axis == name), None)
+        if axis is None:
+            raise UsageError(
+                f"{name!r} is nothing to sweep against",
+                hint=f"use {', '.join(AXES)}",
+                field="against",
+            )
+        if axis not in found:
+            found.append(axis)
+    if problem.cluster is not None:
+        raise UsageError(
+            f"{problem.name} is a fixed cluster, which costs the same whatever is planned",
+            hint="sweep a fleet of rented nodes",
+            field="against",
+        )
+    if "error" in found and not any(
+        _largest_error(choice) > choice.least_error for choice in problem.choices
+    ):
+        raise InputError(
+            f"no service of {problem.name} has models with different errors",
+            hint="give one `models: [{model: ..., error: 6%}, ...]`",
+            field="against",
+        )
+    for axis in found:
+        if axis in ("energy", "carbon"):
+            refuse_unweighable(problem.replace(weights=_priced(axis, 1.0, usd=0.0)))
+    return tuple(found)
+
+
+def find_pareto(
+    problem: Problem,
+    axes: Sequence[str],
+    *,
+    points: int = POINTS,
+    promises: bool = False,
+    scaled: Scaled = "both",
+    effort: Effort | None = None,
+    deadline_s: float = DEADLINE_S,
+    on_progress: OnProgress | None = None,
+    catalog: Catalog | None = None,
+    planner: Planner | None = None,
+    stats: SolveStats | None = None,
+) -> ParetoReport:
+    """Return the curves of dollars against each axis, `points` plans each.
+
+    Plans are for capacity; with `promises` they keep promises in simulation, which takes far longer. Each
+    plan has `deadline_s`. `planner` makes them, by default `prove.plan`.
+    """
+    swept = check_axes(axes, problem)
+    if not LEAST_POINTS <= points <= MOST_POINTS:
+        raise UsageError(
+            f"{points} points", hint=f"take {LEAST_POINTS} to {MOST_POINTS}", field="points"
+        )
+    facts = problem.catalog() if catalog is None else catalog
+    sweep = _Sweep(
+        problem, facts, effort or Effort(), deadline_s, promises, on_progress,
+        planner or _planner(facts, stats), len(swept) * points,
+    )  # fmt: skip
+    run: dict[Axis, Callable[[], list[ParetoPoint]]] = {
+        "latency": lambda: sweep.latency(points, scaled),
+        "error": lambda: sweep.error(points),
+        "energy": lambda: sweep.prices("energy", points),
+        "carbon": lambda: sweep.prices("carbon", points),
+    }
+    fronts = tuple(ParetoFront(against=axis, points=mark(run[axis]())) for axis in swept)
+    return ParetoReport(fleet=problem.name, fronts=fronts, plans=sweep.plans)
+
+
+def mark(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
+    """Return points by value, those dominated marked; of equals one is kept, today's before others."""
+    best: dict[tuple[str, str], ParetoPoint] = {}
+    for point in points:
+        key = (f"{point.usd_per_hour:.9g}", f"{point.value:.9g}")
+        if key not in best or _weight(point) > _weight(best[key]):
+            best[key] = point
+    ordered = sorted(best.values(), key=lambda p: (p.value, p.usd_per_hour, not p.today, p.asked))
+    fair = [point for point in ordered if point.fair]
+    return tuple(
+        point.model_copy(
+            update={"dominated": point.fair and any(_beats(other, point) for other in fair)}
+        )
+        for point in ordered
+    )
+
+
+def _weight(point: ParetoPoint) -> tuple[bool, bool, bool]:
+    return (point.fair, point.today, point.asked != ON_THE_WAY)
+
+
+def _beats(one: ParetoPoint, other: ParetoPoint) -> bool:
+    dear, much = other.usd_per_hour, other.value
+    no_worse = one.usd_per_hour <= dear * (1.0 + _SAME) and one.value <= much * (1.0 + _SAME)
+    better = one.usd_per_hour < dear * (1.0 - _SAME) or one.value < much * (1.0 - _SAME)
+    return no_worse and better
+
+
+class _Sweep:
+    """Plans of one fleet for all of its sweeps; the same question is asked once."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        catalog: Catalog,
+        effort: Effort,
+        deadline_s: float,
+        promises: bool,
+        on_progress: OnProgress | None,
+        planner: Planner,
+        total: int,
+    ) -> None:
+        self.problem, self.catalog, self.effort = problem, catalog, effort
+        self.deadline_s, self.promises, self.on_progress = deadline_s, promises, on_progress
+        self.planner, self.total = planner, total
+        self.plans = 0
+        self.points = 0
+        self._known: dict[tuple[str, bool], Plan] = {}
+
+    def _say(self, text: str) -> None:
+        if self.on_progress is not None:
+            share = min(1.0, self.points / self.total)
+            work = {"points": self.points, "plans": self.plans}
+            self.on_progress(Progress("pareto", text, share, work))
+        self.points += 1
+
+    def _plan(self, problem: Problem, effort: Effort, seconds: float, capacity: bool) -> Plan:
+        # A budget is in the effort where prices stand for more than rent; then prices differ, too.
+        key = (problem.content_hash(), capacity)
+        if key not in self._known:
+            self.plans += 1
+            self._known[key] = self.planner(problem, effort, seconds, capacity)
+        return self._known[key]
+
+    def _find(self, problem: Problem) -> Plan:
+        if problem.weights.rent_only:
+            return self._plan(problem, self.effort, self.deadline_s, not self.promises)
+        return self._weigh(problem, None)
+
+    def _weigh(self, problem: Problem, on_plan: Callable[[WeighedPlan], None] | None) -> Plan:
+        return plan_weighted(
+            problem,
+            self.catalog,
+            self.effort,
+            lambda asked, effort, seconds: self._plan(asked, effort, seconds, True),
+            deadline_s=self.deadline_s,
+            keep=(lambda asked, effort, seconds: self._plan(asked, effort, seconds, False))
+            if self.promises
+            else None,
+            on_plan=on_plan,
+        )
+
+    def latency(self, points: int, scaled: Scaled) -> list[ParetoPoint]:
+        """Plans with promises from half to four times today's; today's are among them."""
+        factors = geometric(_TIGHTEST, _LOOSEST, points)
+        nearest = min(range(points), key=lambda i: abs(math.log(factors[i])))
+        factors[nearest] = 1.0
+        found = []
+        for factor in factors:
+            name = {"both": "ttft and tpot"}.get(scaled, scaled)
+            self._say(f"{name} x {factor:.2f}")
+            problem = self.problem if factor == 1.0 else _slower(self.problem, factor, scaled)
+            plan = self._find(problem)
+            asked = f"{name} x {factor:.3g}"
+            found.append(self._point(plan, problem, asked, factor, today=factor == 1.0))
+        return found
+
+    def error(self, points: int) -> list[ParetoPoint]:
+        """Plans from the fewest errors that models allow to the most that is of any use; and today's."""
+        found = []
+        asked: list[tuple[str, Problem, bool]] = []
+        for i in range(points):
+            share = i / (points - 1)
+            limits = {
+                c.name: c.least_error + share * (_largest_error(c) - c.least_error)
+                for c in self.problem.choices
+            }
+            text = ", ".join(f"{name} {format_share(limit)}" for name, limit in limits.items())
+            asked.append((f"max_error {text}", _with_errors(self.problem, limits), False))
+        asked.append(("today", self.problem, True))
+        for text, problem, today in asked:
+            self._say(text)
+            plan = self._find(problem)
+            value = mean_error(self.problem, plan.mixes)
+            found.append(self._point(plan, problem, text, value, today=today))
+        return found
+
+    def prices(self, axis: Literal["energy", "carbon"], points: int) -> list[ParetoPoint]:
+        """Plans along prices of energy or carbon, with nothing but rent and nothing but it at the ends."""
+        self._say(f"{axis}: today's plan")
+        today = self._find(self.problem)
+        if not today.instances:
+            return []
+        pool: dict[str, WeighedPlan] = {}
+
+        def note(one: WeighedPlan) -> None:
+            pool.setdefault(_identity(one.plan), one)
+
+        start = self._value(axis, today)
+        # Per kWh, or per tonne.
+        even = 1e3 * today.usd_per_hour / start if start > 0.0 else 1.0
+        sweep = geometric(even * 10**-_DECADES, even * 10**_DECADES, max(1, points - 2))
+        weights = [_priced(axis, price) for price in sweep]
+        weights.append(_priced(axis, 1.0, usd=0.0))
+        for one in weights:
+            self._say(f"{axis}: {_price_text(axis, one)}")
+            self._weigh(self.problem.replace(weights=one), note)
+        # All that were found, each under the names of the prices at which it is best.
+        named: dict[str, list[str]] = {key: [] for key in pool}
+        full = [key for key, one in pool.items() if _is_full(one.plan)]
+        for one in (ObjectiveWeights(), *weights):
+            if full:
+                best = min(full, key=lambda key: (*self._worth(pool[key], one, axis), key))
+                named[best].append(_price_text(axis, one))
+        found = [
+            self._point(
+                one.plan,
+                self.problem,
+                _join(named[key]) or ON_THE_WAY,
+                self._value(axis, one.plan),
+                today=key == _identity(today),
+            )
+            for key, one in pool.items()
+        ]
+        if _identity(today) not in pool:
+            found.append(self._point(today, self.problem, "today", start, today=True))
+        return found
+
+    def _worth(
+        self, one: WeighedPlan, weights: ObjectiveWeights, axis: Literal["energy", "carbon"]
+    ) -> tuple[float, float]:
+        rent = one.plan.usd_per_hour + one.plan.init_usd
+        price = weights.usd_per_kwh if axis == "energy" else weights.usd_per_tonne
+        value = self._value(axis, one.plan) / 1e3
+        if price == 0.0:
+            return (weights.usd * rent, value)
+        return (weights.usd * rent + price * value, rent)
+
+    def _value(self, axis: Literal["energy", "carbon"], plan: Plan) -> float:
+        """Watts, or kg CO2 per hour."""
+        draw = draw_of(plan, self.problem, self.catalog)
+        if axis == "energy":
+            return draw.watts * self.problem.grid.pue
+        return kg_per_hour(self.problem.grid, draw) or 0.0
+
+    def _point(
+        self, plan: Plan, problem: Problem, asked: str, value: float, *, today: bool
+    ) -> ParetoPoint:
+        draw = None
+        if not problem.has_graphs:
+            draw = draw_of(plan, problem, self.catalog)
+        kept = all(p.is_kept for p in plan.promises) if plan.promises else None
+        return ParetoPoint(
+            asked=asked,
+            usd_per_hour=plan.usd_per_hour,
+            value=value,
+            watts=None if draw is None else draw.watts * self.problem.grid.pue,
+            kg_per_hour=None if draw is None else kg_per_hour(self.problem.grid, draw),
+            error=mean_error(self.problem, plan.mixes) if plan.mixes else None,
+            nodes=plan.nodes,
+            gpus=plan.gpus,
+            served=min(plan.served_fraction.values(), default=0.0) if plan.instances else 0.0,
+            kept=kept,
+            today=today,
+            plan_hash=_identity(plan),
+        )
+
+
+def geometric(low: float, high: float, points: int) -> list[float]:
+    """Return so many numbers from `low` to `high`, each the same multiple of the one before."""
+    if points == 1:
+        return [math.sqrt(low * high)]
+    return [low * (high / low) ** (i / (points - 1)) for i in range(points)]
+
+
+def mean_error(problem: Problem, mixes: Iterable[ModelMix]) -> float:
+    """Return the share of wrong answers over all choices, by their requests."""
+    rates = {
+        choice.name: min(problem.service(v.service).rate_per_s for v in choice.variants)
+        for choice in problem.choices
+    }
+    found = [(rates[mix.name], mix.error) for mix in mixes]
+    total = sum(rate for rate, _ in found)
+    return sum(rate * error for rate, error in found) / total if total > 0.0 else 0.0
+
+
+def _largest_error(choice: Choice) -> float:
+    """The mean error with all but the least shares on the model that errs most."""
+    errors = choice.errors
+    rest = max(0.0, 1.0 - sum(choice.min_share.values()))
+    floors = sum(share * errors[model] for model, share in choice.min_share.items())
+    return floors + rest * max(errors.values())
+
+
+def _with_errors(problem: Problem, limits: dict[str, float]) -> Problem:
+    choices = tuple(
+        choice.model_copy(update={"max_error": min(1.0, limits[choice.name])})
+        for choice in problem.choices
+    )
+    return problem.replace(choices=choices)
+
+
+def _slower(problem: Problem, factor: float, scaled: Scaled) -> Problem:
+    """The problem with promises that allow `factor` times as long."""
+    ttft = factor if scaled in ("both", "ttft") else 1.0
+    tpot = factor if scaled in ("both", "tpot") else 1.0
+
+    def scale(value: object) -> dict[str, object]:
+        times = {
+            name: getattr(value, name) for name in ("ttft_s", "tpot_s") if hasattr(value, name)
+        }
+        factors = {"ttft_s": ttft, "tpot_s": tpot}
+        return {name: x * factors[name] for name, x in times.items() if x is not None}
+
+    services = tuple(
+        service.model_copy(
+            update={
+                **scale(service),
+                "classes": tuple(k.model_copy(update=scale(k)) for k in service.classes),
+            }
+        )
+        for service in problem.services
+    )
+    return problem.replace(services=services)
+
+
+def _priced(axis: Axis, price: float, *, usd: float = 1.0) -> ObjectiveWeights:
+    if axis == "energy":
+        return ObjectiveWeights(usd=usd, usd_per_kwh=price)
+    return ObjectiveWeights(usd=usd, usd_per_tonne=price)
+
+
+def _price_text(axis: Axis, weights: ObjectiveWeights) -> str:
+    if weights.usd == 0.0:
+        return f"{axis} alone"
+    if weights.rent_only:
+        return "rent alone"
+    if axis == "energy":
+        return f"${weights.usd_per_kwh:.3g}/kWh"
+    return f"${weights.usd_per_tonne:,.0f}/t"
+
+
+def _join(names: Sequence[str]) -> str:
+    """The first and last of the prices at which a plan is best."""
+    return " to ".join(dict.fromkeys((names[0], names[-1]))) if names else ""
+
+
+def _identity(plan: Plan) -> str:
+    """What tells plans apart: instances, routes and mixes, not what is said of them."""
+    return plan.model_copy(
+        update={
+            "problem_hash": "",
+            "power": None,
+            "bound": None,
+            "gap": None,
+            "capacity_bound": None,
+            "reasons": (),
+            "notes": (),
+            "status": "feasible",
+            "promises": (),
+            "mixes": tuple(mix.model_copy(update={"usd_per_point": None}) for mix in plan.mixes),
+        }
+    ).content_hash()
+
+
+def _is_full(plan: Plan) -> bool:
+    served = min(plan.served_fraction.values(), default=1.0) >= _FULL
+    return served and all(promise.is_kept for promise in plan.promises)
+
+
+def _planner(catalog: Catalog, stats: SolveStats | None) -> Planner:
+    """Plans as `prove.plan` makes them, without its bar of progress: that of the sweep counts."""
+    from atoll.prove.plan import plan
+
+    def make(problem: Problem, effort: Effort, seconds: float, capacity: bool) -> Plan:
+        return plan(
+            problem.replace(grid=PowerGrid()) if problem.weights.rent_only else problem,
+            effort=effort,
+            deadline_s=seconds,
+            catalog=catalog,
+            capacity_only=capacity,
+            error_bars=False,
+            stats=stats,
+        )
+
+    return make
