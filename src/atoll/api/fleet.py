@@ -151,7 +151,8 @@ class Fleet:
         )
         if asked is not self.problem:
             # The share decides how much is rented, not whether the plan is one for this fleet.
-            made = made.model_copy(update={"problem_hash": self.problem.content_hash()})
+            settled = self.problem.settled(made.mixes)
+            made = made.model_copy(update={"problem_hash": settled.content_hash()})
         return FleetPlan.of(made, self.problem, stats)
 
     def _asked(self, attainment: float | None) -> Problem:
