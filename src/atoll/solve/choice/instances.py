@@ -26,8 +26,8 @@ of the bytes and 1.15 and 1.35 times the error. What the text leaves open is cho
 - T_res = r beta / BW, with beta in KB and BW in GB/s. In seconds it would be 1e-4 and no cache would ever
   count; so taken, it stands for the queries held at once, and caches are 0.1 to 15 GB.
 - Rent falls with precision, as the text says: an INT4 tier is about a fifth to a third cheaper than FP16.
-- More than six types: further ones are drawn from the six kinds in turn. Budget and storage then grow in
-  proportion (I / 6), or most of the demand would stay unserved. More than ten tiers: further lots of the
+- More than six types: further ones are drawn from the six kinds in turn. Storage then grows as I / 6, the
+  budget as its root, since types share GPUs: more would not bind, and as it is much would stay unserved. More than ten tiers: further lots of the
   same ten, with prices, bandwidth and FLOP/s within 12 % of them. Fewer: evenly spaced ones of the ten.
 """
 
@@ -224,7 +224,7 @@ def paper_instance(
 ) -> ChoiceProblem:
     """Return the instance of that size and seed; equal arguments give equal bits.
 
-    `budget` (USD for 24 h) and `storage_gb` are those of up to six types and grow in proportion beyond.
+    `budget` (USD for 24 h) and `storage_gb` are those of up to six types and grow beyond, as said above.
     `media_unmet` multiplies phi of images and videos (5 in the paper's scenarios S4 and S5).
     """
     for name, value in (("types", types), ("models", models), ("tiers", tiers)):
@@ -282,7 +282,7 @@ def paper_instance(
     media = np.array([media_unmet if kind.media else 1.0 for kind in kinds])
     return ChoiceProblem(
         horizon_h=24.0,
-        budget=budget * scale,
+        budget=budget * float(np.sqrt(scale)),
         storage_gb=storage_gb * scale,
         storage_usd=float(stream(seed, "choice", "storage").uniform(0.0005, 0.001)),
         efficiency=0.9,
