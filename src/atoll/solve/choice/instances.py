@@ -27,8 +27,9 @@ of the bytes and 1.15 and 1.35 times the error. What the text leaves open is cho
   count; so taken, it stands for the queries held at once, and caches are 0.1 to 15 GB.
 - Rent falls with precision, as the text says: an INT4 tier is about a fifth to a third cheaper than FP16.
 - More than six types: further ones are drawn from the six kinds in turn. Storage then grows as I / 6, the
-  budget as its root, since types share GPUs: more would not bind, and as it is much would stay unserved. More than ten tiers: further lots of the
-  same ten, with prices, bandwidth and FLOP/s within 12 % of them. Fewer: evenly spaced ones of the ten.
+  budget as its root, since types share GPUs: in proportion it would not bind, and unchanged it would leave
+  much unserved. More than ten tiers: further lots of the same ten, with prices, bandwidth and FLOP/s within
+  12 % of them. Fewer: evenly spaced ones of the ten.
 """
 
 from __future__ import annotations
