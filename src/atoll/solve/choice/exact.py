@@ -1,11 +1,11 @@
 """The choice problem solved to a proven optimum, as an integer programme on HiGHS.
 
 The paper linearises x_ijk w_jkc with McCormick's rows. Here v_ijkc, the share of type i that (j, k) serves
-*in configuration c*, is the variable itself: x_ijk = sum_c v_ijkc, v_ijkc <= a_ijkc w_jkc, where a is the most
-that memory, FLOP/s, delay and error let one configuration serve. (5f) and (5g) hold per configuration, and
-a configuration that another one of the same pair and of no more GPUs beats in every delay is left out.
-Whoever serves type i must open a configuration that can: if none with an error (or delay) below t > eps_i is
-open, then u_i >= 1 - eps_i / t. These rows close a large part of the gap and no solver finds them by itself.
+*in configuration c*, is the variable itself: x_ijk = sum_c v_ijkc, v_ijkc <= a_ijkc w_jkc, where a is the
+most that memory, FLOP/s, delay and error let one configuration serve. (5f) and (5g) hold per configuration,
+and one that another of the same pair and as many GPUs beats in every delay is left out. Whoever serves
+type i must open a configuration that can: if none with an error (or delay) below t > eps_i is open, then
+u_i >= 1 - eps_i / t. These rows close a large part of the gap, and no solver finds them by itself.
 
 Three solves: the relaxation; a core of the configurations with the least reduced costs, which gives a good
 answer; and all those whose reduced cost is below the distance between the two. The others cannot be in a
@@ -63,10 +63,10 @@ def exact(
     iteration_limit: int | None = None,
     deadline_s: float = INFINITY,
 ) -> ExactChoice:
-    """Return the cheapest answer within a relative `gap`, proven; `incumbent` is a feasible answer to beat."""
+    """Return the cheapest answer within a relative `gap`, proven; `incumbent` is one to beat."""
     end = perf_counter() + deadline_s
     columns = Candidates.of(problem)
-    whole = _Programme(problem, columns, np.arange(columns.number))
+    whole = _ChoiceMip(problem, columns, np.arange(columns.number))
     relaxed = whole.lp.solve(max(0.0, end - perf_counter()))
     best = incumbent if incumbent is not None else _nothing(problem)
     if relaxed.status != "optimal":
@@ -77,7 +77,7 @@ def exact(
     floor, cost = relaxed.objective, cost_of(problem, best).total
     if floor < cost * (1.0 - gap) and columns.number > _CORE:
         core = np.sort(np.argsort(reduced, kind="stable")[:_CORE])
-        first = _Programme(problem, columns, core).solve(
+        first = _ChoiceMip(problem, columns, core).solve(
             best, max(gap, _CORE_GAP), node_limit, iteration_limit, end
         )
         done.append(first[1])
@@ -85,7 +85,7 @@ def exact(
         cost = cost_of(problem, best).total
     # A configuration that is open adds its reduced cost to the relaxation's.
     kept = np.nonzero(floor + reduced <= cost * (1.0 - 0.5 * gap) + 1e-9)[0]
-    last, mip = _Programme(problem, columns, kept).solve(
+    last, mip = _ChoiceMip(problem, columns, kept).solve(
         best, 0.5 * gap, node_limit, iteration_limit, end
     )
     done.append(mip)
@@ -94,7 +94,14 @@ def exact(
     # What was left out costs at least the first of these, what was kept at least the second.
     bound = min(cost, max(floor, min(mip.bound, cost * (1.0 - 0.5 * gap))))
     return _result(
-        problem, best, bound, columns, len(kept), done, cut=mip.status == "stopped", late=mip.timed_out
+        problem,
+        best,
+        bound,
+        columns,
+        len(kept),
+        done,
+        cut=mip.status == "stopped",
+        late=mip.timed_out,
     )
 
 
@@ -199,7 +206,7 @@ class _Rows:
         lp.add_rows(np.array(self._lower), np.array(self._upper), entries)
 
 
-class _Programme:
+class _ChoiceMip:
     """The integer programme over some of the candidates. Columns: w, v by candidate and type, z, u."""
 
     def __init__(self, problem: ChoiceProblem, columns: Candidates, kept: Ints) -> None:
@@ -356,9 +363,7 @@ def _nothing(problem: ChoiceProblem) -> ChoiceAnswer:
     )
 
 
-def _better(
-    problem: ChoiceProblem, best: ChoiceAnswer, other: ChoiceAnswer | None
-) -> ChoiceAnswer:
+def _better(problem: ChoiceProblem, best: ChoiceAnswer, other: ChoiceAnswer | None) -> ChoiceAnswer:
     if other is None or cost_of(problem, other).total >= cost_of(problem, best).total:
         return best
     return other
