@@ -7,9 +7,10 @@ and one that another of the same pair and as many GPUs beats in every delay is l
 type i must open a configuration that can: if none with an error (or delay) below t > eps_i is open, then
 u_i >= 1 - eps_i / t. These rows close a large part of the gap, and no solver finds them by itself.
 
-Three solves: the relaxation; a core of the configurations with the least reduced costs, which gives a good
-answer; and all those whose reduced cost is below the distance between the two. The others cannot be in a
-better answer. Effort is counted in nodes and iterations; a deadline is a safety net that says so.
+Three steps: the relaxation; a few open sets found by exchange (`opening`), each solved with nothing else
+open, which give a good answer; and all configurations whose reduced cost is below the distance between the
+two. The others cannot be in a better answer. Effort is counted in nodes and iterations; a deadline is a
+safety net that says so.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from time import perf_counter
 
 import numpy as np
 
+from atoll.solve.choice.candidates import Candidates
+from atoll.solve.choice.opening import open_sets
 from atoll.solve.choice.problem import Bools, ChoiceAnswer, ChoiceProblem, Floats, Ints, cost_of
 from atoll.solve.lp import INFINITY, LinearProgram, LpResult, MipResult, Sparse
 
-_CORE = 40
-"""Configurations of the core that looks for a first answer."""
-_CORE_GAP = 0.005
+_NEAR = 150
+"""Configurations of least reduced cost among which a first answer is looked for."""
+_TRIED, _TRIED_NODES = 4, 200
+"""Sets of open pairs that are solved for a first answer, and nodes for each."""
 _TOLERANCE = 1e-7
 _COVER = 1.3
 """Rows that ask for an able configuration are made for limits up to so many times the promise."""
@@ -75,13 +79,16 @@ def exact(
     done: list[MipResult] = []
     reduced = _reduced(relaxed, columns.number)
     floor, cost = relaxed.objective, cost_of(problem, best).total
-    if floor < cost * (1.0 - gap) and columns.number > _CORE:
-        core = np.sort(np.argsort(reduced, kind="stable")[:_CORE])
-        first = _ChoiceMip(problem, columns, core).solve(
-            best, max(gap, _CORE_GAP), node_limit, iteration_limit, end
-        )
-        done.append(first[1])
-        best = _better(problem, best, first[0])
+    if floor < cost * (1.0 - gap):
+        near = np.argsort(reduced, kind="stable")[:_NEAR]
+        for opened in open_sets(problem, columns, np.sort(near))[:_TRIED]:
+            # With all sizes of the same pairs, so that more FLOP/s or memory can be had.
+            same = np.nonzero(np.isin(columns.pair, columns.pair[opened]))[0]
+            tried, mip = _ChoiceMip(problem, columns, same).solve(
+                best, 0.5 * gap, _TRIED_NODES, iteration_limit, end
+            )
+            done.append(mip)
+            best = _better(problem, best, tried)
         cost = cost_of(problem, best).total
     # A configuration that is open adds its reduced cost to the relaxation's.
     kept = np.nonzero(floor + reduced <= cost * (1.0 - 0.5 * gap) + 1e-9)[0]
@@ -103,80 +110,6 @@ def exact(
         cut=mip.status == "stopped",
         late=mip.timed_out,
     )
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Configurations worth opening, one row each: pair (j, k), configuration c, and what they can do.
-
-    `delay`, `error`, `load`, `cache`, `most` are [candidate, type]; `load` and `cache` are shares of what the
-    configuration has, `most` the share of a type that it could serve alone.
-    """
-
-    model: Ints
-    tier: Ints
-    config: Ints
-    pair: Ints
-    rent: Floats
-    delay: Floats
-    error: Floats
-    load: Floats
-    cache: Floats
-    most: Floats
-
-    @property
-    def number(self) -> int:
-        """How many there are."""
-        return len(self.model)
-
-    @classmethod
-    def of(cls, problem: ChoiceProblem) -> Candidates:
-        """Collect those that fit memory and budget and that no other of their pair beats."""
-        _, models, tiers, _ = problem.shape
-        rows = [
-            (j, k, c) for j in range(models) for k in range(tiers) for c in _useful(problem, j, k)
-        ]
-        j, k, c = (np.array([row[axis] for row in rows], np.int64) for axis in range(3))
-        gpus = problem.gpus[c]
-        load = problem.load_tflop[:, j, k].T / (problem.capacity_tflop[k] * gpus)[:, None]
-        room = problem.memory_gb[k] * gpus - problem.weights_gb[j]
-        cache = problem.kv_load_gb[:, j, k].T / np.maximum(room, 1e-12)[:, None]
-        delay, error = problem.delay[:, j, k, c].T, problem.error[:, j, k].T
-        tightest = np.maximum.reduce(
-            [load, cache, delay / problem.delay_limit, error / problem.error_limit]
-        )
-        return cls(
-            j,
-            k,
-            c,
-            np.asarray(np.unique(j * tiers + k, return_inverse=True)[1], np.int64),
-            problem.horizon_h * problem.gpu_usd[k] * gpus,
-            delay,
-            error,
-            load,
-            cache,
-            1.0 / np.maximum(tightest, 1.0),
-        )
-
-
-def _useful(problem: ChoiceProblem, j: int, k: int) -> list[int]:
-    gpus, delay = problem.gpus, problem.delay[:, j, k]
-    rent = problem.horizon_h * problem.gpu_usd[k] * gpus
-    fits = [
-        c
-        for c in range(problem.shape[3])
-        if problem.allowed[k, c]
-        and problem.weights_gb[j] < problem.memory_gb[k] * gpus[c]
-        and rent[c] <= problem.budget
-    ]
-
-    def beaten(c: int, by: int) -> bool:
-        # Fewer GPUs would also mean less memory and FLOP/s, so only equal numbers compare.
-        if by == c or gpus[by] != gpus[c] or not (delay[:, by] <= delay[:, c]).all():
-            return False
-        return bool((delay[:, by] < delay[:, c]).any()) or by < c
-
-    return [c for c in fits if not any(beaten(c, by) for by in fits)]
 
 
 class _Rows:
@@ -241,8 +174,7 @@ class _ChoiceMip:
         self._capacities(rows)
         self._able(rows)
         rows.put(self.lp)
-        whole = np.concatenate([np.arange(number), np.arange(self._z, self._u)])
-        self.lp.set_integer(whole)
+        self.lp.set_integer(np.concatenate([np.arange(number), np.arange(self._z, self._u)]))
 
     def _promises(self, rows: _Rows) -> None:
         problem, kept = self._problem, self._kept
