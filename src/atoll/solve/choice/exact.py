@@ -27,9 +27,11 @@ from atoll.solve.lp import INFINITY, LinearProgram, LpResult, MipResult, Sparse
 
 _NEAR = 150
 """Configurations of least reduced cost among which a first answer is looked for."""
-_TRIED, _TRIED_NODES = 4, 200
-"""Sets of open pairs that are solved for a first answer, and nodes for each."""
+_TRIED, _TRIED_GAP, _TRIED_NODES = 5, 1e-3, 100
+"""Sets of open pairs that are solved for a first answer; gap and nodes of each of them."""
 _TOLERANCE = 1e-7
+_TRIALS = 1
+"""Trial branchings cost more than they save here: these relaxations are degenerate and slow."""
 _COVER = 1.3
 """Rows that ask for an able configuration are made for limits up to so many times the promise."""
 
@@ -80,12 +82,13 @@ def exact(
     reduced = _reduced(relaxed, columns.number)
     floor, cost = relaxed.objective, cost_of(problem, best).total
     if floor < cost * (1.0 - gap):
-        near = np.argsort(reduced, kind="stable")[:_NEAR]
-        for opened in open_sets(problem, columns, np.sort(near))[:_TRIED]:
-            # With all sizes of the same pairs, so that more FLOP/s or memory can be had.
+        near = np.sort(np.argsort(reduced, kind="stable")[:_NEAR])
+        sets = open_sets(problem, columns, near)[:_TRIED]
+        # Each set by itself, then all together: with every size of a pair, so that FLOP/s can be had.
+        for opened in (*sets, np.concatenate(sets)) if sets else ():
             same = np.nonzero(np.isin(columns.pair, columns.pair[opened]))[0]
             tried, mip = _ChoiceMip(problem, columns, same).solve(
-                best, 0.5 * gap, _TRIED_NODES, iteration_limit, end
+                best, _TRIED_GAP, _TRIED_NODES, iteration_limit, end
             )
             done.append(mip)
             best = _better(problem, best, tried)
@@ -214,20 +217,28 @@ class _ChoiceMip:
                 rows.add(index, np.append(np.ones(len(members)), -most), -INFINITY, 0.0)
 
     def _able(self, rows: _Rows) -> None:
-        problem, kept = self._problem, self._kept
-        for i in range(self._types):
-            for value, limit in (
-                (self._columns.error[kept, i], problem.error_limit[i]),
-                (self._columns.delay[kept, i], problem.delay_limit[i]),
+        problem, columns, kept, types = self._problem, self._columns, self._kept, self._types
+        placed = self._z + np.arange(len(self._pairs)) * types
+        opened = np.arange(len(kept))
+        for i in range(types):
+            # An error is a pair's, whatever its configuration, so placing is what is asked for.
+            for index, value, limit in (
+                (placed + i, columns.error[kept[self._first], i], problem.error_limit[i]),
+                (opened, columns.delay[kept, i], problem.delay_limit[i]),
             ):
                 levels = np.unique(value)
                 for level in levels[levels > limit * (1.0 + 1e-9)]:
-                    able = np.nonzero(value < level)[0]
+                    able = index[value < level]
                     unmet = 1.0 - limit / level
-                    index = np.append(able, self._u + i)
-                    rows.add(index, np.append(np.full(len(able), unmet), 1.0), unmet, INFINITY)
+                    share = np.append(np.full(len(able), unmet), 1.0)
+                    rows.add(np.append(able, self._u + i), share, unmet, INFINITY)
                     if level > limit * _COVER:
                         break
+        for pair in range(len(self._pairs)):
+            members = np.nonzero(self._pair == pair)[0]
+            for i in range(types):
+                index = np.append(members, placed[pair] + i)
+                rows.add(index, np.append(np.ones(len(members)), -1.0), 0.0, INFINITY)
 
     def solve(
         self,
@@ -245,6 +256,7 @@ class _ChoiceMip:
             node_limit=node_limit,
             iteration_limit=iteration_limit,
             tolerance=_TOLERANCE,
+            trials=_TRIALS,
         )
         return (None if mip.values is None else self._answer(mip.values)), mip
 

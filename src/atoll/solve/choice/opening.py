@@ -140,11 +140,11 @@ class _Exchange:
         return np.asarray(self._table[:, chosen][:, :, chosen].min(axis=(1, 2)))
 
     def _cost(self, chosen: tuple[int, ...]) -> float:
-        """Return what a set costs with all that types share."""
+        """Return what a set costs: with what types share, or with weights stored whole, the larger."""
         if chosen not in self._known:
-            self._known[chosen] = (
-                self._solved(chosen) if chosen else float(self._problem.unmet_usd.sum())
-            )
+            one = list(chosen)
+            cost = float(self._rent[one].sum() + self._served(one).sum())
+            self._known[chosen] = max(cost, self._solved(chosen)) if chosen else cost
         return self._known[chosen]
 
     def _solved(self, chosen: tuple[int, ...]) -> float:
