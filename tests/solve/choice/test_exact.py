@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from atoll.core.errors import InfeasibleError
+from atoll.solve.choice.candidates import Candidates
 from atoll.solve.choice.check import violations
-from atoll.solve.choice.exact import Candidates, exact
+from atoll.solve.choice.exact import exact
 from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.problem import cost_of
 from tests.solve.choice.small_choices import paper_optimum, random_problem
@@ -67,6 +69,8 @@ def test_unserved_demand_is_within_its_limit() -> None:
     found = exact(tight, gap=1e-6)
     assert found.cost == pytest.approx(paper_optimum(tight), rel=1e-5)
     assert violations(tight, found.answer) == []
+    with pytest.raises(InfeasibleError, match="most_unmet"):
+        exact(replace(tight, most_unmet=np.zeros(3), budget=1.0))
 
 
 def test_configurations_that_another_beats_are_left_out() -> None:

@@ -15,15 +15,16 @@ safety net that says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 
+from atoll.core.errors import InfeasibleError
 from atoll.solve.choice.candidates import Candidates
 from atoll.solve.choice.opening import open_sets
 from atoll.solve.choice.problem import Bools, ChoiceAnswer, ChoiceProblem, Floats, Ints, cost_of
-from atoll.solve.lp import INFINITY, LinearProgram, LpResult, MipResult, Sparse
+from atoll.solve.lp import INFINITY, LinearProgram, MipResult, Sparse
 
 _NEAR = 150
 """Configurations of least reduced cost among which a first answer is looked for."""
@@ -69,50 +70,63 @@ def exact(
     iteration_limit: int | None = None,
     deadline_s: float = INFINITY,
 ) -> ExactChoice:
-    """Return the cheapest answer within a relative `gap`, proven; `incumbent` is one to beat."""
+    """Return the cheapest answer within a relative `gap`, proven; `incumbent` is a feasible one to beat.
+
+    Raises InfeasibleError where `most_unmet` leaves no answer, or none was found within the limits.
+    """
     end = perf_counter() + deadline_s
+    best = _Best(problem, incumbent)
     columns = Candidates.of(problem)
-    whole = _ChoiceMip(problem, columns, np.arange(columns.number))
-    relaxed = whole.lp.solve(max(0.0, end - perf_counter()))
-    best = incumbent if incumbent is not None else _nothing(problem)
-    if relaxed.status != "optimal":
-        # Only the clock can end it: serving nothing is feasible where `most_unmet` allows it.
-        return _result(problem, best, -INFINITY, columns, columns.number, [], cut=True, late=True)
+    relaxed = _ChoiceMip(problem, columns, np.arange(columns.number)).lp.solve(
+        max(0.0, end - perf_counter())
+    )
     done: list[MipResult] = []
-    reduced = _reduced(relaxed, columns.number)
-    floor, cost = relaxed.objective, cost_of(problem, best).total
-    if floor < cost * (1.0 - gap):
+    if relaxed.status == "infeasible":
+        raise InfeasibleError("no answer leaves as little unserved as most_unmet asks")
+    if relaxed.status == "stopped":
+        return _result(best, -INFINITY, columns.number, columns.number, done, cut=True, late=True)
+    # A configuration that is open adds its reduced cost to the relaxation's.
+    floor, reduced = relaxed.objective, np.maximum(relaxed.reduced[: columns.number], 0.0)
+    if floor < best.cost * (1.0 - gap):
         near = np.sort(np.argsort(reduced, kind="stable")[:_NEAR])
         sets = open_sets(problem, columns, near)[:_TRIED]
         # Each set by itself, then all together: with every size of a pair, so that FLOP/s can be had.
         for opened in (*sets, np.concatenate(sets)) if sets else ():
             same = np.nonzero(np.isin(columns.pair, columns.pair[opened]))[0]
             tried, mip = _ChoiceMip(problem, columns, same).solve(
-                best, _TRIED_GAP, _TRIED_NODES, iteration_limit, end
+                best.answer, _TRIED_GAP, _TRIED_NODES, iteration_limit, end
             )
             done.append(mip)
-            best = _better(problem, best, tried)
-        cost = cost_of(problem, best).total
-    # A configuration that is open adds its reduced cost to the relaxation's.
-    kept = np.nonzero(floor + reduced <= cost * (1.0 - 0.5 * gap) + 1e-9)[0]
+            best.take(tried)
+    kept = np.nonzero(floor + reduced <= best.cost * (1.0 - 0.5 * gap))[0]
     last, mip = _ChoiceMip(problem, columns, kept).solve(
-        best, 0.5 * gap, node_limit, iteration_limit, end
+        best.answer, 0.5 * gap, node_limit, iteration_limit, end
     )
     done.append(mip)
-    best = _better(problem, best, last)
-    cost = cost_of(problem, best).total
-    # What was left out costs at least the first of these, what was kept at least the second.
-    bound = min(cost, max(floor, min(mip.bound, cost * (1.0 - 0.5 * gap))))
-    return _result(
-        problem,
-        best,
-        bound,
-        columns,
-        len(kept),
-        done,
-        cut=mip.status == "stopped",
-        late=mip.timed_out,
-    )
+    best.take(last)
+    # What was left out costs at least the second of these, what was kept at least the first.
+    within = INFINITY if mip.status == "infeasible" else mip.bound
+    bound = min(best.cost, max(floor, min(within, best.cost * (1.0 - 0.5 * gap))))
+    cut = mip.status == "stopped"
+    return _result(best, bound, columns.number, len(kept), done, cut=cut, late=mip.timed_out)
+
+
+class _Best:
+    """The cheapest answer so far. Serving nothing is one, unless `most_unmet` forbids it."""
+
+    def __init__(self, problem: ChoiceProblem, incumbent: ChoiceAnswer | None) -> None:
+        self._problem = problem
+        self.answer: ChoiceAnswer | None = None
+        self.cost = INFINITY
+        self.take(incumbent)
+        if (problem.most_unmet >= 1.0).all():
+            self.take(_nothing(problem))
+
+    def take(self, other: ChoiceAnswer | None) -> None:
+        if other is not None:
+            cost = cost_of(self._problem, other).total
+            if cost < self.cost:
+                self.answer, self.cost = other, cost
 
 
 class _Rows:
@@ -242,7 +256,7 @@ class _ChoiceMip:
 
     def solve(
         self,
-        start: ChoiceAnswer,
+        start: ChoiceAnswer | None,
         gap: float,
         node_limit: int | None,
         iteration_limit: int | None,
@@ -252,7 +266,7 @@ class _ChoiceMip:
         mip = self.lp.solve_mip(
             time_limit_s=end - perf_counter(),
             gap=gap,
-            start=self._values(start),
+            start=None if start is None else self._values(start),
             node_limit=node_limit,
             iteration_limit=iteration_limit,
             tolerance=_TOLERANCE,
@@ -292,11 +306,6 @@ class _ChoiceMip:
         return ChoiceAnswer(config, routed, placed, np.where(unmet < 1e-9, 0.0, unmet))
 
 
-def _reduced(relaxed: LpResult, number: int) -> Floats:
-    """Return what opening a candidate adds at least; none for those that the relaxation opens."""
-    return np.maximum(relaxed.reduced[:number], 0.0)
-
-
 def _nothing(problem: ChoiceProblem) -> ChoiceAnswer:
     types, models, tiers, _ = problem.shape
     return ChoiceAnswer(
@@ -307,31 +316,29 @@ def _nothing(problem: ChoiceProblem) -> ChoiceAnswer:
     )
 
 
-def _better(problem: ChoiceProblem, best: ChoiceAnswer, other: ChoiceAnswer | None) -> ChoiceAnswer:
-    if other is None or cost_of(problem, other).total >= cost_of(problem, best).total:
-        return best
-    return other
-
-
 def _result(
-    problem: ChoiceProblem,
-    best: ChoiceAnswer,
+    best: _Best,
     bound: float,
-    columns: Candidates,
+    configurations: int,
     kept: int,
     done: list[MipResult],
     *,
     cut: bool,
     late: bool,
 ) -> ExactChoice:
-    answer = ChoiceAnswer(best.config, best.routed, best.placed, best.unmet, bound)
+    if best.answer is None:
+        raise InfeasibleError(
+            "no answer was found within the limits: raise them or most_unmet"
+            if cut
+            else "no answer leaves as little unserved as most_unmet asks"
+        )
     return ExactChoice(
-        answer,
-        cost_of(problem, answer).total,
+        replace(best.answer, bound=bound),
+        best.cost,
         bound,
         sum(mip.nodes for mip in done),
         sum(mip.iterations for mip in done),
-        columns.number,
+        configurations,
         kept,
         cut,
         late,
