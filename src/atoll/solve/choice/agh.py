@@ -12,8 +12,8 @@ import numpy as np
 
 from atoll.core.compiling import entry, lean_part
 from atoll.core.rng import stream
-from atoll.solve.choice.gh import construct, switches_of
-from atoll.solve.choice.greedy import SELECT, find_config, find_first, fits, seconds_at
+from atoll.solve.choice.gh import construct, start, switches_of
+from atoll.solve.choice.greedy import SELECT, find_config, fits, seconds_at
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, Floats, Ints
 from atoll.solve.choice.tables import (
     CACHE,
@@ -84,10 +84,11 @@ def improve(tables: ChoiceTables, best: Ledger, orders: Ints, switches: int) -> 
         tuple(best),
         tuple(ledger_of(tables)),
         tuple(ledger_of(tables)),
+        tuple(ledger_of(tables)),
         orders,
         switches,
         np.empty((types, pairs), np.int64),
-        np.empty((2, max(types, pairs)), np.int64),
+        np.empty(max(types, pairs), np.int64),
         np.empty((2, pairs)),
     )
 
@@ -247,23 +248,24 @@ def consolidate(
 
 
 @entry(
-    f"({TABLES_TYPE}, {LEDGER_TYPE}, {LEDGER_TYPE}, {LEDGER_TYPE}, int64[:, ::1], int64,"
-    " int64[:, ::1], int64[:, ::1], float64[:, ::1])"
+    f"({TABLES_TYPE}, {LEDGER_TYPE}, {LEDGER_TYPE}, {LEDGER_TYPE}, {LEDGER_TYPE}, int64[:, ::1],"
+    " int64, int64[:, ::1], int64[::1], float64[:, ::1])"
 )
 def _agh(
     tables: tuple[Any, ...],
     best: tuple[Any, ...],
+    covered: tuple[Any, ...],
     ledger: tuple[Any, ...],
     kept: tuple[Any, ...],
     orders: Ints,
     switches: int,
     first: Ints,
-    lists: Ints,
-    scratch: Floats,
+    listed: Ints,
+    rank: Floats,
 ) -> None:
     search(
-        ChoiceTables(*tables), Ledger(*best), Ledger(*ledger), Ledger(*kept), orders, switches, first,
-        lists, scratch,
+        ChoiceTables(*tables), Ledger(*best), Ledger(*covered), Ledger(*ledger), Ledger(*kept), orders,
+        switches, first, listed, rank,
     )  # fmt: skip
 
 
@@ -271,24 +273,26 @@ def _agh(
 def search(
     tables: ChoiceTables,
     best: Ledger,
+    covered: Ledger,
     ledger: Ledger,
     kept: Ledger,
     orders: Ints,
     switches: int,
     first: Ints,
-    lists: Ints,
-    scratch: Floats,
+    listed: Ints,
+    rank: Floats,
 ) -> None:
     """Write the best answer over all orders into `best`; the rest is scratch."""
-    find_first(tables, switches, first)
+    start(tables, covered, switches, first, listed)
     least = np.inf
     idle = 0
-    for start in range(orders.shape[0]):
-        construct(tables, ledger, switches, orders[start], first, lists[0], scratch)
+    for number in range(orders.shape[0]):
+        copy(covered, ledger)
+        construct(tables, ledger, switches, orders[number], first, rank, listed)
         for _ in range(PASSES):
             if not relocate(tables, ledger, switches, first):
                 break
-        consolidate(tables, ledger, kept, switches, first, lists[1])
+        consolidate(tables, ledger, kept, switches, first, listed)
         usd = cost(tables, ledger)
         if usd < least - _GAIN:
             least = usd

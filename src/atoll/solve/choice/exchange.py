@@ -9,7 +9,7 @@ and the answer is never dearer than AGH's. Work is counted, not timed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,14 +26,51 @@ from atoll.solve.choice.routing import (
     selection_of,
     span,
 )
-from atoll.solve.choice.tables import TABLES_TYPE, ChoiceTables, answer_of, ledger_of, tables_of
+from atoll.solve.choice.tables import (
+    BUDGET,
+    TABLES_TYPE,
+    ChoiceTables,
+    answer_of,
+    ledger_of,
+    tables_of,
+)
 
 COMPILED_AS = "the choice of models"
 TRIES = 8
 """Offers that are routed at each step, those of the least bounds."""
-ROUNDS = 40
+ROUNDS = 2000
 _GAIN = 1e-7
 """USD that a step must save."""
+
+
+# Slots of `Search.usd`.
+STORING, FINE, LEAST = 0, 1, 2
+# Slots of `Search.work`.
+ROUTED, BOUNDED, STEPS, OFFERED = 0, 1, 2, 3
+
+
+class Search(NamedTuple):
+    """What steps work in."""
+
+    usd: Floats
+    """What a GB costs over the horizon; what a USD over the budget costs; the least cost within it."""
+    work: Ints
+    """Selections routed, offers judged by a bound, steps, offers."""
+    base: Floats
+    """base[i]: what a type costs without a new offer."""
+    order: Ints
+    """Types, those with most to gain first."""
+    bounds: Floats
+    """Of the offers to be routed."""
+    held: Ints
+    """Those offers."""
+    scratch: Floats
+
+
+SEARCH_TYPE = (
+    "Tuple((float64[::1], int64[::1], float64[::1], int64[::1], float64[::1], int64[::1],"
+    " float64[:, ::1]))"
+)
 
 
 def exchange(problem: ChoiceProblem, seed: int = 0) -> ChoiceAnswer:
@@ -44,6 +81,11 @@ def exchange(problem: ChoiceProblem, seed: int = 0) -> ChoiceAnswer:
     start = answer_of(problem, ledger.config, ledger.share)
     types, pairs, _ = tables.delay.shape
     offers = offers_of(tables)
+    search = Search(
+        np.array([problem.horizon_h * problem.storage_usd, 0.0, np.inf]), np.zeros(4, np.int64),
+        np.empty(types), np.empty(types, np.int64), np.empty(TRIES), np.empty(TRIES, np.int64),
+        np.empty((4, MOST)),
+    )  # fmt: skip
     best, now, trial = selection_of(types), selection_of(types), selection_of(types)
     _exchange(
         tuple(tables),
@@ -51,13 +93,13 @@ def exchange(problem: ChoiceProblem, seed: int = 0) -> ChoiceAnswer:
         tuple(best),
         tuple(now),
         tuple(trial),
+        tuple(search),
         ledger.config,
+        problem.shape[2],
         cost_of(problem, start).total,
-        problem.horizon_h * problem.storage_usd,
-        np.empty((4, MOST)),
-        np.empty((2, max(types, TRIES))),
-        np.empty((2, max(types, TRIES)), np.int64),
     )
+    global LAST
+    LAST = search
     found = _answer(problem, offers, best)
     return found if cost_of(problem, found).total < cost_of(problem, start).total else start
 
@@ -115,11 +157,11 @@ def bound(
 
 
 @lean_part
-def leave_out(now: Selection, trial: Selection, out: int) -> None:
-    """Write the members without one (-1: with all)."""
+def leave_out(now: Selection, trial: Selection, one: int, two: int) -> None:
+    """Write the members without two of them (-1: none)."""
     count = 0
     for a in range(now.count[0]):
-        if a != out:
+        if a not in (one, two):
             trial.members[count] = now.members[a]
             count += 1
     trial.count[0] = count
@@ -150,32 +192,46 @@ def has_pair(offers: Offers, trial: Selection, g: int) -> bool:
 
 
 @lean_part
+def judge(
+    tables: ChoiceTables, offers: Offers, trial: Selection, best: Selection, search: Search
+) -> float:
+    """Return what a selection costs, and keep it if it is the best that is within the budget."""
+    usd, paid = route(
+        tables, offers, trial, search.usd[STORING], search.usd[FINE], search.scratch
+    )
+    search.work[ROUTED] += 1
+    if paid and usd < search.usd[LEAST]:
+        search.usd[LEAST] = usd
+        duplicate(trial, best)
+    return usd
+
+
+@lean_part
 def step(
     tables: ChoiceTables,
     offers: Offers,
     now: Selection,
     trial: Selection,
-    out: int,
+    best: Selection,
+    search: Search,
+    one: int,
+    two: int,
     usd: float,
-    storing_usd: float,
-    scratch: Floats,
-    sums: Floats,
-    lists: Ints,
 ) -> float:
-    """Leave out a member (-1: none) and take in the offer that is best then, if that saves; return the cost."""
+    """Leave out two members (-1: none), take in the offer that is best then, if that saves; return the cost."""
     types = now.usd.shape[0]
-    base, order = sums[0], lists[0, :types]
-    leave_out(now, trial, out)
+    base, order, bounds, held = search.base, search.order, search.bounds, search.held
+    leave_out(now, trial, one, two)
     count = trial.count[0]
+    rent, least, alone, data = 0.0, 0.0, 0.0, 0.0
     for a in range(count):
-        scratch[0, a] = 1.0
-    rent, least, alone = 0.0, 0.0, 0.0
-    for a in range(count):
+        search.scratch[0, a] = 1.0
         rent += offers.rent[trial.members[a]]
     for i in range(types):
-        base[i] = choose(tables, offers, trial, i, 0.0, scratch[0], scratch[1])
+        base[i] = choose(tables, offers, trial, i, 0.0, search.scratch[0], search.scratch[1])
         least += offers.floor[i]
         alone += base[i]
+        data += tables.data_usd[i]
         place = i
         # Types with most to gain come first.
         while place > 0:
@@ -185,48 +241,50 @@ def step(
             order[place] = before
             place -= 1
         order[place] = i
-    held = 0
+    found = 0
+    over = rent + data - tables.limits[BUDGET]
+    fine = search.usd[FINE]
     if count < MOST:
         most = usd - _GAIN
         for g in range(offers.count[0]):
-            first = rent + offers.rent[g] + least
+            first = rent + offers.rent[g] + least + fine * max(0.0, over + offers.rent[g])
             if first >= most or has_pair(offers, trial, g):
                 continue
+            search.work[BOUNDED] += 1
             value = bound(offers, trial, g, base, order, first, most)
             if value >= most:
                 continue
-            place = min(held, TRIES - 1)
-            while place > 0 and sums[1, place - 1] > value:
-                sums[1, place] = sums[1, place - 1]
-                lists[1, place] = lists[1, place - 1]
+            place = min(found, TRIES - 1)
+            while place > 0 and bounds[place - 1] > value:
+                bounds[place] = bounds[place - 1]
+                held[place] = held[place - 1]
                 place -= 1
-            sums[1, place] = value
-            lists[1, place] = g
-            held = min(held + 1, TRIES)
-            if held == TRIES:
-                most = sums[1, TRIES - 1]
-    best, best_usd = -2, usd - _GAIN
-    if out >= 0 and rent + alone < best_usd:
-        value = route(tables, offers, trial, storing_usd, scratch)
-        if value < best_usd:
-            best, best_usd = -1, value
+            bounds[place] = value
+            held[place] = g
+            found = min(found + 1, TRIES)
+            if found == TRIES:
+                most = bounds[TRIES - 1]
+    chosen, least_usd = -2, usd - _GAIN
+    if one >= 0 and rent + alone < least_usd:
+        value = judge(tables, offers, trial, best, search)
+        if value < least_usd:
+            chosen, least_usd = -1, value
     trial.count[0] = count + 1
-    for place in range(held):
-        if sums[1, place] >= best_usd:
+    for place in range(found):
+        if bounds[place] >= least_usd:
             break
-        trial.members[count] = lists[1, place]
-        value = route(tables, offers, trial, storing_usd, scratch)
-        if value < best_usd:
-            best, best_usd = lists[1, place], value
-    if best == -2:
+        trial.members[count] = held[place]
+        value = judge(tables, offers, trial, best, search)
+        if value < least_usd:
+            chosen, least_usd = held[place], value
+    if chosen == -2:
         return usd
     trial.count[0] = count
-    if best >= 0:
-        trial.members[count] = best
+    if chosen >= 0:
+        trial.members[count] = chosen
         trial.count[0] = count + 1
-    best_usd = route(tables, offers, trial, storing_usd, scratch)
     duplicate(trial, now)
-    return best_usd
+    return least_usd
 
 
 @lean_part
@@ -235,26 +293,38 @@ def descend(
     offers: Offers,
     now: Selection,
     trial: Selection,
-    usd: float,
-    storing_usd: float,
-    scratch: Floats,
-    sums: Floats,
-    lists: Ints,
-) -> float:
-    """Make steps until none saves; return the cost."""
-    idle = 0
-    out = -1
-    for _ in range(ROUNDS * MOST):
-        if idle > now.count[0]:
+    best: Selection,
+    search: Search,
+) -> None:
+    """Make steps until none saves."""
+    duplicate(now, trial)
+    usd = judge(tables, offers, trial, best, search)
+    one, two, idle = -1, -1, 0
+    for _ in range(ROUNDS):
+        count = now.count[0]
+        ways = 1 + count + count * (count - 1) // 2
+        if idle >= ways:
             break
-        after = step(
-            tables, offers, now, trial, out, usd, storing_usd, scratch, sums, lists
-        )
+        after = step(tables, offers, now, trial, best, search, one, two, usd)
+        search.work[STEPS] += 1
         idle = 0 if after < usd else idle + 1
-        if not (out == -1 and after < usd):
-            out = out + 1 if out + 1 < now.count[0] else -1
+        if after < usd and one == -1:
+            usd = after
+            continue
         usd = after
-    return usd
+        # None, then each, then each two.
+        count = now.count[0]
+        if two < 0:
+            one += 1
+            if one >= count:
+                one, two = 0, 1
+        else:
+            two += 1
+            if two >= count:
+                one += 1
+                two = one + 1
+        if two >= count:
+            one, two = -1, -1
 
 
 @lean_part
@@ -275,8 +345,8 @@ def enter(offers: Offers, now: Selection, config: Ints, gpus: Ints) -> None:
 
 
 @entry(
-    f"({TABLES_TYPE}, {OFFERS_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE}, int64[::1],"
-    " float64, float64, float64[:, ::1], float64[:, ::1], int64[:, ::1])"
+    f"({TABLES_TYPE}, {OFFERS_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE},"
+    f" {SEARCH_TYPE}, int64[::1], int64, float64)"
 )
 def _exchange(
     tables: tuple[Any, ...],
@@ -284,16 +354,14 @@ def _exchange(
     best: tuple[Any, ...],
     now: tuple[Any, ...],
     trial: tuple[Any, ...],
+    search: tuple[Any, ...],
     config: Ints,
+    tiers: int,
     usd: float,
-    storing_usd: float,
-    scratch: Floats,
-    sums: Floats,
-    lists: Ints,
-) -> float:
-    return run(
+) -> None:
+    run(
         ChoiceTables(*tables), Offers(*offers), Selection(*best), Selection(*now), Selection(*trial),
-        config, usd, storing_usd, scratch, sums, lists,
+        Search(*search), config, tiers, usd,
     )  # fmt: skip
 
 
@@ -304,25 +372,18 @@ def run(
     best: Selection,
     now: Selection,
     trial: Selection,
+    search: Search,
     config: Ints,
+    tiers: int,
     usd: float,
-    storing_usd: float,
-    scratch: Floats,
-    sums: Floats,
-    lists: Ints,
-) -> float:
-    """Write the best selection found into `best`, whose cost is returned; `usd` is that of `config`."""
-    list_offers(tables, offers, usd)
-    least = np.inf
-    for start in range(2):
-        now.count[0] = 0
-        if start == 1:
-            enter(offers, now, config, tables.gpus)
-        value = route(tables, offers, now, storing_usd, scratch)
-        value = descend(
-            tables, offers, now, trial, value, storing_usd, scratch, sums, lists
-        )
-        if value < least:
-            least = value
-            duplicate(now, best)
-    return least
+) -> None:
+    """Write the best selection found into `best`; `usd` is the cost of `config`."""
+    list_offers(tables, offers, tiers, usd)
+    search.work[OFFERED] = offers.count[0]
+    search.usd[LEAST] = usd
+    now.count[0] = 0
+    fine = 1.0
+    for _ in range(4):
+        search.usd[FINE] = fine
+        descend(tables, offers, now, trial, best, search)
+        fine *= 8.0

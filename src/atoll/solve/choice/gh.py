@@ -36,8 +36,8 @@ def gh(
         switches_of(select, rank, upgrade),
         np.argsort(-problem.rate, kind="stable").astype(np.int64),
         np.empty((types, pairs), np.int64),
-        np.empty(types, np.int64),
         np.empty((2, pairs)),
+        np.empty(max(types, pairs), np.int64),
     )
     return answer_of(problem, ledger.config, ledger.share)
 
@@ -54,18 +54,16 @@ def construct(
     switches: int,
     order: Ints,
     first: Ints,
-    covered: Ints,
-    scratch: Floats,
+    rank: Floats,
+    heap: Ints,
 ) -> None:
-    """Write GH's answer for types in this order."""
-    clear(ledger)
-    cover(tables, ledger, first, covered)
+    """Route types in this order, to what the first phase has activated and to more."""
     for place in range(order.shape[0]):
-        allocate(tables, ledger, switches, first, order[place], scratch)
+        allocate(tables, ledger, switches, first, order[place], rank, heap)
 
 
 @entry(
-    f"({TABLES_TYPE}, {LEDGER_TYPE}, int64, int64[::1], int64[:, ::1], int64[::1], float64[:, ::1])"
+    f"({TABLES_TYPE}, {LEDGER_TYPE}, int64, int64[::1], int64[:, ::1], float64[:, ::1], int64[::1])"
 )
 def _gh(
     tables: tuple[Any, ...],
@@ -73,10 +71,20 @@ def _gh(
     switches: int,
     order: Ints,
     first: Ints,
-    covered: Ints,
-    scratch: Floats,
+    rank: Floats,
+    scratch: Ints,
 ) -> None:
-    find_first(ChoiceTables(*tables), switches, first)
+    start(ChoiceTables(*tables), Ledger(*ledger), switches, first, scratch)
     construct(
-        ChoiceTables(*tables), Ledger(*ledger), switches, order, first, covered, scratch
+        ChoiceTables(*tables), Ledger(*ledger), switches, order, first, rank, scratch
     )
+
+
+@lean_part
+def start(
+    tables: ChoiceTables, ledger: Ledger, switches: int, first: Ints, scratch: Ints
+) -> None:
+    """Do what is the same for all orders: M1, and the first phase."""
+    find_first(tables, switches, first)
+    clear(ledger)
+    cover(tables, ledger, first, scratch)

@@ -201,6 +201,29 @@ def cover(tables: ChoiceTables, ledger: Ledger, first: Ints, covered: Ints) -> N
 
 
 @lean_part
+def comes_first(rank: Floats, p: int, q: int) -> bool:
+    """Say whether a pair is tried before another."""
+    if rank[1, p] != rank[1, q]:
+        return rank[1, p] < rank[1, q]
+    if rank[0, p] != rank[0, q]:
+        return rank[0, p] < rank[0, q]
+    return p < q
+
+
+@lean_part
+def sink(rank: Floats, heap: Ints, place: int, count: int) -> None:
+    """Let an entry of a heap sink to where it belongs."""
+    while 2 * place + 1 < count:
+        child = 2 * place + 1
+        if child + 1 < count and comes_first(rank, heap[child + 1], heap[child]):
+            child += 1
+        if not comes_first(rank, heap[child], heap[place]):
+            return
+        heap[place], heap[child] = heap[child], heap[place]
+        place = child
+
+
+@lean_part
 def allocate(
     tables: ChoiceTables,
     ledger: Ledger,
@@ -208,12 +231,13 @@ def allocate(
     first: Ints,
     i: int,
     rank: Floats,
+    heap: Ints,
 ) -> None:
-    """Place one type on pairs in the order of M2; `rank` is scratch, two rows by pair."""
+    """Place one type on pairs in the order of M2; `rank`, two rows by pair, and `heap` are scratch."""
     pairs = first.shape[1]
+    count = 0
     unmet = ledger.types[UNMET, i]
     for p in range(pairs):
-        rank[0, p] = np.inf
         c = find_config(tables, ledger, switches, first, i, p)
         if c < 0:
             continue
@@ -227,18 +251,15 @@ def allocate(
         if switches & RANK:
             rank[0, p] = usd / most
             rank[1, p] = 1.0 if most < unmet else 0.0
-    while ledger.types[UNMET, i] > _LEAST:
-        best = -1
-        for p in range(pairs):
-            if rank[0, p] < np.inf and (
-                best < 0
-                or rank[1, p] < rank[1, best]
-                or (rank[1, p] == rank[1, best] and rank[0, p] < rank[0, best])
-            ):
-                best = p
-        if best < 0:
-            return
-        rank[0, best] = np.inf
+        heap[count] = p
+        count += 1
+    for place in range(count // 2 - 1, -1, -1):
+        sink(rank, heap, place, count)
+    while count > 0 and ledger.types[UNMET, i] > _LEAST:
+        best = heap[0]
+        count -= 1
+        heap[0] = heap[count]
+        sink(rank, heap, 0, count)
         c = find_config(tables, ledger, switches, first, i, best)
         if c < 0:
             continue

@@ -27,6 +27,10 @@ class Offers(NamedTuple):
     count: Ints
     pair: Ints
     config: Ints
+    ample: Ints
+    """ample[f]: 1 where all types together fit."""
+    useless: Ints
+    """Scratch."""
     rent: Floats
     keep: Floats
     """USD for the weights, for each type placed here."""
@@ -47,7 +51,7 @@ class Offers(NamedTuple):
 
 
 OFFERS_TYPE = (
-    "Tuple((int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[:, ::1],"
+    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[:, ::1],"
     " float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
     " float64[::1]))"
 )
@@ -59,8 +63,9 @@ def offers_of(tables: ChoiceTables) -> Offers:
     most = pairs * configs
     rows = [np.empty((most, types)) for _ in range(6)]
     return Offers(
-        np.zeros(1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most),
-        np.empty(most), *rows, np.empty(types),
+        np.zeros(1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
+        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most), np.empty(most), *rows,
+        np.empty(types),
     )  # fmt: skip
 
 
@@ -73,48 +78,114 @@ def ratio(value: float, limit: float) -> float:
 
 
 @lean_part
-def is_matched(tables: ChoiceTables, p: int, c: int) -> bool:
-    """Say whether a pair has a configuration of as many GPUs that is as fast for every type."""
-    types, _, configs = tables.delay.shape
-    for other in range(configs):
-        if other == c or tables.gpus[other] != tables.gpus[c] or tables.rent[p, other] == np.inf:
-            continue
-        faster, slower = False, False
-        for i in range(types):
-            faster = faster or tables.delay[i, p, other] < tables.delay[i, p, c]
-            slower = slower or tables.delay[i, p, other] > tables.delay[i, p, c]
-        if not slower and (faster or other < c):
-            return True
-    return False
+def beats(offers: Offers, g: int, f: int) -> bool:
+    """Say whether an offer does all that another does for no more money, if neither fills up.
+
+    Money that the other saves by being faster counts; delays within the limit are as good as each other.
+    """
+    if offers.rent[g] > offers.rent[f] or offers.keep[g] > offers.keep[f]:
+        return False
+    usd = offers.rent[g]
+    for i in range(offers.floor.shape[0]):
+        if offers.wrong[g, i] > offers.wrong[f, i] or (
+            offers.slow[g, i] > 1.0 and offers.slow[g, i] > offers.slow[f, i]
+        ):
+            return False
+        usd += max(0.0, offers.usd[g, i] - offers.usd[f, i])
+        if usd > offers.rent[f]:
+            return False
+    return usd < offers.rent[f] or g < f
 
 
 @lean_part
-def list_offers(tables: ChoiceTables, offers: Offers, most_usd: float) -> None:
+def is_as_large(offers: Offers, g: int, f: int) -> bool:
+    """Say whether an offer has room for as much as another."""
+    for i in range(offers.floor.shape[0]):
+        if offers.load[g, i] > offers.load[f, i] or offers.cache[g, i] > offers.cache[f, i]:
+            return False
+    return True
+
+
+@lean_part
+def thin(offers: Offers, first: int, last: int) -> int:
+    """Keep those of a range of offers that others of it do not make useless; return the range's new end.
+
+    An offer is useless beside a better one that has room for all types, or beside two better ones of other
+    pairs that have as much room as it has: one of them may be full.
+    """
+    for f in range(first, last):
+        better = 0
+        for g in range(first, last):
+            if g != f and beats(offers, g, f):
+                if offers.ample[g]:
+                    better = 2
+                elif is_as_large(offers, g, f):
+                    better += 2 if offers.pair[g] == offers.pair[f] else 1
+                if better >= 2:
+                    break
+        offers.useless[f] = better >= 2
+    kept = first
+    for f in range(first, last):
+        if not offers.useless[f]:
+            if kept < f:
+                move(offers, f, kept)
+            kept += 1
+    return kept
+
+
+@lean_part
+def move(offers: Offers, f: int, to: int) -> None:
+    """Write one offer over another."""
+    offers.pair[to] = offers.pair[f]
+    offers.config[to] = offers.config[f]
+    offers.ample[to] = offers.ample[f]
+    offers.rent[to] = offers.rent[f]
+    offers.keep[to] = offers.keep[f]
+    for i in range(offers.floor.shape[0]):
+        offers.usd[to, i] = offers.usd[f, i]
+        offers.slow[to, i] = offers.slow[f, i]
+        offers.wrong[to, i] = offers.wrong[f, i]
+        offers.load[to, i] = offers.load[f, i]
+        offers.cache[to, i] = offers.cache[f, i]
+        offers.alone[to, i] = offers.alone[f, i]
+
+
+@lean_part
+def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: float) -> None:
     """Write the offers that can be part of an answer cheaper than `most_usd`."""
     types, pairs, configs = tables.delay.shape
     floor = offers.floor
     for i in range(types):
         floor[i] = tables.unmet_usd[i]
-    count = 0
+    count, of_model = 0, 0
     for p in range(pairs):
+        of_pair = count
         for c in range(configs):
-            if (
-                tables.room[p, c] < 0.0
-                or tables.rent[p, c] > min(tables.limits[BUDGET], most_usd)
-                or is_matched(tables, p, c)
+            if tables.room[p, c] >= 0.0 and tables.rent[p, c] <= min(
+                tables.limits[BUDGET], most_usd
             ):
-                continue
-            write_offer(tables, offers, count, p, c)
-            count += 1
+                write_offer(tables, offers, count, p, c)
+                count += 1
+        count = thin(offers, of_pair, count)
+        if p % tiers == tiers - 1:
+            # Error and weights are those of the model, but for the precision: offers of one are alike.
+            count = thin(offers, of_model, count)
+            of_model = count
+    offers.count[0] = count
     least = 0.0
     for i in range(types):
         least += floor[i]
-    # An offer that with its rent alone makes an answer dearer than one that is known is of no use.
+    keep_cheap(offers, most_usd - least)
+
+
+@lean_part
+def keep_cheap(offers: Offers, most_usd: float) -> None:
+    """Keep offers whose rent is less than that."""
     kept = 0
-    for f in range(count):
-        if offers.rent[f] + least < most_usd:
+    for f in range(offers.count[0]):
+        if offers.rent[f] < most_usd:
             if kept < f:
-                write_offer(tables, offers, kept, offers.pair[f], offers.config[f])
+                move(offers, f, kept)
             kept += 1
     offers.count[0] = kept
 
@@ -127,6 +198,7 @@ def write_offer(tables: ChoiceTables, offers: Offers, f: int, p: int, c: int) ->
     offers.rent[f] = tables.rent[p, c]
     keep = tables.keep_usd[p]
     offers.keep[f] = keep
+    load, cache = 0.0, 0.0
     for i in range(tables.delay.shape[0]):
         seconds = tables.delay[i, p, c]
         usd = tables.data_usd[i] + tables.delay_usd[i] * seconds
@@ -138,5 +210,8 @@ def write_offer(tables: ChoiceTables, offers: Offers, f: int, p: int, c: int) ->
         offers.wrong[f, i] = wrong
         offers.load[f, i] = ratio(tables.load[i, p], tables.power[p, c])
         offers.cache[f, i] = ratio(tables.cache[i, p], tables.room[p, c])
+        load += offers.load[f, i]
+        cache += offers.cache[f, i]
         offers.alone[f, i] = keep + most * usd + (1.0 - most) * tables.unmet_usd[i]
         offers.floor[i] = min(offers.floor[i], keep + usd)
+    offers.ample[f] = 1 if load <= 1.0 and cache <= 1.0 else 0

@@ -331,48 +331,62 @@ def stored_gb(tables: ChoiceTables, offers: Offers, selection: Selection) -> flo
 
 
 @lean_part
-def route(
-    tables: ChoiceTables, offers: Offers, selection: Selection, storing_usd: float, scratch: Floats
+def route_at(
+    tables: ChoiceTables, offers: Offers, selection: Selection, gb_usd: float, scratch: Floats
 ) -> float:
-    """Route all types to the members; return the cost with rent, inf where storage does not suffice.
-
-    `storing_usd` is what a GB costs over the horizon.
-    """
+    """Route all types to the members at a price per GB; return what they cost with that price."""
     types = selection.usd.shape[0]
-    count = selection.count[0]
+    for a in range(selection.count[0]):
+        selection.used[0, a] = 0.0
+        selection.used[1, a] = 0.0
+        scratch[0, a] = 1.0
+    for i in range(types):
+        usd = choose(tables, offers, selection, i, gb_usd, scratch[0], scratch[1])
+        settle(offers, selection, i, scratch[1], usd)
+    if fullest(selection) >= 0:
+        relieve(tables, offers, selection, gb_usd, scratch)
+        for _ in range(_PASSES):
+            for i in range(types):
+                before = selection.usd[i]
+                remember(selection, i, scratch[2])
+                usd = rechoose(tables, offers, selection, i, gb_usd, scratch)
+                if usd < before - _OVER:
+                    settle(offers, selection, i, scratch[1], usd)
+                else:
+                    settle(offers, selection, i, scratch[2], before)
+    total = 0.0
+    for i in range(types):
+        total += selection.usd[i]
+    return total
+
+
+@lean_part
+def route(
+    tables: ChoiceTables,
+    offers: Offers,
+    selection: Selection,
+    storing_usd: float,
+    fine: float,
+    scratch: Floats,
+) -> tuple[float, bool]:
+    """Route all types to the members; return the cost with rent, and whether it is within the budget.
+
+    `storing_usd` is what a GB costs over the horizon. Each USD over the budget counts as `fine` more. The
+    cost is inf where storage does not suffice.
+    """
     rent = 0.0
-    for a in range(count):
+    for a in range(selection.count[0]):
         rent += offers.rent[selection.members[a]]
-    if rent > tables.limits[BUDGET]:
-        return np.inf
-    gb = tables.limits[STORAGE]
-    if storing_usd > 0.0:
-        gb = min(gb, (tables.limits[BUDGET] - rent) / storing_usd)
     gb_usd = 0.0
     for _ in range(_PRICES):
-        for a in range(count):
-            selection.used[0, a] = 0.0
-            selection.used[1, a] = 0.0
-            scratch[0, a] = 1.0
-        for i in range(types):
-            usd = choose(tables, offers, selection, i, gb_usd, scratch[0], scratch[1])
-            settle(offers, selection, i, scratch[1], usd)
-        if fullest(selection) >= 0:
-            relieve(tables, offers, selection, gb_usd, scratch)
-            for _ in range(_PASSES):
-                for i in range(types):
-                    before = selection.usd[i]
-                    remember(selection, i, scratch[2])
-                    usd = rechoose(tables, offers, selection, i, gb_usd, scratch)
-                    if usd < before - _OVER:
-                        settle(offers, selection, i, scratch[1], usd)
-                    else:
-                        settle(offers, selection, i, scratch[2], before)
+        usd = route_at(tables, offers, selection, gb_usd, scratch)
         stored = stored_gb(tables, offers, selection)
-        if stored <= gb:
-            total = rent - gb_usd * stored
-            for i in range(types):
-                total += selection.usd[i]
-            return total
-        gb_usd = max(2.0 * storing_usd, 4.0 * gb_usd, 1e-3)
-    return np.inf
+        total = rent + usd - gb_usd * stored
+        over = rent + storing_usd * stored - tables.limits[BUDGET]
+        if stored <= tables.limits[STORAGE]:
+            if over <= 0.0:
+                return total, True
+            if rent >= tables.limits[BUDGET] or gb_usd >= fine * storing_usd:
+                return total + fine * over, False
+        gb_usd = max(fine * storing_usd, 4.0 * gb_usd, 1e-3)
+    return np.inf, False
