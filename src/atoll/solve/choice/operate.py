@@ -91,6 +91,25 @@ class OperatedCost:
 
 def evaluate(problem: ChoiceProblem, answer: ChoiceAnswer, scenarios: Scenarios) -> OperatedCost:
     """Route anew in every scenario and return what the placement costs on average."""
+    routed, delay, short = _operate(problem, answer, scenarios)
+    unmet = np.clip(1.0 - routed.sum(axis=2), 0.0, 1.0)
+    return _cost(problem, answer, scenarios, routed, unmet, delay, short)
+
+
+def reroute(problem: ChoiceProblem, answer: ChoiceAnswer) -> ChoiceAnswer:
+    """Return a placement with the routes that cost least at nominal values."""
+    routed, _, _ = _operate(problem, answer, demand_only(np.ones((1, problem.shape[0]))))
+    model, tier = np.nonzero(answer.config >= 0)
+    whole = np.zeros(answer.placed.shape)
+    whole[:, model, tier] = routed[0]
+    unmet = np.clip(1.0 - routed[0].sum(axis=1), 0.0, 1.0)
+    return ChoiceAnswer(answer.config, whole, answer.placed, unmet)
+
+
+def _operate(
+    problem: ChoiceProblem, answer: ChoiceAnswer, scenarios: Scenarios
+) -> tuple[Floats, Floats, int]:
+    """Return x and delays [s, i, pair] of the active pairs, and in how many scenarios GPUs were short."""
     count, types = scenarios.number, problem.shape[0]
     model, tier = (np.asarray(axis, np.int64) for axis in np.nonzero(answer.config >= 0))
     config = answer.config[model, tier]
@@ -120,8 +139,7 @@ def evaluate(problem: ChoiceProblem, answer: ChoiceAnswer, scenarios: Scenarios)
     limited = delay / problem.delay_limit[:, None], error / problem.error_limit[:, None]
     for s in short:
         routed[s] = _whole(gain[s], limited[0][s], limited[1][s], load[s], placed)
-    unmet = np.clip(1.0 - routed.sum(axis=2), 0.0, 1.0)
-    return _cost(problem, answer, scenarios, routed, unmet, delay, len(short))
+    return routed, delay, len(short)
 
 
 def _cost(
