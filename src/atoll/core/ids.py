@@ -12,7 +12,8 @@ from atoll.core.errors import InputError, shorten
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?: [A-Za-z0-9._-]+)*")
 _COUNT = re.compile(r"[1-9][0-9]{0,4}")
-_MAX_LENGTH = 200
+MOST_LETTERS = 200
+"""Characters of a name, at most."""
 
 
 class Phase(StrEnum):
@@ -35,8 +36,10 @@ def slug(name: str, *, field: str | None = None) -> str:
     Names hold letters, digits, `.`, `_`, `-`, and `/` between non-empty parts, and every part
     starts with a letter or digit, so that a name is also a safe relative path and URL segment.
     """
-    if len(name) > _MAX_LENGTH:
-        raise InputError(f"a name has at most {_MAX_LENGTH} characters", field=field)
+    if len(name) > MOST_LETTERS:
+        raise InputError(
+            f"a name has at most {MOST_LETTERS} characters", hint="shorten it", field=field
+        )
     if _SLUG.fullmatch(name) is None:
         raise InputError(
             f"{name!r} is not a valid name",
@@ -61,7 +64,7 @@ def parse_node_type(text: str, *, field: str | None = None) -> NodeTypeId:
     """Read "L40S:2" into ("L40S", 2); "L40S" alone means one GPU. Does not look the GPU type up."""
     gpu, colon, count = text.strip().partition(":")
     if (
-        len(text) > _MAX_LENGTH
+        len(text) > MOST_LETTERS
         or _GPU.fullmatch(gpu) is None
         or (colon and _COUNT.fullmatch(count) is None)
     ):

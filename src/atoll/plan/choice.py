@@ -13,6 +13,7 @@ way that two choices name is one whose instances they share. Without a choice a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 NO_LEVEL = 1e-9
 """Ways at a lower level than this serve nothing and are left out."""
-_ROUNDING = 1e-6
+_ROUNDING = 1e-9
+_HAIR = 1e-6
+"""What a solver may leave a mean error above the one that is allowed."""
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -137,13 +140,18 @@ class ModelMix(Frozen):
         total = sum(levels[v.service] for v in used)
         if total <= 0.0:
             raise InputError(f"no model answers {choice.name}", hint="give one of them a level")
-        shares = {v.service: min(1.0, levels[v.service] / total) for v in used}
+        errors = {v.service: v.error for v in used}
+        shares, error = _keep_error(
+            {v.service: min(1.0, levels[v.service] / total) for v in used},
+            errors,
+            choice.max_error,
+        )
         return cls(
             name=choice.name,
             shares=shares,
             models={v.service: v.model for v in used},
-            error=min(1.0, sum(shares[v.service] * v.error for v in used)),
-            errors={v.service: v.error for v in used},
+            error=min(1.0, error),
+            errors=errors,
             max_error=choice.max_error,
             sticky=choice.sticky,
             usd_per_point=usd_per_point,
@@ -157,6 +165,29 @@ class ModelMix(Frozen):
             model = self.models[service]
             shares[model] = shares.get(model, 0.0) + share
         return dict(sorted(shares.items()))
+
+
+def _keep_error(
+    shares: dict[str, float], errors: Mapping[str, float], most: float | None
+) -> tuple[dict[str, float], float]:
+    """Return shares and their mean error, which is not above `most` where only rounding put it there."""
+
+    def mean() -> float:
+        return math.fsum(share * errors[service] for service, share in shares.items())
+
+    if most is None or not most < mean() <= most + _HAIR:
+        return shares, mean()
+    shares = dict(shares)
+    worst = max(shares, key=lambda service: (errors[service], service))
+    best = min(shares, key=lambda service: (errors[service], service))
+    if errors[best] < errors[worst]:
+        # What is to be moved is next to nothing: more of it each time, until the mean is kept.
+        moved = max((mean() - most) / (errors[worst] - errors[best]), math.ulp(1.0))
+        while mean() > most and moved <= shares[worst]:
+            shares[worst] -= moved
+            shares[best] = min(1.0, shares[best] + moved)
+            moved *= 2.0
+    return shares, min(mean(), most) if mean() <= most + _ROUNDING else mean()
 
 
 def levels_of(mixes: Iterable[ModelMix]) -> dict[str, float]:

@@ -51,6 +51,11 @@ def name_part(model: str) -> str:
     return _NOT_IN_NAMES.sub("-", model).strip("-._")
 
 
+def own_name(service: str) -> str:
+    """Return what the own way of a service that shares is called."""
+    return f"{service}.own"
+
+
 def share_services(services: Sequence[Service], choices: Sequence[Choice]) -> SharedProblem:
     """Return services and choices with the ways that may be shared.
 
@@ -80,7 +85,7 @@ def share_services(services: Sequence[Service], choices: Sequence[Choice]) -> Sh
     all_services = [s for s in services if s.name in optional or s.name not in variants]
     for service in services:
         if service.name not in optional and service.name in variants:
-            name = _free(f"{service.name}.own", taken)
+            name = _free(own_name(service.name), taken)
             all_services.append(service.model_copy(update={"name": name}))
             mine = Variant(service=name, model=service.model)
             kept.append(Choice(name=service.name, variants=(mine, *variants[service.name])))

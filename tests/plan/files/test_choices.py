@@ -248,3 +248,20 @@ def test_the_schema_knows_the_new_fields() -> None:
     fields = schema["$defs"]["ServiceEntry"]["properties"]
     assert {"models", "max_error", "sticky"} <= set(fields)
     assert set(schema["$defs"]["VariantEntry"]["properties"]) == {"model", "error", "min_share"}
+
+
+def test_an_error_that_is_missed_by_a_hair_is_refused_by_its_field() -> None:
+    with pytest.raises(InputError, match=r"max_error: every model errs more than 1\.99999%"):
+        parse_fleet(with_chat(max_error=0.0199999))
+
+
+def test_names_leave_room_for_those_of_ways() -> None:
+    data = yaml.safe_load(CHOICE)
+    data["models"] = {"x" * 195: data["models"]["chat"]}
+    with pytest.raises(InputError, match="a name of 208 characters, 200 at most .*shorter name"):
+        parse_fleet(yaml.safe_dump(data))
+    data = yaml.safe_load(CHOICE) | {"share_instances": True}
+    plain = {"model": "llama-3.1-8b", "ttft": "1s", "tpot": "50ms", "rate": "1/s"}
+    data["models"]["x" * 198] = plain | {"lengths": "512x128"}
+    with pytest.raises(InputError, match="a name of 202 characters, 200 at most"):
+        parse_fleet(yaml.safe_dump(data))

@@ -9,15 +9,17 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.document import SchemaDocument
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import UnknownNameError
+from atoll.core.ids import MOST_LETTERS
 from atoll.plan.choice import Choice, Variant
 from atoll.plan.files.choice_schema import WeightsEntry
 from atoll.plan.files.fleet_schema import FleetFile, ServiceEntry
 from atoll.plan.footprint import Grid, ObjectiveWeights
 from atoll.plan.problem import Service
-from atoll.plan.sharing import name_part, share_services
+from atoll.plan.sharing import name_part, own_name, share_services
 
 FleetDocument = SchemaDocument[FleetFile]
-_ROUNDING = 1e-6
+_ROUNDING = 1e-9
+"""What sums of shares may be off by."""
 _OBJECTIVES = {
     "cost": ObjectiveWeights(),
     "energy": ObjectiveWeights(usd=0.0, usd_per_kwh=1.0),
@@ -79,7 +81,9 @@ def choice_of(
                 hint="name each model once; another precision is written MODEL@fp8",
             )
         first[model.name] = number
-        service = make(name, variant=(variant_name(name, model.name), model))
+        way = variant_name(name, model.name)
+        _check_length(document, here, way)
+        service = make(name, variant=(way, model))
         services.append(service)
         variants.append(Variant(service=service.name, model=service.model, error=each.error))
         if each.min_share > 0.0:
@@ -93,6 +97,16 @@ def choice_of(
         sticky=entry.sticky,
     )
     return services, choice
+
+
+def _check_length(document: FleetDocument, here: tuple[str, ...], way: str) -> None:
+    """Refuse a service whose name leaves no room for that of a way to answer it."""
+    if len(way) > MOST_LETTERS:
+        raise document.error(
+            f"one of its ways would have a name of {len(way)} characters, {MOST_LETTERS} at most",
+            *here,
+            hint="give the service a shorter name",
+        )
 
 
 def _refuse_beside_models(
@@ -127,7 +141,7 @@ def _check_shares(document: FleetDocument, here: tuple[str, ...], entry: Service
     floor = sum(each.min_share for each in models)
     if floor > 1.0 + _ROUNDING:
         raise document.error(
-            f"the least shares add up to {100 * floor:.4g}%",
+            f"the least shares add up to {100 * floor:.9g}%",
             *here,
             "models",
             hint="lower min_share of some: 100% at most",
@@ -137,18 +151,18 @@ def _check_shares(document: FleetDocument, here: tuple[str, ...], entry: Service
     best = min(each.error for each in models)
     if best > entry.max_error + _ROUNDING:
         raise document.error(
-            f"every model errs more than {100 * entry.max_error:.4g}%, the best {100 * best:.4g}%",
+            f"every model errs more than {100 * entry.max_error:.9g}%, the best {100 * best:.9g}%",
             *here,
             "max_error",
-            hint=f"allow {100 * best:.4g}% at least, or name a better model",
+            hint=f"allow {100 * best:.9g}% at least, or name a better model",
         )
     least = sum(each.min_share * each.error for each in models) + max(0.0, 1.0 - floor) * best
     if least > entry.max_error + _ROUNDING:
         raise document.error(
-            f"with their least shares the models err {100 * least:.4g}% at best",
+            f"with their least shares the models err {100 * least:.9g}% at best",
             *here,
             "max_error",
-            hint=f"allow {100 * least:.4g}%, or lower min_share of models that err more",
+            hint=f"allow {100 * least:.9g}%, or lower min_share of models that err more",
         )
 
 
@@ -176,6 +190,8 @@ def shared_services(
             "share_instances",
             hint="list the machines under pool.owned, or leave it out",
         )
+    for name in document.content.models:
+        _check_length(document, ("models", name), own_name(name))
     with document.at("share_instances"):
         shared = share_services(services, choices)
     return list(shared.services), list(shared.choices)
