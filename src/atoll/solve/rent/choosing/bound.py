@@ -110,8 +110,21 @@ def _outside(limits: tuple[float, float]) -> NDArray[np.bool_]:
     return (steps < first) | (steps > last)
 
 
-def _convex(rows: LevelRows, group: LevelGroup, dense: dict[int, Floats]) -> GroupBound | None:
-    """The bound of convex envelopes: points of each, and levels not above what they carry."""
+def price_errors(rows: LevelRows, group: LevelGroup, legs: dict[int, Legs]) -> dict[int, float]:
+    """Return by choice of a group what one more unit of mean error saves at some prices, USD per hour."""
+    found = _convex(rows, group, {way: legs[way].total.dense() for way in group.ways}, wide=True)
+    return {} if found is None else found.error_usd
+
+
+def _convex(
+    rows: LevelRows, group: LevelGroup, dense: dict[int, Floats], *, wide: bool = False
+) -> GroupBound | None:
+    """The bound of convex envelopes: points of each, and levels not above what they carry.
+
+    With `wide`, levels are not held to their ranges. These follow from the conditions, so what an error
+    costs may else be paid at the end of a range, and the condition itself cost nothing.
+    """
+    ranges = dict.fromkeys(group.ways, (0.0, 1.0)) if wide else rows.ranges
     lp = LinearProgram()
     nothing = np.zeros(0, np.int64)
     ways = group.ways
@@ -125,8 +138,8 @@ def _convex(rows: LevelRows, group: LevelGroup, dense: dict[int, Floats]) -> Gro
     )
     place = {way: i for i, way in enumerate(ways)}
     each = np.arange(len(ways))
-    low = np.array([rows.ranges[way][0] for way in ways])
-    high = np.array([0.0 if way in rows.closed else rows.ranges[way][1] for way in ways])
+    low = np.array([ranges[way][0] for way in ways])
+    high = np.array([0.0 if way in rows.closed else ranges[way][1] for way in ways])
     lp.add_columns(
         np.zeros(len(ways)),
         low,
@@ -142,7 +155,7 @@ def _convex(rows: LevelRows, group: LevelGroup, dense: dict[int, Floats]) -> Gro
             if lower == -np.inf:
                 error_row[c] = row
     for i, way in enumerate(ways):
-        x, y = hull_points(dense[way], *rows.ranges[way])
+        x, y = hull_points(dense[way], *ranges[way])
         number = len(x)
         owner = np.repeat(np.arange(number), 2)
         at = np.tile(np.array([level_row + i, one_row + i]), number)

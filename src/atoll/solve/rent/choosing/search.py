@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.choosing.bound import GroupBound, bound_group, slacks_of
+from atoll.solve.rent.choosing.bound import GroupBound, bound_group, price_errors, slacks_of
 from atoll.solve.rent.choosing.masters import LevelInstanceMaster, LevelMixMaster
 from atoll.solve.rent.choosing.rows import LevelRows
 from atoll.solve.rent.greedy import served_share
@@ -197,13 +197,6 @@ class LevelDecomposition(Decomposition):
                     steps.add(max(first, min(last, step)))
         return steps
 
-    def error_usd(self) -> dict[int, float]:
-        """Return by choice what one more unit of error saves, as the relaxation over mixes has it."""
-        result = self.master.relax(self.standing.deadline.left)
-        if result.status != "optimal":
-            return {}
-        return self.level_master.levels.error_duals(result)
-
 
 class LevelSearch:
     """A search for the cheapest levels and instances of one model."""
@@ -337,9 +330,8 @@ class LevelSearch:
         standing = self.standing
         every = [np.arange(len(items)) for items in self.model.items]
         master = LevelInstanceMaster(self.model, "cost", self.rows, every, standing.work, self.seed)
-        result = master.relax(standing.deadline.left)
-        if result.status == "optimal":
-            self.error_usd = master.levels.error_duals(result)
+        prices = master.levels.error_duals(master, standing.deadline.left)
+        self.error_usd = prices or self.error_usd
         if standing.done:
             return
         found = master.solve_levels(
@@ -355,7 +347,7 @@ class LevelSearch:
         mixes.unserved = _DEAR * np.maximum(1.0, np.where(np.isfinite(least), least, 1.0))
         mixes.master.set_unserved(mixes.unserved)
         mixes.converge()
-        self.error_usd = mixes.error_usd() or self.error_usd
+        self.error_usd = _errors_of(self.rows, self._root(mixes))
         if not self._enough():
             self._try_levels(self._root(mixes))
         if self._enough():
@@ -580,6 +572,6 @@ def _steps_up(level: float) -> int:
 
 def _errors_of(rows: LevelRows, at: LevelEvaluation) -> dict[int, float]:
     found: dict[int, float] = {}
-    for group in at.groups:
-        found |= group.error_usd
+    for group in rows.groups:
+        found |= price_errors(rows, group, {way: at.legs[way] for way in group.ways})
     return {c: found.get(c, 0.0) for c in range(len(rows.choices))}
