@@ -1,4 +1,4 @@
-"""Mixes of models: the mean error that is stated is that of the shares, and what may err to the last digit."""
+"""Mixes of models: the mean error that is stated is that of their shares, and kept to the last digit."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_an_error_that_is_missed_by_a_hair_is_refused_by_its_field() -> None:
 def test_names_leave_room_for_those_of_ways() -> None:
     data = yaml.safe_load(CHOICE)
     data["models"] = {"x" * 195: data["models"]["chat"]}
-    with pytest.raises(InputError, match="a name of 208 characters, 200 at most .*shorter name"):
+    with pytest.raises(InputError, match=r"a name of 208 characters, 200 at most .*shorter name"):
         parse_fleet(yaml.safe_dump(data))
     data = yaml.safe_load(CHOICE) | {"share_instances": True}
     plain = {"model": "llama-3.1-8b", "ttft": "1s", "tpot": "50ms", "rate": "1/s"}
