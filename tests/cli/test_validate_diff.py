@@ -137,7 +137,8 @@ def test_validate_a_plan_that_mixes_models(folder: Path, capsys: Captured) -> No
     assert "valid: tiny" in said
     assert "has changed" not in said
     # Of another choice, and of none.
-    other = mix.model_copy(update={"shares": {"chat.other": 1.0}, "models": {"chat.other": "x"}})
+    names = {"shares": {"chat.other": 1.0}, "models": {"chat.other": "x"}, "errors": {}}
+    other = mix.model_copy(update=names)
     for mixes in ((other,), ()):
         write("mixed.json", made.model_copy(update={"mixes": mixes}))
         assert cli.run(["validate", "mixed.json", "--fleet", "choice.yaml"]) == 7

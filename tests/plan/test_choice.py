@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from atoll.plan.choice import Choice, ModelMix, Variant
 
@@ -45,3 +47,20 @@ def test_a_mix_that_errs_too_much_says_so() -> None:
     mix = ModelMix.of(choice_of([0.02, 0.06], 0.04), {"chat.m0": 0.25, "chat.m1": 0.75})
     assert abs(mix.error - 0.05) < 1e-12
     assert mix.shares == {"chat.m0": 0.25, "chat.m1": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shares": {"chat.m0": 0.5}}, "add up to 0.5"),
+        ({"shares": {}}, "add up to 0"),
+        ({"models": {"chat.m0": "m0"}}, "models of chat lack chat.m1"),
+        ({"errors": {"chat.m0": 0.02}}, "errors of chat lack chat.m1"),
+        ({"error": 0.01}, "errs 4.0000% by its shares, 1.0000% is stated"),
+    ],
+)
+def test_a_mix_that_cannot_be_right_is_not_read(change: dict[str, object], said: str) -> None:
+    mix = ModelMix.of(choice_of([0.02, 0.06], 0.04), {"chat.m0": 0.5, "chat.m1": 0.5})
+    assert ModelMix.model_validate(mix.model_dump()) == mix
+    with pytest.raises(ValidationError, match=said):
+        ModelMix.model_validate(mix.model_dump() | change)

@@ -126,6 +126,35 @@ class ModelMix(Frozen):
     sticky: bool = False
     usd_per_point: float | None = None
 
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        """Whoever reads a mix deals requests by it: refuse one that cannot be right on its own."""
+        total = math.fsum(self.shares.values())
+        if abs(total - 1.0) > _HAIR:
+            raise refuse(
+                InputError(
+                    f"shares of {self.name} add up to {total:.6g}", hint="make them add up to 1"
+                )
+            )
+        for field, known in (("models", self.models), ("errors", self.errors or self.shares)):
+            missing = sorted(set(self.shares) - set(known))
+            if missing:
+                raise refuse(
+                    InputError(
+                        f"{field} of {self.name} lack {missing[0]}", hint=f"add it to '{field}'"
+                    )
+                )
+        if self.errors:
+            mean = math.fsum(share * self.errors[name] for name, share in self.shares.items())
+            if abs(mean - self.error) > _HAIR:
+                raise refuse(
+                    InputError(
+                        f"{self.name} errs {mean:.4%} by its shares, {self.error:.4%} is stated",
+                        hint="plan again",
+                    )
+                )
+        return self
+
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = write(self)
