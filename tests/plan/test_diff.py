@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.plan.choice import ModelMix
 from atoll.plan.diff import PlanDiff, diff
 from atoll.plan.plan import Plan
 from atoll.solve.assembly import NewInstance
@@ -125,3 +126,22 @@ def test_the_text_says_what_to_do() -> None:
     assert "rent 1x L40S:1 (spot) in aws/us-east-2" in text
     assert "return 1x L40S:1 (on-demand) in aws/us-east-2" in text
     assert text[-1].startswith("chat: $5.40/h -> $5.20/h (-$0.20/h, -3.7%); decode ")
+
+
+def test_shares_of_models_that_change_are_a_change() -> None:
+    def mixed(small: float) -> Plan:
+        mix = ModelMix(
+            name="chat",
+            shares={"chat.a": small, "chat.b": 0.75 - small, "shared.b": 0.25},
+            models={"chat.a": "a", "chat.b": "b", "shared.b": "b"},
+            error=0.06 * small + 0.02 * (1.0 - small),
+        )
+        return MADE.model_copy(update={"mixes": (mix,)})
+
+    assert diff(mixed(0.5), mixed(0.5)).empty
+    change = diff(mixed(0.5), mixed(0.25))
+    assert not change.empty
+    said = "models of chat: a 50% -> 25%, b 50% -> 75%; errs 4% -> 3%"
+    assert change.text().splitlines()[-1] == said
+    (gone,) = diff(mixed(0.5), MADE).mixes
+    assert gone.text == "chat: a 50% -> 0%, b 50% -> 0%"

@@ -13,7 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, parse_role
-from atoll.core.units import format_price, format_throughput
+from atoll.core.units import format_price, format_share, format_throughput
 from atoll.plan.executor_diff import ExecutorChange, PathChange, executor_changes, path_changes
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.validate.violation import differs
@@ -70,12 +70,41 @@ class ServiceChange(Frozen):
     throughput_after: dict[str, float]
 
 
+class MixChange(Frozen):
+    """The shares of requests that models of a choice answer, before and after, where these differ.
+
+    Errors are the mean ones; None where a plan does not know the choice.
+    """
+
+    choice: str
+    shares_before: dict[str, float]
+    shares_after: dict[str, float]
+    error_before: float | None = None
+    error_after: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The change in words."""
+        models = sorted({*self.shares_before, *self.shares_after})
+        shares = (
+            f"{model} {format_share(self.shares_before.get(model, 0.0))} -> "
+            f"{format_share(self.shares_after.get(model, 0.0))}"
+            for model in models
+        )
+        errors = ""
+        if self.error_before is not None and self.error_after is not None:
+            errs = f"{format_share(self.error_before)} -> {format_share(self.error_after)}"
+            errors = f"; errs {errs}"
+        return f"{self.choice}: {', '.join(shares)}{errors}"
+
+
 class PlanDiff(Frozen):
     """Everything that changes from plan `before` to plan `after`.
 
     `idle_before` and `idle_after` are paid per hour for GPUs of cut machines that no instance has.
     `executors` and `paths` are of any-to-any models: what becomes of executors, equal ones together, and the
     paths whose shares change. Executors are among `kept`, `started` and `stopped`, too, one by one.
+    `mixes` are the choices between models whose shares change.
     """
 
     before: str
@@ -92,19 +121,20 @@ class PlanDiff(Frozen):
     idle_after: float = 0.0
     executors: tuple[ExecutorChange, ...] = ()
     paths: tuple[PathChange, ...] = ()
+    mixes: tuple[MixChange, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_executors(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what only any-to-any models have."""
+        """Leave out what only any-to-any models and choices have."""
         fields: dict[str, object] = write(self)
-        later = ("executors", "paths")
+        later = ("executors", "paths", "mixes")
         return {name: value for name, value in fields.items() if value or name not in later}
 
     @property
     def empty(self) -> bool:
         """Whether nothing changes."""
         moved = any(pair.relaid or pair.moved for pair in self.kept)
-        changed = self.started or self.stopped or self.services or self.paths or moved
+        changed = self.started or self.stopped or self.services or self.paths or self.mixes or moved
         return not changed and not differs(self.usd_before, self.usd_after)
 
     def text(self) -> str:
@@ -124,6 +154,7 @@ class PlanDiff(Frozen):
         if differs(self.idle_before, self.idle_after):
             lines.append(f"idle GPUs: {_money(self.idle_before, self.idle_after)}")
         lines += [f"path of {change.text}" for change in self.paths]
+        lines += [f"models of {change.text}" for change in self.mixes]
         return "nothing changes" if self.empty else "\n".join(lines)
 
 
@@ -156,7 +187,27 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
         idle_after=after.idle_usd,
         executors=executor_changes(before, after, ((a, b, _gpus(a) != _gpus(b)) for a, b in pairs)),
         paths=path_changes(before, after),
+        mixes=tuple(_mix_changes(before, after)),
     )
+
+
+def _mix_changes(before: Plan, after: Plan) -> Iterable[MixChange]:
+    """Yield the choices whose models answer other shares; ways to the same model count together."""
+    old, new = ({mix.name: mix for mix in plan.mixes} for plan in (before, after))
+    for name in sorted({*old, *new}):
+        mine, then = old.get(name), new.get(name)
+        shares_a = {} if mine is None else mine.model_shares
+        shares_b = {} if then is None else then.model_shares
+        same = shares_a.keys() == shares_b.keys()
+        if same and not any(differs(shares_a[model], shares_b[model]) for model in shares_a):
+            continue
+        yield MixChange(
+            choice=name,
+            shares_before=shares_a,
+            shares_after=shares_b,
+            error_before=None if mine is None else mine.error,
+            error_after=None if then is None else then.error,
+        )
 
 
 def _gpus(instance: Instance) -> list[tuple[str, int, tuple[int, ...]]]:

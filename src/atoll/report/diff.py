@@ -45,6 +45,7 @@ def _gather(change: PlanDiff) -> dict[str, object]:
         "services": _list_services(change),
         "executors": _list_executors(change),
         "paths": _list_paths(change),
+        "mixes": _list_mixes(change),
     }
 
 
@@ -107,6 +108,21 @@ def _list_paths(change: PlanDiff) -> Grid:
         for path in change.paths
     ]
     return Grid(columns, rows, columns[3:])
+
+
+def _list_mixes(change: PlanDiff) -> Grid:
+    columns = ("choice", "model", "share before", "after")
+    rows = [
+        (
+            mix.choice,
+            model,
+            format_share(mix.shares_before.get(model, 0.0)),
+            format_share(mix.shares_after.get(model, 0.0)),
+        )
+        for mix in change.mixes
+        for model in sorted({*mix.shares_before, *mix.shares_after})
+    ]
+    return Grid(columns, rows, columns[2:])
 
 
 def _list_nodes(change: PlanDiff) -> Grid:
