@@ -130,7 +130,7 @@ class FleetPlan(Shown, Plan):
 
         return FleetExplanation.of(
             explain_problem(
-                self.problem,
+                self._asked or self.problem,
                 self,
                 node_types=node_types,
                 repairs=repairs,

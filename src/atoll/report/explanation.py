@@ -24,6 +24,7 @@ _NO_REPAIR = "no single change was found that serves more"
 _NO_SAVING = "no single change was found that is cheaper"
 _NOTHING_MORE = "no single change was found that carries more"
 _NOTHING_BINDS = "nothing: no offer is used up and no limit is set"
+_QUALITY = "What right answers cost"
 _WAYS = "Ways to deploy that have a name"
 _PARTS = "Executors by part, the bottleneck first"
 _MISFITS = "Parts that do not run on a kind of node, alone there"
@@ -56,6 +57,11 @@ def list_constraints(explanation: Explanation) -> list[str]:
         key=lambda c: (c.worth is None or c.worth.nothing, c.kind == "availability", c.where),
     )
     return [constraint.text for constraint in order] or [_NOTHING_BINDS]
+
+
+def list_qualities(explanation: Explanation) -> list[str]:
+    """Return sentences about each choice between models: errors, their price, and who answers nothing."""
+    return [line for choice in explanation.choices for line in choice.lines]
 
 
 def _list_demand(explanation: Explanation) -> Grid:
@@ -138,6 +144,8 @@ def draw_explanation(
     if not only_nodes:
         demand = _list_demand(explanation)
         parts.append(_draw_list(_BINDS, list_constraints(explanation)))
+        if explanation.choices:
+            parts.append(_draw_list(_QUALITY, list_qualities(explanation)))
         if demand.rows or not explanation.parts:
             parts += [
                 Text(""),
@@ -179,7 +187,10 @@ def render_explanation_fragment(explanation: Explanation, notes: Sequence[str] =
 
 def _gather(explanation: Explanation, notes: Sequence[str]) -> dict[str, object]:
     """Everything that `pages/explanation.html.j2` shows."""
-    lists = [(_BINDS, list_constraints(explanation)), *list_repairs(explanation)]
+    lists = [(_BINDS, list_constraints(explanation))]
+    if explanation.choices:
+        lists.append((_QUALITY, list_qualities(explanation)))
+    lists += list_repairs(explanation)
     return {
         "title": f"Explanation of {explanation.problem_name}",
         "headline": describe_explanation(explanation),

@@ -196,9 +196,7 @@ def judge(
     tables: ChoiceTables, offers: Offers, trial: Selection, best: Selection, search: Search
 ) -> float:
     """Return what a selection costs, and keep it if it is the best that is within the budget."""
-    usd, paid = route(
-        tables, offers, trial, search.usd[STORING], search.usd[FINE], search.scratch
-    )
+    usd, paid = route(tables, offers, trial, search.usd[STORING], search.usd[FINE], search.scratch)
     search.work[ROUTED] += 1
     if paid and usd < search.usd[LEAST]:
         search.usd[LEAST] = usd

@@ -14,8 +14,9 @@ from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.derating import Derating
-from atoll.solve.effort import Effort
+from atoll.solve.effort import Countdown, Effort
 from atoll.solve.explain.changes import Change, loosen, soft
+from atoll.solve.explain.choices import ErrorQuestions
 from atoll.solve.explain.cluster import Bound, cluster_constraints, promise_constraint
 from atoll.solve.explain.explanation import (
     Constraint,
@@ -57,6 +58,8 @@ _ITERATIONS = 10_000
 """Iterations of simplex after which no more questions are asked: they take some seconds."""
 _NODES = 100
 """Machines of a cluster, times plans, that take seconds."""
+_CHOICE_PLANS = 12
+"""Plans that say what right answers cost."""
 _WORTHS = 6
 """Constraints whose worth is asked, the most promising first."""
 
@@ -134,13 +137,22 @@ def explain_problem(
     `node_types` are those to say something about, and then nothing else is said; `repairs` are looked for
     unless False. Planning again is done at most `most_plans` times (None: the harder it is the fewer),
     and `deadline_s` is for all of it together. With `best_effort` a fixed cluster need not keep promises, as
-    when such a plan was made. Choices between models are taken as the plan has settled them.
+    when such a plan was made. Choices between models are taken as the plan has settled them, but for what
+    right answers cost.
     """
     facts = problem.catalog() if catalog is None else catalog
     if problem.choices:
-        if plan is None or not plan.mixes:
-            plan = solve(problem, deadline_s=0.5 * deadline_s, catalog=facts)
-        problem = problem.settled(plan.mixes)
+        return _explain_choices(
+            problem,
+            plan,
+            facts,
+            node_types=node_types,
+            repairs=repairs,
+            deadline=Countdown(deadline_s),
+            most_plans=most_plans,
+            cached=cached,
+            on_progress=on_progress,
+        )
     if problem.has_graphs:
         from atoll.solve.explain.executors import explain_executors
 
@@ -202,6 +214,51 @@ def explain_problem(
         constraints=node_types is None,
         repairs=node_types is None if repairs is None else repairs,
         libraries=libraries,
+    )
+
+
+def _explain_choices(
+    problem: Problem,
+    plan: Plan | None,
+    facts: Catalog,
+    *,
+    node_types: Sequence[str] | None,
+    repairs: bool | None,
+    deadline: Countdown,
+    most_plans: int | None,
+    cached: bool,
+    on_progress: OnProgress | None,
+) -> Explanation:
+    """Return why a plan with mixes of models is what it is: what right answers cost, and what is settled."""
+    if plan is None or not plan.mixes:
+        plan = solve(problem, deadline_s=deadline.share(_SHARE), catalog=facts)
+    most = _CHOICE_PLANS if most_plans is None else int(_SHARE * most_plans)
+
+    def tell(plans: int, question: str) -> None:
+        if on_progress is not None:
+            on_progress(Progress("planning again", question, min(1.0, plans / most)))
+
+    questions = ErrorQuestions(
+        problem, facts, Countdown(deadline.share(_SHARE)), most, cached, tell
+    )
+    qualities = () if node_types is not None else questions.ask(plan)
+    found = explain_problem(
+        problem.settled(plan.mixes),
+        plan,
+        node_types=node_types,
+        repairs=repairs,
+        deadline_s=max(0.5, deadline.left),
+        most_plans=None if most_plans is None else max(1, most_plans - questions.plans),
+        cached=cached,
+        on_progress=on_progress,
+        catalog=facts,
+    )
+    return found.model_copy(
+        update={
+            "choices": qualities,
+            "plans": found.plans + questions.plans,
+            "left_out": (*questions.left_out, *found.left_out),
+        }
     )
 
 

@@ -18,6 +18,7 @@ from atoll.core.units import format_duration, format_price, format_share, plural
 from atoll.plan.executor_use import PartUse
 from atoll.plan.plan import Goal, Market, Plan, Status
 from atoll.plan.problem import Problem
+from atoll.solve.explain.quality import ChoiceQuality
 
 ConstraintKind = Literal[
     "availability",
@@ -362,6 +363,7 @@ class Explanation(Frozen):
     `left_out` names the questions that were not asked. With a `goal` other than cost, a fixed cluster's,
     `objective` and `bound` are tokens/s. Of any-to-any models: `ways` are ways to deploy that have a name,
     `parts` how busy each part keeps its executors, the bottleneck first, and `fits` which parts run where.
+    Of choices between models: `choices` are what right answers cost.
     """
 
     schema_version: Literal[1] = 1
@@ -382,12 +384,13 @@ class Explanation(Frozen):
     ways: tuple[DeployedWay, ...] = ()
     parts: tuple[PartUse, ...] = ()
     fits: tuple[PartFit, ...] = ()
+    choices: tuple[ChoiceQuality, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_executors(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what only any-to-any models have."""
+        """Leave out what only any-to-any models and choices have."""
         fields: dict[str, object] = write(self)
-        later = ("ways", "parts", "fits")
+        later = ("ways", "parts", "fits", "choices")
         return {name: value for name, value in fields.items() if value or name not in later}
 
     @property

@@ -128,7 +128,10 @@ def choose(
         ModelMix.of(
             choice,
             levels,
-            None if choice.max_error is None else duals[choice.name] * _POINT,
+            # Where not all is served, money is not what more errors would buy.
+            None
+            if choice.max_error is None or found.allocation is None
+            else duals[choice.name] * _POINT,
         )
         for choice in problem.choices
     )
