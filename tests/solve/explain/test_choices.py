@@ -78,10 +78,14 @@ def test_a_point_more_and_less_and_models_without_a_share(monkeypatch: pytest.Mo
         monkeypatch, {6.5: 10.0, 7.5: 7.0, 5.5: 12.0, "llama-3.1-70b@fp8": 30.0}
     )
     assert found.lines == (
-        "chat: 6.3% of the answers err, 6.5% may; a point is worth about $0.50/h (estimate); "
-        "with 7.5% the fleet would cost $3.00/h less; with 5.5% the fleet would cost $2.00/h more",
-        "llama-3.1-70b@fp8 answers nothing: it errs 2%; "
-        "alone the fleet would cost $30.00/h instead of $10.00/h",
+        (
+            "chat: 6.3% of the answers err, 6.5% may; a point is worth about $0.50/h (estimate); "
+            "with 7.5% the fleet would cost $3.00/h less; with 5.5% the fleet would cost $2.00/h more"
+        ),
+        (
+            "llama-3.1-70b@fp8 answers nothing: it errs 2%; "
+            "alone the fleet would cost $30.00/h instead of $10.00/h"
+        ),
     )
     assert (questions.plans, questions.left_out) == (4, [])
     shown = Explanation(
@@ -117,7 +121,7 @@ def test_where_demand_is_not_met_more_errors_may_meet_it(monkeypatch: pytest.Mon
 def test_no_more_plans_are_made_than_may_be(
     monkeypatch: pytest.MonkeyPatch, most: int, plans: int
 ) -> None:
-    costs = {6.5: 10.0, 7.5: 7.0, 5.5: 12.0, "llama-3.1-70b@fp8": 30.0}
+    costs: dict[Any, float | None] = {6.5: 10.0, 7.5: 7.0, 5.5: 12.0, "llama-3.1-70b@fp8": 30.0}
     questions, (found,) = ask(monkeypatch, costs, most)
     assert questions.plans == plans
     assert "what llama-3.1-70b@fp8 would cost alone" in questions.left_out
