@@ -13,7 +13,7 @@ from atoll.control.operation.home import FleetRecord
 from atoll.control.operation.mixing import MixKeeper, fit_mixes
 from atoll.control.operation.operated import FleetSource
 from atoll.control.operation.targets import TargetSettings
-from atoll.core.errors import InfeasibleError, UsageError
+from atoll.core.errors import InfeasibleError, UnknownNameError, UsageError
 from atoll.plan.choice import Choice, ModelMix, Variant
 from atoll.plan.files.fleet import parse_fleet
 from atoll.plan.plan import Plan
@@ -177,6 +177,12 @@ def test_what_is_served_here_is_dealt() -> None:
     mixed = plan.model_copy(update={"mixes": (mix,)})
     assert set(services_of(mixed, ["talk"])) == {first, second}
     assert services_of(mixed, [second]) == [second]
+    with pytest.raises(UnknownNameError, match=r"known: .*talk"):
+        services_of(mixed, ["chat"])
+    # A choice that no instance answers must not stand for all of them.
+    ghost = mix.model_copy(update={"name": "ghost", "shares": {"else": 1.0}})
+    with pytest.raises(UnknownNameError, match="'ghost'"):
+        services_of(plan.model_copy(update={"mixes": (ghost,)}), ["ghost"])
     assert choices_of(mixed, [first, second])["talk"].shares == {first: 0.75, second: 0.25}
     assert choices_of(mixed, [second])["talk"].models == {second: "b"}
     assert choices_of(mixed, ["else"]) == {}

@@ -107,6 +107,10 @@ def services_of(plan: Plan, only: Sequence[str]) -> list[str]:
     if not known:
         raise UsageError("the plan has no instances", hint="serve another plan")
     behind = {mix.name: [name for name in mix.shares if name in known] for mix in plan.mixes}
+    behind = {choice: ways for choice, ways in behind.items() if ways}
+    for each in only:
+        if each not in behind and each not in known:
+            raise UnknownNameError("model", each, [*behind, *known], field="--only")
     wanted = [name for each in only for name in behind.get(each, [each])]
     return choose_services(known, wanted)
 
