@@ -178,7 +178,7 @@ def test_what_is_served_here_is_dealt() -> None:
     assert set(services_of(mixed, ["talk"])) == {first, second}
     assert services_of(mixed, [second]) == [second]
     with pytest.raises(UnknownNameError, match=r"known: .*talk"):
-        services_of(mixed, ["chat"])
+        services_of(mixed, ["zap"])
     # A choice that no instance answers must not stand for all of them.
     ghost = mix.model_copy(update={"name": "ghost", "shares": {"else": 1.0}})
     with pytest.raises(UnknownNameError, match="'ghost'"):
