@@ -88,6 +88,9 @@ def test_a_point_more_and_less_and_models_without_a_share(monkeypatch: pytest.Mo
         ),
     )
     assert (questions.plans, questions.left_out) == (4, [])
+    kept = found.model_copy(update={"promised": True}).lines
+    assert "; for capacity alone, with 7.5% the fleet would cost" in kept[0]
+    assert kept[1].endswith("instead of $10.00/h for capacity")
     shown = Explanation(
         problem_name="x",
         status="feasible",

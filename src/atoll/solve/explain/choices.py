@@ -53,6 +53,8 @@ class ErrorQuestions:
         if now is not None and not plan.promises and self.problem.weights.rent_only:
             now = min(now, plan.objective or now)
         found = [self._quality(choice, known[choice.name], now) for choice in asked]
+        if plan.promises:
+            found = [quality.model_copy(update={"promised": True}) for quality in found]
         missing = [c.name for c in asked if c.max_error is not None and c.name not in self._stepped]
         if missing:
             self.left_out.append(f"what a point of error costs of {', '.join(missing)}")

@@ -37,7 +37,8 @@ class ChoiceQuality(Frozen):
     machines can be had in parts. `usd_per_hour` is what the whole fleet costs as it is asked for, for
     capacity, and `looser` and `tighter` what it costs with a point of error more and less: whole machines,
     so nothing may change for one point and much for the next. None where nobody asked; `usd_per_hour` also
-    where not all demand is met as it is asked for.
+    where not all demand is met as it is asked for. With `promised` the plan explained keeps promises, which
+    costs more than capacity.
     """
 
     choice: str
@@ -48,6 +49,7 @@ class ChoiceQuality(Frozen):
     looser: ErrorStep | None = None
     tighter: ErrorStep | None = None
     unused: tuple[UnusedModel, ...] = Field(default=())
+    promised: bool = False
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -58,7 +60,10 @@ class ChoiceQuality(Frozen):
         said = [f"{errs}, {format_share(self.max_error)} may"]
         if self.usd_per_point is not None:
             said.append(f"a point is worth about {format_price(self.usd_per_point)} (estimate)")
-        said += [self._step(step) for step in (self.looser, self.tighter) if step is not None]
+        steps = [self._step(step) for step in (self.looser, self.tighter) if step is not None]
+        if steps and self.promised:
+            steps[0] = f"for capacity alone, {steps[0]}"
+        said += steps
         return ("; ".join(said), *map(self._unused, self.unused))
 
     def _step(self, step: ErrorStep) -> str:
@@ -84,5 +89,5 @@ class ChoiceQuality(Frozen):
             return f"{text}; alone the fleet would cost {price}"
         allowed = self.max_error is None or unused.error <= self.max_error
         rule = "" if allowed else ", which is too often"
-        now = format_price(self.usd_per_hour)
+        now = format_price(self.usd_per_hour) + (" for capacity" if self.promised else "")
         return f"{text}{rule}; alone the fleet would cost {price} instead of {now}"
