@@ -110,7 +110,7 @@ def test_all_other_fields_hold_for_every_model() -> None:
         (with_chat(models=[{"model": "llama-3.1-8b"}]), ("chat.models.0.error", "required")),
         (
             with_chat(models=[{"model": "llama-3.1-8b", "error": 6}]),
-            ("chat.models.0.error", "less than or equal to 1"),
+            ("chat.models.0.error", "a share of 6 is more than all", "write 6% or 0.06"),
         ),
         (
             with_chat(models=[{"model": "llama-3.1-8x", "error": "6%"}]),

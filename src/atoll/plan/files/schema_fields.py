@@ -25,8 +25,15 @@ Spoken = Annotated[Duration, Field(gt=0, le=86_400)]
 
 
 def _share(value: object) -> object:
-    """Read "50%" as 0.5; numbers pass as they are."""
+    """Read "50%" as 0.5; numbers pass as they are, unless they are meant as per cent."""
     if not isinstance(value, str):
+        if isinstance(value, int | float) and 1 < value <= 100:
+            said = f"a share of {value:g} is more than all"
+            raise PydanticCustomError(
+                "quantity",
+                "{message}",
+                {"message": said, "hint": f"write {value:g}% or {value / 100:g}"},
+            )
         return value
     number, percent, rest = value.strip().partition("%")
     try:
