@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from atoll.core.errors import InputError
 from atoll.plan.choice import Choice, ModelMix, Variant
+from atoll.plan.plan import Plan
+from tests.plan.builders import small
 
 
 def choice_of(errors: list[float], max_error: float | None) -> Choice:
@@ -64,3 +67,12 @@ def test_a_mix_that_cannot_be_right_is_not_read(change: dict[str, object], said:
     assert ModelMix.model_validate(mix.model_dump()) == mix
     with pytest.raises(ValidationError, match=said):
         ModelMix.model_validate(mix.model_dump() | change)
+
+
+def test_a_plan_mixes_a_choice_once() -> None:
+    mix = ModelMix.of(choice_of([0.02], None), {"chat.m0": 1.0})
+    made = small()[1].model_copy(update={"mixes": (mix,)})
+    assert Plan.from_json(made.to_json()) == made
+    twice = made.model_copy(update={"mixes": (mix, mix)})
+    with pytest.raises(InputError, match="chat is mixed twice"):
+        Plan.from_json(twice.to_json())

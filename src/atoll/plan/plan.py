@@ -20,12 +20,13 @@ from pydantic import (
     model_validator,
 )
 
+from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.perf.engines import EngineLaunch
 from atoll.plan.choice import ModelMix
 from atoll.plan.footprint import PowerUse
-from atoll.plan.names import Name, NodeTypeName, RoleName
+from atoll.plan.names import Name, NodeTypeName, RoleName, refuse
 
 SOURCE = "source"
 SINK = "sink"
@@ -384,6 +385,15 @@ class Plan(Frozen):
         if self.engines:
             fields["engines"] = {name: own.given for name, own in sorted(self.engines.items())}
         return fields
+
+    @field_validator("mixes")
+    @classmethod
+    def _mixed_once(cls, mixes: tuple[ModelMix, ...]) -> tuple[ModelMix, ...]:
+        names = [mix.name for mix in mixes]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise refuse(InputError(f"{twice} is mixed twice", hint="keep one of them"))
+        return mixes
 
     @model_validator(mode="before")
     @classmethod
