@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main as cli
+from atoll.plan.choice import ModelMix
 from atoll.plan.files.fleet import load_fleet
 from atoll.plan.plan import Plan
 from atoll.solve.assembly import NewInstance, plan_from_layouts
@@ -110,6 +111,37 @@ def test_validate_after_the_fleet_changed(folder: Path, capsys: Captured) -> Non
     data = json.loads(capsys.readouterr().out)
     assert [v["rule"] for v in data["violations"]] == ["availability"]
     assert data["same_problem"] is False
+
+
+def test_validate_a_plan_that_mixes_models(folder: Path, capsys: Captured) -> None:
+    models = "models: [{model: llama-3.1-8b, error: 6%}, {model: llama-3.2-1b, error: 9%}]"
+    text = FLEET.replace("model: llama-3.1-8b", f"{models}\n    max_error: 7%")
+    Path("choice.yaml").write_text(text, encoding="utf-8")
+    asked = load_fleet("choice.yaml", environ={})
+    mix = ModelMix.of(asked.choices[0], {"chat.llama-3.1-8b": 1.0})
+    settled = asked.settled([mix])
+    role = "chat.llama-3.1-8b/llm"
+    made = plan_from_layouts(
+        settled,
+        settled.catalog(),
+        [
+            NewInstance(f"{role}/{phase}", "lab", layout((0, 32, ("L40S:1",))))
+            for phase in ("prefill", "decode")
+        ],
+        status="feasible",
+        solver="by hand",
+    )
+    write("mixed.json", made.model_copy(update={"mixes": (mix,)}))
+    assert cli.run(["validate", "mixed.json", "--fleet", "choice.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "valid: tiny" in said
+    assert "has changed" not in said
+    # Of another choice, and of none.
+    other = mix.model_copy(update={"shares": {"chat.other": 1.0}, "models": {"chat.other": "x"}})
+    for mixes in ((other,), ()):
+        write("mixed.json", made.model_copy(update={"mixes": mixes}))
+        assert cli.run(["validate", "mixed.json", "--fleet", "choice.yaml"]) == 7
+        assert "mix" in capsys.readouterr().out
 
 
 def test_diff(folder: Path, capsys: Captured) -> None:

@@ -17,6 +17,9 @@ PARSERS: list[Parser] = [
     units.parse_bytes,
     units.parse_bandwidth,
     units.parse_price,
+    units.parse_intensity,
+    units.parse_energy_price,
+    units.parse_carbon_price,
     units.parse_count,
 ]
 
@@ -106,6 +109,23 @@ def test_prices(text: str | float, usd_per_hour: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (units.parse_intensity, "400 g/kWh", 400.0),
+        (units.parse_intensity, "0.4kg/kWh", 400.0),
+        (units.parse_intensity, "0.4 t/MWh", 400.0),
+        (units.parse_energy_price, "$0.2/kWh", 0.2),
+        (units.parse_energy_price, "200 USD/MWh", 0.2),
+        (units.parse_carbon_price, "$100/t", 100.0),
+        (units.parse_carbon_price, "0.1 USD/kg", 100.0),
+        (units.parse_carbon_price, 85, 85.0),
+    ],
+)
+def test_energy_and_carbon(parse: Parser, text: str | float, value: float) -> None:
+    assert parse(text) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
     ("text", "count"),
     [("8k", 8000), ("8192", 8192), ("32.8B", 32_800_000_000), ("1.5M", 1_500_000), (7, 7)],
 )
@@ -140,6 +160,10 @@ def test_bad_durations(text: str) -> None:
         (units.parse_price, "$1.86"),
         (units.parse_price, "1.86"),
         (units.parse_price, "€1.86/h"),
+        (units.parse_intensity, "400"),
+        (units.parse_intensity, "400 g/kwh"),
+        (units.parse_energy_price, "$0.2/h"),
+        (units.parse_carbon_price, "$100/kWh"),
         (units.parse_count, "8q"),
         (units.parse_count, "1.5"),
     ],

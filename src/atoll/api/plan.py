@@ -38,18 +38,25 @@ class FleetPlan(Shown, Plan):
     """
 
     _problem: Problem | None = PrivateAttr(None)
+    _asked: Problem | None = PrivateAttr(None)
     _stats: SolveStats = PrivateAttr(default_factory=SolveStats)
     _executor_use: ExecutorPlanUse | None = PrivateAttr(None)
 
     @classmethod
     def of(cls, plan: Plan, problem: Problem, stats: SolveStats | None = None) -> FleetPlan:
-        """Return a plan as one for this problem, with what it took to make it."""
+        """Return a plan as one for this problem, with what it took to make it.
+
+        A problem with choices between models is taken as the mixes of the plan settle it.
+        """
         fields = dict(plan)
+        asked = problem
+        if problem.choices and {c.name for c in problem.choices} <= {m.name for m in plan.mixes}:
+            problem = problem.settled(plan.mixes)
         if not plan.models and plan.problem_hash == problem.content_hash():
             # Who serves the plan later must know which weights it is for.
             fields["models"] = {service.name: service.model for service in problem.services}
         made = cls.model_construct(**fields)
-        made._problem = problem
+        made._problem, made._asked = problem, asked
         if stats is not None:
             made._stats = stats
         return made
@@ -61,7 +68,7 @@ class FleetPlan(Shown, Plan):
 
     @property
     def problem(self) -> Problem:
-        """The problem this plan answers."""
+        """The problem this plan answers; choices between models are as its mixes settle them."""
         if self._problem is None:
             # Its JSON is that of a plan, without the problem.
             raise UsageError(
@@ -99,13 +106,13 @@ class FleetPlan(Shown, Plan):
         """Return what is wrong with the plan, by the independent validator; nothing if it holds."""
         from atoll.plan.validate.check import validate
 
-        return validate(self, self.problem)
+        return validate(self, self._asked or self.problem)
 
     def validate(self) -> None:  # type: ignore[override]  # pydantic's method of this name is deprecated
         """Check the plan independently of the solver that made it; InvalidPlanError names what is wrong."""
         from atoll.plan.validate.check import check
 
-        check(self, self.problem)
+        check(self, self._asked or self.problem)
 
     def explain(
         self,

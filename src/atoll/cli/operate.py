@@ -110,11 +110,17 @@ def operate(options: OperateSettings) -> None:
     if not options.dry_run:
         check_can_ask(options.yes)
     from atoll.control.decision.view import ControlPolicy
+    from atoll.control.operation.mixing import MixKeeper
     from atoll.control.operation.operated import FleetSource
+    from atoll.control.operation.planner import make_planner
 
     file = FleetSource(_find_file(options))
     home = home_for(file.problem, options.state)
-    record = make_record(options, file.problem, file.path, home.read())
+    known = home.read()
+    if file.problem.choices:
+        planner = make_planner(options.deadline)
+        file.settle(MixKeeper(() if known is None else known.mixes, planner))
+    record = make_record(options, file.problem, file.path, known, file.mixes)
     policy = ControlPolicy(epoch_s=options.every)
     if options.dry_run:
         _dry_run(options, home, record, file, policy)
@@ -238,7 +244,9 @@ class _Operation:
             if not self.file.read_again():
                 return fleet  # as it was, or it still cannot be read
             known = self.record.model_copy(update={"entrance": fleet.record.entrance})
-            self.record = make_record(self.options, self.file.problem, self.file.path, known)
+            self.record = make_record(
+                self.options, self.file.problem, self.file.path, known, self.file.mixes
+            )
             fleet.record = self.record
             opened = reopen(fleet, controller, self.file.problem, self._hear)
         except AtollError as error:

@@ -82,6 +82,11 @@ def simulate_operation(options: SimulatedOptions) -> None:
     require_packages()
     problem = Fleet.load(options.fleet).problem
     refuse_unserved(problem)
+    if problem.choices:
+        raise UsageError(
+            f"{problem.choices[0].name} has a choice of models, which virtual time does not know",
+            hint="give it one model for this, or operate the fleet itself",
+        )
     if problem.cluster is not None:
         raise InfeasibleError(
             f"{problem.name} stands on machines of its own",

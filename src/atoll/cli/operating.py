@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from atoll.core.errors import UnknownNameError, UsageError
 if TYPE_CHECKING:
     from atoll.control.operation.home import Entrance, FleetHome, FleetRecord, WeightsRecord
     from atoll.control.operation.targets import TargetSettings
+    from atoll.plan.choice import ModelMix
     from atoll.plan.problem import Problem
 
 STATE_HELP = "The fleet's folder; default: by its name in the user's state folder."
@@ -273,11 +274,16 @@ def check_reach(options: OperatingSettings) -> None:
 
 
 def make_record(
-    options: OperatingSettings, problem: Problem, source: Path, known: FleetRecord | None
+    options: OperatingSettings,
+    problem: Problem,
+    source: Path,
+    known: FleetRecord | None,
+    mixes: Sequence[ModelMix] = (),
 ) -> FleetRecord:
-    """Return how a fleet is to be operated: as given, else as it was."""
+    """Return how a fleet is to be operated: as given, else as it was; `mixes` settled its problem."""
     from atoll.control.operation.home import FleetRecord
 
+    _check_dealt(options, mixes, known)
     targets = choose_targets(options, problem, known)
     weights = choose_weights(options, problem, known, pretends=targets.pretends)
     hub_token = None if known is None else known.hub_token
@@ -297,7 +303,26 @@ def make_record(
         hub_token=hub_token,
         entrance=None if known is None else known.entrance,
         since_s=time.time() if known is None or not known.up else known.since_s,
+        mixes=tuple(mixes),
     )
+
+
+def _check_dealt(
+    options: OperatingSettings, mixes: Sequence[ModelMix], known: FleetRecord | None
+) -> None:
+    """Raise UsageError where nobody could tell the gateway which models answer a choice."""
+    entrance = None if known is None else known.entrance
+    if options.fabric is None:
+        told = entrance is None or entrance.hub is not None or entrance.admin_token is not None
+    else:
+        given = options.gateway is not None and options.admin_token is not None
+        told = given or (entrance is not None and entrance.admin_token is not None)
+    if mixes and not told:
+        raise UsageError(
+            f"requests for {mixes[0].name} are dealt to several models, and no gateway can be told so",
+            field="--gateway",
+            hint="name the fabric's gateway with --gateway and --admin-token, or leave --fabric out",
+        )
 
 
 def token_file(options: OperatingSettings, home: FleetHome, record: FleetRecord) -> str:

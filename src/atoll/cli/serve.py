@@ -168,6 +168,9 @@ def _plan_and_weights(
     source = options.plan if plan is None else options.fleet
     fleet = None if source is None else Fleet.load(source)
     names: dict[str, str] = {}
+    if plan is None and fleet is not None and fleet.problem.choices:
+        # Which models there will be is the plan's to say.
+        plan = plan_fleet(fleet, options.plan, options.deadline)
     if fleet is not None:
         names = {service.name: service.model for service in fleet.problem.services}
     if plan is None:

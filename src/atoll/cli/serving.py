@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atoll.runtime.local.build import LocalModel, LocalOptions
     from atoll.runtime.local.fleet import LocalFleet
     from atoll.runtime.local.weights import WeightSource
+    from atoll.runtime.pool.routes import ChoiceRoutes
     from atoll.runtime.task_fleet.deployment import TaskDeployment
     from atoll.telemetry.usage import OnUsage
 
@@ -101,11 +102,25 @@ def fetch_components(deployment: TaskDeployment) -> None:
 
 
 def services_of(plan: Plan, only: Sequence[str]) -> list[str]:
-    """Return the services of a plan, or those asked for."""
+    """Return the services of a plan, or those asked for; a choice is asked for by its name."""
     known = list(dict.fromkeys(instance.service for instance in plan.instances))
     if not known:
         raise UsageError("the plan has no instances", hint="serve another plan")
-    return choose_services(known, only)
+    behind = {mix.name: [name for name in mix.shares if name in known] for mix in plan.mixes}
+    wanted = [name for each in only for name in behind.get(each, [each])]
+    return choose_services(known, wanted)
+
+
+def choices_of(plan: Plan, services: Collection[str]) -> dict[str, ChoiceRoutes]:
+    """Return how requests for the choices of a plan are dealt to those of its services that are served."""
+    from atoll.runtime.pool.routes import ChoiceRoutes
+
+    choices = {}
+    for mix in plan.mixes:
+        shares = {name: share for name, share in mix.shares.items() if name in services}
+        if any(shares.values()):
+            choices[mix.name] = ChoiceRoutes.of(mix.model_copy(update={"shares": shares}))
+    return choices
 
 
 def choose_services(known: Sequence[str], only: Sequence[str]) -> list[str]:
@@ -190,7 +205,7 @@ def local_fleet(
             name or (plan.problem_name if plan else "tasks"),
             named,
             home,
-            GatewaySettings(host=host, port=port),
+            GatewaySettings(host=host, port=port, choices=choices_of(plan, models) if plan else {}),
             liveness,
             warm=tuple(dict.fromkeys(warm)),
             on_progress=on_progress,

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -142,7 +143,9 @@ async def serve_until_stopped(
     for endpoint in fleet.state().endpoints:
         if endpoint.stand_in:
             started.tell(f"{endpoint.id} answers with other weights than the plan's")
-    _announce(fleet.state(), as_json)
+    choices = fleet.gateway.chooser.choices.by_name
+    asked = {name: c.name for c in choices.values() for name in c.dealer.shares}
+    _announce(fleet.state(), as_json, asked)
     await stopped
     started.say("finishing what runs (Ctrl-C again stops at once)")
     stopping = asyncio.create_task(_stop(fleet, drain_s, offer))
@@ -169,8 +172,8 @@ def _last_words(error: ProcessError, tell: Callable[[str], None]) -> None:
         tell(f"{error.name}: {line}")
 
 
-def _announce(state: FleetState, as_json: bool) -> None:
-    """Say where to ask."""
+def _announce(state: FleetState, as_json: bool, choices: Mapping[str, str]) -> None:
+    """Say where to ask; `choices` are the names to ask for, by service behind them."""
     from atoll.cli.status import draw_fleet
 
     if as_json:
@@ -179,17 +182,20 @@ def _announce(state: FleetState, as_json: bool) -> None:
         emit(None, False, lambda: draw_fleet(state, None))
         out = console()
         out.print(f"{state.name} answers at {state.url}/v1 until Ctrl-C", soft_wrap=True)
-        for command in list_first_requests(state):
+        for command in list_first_requests(state, choices):
             out.print(f"\n  {command}", soft_wrap=True, markup=False)
         out.print()
     sys.stdout.flush()
 
 
-def list_first_requests(state: FleetState) -> list[str]:
+def list_first_requests(
+    state: FleetState, choices: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Return commands to try a fleet with, one for each thing that its models do."""
     found: dict[str, str] = {}
     for endpoint in state.endpoints:
-        for model, paths in (endpoint.answers or {endpoint.service: (_CHAT,)}).items():
+        asked = choices.get(endpoint.service, endpoint.service)
+        for model, paths in (endpoint.answers or {asked: (_CHAT,)}).items():
             for path in paths:
                 found.setdefault(path, _first_request(state.url, model, path))
     return list(found.values())

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from atoll.control.operation.home import Entrance, FleetHome, FleetRecord
     from atoll.control.operation.loop import FleetController, LoopTurn
     from atoll.control.operation.operated import OperatedFleet
+    from atoll.plan.choice import ModelMix
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
 
@@ -101,7 +102,8 @@ def up(options: UpSettings) -> None:
     check_reach(options)
     pinned, problem, source = _read(options)
     home = home_for(problem, options.state)
-    record = make_record(options, problem, source, home.read())
+    problem, mixes = _settle(options, problem, pinned)
+    record = make_record(options, problem, source, home.read(), mixes)
     if options.dry_run:
         _dry_run(options, home, record, problem, pinned)
         return
@@ -150,6 +152,27 @@ def _read(options: UpSettings) -> tuple[Plan | None, Problem, Path]:
             hint="name the fleet file that the plan was made for",
         )
     return plan, problem, source.resolve()
+
+
+def _settle(
+    options: UpSettings, problem: Problem, pinned: Plan | None
+) -> tuple[Problem, tuple[ModelMix, ...]]:
+    """Return the problem of plain services, and which models answer its choices: as planned, or as given."""
+    from atoll.control.operation.mixing import MixKeeper, fit_mixes
+    from atoll.control.operation.planner import make_planner
+
+    if pinned is not None and fit_mixes(problem.choices, pinned.mixes) is None:
+        raise UsageError(
+            f"{options.plan} does not say which models answer as the fleet file wants it",
+            field="--fleet",
+            hint="plan the fleet file again",
+        )
+    if not problem.choices:
+        return problem, ()
+    known = () if pinned is None else pinned.mixes
+    keeper = MixKeeper(known, make_planner(options.deadline))
+    with live_line(f"choosing models of {problem.name}", options.deadline):
+        return keeper.settle(problem), keeper.mixes
 
 
 def _open(
@@ -367,7 +390,9 @@ def _announce(run: _UpRun) -> None:
     """Say where to ask."""
     entrance = run.record.entrance
     assert entrance is not None
-    services = list(run.record.weights)
+    behind = {name for mix in run.record.mixes for name in mix.shares}
+    services = [mix.name for mix in run.record.mixes]
+    services += [name for name in run.record.weights if name not in behind]
     if run.options.as_json:
         shown = {
             "fleet": run.record.name,

@@ -48,7 +48,11 @@ def validate(
         violations = validate_structure(checked)
     else:
         problem = read_problem(fleet, overlays=overlay or ())
-        same = checked.problem_hash == problem.content_hash()
+        # A plan is for what its mixes leave of choices between models.
+        known = {service.name for service in problem.services}
+        mixed = {name for mix in checked.mixes for name in mix.shares}
+        asked = problem.settled(checked.mixes) if mixed and mixed <= known else problem
+        same = checked.problem_hash == asked.content_hash()
         violations = validate_plan(checked, problem, same_problem=False)
     data = {
         "plan": plan,

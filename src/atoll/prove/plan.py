@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,7 +39,8 @@ def plan(
     simulated, with `rank`, the one that generates most under full load is taken and changed further, and what
     requests keep there is simulated. With `capacity_only`, and for solvers other than the default, it is
     what `solve` finds. Simulations end with the deadline like everything else. With `error_bars` the plan
-    says how likely each promise is kept, over what the performance model may be wrong by.
+    says how likely each promise is kept, over what the performance model may be wrong by. Choices between
+    models are settled by the mixes that the plan has (`choosing`).
     """
     facts = problem.catalog() if catalog is None else catalog
     deadline = Countdown(deadline_s)
@@ -56,7 +58,7 @@ def plan(
         stats=own,
     )
     if made.promises and error_bars and not problem.has_graphs:
-        made = _with_chances(made, problem, facts, deadline)
+        made = _with_chances(made, problem.settled(made.mixes), facts, deadline)
     if problem.weights.rent_only and problem.grid != PowerGrid() and not problem.has_graphs:
         from atoll.solve.weighted import stamp_power
 
@@ -84,6 +86,7 @@ def _plan(
     if not deadline_s > 0:
         raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
     facts, chosen = catalog, effort
+    _refuse_choices(problem)
     if not problem.weights.rent_only:
         return _plan_weighted(
             problem,
@@ -141,16 +144,7 @@ def _plan(
                 deadline=deadline,
                 say=lambda text: say("promises", text),
             )
-        from atoll.prove.promise import keep_promises
-
-        return keep_promises(
-            problem,
-            facts,
-            find,
-            chosen,
-            deadline=deadline,
-            say=lambda text: say("promises", text),
-        )
+        return _keep_rented(problem, facts, find, chosen, deadline, on_progress)
     if rank and chosen.rank is None:
         from atoll.prove.rank import Simulated
 
@@ -166,6 +160,46 @@ def _plan(
         lambda asked: find(asked, chosen, deadline.share(0.5)),
         deadline=deadline,
         say=lambda text: say("promises", text),
+    )
+
+
+def _refuse_choices(problem: Problem) -> None:
+    """Refuse choices between models where nothing can choose: on clusters, and for any-to-any models."""
+    if problem.choices:
+        from atoll.solve.rent.choosing.solver import refuse_others
+
+        refuse_others(problem)
+
+
+def _keep_rented(
+    problem: Problem,
+    catalog: Catalog,
+    find: Callable[[Problem, Effort, float], Plan],
+    effort: Effort,
+    deadline: Countdown,
+    on_progress: OnProgress | None,
+) -> Plan:
+    """Return a plan of rented nodes that keeps its promises, with a mix of models where there is a choice."""
+    from atoll.prove.promise import keep_promises
+
+    def say(text: str) -> None:
+        if on_progress is not None:
+            on_progress(Progress("promises", text))
+
+    if not problem.choices:
+        return keep_promises(problem, catalog, find, effort, deadline=deadline, say=say)
+    from atoll.prove.choosing import keep_chosen_promises
+
+    return keep_chosen_promises(
+        problem,
+        catalog,
+        lambda asked, seconds: keep_promises(
+            asked, catalog, find, effort, deadline=Countdown(seconds), say=say
+        ),
+        find,
+        effort,
+        deadline=deadline,
+        say=say,
     )
 
 

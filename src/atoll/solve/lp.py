@@ -22,6 +22,8 @@ Ints = NDArray[np.int64]
 INFINITY = math.inf
 _TOLERANCE = 1e-9
 _NO_LIMIT = 2**31 - 1
+_TRIALS = 8
+"""HiGHS's own number of trial branchings."""
 _ROOT_LOADS = 5
 """How many times as many iterations an integer solve does between two checks at its root as in its tree."""
 
@@ -196,10 +198,12 @@ class LinearProgram:
         node_limit: int | None = None,
         iteration_limit: int | None = None,
         tolerance: float = _TOLERANCE,
+        trials: int = _TRIALS,
     ) -> MipResult:
         """Solve with integrality, from `start` if given, to a relative or absolute gap.
 
-        `tolerance` is how far from whole, and from its rows, a solution may be.
+        `tolerance` is how far from whole, and from its rows, a solution may be. `trials` is how often a
+        column is branched on by way of trial before its past effect is trusted: each costs iterations.
 
         `node_limit` and `iteration_limit` stop it after so many nodes and about so many simplex iterations
         in all, at the same point each time, with the best values so far and the bound proven so far.
@@ -216,6 +220,7 @@ class LinearProgram:
             ("primal_feasibility_tolerance", tolerance),
             ("dual_feasibility_tolerance", tolerance),
             ("mip_max_nodes", _NO_LIMIT if node_limit is None else node_limit),
+            ("mip_pscost_minreliable", trials),
         ]
         for key, value in options:
             engine.setOptionValue(key, value)

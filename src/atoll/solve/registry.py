@@ -10,7 +10,7 @@ executors (`cells`). Nobody else has to know which family a problem belongs to.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -63,7 +63,8 @@ def solve(
     far it is. `catalog` are the facts to plan with, by default those of the problem. Where there is no plan
     its status is "infeasible" and its reasons say why. Equal arguments give equal plans, unless `deadline_s`
     seconds pass first: then the plan is the best so far or of the best baseline, whichever serves more, and
-    says that it was `cut_short`. `stats` is told what it took.
+    says that it was `cut_short`. `stats` is told what it took. Where the problem has choices between models,
+    the plan has the mixes that were chosen and is one for the problem that they settle.
     """
     if not deadline_s > 0:
         raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
@@ -96,13 +97,40 @@ def solve(
         )
     own = SolveStats()
     began, cpu = time.perf_counter(), time.process_time()
-    asked = _Asked(family, problem, facts, effort or Effort(), deadline_s, own.watch(on_progress))
+    tell, chosen = own.watch(on_progress), effort or Effort()
+
+    def find(asked: Problem, seconds: float) -> Plan:
+        return _Asked(family, asked, facts, chosen, seconds, tell).solve(name)
+
     try:
-        plan = asked.solve(name)
+        if problem.choices:
+            plan = _solve_choice(name, problem, facts, chosen, deadline_s, find, tell)
+        else:
+            plan = find(problem, deadline_s)
     finally:
         own.seconds, own.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
         if stats is not None:
             stats.add(own)
+    return plan
+
+
+def _solve_choice(
+    name: str,
+    problem: Problem,
+    facts: Catalog,
+    effort: Effort,
+    deadline_s: float,
+    find: Callable[[Problem, float], Plan],
+    tell: OnProgress,
+) -> Plan:
+    """Return a plan with the mixes of models that it is for, checked against what was asked."""
+    from atoll.plan.validate.check import check
+    from atoll.solve.rent.choosing.solver import solve_choice
+
+    plan = solve_choice(name, problem, facts, effort, deadline_s, find, tell)
+    if plan.cut_short and CUT_SHORT not in plan.reasons:
+        plan = plan.model_copy(update={"reasons": (*plan.reasons, CUT_SHORT)})
+    check(plan, problem, facts)
     return plan
 
 
@@ -211,6 +239,7 @@ def compare_solvers(
     from atoll.solve.comparison import broken, compare
 
     facts = problem.catalog() if catalog is None else catalog
+    problem = problem.settled(plan.mixes)
     left = Countdown(deadline_s)
     # What a rule would rent for the same promises, its instances carrying what the plan's do.
     problem, derating = sized_like(plan, problem, facts)

@@ -496,11 +496,15 @@ def test_the_schema_knows_every_section_and_describes_every_field() -> None:
     schema: Any = fleet_schema()
     assert set(schema["properties"]) == {
         "name", "models", "pool", "cluster", "limits", "settings", "catalog", "running",
+        "share_instances", "objective", "grid",
     }  # fmt: skip
     assert schema["required"] == ["models"]
     assert schema["oneOf"] == [{"required": ["pool"]}, {"required": ["cluster"]}]
     for entry in (schema, *schema["$defs"].values()):
-        assert entry["additionalProperties"] is False
+        if entry["title"] == "GridEntry":  # its other keys are regions
+            assert entry["additionalProperties"] is not True
+        else:
+            assert entry["additionalProperties"] is False
         for name, field in entry["properties"].items():
             described = schema["$defs"][field["$ref"].split("/")[-1]] if "$ref" in field else field
             assert described.get("description"), name

@@ -8,6 +8,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from atoll.runtime.gateway.choices import ChoiceTable
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.series import Series
 from atoll.runtime.pool.pool import BackendPool
@@ -27,6 +28,7 @@ class Part:
 class Chooser:
     stand_ins: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
+    choices: ChoiceTable = field(default_factory=ChoiceTable)
 
 
 @dataclass

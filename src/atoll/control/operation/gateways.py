@@ -22,9 +22,10 @@ from atoll.control.operation.loop import TrafficReport
 from atoll.control.operation.rhythm import RateHistory
 from atoll.core.errors import AtollError
 from atoll.core.files import read_text_limited
+from atoll.plan.choice import ModelMix
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Problem, Service
-from atoll.runtime.pool.routes import ModelPromise, ModelRoutes, RoutesTold
+from atoll.runtime.pool.routes import ChoiceRoutes, ModelPromise, ModelRoutes, RoutesTold
 from atoll.telemetry.traffic import ModelTraffic, TrafficPage, WindowSums
 
 TRAFFIC, ROUTES = "/atoll/v1/traffic", "/atoll/v1/routes"
@@ -224,8 +225,11 @@ class GatewayGroup:
         rhythm: RateHistory | None = None,
         say: Callable[[str], None] | None = None,
         ask: AskGateway = ask_gateway,
+        mixes: Sequence[ModelMix] = (),
     ) -> None:
         self.problem = problem
+        self.mixes = tuple(mixes)
+        """Which models answer the choices of the fleet, whose problem is settled by them."""
         self._gateways = tuple(gateways)
         self._names = names
         self._rhythm = rhythm or RateHistory()
@@ -385,7 +389,8 @@ class GatewayGroup:
             )
             routes = ModelRoutes(weights=dict(sorted(weights.items())), promise=promise)
             models |= dict.fromkeys(self._names_of(service), routes)
-        return RoutesTold(fleet=self.problem.name, models=models)
+        choices = {mix.name: ChoiceRoutes.of(mix) for mix in self.mixes}
+        return RoutesTold(fleet=self.problem.name, models=models, choices=choices)
 
     # Asking
 

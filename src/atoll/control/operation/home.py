@@ -31,6 +31,7 @@ from atoll.core.frozen import Frozen
 from atoll.core.paths import state_dir
 from atoll.deploy.commands.engines import ServiceWeights
 from atoll.deploy.local_keeper import KeptProcess, process_start
+from atoll.plan.choice import ModelMix
 
 _RECORD = "fleet.json"
 
@@ -82,6 +83,7 @@ class FleetRecord(Frozen):
 
     `source` is its fleet file, `hub_token` the file with which nodes fetch weights, `device` what the stage
     engine computes on (None: cores where it pretends, else GPUs), `up` whether it is to stand at all.
+    `mixes` say which models answer its choices.
     """
 
     name: str
@@ -93,6 +95,7 @@ class FleetRecord(Frozen):
     entrance: Entrance | None = None
     up: bool = True
     since_s: float = 0.0
+    mixes: tuple[ModelMix, ...] = ()
 
 
 class FleetHome:

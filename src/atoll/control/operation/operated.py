@@ -19,6 +19,7 @@ from atoll.control.operation.loop import (
     LeaseTaker,
     NoGateways,
 )
+from atoll.control.operation.mixing import MixKeeper
 from atoll.control.operation.orders import OrderMaker, command_settings
 from atoll.control.operation.planner import put_phases_together
 from atoll.control.operation.targets import PoolTarget, TargetMap, open_targets
@@ -31,6 +32,7 @@ from atoll.plan.unserved import refuse_unserved
 if TYPE_CHECKING:
     from atoll.control.decision.decide import MakePlan
     from atoll.control.operation.gateways import GatewayAddress
+    from atoll.plan.choice import ModelMix
 
 VALID_S = 90.0
 """For how long a controller that says nothing keeps others from acting."""
@@ -74,8 +76,20 @@ class FleetSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._keeper: MixKeeper | None = None
         self.problem = self._read()
+        """Settled, once it is known which models answer its choices."""
         self._seen = self._look()
+
+    @property
+    def mixes(self) -> tuple[ModelMix, ...]:
+        """Which models answer its choices."""
+        return () if self._keeper is None else self._keeper.mixes
+
+    def settle(self, keeper: MixKeeper) -> None:
+        """Have a keeper say which models answer its choices, now and whenever the file has changed."""
+        self._keeper = keeper
+        self.problem = keeper.settle(self.problem)
 
     def read_again(self) -> bool:
         """Read the file if it has changed, and return whether it says something else now.
@@ -99,7 +113,8 @@ class FleetSource:
     def _read(self) -> Problem:
         problem = read_problem(self.path)
         refuse_unserved(problem)
-        return put_phases_together(problem)
+        together = put_phases_together(problem)
+        return together if self._keeper is None else self._keeper.settle(together)
 
     def _look(self) -> tuple[int, int, int]:
         try:
@@ -232,6 +247,7 @@ def renew_gateways(
     address = gateway_address(record)
     if isinstance(before, GatewayGroup) and before.addresses == (address,):
         before.problem = problem
+        before.mixes = record.mixes
         return before
     return open_gateways(home, record, problem, say=say)
 
@@ -260,6 +276,7 @@ def open_gateways(
         names={name: each.names for name, each in record.weights.items()},
         rhythm=RateHistory(home.folder / "rates.json", keep=keep),
         say=say,
+        mixes=record.mixes,
     )
 
 

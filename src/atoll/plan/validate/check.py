@@ -32,6 +32,8 @@ Rules, per instance and then for the plan as a whole:
     bound          bound and gap agree with the objective
     status         the status agrees with the gap and with what is served
     goal           the goal is one that the problem has: cost where nodes are rented, else tokens/s
+    mix            every choice between models is answered, by its own services, once
+    error, floor   mixes of models err as stated and no more than is allowed, and keep least shares
     problem        the plan was made for this problem
 
 The structure of a plan (graph, layers without the model's size, hops, flow, throughput, slices, routes, cost
@@ -46,6 +48,7 @@ from collections.abc import Iterator
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import PROVEN_GAP, Plan
 from atoll.plan.problem import Problem
+from atoll.plan.validate.choice import check_mixes
 from atoll.plan.validate.cluster import check_shared_links
 from atoll.plan.validate.executors import check_paths
 from atoll.plan.validate.handover import check_handover
@@ -77,10 +80,18 @@ def validate(
 ) -> list[Violation]:
     """Return everything that is wrong with a plan; an empty list is a valid plan.
 
-    With `same_problem` false the plan may have been made for another problem: does it still hold?
+    With `same_problem` false the plan may have been made for another problem: does it still hold? A problem
+    with choices is taken as the mixes of the plan leave it.
     """
     facts = problem.catalog() if catalog is None else catalog
     violations = validate_structure(plan)
+    if problem.choices:
+        unsettled = list(check_mixes(plan, problem))
+        violations += unsettled
+        if any(found.rule == "mix" for found in unsettled):
+            # There is no telling what the plan should serve.
+            return violations
+        problem = problem.settled(plan.mixes)
     if same_problem and plan.problem_hash != problem.content_hash():
         violations.append(violation("problem", plan.problem_name, "was made for another problem"))
     problem = problem.started_as(plan.engines)

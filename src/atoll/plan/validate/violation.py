@@ -41,6 +41,9 @@ Rule = Literal[
     "bound",
     "status",
     "goal",
+    "mix",
+    "error",
+    "floor",
 ]
 """Which promise of a plan is broken; `atoll.plan.validate.check` says what each one means."""
 

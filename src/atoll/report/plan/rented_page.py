@@ -22,6 +22,7 @@ from atoll.report.plan.executor_tables import TIMES, ServiceTables
 from atoll.report.plan.executor_tables import list_services as list_graph_services
 from atoll.report.plan.layout_svg import LayoutDrawing, choose_colours, draw_layout
 from atoll.report.plan.machines_svg import MachinesDrawing, draw_machines
+from atoll.report.plan.mixes import draw_mixes, list_mixes
 from atoll.report.plan.rented_tables import (
     IDLE,
     InstanceGroup,
@@ -77,6 +78,8 @@ def gather_rented_plan(
         "verdicts": judge_plan(plan),
         "shortage": describe_shortage(plan, problem),
         "cards": _list_figures(plan),
+        "mixes": draw_mixes(plan),
+        "mix_rows": list_mixes(plan),
         "compared": versus,
         "broken": broken,
         "service_costs": costs,

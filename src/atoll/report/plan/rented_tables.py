@@ -11,6 +11,7 @@ from atoll.core.units import format_price, format_share, format_throughput, form
 from atoll.plan.cost import cost_report, idle_by_region
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
+from atoll.report.plan.mixes import describe_mixes, list_mixes
 from atoll.report.plan.power import describe_power
 from atoll.report.plan.routes import list_ways
 from atoll.report.plan.slices import HOLDS, list_slices
@@ -149,6 +150,11 @@ def draw_rented_plan(
     shortage = describe_shortage(plan, problem)
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))
+    if plan.mixes:
+        mixes = list_mixes(plan)
+        title = "Which model answers"
+        parts.append(_tighten(table(mixes.columns, mixes.rows, title=title, right=mixes.right)))
+        parts += [Text(line) for line in describe_mixes(plan)]
     parts += _draw_instances(plan, problem, width)
     if problem.has_graphs:
         from atoll.plan.executor_use import executor_use

@@ -10,7 +10,8 @@ The way of one request, in order:
    where it brings a file; `content` for what is no text), and a gateway that is full or stopping refuses
    it. From here on it is a `relay.Relay`, or a `media_relay.MediaRelay` if its answer is no text.
 3. What it requires is gathered, if anything: the policy of its key and its headers, aliases and fallbacks
-   of its model, its conversation (`requirements`, `chooser`). Most requests of a plain gateway skip this.
+   of its model, its conversation (`requirements`, `chooser`), and where several models answer to the name it
+   asks for, whose turn it is (`choices`). Most requests of a plain gateway skip this.
 4. A backend is chosen: by the pool's policy (`pool`), or by `chooser` where there are requirements. If none
    has room the request waits its turn (`queue`), or is told why (`faults`).
 5. It is sent (`attempt`) on a kept or a new connection: over HTTP (`http.upstream`), or to a node of a
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.runtime.gateway.admin import AdminListener, default_socket
+from atoll.runtime.gateway.choices import DealtTurn
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.content import check_content
 from atoll.runtime.gateway.form import TranscriptionForm, read_form
@@ -312,7 +314,12 @@ class Gateway:
             parsed = read_request(endpoint, request.body)
             check_content(parsed, self._media_limits, self.limits.content_parts)
         now_s = self.loop.time()
-        tally = self.traffic.find(parsed.model, now_s)
+        turn = None
+        if self.chooser.choices.by_name:
+            aliases = self.settings.aliases
+            turn = self.chooser.choices.turn(parsed, request.headers, aliases)
+        # What a choice is asked for is asked of the model whose turn it is.
+        tally = self.traffic.find(parsed.model if turn is None else turn.service, now_s)
         if len(self.relays) >= self.limits.requests or self.draining:
             if tally is not None and not self.draining:
                 tally.refuse(now_s)
@@ -327,19 +334,27 @@ class Gateway:
             relay = Relay(self, connection, request, parsed, passed)
         relay.tally = tally
         if (
-            self._all_special
+            turn is not None
+            or self._all_special
             or parsed.model not in self.pool.rings
             or parsed.models is not None
             or not SPECIAL.isdisjoint(request.headers)
         ):
-            self._require(relay, request, parsed, endpoint)
+            self._require(relay, request, parsed, endpoint, turn)
         if tally is not None:
             tally.arrive(now_s)
         connection.exchange = relay
         self.relays.add(relay)
         relay.attempts.attempt(relay)
 
-    def _require(self, relay: Relay, request: Request, parsed: AnyRequest, endpoint: str) -> None:
+    def _require(
+        self,
+        relay: Relay,
+        request: Request,
+        parsed: AnyRequest,
+        endpoint: str,
+        turn: DealtTurn | None,
+    ) -> None:
         """Find out what a request requires, and whether its key lets it in."""
         accounts = self.accounts
         grant: Grant | None = None
@@ -347,7 +362,9 @@ class Gateway:
             grant = accounts.admit(request.headers.get(b"authorization"), parsed.model)
         now_s = self.loop.time()
         try:
-            relay.requirements = self.chooser.gather_requirements(request, parsed, grant, now_s)
+            relay.requirements = self.chooser.gather_requirements(
+                request, parsed, grant, now_s, turn
+            )
         except ApiError:
             # A model that a controller told of and that nobody serves just now: it is asked for still.
             if relay.tally is not None and parsed.model not in self.pool.rings:
@@ -424,6 +441,9 @@ class Gateway:
         now_s = self.loop.time()
         seconds = now_s - relay.started_s
         self._usage.write(relay, status, outcome, usage, seconds)
+        turn = None if relay.requirements is None else relay.requirements.turn
+        if turn is not None and relay.attempts.backends:
+            self.chooser.choices.count(turn, relay.model)
         tally = relay.tally
         if tally is None:
             return

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.routing.affinity import Affinity
 from atoll.runtime.gateway import faults
+from atoll.runtime.gateway.candidates import Candidate
+from atoll.runtime.gateway.choices import ChoiceTable, DealtTurn
 from atoll.runtime.gateway.requirements import (
-    Candidate,
     Requirements,
     candidates_of,
     conversation,
@@ -34,6 +35,7 @@ _LATELY_S = 600.0
 _UNKNOWN_S = 30.0
 """What a request is taken to need while nobody knows."""
 _BYTES_A_TOKEN = 4
+_OF_CHOICES = frozenset({"exact", "variant", "worse"})
 _WHY = {
     "provider": "of a provider that is not trusted",
     "region": "in another region",
@@ -76,17 +78,28 @@ class BackendChooser:
         """Requests that no node might serve, by reason."""
         self.stand_ins: Counter[str] = Counter()
         """Requests served under another name, by how."""
+        self.choices = ChoiceTable()
+        """Names that several models answer to."""
 
     def configure(self, settings: GatewaySettings) -> None:
         """Choose by new settings from now on."""
         self._settings = settings
+        self.choices.configure(settings.choices)
 
     # What a request requires
 
     def gather_requirements(
-        self, request: Request, parsed: AnyRequest, grant: Grant | None, now_s: float
+        self,
+        request: Request,
+        parsed: AnyRequest,
+        grant: Grant | None,
+        now_s: float,
+        turn: DealtTurn | None = None,
     ) -> Requirements:
-        """Return what is special about a request, or raise: no node knows its model."""
+        """Return what is special about a request, or raise: no node knows its model.
+
+        `turn` says who answers a request for a choice between models, and counts as taken from here on.
+        """
         headers = request.headers
         policies = policies_of(grant, headers)
         accounts = self._accounts
@@ -94,10 +107,18 @@ class BackendChooser:
         def visible(model: str) -> bool:
             return accounts is None or grant is None or accounts.visible(grant, model)
 
-        candidates = candidates_of(parsed, headers, policies, self._find_candidates, visible)
+        def known(name: str) -> list[Candidate]:
+            if turn is not None and name == parsed.model:
+                return self._served(turn.choice.candidates(turn.service))
+            return self._find_candidates(name)
+
+        candidates = candidates_of(parsed, headers, policies, known, visible)
         if not candidates:
             raise self._explain_unknown(parsed.model, now_s)
         requirements = Requirements(parsed.model, candidates)
+        if turn is not None:
+            turn.take()
+            requirements.turn = turn
         requirements.grant = grant
         requirements.policies = policies
         if self._settings.affinity:
@@ -107,8 +128,15 @@ class BackendChooser:
             requirements.work = 0.0 if most is None else 1.0 + most
         return requirements
 
+    def _served(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        return [candidate for candidate in candidates if candidate.model in self._pool.rings]
+
     def _find_candidates(self, name: str) -> list[Candidate]:
         pool = self._pool
+        choice = self.choices.by_name.get(name)
+        if choice is not None:
+            # Not what was asked for first: nobody's turn.
+            return self._served(choice.candidates(choice.dealer.peek()))
         candidates = [Candidate(name, "exact")] if name in pool.rings else []
         other = self._settings.aliases.get(name)
         if other is not None and other in pool.rings:
@@ -121,11 +149,23 @@ class BackendChooser:
         """Return the model behind another name, None if it is none."""
         return next((c.model for c in self._find_candidates(name) if c.how == "alias"), None)
 
-    def names(self) -> list[str]:
-        """Return every name that can be asked for, models first."""
+    def names(self, *, hidden: bool = False) -> list[str]:
+        """Return every name to ask for, choices and models first.
+
+        Names that a plan made for the models of choices are left out unless `hidden`, though they answer too.
+        """
         pool = self._pool
-        known = [a for a, m in self._settings.aliases.items() if m in pool.rings]
-        return list(dict.fromkeys([*pool.rings, *known, *pool.aliases]))
+        served = [
+            name
+            for name, choice in self.choices.by_name.items()
+            if any(service in pool.rings for service in choice.dealer.shares)
+        ]
+        asked = self._settings.aliases.items()
+        known = [alias for alias, model in asked if model in pool.rings or model in served]
+        names = dict.fromkeys([*pool.rings, *known, *pool.aliases])
+        behind = frozenset() if hidden else self.choices.hidden
+        shown = [name for name in names if name not in behind]
+        return list(dict.fromkeys([*served, *shown]))
 
     def _explain_unknown(self, model: str, now_s: float) -> ApiError:
         seen_s = self._seen_s.get(model)
@@ -155,14 +195,13 @@ class BackendChooser:
         """Return the backend for a request and the model to ask it for, of which `only` one may be left."""
         keys = requirements.keys
         prefer = self._affinity.find(keys) if keys and not avoid else None
-        for model, how, alias in requirements.candidates:
-            if only is not None and model != only:
-                continue
+        for (model, how, alias), well, tight in self._tries(requirements, avoid, only, squeeze):
+            allow = self._allow(requirements, model, alias)
             member = self._pool.pick(
                 model,
                 avoid,
-                squeeze=squeeze,
-                allow=self._allow(requirements, model, alias),
+                squeeze=tight,
+                allow=_only_well(allow) if well else allow,
                 prefer=prefer,
                 now_s=now_s,
             )
@@ -174,6 +213,54 @@ class BackendChooser:
                 self._affinity.note(keys[0], member.name)
             return member, model
         return None, ""
+
+    def _tries(
+        self,
+        requirements: Requirements,
+        avoid: frozenset[str],
+        only: str | None,
+        squeeze: bool,
+    ) -> Iterator[tuple[Candidate, bool, bool]]:
+        """Yield whom to try in which order, whether backends must be well, and whether to squeeze.
+
+        Of a choice, backends of any model that errs no more than the one whose turn it is come before one
+        that is ejected or that failed the request. Models that err more come where none of those is left;
+        that they are busy is no reason.
+        """
+        turn = requirements.turn
+        if turn is None:
+            for candidate in requirements.candidates:
+                if only is None or candidate.model == only:
+                    yield candidate, False, squeeze
+            return
+        model_of = turn.choice.model_of
+        wanted = [
+            c
+            for c in requirements.candidates
+            if only is None or model_of(c.model) == model_of(only)
+        ]
+        good = [c for c in wanted if c.how in ("exact", "variant")]
+        worse = [c for c in wanted if c.how == "worse"]
+        yield from ((c, True, False) for c in good)
+        if worse and not any(self._has_well(requirements, c, avoid) for c in good):
+            yield from ((c, True, False) for c in worse)
+        yield from ((c, False, squeeze) for c in good)
+        if not any(self._has_up(c) for c in good):
+            yield from ((c, False, squeeze) for c in worse)
+        yield from ((c, False, squeeze) for c in wanted if c.how not in _OF_CHOICES)
+
+    def _has_well(
+        self, requirements: Requirements, candidate: Candidate, avoid: frozenset[str]
+    ) -> bool:
+        """Whether a model has a backend that is well and has not failed the request, busy or not."""
+        ring = self._pool.rings.get(candidate.model)
+        allow = _only_well(self._allow(requirements, candidate.model, candidate.alias))
+        members = () if ring is None else ring.members
+        return any(m.up and m.name not in avoid and allow(m) for m in members)
+
+    def _has_up(self, candidate: Candidate) -> bool:
+        ring = self._pool.rings.get(candidate.model)
+        return ring is not None and any(member.up for member in ring.members)
 
     def _allow(self, requirements: Requirements, model: str, alias: str) -> Allow | None:
         policies, ending = requirements.policies, self._pool.ending
@@ -258,8 +345,10 @@ class BackendChooser:
     def headers(self, requirements: Requirements, member: Member, model: str) -> bytes:
         """Return headers that say who serves a request, and what its key has left."""
         offer = member.offer(model)
+        turn = requirements.turn
+        named = model if turn is None else turn.choice.model_of(model)
         lines = [
-            b"x-atoll-model: %b\r\n" % _safe(model),
+            b"x-atoll-model: %b\r\n" % _safe(named),
             b"x-atoll-node: %b\r\n" % _safe(offer.node),
             b"x-atoll-sid: %b\r\n" % _safe(offer.sid),
         ]
@@ -277,6 +366,15 @@ class BackendChooser:
         if accounts is not None and requirements.grant is not None:
             lines += [b"%b: %b\r\n" % pair for pair in accounts.limit_headers(requirements.grant)]
         return b"".join(lines)
+
+
+def _only_well(allow: Allow | None) -> Allow:
+    """Return the same question of backends that are not ejected."""
+
+    def well(member: Member) -> bool:
+        return member.outlier.ejected_until_s is None and (allow is None or allow(member))
+
+    return well
 
 
 def _safe(text: str) -> bytes:

@@ -141,7 +141,7 @@ class Pages:
     def _show_models(self, connection: Connection, request: Request, path: str) -> None:
         """Answer what there is to ask for; with keys, what the caller's may use."""
         context = self._context
-        names = context.chooser.names()
+        names = context.chooser.names(hidden=path != "/v1/models")
         if context.accounts is not None:
             grant = context.accounts.authenticate(request.headers.get(b"authorization"))
             names = list(context.accounts.visible_models(grant, names))
@@ -212,6 +212,7 @@ class Pages:
             except AtollError as error:
                 raise ApiError(400, str(error), param=error.field) from None
             context.pool.route(routes)
+            context.chooser.choices.tell(routes.choices)
             context.traffic.promise(routes, context.loop.time())
             instances = {name for told in routes.models.values() for name in told.weights}
             context.log.event(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from atoll.routing.affinity import blocks, chain
-from atoll.runtime.openai import AnyRequest, ApiError, ChatRequest, CompletionRequest, Generation
+from atoll.runtime.gateway.candidates import Candidate
+from atoll.runtime.gateway.choices import DealtTurn, session_of
+from atoll.runtime.openai import AnyRequest, ChatRequest, CompletionRequest, Generation
 from atoll.runtime.pool.policy import HEADERS, Policy, fallbacks
 
 if TYPE_CHECKING:
@@ -14,23 +16,12 @@ if TYPE_CHECKING:
 
 SPECIAL = HEADERS | {b"x-atoll-fallback", b"x-atoll-session"}
 """Headers that make a request special."""
-_SESSION_BYTES = 256
-
-
-class Candidate(NamedTuple):
-    """A model that may serve a request, and what it is to the one asked for."""
-
-    model: str
-    how: str
-    """`exact`, `alias` or `fallback`."""
-    alias: str = ""
-    """A name that nodes must give the model themselves: what one node says binds no other."""
 
 
 class Requirements:
     """What a request asks for beyond its model; policies of the key and of the request both hold."""
 
-    __slots__ = ("asked", "candidates", "grant", "keys", "policies", "work")
+    __slots__ = ("asked", "candidates", "grant", "keys", "policies", "turn", "work")
 
     def __init__(self, model: str, candidates: Sequence[Candidate]) -> None:
         self.asked = model
@@ -44,6 +35,8 @@ class Requirements:
         """By which the conversation is known, the longest beginning first; see `routing.affinity`."""
         self.work = 0.0
         """Tokens it will take at most, 0: not limited."""
+        self.turn: DealtTurn | None = None
+        """Whose turn it is, where a choice between models was asked for."""
 
 
 def policies_of(grant: Grant | None, headers: Mapping[bytes, bytes]) -> tuple[Policy, ...]:
@@ -82,15 +75,8 @@ def candidates_of(
 
 def conversation(request: AnyRequest, headers: Mapping[bytes, bytes]) -> list[int]:
     """Return the hashes by which the conversation of a request is known, the longest first."""
-    session = headers.get(b"x-atoll-session")
+    session = session_of(headers)
     if session is not None:
-        if not session or len(session) > _SESSION_BYTES:
-            raise ApiError(
-                400,
-                f"x-atoll-session: 1 to {_SESSION_BYTES} bytes are needed",
-                param="x-atoll-session",
-                code="invalid_header",
-            )
         return [hash((request.model, session))]
     if isinstance(request, ChatRequest):
         parts: list[object] = [

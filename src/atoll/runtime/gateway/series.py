@@ -47,6 +47,23 @@ class CountsRefusals(Protocol):
         """Requests that no node might serve, by what the nodes lacked."""
         ...
 
+    @property
+    def choices(self) -> CountsChoices:
+        """Names that several models answer to."""
+        ...
+
+
+class CountsChoices(Protocol):
+    """A table of choices between models, as far as it counts who answered."""
+
+    requests: CounterFamily
+    stand_ins: CounterFamily
+
+    @property
+    def by_name(self) -> Mapping[str, object]:
+        """The choices that there are."""
+        ...
+
 
 class CountsFabric(Protocol):
     """A federation, as far as its parts count."""
@@ -122,6 +139,10 @@ class Series:
             ("reason",),
             _rows(source.chooser.refusals),
         )
+        choices = source.chooser.choices
+        if choices.by_name:
+            yield choices.requests.read()
+            yield choices.stand_ins.read()
         if source.detailed:
             yield self._tokens.read()
         if source.federation is not None:

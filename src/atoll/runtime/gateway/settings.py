@@ -13,6 +13,7 @@ from atoll.runtime.media.limits import MediaLimits
 from atoll.runtime.openai import FORMS
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.outliers import OutlierSettings
+from atoll.runtime.pool.routes import ChoiceRoutes
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -110,6 +111,8 @@ class GatewaySettings(Frozen):
     """Whether a conversation goes to the backend that served it before, unless that one is busy."""
     aliases: dict[str, str] = Field(default_factory=dict)
     """Other names of models."""
+    choices: dict[str, ChoiceRoutes] = Field(default_factory=dict)
+    """Names that several models answer to, each its share of the requests."""
     queue_s: float = Field(0.0, ge=0)
     """How long a request may wait for a backend with room; only with keys, a fabric or affinity."""
     handover_s: float = Field(10.0, ge=0)

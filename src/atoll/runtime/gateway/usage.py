@@ -68,17 +68,20 @@ class UsageWriter:
             tokens, spoken_s = delivered.tokens, spoken_seconds(delivered.audio_chars)
             usage = Usage(0, tokens, tokens, speech_seconds=spoken_s)
         endpoint = ENDPOINTS[relay.sent.path]
+        turn = None if relay.requirements is None else relay.requirements.turn
+        # A choice between models is written down as what was asked for; backends say who answered.
+        model = relay.model if turn is None else turn.choice.name
         prompt, completion = usage.prompt_tokens, usage.completion_tokens
-        tally = self._metrics.tally(relay.model, endpoint, status)
+        tally = self._metrics.tally(model, endpoint, status)
         tally.add(seconds, first_s, prompt, completion)
         media = _NO_MEDIA
         if usage.audio_seconds or usage.speech_seconds or usage.image_pixels:
             media = (usage.audio_seconds, usage.speech_seconds, usage.image_pixels)
-            self._metrics.add_media(relay.model, *media)
+            self._metrics.add_media(model, *media)
         now_s = time.time()
         fields = (
             relay.sent.id.decode(),
-            relay.model,
+            model,
             endpoint,
             relay.stream,
             status,
@@ -92,7 +95,8 @@ class UsageWriter:
             outcome,
         )
         if self.access_log is not None:
-            line = _AccessLine(now_s, relay.sent.trace[3:35], *fields, *media)
+            answered = "" if turn is None else turn.choice.model_of(relay.model)
+            line = _AccessLine(now_s, relay.sent.trace[3:35], *fields, *media, answered)
             self.access_log.line(_encode(line) + b"\n")
         if self._on_usage is not None or self.wanted:
             grant = relay.requirements.grant if relay.requirements is not None else None
@@ -137,6 +141,8 @@ def _access_line() -> Any:
     # Sound and pictures only where there are any.
     media = ("audio_seconds", "speech_seconds", "image_pixels")
     fields += [(n, hints[n], zero) for n, zero in zip(media, _NO_MEDIA, strict=True)]
+    # The model that answered, where several may.
+    fields.append(("answered", str, ""))
     return msgspec.defstruct(
         "AccessLine", fields, tag_field="event", tag="request", gc=False, omit_defaults=True
     )

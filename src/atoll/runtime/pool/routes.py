@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
+from atoll.plan.names import refuse
+
+if TYPE_CHECKING:
+    from atoll.plan.choice import ModelMix
 
 MOST_BYTES = 4 * 2**20
 """Of all that is told at once."""
@@ -43,6 +48,39 @@ class ModelRoutes(Frozen):
     promise: ModelPromise | None = None
 
 
+class ChoiceRoutes(Frozen):
+    """How requests for a choice are dealt: the share of each of the names that backends serve models under.
+
+    `errors` are how often each errs, `models` what the models are called for people. With `sticky` a
+    conversation stays with one of them.
+    """
+
+    shares: dict[ModelLabel, Weight] = Field(min_length=1, max_length=64)
+    errors: dict[ModelLabel, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    models: dict[ModelLabel, ModelLabel] = Field(default_factory=dict)
+    sticky: bool = False
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if not any(self.shares.values()):
+            raise refuse(InputError("nobody has a share", hint="give one more than 0"))
+        for name in (*self.errors, *self.models):
+            if name not in self.shares:
+                known = ", ".join(self.shares)
+                raise refuse(InputError(f"{name} has no share", hint=f"known are {known}"[:300]))
+        return self
+
+    @classmethod
+    def of(cls, mix: ModelMix) -> ChoiceRoutes:
+        """Return how a plan's mix is dealt."""
+        return cls(
+            shares=dict(sorted(mix.shares.items())),
+            errors={name: mix.errors[name] for name in sorted(mix.shares) if name in mix.errors},
+            models={name: mix.models[name] for name in sorted(mix.shares) if name in mix.models},
+            sticky=mix.sticky,
+        )
+
+
 class Seat(NamedTuple):
     """A backend as far as weights depend on it: its names in its fleet, and what it is like.
 
@@ -58,10 +96,20 @@ class RoutesTold(Frozen):
     """All that a controller tells; it replaces what was told before.
 
     With `fleet` only instances of that fleet have the weights: names are unique in a fleet alone.
+    `choices` are names that several models answer to.
     """
 
     fleet: str = Field("", max_length=256)
     models: dict[ModelLabel, ModelRoutes] = Field(default_factory=dict, max_length=MOST_MODELS)
+    choices: dict[ModelLabel, ChoiceRoutes] = Field(default_factory=dict, max_length=MOST_MODELS)
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what came later and is not there: older gateways read it then."""
+        fields: dict[str, object] = write(self)
+        if not self.choices:
+            fields.pop("choices", None)
+        return fields
 
     def weigh(self, model: str, seats: Sequence[Seat]) -> list[float] | None:
         """Return the weights of the backends of a model; None where nobody was told of any of them.

@@ -40,6 +40,7 @@ from atoll.solve.explain.whatif import (
     worth,
 )
 from atoll.solve.progress import OnProgress, Progress
+from atoll.solve.registry import solve
 from atoll.solve.resizing import lower_priors, sized_like
 from atoll.solve.templates.library import Libraries, template_libraries
 
@@ -133,9 +134,13 @@ def explain_problem(
     `node_types` are those to say something about, and then nothing else is said; `repairs` are looked for
     unless False. Planning again is done at most `most_plans` times (None: the harder it is the fewer),
     and `deadline_s` is for all of it together. With `best_effort` a fixed cluster need not keep promises, as
-    when such a plan was made.
+    when such a plan was made. Choices between models are taken as the plan has settled them.
     """
     facts = problem.catalog() if catalog is None else catalog
+    if problem.choices:
+        if plan is None or not plan.mixes:
+            plan = solve(problem, deadline_s=0.5 * deadline_s, catalog=facts)
+        problem = problem.settled(plan.mixes)
     if problem.has_graphs:
         from atoll.solve.explain.executors import explain_executors
 

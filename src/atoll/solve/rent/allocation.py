@@ -49,7 +49,7 @@ WORK = 450_000
 """Effort of an allocation, in simplex iterations (see `standing.Work`)."""
 OPTIMAL = 1e-3
 """An answer is called optimal if it is proven to this share."""
-_KEEP = 1e-6
+KEEP = 1e-6
 """Share of a GPU's price that taking it anew is taken to cost at least, so that equal instances are kept."""
 _FULL = 1e-9
 _BINDS = 1e-6
@@ -102,7 +102,7 @@ class _Allocator:
         self._parts: list[Work] = []
         demanded = [m for m, s in enumerate(self.services) if _asked(s)]
         model = self._model(demanded, np.ones(len(self.services)))
-        servable = [_servable(model, i, self.limits.spread) for i in range(len(demanded))]
+        servable = [is_servable(model, i, self.limits.spread) for i in range(len(demanded))]
         self.active = [m for m, good in zip(demanded, servable, strict=True) if good]
         self.hopeless = [m for m, good in zip(demanded, servable, strict=True) if not good]
         self.model = (
@@ -117,7 +117,7 @@ class _Allocator:
         )
         penalty = self.init_penalty
         if any(some.running for some in items):
-            penalty = max(penalty, _KEEP)
+            penalty = max(penalty, KEEP)
         services = tuple(
             replace(
                 self.services[m],
@@ -201,7 +201,7 @@ class _Allocator:
             raise InternalError("nothing was found that could be answered")
         solution = cheapest_supply(model, standing.solution.items, self.seed) or standing.solution
         # What is proven of the objective with the keeping penalty holds but for that penalty.
-        hair = _KEEP if any(some.running for some in model.items) else 0.0
+        hair = KEEP if any(some.running for some in model.items) else 0.0
         bound = standing.bound / (1.0 + hair)
         return self._assemble(
             "partial" if served is not None else "feasible",
@@ -238,7 +238,7 @@ class _Allocator:
         if served is not None and not binding:
             binding = self._binding(outcome.prices, dropped)
         chosen = tuple(
-            _allocated(model, m, i, item, count)
+            allocated(model, m, i, item, count)
             for i, m in enumerate(active)
             for item, count in sorted(solution.items[i].items())
         )
@@ -318,9 +318,10 @@ class _Allocator:
         )
 
 
-def _allocated(
+def allocated(
     model: RentModel, service: int, index: int, item: int, count: int
 ) -> AllocatedInstances:
+    """Return so many of an item of the service at `index` of a model as instances of `service`."""
     items = model.items[index]
     kept = item >= len(items) - items.running
     source = int(items.patterns.source[items.pattern[item]])
@@ -358,8 +359,8 @@ def _check(
         raise UsageError(f"an initialisation penalty of {init_penalty}", hint="0 or more")
 
 
-def _servable(model: RentModel, service: int, spread: int) -> bool:
-    """Whether instances could stand in enough regions, phases together or paired."""
+def is_servable(model: RentModel, service: int, spread: int) -> bool:
+    """Return whether instances could stand in enough regions, phases together or paired."""
     items, pairs = model.items[service], model.services[service].pairs
     regions = items.stand_in(model.regions)
     if len(regions[BOTH]) >= spread:

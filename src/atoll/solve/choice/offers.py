@@ -1,0 +1,217 @@
+"""Offers: pairs in a configuration, with all that routing types to them needs, in shares of limits (numba).
+
+An offer f is a pair (a model on a tier) in one configuration. What it would do to a type is kept in one row,
+so that looking at an offer reads memory in order: `slow` and `wrong` are delay and error over the type's
+limits, `load` and `cache` what a whole type takes of the offer's FLOP/s and memory. Storage is the one
+resource beside these: what is stored is paid by the GB, so that capacity and budget both limit GB.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll.core.compiling import lean_part
+from atoll.solve.choice.problem import Floats, Ints
+from atoll.solve.choice.tables import BUDGET, ChoiceTables
+
+MOST = 24
+"""Pairs that may be active at once."""
+_ENDLESS = 1e9
+
+
+class Offers(NamedTuple):
+    """All offers worth a look; rows by offer, the first `count[0]` of them."""
+
+    count: Ints
+    pair: Ints
+    config: Ints
+    ample: Ints
+    """ample[f]: 1 where all types together fit."""
+    useless: Ints
+    """Scratch."""
+    rent: Floats
+    keep: Floats
+    """USD for the weights, for each type placed here."""
+    usd: Floats
+    """usd[f, i]: data and delay of all of a type."""
+    slow: Floats
+    """slow[f, i]: delay over the type's limit."""
+    wrong: Floats
+    """wrong[f, i]: error over the type's limit."""
+    load: Floats
+    """load[f, i]: what all of a type takes of the FLOP/s."""
+    cache: Floats
+    """cache[f, i]: what all of a type takes of the memory left beside weights."""
+    alone: Floats
+    """alone[f, i]: the type's cost if it goes here as far as delay and error let it."""
+    floor: Floats
+    """floor[i]: less than this no type costs, whatever the offers."""
+
+
+OFFERS_TYPE = (
+    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[:, ::1],"
+    " float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
+    " float64[::1]))"
+)
+
+
+def offers_of(tables: ChoiceTables) -> Offers:
+    """Return memory for the offers of an instance."""
+    types, pairs, configs = tables.delay.shape
+    most = pairs * configs
+    rows = [np.empty((most, types)) for _ in range(6)]
+    return Offers(
+        np.zeros(1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
+        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most), np.empty(most), *rows,
+        np.empty(types),
+    )  # fmt: skip
+
+
+@lean_part
+def ratio(value: float, limit: float) -> float:
+    """Return a value as a share of its limit, at most `_ENDLESS`: differences of shares are divided by."""
+    if value <= 0.0:
+        return 0.0
+    return value / limit if value < _ENDLESS * limit else _ENDLESS
+
+
+@lean_part
+def beats(offers: Offers, g: int, f: int) -> bool:
+    """Say whether an offer does all that another does for no more money, if neither fills up.
+
+    Money that the other saves by being faster counts; delays within the limit are as good as each other.
+    """
+    if offers.rent[g] > offers.rent[f] or offers.keep[g] > offers.keep[f]:
+        return False
+    usd = offers.rent[g]
+    for i in range(offers.floor.shape[0]):
+        if offers.wrong[g, i] > offers.wrong[f, i] or (
+            offers.slow[g, i] > 1.0 and offers.slow[g, i] > offers.slow[f, i]
+        ):
+            return False
+        usd += max(0.0, offers.usd[g, i] - offers.usd[f, i])
+        if usd > offers.rent[f]:
+            return False
+    return usd < offers.rent[f] or g < f
+
+
+@lean_part
+def is_as_large(offers: Offers, g: int, f: int) -> bool:
+    """Say whether an offer has room for as much as another."""
+    for i in range(offers.floor.shape[0]):
+        if offers.load[g, i] > offers.load[f, i] or offers.cache[g, i] > offers.cache[f, i]:
+            return False
+    return True
+
+
+@lean_part
+def thin(offers: Offers, first: int, last: int) -> int:
+    """Keep those of a range of offers that others of it do not make useless; return the range's new end.
+
+    An offer is useless beside a better one that has room for all types, or beside two better ones of other
+    pairs that have as much room as it has: one of them may be full.
+    """
+    for f in range(first, last):
+        better = 0
+        for g in range(first, last):
+            if g != f and beats(offers, g, f):
+                if offers.ample[g]:
+                    better = 2
+                elif is_as_large(offers, g, f):
+                    better += 2 if offers.pair[g] == offers.pair[f] else 1
+                if better >= 2:
+                    break
+        offers.useless[f] = better >= 2
+    kept = first
+    for f in range(first, last):
+        if not offers.useless[f]:
+            if kept < f:
+                move(offers, f, kept)
+            kept += 1
+    return kept
+
+
+@lean_part
+def move(offers: Offers, f: int, to: int) -> None:
+    """Write one offer over another."""
+    offers.pair[to] = offers.pair[f]
+    offers.config[to] = offers.config[f]
+    offers.ample[to] = offers.ample[f]
+    offers.rent[to] = offers.rent[f]
+    offers.keep[to] = offers.keep[f]
+    for i in range(offers.floor.shape[0]):
+        offers.usd[to, i] = offers.usd[f, i]
+        offers.slow[to, i] = offers.slow[f, i]
+        offers.wrong[to, i] = offers.wrong[f, i]
+        offers.load[to, i] = offers.load[f, i]
+        offers.cache[to, i] = offers.cache[f, i]
+        offers.alone[to, i] = offers.alone[f, i]
+
+
+@lean_part
+def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: float) -> None:
+    """Write the offers that can be part of an answer cheaper than `most_usd`."""
+    types, pairs, configs = tables.delay.shape
+    floor = offers.floor
+    for i in range(types):
+        floor[i] = tables.unmet_usd[i]
+    count, of_model = 0, 0
+    for p in range(pairs):
+        of_pair = count
+        for c in range(configs):
+            if tables.room[p, c] >= 0.0 and tables.rent[p, c] <= min(
+                tables.limits[BUDGET], most_usd
+            ):
+                write_offer(tables, offers, count, p, c)
+                count += 1
+        count = thin(offers, of_pair, count)
+        if p % tiers == tiers - 1:
+            # Error and weights are those of the model, but for the precision: offers of one are alike.
+            count = thin(offers, of_model, count)
+            of_model = count
+    offers.count[0] = count
+    least = 0.0
+    for i in range(types):
+        least += floor[i]
+    keep_cheap(offers, most_usd - least)
+
+
+@lean_part
+def keep_cheap(offers: Offers, most_usd: float) -> None:
+    """Keep offers whose rent is less than that."""
+    kept = 0
+    for f in range(offers.count[0]):
+        if offers.rent[f] < most_usd:
+            if kept < f:
+                move(offers, f, kept)
+            kept += 1
+    offers.count[0] = kept
+
+
+@lean_part
+def write_offer(tables: ChoiceTables, offers: Offers, f: int, p: int, c: int) -> None:
+    """Write one offer."""
+    offers.pair[f] = p
+    offers.config[f] = c
+    offers.rent[f] = tables.rent[p, c]
+    keep = tables.keep_usd[p]
+    offers.keep[f] = keep
+    load, cache = 0.0, 0.0
+    for i in range(tables.delay.shape[0]):
+        seconds = tables.delay[i, p, c]
+        usd = tables.data_usd[i] + tables.delay_usd[i] * seconds
+        slow = ratio(seconds, tables.delay_limit[i])
+        wrong = ratio(tables.error[i, p], tables.error_limit[i])
+        most = 1.0 / max(1.0, slow, wrong)
+        offers.usd[f, i] = usd
+        offers.slow[f, i] = slow
+        offers.wrong[f, i] = wrong
+        offers.load[f, i] = ratio(tables.load[i, p], tables.power[p, c])
+        offers.cache[f, i] = ratio(tables.cache[i, p], tables.room[p, c])
+        load += offers.load[f, i]
+        cache += offers.cache[f, i]
+        offers.alone[f, i] = keep + most * usd + (1.0 - most) * tables.unmet_usd[i]
+        offers.floor[i] = min(offers.floor[i], keep + usd)
+    offers.ample[f] = 1 if load <= 1.0 and cache <= 1.0 else 0

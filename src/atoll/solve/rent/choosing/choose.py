@@ -1,0 +1,337 @@
+"""Choosing levels for a problem with choices: what each way serves, and what no mix of models goes below.
+
+The allocation of a problem with levels free (`search`), and the plain problem that its levels leave. Ways
+that nothing on offer can serve are closed, as long as others may answer for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import UsageError
+from atoll.plan.choice import ModelMix
+from atoll.plan.plan import Instance, Plan
+from atoll.plan.problem import Problem
+from atoll.solve.derating import Derating
+from atoll.solve.rent.allocation import KEEP, OPTIMAL, WORK, allocated, is_servable
+from atoll.solve.rent.choosing.rows import ChoiceRow, LevelRows
+from atoll.solve.rent.choosing.search import LevelOutcome, LevelSearch
+from atoll.solve.rent.items import RentModel, Solution, items_of
+from atoll.solve.rent.optimal import (
+    Draft,
+    limits_of,
+    running_columns,
+    service_demands,
+    supply_of,
+)
+from atoll.solve.rent.programme import cheapest_supply
+from atoll.solve.rent.standing import Incumbent, RentDeadline, Target, Work
+from atoll.solve.rent.types import (
+    Allocation,
+    AllocationLimits,
+    Log,
+    RunningColumn,
+    ServiceDemand,
+    Statistics,
+    Supply,
+)
+from atoll.solve.templates.library import Libraries
+
+Floats = NDArray[np.float64]
+
+_EFFORT = 0.4
+"""Of what an allocation may take: the settled problem is planned after it."""
+_POINT = 0.01
+"""Of an error: 1 %."""
+
+
+@dataclass(frozen=True)
+class LevelAllocation:
+    """Levels by service number, with the allocation that they were found with (None: not all is served).
+
+    `bound` is what no levels and no allocation cost less than, USD per hour; `error_usd` is by choice what
+    one more unit of mean error saves, USD per hour. `served` is the common fraction of all demand that was
+    found where not all can be served.
+    """
+
+    levels: dict[int, float]
+    bound: float
+    objective: float
+    allocation: Allocation | None
+    error_usd: tuple[float, ...]
+    served: float
+    cut_short: bool
+
+
+@dataclass(frozen=True)
+class ChosenLevels:
+    """Levels by name of a service, the mixes of models that they are, and what is proven.
+
+    `bound` is in USD per hour over all mixes, None where not all demand can be met or nothing was proven.
+    `duals` are by choice the USD per hour that one more unit of mean error saves. `plan` is one for the
+    settled problem, None where none was found that serves everything.
+    """
+
+    levels: dict[str, float]
+    mixes: tuple[ModelMix, ...]
+    bound: float | None
+    duals: dict[str, float]
+    plan: Plan | None = None
+    cut_short: bool = False
+
+
+def choose(
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    *,
+    deadline_s: float = 300.0,
+    gap: float = 1e-3,
+    work: float = 1.0,
+    log: Log | None = None,
+    derating: Derating | None = None,
+    scale: Mapping[str, float] | None = None,
+) -> ChosenLevels:
+    """Return the levels of the cheapest plan found, proven to `gap` or as far as `work` allows.
+
+    `scale` multiplies the demand of services, by name: what must be carried for a promise to be kept, say.
+    Then there is no plan of it, and what is proven is of the demand that was scaled.
+    """
+    scaled = scale or {}
+    running = running_columns(problem, catalog, derating)
+    demands = [
+        _times(demand, scaled.get(demand.name, 1.0))
+        for demand in service_demands(problem, catalog, libraries, derating)
+    ]
+    names = [service.name for service in problem.services]
+    found = choose_levels(
+        demands,
+        supply_of(problem, catalog),
+        limits_of(problem),
+        LevelRows.of(problem.choices, names),
+        init_penalty=problem.settings.init_penalty,
+        running=[column for column, _ in running],
+        deadline_s=deadline_s,
+        work=work * _EFFORT * WORK,
+        gap=gap,
+        seed=problem.settings.seed,
+        log=log,
+    )
+    levels = {names[way]: level for way, level in found.levels.items()}
+    duals = {choice.name: usd for choice, usd in zip(problem.choices, found.error_usd, strict=True)}
+    mixes = tuple(
+        ModelMix.of(
+            choice,
+            levels,
+            None if choice.max_error is None else duals[choice.name] * _POINT,
+        )
+        for choice in problem.choices
+    )
+    plan = None
+    if found.allocation is not None and not scaled:
+        groups = [group for _, group in running]
+        plan = _plan_of(problem, catalog, libraries, mixes, found.allocation, groups, derating)
+    proven = found.allocation is not None and not libraries.cut_short
+    return ChosenLevels(
+        levels, mixes, found.bound if proven else None, duals, plan, found.cut_short
+    )
+
+
+def _times(demand: ServiceDemand, factor: float) -> ServiceDemand:
+    if factor == 1.0:
+        return demand
+    roles = tuple(replace(role, demand=role.demand * factor) for role in demand.roles)
+    return replace(demand, roles=roles, kv_bytes_per_s=demand.kv_bytes_per_s * factor)
+
+
+def _plan_of(
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    mixes: tuple[ModelMix, ...],
+    allocation: Allocation,
+    running: list[list[Instance]],
+    derating: Derating | None,
+) -> Plan:
+    """The plan of an allocation, for the problem that the mixes leave."""
+    settled = problem.settled(mixes)
+    place = {service.name: m for m, service in enumerate(settled.services)}
+    names = [service.name for service in problem.services]
+    kept = [
+        replace(some, service=place[names[some.service]])
+        for some in allocation.instances
+        if names[some.service] in place
+    ]
+    own = replace(allocation, instances=tuple(kept))
+    return Draft(settled, catalog, libraries, own, running, derating).plan()
+
+
+def choose_levels(
+    services: Sequence[ServiceDemand],
+    supply: Supply,
+    limits: AllocationLimits,
+    rows: LevelRows,
+    *,
+    init_penalty: float = 0.0,
+    running: Sequence[RunningColumn] = (),
+    deadline_s: float = 300.0,
+    work: float = WORK,
+    gap: float = 1e-3,
+    seed: int = 0,
+    log: Log | None = None,
+) -> LevelAllocation:
+    """Return the levels and the allocation that cost least together, of those found with so much `work`.
+
+    Arguments are those of `allocate`; services that `rows` name are ways, at levels, the others at 1.
+    """
+    return _Chooser(services, supply, limits, rows, init_penalty, running, seed).run(
+        Incumbent(Target(0.99 * gap), RentDeadline(deadline_s), Work(work), log), gap
+    )
+
+
+@dataclass
+class _Chooser:
+    services: Sequence[ServiceDemand]
+    supply: Supply
+    limits: AllocationLimits
+    rows: LevelRows
+    init_penalty: float
+    running: Sequence[RunningColumn]
+    seed: int
+    fixed: dict[int, float] = field(default_factory=dict)
+    """Levels of ways that are not chosen: nothing can serve them, or nothing is asked of them."""
+
+    def __post_init__(self) -> None:
+        asked = [m for m, s in enumerate(self.services) if any(r.demand > 0.0 for r in s.roles)]
+        model = self._model(asked)
+        useful = {m for i, m in enumerate(asked) if is_servable(model, i, self.limits.spread)}
+        self.lost = any(m not in useful for m in asked if m not in self.rows.ways)
+        rows = self.rows.without(way for way in self.rows.ways if way not in useful)
+        dropped: set[int] = set()
+        for group in rows.groups:
+            if rows.least({}, group) is not None:
+                continue
+            # Nobody can answer: as much as can be by ways that are of use, with the fewest errors.
+            dropped |= set(group.choices)
+            cost = dict.fromkeys((way for way in group.ways if way not in useful), 1e3)
+            levels = self.rows.least(cost, group)
+            if levels is None:
+                names = " and ".join(self.rows.choices[c].name for c in group.choices)
+                raise UsageError(
+                    f"no mix of models meets what {names} ask for together",
+                    hint="allow more error (max_error) or lower min_share",
+                    field="max_error",
+                )
+            self.fixed |= levels
+            self.lost = self.lost or bool(set(group.ways) & set(asked))
+        self.kept = [c for c in range(len(rows.choices)) if c not in dropped]
+        self.active = sorted(useful)
+        number = {m: i for i, m in enumerate(self.active)}
+        fraction = {number[way]: level for way, level in self.fixed.items() if way in number}
+        self.active = [m for i, m in enumerate(self.active) if fraction.get(i, 1.0) > 1e-9]
+        self.number = {m: i for i, m in enumerate(self.active)}
+        self.model = self._model(self.active)
+        self.inner = LevelRows(tuple(self._inner_row(rows.choices[c]) for c in self.kept))
+
+    def _inner_row(self, row: ChoiceRow) -> ChoiceRow:
+        """A choice between the services that are left; who is not is never chosen."""
+        number = self.number
+        some = [(number[w], e) for w, e in zip(row.ways, row.errors, strict=True) if w in number]
+        return replace(
+            row,
+            ways=tuple(way for way, _ in some),
+            errors=tuple(error for _, error in some),
+            floors=tuple(
+                (tuple(number[w] for w in ways if w in number), least) for ways, least in row.floors
+            ),
+        )
+
+    def _model(self, active: Sequence[int]) -> RentModel:
+        fraction = {m: max(1e-9, self.fixed.get(m, 1.0)) for m in active}
+        items = tuple(
+            items_of(self.services[m], m, self.running, self.supply, fraction[m]) for m in active
+        )
+        penalty = self.init_penalty
+        if any(some.running for some in items):
+            penalty = max(penalty, KEEP)
+        services = tuple(
+            replace(self.services[m], kv_bytes_per_s=self.services[m].kv_bytes_per_s * fraction[m])
+            for m in active
+        )
+        start = penalty * self.supply.usd / self.supply.gpus
+        return RentModel(self.supply, self.limits, services, items, start)
+
+    def run(self, standing: Incumbent, gap: float) -> LevelAllocation:
+        found = LevelSearch(self.model, self.inner, standing, self.seed).run()
+        levels = dict.fromkeys(self.rows.ways, 0.0)
+        levels |= self.fixed
+        levels |= {self.active[way]: level for way, level in found.levels.items()}
+        error_usd = [0.0] * len(self.rows.choices)
+        for at, c in enumerate(self.kept):
+            error_usd[c] = found.error_usd.get(at, 0.0)
+        if found.solution is None or self.lost:
+            served = 0.0 if self.lost else found.served
+            late = standing.deadline.missed
+            return LevelAllocation(levels, 0.0, np.inf, None, tuple(error_usd), served, late)
+        answer = self._answer(found, found.solution, standing, gap)
+        return LevelAllocation(
+            levels,
+            answer.bound,
+            answer.objective,
+            answer,
+            tuple(error_usd),
+            1.0,
+            answer.cut_short,
+        )
+
+    def _answer(
+        self, found: LevelOutcome, solution: Solution, standing: Incumbent, gap: float
+    ) -> Allocation:
+        model = self.model
+        items = tuple(
+            {} if found.levels.get(m, 1.0) <= 0.0 else number
+            for m, number in enumerate(solution.items)
+        )
+        solution = cheapest_supply(model, items, self.seed) or solution
+        usd = float(self.supply.usd @ solution.machines)
+        per_gpu = self.init_penalty * self.supply.usd / self.supply.gpus
+        init = sum(float(per_gpu[k]) * gpus * n for (k, gpus), n in solution.slices.items())
+        hair = KEEP if any(some.running for some in model.items) else 0.0
+        objective = usd + init
+        bound = max(0.0, min(standing.bound / (1.0 + hair), objective))
+        proven = 0.0 if objective <= 0.0 else (objective - bound) / objective
+        chosen = tuple(
+            allocated(model, m, i, item, count)
+            for i, m in enumerate(self.active)
+            for item, count in sorted(solution.items[i].items())
+        )
+        work = standing.work
+        return Allocation(
+            status="optimal" if proven <= OPTIMAL else "feasible",
+            instances=chosen,
+            machines=solution.machines,
+            slices=solution.slices,
+            usd_per_hour=usd,
+            init_usd=init,
+            objective=objective,
+            bound=bound,
+            gap=proven,
+            served=np.ones(len(self.services)),
+            fraction_bound=1.0,
+            demand_usd=np.zeros(len(self.services)),
+            node_usd=np.zeros((model.regions, len(self.supply.kinds))),
+            binding=(),
+            cut_short=standing.deadline.missed or (proven > gap and standing.deadline.left <= 0.0),
+            statistics=Statistics(
+                rounds=work.rounds,
+                mips=work.mips,
+                nodes=work.nodes,
+                iterations=work.iterations,
+                pairs=sum(len(some) for some in model.items),
+            ),
+        )

@@ -1,0 +1,305 @@
+"""The programmes of the allocator with levels in front: columns u_w = 1 - y_w in the rows of demands.
+
+A row of demand asks for 1 of everything that serves way w. With u_w beside it, it asks for y_w. Where what
+counts is the common fraction 1 - z that is served, y_w stands for what way w serves of it, and z relaxes the
+rows of choices instead of those of their ways:
+
+    choice        sum u - z             = n - 1
+    error         sum error u - E z    >= sum error - E
+    floor f       f z - sum u          >= f - n
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.solve.cover import cheapest_by_weight, closure
+from atoll.solve.lp import LpResult, Sparse
+from atoll.solve.rent.choosing.rows import NONE, LevelRows
+from atoll.solve.rent.instances import InstanceAnswer, InstanceGoal, InstanceMaster
+from atoll.solve.rent.items import RentModel, Solution
+from atoll.solve.rent.mixes import Mix, MixMaster
+from atoll.solve.rent.oracle import ServiceOracle
+from atoll.solve.rent.programme import RentalProgramme
+from atoll.solve.rent.standing import Incumbent, Work
+from atoll.solve.rent.steps import GRID
+from atoll.solve.rent.types import BOTH, DECODE, PREFILL
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_MOST_CUTS = 12
+"""Pieces of a way's convex cost that are made cuts."""
+
+
+class LevelColumns:
+    """Columns of levels in a programme, and the rows that they keep."""
+
+    def __init__(
+        self,
+        programme: RentalProgramme,
+        demand_row: int,
+        rows: LevelRows,
+        plain: Ints | None = None,
+    ) -> None:
+        """Add them; with `plain` rows, those and the rows of choices are relaxed by a share unserved."""
+        self.rows = rows
+        self.unserved: int | None = None
+        self.error_row: dict[int, int] = {}
+        entries: dict[int, list[tuple[int, float]]] = {way: [] for way in rows.ways}
+        lower, upper, kinds = [], [], []
+        for c, choice in enumerate(rows.choices):
+            number = len(choice.ways)
+            lower.append(number - 1.0)
+            upper.append(number - 1.0)
+            kinds.append([*((way, 1.0) for way in choice.ways), (-1, -1.0)])
+            if choice.max_error is not None:
+                self.error_row[c] = len(lower)
+                lower.append(sum(choice.errors) - choice.max_error)
+                upper.append(np.inf)
+                own = list(zip(choice.ways, choice.errors, strict=True))
+                kinds.append([*own, (-1, -choice.max_error)])
+            for ways, least in choice.floors:
+                lower.append(least - len(ways))
+                upper.append(np.inf)
+                kinds.append([*((way, -1.0) for way in ways), (-1, least)])
+        nothing = np.zeros(0, np.int64)
+        first = programme.lp.add_rows(
+            np.array(lower),
+            np.array(upper),
+            Sparse.of(nothing, nothing, np.zeros(0), len(lower)),
+        )
+        self.error_row = {c: first + row for c, row in self.error_row.items()}
+        relaxed: list[tuple[int, float]] = []
+        for row, terms in enumerate(kinds):
+            for way, value in terms:
+                if way >= 0:
+                    entries[way].append((first + row, value))
+                else:
+                    relaxed.append((first + row, value))
+        bounds = rows.ranges
+        if plain is not None:
+            bounds = dict.fromkeys(rows.ways, (0.0, 1.0))
+            relaxed += [(int(row), 1.0) for row in plain]
+            at_rows = np.array([row for row, _ in relaxed], np.int64)
+            worth = np.array([value for _, value in relaxed])
+            self.unserved = programme.lp.add_columns(
+                np.ones(1),
+                np.zeros(1),
+                np.ones(1),
+                Sparse.of(np.zeros(len(at_rows), np.int64), at_rows, worth, 1),
+            )
+        owner, at, values = [], [], []
+        for place, way in enumerate(rows.ways):
+            for row, value in [*entries[way], (demand_row + way, 1.0)]:
+                owner.append(place)
+                at.append(row)
+                values.append(value)
+        self._column = {way: place for place, way in enumerate(rows.ways)}
+        closed = rows.closed
+        begin = programme.lp.add_columns(
+            np.zeros(len(rows.ways)),
+            np.array([1.0 if w in closed else 1.0 - bounds[w][1] for w in rows.ways]),
+            np.array([1.0 if w in closed else 1.0 - bounds[w][0] for w in rows.ways]),
+            Sparse.of(
+                np.array(owner, np.int64), np.array(at, np.int64), np.array(values), len(rows.ways)
+            ),
+        )
+        self._column = {way: begin + place for way, place in self._column.items()}
+
+    def column(self, way: int) -> int:
+        """Return the column of 1 less the level of a way."""
+        return self._column[way]
+
+    def read(self, values: Floats) -> dict[int, float]:
+        """Return the levels of a solution."""
+        return {
+            way: min(1.0, max(0.0, 1.0 - float(values[at]))) for way, at in self._column.items()
+        }
+
+    def write(self, values: Floats, levels: dict[int, float]) -> None:
+        """Put levels into the columns of a solution."""
+        for way, at in self._column.items():
+            values[at] = 1.0 - levels.get(way, 0.0)
+
+    def error_duals(self, result: LpResult) -> dict[int, float]:
+        """Return by choice what one more unit of mean error saves, USD per hour."""
+        return {c: max(0.0, float(result.duals[row])) for c, row in self.error_row.items()}
+
+
+@dataclass(frozen=True)
+class LevelAnswer:
+    """What an integer solve with levels reached; `served` is the common fraction, 1 for goal cost."""
+
+    answer: InstanceAnswer
+    levels: dict[int, float]
+    served: float = 1.0
+
+
+class LevelInstanceMaster(InstanceMaster):
+    """Single instances with levels in front: exact for the items that are let in."""
+
+    levels: LevelColumns
+
+    def __init__(
+        self,
+        model: RentModel,
+        goal: InstanceGoal,
+        rows: LevelRows,
+        let_in: Sequence[Ints],
+        work: Work,
+        seed: int,
+    ) -> None:
+        self._rows = rows
+        super().__init__(model, goal, np.zeros(0), let_in, work, seed)
+        # A way that answers nothing need not stand anywhere.
+        optional = [at for (m, _), at in self._stands.items() if m in rows.ways]
+        if optional:
+            every = np.array(optional, np.int64)
+            self.lp.set_bounds(every, np.zeros(len(every)), np.ones(len(every)))
+        self._start: dict[int, float] = {}
+        self._values_found: Floats | None = None
+
+    def _add_unserved(self, unserved: Floats) -> None:
+        """Add the columns of levels in place of those of what is left unserved, which have no prices."""
+        del unserved
+        plain = None
+        if self.goal == "common":
+            every = [m for m in range(len(self.model.services)) if m not in self._rows.ways]
+            plain = self._demand_row + np.array(every, np.int64)
+        self.levels = LevelColumns(self, self._demand_row, self._rows, plain)
+        column = self.levels.unserved
+        self._unserved = np.zeros(0, np.int64) if column is None else np.array([column])
+
+    def _values(self, solution: Solution) -> Floats | None:
+        values = super()._values(solution)
+        if values is not None:
+            self.levels.write(values, self._start)
+        return values
+
+    def _solution(self, values: Floats) -> Solution:
+        self._values_found = values
+        return super()._solution(values)
+
+    def solve_levels(
+        self,
+        standing: Incumbent,
+        start: Solution | None,
+        levels: dict[int, float],
+        iteration_limit: int,
+    ) -> LevelAnswer:
+        """Solve with whole numbers, from a solution at some levels if given."""
+        self._start = levels
+        self._values_found = None
+        answer = self.solve(
+            time_limit_s=standing.deadline.left,
+            gap=0.5 * standing.target.gap,
+            absolute_gap=0.5 * standing.target.absolute,
+            start=start,
+            node_limit=None,
+            iteration_limit=iteration_limit,
+        )
+        values = self._found()
+        if values is None:
+            return LevelAnswer(answer, {}, 0.0)
+        served = 1.0 if not len(self._unserved) else 1.0 - float(values[self._unserved[0]])
+        return LevelAnswer(answer, self.levels.read(values), served)
+
+    def _found(self) -> Floats | None:
+        return self._values_found
+
+    def add_level_cuts(self, oracles: Sequence[ServiceOracle], costs: Sequence[Floats]) -> None:
+        """Add cuts: plain services as `add_cuts` has them, ways at what their level must cost.
+
+        With F subadditive, sum_i F(w_i) n_i >= F(y) >= a + b y for each piece of its convex envelope.
+        """
+        for service, (oracle, cost) in enumerate(zip(oracles, costs, strict=True)):
+            items, phases = oracle.items, set(np.unique(oracle.items.phase).tolist())
+            groups = [{PREFILL, BOTH}, {DECODE, BOTH}] if PREFILL in phases else [{BOTH}]
+            for group in groups:
+                every = np.flatnonzero(np.isin(items.phase, sorted(group)) & (items.share > 0.0))
+                if not len(every):
+                    continue
+                zeros = np.zeros(len(every), np.int32)
+                paid = np.maximum(cost[every], 0.0)
+                best = cheapest_by_weight(paid, oracle.steps_up(every), zeros, 1, GRID + 1)
+                function, _, _ = closure(best[0])
+                rate = float((paid / items.share[every]).min())
+                function = np.maximum(function, rate * np.arange(GRID + 1) / GRID)
+                if not np.isfinite(function[-1]) or function[-1] <= 0.0:
+                    continue
+                scaled = function / function[-1]
+                some = self._let_in[service]
+                inside = np.flatnonzero(np.isin(items.phase[some], sorted(group)))
+                columns = (self._offset(service) + inside).astype(np.int64)
+                values = scaled[oracle.steps_up(some[inside])]
+                for begin, slope in self._pieces(service, scaled):
+                    own, value, least = columns, values, begin
+                    if slope is not None:
+                        # begin + slope y, with y = 1 - u.
+                        own = np.append(columns, self.levels.column(service))
+                        value, least = np.append(values, slope), begin + slope
+                    entries = Sparse.of(np.zeros(len(own), np.int64), own, value, 1)
+                    self.lp.add_rows(np.full(1, least), np.full(1, np.inf), entries)
+
+    def _pieces(self, service: int, scaled: Floats) -> list[tuple[float, float | None]]:
+        """What a level must cost as lines (at 0, slope); a plain service must be served whole."""
+        if service not in self._rows.ways:
+            return [(1.0, None)]
+        low, high = self._rows.ranges[service]
+        x, y = hull_points(scaled, low, high)
+        slopes = np.diff(y) / np.diff(x)
+        lines: list[tuple[float, float | None]]
+        lines = [(float(y[i] - s * x[i]), float(s)) for i, s in enumerate(slopes)]
+        step = max(1, -(-len(lines) // _MOST_CUTS))
+        return lines[::step]
+
+
+class LevelMixMaster(MixMaster):
+    """Whole mixes of instances of each service with levels in front."""
+
+    def __init__(
+        self, model: RentModel, rows: LevelRows, unserved: Floats, standing: Incumbent, seed: int
+    ) -> None:
+        super().__init__(model, "cost", unserved, standing, seed)
+        self.levels = LevelColumns(self, self._demand_row, rows)
+        self._first = self.lp.columns
+        self._needed = {way for way in rows.ways if rows.ranges[way][0] > NONE}
+
+    def add(self, service: int, mix: Mix) -> bool:
+        """Add a mix; return whether it is new. A way that must answer has one, whatever its level."""
+        if service in self._needed:
+            self._needed.remove(service)
+            self.lp.set_row_bounds(np.array([self._single_row + service]), -1.0, -1.0)
+        return super().add(service, mix)
+
+
+def hull_points(dense: Floats, low: float = 0.0, high: float = 1.0) -> tuple[Floats, Floats]:
+    """Return the corners of the convex envelope of a rising function of the level, between two levels.
+
+    `dense[d]` is what serving more than d - 1 and at most d steps costs.
+    """
+    first, last = int(np.floor(low * GRID + 1e-9)), int(np.ceil(high * GRID - 1e-9))
+    level = np.arange(first, last + 1)
+    value = dense[first : last + 1]
+    known = np.isfinite(value)
+    # Right ends of steps: the others lie above the line between them.
+    ends = known & np.append(value[1:] > value[:-1], True)
+    if len(ends):
+        ends[0] = known[0]
+    level, value = level[ends], value[ends]
+    corners: list[int] = []
+    for i in range(len(level)):
+        while len(corners) >= 2:
+            a, b = corners[-2], corners[-1]
+            if (value[b] - value[a]) * (level[i] - level[a]) < (value[i] - value[a]) * (
+                level[b] - level[a]
+            ):
+                break
+            corners.pop()
+        corners.append(i)
+    return level[corners] / GRID, value[corners]

@@ -1,0 +1,585 @@
+"""The cheapest mix of models with the machines for it: which search when.
+
+As `rent.search`, with levels free: prices at which machines are rented give first mixes; small problems are
+solved whole; larger ones get better prices from mixes of instances at all levels, whose bound says which
+instances can matter, and are solved over more and more of those. What is proven holds over all levels,
+templates and regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.solve.rent.choosing.bound import GroupBound, bound_group, slacks_of
+from atoll.solve.rent.choosing.masters import LevelInstanceMaster, LevelMixMaster
+from atoll.solve.rent.choosing.rows import LevelRows
+from atoll.solve.rent.greedy import served_share
+from atoll.solve.rent.items import RentModel, Solution
+from atoll.solve.rent.mixes import Decomposition, Mix
+from atoll.solve.rent.oracle import Legs, ServiceOracle
+from atoll.solve.rent.programme import cheapest_supply, costs
+from atoll.solve.rent.relaxation import (
+    Evaluation,
+    Prices,
+    market_prices,
+    offers_part,
+    price_of_all,
+    row_prices,
+)
+from atoll.solve.rent.search import SMALL, lowest, lowest_each, oracles_of
+from atoll.solve.rent.standing import Incumbent
+from atoll.solve.rent.steps import GRID
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Levels = dict[int, float]
+
+_STAGES = (400, 1500, 5000)
+_SCARCE_STAGES = (100, 400)
+"""Items of each service to look for the most that can be served with."""
+_DEAR = 3.0
+_NODES = 200
+_HAIR = 1e-9
+_TRY_WORK = 200.0
+"""What trying levels takes, in simplex iterations."""
+_MOST_TRIES = 24
+_NEIGHBOURS = 120
+_EDGE, _EDGE_ITEMS = 0.3, 40
+"""Effort for a first solve over all services, and items of each phase that it is over, at least."""
+_IMPROVE = 0.4
+_PAIR_WORK = 8000
+_PAIR_START = 100.0
+"""What building a programme for a few services takes, in simplex iterations."""
+_MOST_PAIRS = 40
+_WORTH = 1e-6
+_BOUND_WORK = 60.0
+"""What the bound of a group takes."""
+
+
+@dataclass(frozen=True)
+class LevelEvaluation(Evaluation):
+    """The bound at some prices, over all levels; `groups` as `LevelRows.groups`."""
+
+    groups: tuple[GroupBound, ...] = ()
+
+
+@dataclass
+class LevelStanding:
+    """The best solution with its levels; the rest as `Incumbent` has it."""
+
+    standing: Incumbent
+    levels: Levels
+
+    def offer(self, solution: Solution, objective: float, levels: Levels) -> bool:
+        """Take a solution at some levels if it is better; return whether it was."""
+        if not self.standing.offer(solution, objective):
+            return False
+        self.levels = levels
+        return True
+
+
+@dataclass(frozen=True)
+class LevelOutcome:
+    """How the search ended: levels of ways, what error is worth by choice (USD/h per unit), and prices.
+
+    `served` is the common fraction that was found where not all can be served.
+    """
+
+    solution: Solution | None
+    levels: Levels
+    error_usd: dict[int, float]
+    prices: Prices
+    served: float = 1.0
+
+
+def evaluate_levels(
+    model: RentModel, oracles: Sequence[ServiceOracle], rows: LevelRows, prices: Prices
+) -> LevelEvaluation:
+    """Return the bound at these prices over all levels that the conditions allow."""
+    row = row_prices(model, prices)
+    legs = tuple(oracle.legs(row) for oracle in oracles)
+    ways = set(rows.ways)
+    groups = tuple(
+        bound_group(rows, group, {way: legs[way] for way in group.ways}) for group in rows.groups
+    )
+    value = offers_part(model, prices) + sum(leg.gain for leg in legs)
+    value += sum(leg.least for m, leg in enumerate(legs) if m not in ways)
+    value += sum(group.value for group in groups)
+    return LevelEvaluation("cost", prices, value, legs, groups)
+
+
+def level_slacks(
+    oracles: Sequence[ServiceOracle], rows: LevelRows, at: LevelEvaluation
+) -> list[Floats]:
+    """Return per service by how much each item, once used, raises the bound at least."""
+    group_of = {way: g for g, group in enumerate(rows.groups) for way in group.ways}
+    out = []
+    for m, (oracle, legs) in enumerate(zip(oracles, at.legs, strict=True)):
+        if m not in group_of:
+            out.append(oracle.slacks(legs))
+        elif m in rows.closed:
+            out.append(np.full(len(oracle.items), np.inf))
+        else:
+            out.append(slacks_of(oracle, legs, m, at.groups[group_of[m]], rows.ranges[m]))
+    return out
+
+
+class LevelDecomposition(Decomposition):
+    """Finds the best prices by column generation over mixes of instances at all levels."""
+
+    def __init__(
+        self,
+        model: RentModel,
+        oracles: list[ServiceOracle],
+        rows: LevelRows,
+        standing: Incumbent,
+        seed: int,
+    ) -> None:
+        super().__init__(model, oracles, "cost", np.zeros(len(oracles)), standing, seed)
+        self.rows = rows
+        self.level_master = LevelMixMaster(model, rows, self.unserved, standing, seed)
+        self.master = self.level_master
+        self.level_root: LevelEvaluation | None = None
+        self._last: LevelEvaluation | None = None
+        self._ways = set(rows.ways)
+
+    def rate(self, prices: Prices) -> Evaluation:
+        """Evaluate the bound at some prices."""
+        self.standing.work.charge(self._round_work + _BOUND_WORK * len(self.rows.groups))
+        found = evaluate_levels(self.model, self.oracles, self.rows, prices)
+        self._last = found
+        if self.level_root is None or found.value > self.level_root.value:
+            self.level_root = found
+        # The relaxation over mixes meets the convex bounds of groups, which others may be well above.
+        convex = found.value - sum(group.value - group.convex for group in found.groups)
+        if self._root is None or convex > self._root.value:
+            self._root = replace(found, value=convex)
+        self.standing.prove(found.value)
+        return found
+
+    def gather(self, prices: Prices, duals: Floats) -> bool:
+        """Add mixes of each service at these prices: all of it, or the levels that are worth most."""
+        self.standing.work.charge(self._round_work)
+        row = row_prices(self.model, prices)
+        added = False
+        for service, oracle in enumerate(self.oracles):
+            legs = oracle.legs(row, lower=False)
+            steps = {GRID}
+            if service in self._ways:
+                steps = self._steps(service, legs, float(duals[service]))
+            for level in sorted(steps):
+                items = oracle.pick(legs, level) if level > 0 else None
+                if items:
+                    mix = Mix(tuple(sorted(items.items())), level / GRID)
+                    added |= self.level_master.add(service, mix)
+        return added
+
+    def _steps(self, way: int, legs: Legs, worth: float) -> set[int]:
+        """Levels of a way to have instances for, in steps of the grid."""
+        if way in self.rows.closed:
+            return set()
+        low, high = self.rows.ranges[way]
+        first, last = int(np.ceil(low * GRID - _HAIR)), int(np.ceil(high * GRID - _HAIR))
+        inside = (legs.total.level <= last) & (legs.total.level >= first)
+        if not inside.any():
+            return {last}
+        gain = np.where(inside, worth * legs.total.level / GRID - legs.total.value, -np.inf)
+        best = int(legs.total.level[int(np.argmax(gain))])
+        steps = {best}
+        if self._last is not None:
+            for group in self._last.groups:
+                if way in group.levels:
+                    step = int(np.ceil(group.levels[way] * GRID - _HAIR))
+                    steps.add(max(first, min(last, step)))
+        return steps
+
+    def error_usd(self) -> dict[int, float]:
+        """Return by choice what one more unit of error saves, as the relaxation over mixes has it."""
+        result = self.master.relax(self.standing.deadline.left)
+        if result.status != "optimal":
+            return {}
+        return self.level_master.levels.error_duals(result)
+
+
+class LevelSearch:
+    """A search for the cheapest levels and instances of one model."""
+
+    def __init__(self, model: RentModel, rows: LevelRows, standing: Incumbent, seed: int) -> None:
+        self.model, self.rows, self.standing, self.seed = model, rows, standing, seed
+        self.best = LevelStanding(standing, {})
+        self.oracles = oracles_of(model)
+        self.total = sum(len(items) for items in model.items)
+        self.error_usd: dict[int, float] = {}
+
+    def run(self) -> LevelOutcome:
+        """Search, and report to `standing`."""
+        standing = self.standing
+        standing.ceiling = price_of_all(self.model) * (1.0 + _HAIR) + _HAIR
+        mixes = LevelDecomposition(self.model, self.oracles, self.rows, standing, self.seed)
+        mixes.rate(market_prices(self.model))
+        root = self._root(mixes)
+        self.error_usd = _errors_of(self.rows, root)
+        if standing.bound < np.inf:
+            self._take_cheapest()
+            if self.total <= SMALL:
+                self._solve_whole()
+            if not standing.done and self.total > SMALL:
+                self._decompose(mixes)
+        if standing.solution is not None:
+            levels = self._settle(standing.solution, self.best.levels)
+            prices = (mixes.relaxed or (self._root(mixes).prices, None))[0]
+            return LevelOutcome(standing.solution, levels, self.error_usd, prices)
+        return self._serve_most(mixes)
+
+    def _enough(self) -> bool:
+        """Whether there is no more to search, or nothing left to search with."""
+        return self.standing.done
+
+    @staticmethod
+    def _root(mixes: LevelDecomposition) -> LevelEvaluation:
+        assert mixes.level_root is not None
+        return mixes.level_root
+
+    def _take_cheapest(self) -> None:
+        """Offer what ways would take if there were plenty of everything, at a few levels."""
+        cut = any(len(sizes) > 1 for sizes in self.model.supply.sizes)
+        for prices in (
+            market_prices(self.model),
+            *([market_prices(self.model, alone=True)] if cut else []),
+        ):
+            at = evaluate_levels(self.model, self.oracles, self.rows, prices)
+            self._try_levels(at)
+
+    def _try_levels(self, at: LevelEvaluation) -> None:
+        """Offer instances for the levels of a bound, and for corners of the conditions, cheapest first."""
+        row = row_prices(self.model, at.prices)
+        legs = [oracle.legs(row, lower=False) for oracle in self.oracles]
+        whole = {way: leg.total.dense() for way, leg in enumerate(legs) if way in self.rows.ways}
+        base: Levels = {}
+        for group in at.groups:
+            base |= group.levels
+        candidates = [base] if base else []
+        cost = {way: min(float(table[-1]), 1e12) for way, table in whole.items()}
+        corner = self.rows.least(cost)
+        if corner is not None:
+            candidates.append(corner)
+            for way in self.rows.ways:
+                scale = 1.0 + max(cost.values())
+                far = self.rows.least({**cost, way: cost[way] - 1e3 * scale})
+                if far is not None:
+                    candidates.append(far)
+        priced = []
+        for number, levels in enumerate(candidates):
+            value = sum(float(whole[w][_steps_up(y)]) for w, y in levels.items())
+            priced.append((value, number))
+        tried: set[tuple[tuple[int, float], ...]] = set()
+        for value, number in sorted(priced)[:_MOST_TRIES]:
+            levels = candidates[number]
+            key = tuple(sorted((way, round(y, 9)) for way, y in levels.items()))
+            if not np.isfinite(value) or key in tried:
+                continue
+            tried.add(key)
+            if self.standing.done and self.standing.solution is not None:
+                return
+            self._offer_at(legs, levels)
+
+    def _offer_at(self, legs: Sequence[Legs], levels: Levels) -> None:
+        """Offer the instances that ways take at some levels and prices."""
+        self.standing.work.charge(_TRY_WORK)
+        chosen: list[dict[int, int]] = []
+        for m, (oracle, leg) in enumerate(zip(self.oracles, legs, strict=True)):
+            steps = _steps_up(levels[m]) if m in levels else GRID
+            picked: dict[int, int] | None = {} if steps == 0 else oracle.pick(leg, steps)
+            if picked is None:
+                return
+            chosen.append(picked)
+        self._offer_items(tuple(chosen))
+
+    def _offer_items(self, chosen: tuple[dict[int, int], ...]) -> bool:
+        """Offer items at the best levels that they carry, with the cheapest machines."""
+        if self.model.limits.spread > 1:
+            return False
+        carried = self._carried(chosen)
+        if any(carried[m] < 1.0 - _HAIR for m in range(len(chosen)) if m not in self.rows.ways):
+            return False
+        levels = self.rows.settle(carried)
+        if levels is None:
+            return False
+        solution = cheapest_supply(self.model, chosen, self.seed)
+        if solution is None:
+            return False
+        return self.best.offer(solution, sum(costs(self.model, solution)), levels)
+
+    def _carried(self, chosen: Sequence[dict[int, int]]) -> Levels:
+        """The share of each service's demand that items carry, phases paired inside regions only."""
+        return {
+            m: served_share(items, number, self.model.regions)
+            for m, (items, number) in enumerate(zip(self.model.items, chosen, strict=True))
+        }
+
+    def _settle(self, solution: Solution, levels: Levels) -> Levels:
+        """The levels that err least of those that a solution carries."""
+        carried = self._carried(solution.items)
+        most = {
+            way: max(carried[way], levels.get(way, 0.0))
+            if self.model.services[way].pairs
+            else carried[way]
+            for way in self.rows.ways
+        }
+        return self.rows.settle(most) or levels
+
+    def _solve_whole(self) -> None:
+        """Solve over all items there are."""
+        standing = self.standing
+        every = [np.arange(len(items)) for items in self.model.items]
+        master = LevelInstanceMaster(self.model, "cost", self.rows, every, standing.work, self.seed)
+        result = master.relax(standing.deadline.left)
+        if result.status == "optimal":
+            self.error_usd = master.levels.error_duals(result)
+        if standing.done:
+            return
+        found = master.solve_levels(
+            standing, standing.solution, self.best.levels, standing.work.part(0.8)
+        )
+        if found.answer.solution is not None:
+            self.best.offer(found.answer.solution, found.answer.objective, found.levels)
+        standing.prove(found.answer.bound)
+
+    def _decompose(self, mixes: LevelDecomposition) -> None:
+        standing = self.standing
+        least = [legs.least for legs in self._root(mixes).legs]
+        mixes.unserved = _DEAR * np.maximum(1.0, np.where(np.isfinite(least), least, 1.0))
+        mixes.master.set_unserved(mixes.unserved)
+        mixes.converge()
+        self.error_usd = mixes.error_usd() or self.error_usd
+        if not self._enough():
+            self._try_levels(self._root(mixes))
+        if self._enough():
+            return
+        chosen = mixes.master.choose(standing, _NODES, standing.work.part(0.1), serve_all=True)
+        if chosen is not None:
+            self._offer_items(chosen)
+        if self._enough():
+            return
+        root, used = self._root(mixes), mixes.used_items()
+        item_slacks = level_slacks(self.oracles, self.rows, root)
+        edge = self._find_edges(root)
+        ended = self._take_edge([np.union1d(a, b) for a, b in zip(edge, used, strict=True)])
+        near = [
+            np.union1d(np.union1d(some, own), outer)
+            for some, own, outer in zip(
+                lowest_each(item_slacks, _NEIGHBOURS), used, edge, strict=True
+            )
+        ]
+        if not ended:
+            self._improve(root, near)
+        self._close(root, item_slacks, used)
+
+    def _find_edges(self, root: LevelEvaluation) -> list[Ints]:
+        """Per service the items that no other beats: those carry more, or cost more.
+
+        At the root's prices, and where slices cost all of their machine. Slack does not tell small items
+        from large ones, and whole machines are filled by all sizes.
+        """
+        alone = row_prices(self.model, market_prices(self.model, alone=True))
+        edges = []
+        for m, (oracle, legs) in enumerate(zip(self.oracles, root.legs, strict=True)):
+            items = oracle.items
+            if m in self.rows.closed:
+                edges.append(np.zeros(0, np.int64))
+                continue
+            found = [np.zeros(0, np.int64)]
+            for cost in (legs.cost, items.prices(alone)):
+                for phase in np.unique(items.phase):
+                    here = np.flatnonzero(items.phase == phase)
+                    found.append(_edge(here, cost[here], items.share[here]))
+            edges.append(np.unique(np.concatenate(found)))
+        return edges
+
+    def _take_edge(self, let_in: list[Ints]) -> bool:
+        """Solve over some items of all services; return whether that solve came to its end."""
+        standing = self.standing
+        if standing.solution is not None:
+            let_in = [
+                np.union1d(some, np.array(sorted(number), np.int64))
+                for some, number in zip(let_in, standing.solution.items, strict=True)
+            ]
+        master = LevelInstanceMaster(
+            self.model, "cost", self.rows, let_in, standing.work, self.seed
+        )
+        found = master.solve_levels(
+            standing, standing.solution, self.best.levels, standing.work.part(_EDGE)
+        )
+        if found.answer.solution is None:
+            return False
+        self.best.offer(found.answer.solution, found.answer.objective, found.levels)
+        return found.answer.bound >= standing.wanted
+
+    def _improve(self, root: LevelEvaluation, near: list[Ints]) -> None:
+        """Better the best solution: two choices take instances anew at a time, others keep theirs.
+
+        All levels are free: what others have may carry more or less of what is asked.
+        """
+        standing = self.standing
+        ways = set(self.rows.ways)
+        entities = [frozenset(choice.ways) for choice in self.rows.choices]
+        entities += [frozenset([m]) for m in range(len(self.oracles)) if m not in ways]
+        if standing.solution is None or len(entities) < 2:
+            return
+        least = standing.work.left - standing.work.part(_IMPROVE)
+        before = np.inf
+        while standing.objective < before * (1.0 - _WORTH):
+            before = standing.objective
+            loss = self._losses(root, entities)
+            order = sorted(range(len(entities)), key=lambda e: (-loss[e], e))
+            alone = [entities[e] for e in order]
+            pairs = [alone[i] | alone[j] for j in range(1, len(alone)) for i in range(j)]
+            for free in [*alone, *pairs][:_MOST_PAIRS]:
+                if standing.work.left <= least or standing.done:
+                    return
+                self._take_anew(free, near)
+
+    def _losses(self, root: LevelEvaluation, entities: Sequence[frozenset[int]]) -> list[float]:
+        """What choices cost at the root's prices in the best solution, beside what they cost at least."""
+        solution = self.standing.solution
+        assert solution is not None
+        cost = [
+            sum(legs.cost[item] * count for item, count in number.items())
+            for legs, number in zip(root.legs, solution.items, strict=True)
+        ]
+        levels = self.best.levels
+        paid = []
+        for entity in entities:
+            least = 0.0
+            for m in entity:
+                steps = _steps_up(levels.get(m, 1.0))
+                least += min(root.legs[m].total.at(steps), cost[m])
+            paid.append(sum(cost[m] for m in entity) - least)
+        return paid
+
+    def _take_anew(self, free: frozenset[int], near: list[Ints]) -> None:
+        """Let some services have any items that are `near`; the others keep theirs."""
+        standing, solution = self.standing, self.standing.solution
+        assert solution is not None
+        used = [np.array(sorted(number), np.int64) for number in solution.items]
+        let_in = [np.union1d(near[m], some) if m in free else some for m, some in enumerate(used)]
+        standing.work.charge(_PAIR_START)
+        master = LevelInstanceMaster(
+            self.model, "cost", self.rows, let_in, standing.work, self.seed
+        )
+        for m, number in enumerate(solution.items):
+            if m not in free:
+                master.fix(m, number)
+        found = master.solve_levels(
+            standing,
+            solution,
+            self.best.levels,
+            min(_PAIR_WORK, standing.work.part(0.2)),
+        )
+        if found.answer.solution is not None:
+            self.best.offer(found.answer.solution, found.answer.objective, found.levels)
+
+    def _close(self, root: LevelEvaluation, item_slacks: list[Floats], used: list[Ints]) -> None:
+        """Integer solves over more and more items until the target is proven, or effort is spent."""
+        standing = self.standing
+        for stage, most in enumerate((*_STAGES, None)):
+            if standing.done or (stage > 1 and standing.solution is None):
+                return
+            needed = standing.wanted - root.value
+            chosen, limit = lowest(item_slacks, needed, most)
+            if stage == 0:
+                near = lowest_each(item_slacks, _STAGES[0] // (2 * len(chosen)))
+                chosen = [
+                    np.union1d(np.union1d(a, b), c)
+                    for a, b, c in zip(chosen, near, used, strict=True)
+                ]
+            if standing.solution is not None:
+                chosen = [
+                    np.union1d(some, np.array(sorted(number), np.int64))
+                    for some, number in zip(chosen, standing.solution.items, strict=True)
+                ]
+            if not standing.deadline.allows(sum(len(some) for some in chosen)):
+                return
+            master = LevelInstanceMaster(
+                self.model, "cost", self.rows, chosen, standing.work, self.seed
+            )
+            master.add_level_cuts(self.oracles, [legs.cost for legs in root.legs])
+            last = limit >= needed
+            found = master.solve_levels(
+                standing,
+                standing.solution,
+                self.best.levels,
+                standing.work.part(0.9 if last else 0.35),
+            )
+            if found.answer.solution is not None:
+                self.best.offer(found.answer.solution, found.answer.objective, found.levels)
+            standing.prove(min(found.answer.bound, root.value + limit))
+            if last:
+                return
+
+    def _serve_most(self, mixes: LevelDecomposition) -> LevelOutcome:
+        """The levels at which the largest common fraction was found that can be served."""
+        standing, root = self.standing, self._root(mixes)
+        best: tuple[float, Levels] = (0.0, {})
+        stages: Sequence[int | None] = (None,) if self.total <= SMALL else _SCARCE_STAGES
+        for most in stages:
+            if most is None:
+                let_in = [np.arange(len(items)) for items in self.model.items]
+            else:
+                let_in = [self._useful(m, root.legs[m], most) for m in range(len(self.oracles))]
+            master = LevelInstanceMaster(
+                self.model, "common", self.rows, let_in, standing.work, self.seed
+            )
+            found = master.solve_levels(standing, None, {}, standing.work.part(0.5))
+            if found.answer.solution is not None and found.served > best[0] + _HAIR:
+                scaled = {way: y / found.served for way, y in found.levels.items()}
+                best = (found.served, scaled)
+        served, levels = best
+        if served <= 1e-6 or not self.rows.hold(levels, 1e-5):
+            cost = {way: min(root.legs[way].least, 1e12) for way in self.rows.ways}
+            levels = self.rows.least(cost) or {}
+            served = 0.0
+        return LevelOutcome(None, levels, self.error_usd, root.prices, served)
+
+    def _useful(self, service: int, legs: Legs, most: int) -> Ints:
+        """Items that carry most for their price, some of each phase and region, and the smallest."""
+        items = self.model.items[service]
+        rate = legs.cost / np.maximum(items.share, 1e-12)
+        taken = items.taken()
+        chosen = []
+        for phase in np.unique(items.phase):
+            here = np.flatnonzero(items.phase == phase)
+            chosen.append(here[np.argsort(rate[here], kind="stable")[:most]])
+            for region in np.unique(items.region[here]):
+                there = here[items.region[here] == region]
+                few = max(4, most // 10)
+                chosen.append(there[np.argsort(taken[there], kind="stable")[:few]])
+                chosen.append(there[np.argsort(rate[there], kind="stable")[:few]])
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *chosen]))
+
+
+def _edge(which: Ints, cost: Floats, share: Floats) -> Ints:
+    """Items of which none costs less and carries as much, in layers until there are enough."""
+    chosen: list[Ints] = []
+    left = np.lexsort((-share, cost))
+    while len(left) and sum(len(some) for some in chosen) < _EDGE_ITEMS:
+        most = np.maximum.accumulate(share[left])
+        first = np.append(True, most[1:] > most[:-1])
+        chosen.append(which[left[first]])
+        left = left[~first]
+    return np.concatenate([np.zeros(0, np.int64), *chosen])
+
+
+def _steps_up(level: float) -> int:
+    return min(GRID, max(0, int(np.ceil(level * GRID - 1e-6))))
+
+
+def _errors_of(rows: LevelRows, at: LevelEvaluation) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for group in at.groups:
+        found |= group.error_usd
+    return {c: found.get(c, 0.0) for c in range(len(rows.choices))}
