@@ -76,7 +76,7 @@ def solve(
     if not problem.weights.rent_only:
         from atoll.solve.weighted import plan_weighted
 
-        def find(priced: Problem, spent: Effort, seconds: float) -> Plan:
+        def at_prices(priced: Problem, spent: Effort, seconds: float) -> Plan:
             return solve(
                 priced,
                 solver=solver,
@@ -91,7 +91,7 @@ def solve(
             problem,
             facts,
             effort or Effort(),
-            find,
+            at_prices,
             deadline_s=deadline_s,
             on_progress=on_progress,
         )
