@@ -26,7 +26,7 @@ from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.perf.components.measured import MeasuredRate
 from atoll.perf.engines import EngineChoice, EngineLaunch, EngineLimits
-from atoll.plan.choice import Choice, ModelMix, settle_services
+from atoll.plan.choice import NO_LEVEL, Choice, ModelMix, levels_of
 from atoll.plan.cluster import Cluster
 from atoll.plan.footprint import ObjectiveWeights, PowerGrid
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
@@ -451,8 +451,16 @@ class Problem(Frozen):
         """Return the problem of plain services that mixes of models leave; without choices, this one."""
         if not self.choices:
             return self
-        services = settle_services(self.services, self.choices, mixes)
-        return self.replace(services=services, choices=())
+        levels = levels_of(mixes)
+        optional = {variant.service for choice in self.choices for variant in choice.variants}
+        services = []
+        for service in self.services:
+            if service.name not in optional:
+                services.append(service)
+            elif levels.get(service.name, 0.0) > NO_LEVEL:
+                rate = service.rate_per_s * levels[service.name]
+                services.append(service.model_copy(update={"rate_per_s": rate}))
+        return self.replace(services=tuple(services), choices=())
 
     def service(self, name: str) -> Service:
         """Return the service of this name."""
