@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.choosing.bound import GroupBound, bound_group, slacks_of
+from atoll.solve.rent.choosing.bound import GroupBound, bound_group, error_prices, slacks_of
 from atoll.solve.rent.choosing.masters import LevelInstanceMaster, LevelMixMaster
 from atoll.solve.rent.choosing.rows import LevelRows
 from atoll.solve.rent.greedy import served_share
@@ -39,6 +39,8 @@ Ints = NDArray[np.int64]
 Levels = dict[int, float]
 
 _STAGES = (400, 1500, 5000)
+_MOST_ITEMS = 20_000
+"""Items beyond which nothing is solved over all that may matter."""
 _SCARCE_STAGES = (100, 400)
 """Items of each service to look for the most that can be served with."""
 _DEAR = 3.0
@@ -197,13 +199,6 @@ class LevelDecomposition(Decomposition):
                     steps.add(max(first, min(last, step)))
         return steps
 
-    def error_usd(self) -> dict[int, float]:
-        """Return by choice what one more unit of error saves, as the relaxation over mixes has it."""
-        result = self.master.relax(self.standing.deadline.left)
-        if result.status != "optimal":
-            return {}
-        return self.level_master.levels.error_duals(result)
-
 
 class LevelSearch:
     """A search for the cheapest levels and instances of one model."""
@@ -337,9 +332,11 @@ class LevelSearch:
         standing = self.standing
         every = [np.arange(len(items)) for items in self.model.items]
         master = LevelInstanceMaster(self.model, "cost", self.rows, every, standing.work, self.seed)
+        master.levels.set_wide(True)
         result = master.relax(standing.deadline.left)
         if result.status == "optimal":
             self.error_usd = master.levels.error_duals(result)
+        master.levels.set_wide(False)
         if standing.done:
             return
         found = master.solve_levels(
@@ -355,7 +352,7 @@ class LevelSearch:
         mixes.unserved = _DEAR * np.maximum(1.0, np.where(np.isfinite(least), least, 1.0))
         mixes.master.set_unserved(mixes.unserved)
         mixes.converge()
-        self.error_usd = mixes.error_usd() or self.error_usd
+        self.error_usd = _errors_of(self.rows, self._root(mixes))
         if not self._enough():
             self._try_levels(self._root(mixes))
         if self._enough():
@@ -491,6 +488,8 @@ class LevelSearch:
                 return
             needed = standing.wanted - root.value
             chosen, limit = lowest(item_slacks, needed, most)
+            if sum(len(some) for some in chosen) > _MOST_ITEMS:
+                return
             if stage == 0:
                 near = lowest_each(item_slacks, _STAGES[0] // (2 * len(chosen)))
                 chosen = [
@@ -579,7 +578,8 @@ def _steps_up(level: float) -> int:
 
 
 def _errors_of(rows: LevelRows, at: LevelEvaluation) -> dict[int, float]:
+    """What one more unit of mean error saves by choice, at the prices of a bound."""
     found: dict[int, float] = {}
-    for group in at.groups:
-        found |= group.error_usd
+    for group in rows.groups:
+        found |= error_prices(rows, group, {way: at.legs[way] for way in group.ways})
     return {c: found.get(c, 0.0) for c in range(len(rows.choices))}
