@@ -125,11 +125,13 @@ def test_what_runs_and_limits_are_kept() -> None:
 
 def test_clusters_have_no_choice() -> None:
     given = fleet()
-    nodes = [{"name": "n0", "region": EAST, "node_type": "L40S:1"}]
-    owned = given.replace(cluster=Cluster.model_validate({"nodes": nodes}), offers=())
+    node = {"name": "n0", "region": EAST, "node_type": "L40S:1"}
+    links = [{"src": "*", "dst": "*", "bytes_per_s": 1e9}]
+    cluster = Cluster.model_validate({"nodes": [node], "links": links})
+    owned = given.replace(cluster=cluster, offers=())
     for ask in (refuse_others, solve, prove):
         with pytest.raises(UsageError, match="chat: a choice of models needs nodes") as refused:
-            ask(owned)  # type: ignore[operator]
+            ask(owned)
         assert refused.value.field == "models"
         assert refused.value.hint
 
