@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from atoll.core.errors import UsageError
 from atoll.solve.rent.choosing import search
 from atoll.solve.rent.choosing.choose import LevelAllocation, choose_levels
+from atoll.solve.rent.choosing.decomposition import evaluate_levels, level_slacks
 from atoll.solve.rent.choosing.rows import ChoiceRow, LevelRows
-from atoll.solve.rent.choosing.search import evaluate_levels, level_slacks
 from atoll.solve.rent.relaxation import Prices, market_prices
 from atoll.solve.rent.search import SMALL, oracles_of
 from atoll.solve.rent.types import BOTH
