@@ -174,7 +174,7 @@ def _possible(row: ChoiceRow, carried: dict[int, float]) -> bool:
     return sum(levels.values()) >= 1.0 - 1e-12 and enough
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("small", [True, False])
 def test_tiny_cases_by_counting(seed: int, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not small:
@@ -247,7 +247,7 @@ def test_a_shared_way_saves_a_machine() -> None:
     assert answer(ChoiceCase(without, apart)).objective == pytest.approx(2.0)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.sampled_from([(0, 0), (1, 1), (2, 2)]), st.integers(0, 10_000))
 def test_the_bound_holds_at_any_prices(key: tuple[int, int], seed: int) -> None:
     case = given_case(*key)
