@@ -64,7 +64,7 @@ class GroupBound:
 def bound_group(rows: LevelRows, group: LevelGroup, legs: dict[int, Legs]) -> GroupBound:
     """Return the bound of a group at some prices, given the functions of its ways there."""
     dense = {way: legs[way].total.dense() for way in group.ways}
-    convex = _convex(rows, group, dense)
+    convex = _convex(rows, group, dense, rows.ranges)
     if convex is None:
         return GroupBound(np.inf, (), {}, {}, {})
     certificates, value, levels = list(convex.certificates), convex.value, convex.levels
@@ -110,7 +110,23 @@ def _outside(limits: tuple[float, float]) -> NDArray[np.bool_]:
     return (steps < first) | (steps > last)
 
 
-def _convex(rows: LevelRows, group: LevelGroup, dense: dict[int, Floats]) -> GroupBound | None:
+def error_prices(rows: LevelRows, group: LevelGroup, legs: dict[int, Legs]) -> dict[int, float]:
+    """Return by choice what one more unit of mean error saves at some prices, USD per hour.
+
+    Ranges of levels would hide it: where they say all that the error allows, it has no price of its own.
+    """
+    dense = {way: legs[way].total.dense() for way in group.ways}
+    wide = {way: (0.0, 0.0 if way in rows.closed else 1.0) for way in group.ways}
+    found = _convex(rows, group, dense, wide)
+    return {} if found is None else found.error_usd
+
+
+def _convex(
+    rows: LevelRows,
+    group: LevelGroup,
+    dense: dict[int, Floats],
+    ranges: dict[int, tuple[float, float]],
+) -> GroupBound | None:
     """The bound of convex envelopes: points of each, and levels not above what they carry."""
     lp = LinearProgram()
     nothing = np.zeros(0, np.int64)
@@ -125,8 +141,8 @@ def _convex(rows: LevelRows, group: LevelGroup, dense: dict[int, Floats]) -> Gro
     )
     place = {way: i for i, way in enumerate(ways)}
     each = np.arange(len(ways))
-    low = np.array([rows.ranges[way][0] for way in ways])
-    high = np.array([0.0 if way in rows.closed else rows.ranges[way][1] for way in ways])
+    low = np.array([ranges[way][0] for way in ways])
+    high = np.array([0.0 if way in rows.closed else ranges[way][1] for way in ways])
     lp.add_columns(
         np.zeros(len(ways)),
         low,
@@ -142,7 +158,7 @@ def _convex(rows: LevelRows, group: LevelGroup, dense: dict[int, Floats]) -> Gro
             if lower == -np.inf:
                 error_row[c] = row
     for i, way in enumerate(ways):
-        x, y = hull_points(dense[way], *rows.ranges[way])
+        x, y = hull_points(dense[way], *ranges[way])
         number = len(x)
         owner = np.repeat(np.arange(number), 2)
         at = np.tile(np.array([level_row + i, one_row + i]), number)

@@ -48,6 +48,7 @@ class LevelColumns:
     ) -> None:
         """Add them; with `plain` rows, those and the rows of choices are relaxed by a share unserved."""
         self.rows = rows
+        self._lp = programme.lp
         self.unserved: int | None = None
         self.error_row: dict[int, int] = {}
         entries: dict[int, list[tuple[int, float]]] = {way: [] for way in rows.ways}
@@ -125,6 +126,17 @@ class LevelColumns:
         """Put levels into the columns of a solution."""
         for way, at in self._column.items():
             values[at] = 1.0 - levels.get(way, 0.0)
+
+    def set_wide(self, wide: bool) -> None:
+        """Let levels be anywhere from 0 to 1, or where the conditions allow them to be, which is the same.
+
+        Duals of errors are those of wide levels: ranges may say all that the error allows.
+        """
+        for way, at in self._column.items():
+            low, high = (0.0, 1.0) if wide else self.rows.ranges[way]
+            if way in self.rows.closed:
+                low = high = 0.0
+            self._lp.set_bounds(np.array([at]), np.array([1.0 - high]), np.array([1.0 - low]))
 
     def error_duals(self, result: LpResult) -> dict[int, float]:
         """Return by choice what one more unit of mean error saves, USD per hour."""
