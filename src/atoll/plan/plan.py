@@ -337,8 +337,8 @@ class Plan(Frozen):
     with and that engines are started with, where any are set, and `models` the names of the models that are
     served, empty where nobody wrote them down. Requests of any-to-any models go by `paths` instead of routes.
     `mixes` are what it makes of choices between models: it is a plan for the problem that they settle, and
-    `problem_hash` is of that one. `power` is what it draws, and `robustness` how it fares when things turn out
-    otherwise, where that was asked.
+    `problem_hash` is of that one. `power` is what it draws, and `robustness` how it fares when things
+    turn out otherwise, where that was asked.
     """
 
     schema_version: Literal[1] = 1

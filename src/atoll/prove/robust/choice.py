@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -15,45 +15,55 @@ if TYPE_CHECKING:
 
 _MOST_COMBINATIONS = 4_000
 """Up to so many combinations all of them are looked at."""
+_CENT = 1e-9
+_Rank = tuple[float, float, float, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines that can be had, by offer: USD/h that one is expected to cost, its GPUs, and how many."""
+
+    usd: NDArray[np.float64]
+    gpus: NDArray[np.float64]
+    available: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class OptionTable:
-    """Options of one service: what each is expected to cost in USD/h, and in which scenarios it holds."""
+    """Options of one service: in which scenarios each holds, and the machines it takes, by offer.
 
-    usd: NDArray[np.float64]
+    `holds` is (options, scenarios), `whole` are machines and `cut` GPUs of machines that may be shared, both
+    (options, offers).
+    """
+
     holds: NDArray[np.bool_]
-    """(options, scenarios)."""
+    whole: NDArray[np.float64]
+    cut: NDArray[np.float64]
 
     def __len__(self) -> int:
-        return len(self.usd)
+        return len(self.holds)
+
+    def pick(self, options: Sequence[int]) -> OptionTable:
+        """Return the table of some of the options."""
+        at = list(options)
+        return OptionTable(self.holds[at], self.whole[at], self.cut[at])
 
 
-def choose_options(tables: Sequence[OptionTable], target: float) -> tuple[int, ...]:
+def choose_options(
+    tables: Sequence[OptionTable], machines: Machines, target: float
+) -> tuple[int, ...]:
     """Return which option to take of each service: the cheapest that hold together in a share of scenarios.
 
-    Where none do it is the ones that hold together most often, and of those the cheapest. With few
-    combinations that is exact; with many, options are bettered one by one, by share won for a dollar, and
-    then made cheaper again as far as that goes.
+    Where none do it is those that hold together most often, and of those the cheapest. With few combinations
+    that is exact; with many, options are bettered one by one, by share won for a dollar, and then made
+    cheaper again as far as that goes. Machines that are cut are paid whole, and may be shared by services.
     """
-    useful = [_useful(table) for table in tables]
-    few = [
-        OptionTable(table.usd[at], table.holds[at])
-        for table, at in zip(tables, useful, strict=True)
-    ]
+    useful = [_useful(table, machines) for table in tables]
+    few = [table.pick(at) for table, at in zip(tables, useful, strict=True)]
+    search = _Search(few, machines, target)
     fits = math.prod(len(table) for table in few) <= _MOST_COMBINATIONS
-    taken = _look_at_all(few, target) if fits else _climb(few, target)
+    taken = search.look_at_all() if fits else search.climb()
     return tuple(at[option] for at, option in zip(useful, taken, strict=True))
-
-
-def _useful(table: OptionTable) -> list[int]:
-    """Options of which no other costs less and holds wherever they do."""
-    order = sorted(range(len(table)), key=lambda at: (float(table.usd[at]), -table.holds[at].sum()))
-    useful: list[int] = []
-    for option in order:
-        if not any(np.all(table.holds[other] >= table.holds[option]) for other in useful):
-            useful.append(option)
-    return useful
 
 
 def share_held(tables: Sequence[OptionTable], taken: Sequence[int]) -> float:
@@ -62,54 +72,81 @@ def share_held(tables: Sequence[OptionTable], taken: Sequence[int]) -> float:
     return float(np.all(held, axis=0).mean())
 
 
-def _usd(tables: Sequence[OptionTable], taken: Sequence[int]) -> float:
-    return float(sum(table.usd[at] for table, at in zip(tables, taken, strict=True)))
+def _useful(table: OptionTable, machines: Machines) -> list[int]:
+    """Options of which no other surely costs no more and holds wherever they do."""
+    most = (table.whole + np.ceil(table.cut / machines.gpus)) @ machines.usd
+    least = (table.whole + table.cut / machines.gpus) @ machines.usd
+    order = sorted(range(len(table)), key=lambda at: (most[at], -table.holds[at].sum(), at))
+    useful: list[int] = []
+    for option in order:
+        if not any(
+            most[other] <= least[option] + _CENT
+            and np.all(table.holds[other] >= table.holds[option])
+            for other in useful
+        ):
+            useful.append(option)
+    return useful
 
 
-def _rank(
-    tables: Sequence[OptionTable], taken: tuple[int, ...], target: float
-) -> tuple[float, float, float, tuple[int, ...]]:
-    """Less is better: what is missing of the target, then dollars, then scenarios in which it fails."""
-    share = share_held(tables, taken)
-    return (max(0.0, target - share), round(_usd(tables, taken), 9), -share, taken)
+class _Search:
+    def __init__(self, tables: Sequence[OptionTable], machines: Machines, target: float) -> None:
+        self.tables, self.machines, self.target = tables, machines, target
 
+    def share(self, taken: Sequence[int]) -> float:
+        return share_held(self.tables, taken)
 
-def _look_at_all(tables: Sequence[OptionTable], target: float) -> tuple[int, ...]:
-    combinations = product(*(range(len(table)) for table in tables))
-    return min((_rank(tables, taken, target) for taken in combinations), key=lambda r: r)[3]
+    def usd(self, taken: Sequence[int]) -> float:
+        """What the machines cost per hour; infinite where there are not so many."""
+        pairs = list(zip(self.tables, taken, strict=True))
+        cut = sum(table.cut[at] for table, at in pairs)
+        whole = sum(table.whole[at] for table, at in pairs)
+        needed = whole + np.ceil(cut / self.machines.gpus - _CENT)
+        if np.any(needed > self.machines.available):
+            return math.inf
+        return float(needed @ self.machines.usd)
 
+    def rank(self, taken: tuple[int, ...]) -> _Rank:
+        """Less is better: what is missing of the target, then dollars, then scenarios in which it fails."""
+        share, usd = self.share(taken), self.usd(taken)
+        missing = max(0.0, self.target - share) if usd < math.inf else 2.0
+        return (missing, round(usd, 9), -share, taken)
 
-def _climb(tables: Sequence[OptionTable], target: float) -> tuple[int, ...]:
-    taken = [int(np.argmin(table.usd)) for table in tables]
-    while (share := share_held(tables, taken)) < target:
-        best: tuple[float, float, int, int] | None = None
-        for service, table in enumerate(tables):
+    def look_at_all(self) -> tuple[int, ...]:
+        combinations = product(*(range(len(table)) for table in self.tables))
+        return min(self.rank(taken) for taken in combinations)[3]
+
+    def changes(self, taken: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
+        for service, table in enumerate(self.tables):
             for option in range(len(table)):
-                trial = [*taken[:service], option, *taken[service + 1 :]]
-                won = share_held(tables, trial) - share
-                if won <= 0.0:
-                    continue
-                paid = max(float(table.usd[option] - table.usd[taken[service]]), 1e-9)
-                worth = (min(won, target - share) / paid, won, -service, -option)
-                best = worth if best is None else max(best, worth)
-        if best is None:
-            # One more of anything wins nothing: all of the surest together may.
-            surest = [int(np.argmax(table.holds.mean(axis=1))) for table in tables]
-            if share_held(tables, surest) <= share:
-                break
-            taken = surest
-            continue
-        taken[-best[2]] = -best[3]
-    least = min(target, share_held(tables, taken))
-    while True:
-        savings: list[tuple[float, int, int]] = []
-        for service, table in enumerate(tables):
-            for option in range(len(table)):
-                saved = float(table.usd[taken[service]] - table.usd[option])
-                trial = [*taken[:service], option, *taken[service + 1 :]]
-                if saved > 1e-9 and share_held(tables, trial) >= least:
-                    savings.append((saved, -service, -option))
-        if not savings:
-            return tuple(taken)
-        _, service, option = max(savings)
-        taken[-service] = -option
+                if option != taken[service]:
+                    yield (*taken[:service], option, *taken[service + 1 :])
+
+    def climb(self) -> tuple[int, ...]:
+        taken: tuple[int, ...] = (0,) * len(self.tables)
+        while (share := self.share(taken)) < self.target:
+            usd = self.usd(taken)
+            worth: list[tuple[float, float, tuple[int, ...]]] = []
+            for other in self.changes(taken):
+                won, paid = self.share(other) - share, self.usd(other) - usd
+                if won > 0.0 and paid < math.inf:
+                    gain = min(won, self.target - share)
+                    worth.append((gain / max(paid, _CENT), won, other))
+            if not worth:
+                # One more of anything wins nothing: all of the surest together may.
+                surest = tuple(int(np.argmax(t.holds.mean(axis=1))) for t in self.tables)
+                if self.share(surest) <= share or self.usd(surest) == math.inf:
+                    break
+                taken = surest
+                continue
+            taken = max(worth)[2]
+        least = min(self.target, self.share(taken))
+        while True:
+            usd = self.usd(taken)
+            cheaper = [
+                (self.usd(other), other)
+                for other in self.changes(taken)
+                if self.share(other) >= least
+            ]
+            if not cheaper or min(cheaper)[0] >= usd - _CENT:
+                return taken
+            taken = min(cheaper)[1]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SURE = 1.96
 _LEAST_ERROR = 0.5
-"""Scenarios that may have gone the other way, at the least: of twenty that all hold nobody knows it for sure."""
+"""Scenarios that may have gone the other way, at the least: nobody is sure of twenty that all hold."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,10 @@ def judge_plan_in(
     holds = float(np.clip(told.mean() + difference.mean(), 0.0, 1.0))
     error = _error(told, difference)
     rates = np.array(
-        [[s.rate_per_s * fresh.scenarios[at].demand[s.name] for at in range(simulated)] for s in asked]
+        [
+            [s.rate_per_s * fresh.scenarios[at].demand[s.name] for at in range(simulated)]
+            for s in asked
+        ]
     )
     lost = float((rates * (1.0 - kept)).sum(axis=0).mean())
     return Verdict(

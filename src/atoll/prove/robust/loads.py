@@ -41,7 +41,7 @@ class ScenarioLoads:
         """Capacities of nodes that were worked out."""
 
     def of(self, service: str, instances: Sequence[Instance], among: ScenarioSet) -> list[float]:
-        """Return the load of a service in each scenario, served by these instances; infinite where by none."""
+        """Return the load of a service in each scenario, served by these instances; infinite by none."""
         asked = self.problem.service(service)
         return [self._load(asked, instances, one, among) for one in among.scenarios]
 
@@ -153,7 +153,9 @@ class ScenarioLoads:
             model = CapacityModel(loads[0], step, link=link)
             rates = model.throughputs(stages, budgets, positions)
         else:
-            rates = MixedCapacityModel(*loads, step, link=link).throughputs(stages, positions)
+            prompts, answers = loads
+            both = MixedCapacityModel(prompts, answers, step, link=link)
+            rates = both.throughputs(stages, positions)
         return float(rates[0, 0, node.layers]) * (source.node.count // node.tp)
 
 

@@ -1,10 +1,10 @@
 """Several ways to serve each service: parts of plans that are made for worse than the fleet file says.
 
-A *rung* is a problem made harder: GPUs that are slower by so many standard deviations of what the performance
-model may be off by, more demand by so many of its own, or both; and of spot machines all, some or none. A rung
-is planned like any problem, instances carrying what those of the plan without risk do. Whatever is planned for
-a rung is a plan for the fleet, too, with more than it needs. The instances that a rung gives a service are an
-*option* of that service: options of several rungs can stand side by side.
+A *rung* is a problem made harder: GPUs that are slower by so many standard deviations of what the
+performance model may be off by, more demand by so many of its own, or both; and of spot machines all, some or
+none. A rung is planned like any problem, instances carrying what those of the plan without risk do. Whatever
+is planned for a rung is a plan for the fleet, too, with more than it needs. The instances that a rung gives a
+service are an *option* of that service: options of several rungs can stand side by side.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from atoll.solve.effort import Effort
 
 Solve = Callable[["Problem", "Catalog", "Effort"], "Plan"]
-STEPS = (0.6, 1.2, 1.8, 2.4, 3.0)
+STEPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 """How many standard deviations worse things are on the rungs."""
-_SPOT_STEPS = (0.0, 1.2, 2.4)
+_SPOT_STEPS = (0.0, 1.0, 2.0)
 """Those on which other uses of spot are planned."""
 _OPS = (OpClass.GEMM, OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
 """Operators that take most of the time: by how much they are off is by how much a GPU is."""
@@ -104,7 +104,7 @@ class Rungs:
             s.model_copy(update={"headroom": s.headroom * math.exp(more[s.name])})
             for s in self._sized.services
         )
-        # What demand does not take of a margin is for slower GPUs: the margin of both together is what counts.
+        # What demand does not take of a margin is for slower GPUs: what counts is both together.
         margin = rung.steps * part(everyone, typical)
         factors = {
             gpu: math.exp(max(0.0, rung.steps * math.hypot(everyone, own) - margin))

@@ -1,17 +1,17 @@
 """Plans that hold in a share of scenarios, for rising shares: what certainty costs, and the plan asked for.
 
-    1. The plan that knows of no risk, proven by simulation as always.
-    2. Options of each service from harder problems (`options`), each tried on planning scenarios (`trial`).
-    3. For every level the cheapest options that hold together in so many of those (`choice`). The scenarios in
-       doubt are simulated, and it is chosen again, until the choice stays.
-    4. Every plan of the curve is judged with fresh scenarios (`judge`). One that a surer plan undercuts is
-       replaced by it, so that along the curve costs never fall.
+1. The plan that knows of no risk, proven by simulation as always.
+2. Options of each service from harder problems (`options`), each tried on planning scenarios (`trial`).
+3. For every level the cheapest options that hold together in so many of those (`choice`). The scenarios in
+   doubt are simulated, and it is chosen again, until the choice stays.
+4. Every plan of the curve is judged with fresh scenarios (`judge`). One that a surer plan undercuts is
+   replaced by it, so that along the curve costs never fall.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,19 +21,20 @@ from atoll.core.errors import UsageError
 from atoll.plan.robustness import CertaintyLevel, RiskModel, Robustness
 from atoll.prove.deadline import SimulationCutShortError
 from atoll.prove.kept import look_at
-from atoll.prove.robust.choice import OptionTable, choose_options, share_held
+from atoll.prove.robust.choice import OptionTable, choose_options
+from atoll.prove.robust.crossing import cross_phases
 from atoll.prove.robust.judge import Verdict, judge_plan_in
 from atoll.prove.robust.options import Rungs, compose, list_rungs
 from atoll.prove.robust.prices import ExpectedPrices
 from atoll.prove.robust.scenarios import draw_scenarios, resolve_risk
-from atoll.prove.robust.trial import ScenarioLab, ServiceTrial
+from atoll.prove.robust.trial import ScenarioLab, ServiceTrial, joint
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
 from atoll.solve.progress import Progress, SolveStats
 from atoll.solve.registry import solve
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
-    from atoll.plan.plan import Plan
+    from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem
     from atoll.solve.progress import OnProgress
 
@@ -70,9 +71,9 @@ def plan_robust(
     """Return the cheapest plan found that holds in a share of scenarios, with the curve in `robustness`.
 
     `asked` is that share; None is the level with the least expected rent and broken promises where
-    `unserved_usd`, the price of 1000 requests that do not keep theirs, is given, and 95 % otherwise. `risk` is
-    by default the problem's, or the usual one. Where choices are open they are settled without risk first. The
-    work is counted; the deadline is a net, and a plan that it cut short says so.
+    `unserved_usd`, the price of 1000 requests that do not keep theirs, is given, and 95 % otherwise. `risk`
+    is by default the problem's, or the usual one. Where choices are open they are settled without risk first.
+    The work is counted; the deadline is a net, and a plan that it cut short says so.
     """
     refuse_unfit(problem)
     _check_asked(asked, unserved_usd)
@@ -96,7 +97,8 @@ def refuse_unfit(problem: Problem) -> None:
         )
     if problem.has_graphs:
         raise UsageError(
-            "--robust knows no classes of requests yet", hint="leave out --robust for any-to-any models"
+            "--robust knows no classes of requests yet",
+            hint="leave out --robust for any-to-any models",
         )
 
 
@@ -119,14 +121,6 @@ class _Found:
     usd: float
 
 
-@dataclass(frozen=True)
-class _Option:
-    """A way to serve a service, and what it is expected to cost in USD/h."""
-
-    trial: ServiceTrial
-    usd: float
-
-
 class _Run:
     """Where the search stands."""
 
@@ -142,7 +136,12 @@ class _Run:
         on_progress: OnProgress | None,
         stats: SolveStats,
     ) -> None:
-        self.given, self.catalog, self.asked, self.unserved_usd = problem, catalog, asked, unserved_usd
+        self.given, self.catalog, self.asked, self.unserved_usd = (
+            problem,
+            catalog,
+            asked,
+            unserved_usd,
+        )
         self.risk = resolve_risk(problem, risk)
         self.effort, self.deadline, self.on_progress = effort, Countdown(deadline_s), on_progress
         self.stats = stats
@@ -164,11 +163,6 @@ class _Run:
         self.problem = self.given.settled(nominal.mixes)
         self.lab = ScenarioLab(self.problem, self.catalog, self.deadline)
         together = {name: mix.name for mix in nominal.mixes for name in mix.shares}
-
-        def draw(number: int, name: str) -> object:
-            return draw_scenarios(
-                self.problem, self.catalog, self.risk, number, name=name, together=together
-            )
 
         self.scenarios = draw_scenarios(
             self.problem, self.catalog, self.risk, _PLANNING, name="planning", together=together
@@ -192,7 +186,8 @@ class _Run:
         if self.unserved_usd is not None:
             best = min(range(len(levels)), key=lambda at: (levels[at].expected_total_usd, at))
         chosen = next(
-            (at for at, level in enumerate(levels) if level.asked == self._wanted()), len(levels) - 1
+            (at for at, level in enumerate(levels) if level.asked == self._wanted()),
+            len(levels) - 1,
         )
         if self.asked is None and best is not None:
             chosen = best
@@ -219,11 +214,9 @@ class _Run:
 
     # Options
 
-    def _find_options(self, nominal: Plan) -> dict[str, list[_Option]]:
+    def _find_options(self, nominal: Plan) -> dict[str, list[ServiceTrial]]:
         """Return by service ways to serve it that keep its promises when nothing turns out otherwise."""
-        rungs = Rungs(
-            self.problem, self.catalog, self.risk, nominal, self._solve, self.effort
-        )
+        rungs = Rungs(self.problem, self.catalog, self.risk, nominal, self._solve, self.effort)
         plans = [nominal]
         listed = list_rungs(self.problem, self.risk)
         for number, rung in enumerate(listed):
@@ -231,22 +224,19 @@ class _Run:
             made = rungs.plan(rung)
             if made is not None:
                 plans.append(made)
-        options: dict[str, list[_Option]] = {}
+        options: dict[str, list[ServiceTrial]] = {}
         for service in self._services():
             seen: dict[int, ServiceTrial] = {}
             for plan in plans:
                 trial = self.lab.trial(plan, service)
                 seen.setdefault(id(trial), trial)
+            more = cross_phases(list(seen.values()), nominal, self.lab, self.scenarios, self.prices)
+            seen |= {id(trial): trial for trial in more}
             for trial in seen.values():
                 self._say(f"trying {service}, {self.lab.simulations} simulations")
                 self.lab.calibrate(trial, self.scenarios)
-            ways = [
-                _Option(trial, self.prices.of_instances(trial.instances))
-                for trial in seen.values()
-                # The first is the plan's own: it was proven with more simulations than this.
-                if trial.is_valid or trial.plan is nominal
-            ]
-            options[service] = ways
+            # The first is the plan's own: it was proven with more simulations than this.
+            options[service] = [t for t in seen.values() if t.is_valid or t.plan is nominal]
         return options
 
     def _services(self) -> list[str]:
@@ -263,11 +253,11 @@ class _Run:
 
     # The curve
 
-    def _find_curve(self, nominal: Plan, options: Mapping[str, Sequence[_Option]]) -> list[_Found]:
+    def _find_curve(
+        self, nominal: Plan, options: Mapping[str, Sequence[ServiceTrial]]
+    ) -> list[_Found]:
         """Return plans for rising shares, the one without risk first, none dearer than a surer one."""
-        found = [
-            self._find(level, options, nominal) for level in sorted({*LEVELS, self._wanted()})
-        ]
+        found = [self._find(level, options, nominal) for level in sorted({*LEVELS, self._wanted()})]
         first = _Found(None, nominal, self._planned(nominal), self.prices.of_plan(nominal))
         curve: list[_Found] = []
         for one in reversed(found):
@@ -279,16 +269,13 @@ class _Run:
 
     def _planned(self, plan: Plan) -> float:
         """The share of planning scenarios in which a plan holds."""
-        tables = []
-        for service in self._services():
-            trial = self.lab.trial(plan, service)
+        trials = [self.lab.trial(plan, service) for service in self._services()]
+        for trial in trials:
             self.lab.look(trial, self.scenarios)
-            holds = trial.holds(self.scenarios.name)
-            tables.append(OptionTable(np.zeros(1), holds[None]))
-        return share_held(tables, [0] * len(tables))
+        return float(joint([trial.holds(self.scenarios.name) for trial in trials]).mean())
 
     def _find(
-        self, level: float, options: Mapping[str, Sequence[_Option]], nominal: Plan
+        self, level: float, options: Mapping[str, Sequence[ServiceTrial]], nominal: Plan
     ) -> _Found:
         """Return the cheapest plan found that holds in this share of planning scenarios."""
         target = level + _MORE * math.sqrt(level * (1.0 - level) / len(self.scenarios))
@@ -296,7 +283,7 @@ class _Run:
         names = [options[service] for service in services]
         taken: tuple[int, ...] = ()
         for number in range(_ROUNDS):
-            chosen = choose_options(self._tables(names), min(target, 1.0))
+            chosen = choose_options(self._tables(names), self.prices.machines, min(target, 1.0))
             if chosen == taken:
                 break
             taken = chosen
@@ -304,35 +291,39 @@ class _Run:
                 break
             self._say(f"for {level:.0%}: looking closer, {self.lab.simulations} simulations")
             for ways, at in zip(names, taken, strict=True):
-                self.lab.refine(ways[at].trial, self.scenarios, _DOUBTFUL)
+                self.lab.refine(ways[at], self.scenarios, _DOUBTFUL)
         instances = [
             instance
             for ways, at in zip(names, taken, strict=True)
-            for instance in ways[at].trial.instances
+            for instance in ways[at].instances
         ]
         plan = self._stand(nominal, instances) or self._surest(nominal, names, target)
         return _Found(level, plan, self._planned(plan), self.prices.of_plan(plan))
 
-    def _tables(self, names: Sequence[Sequence[_Option]]) -> list[OptionTable]:
-        return [
-            OptionTable(
-                np.array([way.usd for way in ways]),
-                np.stack([way.trial.holds(self.scenarios.name) for way in ways]),
+    def _tables(self, names: Sequence[Sequence[ServiceTrial]]) -> list[OptionTable]:
+        tables = []
+        for ways in names:
+            counts = [self.prices.count(way.instances) for way in ways]
+            tables.append(
+                OptionTable(
+                    np.stack([way.holds(self.scenarios.name) for way in ways]),
+                    np.stack([whole for whole, _ in counts]),
+                    np.stack([cut for _, cut in counts]),
+                )
             )
-            for ways in names
-        ]
+        return tables
 
-    def _stand(self, nominal: Plan, instances: Sequence[object]) -> Plan | None:
+    def _stand(self, nominal: Plan, instances: Sequence[Instance]) -> Plan | None:
         ids = {i.id: i for i in nominal.instances}
         if len(instances) == len(ids) and all(ids.get(i.id) == i for i in instances):
             return nominal
         return compose(self.problem, self.catalog, instances)
 
     def _surest(
-        self, nominal: Plan, names: Sequence[Sequence[_Option]], target: float
+        self, nominal: Plan, names: Sequence[Sequence[ServiceTrial]], target: float
     ) -> Plan:
-        """Of whole plans, which surely stand together: the cheapest that holds often enough, or most often."""
-        plans = {id(way.trial.plan): way.trial.plan for ways in names for way in ways}
+        """Of whole plans, which stand together: the cheapest that holds often enough, or most often."""
+        plans = {id(way.plan): way.plan for ways in names for way in ways}
         whole = [
             p
             for p in plans.values()
@@ -377,7 +368,7 @@ class _Run:
         )
 
     def _finish(self, nominal: Plan, plan: Plan, robustness: Robustness) -> Plan:
-        """The plan with its figures: what requests keep when nothing turns out otherwise, bounds, the curve."""
+        """The plan with its figures: what requests keep when nothing turns out otherwise, the curve."""
         if plan is nominal:
             return plan.model_copy(update={"robustness": robustness})
         self._say("simulating the plan as the fleet file has it")

@@ -1,14 +1,18 @@
-"""What instances and plans cost on average over scenarios: spot at the prices there, what is lost unpaid."""
+"""What plans cost on average over scenarios: spot at the prices there, what is lost unpaid."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from atoll.plan.plan import OfferKey, count_machines
+import numpy as np
+
+from atoll.plan.plan import count_machines
+from atoll.prove.robust.choice import Machines
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem
     from atoll.prove.robust.scenarios import Pool, ScenarioSet
@@ -23,22 +27,37 @@ class ExpectedPrices:
             for pool, factor in scenario.price.items():
                 own = 0.0 if pool in scenario.lost else factor
                 paid[pool] = paid.get(pool, 0.0) + own / len(among)
-        self._usd: dict[OfferKey, float] = {
-            offer.key: offer.usd_per_hour
-            * (paid.get((offer.region, offer.node_type), 1.0) if offer.market == "spot" else 1.0)
+        factors = [
+            paid.get((offer.region, offer.node_type), 1.0) if offer.market == "spot" else 1.0
             for offer in problem.offers
-        }
+        ]
+        self._at = {offer.key: at for at, offer in enumerate(problem.offers)}
+        self.machines = Machines(
+            np.array([o.usd_per_hour * f for o, f in zip(problem.offers, factors, strict=True)]),
+            np.array([float(offer.gpus) for offer in problem.offers]),
+            np.array([float(offer.available) for offer in problem.offers]),
+        )
 
-    def of_instances(self, instances: Iterable[Instance]) -> float:
-        """Return USD per hour of instances, of a cut machine its share."""
-        shares: Counter[OfferKey] = Counter()
+    def count(
+        self, instances: Sequence[Instance]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return by offer whole machines that instances have, and GPUs of machines that are cut."""
+        whole, cut = np.zeros(len(self._at)), np.zeros(len(self._at))
         for instance in instances:
             for node in instance.nodes:
-                key = (instance.region_of(node), node.node_type, node.market)
-                shares[key] += node.share  # type: ignore[assignment]
-        return sum(self._usd.get(key, 0.0) * share for key, share in sorted(shares.items()))
+                at = self._at[instance.region_of(node), node.node_type, node.market]
+                if node.gpu_ids is None:
+                    whole[at] += 1.0
+                else:
+                    cut[at] += node.gpus
+        return whole, cut
+
+    def of_instances(self, instances: Sequence[Instance]) -> float:
+        """Return USD per hour of instances by themselves, machines that they cut paid whole."""
+        whole, cut = self.count(instances)
+        return float((whole + np.ceil(cut / self.machines.gpus)) @ self.machines.usd)
 
     def of_plan(self, plan: Plan) -> float:
         """Return USD per hour of a plan's machines, cut ones whole."""
-        machines = count_machines(plan.instances)
-        return sum(self._usd.get(key, 0.0) * number for key, number in sorted(machines.items()))
+        counts = sorted(count_machines(plan.instances).items())
+        return float(sum(self.machines.usd[self._at[key]] * number for key, number in counts))

@@ -1,9 +1,9 @@
-"""In which scenarios a service keeps its promises with some instances: told by load, simulated where in doubt.
+"""In which scenarios a service keeps its promises on some instances: told by load, simulated where in doubt.
 
-A simulation of every plan in every scenario would take hours. What mostly decides is the load (`loads`): below
-some threshold enough requests keep their promises, above it they do not. The threshold of a set of instances
-is found by simulating scenarios between those that are surely enough and surely too much, by halves; and then
-by simulating the scenarios nearest to it. What was simulated counts as simulated, all else by its load.
+A simulation of every plan in every scenario would take hours. What mostly decides is the load (`loads`):
+below some threshold enough requests keep their promises, above it they do not. The threshold of a set of
+instances is found by simulating scenarios between those that are surely enough and surely too much, by
+halves, and then those nearest to it. What was simulated counts as simulated, all else by its load.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from atoll.core.ids import Phase
 from atoll.perf.constants import default_constants
 from atoll.prove.kept import simulate_kept
 from atoll.prove.robust.loads import ScenarioLoads, is_lost
@@ -92,7 +93,8 @@ class ServiceTrial:
         if not known:
             return
         loads = [load for load, _ in known]
-        edges = [min(_LIGHT, loads[0]), *loads, max(_HEAVY, loads[-1])]
+        # Beyond what was simulated nobody knows: no more than capacity promises.
+        edges = [min(1.0, loads[0]), *loads, max(1.0, loads[-1])]
         wrong = []
         for cut in range(len(known) + 1):
             below = sum(not good for _, good in known[:cut])
@@ -100,7 +102,10 @@ class ServiceTrial:
             wrong.append(below + above)
         best = [cut for cut, number in enumerate(wrong) if number == min(wrong)]
         cut = best[len(best) // 2]
-        self.threshold = math.sqrt(max(edges[cut], 1e-9) * max(edges[cut + 1], 1e-9))
+        if cut in (0, len(known)):
+            self.threshold = edges[0] * (1.0 - 1e-9) if cut == 0 else edges[-1]
+        else:
+            self.threshold = math.sqrt(edges[cut] * edges[cut + 1])
 
 
 class ScenarioLab:
@@ -125,7 +130,7 @@ class ScenarioLab:
     def trial(self, plan: Plan, service: str) -> ServiceTrial:
         """Return the trial of a service as a plan serves it."""
         own = tuple(i for i in plan.instances if i.service == service)
-        key = (service, tuple(sorted(_stand(i) for i in own)))
+        key = (service, _standing(own))
         if key not in self._trials:
             target = self.problem.service(service).attainment
             self._trials[key] = ServiceTrial(service, plan, own, target)
@@ -134,8 +139,13 @@ class ScenarioLab:
     def look(self, trial: ServiceTrial, among: ScenarioSet) -> None:
         """Work out the loads of a trial in a set of scenarios."""
         if among.name not in trial.loads:
-            loads = self._loads.of(trial.service, trial.instances, among)
-            trial.loads[among.name] = np.array(loads)
+            trial.loads[among.name] = self.loads(trial.service, trial.instances, among)
+
+    def loads(
+        self, service: str, instances: Sequence[Instance], among: ScenarioSet
+    ) -> NDArray[np.float64]:
+        """Return the load of a service on some instances in each scenario of a set."""
+        return np.array(self._loads.of(service, instances, among))
 
     def headroom(self, trial: ServiceTrial) -> float:
         """Return what instances of a trial carry, by the performance model, over the fleet's demand."""
@@ -221,9 +231,17 @@ class ScenarioLab:
         return found[trial.service].both if trial.service in found else 0.0
 
 
-def _stand(instance: Instance) -> tuple[object, ...]:
-    """What tells how an instance fares: where it stands, and what is sent to it."""
-    return (*map(str, instance.placement_key), f"{instance.throughput_per_s:.6g}")
+def _standing(instances: Sequence[Instance]) -> object:
+    """What tells how instances fare together: where they stand, and the share that is sent to each."""
+    sent: dict[Phase, float] = {}
+    for one in instances:
+        sent[one.phase] = sent.get(one.phase, 0.0) + one.throughput_per_s
+    return tuple(
+        sorted(
+            (one.placement_key, round(one.throughput_per_s / sent[one.phase], 3))
+            for one in instances
+        )
+    )
 
 
 def joint(holds: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
