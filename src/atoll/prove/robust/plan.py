@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,7 +45,7 @@ USUAL = 0.95
 """The share that is asked for unless somebody says otherwise."""
 _PLANNING, _JUDGED = 256, 512
 """Scenarios to plan with, and fresh ones to judge with."""
-_MOST_SIMULATED, _LEAST_SIMULATED = 48, 12
+_MOST_SIMULATED, _LEAST_SIMULATED = 40, 12
 _WORK = 4.0e6
 """Requests that may be simulated to judge the curve, about: with heavy demand fewer scenarios are."""
 _LEAST_S = 300.0
@@ -78,12 +79,15 @@ def plan_robust(
     refuse_unfit(problem)
     _check_asked(asked, unserved_usd)
     own = SolveStats()
+    began_s, cpu_s = time.perf_counter(), time.process_time()
     facts = problem.catalog() if catalog is None else catalog
     run = _Run(
         problem, facts, asked, unserved_usd, risk, effort or Effort(), deadline_s, on_progress, own
     )
     found = run.run()
     if stats is not None:
+        # All of it, simulations included, not only what solvers took.
+        own.seconds, own.cpu_seconds = time.perf_counter() - began_s, time.process_time() - cpu_s
         stats.add(own)
     return found
 
@@ -145,6 +149,8 @@ class _Run:
         self.risk = resolve_risk(problem, risk)
         self.effort, self.deadline, self.on_progress = effort, Countdown(deadline_s), on_progress
         self.stats = stats
+        self.late = False
+        """Whether the deadline ended the search for some option."""
 
     def run(self) -> Plan:
         from atoll.prove.plan import plan
@@ -174,7 +180,8 @@ class _Run:
         try:
             return self._with_curve(nominal)
         except SimulationCutShortError:
-            return nominal.model_copy(update={"cut_short": True})
+            late = "the deadline came before a plan for risk was found: this one knows of none"
+            return nominal.model_copy(update={"cut_short": True, "notes": (*nominal.notes, late)})
 
     def _with_curve(self, nominal: Plan) -> Plan:
         options = self._find_options(nominal)
@@ -243,13 +250,15 @@ class _Run:
         return [s.name for s in self.problem.services if s.rate_per_s > 0.0]
 
     def _solve(self, problem: Problem, catalog: Catalog, effort: Effort) -> Plan:
-        return solve(
+        found = solve(
             problem,
             effort=effort,
             deadline_s=self.deadline.share(0.3),
             catalog=catalog,
             stats=self.stats,
         )
+        self.late = self.late or found.cut_short
+        return found
 
     # The curve
 
@@ -370,7 +379,7 @@ class _Run:
     def _finish(self, nominal: Plan, plan: Plan, robustness: Robustness) -> Plan:
         """The plan with its figures: what requests keep when nothing turns out otherwise, the curve."""
         if plan is nominal:
-            return plan.model_copy(update={"robustness": robustness})
+            return plan.model_copy(update={"robustness": robustness, "cut_short": self.late})
         self._say("simulating the plan as the fleet file has it")
         promises = look_at(plan, self.problem, self.catalog, self.deadline)
         return plan.model_copy(
@@ -383,5 +392,6 @@ class _Run:
                 "mixes": nominal.mixes,
                 "engines": nominal.engines,
                 "robustness": robustness,
+                "cut_short": self.late,
             }
         )
