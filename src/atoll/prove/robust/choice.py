@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _MOST_COMBINATIONS = 4_000
 """Up to so many combinations all of them are looked at."""
+_STARTS = 3
+"""Combinations of equally sure options that a search starts from, where there are more."""
 _CENT = 1e-9
 _Rank = tuple[float, float, float, tuple[int, ...]]
 
@@ -55,14 +57,16 @@ def choose_options(
     """Return which option to take of each service: the cheapest that hold together in a share of scenarios.
 
     Where none do it is those that hold together most often, and of those the cheapest. With few combinations
-    that is exact; with many, options are bettered one by one, by share won for a dollar, and then made
-    cheaper again as far as that goes. Machines that are cut are paid whole, and may be shared by services.
+    that is exact. With many, it starts from options that are all as sure, and from the cheapest bettered one
+    by one, by share won for a dollar, and makes them cheaper again as far as that goes. Machines that are cut
+    are paid whole, and may be shared by services.
     """
-    useful = [_useful(table, machines) for table in tables]
+    scarce = _scarce(tables, machines)
+    useful = [_useful(table, machines, scarce) for table in tables]
     few = [table.pick(at) for table, at in zip(tables, useful, strict=True)]
     search = _Search(few, machines, target)
     fits = math.prod(len(table) for table in few) <= _MOST_COMBINATIONS
-    taken = search.look_at_all() if fits else search.climb()
+    taken = search.look_at_all() if fits else search.search()
     return tuple(at[option] for at, option in zip(useful, taken, strict=True))
 
 
@@ -72,8 +76,14 @@ def share_held(tables: Sequence[OptionTable], taken: Sequence[int]) -> float:
     return float(np.all(held, axis=0).mean())
 
 
-def _useful(table: OptionTable, machines: Machines) -> list[int]:
-    """Options of which no other surely costs no more and holds wherever they do."""
+def _scarce(tables: Sequence[OptionTable], machines: Machines) -> NDArray[np.bool_]:
+    """Offers of which some combination may take more than there are."""
+    most = sum((t.whole + np.ceil(t.cut / machines.gpus)).max(axis=0) for t in tables)
+    return np.asarray(most > machines.available)
+
+
+def _useful(table: OptionTable, machines: Machines, scarce: NDArray[np.bool_]) -> list[int]:
+    """Options of which no other surely costs no more, holds wherever they do, and is as easily had."""
     most = (table.whole + np.ceil(table.cut / machines.gpus)) @ machines.usd
     least = (table.whole + table.cut / machines.gpus) @ machines.usd
     order = sorted(range(len(table)), key=lambda at: (most[at], -table.holds[at].sum(), at))
@@ -82,6 +92,8 @@ def _useful(table: OptionTable, machines: Machines) -> list[int]:
         if not any(
             most[other] <= least[option] + _CENT
             and np.all(table.holds[other] >= table.holds[option])
+            and np.all(table.whole[other] <= table.whole[option], where=scarce)
+            and np.all(table.cut[other] <= table.cut[option], where=scarce)
             for other in useful
         ):
             useful.append(option)
@@ -121,6 +133,30 @@ class _Search:
                 if option != taken[service]:
                     yield (*taken[:service], option, *taken[service + 1 :])
 
+    def search(self) -> tuple[int, ...]:
+        """Start from services that are all about as sure, and from the cheapest; make each cheaper."""
+        starts = [*self.equally_sure(), self.climb()]
+        return min(self.rank(self.descend(start)) for start in starts)[3]
+
+    def equally_sure(self) -> list[tuple[int, ...]]:
+        """The cheapest options that each hold in a share of scenarios: the least shares that do, all told."""
+        shares = [table.holds.mean(axis=1) for table in self.tables]
+        usd = [(t.whole + t.cut / self.machines.gpus) @ self.machines.usd for t in self.tables]
+        found: list[tuple[int, ...]] = []
+        for level in sorted({float(x) for some in shares for x in some}):
+            taken = tuple(
+                min(
+                    range(len(some)),
+                    key=lambda at: (max(0.0, level - some[at]), cost[at]),
+                )
+                for some, cost in zip(shares, usd, strict=True)
+            )
+            if self.share(taken) >= self.target and self.usd(taken) < math.inf:
+                found.append(taken)
+                if len(found) == _STARTS:
+                    break
+        return found
+
     def climb(self) -> tuple[int, ...]:
         taken: tuple[int, ...] = (0,) * len(self.tables)
         while (share := self.share(taken)) < self.target:
@@ -139,6 +175,10 @@ class _Search:
                 taken = surest
                 continue
             taken = max(worth)[2]
+        return taken
+
+    def descend(self, taken: tuple[int, ...]) -> tuple[int, ...]:
+        """Change one option for a cheaper one as long as as many scenarios hold as must."""
         least = min(self.target, self.share(taken))
         while True:
             usd = self.usd(taken)

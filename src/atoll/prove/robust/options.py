@@ -63,7 +63,7 @@ def list_rungs(problem: Problem, risk: RiskModel) -> list[Rung]:
         rungs += [Rung(steps) for steps in STEPS]
     if spot_pools(problem) and (risk.spot_loss or 0.0) > 0.0:
         for steps in _SPOT_STEPS:
-            rungs += [Rung(steps, risk.performance, spot=share) for share in (0.0, 0.3, 0.6)]
+            rungs += [Rung(steps, risk.performance, spot=share) for share in (0.0, 0.4)]
             rungs.append(Rung(steps, risk.performance, spread=True))
     return rungs
 

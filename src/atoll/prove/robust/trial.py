@@ -78,7 +78,9 @@ class ServiceTrial:
     def nearest(self, name: str, number: int) -> list[int]:
         """Return scenarios of a set that were not simulated, the most doubtful first."""
         with np.errstate(divide="ignore"):
-            doubt = np.abs(np.log(self.loads[name] / self.threshold))
+            over = np.log(self.loads[name] / self.threshold)
+        # What is taken to hold and does not is worse than the other way round: look further on that side.
+        doubt = np.where(over > 0.0, over, -0.5 * over)
         order = np.argsort(doubt, kind="stable")
         fresh = [int(at) for at in order if (name, int(at)) not in self.kept]
         return [at for at in fresh if math.isfinite(doubt[at])][:number]
