@@ -8,7 +8,7 @@ that must keep their promises. A load above about 1 breaks promises; how much ab
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from atoll.core.ids import Phase
@@ -40,48 +40,41 @@ class ScenarioLoads:
         self.evaluations = 0
         """Capacities of nodes that were worked out."""
 
-    def of(self, service: str, instances: Sequence[Instance], among: ScenarioSet) -> list[float]:
-        """Return the load of a service in each scenario, served by these instances; infinite by none."""
-        asked = self.problem.service(service)
-        return [self._load(asked, instances, one, among) for one in among.scenarios]
-
-    def nominal(self, service: str, instances: Sequence[Instance]) -> float:
-        """Return the load of a service when all turns out as the fleet file says."""
-        asked = self.problem.service(service)
-        carried = self._requests_per_s(asked, [(i, self._known(i)) for i in instances])
-        return asked.rate_per_s / carried if carried > 0.0 else math.inf
-
-    def _load(
+    def of(
         self,
-        service: Service,
+        service: str,
         instances: Sequence[Instance],
-        scenario: Scenario,
         among: ScenarioSet,
+        shares: Mapping[str, float] | None = None,
+    ) -> list[float]:
+        """Return the load of a service in each scenario, served by these instances; infinite by none.
+
+        `shares` of its requests go to each, by id; unless given, as much as they carry of their phase.
+        """
+        asked, sent = self.problem.service(service), shares or share_out(instances)
+        found = []
+        for one in among.scenarios:
+            table = among.constants[one.draw]
+            left = [
+                (i, self._carried(i, among.name, one.draw, table))
+                for i in instances
+                if not is_lost(i, one)
+            ]
+            rate = asked.rate_per_s * one.demand[service]
+            found.append(spread_load(asked, rate, instances, left, sent))
+        return found
+
+    def nominal(
+        self,
+        service: str,
+        instances: Sequence[Instance],
+        shares: Mapping[str, float] | None = None,
     ) -> float:
-        table = among.constants[scenario.draw]
-        left = [
-            (i, self._carried(i, among.name, scenario.draw, table))
-            for i in instances
-            if not is_lost(i, scenario)
-        ]
-        carried = self._requests_per_s(service, left)
-        rate = service.rate_per_s * scenario.demand[service.name]
-        return rate / carried if carried > 0.0 else math.inf
-
-    @staticmethod
-    def _requests_per_s(service: Service, carried: Iterable[tuple[Instance, float]]) -> float:
-        """What instances carry together: those of both phases, and the lesser of prefill and decode."""
-        total = dict.fromkeys(Phase, 0.0)
-        for instance, rate in carried:
-            total[instance.phase] += rate
-        lengths = service.lengths
-        apart = min(
-            total[Phase.PREFILL] / lengths.input_mean, total[Phase.DECODE] / lengths.output_mean
-        )
-        return total[Phase.BOTH] + apart
-
-    def _known(self, instance: Instance) -> float:
-        return self._carried(instance, "", 0, default_constants())
+        """Return the load of a service when all turns out as the fleet file says."""
+        asked, table = self.problem.service(service), default_constants()
+        carried = [(i, self._carried(i, "", 0, table)) for i in instances]
+        sent = shares or share_out(instances)
+        return spread_load(asked, asked.rate_per_s, instances, carried, sent)
 
     def _carried(self, instance: Instance, name: str, draw: int, table: ConstantTable) -> float:
         """What an instance carries with these constants: as much as its weakest stage."""
@@ -157,6 +150,57 @@ class ScenarioLoads:
             both = MixedCapacityModel(prompts, answers, step, link=link)
             rates = both.throughputs(stages, positions)
         return float(rates[0, 0, node.layers]) * (source.node.count // node.tp)
+
+
+def share_out(instances: Iterable[Instance]) -> dict[str, float]:
+    """Return the share of a service's requests that each instance gets, by what they carry of their phase."""
+    standing = list(instances)
+    total: dict[Phase, float] = {}
+    for one in standing:
+        total[one.phase] = total.get(one.phase, 0.0) + one.throughput_per_s
+    return {i.id: i.throughput_per_s / total[i.phase] if total[i.phase] else 0.0 for i in standing}
+
+
+def spread_load(
+    service: Service,
+    rate_per_s: float,
+    instances: Iterable[Instance],
+    left: Sequence[tuple[Instance, float]],
+    shares: Mapping[str, float],
+) -> float:
+    """Return the load of a service whose requests are dealt by share over those instances that are left.
+
+    Requests go where their share sends them, however slow that turns out. As many of them may be late as the
+    service allows: so the load is that of the busiest instances of all but this part of the requests. What
+    was meant for instances that are lost goes to the others in proportion. `left` has what each carries, in
+    units of its phase per second.
+    """
+    planned, standing = dict.fromkeys(Phase, 0.0), dict.fromkeys(Phase, 0.0)
+    for one in instances:
+        planned[one.phase] += shares.get(one.id, 0.0)
+    for one, _ in left:
+        standing[one.phase] += shares.get(one.id, 0.0)
+    together = planned[Phase.BOTH] if standing[Phase.BOTH] > 0.0 else 0.0
+    both_sides = min(standing[Phase.PREFILL], standing[Phase.DECODE]) > 0.0
+    apart = planned[Phase.PREFILL] if both_sides else 0.0
+    if together + apart <= 0.0:
+        return math.inf
+    way = dict.fromkeys((Phase.PREFILL, Phase.DECODE), apart / (together + apart))
+    way[Phase.BOTH] = together / (together + apart)
+    size = {Phase.PREFILL: service.lengths.input_mean, Phase.DECODE: service.lengths.output_mean}
+    loads: list[tuple[float, float]] = []
+    for one, carried in left:
+        if way[one.phase] <= 0.0 or shares.get(one.id, 0.0) <= 0.0:
+            continue
+        part = way[one.phase] * shares[one.id] / standing[one.phase]
+        units = rate_per_s * part * size.get(one.phase, 1.0)
+        loads.append((units / carried if carried > 0.0 else math.inf, part))
+    may, late = 1.0 - service.attainment, 0.0
+    for load, part in sorted(loads, reverse=True):
+        late += part
+        if late > may:
+            return load
+    return loads[0][0]
 
 
 def is_lost(instance: Instance, scenario: Scenario) -> bool:

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 Solve = Callable[["Problem", "Catalog", "Effort"], "Plan"]
 STEPS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 """How many standard deviations worse things are on the rungs."""
-_SPOT_STEPS = (0.0, 1.0, 2.0)
-"""Those on which other uses of spot are planned."""
+_SAFE_STEPS, _MIXED_STEPS, _MIXED = (0.0, 1.0, 2.0, 3.0), (1.0, 2.0), 0.4
+"""Those on which plans without spot are made, and those with less spot or with spot of more pools; and the
+largest share of GPUs that is less."""
 _OPS = (OpClass.GEMM, OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
 """Operators that take most of the time: by how much they are off is by how much a GPU is."""
 SOLVER = "robust"
@@ -62,9 +63,9 @@ def list_rungs(problem: Problem, risk: RiskModel) -> list[Rung]:
     if risk.performance:
         rungs += [Rung(steps) for steps in STEPS]
     if spot_pools(problem) and (risk.spot_loss or 0.0) > 0.0:
-        for steps in _SPOT_STEPS:
-            rungs += [Rung(steps, risk.performance, spot=share) for share in (0.0, 0.4)]
-            rungs.append(Rung(steps, risk.performance, spread=True))
+        rungs += [Rung(steps, risk.performance, spot=0.0) for steps in _SAFE_STEPS]
+        rungs += [Rung(steps, risk.performance, spot=_MIXED) for steps in _MIXED_STEPS]
+        rungs += [Rung(steps, risk.performance, spread=True) for steps in _MIXED_STEPS]
     return rungs
 
 

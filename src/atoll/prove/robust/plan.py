@@ -187,8 +187,7 @@ class _Run:
         options = self._find_options(nominal)
         curve = self._find_curve(nominal, options)
         simulated = self._count_simulated(len({id(one.plan) for one in curve}))
-        verdicts = [self._judge(one.plan, simulated) for one in curve]
-        levels = tuple(self._level(one, v) for one, v in zip(curve, verdicts, strict=True))
+        curve, levels = self._judge_all(curve, simulated)
         best = None
         if self.unserved_usd is not None:
             best = min(range(len(levels)), key=lambda at: (levels[at].expected_total_usd, at))
@@ -211,6 +210,25 @@ class _Run:
             capped=taken.asked is not None and taken.planned < taken.asked,
         )
         return self._finish(nominal, taken.plan, robustness)
+
+    def _judge_all(
+        self, curve: list[_Found], simulated: int
+    ) -> tuple[list[_Found], tuple[CertaintyLevel, ...]]:
+        """The levels that there is time to judge: the one without risk and the one asked for first."""
+        order = sorted(
+            range(len(curve)), key=lambda at: (at > 0, curve[at].asked != self._wanted(), at)
+        )
+        judged: dict[int, CertaintyLevel] = {}
+        for at in order:
+            try:
+                judged[at] = self._level(curve[at], self._judge(curve[at].plan, simulated))
+            except SimulationCutShortError:
+                if len(judged) < 2:
+                    raise
+                self.late = True
+                break
+        kept = sorted(judged)
+        return [curve[at] for at in kept], tuple(judged[at] for at in kept)
 
     def _wanted(self) -> float:
         return USUAL if self.asked is None else self.asked
@@ -381,7 +399,10 @@ class _Run:
         if plan is nominal:
             return plan.model_copy(update={"robustness": robustness, "cut_short": self.late})
         self._say("simulating the plan as the fleet file has it")
-        promises = look_at(plan, self.problem, self.catalog, self.deadline)
+        try:
+            promises = look_at(plan, self.problem, self.catalog, self.deadline)
+        except SimulationCutShortError:
+            promises, self.late = (), True
         return plan.model_copy(
             update={
                 "promises": promises,

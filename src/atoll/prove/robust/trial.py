@@ -9,7 +9,7 @@ halves, and then those nearest to it. What was simulated counts as simulated, al
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,8 @@ _FIRST_SEED = 7_001
 _LIGHT, _HEAVY = 0.6, 1.7
 """Loads that are taken to be surely enough, and surely too much, before any simulation."""
 _HALVINGS = 5
+_CLOSE, _MORE_RUNS = 0.03, 4
+"""How near to its target what is kept as the fleet file has it must be for some more simulations."""
 
 
 @dataclass
@@ -57,6 +59,14 @@ class ServiceTrial:
     """The share of requests that keep their promises when all turns out as the fleet file says."""
     loads: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     kept: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of requests that goes to each instance, by id."""
+        found: dict[str, float] = {}
+        for phase in (Phase.PREFILL, Phase.DECODE, Phase.BOTH):
+            found |= self.plan.weights(self.service, phase)
+        return found
 
     @property
     def is_valid(self) -> bool:
@@ -141,23 +151,36 @@ class ScenarioLab:
     def look(self, trial: ServiceTrial, among: ScenarioSet) -> None:
         """Work out the loads of a trial in a set of scenarios."""
         if among.name not in trial.loads:
-            trial.loads[among.name] = self.loads(trial.service, trial.instances, among)
+            trial.loads[among.name] = self.loads(
+                trial.service, trial.instances, among, trial.shares
+            )
 
     def loads(
-        self, service: str, instances: Sequence[Instance], among: ScenarioSet
+        self,
+        service: str,
+        instances: Sequence[Instance],
+        among: ScenarioSet,
+        shares: Mapping[str, float] | None = None,
     ) -> NDArray[np.float64]:
         """Return the load of a service on some instances in each scenario of a set."""
-        return np.array(self._loads.of(service, instances, among))
+        return np.array(self._loads.of(service, instances, among, shares))
 
     def headroom(self, trial: ServiceTrial) -> float:
         """Return what instances of a trial carry, by the performance model, over the fleet's demand."""
-        load = self._loads.nominal(trial.service, trial.instances)
+        load = self._loads.nominal(trial.service, trial.instances, trial.shares)
         return 1.0 / load if 0.0 < load < math.inf else 0.0
 
     def calibrate(self, trial: ServiceTrial, among: ScenarioSet) -> None:
         """Find the threshold of a trial by simulating scenarios of a set, by halves."""
         self.look(trial, among)
         trial.nominal = self._simulate(trial, self._calm, default_constants(), 0, ())
+        if abs(trial.nominal - trial.target) < _CLOSE:
+            # One run is luck: of those that are near it takes some more to tell.
+            more = [
+                self._simulate(trial, self._calm, default_constants(), -run, ())
+                for run in range(1, _MORE_RUNS + 1)
+            ]
+            trial.nominal = float(np.mean([trial.nominal, *more]))
         if not trial.is_valid:
             return
         loads = trial.loads[among.name]
