@@ -28,7 +28,7 @@ DEADLINE_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Counted:
+class HeldCount:
     """In how many scenarios a plan holds, of how many simulated."""
 
     held: int
@@ -57,7 +57,7 @@ def with_spot(problem: Problem) -> Problem:
     return problem.replace(offers=tuple(offers), name=f"{problem.name}-spot")
 
 
-def count(plan: Plan, problem: Problem, number: int) -> Counted:
+def count(plan: Plan, problem: Problem, number: int) -> HeldCount:
     """Simulate a plan in so many scenarios that it was neither chosen nor judged with."""
     catalog = problem.catalog()
     fresh = draw_scenarios(problem, catalog, resolve_risk(problem), number, name="benchmark")
@@ -66,7 +66,7 @@ def count(plan: Plan, problem: Problem, number: int) -> Counted:
     for at in range(number):
         trials = [lab.trial(plan, service.name) for service in problem.services]
         held += all(lab.simulate(trial, fresh, at) >= trial.target for trial in trials)
-    return Counted(held, number)
+    return HeldCount(held, number)
 
 
 def measure(problem: Problem, number: int) -> list[Figure]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.prove.robust import choice
-from atoll.prove.robust.choice import Machines, OptionTable, choose_options
+from atoll.prove.robust.choice import OptionTable, RentableMachines, choose_options
 
 Drawn = tuple[list[list[tuple[list[int], list[int], list[bool]]]], list[float], list[int], float]
 GPUS = (1, 4)
@@ -33,7 +33,7 @@ def cases(draw: st.DrawFn) -> Drawn:
     return services, usd, available, draw(st.sampled_from([0.3, 0.5, 0.8, 1.0]))
 
 
-def tables_of(case: Drawn) -> tuple[list[OptionTable], Machines]:
+def tables_of(case: Drawn) -> tuple[list[OptionTable], RentableMachines]:
     services, usd, available, _ = case
     tables = [
         OptionTable(
@@ -43,7 +43,9 @@ def tables_of(case: Drawn) -> tuple[list[OptionTable], Machines]:
         )
         for options in services
     ]
-    return tables, Machines(np.array(usd), np.array(GPUS, float), np.array(available, float))
+    return tables, RentableMachines(
+        np.array(usd), np.array(GPUS, float), np.array(available, float)
+    )
 
 
 def value(case: Drawn, taken: Sequence[int]) -> tuple[float, float]:
@@ -100,7 +102,7 @@ def test_many_services_reach_a_target_that_can_be_reached() -> None:
         loads = rng.lognormal(0.0, 0.3, 100)
         holds = np.array([loads < size for size in (1.0, 1.5, 2.0, 4.0)])
         tables.append(OptionTable(holds, np.array([[1.0], [2.0], [3.0], [6.0]]), np.zeros((4, 1))))
-    machines = Machines(np.ones(1), np.ones(1), np.array([100.0]))
+    machines = RentableMachines(np.ones(1), np.ones(1), np.array([100.0]))
     taken = choose_options(tables, machines, 0.9)
     usd = sum(float(t.whole[at, 0]) for t, at in zip(tables, taken, strict=True))
     assert choice.share_held(tables, taken) >= 0.9

@@ -22,7 +22,7 @@ _Rank = tuple[float, float, float, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Machines:
+class RentableMachines:
     """Machines that can be had, by offer: USD/h that one is expected to cost, its GPUs, and how many."""
 
     usd: NDArray[np.float64]
@@ -52,7 +52,7 @@ class OptionTable:
 
 
 def choose_options(
-    tables: Sequence[OptionTable], machines: Machines, target: float
+    tables: Sequence[OptionTable], machines: RentableMachines, target: float
 ) -> tuple[int, ...]:
     """Return which option to take of each service: the cheapest that hold together in a share of scenarios.
 
@@ -64,7 +64,7 @@ def choose_options(
     scarce = _scarce(tables, machines)
     useful = [_useful(table, machines, scarce) for table in tables]
     few = [table.pick(at) for table, at in zip(tables, useful, strict=True)]
-    search = _Search(few, machines, target)
+    search = _OptionSearch(few, machines, target)
     fits = math.prod(len(table) for table in few) <= _MOST_COMBINATIONS
     taken = search.look_at_all() if fits else search.search()
     return tuple(at[option] for at, option in zip(useful, taken, strict=True))
@@ -76,13 +76,13 @@ def share_held(tables: Sequence[OptionTable], taken: Sequence[int]) -> float:
     return float(np.all(held, axis=0).mean())
 
 
-def _scarce(tables: Sequence[OptionTable], machines: Machines) -> NDArray[np.bool_]:
+def _scarce(tables: Sequence[OptionTable], machines: RentableMachines) -> NDArray[np.bool_]:
     """Offers of which some combination may take more than there are."""
     most = sum((t.whole + np.ceil(t.cut / machines.gpus)).max(axis=0) for t in tables)
     return np.asarray(most > machines.available)
 
 
-def _useful(table: OptionTable, machines: Machines, scarce: NDArray[np.bool_]) -> list[int]:
+def _useful(table: OptionTable, machines: RentableMachines, scarce: NDArray[np.bool_]) -> list[int]:
     """Options of which no other surely costs no more, holds wherever they do, and is as easily had."""
     most = (table.whole + np.ceil(table.cut / machines.gpus)) @ machines.usd
     least = (table.whole + table.cut / machines.gpus) @ machines.usd
@@ -100,8 +100,10 @@ def _useful(table: OptionTable, machines: Machines, scarce: NDArray[np.bool_]) -
     return useful
 
 
-class _Search:
-    def __init__(self, tables: Sequence[OptionTable], machines: Machines, target: float) -> None:
+class _OptionSearch:
+    def __init__(
+        self, tables: Sequence[OptionTable], machines: RentableMachines, target: float
+    ) -> None:
         self.tables, self.machines, self.target = tables, machines, target
 
     def share(self, taken: Sequence[int]) -> float:

@@ -28,7 +28,7 @@ _LEAST_ERROR = 0.5
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ScenarioVerdict:
     """How often a plan holds in fresh scenarios, with its 95 % confidence interval, and what requests keep.
 
     `simulated` is the share that hold of those simulated. `unserved_per_hour` are requests that do not keep
@@ -46,7 +46,7 @@ class Verdict:
 
 def judge_plan_in(
     plan: Plan, problem: Problem, lab: ScenarioLab, fresh: ScenarioSet, simulated: int
-) -> Verdict:
+) -> ScenarioVerdict:
     """Return how a plan fares in fresh scenarios, of which the first so many are simulated."""
     asked = [service for service in problem.services if service.rate_per_s > 0.0]
     trials = [lab.trial(plan, service.name) for service in asked]
@@ -68,7 +68,7 @@ def judge_plan_in(
         ]
     )
     lost = float((rates * (1.0 - kept)).sum(axis=0).mean())
-    return Verdict(
+    return ScenarioVerdict(
         holds=holds,
         low=max(0.0, holds - _SURE * error),
         high=min(1.0, holds + _SURE * error),

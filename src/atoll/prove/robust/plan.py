@@ -24,7 +24,7 @@ from atoll.prove.deadline import SimulationCutShortError
 from atoll.prove.kept import look_at
 from atoll.prove.robust.choice import OptionTable, choose_options
 from atoll.prove.robust.crossing import cross_phases
-from atoll.prove.robust.judge import Verdict, judge_plan_in
+from atoll.prove.robust.judge import ScenarioVerdict, judge_plan_in
 from atoll.prove.robust.options import Rungs, compose, list_rungs
 from atoll.prove.robust.prices import ExpectedPrices
 from atoll.prove.robust.scenarios import draw_scenarios, resolve_risk
@@ -368,11 +368,11 @@ class _Run:
         work = max(1.0, plans * rate * _LEAST_S)
         return int(np.clip(_WORK / work, _LEAST_SIMULATED, _MOST_SIMULATED))
 
-    def _judge(self, plan: Plan, simulated: int) -> Verdict:
+    def _judge(self, plan: Plan, simulated: int) -> ScenarioVerdict:
         self._say(f"judging with fresh scenarios, {self.lab.simulations} simulations")
         return judge_plan_in(plan, self.problem, self.lab, self.fresh, simulated)
 
-    def _level(self, one: _Found, verdict: Verdict) -> CertaintyLevel:
+    def _level(self, one: _Found, verdict: ScenarioVerdict) -> CertaintyLevel:
         machines = one.plan.count_nodes()
         price = self.unserved_usd
         return CertaintyLevel(

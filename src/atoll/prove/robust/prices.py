@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.plan.plan import count_machines
-from atoll.prove.robust.choice import Machines
+from atoll.prove.robust.choice import RentableMachines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ class ExpectedPrices:
             for offer in problem.offers
         ]
         self._at = {offer.key: at for at, offer in enumerate(problem.offers)}
-        self.machines = Machines(
+        self.machines = RentableMachines(
             np.array([o.usd_per_hour * f for o, f in zip(problem.offers, factors, strict=True)]),
             np.array([float(offer.gpus) for offer in problem.offers]),
             np.array([float(offer.available) for offer in problem.offers]),
