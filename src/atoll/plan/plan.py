@@ -26,6 +26,7 @@ from atoll.perf.engines import EngineLaunch
 from atoll.plan.choice import ModelMix
 from atoll.plan.footprint import PowerUse
 from atoll.plan.names import Name, NodeTypeName, RoleName
+from atoll.plan.robustness import Robustness
 
 SOURCE = "source"
 SINK = "sink"
@@ -336,7 +337,8 @@ class Plan(Frozen):
     with and that engines are started with, where any are set, and `models` the names of the models that are
     served, empty where nobody wrote them down. Requests of any-to-any models go by `paths` instead of routes.
     `mixes` are what it makes of choices between models: it is a plan for the problem that they settle, and
-    `problem_hash` is of that one. `power` is what it draws, where that was asked.
+    `problem_hash` is of that one. `power` is what it draws, and `robustness` how it fares when things
+    turn out otherwise, where that was asked.
     """
 
     schema_version: Literal[1] = 1
@@ -363,6 +365,7 @@ class Plan(Frozen):
     models: dict[str, str] = Field(default_factory=dict)
     mixes: tuple[ModelMix, ...] = ()
     power: PowerUse | None = None
+    robustness: Robustness | None = None
 
     @model_serializer(mode="wrap")
     def _without_promises(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -380,6 +383,8 @@ class Plan(Frozen):
             fields.pop("mixes", None)
         if self.power is None:
             fields.pop("power", None)
+        if self.robustness is None:
+            fields.pop("robustness", None)
         fields.pop("engines", None)
         if self.engines:
             fields["engines"] = {name: own.given for name, own in sorted(self.engines.items())}

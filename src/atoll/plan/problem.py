@@ -31,6 +31,7 @@ from atoll.plan.cluster import Cluster
 from atoll.plan.footprint import ObjectiveWeights, PowerGrid
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
+from atoll.plan.robustness import RiskModel
 from atoll.workload.classes import RequestClass
 from atoll.workload.lengths import LengthMix
 
@@ -348,7 +349,7 @@ class Problem(Frozen):
     those and no others: one offer for each of its regions and node types, owned, at the price of the offer
     given for it or for nothing. With `choices` some services are ways to answer them, at levels that a plan
     sets (`choice`); `settled` is the problem that is left then. `weights` are what counts, `grid` what
-    electricity costs the climate.
+    electricity costs the climate, `risk` how far things may turn out otherwise (for plans that ask).
     """
 
     schema_version: Literal[1] = 1
@@ -363,6 +364,7 @@ class Problem(Frozen):
     choices: tuple[Choice, ...] = ()
     weights: ObjectiveWeights = ObjectiveWeights()
     grid: PowerGrid = PowerGrid()
+    risk: RiskModel | None = None
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -373,6 +375,7 @@ class Problem(Frozen):
             "choices": not self.choices,
             "weights": self.weights == ObjectiveWeights(),
             "grid": self.grid == PowerGrid(),
+            "risk": self.risk is None,
         }
         return {name: value for name, value in fields.items() if not blank.get(name)}
 
