@@ -21,10 +21,14 @@ from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, Floats, Ints
 from atoll.solve.choice.routing import (
     SELECTION_TYPE,
     Selection,
-    choose,
+    lift,
+    rechoose,
     route,
     selection_of,
+    settle,
     span,
+    stored_gb,
+    unserved,
 )
 from atoll.solve.choice.tables import (
     BUDGET,
@@ -36,8 +40,10 @@ from atoll.solve.choice.tables import (
 )
 
 COMPILED_AS = "the choice of models"
-TRIES = 8
+TRIES = 4
 """Offers that are routed at each step, those of the least bounds."""
+LOOSE = 1.0
+"""By how much, as a share, one offer may be dearer for a second to be sought."""
 ROUNDS = 2000
 _GAIN = 1e-7
 """USD that a step must save."""
@@ -64,12 +70,17 @@ class Search(NamedTuple):
     """Of the offers to be routed."""
     held: Ints
     """Those offers."""
+    first: Ints
+    """Offers to which a second is sought."""
+    gain: Floats
+    room: Floats
+    """Of types that an offer serves more cheaply, and what they take of it."""
     scratch: Floats
 
 
 SEARCH_TYPE = (
     "Tuple((float64[::1], int64[::1], float64[::1], int64[::1], float64[::1], int64[::1],"
-    " float64[:, ::1]))"
+    " int64[::1], float64[::1], float64[::1], float64[:, ::1]))"
 )
 
 
@@ -84,15 +95,18 @@ def exchange(problem: ChoiceProblem, seed: int = 0) -> ChoiceAnswer:
     search = Search(
         np.array([problem.horizon_h * problem.storage_usd, 0.0, np.inf]), np.zeros(4, np.int64),
         np.empty(types), np.empty(types, np.int64), np.empty(TRIES), np.empty(TRIES, np.int64),
-        np.empty((4, MOST)),
+        np.empty(TRIES, np.int64),
+        np.empty(types), np.empty(types), np.empty((4, MOST)),
     )  # fmt: skip
-    best, now, trial = selection_of(types), selection_of(types), selection_of(types)
+    best, now, trial, probe, second = (selection_of(types) for _ in range(5))
     _exchange(
         tuple(tables),
         tuple(offers),
         tuple(best),
         tuple(now),
         tuple(trial),
+        tuple(probe),
+        tuple(second),
         tuple(search),
         ledger.config,
         problem.shape[2],
@@ -119,52 +133,114 @@ def _answer(problem: ChoiceProblem, offers: Offers, selection: Selection) -> Cho
 
 
 @lean_part
-def blend(offers: Offers, i: int, f: int, g: int) -> float:
-    """Return what a type costs that two offers serve wholly together, inf where they cannot."""
+def blend(offers: Offers, i: int, f: int, g: int) -> tuple[float, float]:
+    """Return what a type costs that two offers serve wholly, inf where they cannot; and the first's share."""
     low, high = span(offers.slow[f, i], offers.slow[g, i], 0.0, 1.0)
     low, high = span(offers.wrong[f, i], offers.wrong[g, i], low, high)
     if low > high:
-        return np.inf
+        return np.inf, 0.0
     share = high if offers.usd[f, i] < offers.usd[g, i] else low
     usd = share * offers.usd[f, i] + (1.0 - share) * offers.usd[g, i]
-    return offers.keep[f] + offers.keep[g] + usd
+    return offers.keep[f] + offers.keep[g] + usd, share
 
 
 @lean_part
-def bound(
-    offers: Offers, trial: Selection, g: int, base: Floats, order: Ints, usd: float, most: float
+def estimate(
+    offers: Offers, trial: Selection, g: int, search: Search, usd: float, most: float
 ) -> float:
-    """Return what the members cost with one more offer if nothing fills up; `most` or more: given up.
+    """Return about what the members cost with one more offer; `most` or more: given up.
 
-    `base[i]` is what a type costs without it, `usd` the rent of all and the least that types can cost.
+    `usd` is the rent of all and the least that types can cost. As long as the offer has room, each type takes
+    the best there is with it; beyond that, those stay away whose gain is least for the room they take.
     """
     count = trial.count[0]
+    base, order, gain, room = search.base, search.order, search.gain, search.room
+    taken = 0.0
+    gaining = 0
     for place in range(order.shape[0]):
         i = order[place]
-        value = min(base[i], offers.alone[g, i])
-        whole = offers.slow[g, i] <= 1.0 and offers.wrong[g, i] <= 1.0
+        value = offers.alone[g, i]
+        size = max(offers.load[g, i], offers.cache[g, i])
+        share = 1.0 / max(1.0, offers.slow[g, i], offers.wrong[g, i])
+        whole = share >= 1.0
         for a in range(count):
             f = trial.members[a]
             if whole and offers.slow[f, i] <= 1.0 and offers.wrong[f, i] <= 1.0:
                 continue
             least = offers.keep[f] + offers.keep[g] + min(offers.usd[f, i], offers.usd[g, i])
-            if least < value:
-                value = min(value, blend(offers, i, f, g))
-        usd += value - offers.floor[i]
+            if least < value and least < base[i]:
+                both, part = blend(offers, i, f, g)
+                if both < value:
+                    value, share = both, 1.0 - part
+        if value < base[i]:
+            gain[gaining] = base[i] - value
+            room[gaining] = share * size
+            taken += share * size
+            gaining += 1
+            usd += value - offers.floor[i]
+        else:
+            usd += base[i] - offers.floor[i]
         if usd >= most:
             return most
+    while taken > 1.0:
+        worst = 0
+        for n in range(1, gaining):
+            if gain[n] * room[worst] < gain[worst] * room[n]:
+                worst = n
+        if room[worst] <= 0.0:
+            break
+        lost = min(1.0, (taken - 1.0) / room[worst])
+        usd += lost * gain[worst]
+        taken -= lost * room[worst]
+        gaining -= 1
+        gain[worst] = gain[gaining]
+        room[worst] = room[gaining]
+        if lost < 1.0 or usd >= most:
+            break
     return usd
 
 
 @lean_part
-def leave_out(now: Selection, trial: Selection, one: int, two: int) -> None:
-    """Write the members without two of them (-1: none)."""
+def leave_out(
+    tables: ChoiceTables,
+    offers: Offers,
+    now: Selection,
+    trial: Selection,
+    one: int,
+    two: int,
+    search: Search,
+) -> None:
+    """Write the selection without two members (-1: none); their types go where there is room."""
+    duplicate(now, trial)
+    types = now.usd.shape[0]
+    if one < 0:
+        return
+    for i in range(types):
+        left = False
+        for side in range(2):
+            a = trial.picks[i, side]
+            left = left or (a >= 0 and a in (one, two))
+        search.order[i] = 1 if left else 0
+        if left:
+            lift(offers, trial, i)
     count = 0
     for a in range(now.count[0]):
-        if a not in (one, two):
-            trial.members[count] = now.members[a]
-            count += 1
+        if a in (one, two):
+            continue
+        trial.members[count] = trial.members[a]
+        trial.used[0, count] = trial.used[0, a]
+        trial.used[1, count] = trial.used[1, a]
+        if a != count:
+            for i in range(types):
+                for side in range(2):
+                    if trial.picks[i, side] == a:
+                        trial.picks[i, side] = count
+        count += 1
     trial.count[0] = count
+    for i in range(types):
+        if search.order[i] == 1:
+            usd = rechoose(tables, offers, trial, i, 0.0, search.scratch)
+            settle(offers, trial, i, search.scratch[1], usd)
 
 
 @lean_part
@@ -193,17 +269,79 @@ def has_pair(offers: Offers, trial: Selection, g: int) -> bool:
 
 @lean_part
 def judge(
-    tables: ChoiceTables, offers: Offers, trial: Selection, best: Selection, search: Search
+    tables: ChoiceTables, offers: Offers, probe: Selection, best: Selection, search: Search
 ) -> float:
-    """Return what a selection costs, and keep it if it is the best that is within the budget."""
+    """Return what a selection costs once routed, and keep it if it is the best that is within the budget."""
     usd, paid = route(
-        tables, offers, trial, search.usd[STORING], search.usd[FINE], search.scratch
+        tables, offers, probe, search.order, search.usd[STORING], search.usd[FINE], search.scratch
     )
     search.work[ROUTED] += 1
     if paid and usd < search.usd[LEAST]:
         search.usd[LEAST] = usd
-        duplicate(trial, best)
+        duplicate(probe, best)
     return usd
+
+
+@lean_part
+def sort_types(offers: Offers, trial: Selection, search: Search) -> None:
+    """Note what types cost, and sort them: those with most to gain first."""
+    base, order = search.base, search.order
+    for i in range(base.shape[0]):
+        base[i] = trial.usd[i]
+        place = i
+        while place > 0:
+            before = order[place - 1]
+            if base[before] - offers.floor[before] >= base[i] - offers.floor[i]:
+                break
+            order[place] = before
+            place -= 1
+        order[place] = i
+
+
+@lean_part
+def shortlist(
+    tables: ChoiceTables, offers: Offers, trial: Selection, search: Search, most: float
+) -> int:
+    """List offers with the least estimates below `most`, the best first; return how many."""
+    bounds, held = search.bounds, search.held
+    sort_types(offers, trial, search)
+    rent, least = 0.0, 0.0
+    for a in range(trial.count[0]):
+        rent += offers.rent[trial.members[a]]
+    for i in range(offers.floor.shape[0]):
+        least += offers.floor[i]
+    over = rent + search.usd[STORING] * stored_gb(tables, offers, trial) - tables.limits[BUDGET]
+    fine = search.usd[FINE]
+    found = 0
+    for g in range(offers.count[0]):
+        first = rent + offers.rent[g] + least + fine * max(0.0, over + offers.rent[g])
+        if first >= most or has_pair(offers, trial, g):
+            continue
+        search.work[BOUNDED] += 1
+        value = estimate(offers, trial, g, search, first, most)
+        if value >= most:
+            continue
+        # One offer of a model: others of it are much alike.
+        model = offers.model[g]
+        place = 0
+        while place < found and offers.model[held[place]] != model:
+            place += 1
+        if place < found:
+            if value >= bounds[place]:
+                continue
+        elif found < TRIES:
+            found += 1
+        else:
+            place = TRIES - 1
+        while place > 0 and bounds[place - 1] > value:
+            bounds[place] = bounds[place - 1]
+            held[place] = held[place - 1]
+            place -= 1
+        bounds[place] = value
+        held[place] = g
+        if found == TRIES:
+            most = bounds[TRIES - 1]
+    return found
 
 
 @lean_part
@@ -212,79 +350,79 @@ def step(
     offers: Offers,
     now: Selection,
     trial: Selection,
+    probe: Selection,
+    second: Selection,
     best: Selection,
     search: Search,
     one: int,
     two: int,
     usd: float,
 ) -> float:
-    """Leave out two members (-1: none), take in the offer that is best then, if that saves; return the cost."""
-    types = now.usd.shape[0]
-    base, order, bounds, held = search.base, search.order, search.bounds, search.held
-    leave_out(now, trial, one, two)
+    """Leave out two members (-1: none), take in one offer or two, whatever is best, if that saves."""
+    leave_out(tables, offers, now, trial, one, two, search)
     count = trial.count[0]
-    rent, least, alone, data = 0.0, 0.0, 0.0, 0.0
-    for a in range(count):
-        search.scratch[0, a] = 1.0
-        rent += offers.rent[trial.members[a]]
-    for i in range(types):
-        base[i] = choose(tables, offers, trial, i, 0.0, search.scratch[0], search.scratch[1])
-        least += offers.floor[i]
-        alone += base[i]
-        data += tables.data_usd[i]
-        place = i
-        # Types with most to gain come first.
-        while place > 0:
-            before = order[place - 1]
-            if base[before] - offers.floor[before] >= base[i] - offers.floor[i]:
-                break
-            order[place] = before
-            place -= 1
-        order[place] = i
     found = 0
-    over = rent + data - tables.limits[BUDGET]
-    fine = search.usd[FINE]
+    # With a second offer an estimate may still fall.
+    loose = LOOSE if two < 0 and count + 1 < MOST else 0.0
     if count < MOST:
-        most = usd - _GAIN
-        for g in range(offers.count[0]):
-            first = rent + offers.rent[g] + least + fine * max(0.0, over + offers.rent[g])
-            if first >= most or has_pair(offers, trial, g):
-                continue
-            search.work[BOUNDED] += 1
-            value = bound(offers, trial, g, base, order, first, most)
-            if value >= most:
-                continue
-            place = min(found, TRIES - 1)
-            while place > 0 and bounds[place - 1] > value:
-                bounds[place] = bounds[place - 1]
-                held[place] = held[place - 1]
-                place -= 1
-            bounds[place] = value
-            held[place] = g
-            found = min(found + 1, TRIES)
-            if found == TRIES:
-                most = bounds[TRIES - 1]
-    chosen, least_usd = -2, usd - _GAIN
-    if one >= 0 and rent + alone < least_usd:
-        value = judge(tables, offers, trial, best, search)
-        if value < least_usd:
-            chosen, least_usd = -1, value
-    trial.count[0] = count + 1
+        found = shortlist(tables, offers, trial, search, (1.0 + loose) * usd - _GAIN)
+    else:
+        sort_types(offers, trial, search)
+    least_usd = usd - _GAIN
+    if one >= 0:
+        duplicate(trial, probe)
+        least_usd = take_if_less(tables, offers, now, probe, best, search, least_usd)
     for place in range(found):
-        if bounds[place] >= least_usd:
-            break
-        trial.members[count] = held[place]
-        value = judge(tables, offers, trial, best, search)
-        if value < least_usd:
-            chosen, least_usd = held[place], value
-    if chosen == -2:
-        return usd
-    trial.count[0] = count
-    if chosen >= 0:
-        trial.members[count] = chosen
-        trial.count[0] = count + 1
-    duplicate(trial, now)
-    return least_usd
+        search.first[place] = search.held[place]
+        if search.bounds[place] < least_usd:
+            duplicate(trial, probe)
+            take_in(probe, search.held[place])
+            least_usd = take_if_less(tables, offers, now, probe, best, search, least_usd)
+    if loose == 0.0 or least_usd < usd - _GAIN:
+        return least_usd if least_usd < usd - _GAIN else usd
+    for place in range(found):
+        take_in(trial, search.first[place])
+        sort_types(offers, trial, search)
+        duplicate(trial, probe)
+        judge(tables, offers, probe, best, search)
+        # `second` keeps what `probe` is without the second offer.
+        duplicate(probe, second)
+        more = shortlist(tables, offers, second, search, least_usd)
+        for n in range(more):
+            if search.bounds[n] < least_usd:
+                duplicate(second, probe)
+                take_in(probe, search.held[n])
+                least_usd = take_if_less(tables, offers, now, probe, best, search, least_usd)
+        trial.count[0] = count
+    return least_usd if least_usd < usd - _GAIN else usd
+
+
+@lean_part
+def take_in(selection: Selection, g: int) -> None:
+    """Add an offer, with nothing on it."""
+    count = selection.count[0]
+    selection.members[count] = g
+    selection.used[0, count] = 0.0
+    selection.used[1, count] = 0.0
+    selection.count[0] = count + 1
+
+
+@lean_part
+def take_if_less(
+    tables: ChoiceTables,
+    offers: Offers,
+    now: Selection,
+    probe: Selection,
+    best: Selection,
+    search: Search,
+    usd: float,
+) -> float:
+    """Route a selection and make it the one that is if it costs less; return the lesser cost."""
+    value = judge(tables, offers, probe, best, search)
+    if value < usd:
+        duplicate(probe, now)
+        return value
+    return usd
 
 
 @lean_part
@@ -293,19 +431,21 @@ def descend(
     offers: Offers,
     now: Selection,
     trial: Selection,
+    probe: Selection,
+    second: Selection,
     best: Selection,
     search: Search,
 ) -> None:
     """Make steps until none saves."""
-    duplicate(now, trial)
-    usd = judge(tables, offers, trial, best, search)
+    sort_types(offers, now, search)
+    usd = judge(tables, offers, now, best, search)
     one, two, idle = -1, -1, 0
     for _ in range(ROUNDS):
         count = now.count[0]
         ways = 1 + count + count * (count - 1) // 2
         if idle >= ways:
             break
-        after = step(tables, offers, now, trial, best, search, one, two, usd)
+        after = step(tables, offers, now, trial, probe, second, best, search, one, two, usd)
         search.work[STEPS] += 1
         idle = 0 if after < usd else idle + 1
         if after < usd and one == -1:
@@ -339,14 +479,13 @@ def enter(offers: Offers, now: Selection, config: Ints, gpus: Ints) -> None:
                 if offers.config[f] == c:
                     now.members[count - 1] = f
                 continue
-            now.members[count] = f
+            take_in(now, f)
             count += 1
-    now.count[0] = count
 
 
 @entry(
     f"({TABLES_TYPE}, {OFFERS_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE},"
-    f" {SEARCH_TYPE}, int64[::1], int64, float64)"
+    f" {SELECTION_TYPE}, {SELECTION_TYPE}, {SEARCH_TYPE}, int64[::1], int64, float64)"
 )
 def _exchange(
     tables: tuple[Any, ...],
@@ -354,6 +493,8 @@ def _exchange(
     best: tuple[Any, ...],
     now: tuple[Any, ...],
     trial: tuple[Any, ...],
+    probe: tuple[Any, ...],
+    second: tuple[Any, ...],
     search: tuple[Any, ...],
     config: Ints,
     tiers: int,
@@ -361,7 +502,7 @@ def _exchange(
 ) -> None:
     run(
         ChoiceTables(*tables), Offers(*offers), Selection(*best), Selection(*now), Selection(*trial),
-        Search(*search), config, tiers, usd,
+        Selection(*probe), Selection(*second), Search(*search), config, tiers, usd,
     )  # fmt: skip
 
 
@@ -372,6 +513,8 @@ def run(
     best: Selection,
     now: Selection,
     trial: Selection,
+    probe: Selection,
+    second: Selection,
     search: Search,
     config: Ints,
     tiers: int,
@@ -381,9 +524,16 @@ def run(
     list_offers(tables, offers, tiers, usd)
     search.work[OFFERED] = offers.count[0]
     search.usd[LEAST] = usd
-    now.count[0] = 0
-    fine = 1.0
-    for _ in range(4):
-        search.usd[FINE] = fine
-        descend(tables, offers, now, trial, best, search)
-        fine *= 8.0
+    for origin in range(2):
+        now.count[0] = 0
+        for i in range(now.usd.shape[0]):
+            now.usd[i] = unserved(tables, i, 1.0)
+            now.picks[i, 0] = -1
+            now.picks[i, 1] = -1
+        if origin == 1:
+            enter(offers, now, config, tables.gpus)
+        fine = 1.0
+        for _ in range(4):
+            search.usd[FINE] = fine
+            descend(tables, offers, now, trial, probe, second, best, search)
+            fine *= 8.0

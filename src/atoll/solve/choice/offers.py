@@ -26,6 +26,7 @@ class Offers(NamedTuple):
 
     count: Ints
     pair: Ints
+    model: Ints
     config: Ints
     ample: Ints
     """ample[f]: 1 where all types together fit."""
@@ -51,7 +52,7 @@ class Offers(NamedTuple):
 
 
 OFFERS_TYPE = (
-    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[:, ::1],"
+    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[:, ::1],"
     " float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
     " float64[::1]))"
 )
@@ -63,7 +64,7 @@ def offers_of(tables: ChoiceTables) -> Offers:
     most = pairs * configs
     rows = [np.empty((most, types)) for _ in range(6)]
     return Offers(
-        np.zeros(1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
+        np.zeros(1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
         np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most), np.empty(most), *rows,
         np.empty(types),
     )  # fmt: skip
@@ -137,6 +138,7 @@ def thin(offers: Offers, first: int, last: int) -> int:
 def move(offers: Offers, f: int, to: int) -> None:
     """Write one offer over another."""
     offers.pair[to] = offers.pair[f]
+    offers.model[to] = offers.model[f]
     offers.config[to] = offers.config[f]
     offers.ample[to] = offers.ample[f]
     offers.rent[to] = offers.rent[f]
@@ -165,6 +167,7 @@ def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: floa
                 tables.limits[BUDGET], most_usd
             ):
                 write_offer(tables, offers, count, p, c)
+                offers.model[count] = p // tiers
                 count += 1
         count = thin(offers, of_pair, count)
         if p % tiers == tiers - 1:

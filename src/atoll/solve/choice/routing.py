@@ -22,7 +22,7 @@ _FREE = 1e18
 _LEAST = 1e-7
 """A smaller share of a type is not placed."""
 _OVER = 1e-9
-_PASSES = 2
+_PASSES = 3
 """Passes in which each type may choose again, once all fit."""
 _MOST_MOVES = 200
 _PRICES = 8
@@ -119,8 +119,12 @@ def choose(
             continue
         f = members[a]
         keep = offers.keep[f] + gb_usd * tables.keep_gb[offers.pair[f]]
+        is_whole = caps[a] >= 1.0 and offers.slow[f, i] <= 1.0 and offers.wrong[f, i] <= 1.0
         for b in range(a):
             g = members[b]
+            if is_whole and caps[b] >= 1.0 and offers.slow[g, i] <= 1.0 and offers.wrong[g, i] <= 1.0:
+                # Cost is linear between them: one of the two alone is cheaper.
+                continue
             both = keep + offers.keep[g] + gb_usd * tables.keep_gb[offers.pair[g]] + data
             if caps[b] < _LEAST or both + min(offers.usd[f, i], offers.usd[g, i]) >= best:
                 continue
@@ -331,10 +335,15 @@ def stored_gb(tables: ChoiceTables, offers: Offers, selection: Selection) -> flo
 
 
 @lean_part
-def route_at(
-    tables: ChoiceTables, offers: Offers, selection: Selection, gb_usd: float, scratch: Floats
-) -> float:
-    """Route all types to the members at a price per GB; return what they cost with that price."""
+def reroute(
+    tables: ChoiceTables,
+    offers: Offers,
+    selection: Selection,
+    order: Ints,
+    gb_usd: float,
+    scratch: Floats,
+) -> None:
+    """Let all types take what is best, relieve what is too full, then let each choose again."""
     types = selection.usd.shape[0]
     for a in range(selection.count[0]):
         selection.used[0, a] = 0.0
@@ -343,21 +352,40 @@ def route_at(
     for i in range(types):
         usd = choose(tables, offers, selection, i, gb_usd, scratch[0], scratch[1])
         settle(offers, selection, i, scratch[1], usd)
-    if fullest(selection) >= 0:
-        relieve(tables, offers, selection, gb_usd, scratch)
-        for _ in range(_PASSES):
-            for i in range(types):
-                before = selection.usd[i]
-                remember(selection, i, scratch[2])
-                usd = rechoose(tables, offers, selection, i, gb_usd, scratch)
-                if usd < before - _OVER:
-                    settle(offers, selection, i, scratch[1], usd)
-                else:
-                    settle(offers, selection, i, scratch[2], before)
-    total = 0.0
-    for i in range(types):
-        total += selection.usd[i]
-    return total
+    if fullest(selection) < 0:
+        return
+    relieve(tables, offers, selection, gb_usd, scratch)
+    for _ in range(_PASSES):
+        gained = False
+        for place in range(order.shape[0]):
+            i = order[place]
+            before = selection.usd[i]
+            remember(selection, i, scratch[2])
+            usd = rechoose(tables, offers, selection, i, gb_usd, scratch)
+            if usd < before - _OVER:
+                settle(offers, selection, i, scratch[1], usd)
+                gained = True
+            else:
+                settle(offers, selection, i, scratch[2], before)
+        if not gained:
+            return
+
+
+@lean_part
+def reprice(tables: ChoiceTables, offers: Offers, selection: Selection, gb_usd: float) -> None:
+    """Write what types cost where they are, at a price per GB."""
+    for i in range(selection.usd.shape[0]):
+        left = 1.0
+        usd = 0.0
+        for side in range(2):
+            a = selection.picks[i, side]
+            if a >= 0:
+                f = selection.members[a]
+                share = selection.parts[i, side]
+                usd += offers.keep[f] + gb_usd * tables.keep_gb[offers.pair[f]]
+                usd += share * (offers.usd[f, i] + gb_usd * tables.data_gb[i])
+                left -= share
+        selection.usd[i] = usd + unserved(tables, i, max(0.0, left))
 
 
 @lean_part
@@ -365,28 +393,33 @@ def route(
     tables: ChoiceTables,
     offers: Offers,
     selection: Selection,
+    order: Ints,
     storing_usd: float,
     fine: float,
     scratch: Floats,
 ) -> tuple[float, bool]:
-    """Route all types to the members; return the cost with rent, and whether it is within the budget.
+    """Improve a routing; return the cost with rent, and whether storage and budget suffice.
 
-    `storing_usd` is what a GB costs over the horizon. Each USD over the budget counts as `fine` more. The
-    cost is inf where storage does not suffice.
+    `storing_usd` is what a GB costs over the horizon. Each USD over the budget counts as `fine` more, and
+    each GB over the storage as much as USD over the budget that would have to be spared.
     """
-    rent = 0.0
+    rent, total = 0.0, 0.0
     for a in range(selection.count[0]):
         rent += offers.rent[selection.members[a]]
+    reroute(tables, offers, selection, order, 0.0, scratch)
     gb_usd = 0.0
+    over = 0.0
     for _ in range(_PRICES):
-        usd = route_at(tables, offers, selection, gb_usd, scratch)
         stored = stored_gb(tables, offers, selection)
-        total = rent + usd - gb_usd * stored
-        over = rent + storing_usd * stored - tables.limits[BUDGET]
-        if stored <= tables.limits[STORAGE]:
-            if over <= 0.0:
-                return total, True
-            if rent >= tables.limits[BUDGET] or gb_usd >= fine * storing_usd:
-                return total + fine * over, False
-        gb_usd = max(fine * storing_usd, 4.0 * gb_usd, 1e-3)
-    return np.inf, False
+        over = max(0.0, rent + storing_usd * stored - tables.limits[BUDGET])
+        over += max(0.0, stored - tables.limits[STORAGE])
+        if over <= 0.0 or gb_usd > fine:
+            break
+        gb_usd = max(fine * storing_usd, 4.0 * gb_usd)
+        reroute(tables, offers, selection, order, gb_usd, scratch)
+        if rent >= tables.limits[BUDGET]:
+            gb_usd = 2.0 * fine
+    reprice(tables, offers, selection, 0.0)
+    for i in range(selection.usd.shape[0]):
+        total += selection.usd[i]
+    return rent + total + fine * over, over <= 0.0
