@@ -18,8 +18,8 @@ of the bytes and 1.15 and 1.35 times the error. What the text leaves open is cho
   the logarithm of size. KV per token is interpolated in log size.
 - Base error: 13 % for 1B falling as size^-0.48 (1.7 % for 70B), times the type's difficulty (0.7 for
   summaries to 1.1 for maths) and a draw of +-3 %, sorted so that it falls with size for every type.
-- alpha: 2 GFLOP per token and billion parameters, times the precision's share of bytes, times the type's
-  work (1 for text, 1.5 for maths, 4 for images, 6 for videos).
+- alpha: 2 GFLOP per token and billion parameters, times the type's work (1 for text, 1.5 for maths, 4 for
+  images, 6 for videos). The tiers' FLOP/s, whose range is that of INT8, hold the scaling by precision.
 - tau: 0.25 to 0.55 for text, since prompt tokens are read together and not one by one; up to 1.2 for videos.
 - d_comm: a hop of 0.1 ms (NVLink 900 GB/s), 0.2 ms (600 GB/s) or 0.4 ms (cards without NVLink), plus the
   activations of two all-reduces a layer.
@@ -305,7 +305,7 @@ def paper_instance(
         allowed=np.ones((tiers, len(tp)), np.bool_),
         delay=delay,
         error=base[:, :, None] * inflation,
-        compute=2.0 * work[:, None, None] * (size[:, None] * share[None, :])[None],
+        compute=2.0 * work[:, None, None] * np.outer(size, np.ones(tiers))[None],
         residence_s=tokens[:, None, None] * (kv_kb[:, None] / bandwidth[None, :])[None],
     )
 
