@@ -45,6 +45,9 @@ TRIES = 4
 LOOSE = 1.0
 """By how much, as a share, one offer may be dearer for a second to be sought."""
 ROUNDS = 2000
+KICKS = 0
+FINES = (1.0, 6.0, 36.0)
+"""USD for each USD over the budget, one after the other."""
 _GAIN = 1e-7
 """USD that a step must save."""
 
@@ -52,7 +55,7 @@ _GAIN = 1e-7
 # Slots of `Search.usd`.
 STORING, FINE, LEAST = 0, 1, 2
 # Slots of `Search.work`.
-ROUTED, BOUNDED, STEPS, OFFERED = 0, 1, 2, 3
+ROUTED, BOUNDED, STEPS, OFFERED, DRAWN = 0, 1, 2, 3, 4
 
 
 class Search(NamedTuple):
@@ -84,7 +87,7 @@ SEARCH_TYPE = (
 )
 
 
-def exchange(problem: ChoiceProblem, seed: int = 0) -> ChoiceAnswer:
+def exchange(problem: ChoiceProblem, seed: int = 0, *, kicks: int = KICKS) -> ChoiceAnswer:
     """Return the best answer found; `seed` is that of AGH's random orders."""
     tables = tables_of(problem)
     ledger = ledger_of(tables)
@@ -93,7 +96,7 @@ def exchange(problem: ChoiceProblem, seed: int = 0) -> ChoiceAnswer:
     types, pairs, _ = tables.delay.shape
     offers = offers_of(tables)
     search = Search(
-        np.array([problem.horizon_h * problem.storage_usd, 0.0, np.inf]), np.zeros(4, np.int64),
+        np.array([problem.horizon_h * problem.storage_usd, 0.0, np.inf]), np.full(5, seed, np.int64),
         np.empty(types), np.empty(types, np.int64), np.empty(TRIES), np.empty(TRIES, np.int64),
         np.empty(TRIES, np.int64),
         np.empty(types), np.empty(types), np.empty((4, MOST)),
@@ -110,6 +113,7 @@ def exchange(problem: ChoiceProblem, seed: int = 0) -> ChoiceAnswer:
         tuple(search),
         ledger.config,
         problem.shape[2],
+        kicks,
         cost_of(problem, start).total,
     )
     global LAST
@@ -485,7 +489,7 @@ def enter(offers: Offers, now: Selection, config: Ints, gpus: Ints) -> None:
 
 @entry(
     f"({TABLES_TYPE}, {OFFERS_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE},"
-    f" {SELECTION_TYPE}, {SELECTION_TYPE}, {SEARCH_TYPE}, int64[::1], int64, float64)"
+    f" {SELECTION_TYPE}, {SELECTION_TYPE}, {SEARCH_TYPE}, int64[::1], int64, int64, float64)"
 )
 def _exchange(
     tables: tuple[Any, ...],
@@ -498,11 +502,12 @@ def _exchange(
     search: tuple[Any, ...],
     config: Ints,
     tiers: int,
+    kicks: int,
     usd: float,
 ) -> None:
     run(
         ChoiceTables(*tables), Offers(*offers), Selection(*best), Selection(*now), Selection(*trial),
-        Selection(*probe), Selection(*second), Search(*search), config, tiers, usd,
+        Selection(*probe), Selection(*second), Search(*search), config, tiers, kicks, usd,
     )  # fmt: skip
 
 
@@ -518,6 +523,7 @@ def run(
     search: Search,
     config: Ints,
     tiers: int,
+    kicks: int,
     usd: float,
 ) -> None:
     """Write the best selection found into `best`; `usd` is the cost of `config`."""
@@ -525,15 +531,49 @@ def run(
     search.work[OFFERED] = offers.count[0]
     search.usd[LEAST] = usd
     for origin in range(2):
-        now.count[0] = 0
-        for i in range(now.usd.shape[0]):
-            now.usd[i] = unserved(tables, i, 1.0)
-            now.picks[i, 0] = -1
-            now.picks[i, 1] = -1
+        start_empty(tables, now)
         if origin == 1:
             enter(offers, now, config, tables.gpus)
-        fine = 1.0
-        for _ in range(4):
+        for fine in FINES:
             search.usd[FINE] = fine
             descend(tables, offers, now, trial, probe, second, best, search)
-            fine *= 8.0
+    for kick in range(kicks):
+        duplicate(best, now)
+        shake(tables, offers, now, trial, search)
+        search.usd[FINE] = FINES[1 + kick % 2]
+        descend(tables, offers, now, trial, probe, second, best, search)
+
+
+@lean_part
+def start_empty(tables: ChoiceTables, now: Selection) -> None:
+    """Select nothing."""
+    now.count[0] = 0
+    for i in range(now.usd.shape[0]):
+        now.usd[i] = unserved(tables, i, 1.0)
+        for side in range(2):
+            now.picks[i, side] = -1
+            now.parts[i, side] = 0.0
+
+
+@lean_part
+def draw(search: Search, below: int) -> int:
+    """Return a number below a limit, from the search's own sequence."""
+    search.work[DRAWN] = (search.work[DRAWN] * 1103515245 + 12345) % 2147483648
+    return (search.work[DRAWN] >> 8) % below
+
+
+@lean_part
+def shake(
+    tables: ChoiceTables, offers: Offers, now: Selection, trial: Selection, search: Search
+) -> None:
+    """Leave out one or two members and take in an offer, all of them drawn."""
+    count = now.count[0]
+    if count > 0:
+        one = draw(search, count)
+        two = draw(search, count)
+        leave_out(tables, offers, now, trial, one, two, search)
+        duplicate(trial, now)
+    if offers.count[0] > 0:
+        g = draw(search, offers.count[0])
+        if not has_pair(offers, now, g):
+            take_in(now, g)

@@ -26,7 +26,8 @@ _PASSES = 3
 """Passes in which each type may choose again, once all fit."""
 _MOST_MOVES = 200
 _PRICES = 8
-"""How often the price of storage may rise."""
+_RISE = 3.0
+"""How often the price of storage may rise, and by how much."""
 _FORBIDDEN = 1e7
 """USD for all of a type unserved beyond what may be."""
 
@@ -413,12 +414,12 @@ def route(
         stored = stored_gb(tables, offers, selection)
         over = max(0.0, rent + storing_usd * stored - tables.limits[BUDGET])
         over += max(0.0, stored - tables.limits[STORAGE])
-        if over <= 0.0 or gb_usd > fine:
+        if over <= 0.0 or rent >= tables.limits[BUDGET]:
             break
-        gb_usd = max(fine * storing_usd, 4.0 * gb_usd)
+        gb_usd = max(storing_usd, _RISE * gb_usd)
+        if gb_usd > 2.0 * fine * storing_usd and stored <= tables.limits[STORAGE]:
+            break
         reroute(tables, offers, selection, order, gb_usd, scratch)
-        if rent >= tables.limits[BUDGET]:
-            gb_usd = 2.0 * fine
     reprice(tables, offers, selection, 0.0)
     for i in range(selection.usd.shape[0]):
         total += selection.usd[i]
