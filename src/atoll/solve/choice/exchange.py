@@ -45,7 +45,14 @@ TRIES = 4
 LOOSE = 1.0
 """By how much, as a share, one offer may be dearer for a second to be sought."""
 ROUNDS = 2000
-KICKS = 0
+EFFORT = 60_000
+"""Estimates that may be made; routing a selection counts as `ROUTING` of them."""
+ROUTING = 100
+PAIRING = 0.5
+"""The share of the work that goes into pairs to start from."""
+SECONDS = 2
+NEARLY = 1.1
+"""An error over the limit by so much may do: the rest stays unserved."""
 FINES = (1.0, 6.0, 36.0)
 """USD for each USD over the budget, one after the other."""
 _GAIN = 1e-7
@@ -55,7 +62,7 @@ _GAIN = 1e-7
 # Slots of `Search.usd`.
 STORING, FINE, LEAST = 0, 1, 2
 # Slots of `Search.work`.
-ROUTED, BOUNDED, STEPS, OFFERED, DRAWN = 0, 1, 2, 3, 4
+ROUTED, BOUNDED, STEPS, OFFERED, DRAWN, LEFT = 0, 1, 2, 3, 4, 5
 
 
 class Search(NamedTuple):
@@ -87,7 +94,7 @@ SEARCH_TYPE = (
 )
 
 
-def exchange(problem: ChoiceProblem, seed: int = 0, *, kicks: int = KICKS) -> ChoiceAnswer:
+def exchange(problem: ChoiceProblem, seed: int = 0, *, effort: int = EFFORT) -> ChoiceAnswer:
     """Return the best answer found; `seed` is that of AGH's random orders."""
     tables = tables_of(problem)
     ledger = ledger_of(tables)
@@ -96,7 +103,7 @@ def exchange(problem: ChoiceProblem, seed: int = 0, *, kicks: int = KICKS) -> Ch
     types, pairs, _ = tables.delay.shape
     offers = offers_of(tables)
     search = Search(
-        np.array([problem.horizon_h * problem.storage_usd, 0.0, np.inf]), np.full(5, seed, np.int64),
+        np.array([problem.horizon_h * problem.storage_usd, 0.0, np.inf]), np.array([0, 0, 0, 0, seed, effort], np.int64),
         np.empty(types), np.empty(types, np.int64), np.empty(TRIES), np.empty(TRIES, np.int64),
         np.empty(TRIES, np.int64),
         np.empty(types), np.empty(types), np.empty((4, MOST)),
@@ -113,7 +120,6 @@ def exchange(problem: ChoiceProblem, seed: int = 0, *, kicks: int = KICKS) -> Ch
         tuple(search),
         ledger.config,
         problem.shape[2],
-        kicks,
         cost_of(problem, start).total,
     )
     global LAST
@@ -280,6 +286,7 @@ def judge(
         tables, offers, probe, search.order, search.usd[STORING], search.usd[FINE], search.scratch
     )
     search.work[ROUTED] += 1
+    search.work[LEFT] -= ROUTING
     if paid and usd < search.usd[LEAST]:
         search.usd[LEAST] = usd
         duplicate(probe, best)
@@ -322,6 +329,7 @@ def shortlist(
         if first >= most or has_pair(offers, trial, g):
             continue
         search.work[BOUNDED] += 1
+        search.work[LEFT] -= 1
         value = estimate(offers, trial, g, search, first, most)
         if value >= most:
             continue
@@ -361,13 +369,14 @@ def step(
     one: int,
     two: int,
     usd: float,
+    deep: bool,
 ) -> float:
     """Leave out two members (-1: none), take in one offer or two, whatever is best, if that saves."""
     leave_out(tables, offers, now, trial, one, two, search)
     count = trial.count[0]
     found = 0
     # With a second offer an estimate may still fall.
-    loose = LOOSE if two < 0 and count + 1 < MOST else 0.0
+    loose = LOOSE if deep and two < 0 and count + 1 < MOST else 0.0
     if count < MOST:
         found = shortlist(tables, offers, trial, search, (1.0 + loose) * usd - _GAIN)
     else:
@@ -439,17 +448,18 @@ def descend(
     second: Selection,
     best: Selection,
     search: Search,
+    deep: bool,
 ) -> None:
-    """Make steps until none saves."""
+    """Make steps until none saves, or no work is left."""
     sort_types(offers, now, search)
     usd = judge(tables, offers, now, best, search)
     one, two, idle = -1, -1, 0
     for _ in range(ROUNDS):
         count = now.count[0]
         ways = 1 + count + count * (count - 1) // 2
-        if idle >= ways:
+        if idle >= ways or search.work[LEFT] <= 0:
             break
-        after = step(tables, offers, now, trial, probe, second, best, search, one, two, usd)
+        after = step(tables, offers, now, trial, probe, second, best, search, one, two, usd, deep)
         search.work[STEPS] += 1
         idle = 0 if after < usd else idle + 1
         if after < usd and one == -1:
@@ -489,7 +499,7 @@ def enter(offers: Offers, now: Selection, config: Ints, gpus: Ints) -> None:
 
 @entry(
     f"({TABLES_TYPE}, {OFFERS_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE}, {SELECTION_TYPE},"
-    f" {SELECTION_TYPE}, {SELECTION_TYPE}, {SEARCH_TYPE}, int64[::1], int64, int64, float64)"
+    f" {SELECTION_TYPE}, {SELECTION_TYPE}, {SEARCH_TYPE}, int64[::1], int64, float64)"
 )
 def _exchange(
     tables: tuple[Any, ...],
@@ -502,12 +512,11 @@ def _exchange(
     search: tuple[Any, ...],
     config: Ints,
     tiers: int,
-    kicks: int,
     usd: float,
 ) -> None:
     run(
         ChoiceTables(*tables), Offers(*offers), Selection(*best), Selection(*now), Selection(*trial),
-        Selection(*probe), Selection(*second), Search(*search), config, tiers, kicks, usd,
+        Selection(*probe), Selection(*second), Search(*search), config, tiers, usd,
     )  # fmt: skip
 
 
@@ -523,25 +532,87 @@ def run(
     search: Search,
     config: Ints,
     tiers: int,
-    kicks: int,
     usd: float,
 ) -> None:
     """Write the best selection found into `best`; `usd` is the cost of `config`."""
     list_offers(tables, offers, tiers, usd)
     search.work[OFFERED] = offers.count[0]
     search.usd[LEAST] = usd
-    for origin in range(2):
-        start_empty(tables, now)
-        if origin == 1:
-            enter(offers, now, config, tables.gpus)
-        for fine in FINES:
-            search.usd[FINE] = fine
-            descend(tables, offers, now, trial, probe, second, best, search)
-    for kick in range(kicks):
+    start_empty(tables, now)
+    for fine in FINES:
+        search.usd[FINE] = fine
+        descend(tables, offers, now, trial, probe, second, best, search, False)
+    pair_up(tables, offers, now, trial, probe, second, best, search)
+    start_empty(tables, now)
+    enter(offers, now, config, tables.gpus)
+    search.usd[FINE] = FINES[1]
+    descend(tables, offers, now, trial, probe, second, best, search, False)
+    duplicate(best, now)
+    descend(tables, offers, now, trial, probe, second, best, search, True)
+    kick = 0
+    while search.work[LEFT] > 0:
         duplicate(best, now)
         shake(tables, offers, now, trial, search)
         search.usd[FINE] = FINES[1 + kick % 2]
-        descend(tables, offers, now, trial, probe, second, best, search)
+        descend(tables, offers, now, trial, probe, second, best, search, False)
+        kick += 1
+        # Each costs something, whatever it finds.
+        search.work[LEFT] -= ROUTING
+
+
+@lean_part
+def hardest(offers: Offers, search: Search) -> int:
+    """Return the type that costs most to serve alone, with rent."""
+    hard, most = 0, -1.0
+    for i in range(offers.floor.shape[0]):
+        least = np.inf
+        for f in range(offers.count[0]):
+            least = min(least, offers.rent[f] + offers.alone[f, i])
+        if least > most:
+            hard, most = i, least
+    return hard
+
+
+@lean_part
+def pair_up(
+    tables: ChoiceTables,
+    offers: Offers,
+    now: Selection,
+    trial: Selection,
+    probe: Selection,
+    second: Selection,
+    best: Selection,
+    search: Search,
+) -> None:
+    """Start from pairs: an offer that can serve the hardest type, cheap ones first, with the best second."""
+    hard = hardest(offers, search)
+    search.usd[FINE] = FINES[1]
+    end = search.work[LEFT] * (1.0 - PAIRING)
+    for f in range(offers.count[0]):
+        offers.useless[f] = 1 if offers.wrong[f, hard] > NEARLY else 0
+    least = np.inf
+    start_empty(tables, now)
+    while search.work[LEFT] > end:
+        g = -1
+        for f in range(offers.count[0]):
+            if offers.useless[f] == 0 and (g < 0 or offers.rent[f] < offers.rent[g]):
+                g = f
+        if g < 0:
+            break
+        offers.useless[g] = 1
+        start_empty(tables, trial)
+        take_in(trial, g)
+        sort_types(offers, trial, search)
+        judge(tables, offers, trial, best, search)
+        found = shortlist(tables, offers, trial, search, 1.2 * min(least, search.usd[LEAST]))
+        for place in range(min(found, SECONDS)):
+            duplicate(trial, probe)
+            take_in(probe, search.held[place])
+            usd = judge(tables, offers, probe, best, search)
+            if usd < least:
+                least = usd
+                duplicate(probe, now)
+    descend(tables, offers, now, trial, probe, second, best, search, False)
 
 
 @lean_part

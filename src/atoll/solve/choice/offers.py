@@ -35,6 +35,8 @@ class Offers(NamedTuple):
     rent: Floats
     keep: Floats
     """USD for the weights, for each type placed here."""
+    errors: Floats
+    """The sum of `wrong` over types: who errs less in each errs less in all."""
     usd: Floats
     """usd[f, i]: data and delay of all of a type."""
     slow: Floats
@@ -52,7 +54,7 @@ class Offers(NamedTuple):
 
 
 OFFERS_TYPE = (
-    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[:, ::1],"
+    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[::1], float64[:, ::1],"
     " float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
     " float64[::1]))"
 )
@@ -65,7 +67,7 @@ def offers_of(tables: ChoiceTables) -> Offers:
     rows = [np.empty((most, types)) for _ in range(6)]
     return Offers(
         np.zeros(1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
-        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most), np.empty(most), *rows,
+        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most), np.empty(most), np.empty(most), *rows,
         np.empty(types),
     )  # fmt: skip
 
@@ -84,7 +86,11 @@ def beats(offers: Offers, g: int, f: int) -> bool:
 
     Money that the other saves by being faster counts; delays within the limit are as good as each other.
     """
-    if offers.rent[g] > offers.rent[f] or offers.keep[g] > offers.keep[f]:
+    if (
+        offers.rent[g] > offers.rent[f]
+        or offers.keep[g] > offers.keep[f]
+        or offers.errors[g] > offers.errors[f]
+    ):
         return False
     usd = offers.rent[g]
     for i in range(offers.floor.shape[0]):
@@ -143,6 +149,7 @@ def move(offers: Offers, f: int, to: int) -> None:
     offers.ample[to] = offers.ample[f]
     offers.rent[to] = offers.rent[f]
     offers.keep[to] = offers.keep[f]
+    offers.errors[to] = offers.errors[f]
     for i in range(offers.floor.shape[0]):
         offers.usd[to, i] = offers.usd[f, i]
         offers.slow[to, i] = offers.slow[f, i]
@@ -201,7 +208,7 @@ def write_offer(tables: ChoiceTables, offers: Offers, f: int, p: int, c: int) ->
     offers.rent[f] = tables.rent[p, c]
     keep = tables.keep_usd[p]
     offers.keep[f] = keep
-    load, cache = 0.0, 0.0
+    load, cache, errors = 0.0, 0.0, 0.0
     for i in range(tables.delay.shape[0]):
         seconds = tables.delay[i, p, c]
         usd = tables.data_usd[i] + tables.delay_usd[i] * seconds
@@ -213,8 +220,10 @@ def write_offer(tables: ChoiceTables, offers: Offers, f: int, p: int, c: int) ->
         offers.wrong[f, i] = wrong
         offers.load[f, i] = ratio(tables.load[i, p], tables.power[p, c])
         offers.cache[f, i] = ratio(tables.cache[i, p], tables.room[p, c])
+        errors += wrong
         load += offers.load[f, i]
         cache += offers.cache[f, i]
         offers.alone[f, i] = keep + most * usd + (1.0 - most) * tables.unmet_usd[i]
         offers.floor[i] = min(offers.floor[i], keep + usd)
+    offers.errors[f] = errors
     offers.ample[f] = 1 if load <= 1.0 and cache <= 1.0 else 0
