@@ -21,8 +21,9 @@ from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, Floats, Ints
 from atoll.solve.choice.routing import (
     SELECTION_TYPE,
     Selection,
+    choose,
+    find_caps,
     lift,
-    rechoose,
     route,
     selection_of,
     settle,
@@ -30,6 +31,7 @@ from atoll.solve.choice.routing import (
     stored_gb,
     unserved,
 )
+from atoll.solve.choice.simplex import PIVOTS_TYPE, Pivots, pivots_of
 from atoll.solve.choice.tables import (
     BUDGET,
     TABLES_TYPE,
@@ -45,12 +47,11 @@ TRIES = 4
 LOOSE = 1.0
 """By how much, as a share, one offer may be dearer for a second to be sought."""
 ROUNDS = 2000
-EFFORT = 60_000
+EFFORT = 300_000
 """Estimates that may be made; routing a selection counts as `ROUTING` of them."""
 ROUTING = 100
-PAIRING = 0.5
-"""The share of the work that goes into pairs to start from."""
-SECONDS = 2
+ANCHORS = 16
+"""Offers of a model from which pairs are made."""
 NEARLY = 1.1
 """An error over the limit by so much may do: the rest stays unserved."""
 FINES = (1.0, 6.0, 36.0)
@@ -86,11 +87,12 @@ class Search(NamedTuple):
     room: Floats
     """Of types that an offer serves more cheaply, and what they take of it."""
     scratch: Floats
+    pivots: tuple[Any, ...]
 
 
 SEARCH_TYPE = (
     "Tuple((float64[::1], int64[::1], float64[::1], int64[::1], float64[::1], int64[::1],"
-    " int64[::1], float64[::1], float64[::1], float64[:, ::1]))"
+    f" int64[::1], float64[::1], float64[::1], float64[:, ::1], {PIVOTS_TYPE}))"
 )
 
 
@@ -106,7 +108,8 @@ def exchange(problem: ChoiceProblem, seed: int = 0, *, effort: int = EFFORT) -> 
         np.array([problem.horizon_h * problem.storage_usd, 0.0, np.inf]), np.array([0, 0, 0, 0, seed, effort], np.int64),
         np.empty(types), np.empty(types, np.int64), np.empty(TRIES), np.empty(TRIES, np.int64),
         np.empty(TRIES, np.int64),
-        np.empty(types), np.empty(types), np.empty((4, MOST)),
+        np.empty(types), np.empty(types), np.empty((2, MOST)),
+        tuple(pivots_of(3 * types + 2 * MOST + 1, types, MOST)),
     )  # fmt: skip
     best, now, trial, probe, second = (selection_of(types) for _ in range(5))
     _exchange(
@@ -122,8 +125,6 @@ def exchange(problem: ChoiceProblem, seed: int = 0, *, effort: int = EFFORT) -> 
         problem.shape[2],
         cost_of(problem, start).total,
     )
-    global LAST
-    LAST = search
     found = _answer(problem, offers, best)
     return found if cost_of(problem, found).total < cost_of(problem, start).total else start
 
@@ -132,13 +133,11 @@ def _answer(problem: ChoiceProblem, offers: Offers, selection: Selection) -> Cho
     types, models, tiers, _ = problem.shape
     config = np.full(models * tiers, -1, np.int64)
     share = np.zeros((types, models * tiers))
-    for i in range(types):
-        for side in range(2):
-            a = selection.picks[i, side]
-            if a >= 0:
-                f = selection.members[a]
-                config[offers.pair[f]] = offers.config[f]
-                share[i, offers.pair[f]] = selection.parts[i, side]
+    for a in range(int(selection.count[0])):
+        f = selection.members[a]
+        if selection.share[:, a].any():
+            config[offers.pair[f]] = offers.config[f]
+            share[:, offers.pair[f]] = selection.share[:, a]
     return answer_of(problem, config, share)
 
 
@@ -226,10 +225,7 @@ def leave_out(
     if one < 0:
         return
     for i in range(types):
-        left = False
-        for side in range(2):
-            a = trial.picks[i, side]
-            left = left or (a >= 0 and a in (one, two))
+        left = trial.share[i, one] > 0.0 or (two >= 0 and trial.share[i, two] > 0.0)
         search.order[i] = 1 if left else 0
         if left:
             lift(offers, trial, i)
@@ -240,16 +236,16 @@ def leave_out(
         trial.members[count] = trial.members[a]
         trial.used[0, count] = trial.used[0, a]
         trial.used[1, count] = trial.used[1, a]
-        if a != count:
-            for i in range(types):
-                for side in range(2):
-                    if trial.picks[i, side] == a:
-                        trial.picks[i, side] = count
+        for i in range(types):
+            trial.share[i, count] = trial.share[i, a]
         count += 1
     trial.count[0] = count
     for i in range(types):
         if search.order[i] == 1:
-            usd = rechoose(tables, offers, trial, i, 0.0, search.scratch)
+            find_caps(offers, trial, i, search.scratch[0])
+            usd = choose(tables, offers, trial, i, search.scratch[0], search.scratch[1])
+            for a in range(count):
+                trial.share[i, a] = 0.0
             settle(offers, trial, i, search.scratch[1], usd)
 
 
@@ -263,9 +259,8 @@ def duplicate(source: Selection, target: Selection) -> None:
         target.used[1, a] = source.used[1, a]
     for i in range(source.usd.shape[0]):
         target.usd[i] = source.usd[i]
-        for side in range(2):
-            target.picks[i, side] = source.picks[i, side]
-            target.parts[i, side] = source.parts[i, side]
+        for a in range(source.count[0]):
+            target.share[i, a] = source.share[i, a]
 
 
 @lean_part
@@ -283,8 +278,9 @@ def judge(
 ) -> float:
     """Return what a selection costs once routed, and keep it if it is the best that is within the budget."""
     usd, paid = route(
-        tables, offers, probe, search.order, search.usd[STORING], search.usd[FINE], search.scratch
-    )
+        tables, offers, probe, Pivots(*search.pivots), search.usd[STORING], search.usd[FINE],
+        search.scratch,
+    )  # fmt: skip
     search.work[ROUTED] += 1
     search.work[LEFT] -= ROUTING
     if paid and usd < search.usd[LEAST]:
@@ -417,6 +413,8 @@ def take_in(selection: Selection, g: int) -> None:
     selection.members[count] = g
     selection.used[0, count] = 0.0
     selection.used[1, count] = 0.0
+    for i in range(selection.usd.shape[0]):
+        selection.share[i, count] = 0.0
     selection.count[0] = count + 1
 
 
@@ -584,35 +582,43 @@ def pair_up(
     best: Selection,
     search: Search,
 ) -> None:
-    """Start from pairs: an offer that can serve the hardest type, cheap ones first, with the best second."""
+    """Start from pairs: an offer that can serve the hardest type, cheap ones first, with the best second.
+
+    The best pair of each model that can is where a descent begins.
+    """
     hard = hardest(offers, search)
     search.usd[FINE] = FINES[1]
-    end = search.work[LEFT] * (1.0 - PAIRING)
-    for f in range(offers.count[0]):
+    count = offers.count[0]
+    for f in range(count):
         offers.useless[f] = 1 if offers.wrong[f, hard] > NEARLY else 0
-    least = np.inf
-    start_empty(tables, now)
-    while search.work[LEFT] > end:
-        g = -1
-        for f in range(offers.count[0]):
-            if offers.useless[f] == 0 and (g < 0 or offers.rent[f] < offers.rent[g]):
-                g = f
-        if g < 0:
-            break
-        offers.useless[g] = 1
-        start_empty(tables, trial)
-        take_in(trial, g)
-        sort_types(offers, trial, search)
-        judge(tables, offers, trial, best, search)
-        found = shortlist(tables, offers, trial, search, 1.2 * min(least, search.usd[LEAST]))
-        for place in range(min(found, SECONDS)):
-            duplicate(trial, probe)
-            take_in(probe, search.held[place])
-            usd = judge(tables, offers, probe, best, search)
-            if usd < least:
-                least = usd
-                duplicate(probe, now)
-    descend(tables, offers, now, trial, probe, second, best, search, False)
+    begin = 0
+    while begin < count and search.work[LEFT] > 0:
+        end = begin
+        while end < count and offers.model[end] == offers.model[begin]:
+            end += 1
+        least = np.inf
+        for _ in range(ANCHORS):
+            g = -1
+            for f in range(begin, end):
+                if offers.useless[f] == 0 and (g < 0 or offers.rent[f] < offers.rent[g]):
+                    g = f
+            if g < 0 or search.work[LEFT] <= 0:
+                break
+            offers.useless[g] = 1
+            start_empty(tables, trial)
+            take_in(trial, g)
+            judge(tables, offers, trial, best, search)
+            found = shortlist(tables, offers, trial, search, np.inf)
+            for place in range(found):
+                duplicate(trial, probe)
+                take_in(probe, search.held[place])
+                usd = judge(tables, offers, probe, best, search)
+                if usd < least:
+                    least = usd
+                    duplicate(probe, now)
+        if least < np.inf:
+            descend(tables, offers, now, trial, probe, second, best, search, False)
+        begin = end
 
 
 @lean_part
@@ -621,9 +627,6 @@ def start_empty(tables: ChoiceTables, now: Selection) -> None:
     now.count[0] = 0
     for i in range(now.usd.shape[0]):
         now.usd[i] = unserved(tables, i, 1.0)
-        for side in range(2):
-            now.picks[i, side] = -1
-            now.parts[i, side] = 0.0
 
 
 @lean_part

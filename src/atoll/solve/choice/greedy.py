@@ -54,7 +54,8 @@ def find_first(tables: ChoiceTables, switches: int, first: Ints) -> None:
                 if tables.rent[p, c] == np.inf:
                     continue
                 if switches & SELECT and (
-                    tables.room[p, c] < 0.0 or not within(tables.delay[i, p, c], tables.delay_limit[i])
+                    tables.room[p, c] < 0.0
+                    or not within(tables.delay[i, p, c], tables.delay_limit[i])
                 ):
                     continue
                 if (
@@ -85,7 +86,8 @@ def find_upgrade(tables: ChoiceTables, ledger: Ledger, i: int, p: int) -> int:
             or (best >= 0 and tables.gpus[c] >= tables.gpus[best])
             or not within(tables.delay[i, p, c], tables.delay_limit[i])
             or not within(
-                ledger.totals[MONEY] + tables.rent[p, c] - tables.rent[p, now], tables.limits[BUDGET]
+                ledger.totals[MONEY] + tables.rent[p, c] - tables.rent[p, now],
+                tables.limits[BUDGET],
             )
         ):
             continue
@@ -94,7 +96,9 @@ def find_upgrade(tables: ChoiceTables, ledger: Ledger, i: int, p: int) -> int:
             share = ledger.share[other, p]
             if share > 0.0:
                 longer = share * (tables.delay[other, p, c] - tables.delay[other, p, now])
-                kept = kept and within(ledger.types[DELAY, other] + longer, tables.delay_limit[other])
+                kept = kept and within(
+                    ledger.types[DELAY, other] + longer, tables.delay_limit[other]
+                )
         if kept:
             best = c
     return best
@@ -132,9 +136,7 @@ def coverage(
 
 
 @lean_part
-def price(
-    tables: ChoiceTables, ledger: Ledger, i: int, p: int, c: int, seconds: float
-) -> float:
+def price(tables: ChoiceTables, ledger: Ledger, i: int, p: int, c: int, seconds: float) -> float:
     """Return what it costs to place a type on a pair (7)."""
     now = ledger.config[p]
     total = tables.keep_usd[p] + tables.data_usd[i] + tables.delay_usd[i] * seconds

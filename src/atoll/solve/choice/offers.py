@@ -16,7 +16,7 @@ from atoll.core.compiling import lean_part
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import BUDGET, ChoiceTables
 
-MOST = 24
+MOST = 16
 """Pairs that may be active at once."""
 _ENDLESS = 1e9
 
