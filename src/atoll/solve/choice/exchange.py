@@ -1,4 +1,4 @@
-"""The choice problem by exchange: which few pairs are active, in which configuration, decides; routing follows.
+"""The choice problem by exchange: which few pairs are active, in which configuration; routing follows.
 
 Rent dominates, so few pairs are active. The state is that set; its cost is that of routing all types to it
 (`routing`). One step leaves out at most one member and takes in at most one offer: every offer is first
@@ -102,10 +102,11 @@ def exchange(problem: ChoiceProblem, seed: int = 0, *, effort: int = EFFORT) -> 
     ledger = ledger_of(tables)
     improve(tables, ledger, orders_of(problem, seed), switches_of(True, True, True))
     start = answer_of(problem, ledger.config, ledger.share)
-    types, pairs, _ = tables.delay.shape
+    types = tables.delay.shape[0]
     offers = offers_of(tables)
     search = Search(
-        np.array([problem.horizon_h * problem.storage_usd, 0.0, np.inf]), np.array([0, 0, 0, 0, seed, effort], np.int64),
+        np.array([problem.horizon_h * problem.storage_usd, 0.0, np.inf]),
+        np.array([0, 0, 0, 0, seed, effort], np.int64),
         np.empty(types), np.empty(types, np.int64), np.empty(TRIES), np.empty(TRIES, np.int64),
         np.empty(TRIES, np.int64),
         np.empty(types), np.empty(types), np.empty((2, MOST)),
@@ -133,7 +134,7 @@ def _answer(problem: ChoiceProblem, offers: Offers, selection: Selection) -> Cho
     types, models, tiers, _ = problem.shape
     config = np.full(models * tiers, -1, np.int64)
     share = np.zeros((types, models * tiers))
-    for a in range(int(selection.count[0])):
+    for a in range(int(selection.number[0])):
         f = selection.members[a]
         if selection.share[:, a].any():
             config[offers.pair[f]] = offers.config[f]
@@ -154,7 +155,7 @@ def blend(offers: Offers, i: int, f: int, g: int) -> tuple[float, float]:
 
 
 @lean_part
-def estimate(
+def estimate(  # noqa: C901  (one loop, split it would be slower)
     offers: Offers, trial: Selection, g: int, search: Search, usd: float, most: float
 ) -> float:
     """Return about what the members cost with one more offer; `most` or more: given up.
@@ -162,7 +163,7 @@ def estimate(
     `usd` is the rent of all and the least that types can cost. As long as the offer has room, each type takes
     the best there is with it; beyond that, those stay away whose gain is least for the room they take.
     """
-    count = trial.count[0]
+    count = trial.number[0]
     base, order, gain, room = search.base, search.order, search.gain, search.room
     taken = 0.0
     gaining = 0
@@ -230,7 +231,7 @@ def leave_out(
         if left:
             lift(offers, trial, i)
     count = 0
-    for a in range(now.count[0]):
+    for a in range(now.number[0]):
         if a in (one, two):
             continue
         trial.members[count] = trial.members[a]
@@ -239,7 +240,7 @@ def leave_out(
         for i in range(types):
             trial.share[i, count] = trial.share[i, a]
         count += 1
-    trial.count[0] = count
+    trial.number[0] = count
     for i in range(types):
         if search.order[i] == 1:
             find_caps(offers, trial, i, search.scratch[0])
@@ -252,21 +253,21 @@ def leave_out(
 @lean_part
 def duplicate(source: Selection, target: Selection) -> None:
     """Write one selection over another."""
-    target.count[0] = source.count[0]
-    for a in range(source.count[0]):
+    target.number[0] = source.number[0]
+    for a in range(source.number[0]):
         target.members[a] = source.members[a]
         target.used[0, a] = source.used[0, a]
         target.used[1, a] = source.used[1, a]
     for i in range(source.usd.shape[0]):
         target.usd[i] = source.usd[i]
-        for a in range(source.count[0]):
+        for a in range(source.number[0]):
             target.share[i, a] = source.share[i, a]
 
 
 @lean_part
 def has_pair(offers: Offers, trial: Selection, g: int) -> bool:
     """Say whether a member is of the same pair as an offer."""
-    for a in range(trial.count[0]):
+    for a in range(trial.number[0]):  # noqa: SIM110  (compiled code has no generators)
         if offers.pair[trial.members[a]] == offers.pair[g]:
             return True
     return False
@@ -313,14 +314,14 @@ def shortlist(
     bounds, held = search.bounds, search.held
     sort_types(offers, trial, search)
     rent, least = 0.0, 0.0
-    for a in range(trial.count[0]):
+    for a in range(trial.number[0]):
         rent += offers.rent[trial.members[a]]
     for i in range(offers.floor.shape[0]):
         least += offers.floor[i]
     over = rent + search.usd[STORING] * stored_gb(tables, offers, trial) - tables.limits[BUDGET]
     fine = search.usd[FINE]
     found = 0
-    for g in range(offers.count[0]):
+    for g in range(offers.number[0]):
         first = rent + offers.rent[g] + least + fine * max(0.0, over + offers.rent[g])
         if first >= most or has_pair(offers, trial, g):
             continue
@@ -369,7 +370,7 @@ def step(
 ) -> float:
     """Leave out two members (-1: none), take in one offer or two, whatever is best, if that saves."""
     leave_out(tables, offers, now, trial, one, two, search)
-    count = trial.count[0]
+    count = trial.number[0]
     found = 0
     # With a second offer an estimate may still fall.
     loose = LOOSE if deep and two < 0 and count + 1 < MOST else 0.0
@@ -402,20 +403,20 @@ def step(
                 duplicate(second, probe)
                 take_in(probe, search.held[n])
                 least_usd = take_if_less(tables, offers, now, probe, best, search, least_usd)
-        trial.count[0] = count
+        trial.number[0] = count
     return least_usd if least_usd < usd - _GAIN else usd
 
 
 @lean_part
 def take_in(selection: Selection, g: int) -> None:
     """Add an offer, with nothing on it."""
-    count = selection.count[0]
+    count = selection.number[0]
     selection.members[count] = g
     selection.used[0, count] = 0.0
     selection.used[1, count] = 0.0
     for i in range(selection.usd.shape[0]):
         selection.share[i, count] = 0.0
-    selection.count[0] = count + 1
+    selection.number[0] = count + 1
 
 
 @lean_part
@@ -453,7 +454,7 @@ def descend(
     usd = judge(tables, offers, now, best, search)
     one, two, idle = -1, -1, 0
     for _ in range(ROUNDS):
-        count = now.count[0]
+        count = now.number[0]
         ways = 1 + count + count * (count - 1) // 2
         if idle >= ways or search.work[LEFT] <= 0:
             break
@@ -465,7 +466,7 @@ def descend(
             continue
         usd = after
         # None, then each, then each two.
-        count = now.count[0]
+        count = now.number[0]
         if two < 0:
             one += 1
             if one >= count:
@@ -483,7 +484,7 @@ def descend(
 def enter(offers: Offers, now: Selection, config: Ints, gpus: Ints) -> None:
     """Take in the offers that are the active pairs of an answer, those that are offers."""
     count = 0
-    for f in range(offers.count[0]):
+    for f in range(offers.number[0]):
         c = config[offers.pair[f]]
         if c >= 0 and gpus[c] == gpus[offers.config[f]] and count < MOST:
             if count > 0 and offers.pair[now.members[count - 1]] == offers.pair[f]:
@@ -534,7 +535,7 @@ def run(
 ) -> None:
     """Write the best selection found into `best`; `usd` is the cost of `config`."""
     list_offers(tables, offers, tiers, usd)
-    search.work[OFFERED] = offers.count[0]
+    search.work[OFFERED] = offers.number[0]
     search.usd[LEAST] = usd
     start_empty(tables, now)
     for fine in FINES:
@@ -559,12 +560,12 @@ def run(
 
 
 @lean_part
-def hardest(offers: Offers, search: Search) -> int:
+def hardest(offers: Offers) -> int:
     """Return the type that costs most to serve alone, with rent."""
     hard, most = 0, -1.0
     for i in range(offers.floor.shape[0]):
         least = np.inf
-        for f in range(offers.count[0]):
+        for f in range(offers.number[0]):
             least = min(least, offers.rent[f] + offers.alone[f, i])
         if least > most:
             hard, most = i, least
@@ -586,9 +587,9 @@ def pair_up(
 
     The best pair of each model that can is where a descent begins.
     """
-    hard = hardest(offers, search)
+    hard = hardest(offers)
     search.usd[FINE] = FINES[1]
-    count = offers.count[0]
+    count = offers.number[0]
     for f in range(count):
         offers.useless[f] = 1 if offers.wrong[f, hard] > NEARLY else 0
     begin = 0
@@ -624,7 +625,7 @@ def pair_up(
 @lean_part
 def start_empty(tables: ChoiceTables, now: Selection) -> None:
     """Select nothing."""
-    now.count[0] = 0
+    now.number[0] = 0
     for i in range(now.usd.shape[0]):
         now.usd[i] = unserved(tables, i, 1.0)
 
@@ -633,7 +634,7 @@ def start_empty(tables: ChoiceTables, now: Selection) -> None:
 def draw(search: Search, below: int) -> int:
     """Return a number below a limit, from the search's own sequence."""
     search.work[DRAWN] = (search.work[DRAWN] * 1103515245 + 12345) % 2147483648
-    return (search.work[DRAWN] >> 8) % below
+    return int((search.work[DRAWN] >> 8) % below)
 
 
 @lean_part
@@ -641,13 +642,13 @@ def shake(
     tables: ChoiceTables, offers: Offers, now: Selection, trial: Selection, search: Search
 ) -> None:
     """Leave out one or two members and take in an offer, all of them drawn."""
-    count = now.count[0]
+    count = now.number[0]
     if count > 0:
         one = draw(search, count)
         two = draw(search, count)
         leave_out(tables, offers, now, trial, one, two, search)
         duplicate(trial, now)
-    if offers.count[0] > 0:
-        g = draw(search, offers.count[0])
+    if offers.number[0] > 0:
+        g = draw(search, offers.number[0])
         if not has_pair(offers, now, g):
             take_in(now, g)

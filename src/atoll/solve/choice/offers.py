@@ -22,9 +22,9 @@ _ENDLESS = 1e9
 
 
 class Offers(NamedTuple):
-    """All offers worth a look; rows by offer, the first `count[0]` of them."""
+    """All offers worth a look; rows by offer, the first `number[0]` of them."""
 
-    count: Ints
+    number: Ints
     pair: Ints
     model: Ints
     config: Ints
@@ -54,7 +54,8 @@ class Offers(NamedTuple):
 
 
 OFFERS_TYPE = (
-    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[::1], float64[:, ::1],"
+    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
+    " float64[::1], float64[::1], float64[::1], float64[:, ::1],"
     " float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
     " float64[::1]))"
 )
@@ -64,12 +65,12 @@ def offers_of(tables: ChoiceTables) -> Offers:
     """Return memory for the offers of an instance."""
     types, pairs, configs = tables.delay.shape
     most = pairs * configs
+    whole = [np.empty(most, np.int64) for _ in range(5)]
+    one = [np.empty(most) for _ in range(3)]
     rows = [np.empty((most, types)) for _ in range(6)]
     return Offers(
-        np.zeros(1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
-        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most), np.empty(most), np.empty(most), *rows,
-        np.empty(types),
-    )  # fmt: skip
+        np.zeros(1, np.int64), *whole, *one, *rows, np.empty(types),
+    )  # fmt: skip  # type: ignore[call-arg]
 
 
 @lean_part
@@ -181,7 +182,7 @@ def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: floa
             # Error and weights are those of the model, but for the precision: offers of one are alike.
             count = thin(offers, of_model, count)
             of_model = count
-    offers.count[0] = count
+    offers.number[0] = count
     least = 0.0
     for i in range(types):
         least += floor[i]
@@ -192,12 +193,12 @@ def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: floa
 def keep_cheap(offers: Offers, most_usd: float) -> None:
     """Keep offers whose rent is less than that."""
     kept = 0
-    for f in range(offers.count[0]):
+    for f in range(offers.number[0]):
         if offers.rent[f] < most_usd:
             if kept < f:
                 move(offers, f, kept)
             kept += 1
-    offers.count[0] = kept
+    offers.number[0] = kept
 
 
 @lean_part

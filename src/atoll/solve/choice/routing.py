@@ -36,8 +36,8 @@ _FORBIDDEN = 1e7
 class Selection(NamedTuple):
     """Chosen offers and who goes where."""
 
-    count: Ints
-    """count[0] offers are chosen."""
+    number: Ints
+    """number[0] offers are chosen."""
     members: Ints
     """members[a], an offer."""
     share: Floats
@@ -65,7 +65,7 @@ def unserved(tables: ChoiceTables, i: int, share: float) -> float:
     usd = tables.unmet_usd[i] * share
     if share > tables.most_unmet[i] + _OVER:
         usd += _FORBIDDEN * (share - tables.most_unmet[i])
-    return usd
+    return float(usd)
 
 
 @lean_part
@@ -81,7 +81,7 @@ def span(one: float, other: float, low: float, high: float) -> tuple[float, floa
 
 
 @lean_part
-def choose(
+def choose(  # noqa: C901  (singles, then mixtures)
     tables: ChoiceTables,
     offers: Offers,
     selection: Selection,
@@ -93,7 +93,7 @@ def choose(
 
     The mixture is written to `out`: places of the two members and their shares.
     """
-    count = selection.count[0]
+    count = selection.number[0]
     members = selection.members
     best = unserved(tables, i, 1.0)
     out[0], out[1], out[2], out[3] = -1.0, -1.0, 0.0, 0.0
@@ -207,7 +207,7 @@ def settle(offers: Offers, selection: Selection, i: int, out: Floats, usd: float
 @lean_part
 def lift(offers: Offers, selection: Selection, i: int) -> None:
     """Take a type off all members."""
-    for a in range(selection.count[0]):
+    for a in range(selection.number[0]):
         share = selection.share[i, a]
         if share > 0.0:
             f = selection.members[a]
@@ -219,7 +219,7 @@ def lift(offers: Offers, selection: Selection, i: int) -> None:
 @lean_part
 def find_caps(offers: Offers, selection: Selection, i: int, caps: Floats) -> None:
     """Write the share of a type that each member has room for."""
-    for a in range(selection.count[0]):
+    for a in range(selection.number[0]):
         f = selection.members[a]
         cap = 1.0
         left = max(0.0, 1.0 - selection.used[0, a])
@@ -234,7 +234,7 @@ def find_caps(offers: Offers, selection: Selection, i: int, caps: Floats) -> Non
 @lean_part
 def is_too_full(selection: Selection) -> bool:
     """Say whether a member is over its limits."""
-    for a in range(selection.count[0]):
+    for a in range(selection.number[0]):
         if max(selection.used[0, a], selection.used[1, a]) > 1.0 + _OVER:
             return True
     return False
@@ -245,7 +245,7 @@ def stored_gb(tables: ChoiceTables, offers: Offers, selection: Selection) -> flo
     """Return the GB in storage."""
     total = 0.0
     for i in range(selection.usd.shape[0]):
-        for a in range(selection.count[0]):
+        for a in range(selection.number[0]):
             if selection.share[i, a] > 0.0:
                 total += tables.keep_gb[offers.pair[selection.members[a]]]
                 total += selection.share[i, a] * tables.data_gb[i]
@@ -255,7 +255,7 @@ def stored_gb(tables: ChoiceTables, offers: Offers, selection: Selection) -> flo
 @lean_part
 def route_each(tables: ChoiceTables, offers: Offers, selection: Selection, scratch: Floats) -> None:
     """Give each type what is best for it, whatever room there is."""
-    count = selection.count[0]
+    count = selection.number[0]
     for a in range(count):
         selection.used[0, a] = 0.0
         selection.used[1, a] = 0.0
@@ -283,12 +283,12 @@ def slope_of(selection: Selection, i: int, a: int, again: bool) -> float:
     if not again:
         return 1.0
     if selection.share[i, a] > 0.0:
-        return 1.0 / max(selection.share[i, a], _STEEPEST)
+        return float(1.0 / max(selection.share[i, a], _STEEPEST))
     return _UNUSED
 
 
 @lean_part
-def route_all(
+def route_all(  # noqa: C901  (row after row)
     tables: ChoiceTables,
     offers: Offers,
     selection: Selection,
@@ -301,7 +301,7 @@ def route_all(
     Weights count in proportion to the share that needs them; `again`, so that those of a share as it is now
     count whole.
     """
-    types, count = selection.usd.shape[0], selection.count[0]
+    types, count = selection.usd.shape[0], selection.number[0]
     columns = types * count
     table = pivots.table
     rows = 0
@@ -352,7 +352,7 @@ def route_all(
 @lean_part
 def take_stock(tables: ChoiceTables, offers: Offers, selection: Selection) -> None:
     """Sum up what types cost and what members have to do."""
-    count = selection.count[0]
+    count = selection.number[0]
     for a in range(count):
         selection.used[0, a] = 0.0
         selection.used[1, a] = 0.0
@@ -385,7 +385,7 @@ def route(
     storage, counts as `fine` more.
     """
     rent = 0.0
-    for a in range(selection.count[0]):
+    for a in range(selection.number[0]):
         rent += offers.rent[selection.members[a]]
     gb = tables.limits[STORAGE]
     if storing_usd > 0.0 and rent < tables.limits[BUDGET]:
@@ -401,12 +401,12 @@ def route(
             if usd < least:
                 least = usd
                 for i in range(selection.usd.shape[0]):
-                    for a in range(selection.count[0]):
+                    for a in range(selection.number[0]):
                         pivots.kept[i, a] = selection.share[i, a]
             # Weights are stored whole, which the programme does not know.
             limit = max(0.0, limit - 0.5 * max(0.0, stored_gb(tables, offers, selection) - gb))
         for i in range(selection.usd.shape[0]):
-            for a in range(selection.count[0]):
+            for a in range(selection.number[0]):
                 selection.share[i, a] = pivots.kept[i, a]
         take_stock(tables, offers, selection)
     return add_up(tables, offers, selection, rent, storing_usd, fine)
