@@ -21,6 +21,8 @@ from atoll.solve.effort import Countdown, Effort
 from atoll.solve.family import SolverFamily
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.rent import baselines, optimal
+from atoll.solve.rent.fast.plan import SOLVER as FAST
+from atoll.solve.rent.fast.plan import plan_fast
 from atoll.solve.rent.optimal import Draft
 from atoll.solve.rent.types import Statistics
 from atoll.solve.templates.library import Libraries, template_libraries
@@ -33,7 +35,7 @@ BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
     "cauchy-node": partial(baselines.plan_cauchy, most_nodes=1),
     "memory-proportional": baselines.plan_memory_proportional,
 }
-NAMES = (DEFAULT, *BASELINES)
+NAMES = (DEFAULT, FAST, *BASELINES)
 _TEMPLATES = 0.75
 """Share of a deadline after which templates are those that there are; a cache may have all of them."""
 _SHORT = 0.05
@@ -56,6 +58,8 @@ def solve(
     for rooms in ("atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
     deadline = Countdown(deadline_s)
+    if name == FAST:
+        return plan_fast(problem, catalog, derating=effort.derating)
     if name != DEFAULT:
         # Replicas on equal nodes need the capacities that come with templates, but none of the templates.
         tables = template_libraries(
