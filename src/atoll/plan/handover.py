@@ -146,6 +146,7 @@ def kv_bytes_by_layers(spec: TransformerSpec, tokens: float) -> Array:
     return np.asarray(most)
 
 
+@lru_cache(maxsize=4096)
 def kv_bytes(spec: TransformerSpec, start: int, end: int, tokens: float) -> float:
     """Return the KV bytes of a prompt of so many tokens in layers [start, end)."""
     return sum(_kept_bytes(spec, tokens, kind) for kind in layer_kinds(spec)[start:end])

@@ -290,13 +290,13 @@ def items_of(
 
 def _stack(tables: Sequence[Small], padding: int) -> Small:
     """One table below the other, padded to the widest."""
-    width = max(table.shape[1] for table in tables)
-    return np.concatenate(
-        [
-            np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=padding)
-            for table in tables
-        ]
-    )
+    height, width = (sum(len(table) for table in tables), max(t.shape[1] for t in tables))
+    out = np.full((height, width), padding, np.int32)
+    begin = 0
+    for table in tables:
+        out[begin : begin + len(table), : table.shape[1]] = table
+        begin += len(table)
+    return out
 
 
 class _PossibleItems:

@@ -53,6 +53,20 @@ def _rate_items(
 
 
 @part
+def _best_rate(
+    begin: int, end: int, pattern: Small, share: Floats, cost: Floats, target: float
+) -> float:
+    """What covering all that is asked for costs at least, at the best price for a share of it."""
+    rate = np.inf
+    for i in range(begin, end):
+        if cost[i] < np.inf:
+            each = cost[i] / min(1.0, share[pattern[i]] / target)
+            if each < rate:
+                rate = each
+    return rate
+
+
+@part
 def _fill_table(
     begin: int,
     end: int,
@@ -66,23 +80,16 @@ def _fill_table(
     weight: Ints,
     table: Floats,
     choice: Small,
-) -> float:
-    """Write what covering each level costs with new items of one phase and region; return the best rate."""
+) -> None:
+    """Write what covering each level costs with new items of one phase and region."""
     for d in range(steps + 1):
         best[d] = np.inf
         best_item[d] = -1
-    rate = np.inf
     for i in range(begin, end):
         if cost[i] == np.inf:
             continue
-        part_of = share[pattern[i]] / target
-        w = min(steps, int(part_of * steps + _HAIR))
-        if w < 1:
-            continue
-        each = cost[i] / min(1.0, part_of)
-        if each < rate:
-            rate = each
-        if cost[i] < best[w]:
+        w = min(steps, int(share[pattern[i]] / target * steps + _HAIR))
+        if w >= 1 and cost[i] < best[w]:
             best[w] = cost[i]
             best_item[w] = i
     # Only what is cheaper than all that carries more is worth a look.
@@ -106,7 +113,6 @@ def _fill_table(
                 which = best_item[w]
         table[d] = least
         choice[d] = which
-    return rate
 
 
 @part
@@ -242,8 +248,8 @@ def _trim(
 @entry(
     "(int8[::1], int32[::1], int32[::1], int32[:, ::1], int32[:, ::1], float64[::1], int64[::1], int64,"
     " int64, int64, float64[::1], int64[::1], float64, int64, float64[::1], float64[::1], int32[::1],"
-    " int64[::1], float64[:, ::1], int32[:, ::1], int64[::1], float64[::1], int64[::1], int64[::1],"
-    " int64[::1], int64[::1], float64[::1])"
+    " int64[::1], float64[:, ::1], int32[:, ::1], int64[::1], float64[::1], float64[::1], int64[::1],"
+    " int64[::1], int64[::1], int64[::1], float64[::1])"
 )
 def pick_items(
     phase: Tiny,
@@ -268,6 +274,7 @@ def pick_items(
     choice: Small,
     base_level: Ints,
     base_cost: Floats,
+    least_cost: Floats,
     kept: Ints,
     legs: Ints,
     out_item: Ints,
@@ -283,35 +290,52 @@ def pick_items(
     for r in range(len(kept)):
         kept[r] = 0
     for group in range(3 * regions):
-        rate = _fill_table(
-            begin[group], begin[group + 1], pattern, share, cost, target, steps, best, best_item,
-            weight, table[group], choice[group],
-        )  # fmt: skip
+        rate = _best_rate(begin[group], begin[group + 1], pattern, share, cost, target)
         base_level[group] = 0
         base_cost[group] = 0.0
+        least_cost[group] = rate
         if len(kept) > 0:
             _keep_running(
                 group // regions, group % regions, phase, region, pattern, share, new, cost, left, kept,
                 target, steps, rate, base_level, base_cost, group,
             )  # fmt: skip
-    # The legs that serve all of it for least: 0.. apart, regions.. together.
+            if base_level[group] > 0:
+                least_cost[group] = 0.0
+    # The legs that serve all of it for least: 0.. apart, regions.. together. One that costs more at its best
+    # rate than another does truly is not looked at.
     found = 0
-    for leg in range(2 * regions):
+    cheapest = np.inf
+    while True:
+        leg = -1
+        rate = np.inf
+        for each in range(2 * regions):
+            value = _leg_rate(each, regions, least_cost)
+            if value < rate:
+                rate = value
+                leg = each
+        if leg < 0 or rate >= cheapest or found >= _LEGS:
+            break
+        for which in range(2):
+            if leg >= regions and which == 1:
+                continue
+            group = regions + leg if leg >= regions else which * regions + leg
+            _fill_table(
+                begin[group], begin[group + 1], pattern, share, cost, target, steps, best, best_item,
+                weight, table[group], choice[group],
+            )  # fmt: skip
+            least_cost[group] = np.inf
         value = _leg_cost(leg, steps, regions, table, base_level, base_cost)
         if value == np.inf:
             continue
-        place = min(found, _LEGS - 1)
-        if found >= _LEGS and value >= _leg_cost(
-            legs[place], steps, regions, table, base_level, base_cost
-        ):
-            continue
+        place = found
         while place > 0 and value < _leg_cost(
             legs[place - 1], steps, regions, table, base_level, base_cost
         ):
             legs[place] = legs[place - 1]
             place -= 1
         legs[place] = leg
-        found = min(_LEGS, found + 1)
+        found += 1
+        cheapest = min(cheapest, value)
     covered[1] = np.inf
     if found == 0:
         return -1
@@ -362,6 +386,13 @@ def pick_items(
     for n in range(number):
         covered[1] += cost[out_item[n]] * out_count[n]
     return number
+
+
+@part
+def _leg_rate(leg: int, regions: int, least_cost: Floats) -> float:
+    """What a leg costs at least."""
+    value: float = least_cost[regions + leg]
+    return value if leg >= regions else value + least_cost[leg]
 
 
 @part

@@ -18,6 +18,9 @@ _LEAST_WEIGHT = 24
 """Steps that the items with the best rate should have at least: what rounding may lose is one of them."""
 
 
+_MOST_KNOWN = 3
+
+
 class PickerRoom:
     """Arrays that pickers of one model work in, one after the other."""
 
@@ -28,6 +31,7 @@ class PickerRoom:
         self.cost = np.empty(most)
         self.kept = np.empty(running, np.int64)
         self.base_level, self.base_cost = np.empty(groups, np.int64), np.empty(groups)
+        self.least_cost = np.empty(groups)
         self.legs = np.empty(8, np.int64)
         self.covered = np.empty(2)
         self._groups, self._running = groups, running
@@ -59,27 +63,42 @@ class ServicePicker:
         least = min((share for share in largest if share > 0.0), default=1.0)
         self._fine = _LEAST_WEIGHT / least
         self.cost = 0.0
+        self._known: list[tuple[Floats, float, dict[int, int] | None, float]] = []
 
     def pick(
         self, row_price: Floats, target: float = 1.0, chosen: dict[int, int] | None = None
     ) -> dict[int, int] | None:
         """Return items that cover `target` of the demand at the least price, beside those chosen already.
 
-        None where nothing does. What it costs at these prices is in `cost` then.
+        None where nothing does. What it costs at these prices is in `cost` then. Prices that were asked for
+        with are not to be changed: the last answers are known.
         """
+        if chosen:
+            return self._work_out(row_price, target, chosen)
+        for price, share, found, cost in self._known:
+            if price is row_price and share == target:
+                self.cost = cost
+                return None if found is None else dict(found)
+        found = self._work_out(row_price, target, {})
+        self._known = [(row_price, target, found, self.cost), *self._known[:_MOST_KNOWN]]
+        return None if found is None else dict(found)
+
+    def _work_out(
+        self, row_price: Floats, target: float, chosen: dict[int, int]
+    ) -> dict[int, int] | None:
         items, room = self.items, self._room
         steps = int(min(_MOST_STEPS, max(_STEPS, self._fine * target)))
         if room.width <= steps:
             room.widen(steps + 1)
         left = items.upper[self._new :].astype(np.int64)
-        for item, number in (chosen or {}).items():
+        for item, number in chosen.items():
             if item >= self._new:
                 left[item - self._new] -= number
         number = pick_items(
             items.phase, items.region, items.pattern, items.patterns.rows, items.patterns.amount,
             items.patterns.share, self._begin, items.kinds, self._new, self._regions, row_price, left,
             target, steps, room.cost[: len(items)], room.best, room.best_item, room.weight, room.table,
-            room.choice, room.base_level, room.base_cost, room.kept[: items.running], room.legs,
+            room.choice, room.base_level, room.base_cost, room.least_cost, room.kept[: items.running], room.legs,
             room.out_item, room.out_count, room.covered,
         )  # fmt: skip
         self.cost = float(room.covered[1])

@@ -243,8 +243,10 @@ class FastSearch:
         best: Fitted | None = None
         stale = 0
         for _ in range(rounds):
-            price = self._shared.copy()
-            price[: self.model.cells] *= scarce
+            price = self._shared
+            if (scarce > 1.0).any():
+                price = price.copy()
+                price[: self.model.cells] *= scarce
             wanted = np.zeros(self.model.rows, np.int64)
             found, failed = self._fill_all(order, targets, price, wanted)
             over = self._overload(wanted)
