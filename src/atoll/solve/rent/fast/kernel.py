@@ -439,8 +439,8 @@ def deal_slices(
 
     Large slices first, each to an open machine, or else to the machine that costs least for the GPUs that
     are still to be dealt, at `paid`. `used` has GPUs of each offer after that, `slices` by source, `total`
-    what each family costs. `spot_used` are GPUs on spot and all, of what was dealt before. Returns the first
-    family that does not fit, or -1.
+    what each family costs. `spot_used` are GPUs on spot so far, and all that are in use in the end. Returns the
+    first family that does not fit, or -1.
     """
     for f in which:
         rest = 0
@@ -464,7 +464,7 @@ def deal_slices(
                     if (
                         spot[k]
                         and spot_share < 1.0
-                        and spot_used[0] + size > spot_share * (spot_used[1] + rest) + _HAIR
+                        and spot_used[0] + size > spot_share * spot_used[1] + _HAIR
                     ):
                         continue
                     machines = -(-used[k] // gpus[k])
@@ -489,7 +489,6 @@ def deal_slices(
                 number -= taken
                 rest -= taken * size
                 used[k] += taken * size
-                spot_used[1] += taken * size
                 if spot[k]:
                     spot_used[0] += taken * size
                 slices[best] += taken

@@ -42,6 +42,22 @@ class Families:
     def __len__(self) -> int:
         return len(self.cell_begin) - 1
 
+    @property
+    def each(self) -> Ints:
+        """The numbers of all families."""
+        return np.arange(len(self))
+
+    def by_saving(self, model: RentModel) -> Ints:
+        """Return the families in the order in which spot saves most per GPU."""
+        supply = model.supply
+        per_gpu = supply.usd / supply.gpus
+        on, off = np.full(len(self), np.inf), np.full(len(self), np.inf)
+        some = supply.available > 0
+        np.minimum.at(on, self.of_offer[some & supply.spot], per_gpu[some & supply.spot])
+        np.minimum.at(off, self.of_offer[some & ~supply.spot], per_gpu[some & ~supply.spot])
+        saving = np.where(np.isfinite(on), np.minimum(off, 1e9) - np.where(np.isfinite(on), on, 0.0), 0.0)
+        return np.argsort(-saving, kind="stable").astype(np.int64)
+
     @classmethod
     def of(cls, model: RentModel) -> Families:
         """Return the families of a market."""
@@ -117,9 +133,15 @@ class Ledger:
         self.slices = np.zeros(len(families.source_offer), np.int64)
         self.total = np.zeros(len(families))
         self.paid = supply.usd.copy()
+        self.available = supply.available.copy()
         share = model.limits.spot_share
         self.spot_share = _ALL if share is None else float(share)
-        self._every = np.arange(len(families))
+        self._every = families.by_saving(model) if self.spot_share < _ALL else families.each
+        cell = np.repeat(np.arange(len(families.cell_of)), np.diff(families.source_begin))
+        self.gpus_of = np.zeros(model.cells, np.int64)
+        self.gpus_of[families.cell_of] = families.cell_gpus
+        self.source_gpus = families.cell_gpus[cell]
+        self.source_cell = families.cell_of[cell]
         self._unsound = np.zeros(0, np.int64)
 
     def copy(self) -> Books:
@@ -204,17 +226,17 @@ class Ledger:
         return np.unique(both)
 
     def _deal(self, which: Ints) -> bool:
-        if len(self._unsound):
+        if len(self._unsound) and which is not self._every:
             which = np.union1d(which, self._unsound)
         families, supply = self.families, self.model.supply
         spot_used = np.zeros(2, np.int64)
         if self.spot_share < _ALL:
             spot_used[0] = self.held[supply.spot].sum()
-            spot_used[1] = self.held.sum()
+            spot_used[1] = self.held.sum() + self.need @ self.gpus_of
         failed = deal_slices(
             which, families.cell_begin, families.cell_of, families.cell_gpus, families.source_begin,
             families.source_offer, families.offer_begin, families.offer_of, supply.gpus,
-            supply.available, self.need, self.held, supply.usd, self.paid, self.model.start, supply.spot,
+            self.available, self.need, self.held, supply.usd, self.paid, self.model.start, supply.spot,
             self.spot_share, self.used, self.slices, spot_used, self.total,
         )  # fmt: skip
         self._unsound = self._unsound[:0] if failed < 0 else which
@@ -235,10 +257,8 @@ class Ledger:
 
     def solution(self, items: tuple[dict[int, int], ...]) -> Solution:
         """Return what stands now as a solution of the model, with these items."""
-        families = self.families
-        cell = np.repeat(np.arange(len(families.cell_of)), np.diff(families.source_begin))
         slices = {
-            (int(families.source_offer[s]), int(families.cell_gpus[cell[s]])): int(self.slices[s])
+            (int(self.families.source_offer[s]), int(self.source_gpus[s])): int(self.slices[s])
             for s in np.flatnonzero(self.slices)
         }
         return Solution(self.machines.copy(), slices, items)

@@ -37,6 +37,8 @@ _ENOUGH = 3
 _TRIES = 24
 _MOVES = 4
 _MOST_PAIRS = 21
+_MOST_CLOSED = 6
+_MOST_USERS = 6
 _LITTLE = 0.05
 """What an empty part of a machine that is paid anyway is taken to cost, of its share."""
 _DEARER = 1.6
@@ -78,16 +80,20 @@ class FastSearch:
         self.ledger.paid = model.supply.usd + toll
         guided = replace(model, supply=replace(model.supply, usd=self.ledger.paid))
         self._shared = market_prices(guided).row
-        self._alone = market_prices(guided, alone=True).row if self.cut else self._shared
+        self._bases = [self._shared]
+        if self.cut:
+            self._bases.append(market_prices(guided, alone=True).row)
+        share = model.limits.spot_share
+        if share is not None and share < 1.0 and model.supply.spot.any():
+            self._bases += [_blend(guided, share, alone) for alone in ((False, True) if self.cut else (False,))]
 
     def _with_rooms(self) -> Floats:
         """Prices as they are: little for what fits into open machines, else all of a machine."""
-        families, ledger, supply = self.ledger.families, self.ledger, self.model.supply
-        price = self._alone.copy()
+        ledger, supply = self.ledger, self.model.supply
+        price = self._bases[1 if self.cut else 0].copy()
         room = ledger.machines * supply.gpus - ledger.used
-        cell = np.repeat(np.arange(len(families.cell_of)), np.diff(families.source_begin))
-        fits = room[families.source_offer] >= families.cell_gpus[cell]
-        open_cells = families.cell_of[np.unique(cell[fits])]
+        fits = room[ledger.families.source_offer] >= ledger.source_gpus
+        open_cells = ledger.source_cell[fits]
         price[open_cells] = _LITTLE * self._shared[open_cells]
         return price
 
@@ -238,14 +244,22 @@ class FastSearch:
         return limits.budget is None or rent <= limits.budget * (1.0 + _HAIR)
 
     def _fit_rounds(self, targets: Floats, rounds: int) -> Fitted | None:
+        """The cheapest of what fits at each of the sets of prices."""
+        found = [self._fit_at(targets, rounds, base) for base in self._bases]
+        fitting = [each for each in found if each is not None]
+        if fitting:
+            self.failed = set()
+        return min(fitting, key=lambda each: each.cost, default=None)
+
+    def _fit_at(self, targets: Floats, rounds: int, base: Floats) -> Fitted | None:
         scarce = np.ones(self.model.cells)
         order = self._order(targets)
         best: Fitted | None = None
         stale = 0
         for _ in range(rounds):
-            price = self._shared
+            price = base
             if (scarce > 1.0).any():
-                price = price.copy()
+                price = base.copy()
                 price[: self.model.cells] *= scarce
             wanted = np.zeros(self.model.rows, np.int64)
             found, failed = self._fill_all(order, targets, price, wanted)
@@ -255,9 +269,8 @@ class FastSearch:
             else:
                 stale += 1
             self.failed = set() if best is not None else failed
-            if not over.any() or (best is not None and stale >= _ENOUGH):
-                if best is not None or not failed:
-                    break
+            if best is not None and (stale >= _ENOUGH or not (over > 1.0).any()):
+                break
             scarce = np.where(over > 1.0, scarce * np.minimum(over, 3.0) ** 0.6, scarce)
             scarce = np.where(over < 0.9, np.maximum(1.0, 0.9 * scarce), scarce)
             if failed:
@@ -308,7 +321,7 @@ class FastSearch:
         together = np.where(asked > 0, asked / np.maximum(there, 1e-9), 0.0)
         out = own.copy()
         out[known] = np.maximum(own[known], together[families.of_cell[known]])
-        return np.where(out > 1.0, out, np.minimum(out, 0.99)) if (out > 1.0).any() else 0.0 * out
+        return out
 
     # Moving
 
@@ -344,6 +357,7 @@ class FastSearch:
             moving = [m for loss, m in losses if idle or loss > _WORTH * max(1.0, before)]
             for m in moving:
                 self._move([m], targets)
+            self._close_all(targets)
             for pair in itertools.islice(itertools.combinations(moving[:7], 2), _MOST_PAIRS):
                 self._move(list(reversed(pair)), targets)
             if self.ledger.cost >= before * (1.0 - _WORTH):
@@ -357,10 +371,10 @@ class FastSearch:
         best, books = ledger.cost * (1.0 - _WORTH), ledger.copy()
         kept = {m: self.give_back(m) for m in some}
         without = ledger.copy()
-        prices = [self._shared, *([self._alone, self._with_rooms()] if self.cut else [])]
-        for number, price in enumerate(prices):
-            for place, m in enumerate(some):
-                now = self._with_rooms() if number == 2 and place else price
+        prices = [*self._bases, *([None] if self.cut else [])]
+        for price in prices:
+            for m in some:
+                now = self._with_rooms() if price is None else price
                 if not self.fill(m, float(targets[m]), now):
                     break
             else:
@@ -375,6 +389,42 @@ class FastSearch:
         ledger.go_back(books)
         for m in some:
             self.chosen[m] = kept[m]
+
+    def _close_all(self, targets: Floats) -> None:
+        """Try to do without a machine of each offer that has idle GPUs, the dearest first."""
+        supply, ledger = self.model.supply, self.ledger
+        idle = ledger.machines * supply.gpus - ledger.used
+        worth = idle * supply.usd / supply.gpus
+        for k in np.argsort(-worth, kind="stable")[:_MOST_CLOSED]:
+            if worth[k] <= 0.0:
+                break
+            used = int(ledger.used[k] - (ledger.machines[k] - 1) * supply.gpus[k])
+            some = self._users(int(k), used)
+            if not some:
+                continue
+            ledger.available[k] = ledger.machines[k] - 1
+            self._move(some, targets)
+            ledger.available[k] = supply.available[k]
+
+    def _users(self, k: int, gpus: int) -> list[int]:
+        """Services with nodes of the family of an offer, the fewest first, until so many GPUs are theirs."""
+        families = self.ledger.families
+        own = families.of_cell == families.of_offer[k]
+        sizes = np.where(own, self.ledger.gpus_of, 0)
+        taken = []
+        for m, chosen in enumerate(self.chosen):
+            if chosen:
+                used = self.pickers[m].items.use(chosen, self.model.rows)
+                number = int(used[: self.model.cells] @ sizes) + int(used[self.model.cells + k])
+                if number:
+                    taken.append((number, m))
+        some, total = [], 0
+        for number, m in sorted(taken):
+            if total >= gpus or len(some) >= _MOST_USERS:
+                break
+            some.append(m)
+            total += number
+        return some[::-1]
 
     # Shortage
 
@@ -429,6 +479,17 @@ class FastSearch:
 
     def _holds(self) -> bool:
         return self.ledger.within and self.ledger.spot_fits
+
+
+def _blend(model: RentModel, share: float, alone: bool) -> Floats:
+    """Prices of nodes of which a share at most may be spot: that much at its price, the rest at the others'."""
+    spot = model.supply.spot
+    never = replace(model.supply, available=np.where(spot, 0, model.supply.available))
+    cheap = market_prices(model, alone=alone).row
+    steady = market_prices(replace(model, supply=never), alone=alone).row
+    # Where only spot is sold, something else has to make up for it.
+    steady = np.where((steady > 0.0) | (cheap == 0.0), steady, 2.5 * cheap)
+    return share * cheap + (1.0 - share) * steady
 
 
 def _add(chosen: dict[int, int], more: dict[int, int]) -> None:
