@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.solve.rent.fast.polish import cheaper, most_common, shortlist
 from atoll.solve.rent.fast.search import FastSearch, Fitted
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution, items_of
 from atoll.solve.rent.types import (
@@ -30,6 +31,9 @@ Floats = NDArray[np.float64]
 _KEEP = 1e-6
 """Share of a GPU's price that taking it anew is taken to cost at least, so that equal instances are kept."""
 _ALL = 1.0 - 1e-9
+_CLOSE = 0.01
+"""A plan this close to what everything costs with full machines is left as it is."""
+_LITTLE = 1e-3
 
 
 def allocate_fast(
@@ -62,11 +66,43 @@ def allocate_fast(
     )
     search = FastSearch(model)
     whole = len(active) == len(demanded)
-    found = search.fit(np.ones(len(active))) if whole or on_shortage != "fraction" else None
+    found = fit_all(search) if whole and active else None
     if found is None and active:
-        found = search.fit_most(on_shortage == "priority")
+        found = fit_most(search, on_shortage == "priority")
     hopeless = [services[m].name for m in demanded if m not in active]
     return _answer(services, supply, init_penalty, model, demanded, active, found, hopeless)
+
+
+def fit_all(search: FastSearch) -> Fitted | None:
+    """Serve everything: by moving services, and by a short programme where that leaves something to gain."""
+    found = search.fit(np.ones(len(search.pickers)))
+    if found is not None and found.cost <= search.lower_bound() * (1.0 + _CLOSE):
+        return found
+    used = [{} for _ in search.pickers] if found is None else found.solution.items
+    let_in = shortlist(search.model, search.pickers, search.bases, used)
+    if let_in is None:
+        return found
+    start = None if found is None else found.solution
+    solution = cheaper(search.model, let_in, start)
+    better = None if solution is None else search.adopt(solution)
+    if better is None or better.served.min() < _ALL:
+        return found
+    return better if found is None or better.cost < found.cost else found
+
+
+def fit_most(search: FastSearch, priority: bool) -> Fitted | None:
+    """Serve as much as can be found: by bisection, and by a short programme for the largest common share."""
+    found = search.fit_most(priority)
+    if priority or found is None:
+        return found
+    let_in = shortlist(search.model, search.pickers, search.bases, found.solution.items)
+    if let_in is None:
+        return found
+    solution = most_common(search.model, let_in, found.solution)
+    better = None if solution is None else search.adopt(solution)
+    if better is None or better.served.min() <= found.served.min() + _LITTLE:
+        return found
+    return search.settle(better)
 
 
 def _servable(items: ServiceItems, spread: int, regions: int) -> bool:
@@ -100,7 +136,9 @@ def _answer(
     short = bool(served.min(initial=1.0) < _ALL)
     status: Status = "feasible"
     if short:
-        status = "partial" if found is not None and found.served.max(initial=0.0) > 0.0 else "infeasible"
+        status = (
+            "partial" if found is not None and found.served.max(initial=0.0) > 0.0 else "infeasible"
+        )
     chosen = tuple(
         _allocated(model, m, at, item, number)
         for at, m in enumerate(active)

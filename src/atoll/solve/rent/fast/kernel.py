@@ -407,12 +407,8 @@ def _leg_cost(
     )
 
 
-@entry(
-    "(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
-    " int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[::1],"
-    " boolean[::1], float64, int64[::1], int64[::1], int64[::1], float64[::1])"
-)
-def deal_slices(
+@part
+def _deal(
     which: Ints,
     cell_begin: Ints,
     cell_of: Ints,
@@ -498,3 +494,76 @@ def deal_slices(
             cost += usd[k] * -(-used[k] // gpus[k])
         total[f] = cost
     return -1
+
+
+deal_slices = entry(
+    "(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
+    " int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[::1],"
+    " boolean[::1], float64, int64[::1], int64[::1], int64[::1], float64[::1])"
+)(_deal)
+
+
+@entry(
+    "(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
+    " int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[::1],"
+    " boolean[::1], float64, int64[::1], int64[::1], int64[::1], float64[::1], int64[::1], int64[::1],"
+    " float64[::1])"
+)
+def price_one_more(
+    which: Ints,
+    cell_begin: Ints,
+    cell_of: Ints,
+    cell_gpus: Ints,
+    source_begin: Ints,
+    source_offer: Ints,
+    offer_begin: Ints,
+    offer_of: Ints,
+    gpus: Ints,
+    available: Ints,
+    need: Ints,
+    held: Ints,
+    usd: Floats,
+    paid: Floats,
+    start: Floats,
+    spot: Bools,
+    spot_share: float,
+    used: Ints,
+    slices: Ints,
+    spot_used: Ints,
+    total: Floats,
+    one: Ints,
+    spot_start: Ints,
+    price: Floats,
+) -> None:
+    """Write what one more node of each cell costs now, inf where there is none.
+
+    `which` are all families where a limit on spot joins them; else it is empty, and each is dealt alone.
+    `total`, `used`, `slices` and `spot_used` are room to work in.
+    """
+    before = np.inf
+    for f in range(len(cell_begin) - 1):
+        one[0] = f
+        some = which if len(which) > 0 else one
+        for step in range(-1, cell_begin[f + 1] - cell_begin[f]):
+            c = cell_begin[f] + step
+            spot_used[0] = spot_start[0]
+            spot_used[1] = spot_start[1]
+            if step >= 0:
+                need[cell_of[c]] += 1
+                spot_used[1] += cell_gpus[c]
+            failed = _deal(
+                some, cell_begin, cell_of, cell_gpus, source_begin, source_offer, offer_begin, offer_of,
+                gpus, available, need, held, usd, paid, start, spot, spot_share, used, slices, spot_used,
+                total,
+            )  # fmt: skip
+            value = np.inf
+            if failed < 0:
+                value = 0.0
+                for g in some:
+                    value += total[g]
+            if step < 0:
+                before = value
+            else:
+                need[cell_of[c]] -= 1
+                # What cannot be dealt now cannot be compared.
+                price[cell_of[c]] = max(0.0, value - before) if before < np.inf else np.inf

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.fast.kernel import deal_slices
+from atoll.solve.rent.fast.kernel import deal_slices, price_one_more
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,9 @@ class Families:
         some = supply.available > 0
         np.minimum.at(on, self.of_offer[some & supply.spot], per_gpu[some & supply.spot])
         np.minimum.at(off, self.of_offer[some & ~supply.spot], per_gpu[some & ~supply.spot])
-        saving = np.where(np.isfinite(on), np.minimum(off, 1e9) - np.where(np.isfinite(on), on, 0.0), 0.0)
+        saving = np.where(
+            np.isfinite(on), np.minimum(off, 1e9) - np.where(np.isfinite(on), on, 0.0), 0.0
+        )
         return np.argsort(-saving, kind="stable").astype(np.int64)
 
     @classmethod
@@ -241,6 +243,23 @@ class Ledger:
         )  # fmt: skip
         self._unsound = self._unsound[:0] if failed < 0 else which
         return bool(failed < 0)
+
+    def marginal(self, price: Floats) -> Floats:
+        """Return prices at which one more node of each cell costs what it would cost now."""
+        families, supply = self.families, self.model.supply
+        limited = self.spot_share < _ALL
+        out = price.copy()
+        room = (np.empty_like(self.used), np.empty_like(self.slices), np.empty(2, np.int64))
+        on_spot = int(self.held[supply.spot].sum())
+        start = np.array([on_spot, self.held.sum() + self.need @ self.gpus_of], np.int64)
+        price_one_more(
+            self._every if limited else self._every[:0], families.cell_begin, families.cell_of,
+            families.cell_gpus, families.source_begin, families.source_offer, families.offer_begin,
+            families.offer_of, supply.gpus, self.available, self.need, self.held, supply.usd, self.paid,
+            self.model.start, supply.spot, self.spot_share, *room, np.empty_like(self.total),
+            np.empty(1, np.int64), start, out,
+        )  # fmt: skip
+        return out
 
     @property
     def sound(self) -> bool:

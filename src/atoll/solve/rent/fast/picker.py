@@ -123,3 +123,34 @@ class ServicePicker:
             for (phase, region), share in level.items()
             if phase != DECODE
         )
+
+    def group(self, item: int) -> Ints:
+        """Return the items of the same phase and region as one of them."""
+        items = self.items
+        same = (items.phase == items.phase[item]) & (items.region == items.region[item])
+        return np.flatnonzero(same)
+
+    def needed(self, chosen: dict[int, int], item: int, target: float) -> float:
+        """Return the share that an item of the phase and region of `item` must have beside those chosen."""
+        items = self.items
+        phase, region = int(items.phase[item]), int(items.region[item])
+        if phase == BOTH:
+            return target - self.served(chosen)
+        here = {
+            each: number
+            for each, number in chosen.items()
+            if int(items.region[each]) == region and items.phase[each] != BOTH
+        }
+        others = {each: number for each, number in chosen.items() if each not in here}
+        own = sum(
+            float(items.share[each]) * number
+            for each, number in here.items()
+            if items.phase[each] == phase
+        )
+        return target - self.served(others) - own
+
+    def groups(self) -> list[Ints]:
+        """Return the items of each phase and region that has any."""
+        items = self.items
+        key = items.phase.astype(np.int64) * self._regions + items.region
+        return [np.flatnonzero(key == each) for each in np.unique(key)]

@@ -36,7 +36,8 @@ _ENOUGH = 3
 """Rounds without a cheaper plan after which dearer nodes are given up."""
 _TRIES = 24
 _MOVES = 4
-_MOST_PAIRS = 21
+_MOST_PAIRS = 30
+_CANDIDATES = 4
 _MOST_CLOSED = 6
 _MOST_USERS = 6
 _LITTLE = 0.05
@@ -85,7 +86,9 @@ class FastSearch:
             self._bases.append(market_prices(guided, alone=True).row)
         share = model.limits.spot_share
         if share is not None and share < 1.0 and model.supply.spot.any():
-            self._bases += [_blend(guided, share, alone) for alone in ((False, True) if self.cut else (False,))]
+            self._bases += [
+                _blend(guided, share, alone) for alone in ((False, True) if self.cut else (False,))
+            ]
 
     def _with_rooms(self) -> Floats:
         """Prices as they are: little for what fits into open machines, else all of a machine."""
@@ -304,7 +307,9 @@ class FastSearch:
     def _fitted(self) -> Fitted:
         items = tuple(dict(sorted(chosen.items())) for chosen in self.chosen)
         served = [p.served(c) for p, c in zip(self.pickers, self.chosen, strict=True)]
-        return Fitted(self.ledger.solution(items), self.ledger.cost, np.array(served), self.ledger.copy())
+        return Fitted(
+            self.ledger.solution(items), self.ledger.cost, np.array(served), self.ledger.copy()
+        )
 
     def _overload(self, wanted: Ints) -> Floats:
         """By cell, how many times more of it is wanted than there is: nodes of its own, GPUs of its family."""
@@ -358,8 +363,10 @@ class FastSearch:
             for m in moving:
                 self._move([m], targets)
             self._close_all(targets)
-            for pair in itertools.islice(itertools.combinations(moving[:7], 2), _MOST_PAIRS):
-                self._move(list(reversed(pair)), targets)
+            for pair in itertools.islice(itertools.permutations(moving[:6], 2), _MOST_PAIRS):
+                self._move(list(pair), targets)
+            for m in moving:
+                self._swap(m, float(targets[m]))
             if self.ledger.cost >= before * (1.0 - _WORTH):
                 break
         after = self._fitted()
@@ -371,10 +378,12 @@ class FastSearch:
         best, books = ledger.cost * (1.0 - _WORTH), ledger.copy()
         kept = {m: self.give_back(m) for m in some}
         without = ledger.copy()
-        prices = [*self._bases, *([None] if self.cut else [])]
+        prices: list[Floats | None] = [*self._bases, None]
+        if self.cut:
+            prices.append(self._with_rooms())
         for price in prices:
             for m in some:
-                now = self._with_rooms() if price is None else price
+                now = ledger.marginal(self._shared) if price is None else price
                 if not self.fill(m, float(targets[m]), now):
                     break
             else:
@@ -389,6 +398,44 @@ class FastSearch:
         ledger.go_back(books)
         for m in some:
             self.chosen[m] = kept[m]
+
+    def _swap(self, m: int, target: float) -> None:
+        """Exchange single items of a service for others of their phase and region, at what those really cost."""
+        ledger, picker = self.ledger, self.pickers[m]
+        items = picker.items
+        for item in sorted(self.chosen[m]):
+            chosen = self.chosen[m]
+            if chosen.get(item, 0) < 1:
+                continue
+            bound, books, cost = ledger.within, ledger.copy(), ledger.cost
+            less = dict(chosen)
+            _add(less, {item: -1})
+            needed = picker.needed(less, item, target)
+            ledger.take(items, item, -1)
+            group = picker.group(item)
+            price = items.prices(ledger.marginal(self._shared))[group]
+            price[items.share[group] < needed * (1.0 - _HAIR)] = np.inf
+            best, found = cost * (1.0 - _WORTH), None
+            without = ledger.copy()
+            for place in np.argsort(price, kind="stable")[:_CANDIDATES]:
+                other = int(group[place])
+                if not price[place] < np.inf:
+                    break
+                if other == item or less.get(other, 0) >= items.upper[other]:
+                    continue
+                if ledger.take(items, other, 1):
+                    more = dict(less)
+                    _add(more, {other: 1})
+                    fits = ledger.spot_fits and (ledger.within or not bound)
+                    if fits and ledger.cost < best and self._stands_enough(m, more):
+                        best, found = ledger.cost, (more, ledger.copy())
+                ledger.go_back(without)
+            if found is None:
+                ledger.go_back(books)
+            else:
+                self.chosen[m] = found[0]
+                ledger.go_back(found[1])
+            self._full[:] = False
 
     def _close_all(self, targets: Floats) -> None:
         """Try to do without a machine of each offer that has idle GPUs, the dearest first."""
@@ -426,6 +473,57 @@ class FastSearch:
             total += number
         return some[::-1]
 
+    # A programme
+
+    @property
+    def bases(self) -> list[Floats]:
+        """The sets of prices that guide."""
+        return self._bases
+
+    def lower_bound(self) -> float:
+        """Return what serving everything costs at least with these items, every machine full."""
+        total = 0.0
+        for picker in self.pickers:
+            picker.pick(self._shared, 1.0)
+            total += picker.cost
+        return total
+
+    def adopt(self, solution: Solution) -> Fitted | None:
+        """Return a solution as one that fits, with the machines that it has; None where limits forbid it."""
+        self.clear()
+        supply, ledger = self.model.supply, self.ledger
+        slots = {
+            (int(k), int(gpus)): s
+            for s, (k, gpus) in enumerate(
+                zip(ledger.families.source_offer, ledger.source_gpus, strict=True)
+            )
+        }
+        for m, chosen in enumerate(solution.items):
+            use = self.pickers[m].items.use(chosen, self.model.rows)
+            ledger.need += use[: self.model.cells]
+            ledger.held += use[self.model.cells :]
+        ledger.used[:] = ledger.held
+        for (k, gpus), number in solution.slices.items():
+            ledger.slices[slots[k, gpus]] = number
+            ledger.used[k] += gpus * number
+        starts = {k: 0.0 for k in range(len(supply.usd))}
+        for (k, gpus), number in solution.slices.items():
+            starts[k] += float(self.model.start[k]) * gpus * number
+        np.add.at(
+            ledger.total,
+            ledger.families.of_offer,
+            supply.usd * ledger.machines + np.array(list(starts.values())),
+        )
+        self.chosen = [dict(chosen) for chosen in solution.items]
+        dealt = np.zeros(self.model.cells, np.int64)
+        np.add.at(dealt, ledger.source_cell, ledger.slices)
+        fits = (dealt == ledger.need).all() and (ledger.machines <= supply.available).all()
+        if not fits or not ledger.spot_fits or not ledger.within:
+            return None
+        if not all(self._stands_enough(m, chosen) for m, chosen in enumerate(self.chosen)):
+            return None
+        return self._fitted()
+
     # Shortage
 
     def fit_most(self, priority: bool) -> Fitted | None:
@@ -438,7 +536,9 @@ class FastSearch:
         found = self.fit(least * some, rounds=3, move=False)
         while found is None and some.any():
             # Not even one instance of each: one less, of those that found no place, or of all.
-            short = [m for m in range(len(some)) if some[m] and (m in self.failed or not self.failed)]
+            short = [
+                m for m in range(len(some)) if some[m] and (m in self.failed or not self.failed)
+            ]
             out = min(short or np.flatnonzero(some).tolist(), key=lambda m: (weights[m], -m))
             some[out] = False
             found = self.fit(least * some, rounds=3, move=False) if some.any() else None
@@ -453,6 +553,11 @@ class FastSearch:
             else:
                 low, best = middle, trial
         return self._move_within(low * some, best)
+
+    def settle(self, found: Fitted) -> Fitted:
+        """Return what serves the same common share of all for less, if that is found."""
+        share = min(1.0, float(found.served.min()))
+        return self._move_within(np.full(len(self.pickers), share), found)
 
     def _move_within(self, targets: Floats, found: Fitted) -> Fitted:
         after = self._move_all(targets, found)

@@ -2,7 +2,7 @@
 
 Template libraries hold every set of nodes worth having, which takes seconds for fleets of many kinds. Most
 of what a cheap plan uses is of the kinds that carry most per dollar. So a role gets every single node, every
-set of equal nodes, and every set of up to `max_nodes_per_instance` nodes of its `_KINDS` best kinds, laid out
+set of equal nodes, and every set of up to `max_nodes_per_instance` nodes of its best kinds, as many of these as effort allows, laid out
 exactly (`templates.generate`). Nothing is read from disk; what was made for the last fleets stays in memory.
 """
 
@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import parse_role
 from atoll.plan.problem import Problem
-from atoll.solve.templates.generate import RoleTables, TemplateLibrary, generate, search_limits
+from atoll.solve.templates.generate import (
+    RoleTables,
+    TemplateLibrary,
+    generate,
+    multiset_count,
+    search_limits,
+)
 from atoll.solve.templates.library import (
     Libraries,
     Sources,
@@ -31,8 +37,10 @@ from atoll.solve.templates.library import (
 
 Floats = NDArray[np.float64]
 
-_KINDS = 6
-"""Kinds of nodes that sets are made of."""
+_LEAST_KINDS = 4
+_SETS = 12_000
+"""Sets of nodes that are laid out, of all roles together: those of about six kinds for twelve roles."""
+_MOST_SETS = 3_000
 _MOST_KEPT = 256
 
 _KEPT: OrderedDict[tuple[int, str, str], tuple[Catalog, TemplateLibrary]] = OrderedDict()
@@ -45,13 +53,16 @@ def promising_libraries(problem: Problem, catalog: Catalog) -> Libraries:
     sources: Sources | None = None
     roles: dict[str, TemplateLibrary] = {}
     place = place_key(problem) + json.dumps(usd)
-    for asked, alike in alike_roles(problem).items():
+    every = alike_roles(problem)
+    effort = min(_MOST_SETS, _SETS // max(1, len(every)))
+    place = f"{place} {effort}"
+    for asked, alike in every.items():
         key = (id(catalog), asked, place)
         known = _KEPT.get(key)
         if known is None or known[0] is not catalog:
             if sources is None:
                 sources = {kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds}
-            known = (catalog, _make(problem, catalog, alike[0], sources, usd))
+            known = (catalog, _make(problem, catalog, alike[0], sources, usd, effort))
             _KEPT[key] = known
             while len(_KEPT) > _MOST_KEPT:
                 _KEPT.popitem(last=False)
@@ -71,12 +82,17 @@ def _cheapest(problem: Problem) -> list[float]:
 
 
 def _make(
-    problem: Problem, catalog: Catalog, role: str, sources: Sources, usd: Sequence[float]
+    problem: Problem,
+    catalog: Catalog,
+    role: str,
+    sources: Sources,
+    usd: Sequence[float],
+    effort: int,
 ) -> TemplateLibrary:
     tables = role_tables(problem, catalog, parse_role(role), sources=sources)
     most = problem.settings.max_nodes_per_instance
     price = np.array(usd)
-    best = _most_promising(tables, price)
+    best = _most_promising(tables, price, _number_of_kinds(len(usd), most, effort))
     nodes, _ = search_limits(len(best), most)
     found = generate(_only(tables, best), nodes)
     counts = np.zeros((len(found), len(tables.node_types)), np.int8)
@@ -93,14 +109,22 @@ def _make(
     )
 
 
-def _most_promising(tables: RoleTables, usd: Floats) -> list[int]:
+def _number_of_kinds(kinds: int, nodes: int, effort: int) -> int:
+    """How many kinds may be combined so that there are no more than `effort` sets of them."""
+    number = min(kinds, _LEAST_KINDS)
+    while number < kinds and multiset_count(number + 1, nodes) <= effort:
+        number += 1
+    return number
+
+
+def _most_promising(tables: RoleTables, usd: Floats, number: int) -> list[int]:
     """The kinds that carry most layers times flow per dollar, in any number of stages."""
     held = np.arange(tables.layers + 1)
     work = (tables.steady * held).max(axis=(0, 1, 3)) / tables.layers
     with np.errstate(divide="ignore", invalid="ignore"):
         worth = np.where(np.isfinite(usd), work / np.maximum(usd, 1e-6), 0.0)
     order = np.argsort(-worth, kind="stable")
-    return sorted(int(c) for c in order[:_KINDS] if worth[c] > 0.0) or [int(order[0])]
+    return sorted(int(c) for c in order[:number] if worth[c] > 0.0) or [int(order[0])]
 
 
 def _only(tables: RoleTables, kinds: Sequence[int]) -> RoleTables:
@@ -125,5 +149,3 @@ def _equal_nodes(
         counts.append(some)
         rates.append(found.throughput)
     return np.concatenate(counts), np.concatenate(rates)
-
-
