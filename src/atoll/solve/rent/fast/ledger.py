@@ -244,6 +244,17 @@ class Ledger:
         self._unsound = self._unsound[:0] if failed < 0 else which
         return bool(failed < 0)
 
+    def sum_up(self) -> None:
+        """Count GPUs and what they cost anew, of what is held and of slices as they are dealt."""
+        families, supply = self.families, self.model.supply
+        gpus = self.slices * self.source_gpus
+        self.used[:] = self.held
+        np.add.at(self.used, families.source_offer, gpus)
+        self.total[:] = 0.0
+        np.add.at(self.total, families.of_offer, supply.usd * self.machines)
+        offers = families.source_offer
+        np.add.at(self.total, families.of_offer[offers], self.model.start[offers] * gpus)
+
     def marginal(self, price: Floats) -> Floats:
         """Return prices at which one more node of each cell costs what it would cost now."""
         families, supply = self.families, self.model.supply

@@ -502,22 +502,18 @@ class FastSearch:
             use = self.pickers[m].items.use(chosen, self.model.rows)
             ledger.need += use[: self.model.cells]
             ledger.held += use[self.model.cells :]
-        ledger.used[:] = ledger.held
         for (k, gpus), number in solution.slices.items():
             ledger.slices[slots[k, gpus]] = number
-            ledger.used[k] += gpus * number
-        starts = {k: 0.0 for k in range(len(supply.usd))}
-        for (k, gpus), number in solution.slices.items():
-            starts[k] += float(self.model.start[k]) * gpus * number
-        np.add.at(
-            ledger.total,
-            ledger.families.of_offer,
-            supply.usd * ledger.machines + np.array(list(starts.values())),
-        )
+        # A programme may take more slices than are in use where that costs it nothing.
+        over = -ledger.need
+        np.add.at(over, ledger.source_cell, ledger.slices)
+        for s in np.flatnonzero(ledger.slices):
+            spare = min(int(ledger.slices[s]), max(0, int(over[ledger.source_cell[s]])))
+            ledger.slices[s] -= spare
+            over[ledger.source_cell[s]] -= spare
+        ledger.sum_up()
         self.chosen = [dict(chosen) for chosen in solution.items]
-        dealt = np.zeros(self.model.cells, np.int64)
-        np.add.at(dealt, ledger.source_cell, ledger.slices)
-        fits = (dealt == ledger.need).all() and (ledger.machines <= supply.available).all()
+        fits = not over.any() and bool((ledger.machines <= supply.available).all())
         if not fits or not ledger.spot_fits or not ledger.within:
             return None
         if not all(self._stands_enough(m, chosen) for m, chosen in enumerate(self.chosen)):
