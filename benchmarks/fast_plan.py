@@ -1,17 +1,17 @@
 """The fast solver: how long a plan takes, and how much dearer it is than the proven optimum.
 
 fast_cpu_s_48x3 is a whole `solve(problem, solver="fast")`, assembly and independent validation included, for
-48 models in three regions (Coral's extended set-up with every model eight times, see `benchmarks.allocation`),
-compiled code loaded. No template comes from a cache on disk. It is measured three times: for a fleet that was
-planned before and has other rates now, which is what a re-plan asks (`fast_cpu_s_48x3`); for the very same
-fleet again (`fast_again_cpu_s_48x3`); and for one of which nothing is known, all promises and lengths being
-new (`fast_cold_cpu_s_48x3`).
+48 models in three regions (Coral's extended set-up with every model eight times, as in
+`benchmarks.allocation`), compiled code loaded. No template comes from a cache on disk. It is measured three
+times: for a fleet that was planned before and has other rates now, which is what a re-plan asks
+(`fast_cpu_s_48x3`); for the very same fleet again (`fast_again_cpu_s_48x3`); and for one of which nothing is
+known, all promises and lengths being new (`fast_cold_cpu_s_48x3`).
 
 Gaps are per cent above the optimum that the default solver proves (to 0.1 %), or above its bound where it
 proves less, over the rented examples and 100 random fleets (seeds 0 to 99): machines whole and cut, spot,
-owned nodes, limits, scarce nodes, phases apart, together or as is best. Where not all can be served the gap is
-in the share that is served. `fast_over_baseline` is the most that the fast plan costs above the cheaper of the
-homogeneous baselines, in per cent; below 0 it is cheaper everywhere.
+limits, scarce nodes, phases apart, together or as is best. Where not all can be served the gap is in the
+share that is served. `fast_over_baseline` is the most that the fast plan costs above a homogeneous baseline
+that serves everything, in per cent; below 0 it is cheaper everywhere.
 """
 
 from __future__ import annotations

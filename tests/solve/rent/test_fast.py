@@ -30,8 +30,8 @@ from tests.solve.rent.cases import (
 )
 from tests.solve.rent.cases import service as asked_for
 
-SOME = settings(max_examples=40, deadline=None, derandomize=True)
-FEW = settings(max_examples=12, deadline=None, derandomize=True)
+SOME = settings(max_examples=15, deadline=None, derandomize=True)
+FEW = settings(max_examples=5, deadline=None, derandomize=True)
 
 
 def allocated(case: Case, **options: object) -> Allocation:

@@ -1,8 +1,8 @@
 """Solvers for nodes that can be rented behind one call: a problem with offers in, a plan out.
 
-`optimal` is the default: exact templates, then the cheapest allocation of them. `fast` is a heuristic over few
-templates (`rent.fast`). The others are simple ways to rent, to compare with (`baselines`). All of them choose
-among templates, which are made when they are needed.
+`optimal` is the default: exact templates, then the cheapest allocation of them. `fast` is a heuristic over
+few templates (`rent.fast`). The others are simple ways to rent, to compare with (`baselines`). All of them
+choose among templates, which are made when they are needed.
 """
 
 from __future__ import annotations

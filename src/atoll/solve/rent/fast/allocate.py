@@ -79,7 +79,7 @@ def fit_all(search: FastSearch) -> Fitted | None:
     if found is not None and found.cost <= search.lower_bound() * (1.0 + _CLOSE):
         return found
     used = [{} for _ in search.pickers] if found is None else found.solution.items
-    let_in = shortlist(search.model, search.pickers, search.bases, used)
+    let_in = shortlist(search.pickers, search.bases, used)
     if let_in is None:
         return found
     start = None if found is None else found.solution
@@ -95,7 +95,7 @@ def fit_most(search: FastSearch, priority: bool) -> Fitted | None:
     found = search.fit_most(priority)
     if priority or found is None:
         return found
-    let_in = shortlist(search.model, search.pickers, search.bases, found.solution.items)
+    let_in = shortlist(search.pickers, search.bases, found.solution.items)
     if let_in is None:
         return found
     solution = most_common(search.model, let_in, found.solution)

@@ -183,7 +183,6 @@ def _write_items(
     new: int,
     target: float,
     steps: int,
-    table: Floats,
     choice: Small,
     base_level: Ints,
     kept: Ints,
@@ -251,7 +250,7 @@ def _trim(
     " int64[::1], float64[:, ::1], int32[:, ::1], int64[::1], float64[::1], float64[::1], int64[::1],"
     " int64[::1], int64[::1], int64[::1], float64[::1])"
 )
-def pick_items(
+def pick_items(  # noqa: C901 - one pass over groups, legs and levels
     phase: Tiny,
     region: Small,
     pattern: Small,
@@ -371,7 +370,7 @@ def pick_items(
             start = number
             for d in range(lowest, level + 1):
                 number = _write_items(
-                    group, d, of, at, phase, region, pattern, share, new, target, steps, table, choice,
+                    group, d, of, at, phase, region, pattern, share, new, target, steps, choice,
                     base_level, kept, start, out_item, out_count, covered,
                 )  # fmt: skip
                 if number < 0:
@@ -408,7 +407,7 @@ def _leg_cost(
 
 
 @part
-def _deal(
+def _deal(  # noqa: C901 - one loop over families, cells and offers
     which: Ints,
     cell_begin: Ints,
     cell_of: Ints,
@@ -435,8 +434,8 @@ def _deal(
 
     Large slices first, each to an open machine, or else to the machine that costs least for the GPUs that
     are still to be dealt, at `paid`. `used` has GPUs of each offer after that, `slices` by source, `total`
-    what each family costs. `spot_used` are GPUs on spot so far, and all that are in use in the end. Returns the
-    first family that does not fit, or -1.
+    what each family costs. `spot_used` are GPUs on spot so far, and all that are in use in the end. Returns
+    the first family that does not fit, or -1.
     """
     for f in which:
         rest = 0

@@ -70,8 +70,8 @@ class ServicePicker:
     ) -> dict[int, int] | None:
         """Return items that cover `target` of the demand at the least price, beside those chosen already.
 
-        None where nothing does. What it costs at these prices is in `cost` then. Prices that were asked for
-        with are not to be changed: the last answers are known.
+        None where nothing does. What it costs at these prices is in `cost` then. Prices once asked with are
+        not to be changed: the last answers are known.
         """
         if chosen:
             return self._work_out(row_price, target, chosen)
@@ -98,8 +98,8 @@ class ServicePicker:
             items.phase, items.region, items.pattern, items.patterns.rows, items.patterns.amount,
             items.patterns.share, self._begin, items.kinds, self._new, self._regions, row_price, left,
             target, steps, room.cost[: len(items)], room.best, room.best_item, room.weight, room.table,
-            room.choice, room.base_level, room.base_cost, room.least_cost, room.kept[: items.running], room.legs,
-            room.out_item, room.out_count, room.covered,
+            room.choice, room.base_level, room.base_cost, room.least_cost, room.kept[: items.running],
+            room.legs, room.out_item, room.out_count, room.covered,
         )  # fmt: skip
         self.cost = float(room.covered[1])
         if number < 0:

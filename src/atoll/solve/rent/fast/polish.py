@@ -30,7 +30,6 @@ _LEVELS = 16
 
 
 def shortlist(
-    model: RentModel,
     pickers: Sequence[ServicePicker],
     bases: Sequence[Floats],
     used: Sequence[dict[int, int]],

@@ -1,8 +1,8 @@
 """The heuristic: services take what is cheapest for them, in turn, and are then moved while that helps.
 
 1. *Fit.* Every service in turn covers its share at prices, of what is left (`fill`). Nodes that more would
-   like to have than there are get dearer, services that found nothing come first, and all of it is done again,
-   a few times; the cheapest that serves all is kept.
+   like to have than there are get dearer, services that found nothing come first, and all of it is done
+   again, a few times; the cheapest that serves all is kept.
 2. *Move.* A service gives back what it has and covers its share anew, at three sets of prices: slices at
    their share of a machine, slices that pay for all of it, and slices for little where machines stand half
    empty. Pairs of services do so together, the second before the first. What costs less is kept.
@@ -312,7 +312,7 @@ class FastSearch:
         )
 
     def _overload(self, wanted: Ints) -> Floats:
-        """By cell, how many times more of it is wanted than there is: nodes of its own, GPUs of its family."""
+        """By cell, what is wanted over what there is: nodes of its own, or GPUs of its family."""
         families, supply = self.ledger.families, self.model.supply
         cells = wanted[: self.model.cells]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -400,7 +400,7 @@ class FastSearch:
             self.chosen[m] = kept[m]
 
     def _swap(self, m: int, target: float) -> None:
-        """Exchange single items of a service for others of their phase and region, at what those really cost."""
+        """Exchange single items of a service for others of their phase and region, at true costs."""
         ledger, picker = self.ledger, self.pickers[m]
         items = picker.items
         for item in sorted(self.chosen[m]):
@@ -583,7 +583,7 @@ class FastSearch:
 
 
 def _blend(model: RentModel, share: float, alone: bool) -> Floats:
-    """Prices of nodes of which a share at most may be spot: that much at its price, the rest at the others'."""
+    """Prices of nodes of which a share at most may be spot: that much as spot, the rest as others."""
     spot = model.supply.spot
     never = replace(model.supply, available=np.where(spot, 0, model.supply.available))
     cheap = market_prices(model, alone=alone).row

@@ -2,8 +2,9 @@
 
 Template libraries hold every set of nodes worth having, which takes seconds for fleets of many kinds. Most
 of what a cheap plan uses is of the kinds that carry most per dollar. So a role gets every single node, every
-set of equal nodes, and every set of up to `max_nodes_per_instance` nodes of its best kinds, as many of these as effort allows, laid out
-exactly (`templates.generate`). Nothing is read from disk; what was made for the last fleets stays in memory.
+set of equal nodes, and every set of up to `max_nodes_per_instance` nodes of its best kinds, as many of these
+as effort allows, laid out exactly (`templates.generate`). Nothing is read from disk; what was made for the
+last fleets stays in memory.
 """
 
 from __future__ import annotations
