@@ -323,7 +323,24 @@ def node_capacity(
 _RATES: dict[
     tuple[object, ...], tuple[Problem, Catalog, Service, tuple[tuple[int, float], ...]]
 ] = {}
+_ALIKE: dict[tuple[object, ...], tuple[Problem, Service, Service]] = {}
 _MOST_RATES = 4096
+
+
+def _first_alike(problem: Problem, service: Service) -> Service:
+    """Return the first service of a problem that is asked the same: a node carries as much of both."""
+    key = (id(problem), id(service))
+    known = _ALIKE.get(key)
+    if known is None:
+        asked = (
+            id(problem), service.model, service.lengths, service.ttft_s, service.tpot_s,
+            service.attainment, service.phases, service.only, service.avoid, service.engine_limits,
+        )  # fmt: skip
+        first = _ALIKE.get(asked, (problem, service, service))[2]
+        if len(_ALIKE) >= _MOST_RATES:
+            _ALIKE.clear()
+        known = _ALIKE[key] = _ALIKE[asked] = (problem, service, first)
+    return known[2]
 
 
 def _known_rates(
@@ -339,7 +356,10 @@ def _known_rates(
     machine: str | None,
 ) -> tuple[tuple[int, float], ...]:
     """`_split_rates` of a kind of node: equal nodes of a plan are asked for again and again."""
-    phase = (parse_role(role) if isinstance(role, str) else role).phase
+    role_id = parse_role(role) if isinstance(role, str) else role
+    phase = role_id.phase
+    service = _first_alike(problem, service)
+    role = RoleId(service.name, role_id.component, phase)
     asked = (kind, layers, stages, position, region, machine)
     key = (id(problem), id(catalog), id(service), phase, *asked)
     known = _RATES.get(key)

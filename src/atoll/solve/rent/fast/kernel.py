@@ -446,7 +446,7 @@ def _deal(  # noqa: C901 - one loop over families, cells and offers
         for o in range(offer_begin[f], offer_begin[f + 1]):
             used[offer_of[o]] = held[offer_of[o]]
             if held[offer_of[o]] > available[offer_of[o]] * gpus[offer_of[o]]:
-                return f
+                return int(f)
         cost = 0.0
         for c in range(cell_begin[f], cell_begin[f + 1]):
             size = cell_gpus[c]
@@ -473,7 +473,7 @@ def _deal(  # noqa: C901 - one loop over families, cells and offers
                         least = value
                         best = s
                 if best < 0:
-                    return f
+                    return int(f)
                 k = source_offer[best]
                 room = -(-used[k] // gpus[k]) * gpus[k] - used[k]
                 if room < size:

@@ -465,7 +465,8 @@ class FastSearch:
                 number = int(used[: self.model.cells] @ sizes) + int(used[self.model.cells + k])
                 if number:
                     taken.append((number, m))
-        some, total = [], 0
+        some: list[int] = []
+        total = 0
         for number, m in sorted(taken):
             if total >= gpus or len(some) >= _MOST_USERS:
                 break
@@ -527,16 +528,18 @@ class FastSearch:
         weights = np.array([service.weight for service in self.model.services])
         if priority:
             return self._by_weight(weights)
-        some = np.ones(len(self.pickers), np.bool_)
+        some = np.ones(len(self.pickers))
         least = 2.0**-_HALVINGS
         found = self.fit(least * some, rounds=3, move=False)
         while found is None and some.any():
             # Not even one instance of each: one less, of those that found no place, or of all.
             short = [
-                m for m in range(len(some)) if some[m] and (m in self.failed or not self.failed)
+                m
+                for m in range(len(some))
+                if some[m] > 0.0 and (m in self.failed or not self.failed)
             ]
             out = min(short or np.flatnonzero(some).tolist(), key=lambda m: (weights[m], -m))
-            some[out] = False
+            some[out] = 0.0
             found = self.fit(least * some, rounds=3, move=False) if some.any() else None
         if found is None:
             return None
