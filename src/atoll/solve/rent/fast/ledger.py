@@ -119,7 +119,7 @@ class Books:
     unsound: Ints
 
 
-class Ledger:
+class MarketLedger:
     """What is taken, and what it costs; `take` says no where the market or a limit on spot does.
 
     Giving back always works, though what is left may then be against the limit on spot: it is not `sound`

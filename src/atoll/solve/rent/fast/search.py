@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.fast.ledger import Books, Families, Ledger
+from atoll.solve.rent.fast.ledger import Books, Families, MarketLedger
 from atoll.solve.rent.fast.picker import PickerRoom, ServicePicker
 from atoll.solve.rent.items import RentModel, Solution, available_nodes
 from atoll.solve.rent.relaxation import market_prices
@@ -63,7 +63,7 @@ class FastSearch:
 
     def __init__(self, model: RentModel) -> None:
         self.model = model
-        self.ledger = Ledger(model, Families.of(model))
+        self.ledger = MarketLedger(model, Families.of(model))
         room = PickerRoom(model)
         self.pickers = [ServicePicker(model, m, room) for m in range(len(model.items))]
         self.chosen: list[dict[int, int]] = [{} for _ in self.pickers]
