@@ -21,6 +21,7 @@ MODULES = (
     "atoll.solve.cover",
     "atoll.solve.rent.items",
     "atoll.solve.rent.steps",
+    "atoll.solve.rent.fast.kernel",
     "atoll.sim.loop",
     "atoll.solve.place.search.anneal",
     "atoll.solve.place.search.moves",

@@ -182,17 +182,18 @@ class _Asked:
         return plan
 
     def _rescue(self, found: Plan | None) -> Plan | None:
-        """Return what serves most: a plan, or the baselines until there is no time left for more.
+        """Return what serves most: a plan, quick ones, or the baselines until there is no time left for more.
 
         One is tried in any case, and all of them while nothing is served.
         """
         best, served = found, _served(found, self.problem)
-        for tried, name in enumerate(self.family.baselines):
+        for tried, name in enumerate((*self.family.quick, *self.family.baselines)):
             if served[0] >= _ALL or (tried and served[1] > 0.0 and self.rescued_by.passed):
                 break
             self.tell(Progress("baselines", f"{name}, as the deadline has come"))
             try:
-                other = self._check(name, self.rescued_by.share(1.0), modest=True)
+                modest = name not in self.family.quick
+                other = self._check(name, self.rescued_by.share(1.0), modest=modest)
             except (InfeasibleError, InternalError, InvalidPlanError):
                 continue
             if best is None or _served(other, self.problem) > served:
