@@ -68,9 +68,9 @@ def offers_of(tables: ChoiceTables) -> Offers:
     whole = [np.empty(most, np.int64) for _ in range(5)]
     one = [np.empty(most) for _ in range(3)]
     rows = [np.empty((most, types)) for _ in range(6)]
-    return Offers(
+    return Offers(  # type: ignore[call-arg]
         np.zeros(1, np.int64), *whole, *one, *rows, np.empty(types),
-    )  # fmt: skip  # type: ignore[call-arg]
+    )  # fmt: skip
 
 
 @lean_part
