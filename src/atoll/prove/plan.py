@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from atoll.core.errors import UsageError
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
 from atoll.solve.progress import OnProgress, Progress, SolveStats
+from atoll.solve.place.service import CP
 from atoll.solve.registry import solve, solvers
 
 if TYPE_CHECKING:
@@ -133,15 +134,27 @@ def _plan(
             deadline=deadline,
             say=lambda text: say("promises", text),
         )
-    if rank and chosen.rank is None:
+    by_latency = solver == CP or chosen.objective == "latency"
+    if by_latency and chosen.latency is None:
+        from atoll.prove.cp_tables import SimulatedLatency
+
+        fill = SimulatedLatency(facts, lambda text: say("simulating", text), deadline=deadline)
+        chosen = replace(chosen, latency=fill)
+    elif rank and chosen.rank is None:
         from atoll.prove.rank import Simulated
 
         value = Simulated(problem, facts, lambda text: say("ranking", text), deadline=deadline)
         chosen = replace(chosen, rank=value)
     if not simulates:
         return find(problem, chosen, deadline_s)
-    from atoll.prove.cluster import keep_on_cluster
+    from atoll.prove.cluster import keep_on_cluster, see_promises
 
+    if by_latency:
+        # Tighter promises would not make it answer sooner.
+        found = find(problem, chosen, deadline.share(0.5))
+        return see_promises(
+            found, problem, facts, deadline=deadline, say=lambda text: say("promises", text)
+        )
     return keep_on_cluster(
         problem,
         facts,
