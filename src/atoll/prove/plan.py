@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import UsageError
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
-from atoll.solve.progress import OnProgress, Progress, SolveStats
 from atoll.solve.place.service import CP
+from atoll.solve.progress import OnProgress, Progress, SolveStats
 from atoll.solve.registry import solve, solvers
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _plan(
         raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
     facts, chosen = catalog, effort
     simulates = not capacity_only and (solver is None or solver == solvers(problem)[0])
-    if simulates or (rank and problem.hosts):
+    if simulates or ((rank or solver == CP) and problem.hosts):
         # Before the deadline begins.
         from atoll.core.compiling import compile_entries
         from atoll.sim import loop
@@ -135,16 +136,9 @@ def _plan(
             say=lambda text: say("promises", text),
         )
     by_latency = solver == CP or chosen.objective == "latency"
-    if by_latency and chosen.latency is None:
-        from atoll.prove.cp_tables import SimulatedLatency
-
-        fill = SimulatedLatency(facts, lambda text: say("simulating", text), deadline=deadline)
-        chosen = replace(chosen, latency=fill)
-    elif rank and chosen.rank is None:
-        from atoll.prove.rank import Simulated
-
-        value = Simulated(problem, facts, lambda text: say("ranking", text), deadline=deadline)
-        chosen = replace(chosen, rank=value)
+    chosen = _with_simulations(
+        chosen, problem, facts, deadline, say, rank=rank, by_latency=by_latency
+    )
     if not simulates:
         return find(problem, chosen, deadline_s)
     from atoll.prove.cluster import keep_on_cluster, see_promises
@@ -162,6 +156,30 @@ def _plan(
         deadline=deadline,
         say=lambda text: say("promises", text),
     )
+
+
+def _with_simulations(
+    effort: Effort,
+    problem: Problem,
+    catalog: Catalog,
+    deadline: Countdown,
+    say: Callable[[str, str], None],
+    *,
+    rank: bool,
+    by_latency: bool,
+) -> Effort:
+    """The effort with the simulations that solvers for clusters ask for, unless it has its own."""
+    if by_latency and effort.latency is None:
+        from atoll.prove.cp_tables import SimulatedLatency
+
+        fill = SimulatedLatency(catalog, lambda text: say("simulating", text), deadline=deadline)
+        return replace(effort, latency=fill)
+    if rank and not by_latency and effort.rank is None:
+        from atoll.prove.rank import Simulated
+
+        value = Simulated(problem, catalog, lambda text: say("ranking", text), deadline=deadline)
+        return replace(effort, rank=value)
+    return effort
 
 
 def _with_chances(plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown) -> Plan:

@@ -24,7 +24,7 @@ from atoll.solve.place.to_plan import Placed
 SEARCH, MILP = "flow.search", "flow.milp"
 RULES = ("swarm", "petals", "separate", "separate-plus", "chain", "random")
 CP, MEMP = "cp", "memp"
-NAMES = (SEARCH, MILP, CP, *RULES, MEMP)
+NAMES = (SEARCH, MILP, *RULES)
 OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow", "latency")
 SECONDS = 60.0
 

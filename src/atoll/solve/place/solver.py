@@ -64,8 +64,8 @@ _MOST_CUT = 64
 def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | None = None) -> Plan:
     """Return the plan of the flow solver called `name`; "infeasible", with reasons, where there is none."""
     chosen = effort or FlowEffort()
-    if name not in NAMES:
-        raise UnknownNameError("solver", name, NAMES)
+    if name not in FAMILY.names:
+        raise UnknownNameError("solver", name, FAMILY.names)
     if chosen.goal not in OBJECTIVES:
         raise UnknownNameError("objective", chosen.goal, OBJECTIVES)
     if name == MILP:
@@ -101,7 +101,9 @@ def _solve_by_latency(
         return solve_cp(problem, catalog, effort, deadline)
     if name != SEARCH:
         raise UsageError(
-            f"{name} does not know the objective latency", hint=f"use {SEARCH} or {CP}", field="solver"
+            f"{name} does not know the objective latency",
+            hint=f"use {SEARCH} or {CP}",
+            field="solver",
         )
     return search_latency(name, problem, catalog, effort, deadline)
 
@@ -334,7 +336,7 @@ def _describe(value: float, bound: float) -> str:
 
 
 FAMILY = SolverFamily(
-    names=NAMES,
+    names=(*NAMES, CP, MEMP),
     baselines=(*RULES, MEMP),
     solve=_solve_for_family,
     count_templates=lambda _problem, _catalog, _cached: {},

@@ -80,6 +80,7 @@ def solve_lazily(
     masks = allowed or [np.ones(len(use), np.bool_) for use in table.uses]
     looks = solves = 0
     best: tuple[float, list[int]] | None = None
+    ends = False
     while True:
         costs = [np.where(masks[s], table.costs(s), np.inf) for s in services]
         if best is not None:
@@ -91,14 +92,20 @@ def solve_lazily(
         bound = float(sum(costs[s][chosen[s]] for s in services))
         known = [np.where(table.exact(s), costs[s], np.inf) for s in services]
         # The best of what is known may mix entries of several rounds.
-        found = merge_fronts(known, table.uses, stock) if all(np.isfinite(k).any() for k in known) else None
+        found = (
+            merge_fronts(known, table.uses, stock)
+            if all(np.isfinite(k).any() for k in known)
+            else None
+        )
         if found is not None:
             best = float(sum(known[s][found[s]] for s in services)), found
             tell(best[0], bound, looks)
         unknown = [s for s in services if not table.exact(s)[chosen[s]]]
-        ends = looks >= most_looks or is_over()
+        ends, last = looks >= most_looks or is_over(), ends
         if best is not None and (not unknown or best[0] - bound <= gap * best[0] or ends):
             return LazySolution(tuple(best[1]), best[0], min(best[0], bound), looks, solves)
+        if last:
+            return None  # what was looked at once more has no cost: there was no time left for it
         for s in unknown:
             table.look(s, chosen[s])
             looks += 1

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ Ints = NDArray[np.int64]
 Master = Callable[[Sequence[Floats], Sequence[Ints], Ints], "list[int] | None"]
 """Costs and GPUs used by service and entry, and the stock; returns an entry per service, None if none fit."""
 
-_GRAINS = 10**7
+_GRAINS = 10**6
 """Steps into which the range of costs is cut: CP-SAT counts in whole numbers."""
 _DETERMINISTIC_TIME = 60.0
 """Work of one CP-SAT solve, in its own units; what is asked here takes a small part of one."""
@@ -76,7 +77,7 @@ class CpMaster:
         self.solves = 0
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> CpMaster:
+    def __enter__(self) -> Self:
         self._process = subprocess.Popen(  # our own module, by the interpreter that runs us
             [sys.executable, "-m", "atoll.solve.place.cp.worker"],
             stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""GPUs in proportion to arrival rate times model size: OpenFabric's memP, what its scheduler is compared with.
+"""GPUs in proportion to arrival rate times model size: OpenFabric's memP, which it is compared with.
 
 Machines are handed out whole, the fastest first, to the model with the largest product first: each takes
 machines while that brings it nearer to its share of all GPUs, the last what is left. So come out table 1's

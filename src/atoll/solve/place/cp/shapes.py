@@ -32,6 +32,8 @@ from atoll.solve.assembly import price
 from atoll.solve.place.instance import Unit
 from atoll.solve.place.slices import SiteType, sizes_of
 
+_PIPELINES = 2
+"""Ways to cut replicas into stages that are tried at a site."""
 _BELOW = 1.0 - 1e-9
 """What a replica is said to carry, as a share of its limit: rounding must not put it above."""
 
@@ -80,8 +82,9 @@ def shapes_of(
 ) -> list[Shape]:
     """Return the ways to run a replica of a service that carry anything, by site, size and stages.
 
-    With `promise` a replica carries what keeps the service's promises; else at least what the performance
-    model says that it carries at all.
+    Of those with several stages only the few at each site that carry most per GPU, and more than any with
+    one: they answer an idle cluster no sooner. With `promise` a replica carries what keeps the service's
+    promises; else at least what the performance model says that it carries at all.
     """
     cluster = cluster_of(problem)
     machines = {(m.region, m.node_type): m for m in cluster.nodes}
@@ -101,7 +104,18 @@ def shapes_of(
                     carried = _carries(problem, catalog, service, own, promise=promise)
                     if carried > 0.0:
                         found.append(Shape(site, size, stages, carried))
-    return found
+    return [shape for shape in found if shape.stages == 1] + _worthwhile(found)
+
+
+def _worthwhile(shapes: Sequence[Shape]) -> list[Shape]:
+    """The pipelines that carry most per GPU of each site, where that is more than without stages."""
+    kept: list[Shape] = []
+    for site in sorted({shape.site for shape in shapes}):
+        own = [shape for shape in shapes if shape.site == site]
+        single = max((s.per_s / s.gpus for s in own if s.stages == 1), default=0.0)
+        deep = [s for s in own if s.stages > 1 and s.per_s / s.gpus > single]
+        kept += sorted(deep, key=lambda s: (-s.per_s / s.gpus, s))[:_PIPELINES]
+    return kept
 
 
 def even_ranges(layers: int, stages: int) -> list[tuple[int, int]]:

@@ -57,7 +57,14 @@ def solve_memp(problem: Problem, catalog: Catalog, effort: FlowEffort) -> Plan:
     if empty:
         why = f"{empty[0]}: the machines that are its share hold no replica that keeps its promises"
         return infeasible(problem, solver=MEMP, reasons=(why,))
-    return plan_of_replicas(problem, catalog, chosen, solver=MEMP, notes=_notes(chosen))
+    return plan_of_replicas(
+        problem,
+        catalog,
+        chosen,
+        solver=MEMP,
+        goal="fair" if len(problem.services) > 1 else "sustained",
+        notes=_notes(chosen),
+    )
 
 
 def search_latency(
@@ -140,10 +147,10 @@ def _plan(
     told = (
         f"mean latency {found.cost:.2f} s over {table.horizon_s:.0f} s of arrivals, at most "
         f"{format_share(found.gap)} above the least of {table.size:,} entries: {filled:,} simulated, and "
-        f"{table.alone:,} loads of single shapes",
+        f"{table.alone:,} loads of single shapes"
     )
     return plan_of_replicas(
-        problem, catalog, chosen, solver=name, notes=(*told, *_notes(chosen, seen))
+        problem, catalog, chosen, solver=name, notes=(told, *_notes(chosen, seen))
     )
 
 

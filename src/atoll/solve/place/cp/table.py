@@ -1,8 +1,8 @@
 """Simulated latencies of services by their replicas, filled as far as they are asked for.
 
 An entry says how many replicas a service has of which shapes, at most one shape for each GPU type of a site:
-the data and tensor parallel degrees of OpenFabric. Its cost is the mean latency of the service's requests over
-a horizon, in simulation, weighted by its share of all requests.
+the data and tensor parallel degrees of OpenFabric. Its cost is the mean latency of the service's requests
+over a horizon, in simulation, weighted by its share of all requests.
 
 Replicas share arrivals in proportion to what they carry, so every replica of an entry has the same load:
 arrivals over capacity. Until an entry is simulated its optimistic cost comes from few replicas of each of its
@@ -10,8 +10,8 @@ shapes, simulated alone at that load or a lighter one,
 
     latency ~ sum_shapes share * latency of the shape at that load
 
-between loads on a grid, less a slack for chance; where these are not known either, from lighter loads and, with
-more arrivals than capacity, from the least time until they can be done.
+between loads on a grid, less a slack for chance; where these are not known either, from lighter loads and,
+with more arrivals than capacity, from the least time until they can be done.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from atoll.solve.place.cp.masters import Floats, Ints
 from atoll.solve.place.cp.shapes import Shape, shapes_of, site_stock
 
 LOADS = (
-    *(0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75),
+    *(0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75),
     *(2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0),
 )  # fmt: skip
 """Arrivals over capacity at which shapes are simulated."""
-SLACK = 0.06
+SLACK = 0.07
 """Share by which replicas simulated alone may be slower, by chance, than the same beside others."""
 _CAPACITY = 1.25
 """More than this many times what a shape is said to carry, it cannot: in bounds for too many arrivals."""
 _ALONE = 4
 """Replicas of a shape that are simulated together, where so many fit."""
+_SOME, _LIGHT, _LONGER = 100, 0.5, 40.0
+"""Requests of shapes that are simulated at light loads, what is light, and how much longer that may take."""
 _MOST_ENTRIES = 40_000
 """Entries of one service: with more GPU types, fewer numbers of replicas are tried."""
 _LEAST_S, _MOST_S = 30.0, 300.0
@@ -136,20 +138,22 @@ class SimulatedTable:
         return self._exact[service]
 
     def look(self, service: int, entry: int) -> None:
-        """Simulate the shapes of an entry at its load or, where that was done, the entry."""
+        """Simulate the shapes of an entry idle, then at its load, and where that was done the entry."""
         load = float(self._load[service][entry])
         grid = self._grid(load)
-        missing = [
-            (service, k, at)
-            for k, _ in self.entries[service][entry]
-            for at in sorted({0, grid, min(grid + 1, len(LOADS) - 1)})
-            if (service, k, at) not in self._alone
-        ]
-        if missing:
+        # Idle replicas first: what is too slow even then needs no other look.
+        for loads in ((0,), (grid, min(grid + 1, len(LOADS) - 1))):
+            missing = [
+                asked
+                for k, _ in self.entries[service][entry]
+                for at in loads
+                if (asked := (service, k, at)) not in self._alone
+            ]
             for asked in missing:
                 self._alone[asked] = self._simulate_shape(asked)
-            self._refresh(service)
-            return
+            if missing:
+                self._refresh(service)
+                return
         found = self._simulate(service, self.replicas(service, entry))
         weight = self._weight(service)
         exact = found.mean_s * weight
@@ -208,28 +212,38 @@ class SimulatedTable:
                     between = found + part * max(0.0, known[at + 1] - found)
                     least[own, k] = np.maximum(least[own, k], between)
         late = 0.5 * self.horizon_s * np.maximum(0.0, load / _CAPACITY - 1.0)
-        bound = np.maximum((share * least).sum(axis=1), late) * (1.0 - SLACK) * self._weight(service)
+        bound = (
+            np.maximum((share * least).sum(axis=1), late) * (1.0 - SLACK) * self._weight(service)
+        )
         free = ~self._exact[service]
         self._costs[service][free] = np.maximum(self._costs[service], bound)[free]
 
     # Simulations
 
-    def _simulate(self, service: int, replicas: Replicas, per_s: float | None = None) -> Answered:
+    def _simulate(
+        self,
+        service: int,
+        replicas: Replicas,
+        per_s: float | None = None,
+        seconds: float | None = None,
+    ) -> Answered:
         own = self.problem.services[service]
         if per_s is not None:
             own = own.model_copy(update={"rate_per_s": per_s})
         alone = self.problem.replace(services=(own,))
         plan = plan_of_replicas(alone, self.catalog, {own.name: replicas}, solver="cp")
-        return self.latency(plan, alone, self.horizon_s)
+        return self.latency(plan, alone, seconds or self.horizon_s)
 
     def _simulate_shape(self, asked: Asked) -> float:
         service, k, at = asked
         shape = self.shapes[service][k]
         held = int(self.stock[self.sites.index(shape.site)]) // shape.gpus
         count = max(1, min(_ALONE, held))
-        # An idle replica is asked so seldom that requests do not meet, yet some of them.
-        per_s = max(LOADS[at] * shape.per_s * count, 20.0 / self.horizon_s if at == 0 else 0.0)
-        return self._simulate(service, ((shape, count),), per_s).mean_s
+        per_s = LOADS[at] * shape.per_s * count
+        # Where nobody waits for long a longer horizon changes nothing but chance.
+        longer = _SOME / per_s if LOADS[at] <= _LIGHT else 0.0
+        seconds = max(self.horizon_s, min(longer, _LONGER * self.horizon_s))
+        return self._simulate(service, ((shape, count),), per_s, seconds).mean_s
 
 
 def _entries(
