@@ -68,7 +68,8 @@ def plan(
     objective: Annotated[
         str | None,
         typer.Option(
-            "--objective", help="On a fixed cluster: sustained (the default) or max-flow."
+            "--objective",
+            help="On a fixed cluster: sustained (the default), max-flow or latency.",
         ),
     ] = None,
     partial: Annotated[

@@ -63,7 +63,6 @@ def solve_memp(problem: Problem, catalog: Catalog, effort: FlowEffort) -> Plan:
         chosen,
         solver=MEMP,
         goal="fair" if len(problem.services) > 1 else "sustained",
-        notes=_notes(chosen),
     )
 
 
@@ -154,15 +153,10 @@ def _plan(
     )
 
 
-def _notes(
-    chosen: Mapping[str, Replicas], seen: Mapping[str, Answered] | None = None
-) -> tuple[str, ...]:
+def _notes(chosen: Mapping[str, Replicas], seen: Mapping[str, Answered]) -> tuple[str, ...]:
     """What every service has, and how soon it answers."""
-    said = []
-    for name, replicas in chosen.items():
-        text = f"{name}: {describe_replicas(replicas)}"
-        if seen is not None:
-            own = seen[name]
-            text += f"; mean {own.mean_s:.2f} s, p50 {own.p50_s:.2f} s, p95 {own.p95_s:.2f} s"
-        said.append(text)
-    return tuple(said)
+    return tuple(
+        f"{name}: {describe_replicas(replicas)}; mean {seen[name].mean_s:.2f} s, "
+        f"p50 {seen[name].p50_s:.2f} s, p95 {seen[name].p95_s:.2f} s"
+        for name, replicas in chosen.items()
+    )

@@ -6,6 +6,7 @@ ortools and highspy each bring their own HiGHS and cannot share a process, so no
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -54,10 +55,12 @@ def choose(question: dict[str, Any]) -> list[int] | None:
 
 
 def main() -> int:
-    """Answer questions until there are no more."""
+    """Answer questions until there are no more, or nobody is left to hear."""
     while line := sys.stdin.readline(_LONGEST):
-        sys.stdout.write(json.dumps({"chosen": choose(json.loads(line))}) + "\n")
-        sys.stdout.flush()
+        try:
+            os.write(1, (json.dumps({"chosen": choose(json.loads(line))}) + "\n").encode())
+        except BrokenPipeError:
+            break
     return 0
 
 
