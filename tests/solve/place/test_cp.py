@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import product
@@ -209,6 +209,26 @@ def test_lazy_filling_finds_the_same_with_fewer_looks() -> None:
         assert found.gap == 0.0
         assert sum(table.seen.values()) == found.looks < 2 * 60
         assert found.solves < 60
+
+
+def test_a_scout_says_where_to_look_and_the_master_has_the_word() -> None:
+    asked = 0
+
+    def master(costs: Sequence[Floats], uses: Sequence[Ints], stock: Ints) -> list[int] | None:
+        nonlocal asked
+        asked += 1
+        return merge_fronts(costs, uses, stock)
+
+    def first(costs: Sequence[Floats], uses: Sequence[Ints], stock: Ints) -> list[int] | None:
+        """A poor scout: it sees only the second half of every table."""
+        less = [np.where(np.arange(len(c)) < len(c) // 2, np.inf, c) for c in costs]
+        return merge_fronts(less, uses, stock) or merge_fronts(costs, uses, stock)
+
+    for table, stock, best in random_tables():
+        found = solve_lazily(table, stock, master, scout=first, most_looks=10_000)
+        assert found is not None
+        assert found.cost == pytest.approx(best)
+    assert asked >= 6
 
 
 def test_what_is_filled_in_part_says_how_far_it_may_be_off() -> None:

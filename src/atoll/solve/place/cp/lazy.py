@@ -66,6 +66,7 @@ def solve_lazily(
     master: Master,
     *,
     most_looks: int,
+    scout: Master | None = None,
     gap: float = 0.0,
     allowed: Sequence[Bools] | None = None,
     is_over: Callable[[], bool] = lambda: False,
@@ -75,17 +76,19 @@ def solve_lazily(
 
     It ends when the choice is within `gap` of the least cost of any, after `most_looks` looks, or when
     `is_over` says so; the choice is then the best of exact entries. `allowed` names the entries that count.
+    A `scout` is a quicker master that says where to look until it would end; then `master` has the word.
     """
     services = range(len(table.uses))
     masks = allowed or [np.ones(len(use), np.bool_) for use in table.uses]
     looks = solves = 0
     best: tuple[float, list[int]] | None = None
     ends = False
+    asked = scout or master
     while True:
         costs = [np.where(masks[s], table.costs(s), np.inf) for s in services]
         if best is not None:
             costs = _promising(costs, *best)
-        chosen = master(costs, table.uses, stock)
+        chosen = asked(costs, table.uses, stock)
         solves += 1
         if chosen is None:
             return None
@@ -103,9 +106,13 @@ def solve_lazily(
         unknown = [s for s in services if not table.exact(s)[chosen[s]]]
         ends, last = looks >= most_looks or is_over(), ends
         if best is not None and (not unknown or best[0] - bound <= gap * best[0] or ends):
+            if asked is not master:
+                asked = master
+                continue
             return LazySolution(tuple(best[1]), best[0], min(best[0], bound), looks, solves)
         if last:
             return None  # what was looked at once more has no cost: there was no time left for it
+        asked = scout or master
         for s in unknown:
             table.look(s, chosen[s])
             looks += 1

@@ -42,6 +42,7 @@ def solve_cp(problem: Problem, catalog: Catalog, effort: FlowEffort, deadline: D
             table,
             table.stock,
             master,
+            scout=merge_fronts,
             most_looks=_looks(effort),
             gap=max(effort.gap, _CLOSE),
             is_over=deadline.is_over,
