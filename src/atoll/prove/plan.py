@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from atoll.core.errors import UsageError
 from atoll.solve.effort import DEADLINE_S, Countdown, Effort
-from atoll.solve.place.service import CP
 from atoll.solve.progress import OnProgress, Progress, SolveStats
 from atoll.solve.registry import solve, solvers
 
@@ -80,7 +79,8 @@ def _plan(
         raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
     facts, chosen = catalog, effort
     simulates = not capacity_only and (solver is None or solver == solvers(problem)[0])
-    if simulates or ((rank or solver == CP) and problem.hosts):
+    by_latency = _goes_by_latency(problem, solver, effort)
+    if simulates or by_latency or (rank and problem.hosts):
         # Before the deadline begins.
         from atoll.core.compiling import compile_entries
         from atoll.sim import loop
@@ -135,7 +135,6 @@ def _plan(
             deadline=deadline,
             say=lambda text: say("promises", text),
         )
-    by_latency = solver == CP or chosen.objective == "latency"
     chosen = _with_simulations(
         chosen, problem, facts, deadline, say, rank=rank, by_latency=by_latency
     )
@@ -156,6 +155,15 @@ def _plan(
         deadline=deadline,
         say=lambda text: say("promises", text),
     )
+
+
+def _goes_by_latency(problem: Problem, solver: str | None, effort: Effort) -> bool:
+    """Whether a solver asks for simulated latencies."""
+    if not problem.hosts:
+        return False
+    from atoll.solve.place.service import CP
+
+    return solver == CP or effort.objective == "latency"
 
 
 def _with_simulations(
