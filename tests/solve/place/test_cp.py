@@ -66,7 +66,7 @@ def toy(plan: Plan, problem: Problem, _seconds: float) -> Answered:
 
 
 @dataclass
-class Counted:
+class CountedToy:
     """The toy latency, with how often it was asked."""
 
     asked: int = field(default=0)
@@ -278,7 +278,7 @@ def brute() -> float:
 def test_the_best_of_all_allocations_is_found_with_part_of_the_table() -> None:
     problem = parse_fleet(SMALL)
     catalog = problem.catalog()
-    latency = Counted()
+    latency = CountedToy()
     table = SimulatedTable(problem, catalog, latency)
     found = solve_lazily(table, table.stock, merge_fronts, most_looks=10_000)
     assert found is not None

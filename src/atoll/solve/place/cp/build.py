@@ -10,11 +10,11 @@ from atoll.plan.plan import Goal, Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import goal_value
 from atoll.solve.assembly import assemble
-from atoll.solve.place.cp.shapes import Shape, replica_of
+from atoll.solve.place.cp.shapes import ReplicaShape, replica_of
 from atoll.solve.place.instance import Unit
 from atoll.solve.place.slices import SiteType, cut_for
 
-Replicas = tuple[tuple[Shape, int], ...]
+Replicas = tuple[tuple[ReplicaShape, int], ...]
 """How many replicas a service has of each shape."""
 
 

@@ -16,7 +16,7 @@ from atoll.plan.cluster import ClusterNode
 from atoll.plan.cluster_profiles import cluster_of
 from atoll.plan.problem import Problem, Service
 from atoll.solve.place.cp.build import Replicas
-from atoll.solve.place.cp.shapes import Shape, shapes_of
+from atoll.solve.place.cp.shapes import ReplicaShape, shapes_of
 from atoll.solve.place.slices import SiteType
 
 Handed = dict[str, Counter[SiteType]]
@@ -53,7 +53,7 @@ def memory_share(problem: Problem, catalog: Catalog, *, promise: bool) -> dict[s
     chosen: dict[str, Replicas] = {}
     for service in problem.services:
         shapes = shapes_of(problem, catalog, service, promise=promise)
-        replicas: list[tuple[Shape, int]] = []
+        replicas: list[tuple[ReplicaShape, int]] = []
         for site, machines in sorted(handed[service.name].items()):
             fitting = [shape for shape in shapes if shape.site == site]
             if fitting:

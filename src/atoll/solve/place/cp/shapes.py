@@ -39,7 +39,7 @@ _BELOW = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, order=True)
-class Shape:
+class ReplicaShape:
     """One way to run a replica, and the requests/s that it carries."""
 
     site: SiteType
@@ -79,7 +79,7 @@ def shapes_of(
     *,
     most_stages: int = 1,
     promise: bool = True,
-) -> list[Shape]:
+) -> list[ReplicaShape]:
     """Return the ways to run a replica of a service that carry anything, by site, size and stages.
 
     Of those with several stages only the few at each site that carry most per GPU, and more than any with
@@ -93,23 +93,23 @@ def shapes_of(
     found = []
     for site in sorted(machines):
         for size in sizes_of(problem, machines[site]):
-            shape = Shape(site, size)
+            shape = ReplicaShape(site, size)
             if not service.allows(shape.kind) or (size > 1 and not splits_evenly(spec, size)):
                 continue
             if not is_known(problem, catalog, service, shape.kind):
                 continue
             for stages in range(1, min(most_stages, spec.layers) + 1):
-                own = Shape(site, size, stages)
+                own = ReplicaShape(site, size, stages)
                 if own.gpus <= stock[site]:
                     carried = _carries(problem, catalog, service, own, promise=promise)
                     if carried > 0.0:
-                        found.append(Shape(site, size, stages, carried))
+                        found.append(ReplicaShape(site, size, stages, carried))
     return [shape for shape in found if shape.stages == 1] + _worthwhile(found)
 
 
-def _worthwhile(shapes: Sequence[Shape]) -> list[Shape]:
+def _worthwhile(shapes: Sequence[ReplicaShape]) -> list[ReplicaShape]:
     """The pipelines that carry most per GPU of each site, where that is more than without stages."""
-    kept: list[Shape] = []
+    kept: list[ReplicaShape] = []
     for site in sorted({shape.site for shape in shapes}):
         own = [shape for shape in shapes if shape.site == site]
         single = max((s.per_s / s.gpus for s in own if s.stages == 1), default=0.0)
@@ -127,7 +127,7 @@ def replica_of(
     problem: Problem,
     catalog: Catalog,
     service: Service,
-    shape: Shape,
+    shape: ReplicaShape,
     units: Sequence[Unit],
     number: int,
 ) -> Instance:
@@ -167,20 +167,20 @@ def replica_of(
 
 
 def _carries(
-    problem: Problem, catalog: Catalog, service: Service, shape: Shape, *, promise: bool
+    problem: Problem, catalog: Catalog, service: Service, shape: ReplicaShape, *, promise: bool
 ) -> float:
     """Requests/s of one replica, 0 where it does not fit into memory or keeps no promise."""
     units = _some_units(problem, shape)
     if len(units) < shape.stages:
         return 0.0
-    tiny = Shape(shape.site, shape.tp, shape.stages, 1e-6)
+    tiny = ReplicaShape(shape.site, shape.tp, shape.stages, 1e-6)
     instance = replica_of(problem, catalog, service, tiny, units, 0)
     if not all(_fits(problem, catalog, service, node) for node in instance.nodes):
         return 0.0
     linked = _link_limit(problem, catalog, service, shape)
     # Messages grow with what flows, and what links take comes off the promise.
     carried = min(linked, *promised_limits(instance, problem, catalog).values())
-    again = Shape(shape.site, shape.tp, shape.stages, carried)
+    again = ReplicaShape(shape.site, shape.tp, shape.stages, carried)
     if carried > 0.0:
         full = replica_of(problem, catalog, service, again, units, 0)
         carried = min(carried, *promised_limits(full, problem, catalog).values())
@@ -205,12 +205,12 @@ def _fits(problem: Problem, catalog: Catalog, service: Service, node: Node) -> b
     return memory.fits(node.start, node.end, kv_context(service, Phase.BOTH))
 
 
-def _some_units(problem: Problem, shape: Shape) -> list[Unit]:
+def _some_units(problem: Problem, shape: ReplicaShape) -> list[Unit]:
     """Slices for one replica: as many on each machine as it has room for."""
     return list(_slices(problem, shape))[: shape.stages]
 
 
-def _slices(problem: Problem, shape: Shape) -> Iterator[Unit]:
+def _slices(problem: Problem, shape: ReplicaShape) -> Iterator[Unit]:
     count = parse_node_type(shape.site[1]).gpu_count
     for machine in cluster_of(problem).nodes:
         if (machine.region, machine.node_type) == shape.site:
@@ -219,7 +219,7 @@ def _slices(problem: Problem, shape: Shape) -> Iterator[Unit]:
                 yield Unit(machine.name, machine.node_type, machine.region, ids)
 
 
-def _link_limit(problem: Problem, catalog: Catalog, service: Service, shape: Shape) -> float:
+def _link_limit(problem: Problem, catalog: Catalog, service: Service, shape: ReplicaShape) -> float:
     """Requests/s that the site's slowest links carry for one replica, which has its slice's share of them."""
     cluster = cluster_of(problem)
     count = parse_node_type(shape.site[1]).gpu_count

@@ -30,7 +30,7 @@ from atoll.solve.effort import Answered, Latency
 from atoll.solve.place.cp.build import Replicas, plan_of_replicas
 from atoll.solve.place.cp.lazy import Bools
 from atoll.solve.place.cp.masters import Floats, Ints
-from atoll.solve.place.cp.shapes import Shape, shapes_of, site_stock
+from atoll.solve.place.cp.shapes import ReplicaShape, shapes_of, site_stock
 
 LOADS = (
     *(0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75),
@@ -77,7 +77,7 @@ class SimulatedTable:
     sites: tuple[tuple[str, str], ...] = field(init=False)
     stock: Ints = field(init=False)
     horizon_s: float = field(init=False)
-    shapes: list[list[Shape]] = field(init=False)
+    shapes: list[list[ReplicaShape]] = field(init=False)
     entries: list[list[tuple[tuple[int, int], ...]]] = field(init=False)
     uses: list[Ints] = field(init=False)
     answered: dict[tuple[int, int], Answered] = field(init=False, default_factory=dict)
@@ -165,7 +165,7 @@ class SimulatedTable:
 
     # Entries
 
-    def _add_service(self, number: int, service: Service, shapes: Sequence[Shape]) -> None:
+    def _add_service(self, number: int, service: Service, shapes: Sequence[ReplicaShape]) -> None:
         if service.rate_per_s <= 0:
             raise InputError(
                 f"{service.name} asks for nothing, so it has no latency",
@@ -247,7 +247,7 @@ class SimulatedTable:
 
 
 def _entries(
-    shapes: Sequence[Shape], sites: Sequence[tuple[str, str]], stock: Ints
+    shapes: Sequence[ReplicaShape], sites: Sequence[tuple[str, str]], stock: Ints
 ) -> list[tuple[tuple[int, int], ...]]:
     """All numbers of replicas with at most one shape for each GPU type of a site; coarser where too many."""
     step = 1
