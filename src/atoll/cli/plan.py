@@ -72,7 +72,7 @@ def plan(
         typer.Option(
             "--objective",
             help="Of rented nodes: cost (the default), energy or carbon; on a fixed cluster: sustained "
-            "(the default) or max-flow.",
+            "(the default), max-flow or latency.",
         ),
     ] = None,
     energy_price: Annotated[

@@ -35,9 +35,10 @@ Market = Literal["on-demand", "spot", "owned"]
 """How a node is paid for: rented at a fixed price, rented until someone pays more, or one's own."""
 Status = Literal["optimal", "feasible", "partial", "infeasible"]
 """Proven best; valid; valid but serves only a share of the demand; there is no plan."""
-Goal = Literal["cost", "max-flow", "sustained", "fair"]
+Goal = Literal["cost", "max-flow", "sustained", "fair", "latency"]
 """What a plan is best at: low cost, or tokens/s on a fixed cluster. The tokens/s of the largest flow; of the
-largest that the KV caches can hold in flight; or of the service that gets the least of its demand."""
+largest that the KV caches can hold in flight; or of the service that gets the least of its demand. With
+"latency" requests are answered soonest, and the objective is the tokens/s that are carried."""
 
 OfferKey = tuple[str, str, Market]
 """What tells one offer of machines from another: region, node type, market."""
