@@ -191,6 +191,7 @@ class _Sweep:
             limits = {
                 c.name: c.least_error + share * (_largest_error(c) - c.least_error)
                 for c in self.problem.choices
+                if _may_err(c)
             }
             text = ", ".join(f"{name} {format_share(limit)}" for name, limit in limits.items())
             asked.append((f"max_error {text}", _with_errors(self.problem, limits), False))
@@ -295,10 +296,16 @@ def mean_error(problem: Problem, mixes: Iterable[ModelMix]) -> float:
     rates = {
         choice.name: min(problem.service(v.service).rate_per_s for v in choice.variants)
         for choice in problem.choices
+        if _may_err(choice)
     }
-    found = [(rates[mix.name], mix.error) for mix in mixes]
+    found = [(rates[mix.name], mix.error) for mix in mixes if mix.name in rates]
     total = sum(rate for rate, _ in found)
     return sum(rate * error for rate, error in found) / total if total > 0.0 else 0.0
+
+
+def _may_err(choice: Choice) -> bool:
+    """Whether anybody said that its models err; services that merely share instances do not."""
+    return any(error > 0.0 for error in choice.errors.values())
 
 
 def _largest_error(choice: Choice) -> float:
@@ -312,6 +319,8 @@ def _largest_error(choice: Choice) -> float:
 def _with_errors(problem: Problem, limits: dict[str, float]) -> Problem:
     choices = tuple(
         choice.model_copy(update={"max_error": min(1.0, limits[choice.name])})
+        if choice.name in limits
+        else choice
         for choice in problem.choices
     )
     return problem.replace(choices=choices)
