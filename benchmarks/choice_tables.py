@@ -124,8 +124,8 @@ def measure_budgets(seeds: Sequence[int]) -> dict[str, tuple[float, float]]:
             problem = replace(problem, unmet_usd=unmet)
             drawn = draw_scenarios(problem, SCENARIOS, JUDGED + seed)
             for name in names:
-                solver = NOMINAL.get(name, lambda p: solve_robustly(p, (1.0,)))
-                answer = solver(problem)
+                solver = NOMINAL.get(name)
+                answer = solve_robustly(problem, (1.0,)) if solver is None else solver(problem)
                 cost[name] += evaluate(problem, answer, drawn).mean / len(seeds)
                 paid[name] += cost_of(problem, answer).paid / len(seeds)
         paper = PAPER_TABLE2.get(label)

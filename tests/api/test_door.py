@@ -142,7 +142,7 @@ def test_what_a_plan_took_is_no_part_of_it(fleet: Fleet, plan: FleetPlan) -> Non
     assert again.to_json() == plan.to_json()
     assert plan.stats.seconds > 0
     assert plan.stats.work == again.stats.work
-    assert fleet.baselines == fleet.solvers[1:]
+    assert ("fast", *fleet.baselines) == fleet.solvers[1:]
 
 
 def test_progress_is_told(fleet: Fleet) -> None:
@@ -154,7 +154,7 @@ def test_progress_is_told(fleet: Fleet) -> None:
 
 def test_baselines_are_compared(fleet: Fleet, plan: FleetPlan) -> None:
     rows = fleet.compare(plan, effort=FRESH)
-    assert [row.solver for row in rows] == list(fleet.solvers[1:])
+    assert [row.solver for row in rows] == list(fleet.baselines)
 
 
 def test_a_simulation_is_the_same_each_time(plan: FleetPlan) -> None:

@@ -14,16 +14,8 @@ from atoll.core.errors import InputError, UsageError
 from atoll.plan.choice import Choice, ModelMix, Variant
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.prove.pareto import (
-    ON_THE_WAY,
-    ParetoFront,
-    ParetoPoint,
-    check_axes,
-    find_pareto,
-    geometric,
-    mark,
-    mean_error,
-)
+from atoll.prove.front import ON_THE_WAY, ParetoFront, ParetoPoint, mark
+from atoll.prove.pareto import check_axes, find_pareto, geometric, mean_error
 from atoll.solve.effort import Effort
 from atoll.solve.progress import Progress
 from atoll.solve.registry import solve

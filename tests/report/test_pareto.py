@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from atoll.api.pareto import FleetPareto
-from atoll.prove.pareto import AXES, Axis, ParetoFront, ParetoPoint, ParetoReport, mark
+from atoll.prove.front import AXES, Axis, ParetoFront, ParetoPoint, ParetoReport, mark
 from atoll.report.pareto import (
     draw_curve,
     draw_pareto,

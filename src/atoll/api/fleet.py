@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from atoll.api.plan import FleetPlan
 from atoll.core.errors import InputError, UsageError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from atoll.plan.footprint import ObjectiveWeights
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
+    from atoll.plan.robustness import RiskModel
     from atoll.prove.pareto import Scaled
     from atoll.solve.comparison import Compared
     from atoll.solve.effort import Effort
@@ -123,6 +124,9 @@ class Fleet:
         capacity_only: bool = False,
         error_bars: bool = True,
         weights: ObjectiveWeights | None = None,
+        robust: float | Literal["curve"] | None = None,
+        risk: RiskModel | None = None,
+        unserved_usd: float | None = None,
     ) -> FleetPlan:
         """Find the cheapest plan that keeps its promises; on a cluster, the best placement.
 
@@ -139,11 +143,39 @@ class Fleet:
         is a safety net, and a plan says whether it was `cut_short`. `on_progress` is told how far it is.
         On a fixed cluster, with `rank`, the best few placements are simulated and the one that generates
         most is taken. Whether all demand is met is in the plan's `status`, what it took in its `stats`.
-        """
-        from atoll.prove.plan import plan
 
+        With `robust` the plan holds in that share of scenarios (0.95, say) in which demand, spot prices, spot
+        machines and the performance model turn out otherwise, as `risk` has it (by default the fleet's, or
+        the usual one); its `robustness` is the curve of what certainty costs. "curve" takes the level of the
+        least expected rent and broken promises, where 1000 requests that do not keep theirs have a price
+        (`unserved_usd`), and 95 % otherwise.
+        """
         asked = self._asked(attainment, weights)
         stats = SolveStats()
+        if robust is None and (risk is not None or unserved_usd is not None):
+            raise UsageError("risk and unserved_usd are for robust plans", hint="give robust=0.95")
+        if robust is not None:
+            if capacity_only or solver is not None:
+                raise UsageError(
+                    "a robust plan is simulated, by the solver of its own",
+                    hint="leave out capacity_only and solver, or robust",
+                )
+            from atoll.prove.robust.plan import plan_robust
+
+            made = plan_robust(
+                asked,
+                asked=None if robust == "curve" else robust,
+                risk=risk,
+                unserved_usd=unserved_usd,
+                effort=effort,
+                deadline_s=deadline_s,
+                on_progress=on_progress,
+                catalog=self.catalog,
+                stats=stats,
+            )
+            return self._own(made, asked, stats)
+        from atoll.prove.plan import plan
+
         made = plan(
             asked,
             solver=solver,
@@ -156,6 +188,10 @@ class Fleet:
             error_bars=error_bars,
             stats=stats,
         )
+        return self._own(made, asked, stats)
+
+    def _own(self, made: Plan, asked: Problem, stats: SolveStats) -> FleetPlan:
+        """A plan for what was asked as one for this fleet."""
         if asked is not self.problem:
             # The share and weights decide what is rented, not whether the plan is one for this fleet.
             settled = self.problem.settled(made.mixes)

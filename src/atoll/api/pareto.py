@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.api.shown import Shown
-from atoll.prove.pareto import ParetoReport
+from atoll.prove.front import ParetoReport
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -167,18 +167,19 @@ class Catalog:
 
     def model(self, name: str) -> ModelSpec:
         """The model called `name`; "MODEL@fp8" or "MODEL@int4,kv=fp8" is it in that precision."""
+        if name in self._variants:
+            return self._variants[name]
         base, at, variant = name.partition("@")
         if self._model_index is None:
             names = ((m.name, m.aliases) for m in self.models.values())
             self._model_index = index_names(names)
         model = look_up("model", base.strip(), self.models, self._model_index)
-        if not at:
-            return model
-        if name not in self._variants:
+        if at:
             from atoll.catalog.models import apply_variant
 
-            self._variants[name] = apply_variant(model, variant)
-        return self._variants[name]
+            model = apply_variant(model, variant)
+        self._variants[name] = model
+        return model
 
     def interconnect(self, name: str) -> Interconnect:
         """The interconnect called `name`."""

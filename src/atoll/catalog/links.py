@@ -60,6 +60,9 @@ class LinkTable:
     nics: Mapping[str, float] = field(default_factory=FrozenMap)
     region_nics: Mapping[Pair, float] = field(default_factory=FrozenMap)
     facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
+    _found: dict[tuple[str, str, str | None, str | None], Link] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         for name in ("region_pairs", "node_pairs", "nics", "region_nics", "facts"):
@@ -69,6 +72,12 @@ class LinkTable:
         self, region_a: str, region_b: str, node_a: str | None = None, node_b: str | None = None
     ) -> Link:
         """The link from a node in `region_a` to one in `region_b`; nodes by name or type."""
+        asked = (region_a, region_b, node_a, node_b)
+        if asked not in self._found:
+            self._found[asked] = self._find(*asked)
+        return self._found[asked]
+
+    def _find(self, region_a: str, region_b: str, node_a: str | None, node_b: str | None) -> Link:
         if node_a is not None and node_b is not None:
             pair = self.node_pairs.get((node_a, node_b))
             if pair is not None:

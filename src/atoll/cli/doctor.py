@@ -71,6 +71,7 @@ EXTRAS: tuple[Extra, ...] = (
     Extra("aic", ("aiconfigurator-core",), "comparing predictions with AIConfigurator's tables"),
     Extra("calibrate", ("scipy",), "fitting the performance model to measurements"),
     Extra("plan", ("numba", "highspy", "scipy"), "finding plans and simulating them"),
+    Extra("cp", ("ortools",), "placing models by constraint programming (--solver cp)"),
     Extra(
         "serve",
         ("httptools", "msgspec", "prometheus_client", "python-multipart", "uvloop"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.progress import show_progress
+from atoll.cli.risk import parse_risk, parse_robust
 from atoll.cli.weights import RENTED, check_objective, read_weights
 from atoll.core.errors import InfeasibleError, UsageError
 from atoll.core.files import atomic_write, check_target
@@ -71,7 +72,7 @@ def plan(
         typer.Option(
             "--objective",
             help="Of rented nodes: cost (the default), energy or carbon; on a fixed cluster: sustained "
-            "(the default) or max-flow.",
+            "(the default), max-flow or latency.",
         ),
     ] = None,
     energy_price: Annotated[
@@ -123,6 +124,39 @@ def plan(
             help="Say how likely promises are kept, over what the performance model may be off by.",
         ),
     ] = True,
+    robust: Annotated[
+        bool,
+        typer.Option(
+            "--robust",
+            help="Keep all promises where demand, spot prices, spot machines and the performance model turn "
+            "out otherwise, and show what certainty costs.",
+        ),
+    ] = False,
+    certainty: Annotated[
+        str | None,
+        typer.Option(
+            "--certainty",
+            help="As --robust, in this share of scenarios; 95% unless --unserved-usd says what is best.",
+        ),
+    ] = None,
+    risk: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--risk",
+            metavar="NAME=VALUE",
+            help="With --robust: how far things may be off, instead of the fleet file's `risk`: demand=30%, "
+            "demand.SERVICE=50%, demand_correlation=0.5, spot_price=20%, spot_loss=10%, performance=off; may "
+            "be repeated.",
+        ),
+    ] = None,
+    unserved_usd: Annotated[
+        float | None,
+        typer.Option(
+            "--unserved-usd",
+            help="With --robust: what 1,000 requests that do not keep their promises cost, in USD. The level "
+            "with the least expected total is marked, and taken unless --certainty says otherwise.",
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -173,6 +207,8 @@ def plan(
     kept = None if attainment is None else parse_share(attainment, field="--attainment")
     if kept is not None and capacity_only:
         raise UsageError("--attainment with --capacity-only", hint="leave one of them out")
+    sure = parse_robust(robust, certainty)
+    _check_robust(sure, risk, unserved_usd, capacity_only=capacity_only, solver=solver)
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
     weights = read_weights(objective, energy_price, carbon_price)
@@ -214,6 +250,9 @@ def plan(
             capacity_only=capacity_only,
             error_bars=error_bars,
             weights=weights,
+            robust=sure,
+            risk=parse_risk(risk or (), opened_fleet.problem),
+            unserved_usd=unserved_usd,
         )
     compared: tuple[Compared, ...] = ()
     if compare:
@@ -242,6 +281,25 @@ def plan(
         raise refused
     if fleet_plan.cut_short:
         note(f"note: cut short: {CUT_SHORT}; {LATE}")
+
+
+def _check_robust(
+    sure: object,
+    risk: list[str] | None,
+    unserved_usd: float | None,
+    *,
+    capacity_only: bool,
+    solver: str | None,
+) -> None:
+    """Raise UsageError where options for robust plans come without --robust, or with what they exclude."""
+    if sure is None:
+        for name, given in (("--risk", risk), ("--unserved-usd", unserved_usd)):
+            if given:
+                raise UsageError(f"{name} without --robust", hint="add --robust")
+        return
+    for name, excluded in (("--capacity-only", capacity_only), ("--solver", solver is not None)):
+        if excluded:
+            raise UsageError(f"--robust with {name}", hint="leave one of them out")
 
 
 def _broken(plan: FleetPlan) -> InfeasibleError | None:

@@ -38,7 +38,6 @@ from atoll.plan.handover import (
     handover,
     hop_link,
     kv_bytes_by_layers,
-    kv_bytes_per_unit,
 )
 from atoll.plan.problem import Problem, Service
 from atoll.workload.builtin import lengths_like
@@ -151,8 +150,14 @@ def memory_model(
 ) -> MemoryModel:
     """Return what fits on a node that runs this phase."""
     spec = catalog.model(service.model).llm
-    engine = problem.engine_of(service).on(node.gpu)
-    return MemoryModel.of(spec, node, tp=tp, engine=engine, phase=phase)
+    return _memory_model(spec, node, tp, problem.engine_of(service), phase)
+
+
+@lru_cache(maxsize=1024)
+def _memory_model(
+    spec: TransformerSpec, node: NodeType, tp: int, engine: EngineChoice, phase: Phase
+) -> MemoryModel:
+    return MemoryModel.of(spec, node, tp=tp, engine=engine.on(node.gpu), phase=phase)
 
 
 # One copy of a node's layers, `tp` GPUs that split them. A node carries as many times that as it has copies.
@@ -237,18 +242,27 @@ def _kv_limits(
     if transfer is None:
         free = np.full(spec.layers + 1, np.inf)
         return free, free
-    moved = kv_bytes_by_layers(spec, service.lengths.input_mean)
+    mix = service.lengths.mix()
+    hop = hop_bytes_per_unit(catalog, service, phase)
+    return _interface_limits(spec, mix, phase, link, transfer.moving_s, hop)
+
+
+@lru_cache(maxsize=1024)
+def _interface_limits(
+    spec: TransformerSpec, mix: LengthMix, phase: Phase, link: Link, moving_s: float, hop: float
+) -> tuple[Array, Array]:
+    """The arrays are shared: do not write to them."""
+    moved = kv_bytes_by_layers(spec, mix.input_mean)
     # What was allowed because this very node set the allowance must not fail by rounding.
     takes_s = moved / link.bandwidth_bytes_per_s
-    in_time = takes_s <= transfer.moving_s * (1.0 + 1e-9)
-    mix = service.lengths.mix()
+    in_time = takes_s <= moving_s * (1.0 + 1e-9)
     once = 0.5 * mix.input_mean_square / mix.input_mean**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        load = load_within(transfer.moving_s / takes_s / once, np.ones(1))
-    per_unit = kv_bytes_per_unit(catalog, service, phase)
+        load = load_within(moving_s / takes_s / once, np.ones(1))
+    per_unit = moved / (mix.input_mean if phase is Phase.PREFILL else mix.output_mean)
     with np.errstate(divide="ignore"):
         alone = link.bandwidth_bytes_per_s / per_unit
-    piped = link.bandwidth_bytes_per_s / (per_unit + hop_bytes_per_unit(catalog, service, phase))
+    piped = link.bandwidth_bytes_per_s / (per_unit + hop)
     return np.where(in_time, alone * load, 0.0), np.where(in_time, piped * load, 0.0)
 
 
@@ -294,12 +308,70 @@ def node_capacity(
     layers do not fit or the promise cannot be kept. `machine` is the node type that the node is a slice of,
     None if it is a machine itself. The best tensor-parallel size counts unless `tp` is given.
     """
-    source = node_source(catalog, kind, region=region, machine=machine)
-    rates = _split_rates(problem, catalog, service, role, source, layers, stages, position)
+    where = (kind, layers, stages, position, region, machine)
+    rates = _known_rates(problem, catalog, service, role, *where)
     if tp is None:
         return max(rate for _, rate in rates)
+    for size, rate in rates:
+        if size == tp:
+            return rate
+    source = node_source(catalog, kind, region=region, machine=machine)
     check_tp(source.node, tp, catalog.model(service.model).llm)
     return dict(rates)[tp]
+
+
+_RATES: dict[
+    tuple[object, ...], tuple[Problem, Catalog, Service, tuple[tuple[int, float], ...]]
+] = {}
+_ALIKE: dict[tuple[object, ...], tuple[Problem, Service, Service]] = {}
+_MOST_RATES = 4096
+
+
+def _first_alike(problem: Problem, service: Service) -> Service:
+    """Return the first service of a problem that is asked the same: a node carries as much of both."""
+    key = (id(problem), id(service))
+    known = _ALIKE.get(key)
+    if known is None:
+        asked = (
+            id(problem), service.model, service.lengths, service.ttft_s, service.tpot_s,
+            service.attainment, service.phases, service.only, service.avoid, service.engine_limits,
+        )  # fmt: skip
+        first = _ALIKE.get(asked, (problem, service, service))[2]
+        if len(_ALIKE) >= _MOST_RATES:
+            _ALIKE.clear()
+        known = _ALIKE[key] = _ALIKE[asked] = (problem, service, first)
+    return known[2]
+
+
+def _known_rates(
+    problem: Problem,
+    catalog: Catalog,
+    service: Service,
+    role: RoleId | str,
+    kind: str,
+    layers: int,
+    stages: int,
+    position: Position,
+    region: str | None,
+    machine: str | None,
+) -> tuple[tuple[int, float], ...]:
+    """`_split_rates` of a kind of node: equal nodes of a plan are asked for again and again."""
+    role_id = parse_role(role) if isinstance(role, str) else role
+    phase = role_id.phase
+    service = _first_alike(problem, service)
+    role = RoleId(service.name, role_id.component, phase)
+    asked = (kind, layers, stages, position, region, machine)
+    key = (id(problem), id(catalog), id(service), phase, *asked)
+    known = _RATES.get(key)
+    # The three are kept beside the answer, so their ids cannot have passed to others.
+    if known is not None:
+        return known[3]
+    source = node_source(catalog, kind, region=region, machine=machine)
+    found = _split_rates(problem, catalog, service, role, source, layers, stages, position)
+    if len(_RATES) >= _MOST_RATES:
+        _RATES.clear()
+    _RATES[key] = (problem, catalog, service, tuple(found))
+    return tuple(found)
 
 
 def best_tp(
@@ -316,8 +388,8 @@ def best_tp(
     machine: str | None = None,
 ) -> int:
     """Return over how many GPUs a node splits each layer to carry `node_capacity`: of equals the most."""
-    source = node_source(catalog, kind, region=region, machine=machine)
-    rates = _split_rates(problem, catalog, service, role, source, layers, stages, position)
+    where = (kind, layers, stages, position, region, machine)
+    rates = _known_rates(problem, catalog, service, role, *where)
     return max(rates, key=lambda split: (split[1], split[0]))[0]
 
 

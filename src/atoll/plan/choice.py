@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.plan.names import ModelName, Name, refuse
-
-if TYPE_CHECKING:
-    from atoll.plan.problem import Service
 
 NO_LEVEL = 1e-9
 """Ways at a lower level than this serve nothing and are left out."""
@@ -222,19 +219,3 @@ def _keep_error(
 def levels_of(mixes: Iterable[ModelMix]) -> dict[str, float]:
     """Return the level of every service that mixes name; where several do they agree."""
     return {service: share for mix in mixes for service, share in mix.shares.items()}
-
-
-def settle_services(
-    services: Iterable[Service], choices: Iterable[Choice], mixes: Iterable[ModelMix]
-) -> tuple[Service, ...]:
-    """Return services with what mixes leave of their rates; variants that answer nothing are left out."""
-    levels = levels_of(mixes)
-    optional = {variant.service for choice in choices for variant in choice.variants}
-    settled = []
-    for service in services:
-        if service.name not in optional:
-            settled.append(service)
-        elif levels.get(service.name, 0.0) > NO_LEVEL:
-            rate = service.rate_per_s * levels[service.name]
-            settled.append(service.model_copy(update={"rate_per_s": rate}))
-    return tuple(settled)

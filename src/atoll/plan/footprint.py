@@ -43,9 +43,6 @@ class PowerGrid(Frozen):
         return self.g_per_kwh.get(region, self.default_g_per_kwh)
 
 
-Grid = PowerGrid
-
-
 class PowerUse(Frozen):
     """What a plan draws at its planned load: watts with `pue`, joules per generated token, kg CO2 per hour.
 

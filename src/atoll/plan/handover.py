@@ -146,6 +146,7 @@ def kv_bytes_by_layers(spec: TransformerSpec, tokens: float) -> Array:
     return np.asarray(most)
 
 
+@lru_cache(maxsize=4096)
 def kv_bytes(spec: TransformerSpec, start: int, end: int, tokens: float) -> float:
     """Return the KV bytes of a prompt of so many tokens in layers [start, end)."""
     return sum(_kept_bytes(spec, tokens, kind) for kind in layer_kinds(spec)[start:end])
@@ -177,6 +178,7 @@ def _kept_bytes(spec: TransformerSpec, tokens: float, kind: LayerKind) -> float:
 
 _CUTS: dict[tuple[int, int], tuple[Problem, Catalog, Mapping[OfferKey, tuple[int, ...]]]] = {}
 _KNOWN: dict[tuple[int, int, int], tuple[Problem, Catalog, Service, Handover | None]] = {}
+_ALIKE: dict[tuple[object, ...], tuple[Problem, Catalog, Handover]] = {}
 _MOST_KNOWN = 512
 
 
@@ -187,7 +189,16 @@ def handover(problem: Problem, catalog: Catalog, service: Service) -> Handover |
     # The three are kept beside the answer, so their ids cannot have passed to others.
     if known is not None:
         return known[3]
-    found = _work_out(problem, catalog, service) if service.phases != "together" else None
+    found = None
+    if service.phases != "together":
+        # Services of one problem that are asked the same have one answer.
+        asked = (service.model, service.lengths, service.ttft_s, service.only, service.avoid)
+        alike = (id(problem), id(catalog), *asked, service.engine_limits)
+        same = _ALIKE.get(alike)
+        found = _work_out(problem, catalog, service) if same is None else same[2]
+        if len(_ALIKE) >= _MOST_KNOWN:
+            _ALIKE.clear()
+        _ALIKE[alike] = (problem, catalog, found)
     if len(_KNOWN) >= _MOST_KNOWN:
         _KNOWN.clear()
     _KNOWN[key] = (problem, catalog, service, found)

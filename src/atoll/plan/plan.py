@@ -27,6 +27,7 @@ from atoll.perf.engines import EngineLaunch
 from atoll.plan.choice import ModelMix
 from atoll.plan.footprint import PowerUse
 from atoll.plan.names import Name, NodeTypeName, RoleName, refuse
+from atoll.plan.robustness import Robustness
 
 SOURCE = "source"
 SINK = "sink"
@@ -35,9 +36,10 @@ Market = Literal["on-demand", "spot", "owned"]
 """How a node is paid for: rented at a fixed price, rented until someone pays more, or one's own."""
 Status = Literal["optimal", "feasible", "partial", "infeasible"]
 """Proven best; valid; valid but serves only a share of the demand; there is no plan."""
-Goal = Literal["cost", "max-flow", "sustained", "fair"]
+Goal = Literal["cost", "max-flow", "sustained", "fair", "latency"]
 """What a plan is best at: low cost, or tokens/s on a fixed cluster. The tokens/s of the largest flow; of the
-largest that the KV caches can hold in flight; or of the service that gets the least of its demand."""
+largest that the KV caches can hold in flight; or of the service that gets the least of its demand. With
+"latency" requests are answered soonest, and the objective is the tokens/s that are carried."""
 
 OfferKey = tuple[str, str, Market]
 """What tells one offer of machines from another: region, node type, market."""
@@ -337,7 +339,8 @@ class Plan(Frozen):
     with and that engines are started with, where any are set, and `models` the names of the models that are
     served, empty where nobody wrote them down. Requests of any-to-any models go by `paths` instead of routes.
     `mixes` are what it makes of choices between models: it is a plan for the problem that they settle, and
-    `problem_hash` is of that one. `power` is what it draws, where that was asked.
+    `problem_hash` is of that one. `power` is what it draws, and `robustness` how it fares when things
+    turn out otherwise, where that was asked.
     """
 
     schema_version: Literal[1] = 1
@@ -364,6 +367,7 @@ class Plan(Frozen):
     models: dict[str, str] = Field(default_factory=dict)
     mixes: tuple[ModelMix, ...] = ()
     power: PowerUse | None = None
+    robustness: Robustness | None = None
 
     @model_serializer(mode="wrap")
     def _without_promises(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -381,6 +385,8 @@ class Plan(Frozen):
             fields.pop("mixes", None)
         if self.power is None:
             fields.pop("power", None)
+        if self.robustness is None:
+            fields.pop("robustness", None)
         fields.pop("engines", None)
         if self.engines:
             fields["engines"] = {name: own.given for name, own in sorted(self.engines.items())}

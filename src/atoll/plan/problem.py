@@ -26,11 +26,12 @@ from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.perf.components.measured import MeasuredRate
 from atoll.perf.engines import EngineChoice, EngineLaunch, EngineLimits
-from atoll.plan.choice import Choice, ModelMix, settle_services
+from atoll.plan.choice import NO_LEVEL, Choice, ModelMix, levels_of
 from atoll.plan.cluster import Cluster
 from atoll.plan.footprint import ObjectiveWeights, PowerGrid
 from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
+from atoll.plan.robustness import RiskModel
 from atoll.workload.classes import RequestClass
 from atoll.workload.lengths import LengthMix
 
@@ -348,7 +349,7 @@ class Problem(Frozen):
     those and no others: one offer for each of its regions and node types, owned, at the price of the offer
     given for it or for nothing. With `choices` some services are ways to answer them, at levels that a plan
     sets (`choice`); `settled` is the problem that is left then. `weights` are what counts, `grid` what
-    electricity costs the climate.
+    electricity costs the climate, `risk` how far things may turn out otherwise (for plans that ask).
     """
 
     schema_version: Literal[1] = 1
@@ -363,6 +364,7 @@ class Problem(Frozen):
     choices: tuple[Choice, ...] = ()
     weights: ObjectiveWeights = ObjectiveWeights()
     grid: PowerGrid = PowerGrid()
+    risk: RiskModel | None = None
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -373,6 +375,7 @@ class Problem(Frozen):
             "choices": not self.choices,
             "weights": self.weights == ObjectiveWeights(),
             "grid": self.grid == PowerGrid(),
+            "risk": self.risk is None,
         }
         return {name: value for name, value in fields.items() if not blank.get(name)}
 
@@ -451,8 +454,16 @@ class Problem(Frozen):
         """Return the problem of plain services that mixes of models leave; without choices, this one."""
         if not self.choices:
             return self
-        services = settle_services(self.services, self.choices, mixes)
-        return self.replace(services=services, choices=())
+        levels = levels_of(mixes)
+        optional = {variant.service for choice in self.choices for variant in choice.variants}
+        services = []
+        for service in self.services:
+            if service.name not in optional:
+                services.append(service)
+            elif levels.get(service.name, 0.0) > NO_LEVEL:
+                rate = service.rate_per_s * levels[service.name]
+                services.append(service.model_copy(update={"rate_per_s": rate}))
+        return self.replace(services=tuple(services), choices=())
 
     def service(self, name: str) -> Service:
         """Return the service of this name."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from atoll.core.errors import InputError, UsageError
-from atoll.core.frozen import Frozen
 from atoll.core.units import format_share
 from atoll.plan.choice import Choice, ModelMix
 from atoll.plan.footprint import ObjectiveWeights, PowerGrid
 from atoll.plan.plan import Plan
 from atoll.plan.power import draw_of, kg_per_hour
+from atoll.prove.front import AXES, ON_THE_WAY, Axis, ParetoFront, ParetoPoint, ParetoReport, mark
 from atoll.solve.effort import DEADLINE_S, Effort
 from atoll.solve.progress import OnProgress, Progress, SolveStats
 from atoll.solve.weighted import WeighedPlan, plan_weighted, refuse_unweighable
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.problem import Problem
 
-Axis = Literal["latency", "error", "energy", "carbon"]
-"""What dollars are swept against: promises, wrong answers, watts, kg CO2 per hour."""
-AXES: tuple[Axis, ...] = get_args(Axis)
 Scaled = Literal["both", "ttft", "tpot"]
 """Which promises a sweep of latency scales."""
 Planner = Callable[["Problem", Effort, float, bool], Plan]
@@ -41,64 +36,7 @@ POINTS, LEAST_POINTS, MOST_POINTS = 7, 2, 50
 _TIGHTEST, _LOOSEST = 0.5, 4.0
 _DECADES = 1.5
 """Prices are swept so many decades to either side of the one at which they count as much as rent."""
-ON_THE_WAY = "on the way"
-"""What was asked for a plan that was found while another one was asked for."""
-_SAME = 1e-9
 _FULL = 1.0 - 1e-9
-
-
-class ParetoPoint(Frozen):
-    """A plan on a sweep: what was asked, what it costs, and its value on the axis that is swept.
-
-    `value` is a multiple of today's promises, a share of wrong answers, watts, or kg CO2 per hour, by the
-    axis. `served` is the least share of its demand that a service gets: below 1 the point is no fair one, and
-    not on the curve. `kept` says whether all promises were kept in simulation, None where only capacity was
-    planned. `dominated` says that another point is no worse in both, and better in one.
-    """
-
-    asked: str
-    usd_per_hour: float = Field(ge=0)
-    value: float = Field(ge=0)
-    watts: float | None = None
-    kg_per_hour: float | None = None
-    error: float | None = None
-    nodes: int = 0
-    gpus: int = 0
-    served: float = 1.0
-    kept: bool | None = None
-    dominated: bool = False
-    today: bool = False
-    plan_hash: str = ""
-
-    @property
-    def fair(self) -> bool:
-        """Whether it serves all demand and keeps what it was asked to keep."""
-        return self.served >= _FULL and self.kept is not False
-
-
-class ParetoFront(Frozen):
-    """Points of one sweep, by value; the curve is those that are fair and not dominated."""
-
-    against: Axis
-    points: tuple[ParetoPoint, ...]
-
-    @property
-    def curve(self) -> tuple[ParetoPoint, ...]:
-        """The points that no other one beats."""
-        return tuple(point for point in self.points if point.fair and not point.dominated)
-
-    @property
-    def left_out(self) -> int:
-        """How many points are not on the curve."""
-        return len(self.points) - len(self.curve)
-
-
-class ParetoReport(Frozen):
-    """All sweeps of a fleet; `plans` is how many plans were made for them."""
-
-    fleet: str
-    fronts: tuple[ParetoFront, ...]
-    plans: int
 
 
 def check_axes(axes: Sequence[str], problem: Problem) -> tuple[Axis, ...]:
@@ -173,34 +111,6 @@ def find_pareto(
     }
     fronts = tuple(ParetoFront(against=axis, points=mark(run[axis]())) for axis in swept)
     return ParetoReport(fleet=problem.name, fronts=fronts, plans=sweep.plans)
-
-
-def mark(points: Iterable[ParetoPoint]) -> tuple[ParetoPoint, ...]:
-    """Return points by value, those dominated marked; of equals one is kept, today's before others."""
-    best: dict[tuple[str, str], ParetoPoint] = {}
-    for point in points:
-        key = (f"{point.usd_per_hour:.9g}", f"{point.value:.9g}")
-        if key not in best or _weight(point) > _weight(best[key]):
-            best[key] = point
-    ordered = sorted(best.values(), key=lambda p: (p.value, p.usd_per_hour, not p.today, p.asked))
-    fair = [point for point in ordered if point.fair]
-    return tuple(
-        point.model_copy(
-            update={"dominated": point.fair and any(_beats(other, point) for other in fair)}
-        )
-        for point in ordered
-    )
-
-
-def _weight(point: ParetoPoint) -> tuple[bool, bool, bool]:
-    return (point.fair, point.today, point.asked != ON_THE_WAY)
-
-
-def _beats(one: ParetoPoint, other: ParetoPoint) -> bool:
-    dear, much = other.usd_per_hour, other.value
-    no_worse = one.usd_per_hour <= dear * (1.0 + _SAME) and one.value <= much * (1.0 + _SAME)
-    better = one.usd_per_hour < dear * (1.0 - _SAME) or one.value < much * (1.0 - _SAME)
-    return no_worse and better
 
 
 class _Sweep:
@@ -281,6 +191,7 @@ class _Sweep:
             limits = {
                 c.name: c.least_error + share * (_largest_error(c) - c.least_error)
                 for c in self.problem.choices
+                if _may_err(c)
             }
             text = ", ".join(f"{name} {format_share(limit)}" for name, limit in limits.items())
             asked.append((f"max_error {text}", _with_errors(self.problem, limits), False))
@@ -385,10 +296,16 @@ def mean_error(problem: Problem, mixes: Iterable[ModelMix]) -> float:
     rates = {
         choice.name: min(problem.service(v.service).rate_per_s for v in choice.variants)
         for choice in problem.choices
+        if _may_err(choice)
     }
-    found = [(rates[mix.name], mix.error) for mix in mixes]
+    found = [(rates[mix.name], mix.error) for mix in mixes if mix.name in rates]
     total = sum(rate for rate, _ in found)
     return sum(rate * error for rate, error in found) / total if total > 0.0 else 0.0
+
+
+def _may_err(choice: Choice) -> bool:
+    """Whether anybody said that its models err; services that merely share instances do not."""
+    return any(error > 0.0 for error in choice.errors.values())
 
 
 def _largest_error(choice: Choice) -> float:
@@ -402,6 +319,8 @@ def _largest_error(choice: Choice) -> float:
 def _with_errors(problem: Problem, limits: dict[str, float]) -> Problem:
     choices = tuple(
         choice.model_copy(update={"max_error": min(1.0, limits[choice.name])})
+        if choice.name in limits
+        else choice
         for choice in problem.choices
     )
     return problem.replace(choices=choices)

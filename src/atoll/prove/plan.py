@@ -99,7 +99,8 @@ def _plan(
             stats=stats,
         )
     simulates = not capacity_only and (solver is None or solver == solvers(problem)[0])
-    if simulates or (rank and problem.hosts):
+    by_latency = _goes_by_latency(problem, solver, effort)
+    if simulates or by_latency or (rank and problem.hosts):
         # Before the deadline begins.
         from atoll.core.compiling import compile_entries
         from atoll.sim import loop
@@ -145,15 +146,19 @@ def _plan(
                 say=lambda text: say("promises", text),
             )
         return _keep_rented(problem, facts, find, chosen, deadline, on_progress)
-    if rank and chosen.rank is None:
-        from atoll.prove.rank import Simulated
-
-        value = Simulated(problem, facts, lambda text: say("ranking", text), deadline=deadline)
-        chosen = replace(chosen, rank=value)
+    chosen = _with_simulations(
+        chosen, problem, facts, deadline, say, rank=rank, by_latency=by_latency
+    )
     if not simulates:
         return find(problem, chosen, deadline_s)
-    from atoll.prove.cluster import keep_on_cluster
+    from atoll.prove.cluster import keep_on_cluster, see_promises
 
+    if by_latency:
+        # Tighter promises would not make it answer sooner.
+        found = find(problem, chosen, deadline.share(0.5))
+        return see_promises(
+            found, problem, facts, deadline=deadline, say=lambda text: say("promises", text)
+        )
     return keep_on_cluster(
         problem,
         facts,
@@ -239,6 +244,39 @@ def _plan_weighted(
         keep=None if capacity_only else partial(find, capacity=False),
         on_progress=on_progress,
     )
+
+
+def _goes_by_latency(problem: Problem, solver: str | None, effort: Effort) -> bool:
+    """Whether a solver asks for simulated latencies."""
+    if not problem.hosts:
+        return False
+    from atoll.solve.place.service import CP
+
+    return solver == CP or effort.objective == "latency"
+
+
+def _with_simulations(
+    effort: Effort,
+    problem: Problem,
+    catalog: Catalog,
+    deadline: Countdown,
+    say: Callable[[str, str], None],
+    *,
+    rank: bool,
+    by_latency: bool,
+) -> Effort:
+    """The effort with the simulations that solvers for clusters ask for, unless it has its own."""
+    if by_latency and effort.latency is None:
+        from atoll.prove.cp_tables import SimulatedLatency
+
+        fill = SimulatedLatency(catalog, lambda text: say("simulating", text), deadline=deadline)
+        return replace(effort, latency=fill)
+    if rank and not by_latency and effort.rank is None:
+        from atoll.prove.rank import Simulated
+
+        value = Simulated(problem, catalog, lambda text: say("ranking", text), deadline=deadline)
+        return replace(effort, rank=value)
+    return effort
 
 
 def _with_chances(plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown) -> Plan:

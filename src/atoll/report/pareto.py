@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.core.units import format_share, pluralize
-from atoll.prove.pareto import Axis, ParetoFront, ParetoPoint, ParetoReport
+from atoll.prove.front import Axis, ParetoFront, ParetoPoint, ParetoReport
 from atoll.report.render import Grid, render_fragment, render_page
 from atoll.report.terminal import table
 

@@ -13,6 +13,7 @@ from time import perf_counter
 
 from atoll.core.errors import UsageError
 from atoll.plan.plan import Goal, OfferKey, Plan
+from atoll.plan.problem import Problem
 from atoll.solve.derating import Derating
 
 GAP = 1e-3
@@ -54,6 +55,19 @@ class RentLimit:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """Seconds from a request's arrival to its last token: the mean, the median and the 95th percentile."""
+
+    mean_s: float
+    p50_s: float
+    p95_s: float
+
+
+Latency = Callable[[Plan, Problem, float], Answered]
+"""Says how soon a plan answers what a problem asks in so many seconds, all requests to their end."""
+
+
+@dataclass(frozen=True)
 class Effort:
     """How close to the optimum to come, with how much work, and on a fixed cluster what for.
 
@@ -66,7 +80,7 @@ class Effort:
     The rest is for fixed clusters: `objective` is what
     the plan is best at (None: what lasts), `partial` lets a node run only some of its layers, `promise`
     allows no pipeline slower than ttft and tpot (False: best effort), and `rank` values the best few plans,
-    of which it takes the best.
+    of which it takes the best. `latency` fills the tables of solvers that go by it.
     """
 
     gap: float = GAP
@@ -75,6 +89,7 @@ class Effort:
     partial: bool = False
     promise: bool = True
     rank: Rank | None = None
+    latency: Latency | None = None
     work: float = 1.0
     derating: Derating | None = None
     rent_limit: RentLimit | None = None

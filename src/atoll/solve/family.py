@@ -19,6 +19,7 @@ Solve = Callable[[str, Problem, Catalog, Effort, float, OnProgress | None], Plan
 class SolverFamily:
     """Solvers by name, the default first; `baselines` are simple rules to compare with.
 
+    `quick` are those that answer at once, within all limits: what is tried first when a deadline has come.
     `count_templates` says by role how many templates there are, of how many sets of nodes. `failure` says of
     a problem's name that there is no plan, `hint` what to do then.
     """
@@ -29,3 +30,4 @@ class SolverFamily:
     count_templates: Callable[[Problem, Catalog, bool], dict[str, dict[str, int]]]
     failure: str
     hint: str
+    quick: tuple[str, ...] = ()

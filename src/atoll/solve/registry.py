@@ -76,7 +76,7 @@ def solve(
     if not problem.weights.rent_only:
         from atoll.solve.weighted import plan_weighted
 
-        def find(priced: Problem, spent: Effort, seconds: float) -> Plan:
+        def at_prices(priced: Problem, spent: Effort, seconds: float) -> Plan:
             return solve(
                 priced,
                 solver=solver,
@@ -91,7 +91,7 @@ def solve(
             problem,
             facts,
             effort or Effort(),
-            find,
+            at_prices,
             deadline_s=deadline_s,
             on_progress=on_progress,
         )
@@ -167,7 +167,8 @@ class _Asked:
         else:
             if not best.cut_short:
                 return best
-            best = best if rule else self._rescue(best) or best
+            # What answers soonest may serve less than a rule, and is what was asked for.
+            best = best if rule or best.goal == "latency" else self._rescue(best) or best
         reasons = best.reasons if CUT_SHORT in best.reasons else (*best.reasons, CUT_SHORT)
         return best.model_copy(update={"cut_short": True, "reasons": reasons})
 
@@ -182,17 +183,18 @@ class _Asked:
         return plan
 
     def _rescue(self, found: Plan | None) -> Plan | None:
-        """Return what serves most: a plan, or the baselines until there is no time left for more.
+        """Return what serves most: a plan, quick ones, or the baselines until there is no time left for more.
 
         One is tried in any case, and all of them while nothing is served.
         """
         best, served = found, _served(found, self.problem)
-        for tried, name in enumerate(self.family.baselines):
+        for tried, name in enumerate((*self.family.quick, *self.family.baselines)):
             if served[0] >= _ALL or (tried and served[1] > 0.0 and self.rescued_by.passed):
                 break
             self.tell(Progress("baselines", f"{name}, as the deadline has come"))
             try:
-                other = self._check(name, self.rescued_by.share(1.0), modest=True)
+                modest = name not in self.family.quick
+                other = self._check(name, self.rescued_by.share(1.0), modest=modest)
             except (InfeasibleError, InternalError, InvalidPlanError):
                 continue
             if best is None or _served(other, self.problem) > served:

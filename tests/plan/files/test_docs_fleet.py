@@ -17,6 +17,7 @@ from atoll.plan.files.fleet_schema import (
     FleetFile,
     LimitsEntry,
     PoolEntry,
+    RiskEntry,
     ServiceEntry,
     SettingsEntry,
 )
@@ -48,9 +49,17 @@ def test_every_key_is_explained() -> None:
     keys |= set(PoolEntry.model_fields) - {"cloud"}
     keys |= {f"engine.{name}" for name in EngineEntry.model_fields}
     keys |= {f"limits.{name}" for name in LimitsEntry.model_fields}
+    keys |= {f"risk.{name}" for name in RiskEntry.model_fields}
     keys |= {f"settings.{name}" for name in SettingsEntry.model_fields}
     keys |= {f"cluster.{name}" for name in ClusterEntry.model_fields}
-    keys |= set(FleetFile.model_fields) - {"models", "pool", "cluster", "limits", "settings"}
+    keys |= set(FleetFile.model_fields) - {
+        "models",
+        "pool",
+        "cluster",
+        "limits",
+        "risk",
+        "settings",
+    }
     assert first_cells("Key") == keys
 
 

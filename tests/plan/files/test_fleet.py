@@ -496,7 +496,7 @@ def test_the_schema_knows_every_section_and_describes_every_field() -> None:
     schema: Any = fleet_schema()
     assert set(schema["properties"]) == {
         "name", "models", "pool", "cluster", "limits", "settings", "catalog", "running",
-        "share_instances", "objective", "grid",
+        "share_instances", "objective", "grid", "risk",
     }  # fmt: skip
     assert schema["required"] == ["models"]
     assert schema["oneOf"] == [{"required": ["pool"]}, {"required": ["cluster"]}]

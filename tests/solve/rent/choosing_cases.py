@@ -34,7 +34,9 @@ def random_choices(
     """Choices between a few services, rates and demands in whole numbers of 1/1000."""
     rng = np.random.default_rng(seed + 1000)
     services = ways + (2 if shared else 1)
-    case = random_case(seed, services=services, scarce=0.8, running=running)
+    case = random_case(seed, services=services, scarce=0.8, running=running, most=5)
+    everywhere = np.ones(len(case.supply.kinds), np.bool_)
+    case = replace(case, services=tuple(replace(s, allowed=everywhere) for s in case.services))
     choices = []
     own = list(range(ways))
     if shared:
@@ -44,6 +46,9 @@ def random_choices(
         choices.append(_random_choice(rng, "b", [*own[middle:], ways]))
     else:
         choices.append(_random_choice(rng, "a", own))
+    rows = LevelRows(tuple(choices))
+    if not rows.possible:
+        rows = LevelRows(tuple(replace(row, max_error=None, floors=()) for row in choices))
     limits = AllocationLimits()
     if limited:
         limits = AllocationLimits(
@@ -52,7 +57,7 @@ def random_choices(
             max_nodes=None if rng.random() < 0.5 else int(rng.integers(3, 8)),
             spread=1 if rng.random() < 0.6 else 2,
         )
-    return ChoiceCase(_whole(replace(case, limits=limits)), LevelRows(tuple(choices)))
+    return ChoiceCase(_whole(replace(case, limits=limits)), rows)
 
 
 def _random_choice(rng: np.random.Generator, name: str, ways: Sequence[int]) -> ChoiceRow:
@@ -153,9 +158,9 @@ def describe(given: ChoiceCase) -> dict[str, Any]:
     }
 
 
-def optima(cases: Sequence[ChoiceCase], time_limit_s: float = 20.0) -> list[float | None] | None:
+def optima(cases: Sequence[ChoiceCase], work: float = 3.0) -> list[float | None] | None:
     """Return the least costs by CP-SAT, None where ortools is not installed."""
-    request = {"cases": [describe(case) for case in cases], "time_limit_s": time_limit_s}
+    request = {"cases": [describe(case) for case in cases], "work": work}
     done = subprocess.run(
         [sys.executable, str(_WORKER)],
         input=json.dumps(request),

@@ -13,7 +13,7 @@ from atoll.core.ids import MOST_LETTERS
 from atoll.plan.choice import Choice, Variant
 from atoll.plan.files.choice_schema import WeightsEntry
 from atoll.plan.files.fleet_schema import FleetFile, ServiceEntry
-from atoll.plan.footprint import Grid, ObjectiveWeights
+from atoll.plan.footprint import ObjectiveWeights, PowerGrid
 from atoll.plan.problem import Service
 from atoll.plan.sharing import name_part, own_name, share_services
 
@@ -212,14 +212,14 @@ def weights_of(document: FleetDocument) -> ObjectiveWeights:
     return ObjectiveWeights(usd=entry.cost, usd_per_kwh=entry.energy, usd_per_tonne=entry.carbon)
 
 
-def grid_of(document: FleetDocument, regions: set[str]) -> Grid:
+def grid_of(document: FleetDocument, regions: set[str]) -> PowerGrid:
     """Return what electricity costs the climate; where carbon counts it is known of every region."""
     entry = document.content.grid
     for region in entry.by_region:
         if region not in regions:
             with document.at("grid", region):
                 raise UnknownNameError("region of the pool", region, sorted(regions))
-    grid = Grid(g_per_kwh=entry.by_region, default_g_per_kwh=entry.default, pue=entry.pue)
+    grid = PowerGrid(g_per_kwh=entry.by_region, default_g_per_kwh=entry.default, pue=entry.pue)
     if weights_of(document).usd_per_tonne > 0.0:
         unknown = sorted(region for region in regions if grid.intensity(region) is None)
         if unknown:

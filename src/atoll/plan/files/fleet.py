@@ -18,7 +18,7 @@ from atoll.catalog.hf_config import model_from_config
 from atoll.catalog.load import OVERLAY_VARIABLE
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.overlay import apply_overlay
-from atoll.core.errors import InputError
+from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import YamlFile, load_yaml_file, parse_yaml, read_text_limited
 from atoll.core.ids import slug
 from atoll.perf.engines import EngineLimits
@@ -53,6 +53,7 @@ from atoll.plan.problem import (
     Settings,
     with_kv_dtype,
 )
+from atoll.plan.robustness import DEMAND_SD, RiskModel
 from atoll.workload.lengths import LengthMix, length_mix
 
 FleetDocument = SchemaDocument[FleetFile]
@@ -138,6 +139,7 @@ def _problem(
             "choices": choices,
             "weights": weights_of(document),
             "grid": grid_of(document, {offer.region for offer in offers}),
+            "risk": _risk(document),
         },
         path=file.path,
     )
@@ -339,6 +341,28 @@ def _lengths(
                 hint="use shorter lengths, or a model with a longer context",
             )
         return Lengths.of(mix)
+
+
+# What may turn out otherwise
+
+
+def _risk(document: FleetDocument) -> RiskModel | None:
+    entry = document.content.risk
+    if entry is None:
+        return None
+    spreads = entry.demand if isinstance(entry.demand, dict) else {"default": entry.demand}
+    for name in spreads:
+        with document.at("risk", "demand", name):
+            if name != "default" and name not in document.content.models:
+                raise UnknownNameError("service", name, (*document.content.models, "default"))
+    return RiskModel(
+        demand_sd=spreads.get("default", DEMAND_SD),
+        demand_sd_of={name: spread for name, spread in spreads.items() if name != "default"},
+        demand_correlation=entry.demand_correlation,
+        spot_price_sd=entry.spot_price,
+        spot_loss=entry.spot_loss,
+        performance=entry.performance,
+    )
 
 
 # What runs

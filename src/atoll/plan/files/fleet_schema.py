@@ -6,6 +6,7 @@ models:   {NAME: {model: qwen3-32b, ttft: 1600ms, tpot: 100ms, rate: 10/s, lengt
 pool:     {cloud: {regions: [aws/us-east-2], gpus: [L40S, L4]}, owned: {basement: {"RTX3090:2": 4}}}
 cluster:  {nodes: {zurich: {"L4:1": 4, "T4:1": [t4-a]}}, links: [{between: ["*", "*"], bandwidth: 10Gbit/s}]}
 limits:   {budget: $100/h, spot_share: 50%, spread: 2}
+risk:     {demand: 20%, spot_loss: 5%}
 settings: {max_nodes_per_instance: 6, engine: vllm, engine_limits: {max_num_seqs: 256}}
 share_instances: true
 objective: {cost: 1, carbon: $100/t}
@@ -52,6 +53,7 @@ from atoll.plan.files.schema_fields import (
 )
 from atoll.plan.plan import Market
 from atoll.plan.problem import ATTAINMENT, Phases, Shortage
+from atoll.plan.robustness import DEMAND_CORRELATION, DEMAND_SD, SPOT_PRICE_SD
 
 
 def _number_or_mapping(value: object) -> str:
@@ -392,6 +394,38 @@ class LimitsEntry(Frozen):
     )
 
 
+_DemandField = Annotated[
+    Annotated[Share, Tag("number")] | Annotated[dict[StrictStr, Share], Tag("mapping")],
+    Discriminator(_number_or_mapping),
+]
+
+
+class RiskEntry(Frozen):
+    """How far things may turn out otherwise, for `atoll plan --robust`."""
+
+    demand: _DemandField = Field(
+        default=DEMAND_SD,
+        description="Standard deviation of demand, relative, such as 20%: one for all services, or a mapping "
+        "from service or 'default'.",
+    )
+    demand_correlation: Share = Field(
+        default=DEMAND_CORRELATION,
+        description="How much demands of services rise and fall together: 0 to 1.",
+    )
+    spot_price: Share = Field(
+        default=SPOT_PRICE_SD, description="Standard deviation of spot prices, relative."
+    )
+    spot_loss: Share | None = Field(
+        default=None,
+        description="Chance that all spot machines of a type in a region are lost in an hour; as "
+        "`limits.spot_loss` has it, else 5%, if left out.",
+    )
+    performance: StrictBool = Field(
+        default=True,
+        description="Whether times are off as far as the performance model's constants may be.",
+    )
+
+
 class SettingsEntry(Frozen):
     """How to search for a plan."""
 
@@ -459,6 +493,10 @@ class FleetFile(Frozen):
     limits: LimitsEntry = Field(default=LimitsEntry(), description="What a plan may not exceed.")
     settings: SettingsEntry = Field(
         default=SettingsEntry(), description="How to search for a plan."
+    )
+    risk: RiskEntry | None = Field(
+        default=None,
+        description="How far things may turn out otherwise, for plans that ask (--robust).",
     )
     catalog: FactsField | None = Field(
         default=None, description="Facts to add or change: an overlay file, or its content."

@@ -39,6 +39,13 @@ from atoll.report.plan.routes import MOST_PAIRS, list_pairs, list_ways
 from atoll.report.plan.slices import list_slices
 from atoll.report.promises import judge_plan
 from atoll.report.render import Bar, Grid, scale_bars
+from atoll.report.robustness import (
+    CertaintyCurve,
+    describe_risk,
+    draw_curve,
+    judge_robustness,
+    list_levels,
+)
 from atoll.solve.comparison import Compared
 
 TEMPLATE = "rented_plan.html.j2"
@@ -62,6 +69,22 @@ class ExecutorPages:
     times: str
 
 
+@dataclass(frozen=True)
+class CertaintyPages:
+    """What certainty costs: the curve drawn, its levels, and what may turn out otherwise."""
+
+    drawing: CertaintyCurve
+    levels: Grid
+    note: str
+
+
+def _gather_certainty(plan: Plan) -> CertaintyPages | None:
+    found = plan.robustness
+    if found is None:
+        return None
+    return CertaintyPages(draw_curve(found), list_levels(found), describe_risk(found))
+
+
 def gather_rented_plan(
     plan: Plan, problem: Problem, compared: Sequence[Compared]
 ) -> dict[str, object]:
@@ -75,7 +98,8 @@ def gather_rented_plan(
     return {
         "title": f"Plan of {plan.problem_name}",
         "headline": describe_plan(plan),
-        "verdicts": judge_plan(plan),
+        "verdicts": [*judge_plan(plan), *judge_robustness(plan)],
+        "certainty": _gather_certainty(plan),
         "shortage": describe_shortage(plan, problem),
         "cards": _list_figures(plan),
         "mixes": draw_mixes(plan),

@@ -17,6 +17,7 @@ from atoll.report.plan.routes import list_ways
 from atoll.report.plan.slices import HOLDS, list_slices
 from atoll.report.promises import draw_verdicts, judge_plan
 from atoll.report.render import Grid
+from atoll.report.robustness import draw_robustness, judge_robustness
 from atoll.report.terminal import table, tighten
 from atoll.solve.comparison import Compared
 from atoll.solve.explain.explanation import served_share
@@ -112,6 +113,10 @@ def describe_plan(plan: Plan) -> str:
         if plan.power.weighted_usd_per_hour is not None:
             return f"{cost}."
     if plan.bound is None or plan.gap is None:
+        if plan.robustness is not None:
+            return (
+                f"{cost}. How far the cheapest plan as sure as this is from it, nobody has proven."
+            )
         return f"{cost}. Nothing is proven ({plan.solver})."
     if plan.status == "partial":
         what = "nothing within its settings serves that share for less than"
@@ -146,7 +151,7 @@ def draw_rented_plan(
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [*draw_verdicts(judge_plan(plan))]
+    parts: list[RenderableType] = [*draw_verdicts([*judge_plan(plan), *judge_robustness(plan)])]
     shortage = describe_shortage(plan, problem)
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))
@@ -170,6 +175,7 @@ def draw_rented_plan(
     if problem.roles:
         parts.append(_draw_roles(plan, problem))
     parts.append(_draw_costs(plan, problem, width))
+    parts += draw_robustness(plan)
     if compared:
         parts.append(_draw_comparison(plan, problem, compared))
     parts.append(Text(f"{plan.problem_name}: {describe_plan(plan)}", style="bold"))

@@ -135,7 +135,7 @@ def moving(
 @lean_part
 def is_empty(ledger: Ledger, p: int) -> bool:
     """Say whether no type is on a pair."""
-    for i in range(ledger.share.shape[0]):
+    for i in range(ledger.share.shape[0]):  # noqa: SIM110  (compiled code has no generators)
         if ledger.share[i, p] > 0.0:
             return False
     return True

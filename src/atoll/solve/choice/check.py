@@ -24,7 +24,7 @@ class ChoiceViolation:
     amount: float
 
 
-class _Ledger:
+class _CheckedAnswer:
     def __init__(self, tolerance: float) -> None:
         self.found: list[ChoiceViolation] = []
         self._tolerance = tolerance
@@ -44,7 +44,7 @@ def violations(
 ) -> list[ChoiceViolation]:
     """Return all constraints that the answer breaks by more than `tolerance` (relative, 1 at least)."""
     types, models, tiers, configs = problem.delay.shape
-    ledger = _Ledger(tolerance)
+    ledger = _CheckedAnswer(tolerance)
     shapes = {
         "config": (answer.config.shape, (models, tiers)),
         "routed": (answer.routed.shape, (types, models, tiers)),
@@ -92,7 +92,9 @@ def violations(
     return ledger.found
 
 
-def _check_type(problem: ChoiceProblem, answer: ChoiceAnswer, i: int, ledger: _Ledger) -> None:
+def _check_type(
+    problem: ChoiceProblem, answer: ChoiceAnswer, i: int, ledger: _CheckedAnswer
+) -> None:
     _, models, tiers, configs = problem.delay.shape
     unmet = float(answer.unmet[i])
     served = delay = error = 0.0

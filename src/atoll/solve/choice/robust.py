@@ -168,10 +168,10 @@ class _RobustSearch:
                 yield config, flipped
         # Another configuration of a pair.
         for j, k in active:
-            for c in np.nonzero(self.problem.allowed[k])[0]:
-                if c != config[j, k]:
+            for option in np.nonzero(self.problem.allowed[k])[0]:
+                if option != config[j, k]:
                     other = config.copy()
-                    other[j, k] = c
+                    other[j, k] = option
                     yield other, placed
         # A pair given up.
         for j, k in active:

@@ -1,7 +1,7 @@
 """One service on a fixed cluster, or on some nodes of it: every way to place it, by name.
 
-`flow.search` is the default; `flow.milp` proves optima of small clusters; the others are simple rules to
-compare with (`baselines`).
+`flow.search` is the default; `flow.milp` proves optima of small clusters; `cp` goes by simulated latency; the
+others are simple rules to compare with (`baselines`; `memp` is in `cp`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem, Service
-from atoll.solve.effort import Rank
+from atoll.solve.effort import GAP, Latency, Rank
 from atoll.solve.place.bottleneck import bottleneck
 from atoll.solve.place.candidates import CandidateWork, Score
 from atoll.solve.place.deadline import Deadline
@@ -23,8 +23,9 @@ from atoll.solve.place.to_plan import Placed
 
 SEARCH, MILP = "flow.search", "flow.milp"
 RULES = ("swarm", "petals", "separate", "separate-plus", "chain", "random")
+CP, MEMP = "cp", "memp"
 NAMES = (SEARCH, MILP, *RULES)
-OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow")
+OBJECTIVES: tuple[Goal, ...] = ("sustained", "max-flow", "latency")
 SECONDS = 60.0
 
 _EVALUATIONS, _MOST_EVALUATIONS = 10_000, 600_000
@@ -44,7 +45,7 @@ class FlowEffort:
     do, and `bounded` asks for the tightest bound as well. With `promise`, no pipeline may be slower than the
     service promises (`latency`). `rank` values plans (a simulation, say): the best few by `sustain`
     throughput are ranked by it and the best changed further (`refine`); without it the best by `sustain`
-    is taken.
+    is taken. `latency` fills the tables of placements by latency (`cp`), and `gap` is how close they come.
     """
 
     seconds: float = SECONDS
@@ -56,6 +57,9 @@ class FlowEffort:
     rank: Rank | None = None
     work: float = 1.0
     bounded: bool = True
+    latency: Latency | None = None
+    gap: float = GAP
+    say: Callable[[str], None] = lambda _text: None
 
     @property
     def goal(self) -> Goal:

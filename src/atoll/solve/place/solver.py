@@ -1,9 +1,10 @@
 """Solvers for fixed clusters behind one call: a problem with a cluster in, a plan out.
 
-`flow.search` is the default; `flow.milp` proves optima of small clusters; the others are simple rules to
-compare with (`baselines`). What a plan is best at is its objective: `max-flow` is the largest flow, as
-published, and `sustain` what of it lasts once KV caches must hold all requests in flight; see
-`docs/internals/placement.md`.
+`flow.search` is the default; `flow.milp` proves optima of small clusters; `cp` goes by simulated latency; the
+others are simple rules to compare with (`baselines`, `cp.memory_share`). What a plan is best at is its
+objective: `max-flow` is the largest flow, as published, `sustain` what of it lasts once KV caches must hold
+all requests in flight (see `docs/internals/placement.md`), and `latency` how soon requests are answered, in
+simulation.
 
 Machines with several GPUs may be cut. Placements on the cluster whole and cut in several ways are compared,
 and with a promise replicas of exact templates as well (`replicas`): the one that serves the largest
@@ -31,6 +32,8 @@ from atoll.solve.place.instance import FlowInstance, Flows, Placement
 from atoll.solve.place.obstacle import say_why
 from atoll.solve.place.replicas import place_replicas
 from atoll.solve.place.service import (
+    CP,
+    MEMP,
     MILP,
     NAMES,
     OBJECTIVES,
@@ -61,8 +64,8 @@ _MOST_CUT = 64
 def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | None = None) -> Plan:
     """Return the plan of the flow solver called `name`; "infeasible", with reasons, where there is none."""
     chosen = effort or FlowEffort()
-    if name not in NAMES:
-        raise UnknownNameError("solver", name, NAMES)
+    if name not in FAMILY.names:
+        raise UnknownNameError("solver", name, FAMILY.names)
     if chosen.goal not in OBJECTIVES:
         raise UnknownNameError("objective", chosen.goal, OBJECTIVES)
     if name == MILP:
@@ -70,13 +73,39 @@ def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | No
     cluster_of(problem)
     _refuse_limits(problem)
     deadline = Deadline(chosen.seconds)
-    if len(problem.services) > 1:
+    if name in (CP, MEMP) or chosen.goal == "latency":
+        plan = _solve_by_latency(name, problem, catalog, chosen, deadline)
+    elif len(problem.services) > 1:
         from atoll.solve.place.fairness import solve_fairly
 
         plan = solve_fairly(name, problem, catalog, chosen, deadline)
     else:
         plan = _solve_one(name, problem, catalog, chosen, deadline)
     return plan.model_copy(update={"cut_short": True}) if deadline.came else plan
+
+
+def _solve_by_latency(
+    name: str, problem: Problem, catalog: Catalog, effort: FlowEffort, deadline: Deadline
+) -> Plan:
+    from atoll.solve.place.cp.solver import search_latency, solve_cp, solve_memp
+
+    if name == MEMP:
+        return solve_memp(problem, catalog, effort)
+    if name == CP:
+        if effort.objective not in (None, "latency"):
+            raise UsageError(
+                f"{CP} does not know the objective {effort.objective}",
+                hint=f"use {SEARCH}, or leave the objective out",
+                field="solver",
+            )
+        return solve_cp(problem, catalog, effort, deadline)
+    if name != SEARCH:
+        raise UsageError(
+            f"{name} does not know the objective latency",
+            hint=f"use {SEARCH} or {CP}",
+            field="solver",
+        )
+    return search_latency(name, problem, catalog, effort, deadline)
 
 
 def _solve_one(
@@ -272,7 +301,11 @@ def _solve_for_family(
         if on_progress is not None:
             on_progress(Progress("placing", _describe(value, bound)))
 
-    if name in (SEARCH, MILP):
+    def say(text: str) -> None:
+        if on_progress is not None:
+            on_progress(Progress("placing", text))
+
+    if name in (SEARCH, MILP) and effort.objective != "latency":
         # The deadline is for searching: on a machine where nothing was compiled yet, that comes before.
         from atoll.core.compiling import compile_entries
         from atoll.solve.place.search import anneal, moves
@@ -288,6 +321,9 @@ def _solve_for_family(
         log=log,
         rank=effort.rank,
         work=effort.work,
+        latency=effort.latency,
+        gap=effort.gap,
+        say=say,
     )
     return solve(name, problem, catalog, flow)
 
@@ -300,8 +336,8 @@ def _describe(value: float, bound: float) -> str:
 
 
 FAMILY = SolverFamily(
-    names=NAMES,
-    baselines=RULES,
+    names=(*NAMES, CP, MEMP),
+    baselines=(*RULES, MEMP),
     solve=_solve_for_family,
     count_templates=lambda _problem, _catalog, _cached: {},
     failure="{name} has no placement",

@@ -10,6 +10,7 @@ in shares of the service's demand, at most 1 (more than all of it is worth no mo
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -290,26 +291,43 @@ def items_of(
 
 def _stack(tables: Sequence[Small], padding: int) -> Small:
     """One table below the other, padded to the widest."""
-    width = max(table.shape[1] for table in tables)
-    return np.concatenate(
-        [
-            np.pad(table, ((0, 0), (0, width - table.shape[1])), constant_values=padding)
-            for table in tables
-        ]
-    )
+    height, width = (sum(len(table) for table in tables), max(t.shape[1] for t in tables))
+    out = np.full((height, width), padding, np.int32)
+    begin = 0
+    for table in tables:
+        out[begin : begin + len(table), : table.shape[1]] = table
+        begin += len(table)
+    return out
 
 
 class _PossibleItems:
     """Templates of a role that carry anything, and in which regions their nodes can all be had."""
 
     def __init__(self, role: RoleTemplates, most: Ints, fraction: float) -> None:
-        useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
-        kind, number = _list_kinds(role.counts[useful])
+        useful, kind, number = _list_useful(role)
         share = np.minimum(1.0, role.throughput[useful] / (role.demand * fraction))
         upper = np.full(len(useful), MANY, np.int32)
         self.patterns = ItemPatterns(kind, number, share, useful, upper)
         self.possible = np.empty((len(most), len(useful)), np.bool_)
         self.items = _find_possible(kind, number, most, self.possible)
+
+
+_LISTED: OrderedDict[tuple[int, int], tuple[RoleTemplates, Small, Small, Small]] = OrderedDict()
+_MOST_LISTED = 32
+
+
+def _list_useful(role: RoleTemplates) -> tuple[Small, Small, Small]:
+    """Templates that carry anything, and their kinds; roles that share their templates are listed once."""
+    key = (id(role.counts), id(role.throughput))
+    known = _LISTED.get(key)
+    # The role is kept beside the answer, so ids of its arrays cannot have passed to others.
+    if known is None:
+        useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
+        known = (role, useful, *_list_kinds(role.counts[useful]))
+        _LISTED[key] = known
+        while len(_LISTED) > _MOST_LISTED:
+            _LISTED.popitem(last=False)
+    return known[1:]
 
 
 def _list_kinds(counts: NDArray[np.integer[Any]]) -> tuple[Small, Small]:

@@ -61,14 +61,15 @@ class Draft:
             least, mean = mean, least
         return least, mean, -self.allocation.objective
 
-    def plan(self) -> Plan:
-        """Return its plan: layouts of its templates on machines."""
+    def plan(self, solver: str = SOLVER) -> Plan:
+        """Return its plan: layouts of its templates on machines, as found by `solver`."""
         return _plan(
             self.problem,
             self.catalog,
             self.libraries,
             self.allocation,
             self.running,
+            solver,
             self.derating,
         )
 
@@ -273,12 +274,13 @@ def _plan(
     libraries: Libraries,
     allocation: types.Allocation,
     running: list[list[Instance]],
+    solver: str,
     derating: Derating | None = None,
 ) -> Plan:
     if allocation.status == "infeasible":
         return infeasible(
             problem,
-            solver=SOLVER,
+            solver=solver,
             reasons=allocation.binding,
             cut_short=allocation.cut_short,
         )
@@ -306,9 +308,9 @@ def _plan(
         catalog,
         started,
         status=allocation.status,
-        solver=SOLVER,
+        solver=solver,
         kept=kept,
-        bound=allocation.bound,
+        bound=allocation.bound if solver == SOLVER else None,
         reasons=allocation.binding,
         cut_short=allocation.cut_short,
         derating=derating,

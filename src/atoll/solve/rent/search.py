@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.rent.capped.mixes import tighten
+from atoll.solve.rent.fast.search import FastSearch
 from atoll.solve.rent.greedy import fill, served_share
 from atoll.solve.rent.instances import InstanceAnswer, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
@@ -50,6 +51,8 @@ _MOST_PAIRS = 60
 _DEAR = 3.0
 _NODES = 2000
 _HAIR = 1e-9
+_QUICK = 2
+"""Rounds of the heuristic that comes before everything else."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ def oracles_of(model: RentModel) -> list[ServiceOracle]:
 def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     """Search for the cheapest allocation from where `standing` is, and report to it."""
     standing.ceiling = price_of_all(model) * (1.0 + _HAIR) + _HAIR
+    if standing.solution is None:
+        _take_quickly(model, standing)
     oracles = oracles_of(model)
     mixes = Decomposition(model, oracles, "cost", np.zeros(len(oracles)), standing, seed)
     first = mixes.rate(market_prices(model))
@@ -113,6 +118,13 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
     prices, duals = relaxed or mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
     return SearchOutcome(prices, duals, mixes.master.number, survivors)
+
+
+def _take_quickly(model: RentModel, standing: Incumbent) -> None:
+    """Offer what a heuristic finds in a moment, so that a deadline that comes early finds something."""
+    found = FastSearch(model).fit(np.ones(len(model.items)), rounds=_QUICK, move=False)
+    if found is not None:
+        standing.offer(found.solution, found.cost)
 
 
 def _take_cheapest(

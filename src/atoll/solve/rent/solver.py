@@ -1,8 +1,8 @@
 """Solvers for nodes that can be rented behind one call: a problem with offers in, a plan out.
 
-`optimal` is the default: exact templates, then the cheapest allocation of them. The others are simple ways
-to rent, to compare with (`baselines`). All of them choose among templates, which are made here when they
-are needed.
+`optimal` is the default: exact templates, then the cheapest allocation of them. `fast` is a heuristic over
+few templates (`rent.fast`). The others are simple ways to rent, to compare with (`baselines`). All of them
+choose among templates, which are made when they are needed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from atoll.solve.effort import Countdown, Effort
 from atoll.solve.family import SolverFamily
 from atoll.solve.progress import OnProgress, Progress
 from atoll.solve.rent import baselines, optimal
+from atoll.solve.rent.fast.plan import SOLVER as FAST
+from atoll.solve.rent.fast.plan import plan_fast
 from atoll.solve.rent.optimal import Draft
 from atoll.solve.rent.types import Statistics
 from atoll.solve.templates.library import Libraries, template_libraries
@@ -33,7 +35,7 @@ BASELINES: dict[str, Callable[[Problem, Catalog, Libraries], Plan]] = {
     "cauchy-node": partial(baselines.plan_cauchy, most_nodes=1),
     "memory-proportional": baselines.plan_memory_proportional,
 }
-NAMES = (DEFAULT, *BASELINES)
+NAMES = (DEFAULT, FAST, *BASELINES)
 _TEMPLATES = 0.75
 """Share of a deadline after which templates are those that there are; a cache may have all of them."""
 _SHORT = 0.05
@@ -56,6 +58,8 @@ def solve(
     for rooms in ("atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
     deadline = Countdown(deadline_s)
+    if name == FAST:
+        return plan_fast(problem, catalog, derating=effort.derating)
     if name != DEFAULT:
         # Replicas on equal nodes need the capacities that come with templates, but none of the templates.
         tables = template_libraries(
@@ -194,4 +198,5 @@ FAMILY = SolverFamily(
     count_templates=_count_templates,
     failure="no plan meets the demand of {name}",
     hint="`atoll explain --fleet FLEET` finds what would help",
+    quick=(FAST,),
 )

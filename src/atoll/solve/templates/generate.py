@@ -123,6 +123,11 @@ class RoleTables:
         return float(math.floor(scale)) if scale > 1.0 else scale
 
     @cached_property
+    def reach(self) -> Ints:
+        """The most j' T(j') of j or more layers, per stage count, node type and j."""
+        return _reach(self.units)
+
+    @cached_property
     def units(self) -> Small:
         """Capacities as integers, rounded down, for the search to compare.
 
@@ -310,7 +315,7 @@ class _Search:
         # What a multiset carries in any way is needed for larger ones only.
         self._values = np.zeros(max(1, int(self._offsets[-2])), np.int32)
         self._stages = min(max_nodes, tables.units.shape[0], tables.layers)
-        self._reach = _reach(tables.units)
+        self._reach = tables.reach
         # Whole bytes, so that sums are exact and do not depend on their order.
         self._memory = np.array([round(value) for value in tables.memory_bytes], np.int64)
         self._solved = 0
@@ -403,7 +408,7 @@ def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer])
     scratch = kernel.Scratch.of(tables.layers)
     throughput = np.zeros(1)
     stages = kernel.solve_range(
-        units, tables.steady, _reach(units), np.zeros(types, np.int64), 0, size, size, tables.layers, most,
+        units, tables.steady, tables.reach, np.zeros(types, np.int64), 0, size, size, tables.layers, most,
         _binomial(types), np.zeros(0, np.int32), np.zeros(1, np.int64), pattern.subset_span,
         pattern.subsets, pattern.partition_span, pattern.partitions, rank, *scratch,
         np.zeros(1, np.int32), throughput,

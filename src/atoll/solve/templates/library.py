@@ -139,7 +139,7 @@ def libraries(
 
 
 class _RoleLibraries:
-    """Template libraries of all roles as they grow, by what is asked of a role (`_alike`)."""
+    """Template libraries of all roles as they grow, by what is asked of a role (`alike_roles`)."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class _RoleLibraries:
         self.most = problem.settings.max_nodes_per_instance
         self.whole, _ = search_limits(len(problem.kinds), self.most)
         self.sources = {kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds}
-        self.alike = _alike(problem)
+        self.alike = alike_roles(problem)
         self.found = {key: known[key] for key in self.alike if key in known}
         self.tables = {key: library.tables for key, library in self.found.items()}
 
@@ -238,7 +238,7 @@ class _RoleLibraries:
         return Libraries(self.problem.kinds, roles, cut_short, complete)
 
 
-def _alike(problem: Problem) -> dict[str, list[str]]:
+def alike_roles(problem: Problem) -> dict[str, list[str]]:
     """Return roles that are asked the same, under one key each: they have the same capacities."""
     alike: dict[str, list[str]] = {}
     for role in problem.roles:
@@ -294,7 +294,7 @@ def template_libraries(
             _KEPT.move_to_end(key)
             return start
     teller = _teller(problem, on_progress)
-    place = f"{_place_key(problem)} {cache and cache.folder}"
+    place = f"{place_key(problem)} {cache and cache.folder}"
     known = {
         asked: library
         for one in _KEPT.values()
@@ -311,7 +311,7 @@ def template_libraries(
         start=start,
         known=known,
     )
-    by_asked = {asked: made.roles[roles[0]] for asked, roles in _alike(problem).items()}
+    by_asked = {asked: made.roles[roles[0]] for asked, roles in alike_roles(problem).items()}
     _KEPT[key] = _KeptLibraries(catalog, made, place, by_asked)
     while len(_KEPT) > _MOST_KEPT:
         _KEPT.popitem(last=False)
@@ -324,10 +324,10 @@ def template_key(problem: Problem) -> str:
     Rates, priorities, prices, availability, limits and what runs are not among it.
     """
     services = [(service.name, _asked(service)) for service in problem.services]
-    return hashlib.sha256(json.dumps([services, _place_key(problem)]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([services, place_key(problem)]).encode()).hexdigest()
 
 
-def _place_key(problem: Problem) -> str:
+def place_key(problem: Problem) -> str:
     """Return what templates of any service depend on: offers and settings."""
     settings = problem.settings.model_dump(
         mode="json",

@@ -64,7 +64,7 @@ class GroupBound:
 def bound_group(rows: LevelRows, group: LevelGroup, legs: dict[int, Legs]) -> GroupBound:
     """Return the bound of a group at some prices, given the functions of its ways there."""
     dense = {way: legs[way].total.dense() for way in group.ways}
-    convex = _convex(rows, group, dense)
+    convex = _convex(rows, group, dense, rows.ranges)
     if convex is None:
         return GroupBound(np.inf, (), {}, {}, {})
     certificates, value, levels = list(convex.certificates), convex.value, convex.levels
@@ -110,21 +110,24 @@ def _outside(limits: tuple[float, float]) -> NDArray[np.bool_]:
     return (steps < first) | (steps > last)
 
 
-def price_errors(rows: LevelRows, group: LevelGroup, legs: dict[int, Legs]) -> dict[int, float]:
-    """Return by choice of a group what one more unit of mean error saves at some prices, USD per hour."""
-    found = _convex(rows, group, {way: legs[way].total.dense() for way in group.ways}, wide=True)
+def error_prices(rows: LevelRows, group: LevelGroup, legs: dict[int, Legs]) -> dict[int, float]:
+    """Return by choice what one more unit of mean error saves at some prices, USD per hour.
+
+    Ranges of levels would hide it: where they say all that the error allows, it has no price of its own.
+    """
+    dense = {way: legs[way].total.dense() for way in group.ways}
+    wide = {way: (0.0, 0.0 if way in rows.closed else 1.0) for way in group.ways}
+    found = _convex(rows, group, dense, wide)
     return {} if found is None else found.error_usd
 
 
 def _convex(
-    rows: LevelRows, group: LevelGroup, dense: dict[int, Floats], *, wide: bool = False
+    rows: LevelRows,
+    group: LevelGroup,
+    dense: dict[int, Floats],
+    ranges: dict[int, tuple[float, float]],
 ) -> GroupBound | None:
-    """The bound of convex envelopes: points of each, and levels not above what they carry.
-
-    With `wide`, levels are not held to their ranges. These follow from the conditions, so what an error
-    costs may else be paid at the end of a range, and the condition itself cost nothing.
-    """
-    ranges = dict.fromkeys(group.ways, (0.0, 1.0)) if wide else rows.ranges
+    """The bound of convex envelopes: points of each, and levels not above what they carry."""
     lp = LinearProgram()
     nothing = np.zeros(0, np.int64)
     ways = group.ways

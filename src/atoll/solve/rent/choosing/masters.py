@@ -48,6 +48,7 @@ class LevelColumns:
     ) -> None:
         """Add them; with `plain` rows, those and the rows of choices are relaxed by a share unserved."""
         self.rows = rows
+        self._lp = programme.lp
         self.unserved: int | None = None
         self.error_row: dict[int, int] = {}
         entries: dict[int, list[tuple[int, float]]] = {way: [] for way in rows.ways}
@@ -93,7 +94,6 @@ class LevelColumns:
                 np.ones(1),
                 Sparse.of(np.zeros(len(at_rows), np.int64), at_rows, worth, 1),
             )
-        self._bounds = bounds
         owner, at, values = [], [], []
         for place, way in enumerate(rows.ways):
             for row, value in [*entries[way], (demand_row + way, 1.0)]:
@@ -127,22 +127,19 @@ class LevelColumns:
         for way, at in self._column.items():
             values[at] = 1.0 - levels.get(way, 0.0)
 
-    def error_duals(
-        self, programme: RentalProgramme, time_limit_s: float
-    ) -> dict[int, float] | None:
-        """Return by choice what one more unit of mean error saves, USD per hour; None if that failed.
+    def set_wide(self, wide: bool) -> None:
+        """Let levels be anywhere from 0 to 1, or where the conditions allow them to be, which is the same.
 
-        Ranges of levels follow from the conditions, errors among them. They are lifted meanwhile: what is
-        paid for an error would else be found at the end of a range, where nobody looks for it.
+        Duals of errors are those of wide levels: ranges may say all that the error allows.
         """
-        ways = [way for way in self.rows.ways if way not in self.rows.closed]
-        at = np.array([self._column[way] for way in ways], np.int64)
-        ranges = np.array([self._bounds[way] for way in ways]).reshape(len(ways), 2)
-        programme.lp.set_bounds(at, np.zeros(len(at)), np.ones(len(at)))
-        result: LpResult = programme.relax(time_limit_s)
-        programme.lp.set_bounds(at, 1.0 - ranges[:, 1], 1.0 - ranges[:, 0])
-        if result.status != "optimal":
-            return None
+        for way, at in self._column.items():
+            low, high = (0.0, 1.0) if wide else self.rows.ranges[way]
+            if way in self.rows.closed:
+                low = high = 0.0
+            self._lp.set_bounds(np.array([at]), np.array([1.0 - high]), np.array([1.0 - low]))
+
+    def error_duals(self, result: LpResult) -> dict[int, float]:
+        """Return by choice what one more unit of mean error saves, USD per hour."""
         return {c: max(0.0, float(result.duals[row])) for c, row in self.error_row.items()}
 
 

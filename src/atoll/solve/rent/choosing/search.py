@@ -9,24 +9,27 @@ templates and regions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.rent.choosing.bound import GroupBound, bound_group, price_errors, slacks_of
-from atoll.solve.rent.choosing.masters import LevelInstanceMaster, LevelMixMaster
+from atoll.solve.rent.choosing.bound import error_prices
+from atoll.solve.rent.choosing.decomposition import (
+    LevelDecomposition,
+    LevelEvaluation,
+    evaluate_levels,
+    level_slacks,
+)
+from atoll.solve.rent.choosing.masters import LevelInstanceMaster
 from atoll.solve.rent.choosing.rows import LevelRows
 from atoll.solve.rent.greedy import served_share
 from atoll.solve.rent.items import RentModel, Solution
-from atoll.solve.rent.mixes import Decomposition, Mix
-from atoll.solve.rent.oracle import Legs, ServiceOracle
+from atoll.solve.rent.oracle import Legs
 from atoll.solve.rent.programme import cheapest_supply, costs
 from atoll.solve.rent.relaxation import (
-    Evaluation,
     Prices,
     market_prices,
-    offers_part,
     price_of_all,
     row_prices,
 )
@@ -39,6 +42,8 @@ Ints = NDArray[np.int64]
 Levels = dict[int, float]
 
 _STAGES = (400, 1500, 5000)
+_MOST_ITEMS = 20_000
+"""Items beyond which nothing is solved over all that may matter."""
 _SCARCE_STAGES = (100, 400)
 """Items of each service to look for the most that can be served with."""
 _DEAR = 3.0
@@ -56,15 +61,6 @@ _PAIR_START = 100.0
 """What building a programme for a few services takes, in simplex iterations."""
 _MOST_PAIRS = 40
 _WORTH = 1e-6
-_BOUND_WORK = 60.0
-"""What the bound of a group takes."""
-
-
-@dataclass(frozen=True)
-class LevelEvaluation(Evaluation):
-    """The bound at some prices, over all levels; `groups` as `LevelRows.groups`."""
-
-    groups: tuple[GroupBound, ...] = ()
 
 
 @dataclass
@@ -94,108 +90,6 @@ class LevelOutcome:
     error_usd: dict[int, float]
     prices: Prices
     served: float = 1.0
-
-
-def evaluate_levels(
-    model: RentModel, oracles: Sequence[ServiceOracle], rows: LevelRows, prices: Prices
-) -> LevelEvaluation:
-    """Return the bound at these prices over all levels that the conditions allow."""
-    row = row_prices(model, prices)
-    legs = tuple(oracle.legs(row) for oracle in oracles)
-    ways = set(rows.ways)
-    groups = tuple(
-        bound_group(rows, group, {way: legs[way] for way in group.ways}) for group in rows.groups
-    )
-    value = offers_part(model, prices) + sum(leg.gain for leg in legs)
-    value += sum(leg.least for m, leg in enumerate(legs) if m not in ways)
-    value += sum(group.value for group in groups)
-    return LevelEvaluation("cost", prices, value, legs, groups)
-
-
-def level_slacks(
-    oracles: Sequence[ServiceOracle], rows: LevelRows, at: LevelEvaluation
-) -> list[Floats]:
-    """Return per service by how much each item, once used, raises the bound at least."""
-    group_of = {way: g for g, group in enumerate(rows.groups) for way in group.ways}
-    out = []
-    for m, (oracle, legs) in enumerate(zip(oracles, at.legs, strict=True)):
-        if m not in group_of:
-            out.append(oracle.slacks(legs))
-        elif m in rows.closed:
-            out.append(np.full(len(oracle.items), np.inf))
-        else:
-            out.append(slacks_of(oracle, legs, m, at.groups[group_of[m]], rows.ranges[m]))
-    return out
-
-
-class LevelDecomposition(Decomposition):
-    """Finds the best prices by column generation over mixes of instances at all levels."""
-
-    def __init__(
-        self,
-        model: RentModel,
-        oracles: list[ServiceOracle],
-        rows: LevelRows,
-        standing: Incumbent,
-        seed: int,
-    ) -> None:
-        super().__init__(model, oracles, "cost", np.zeros(len(oracles)), standing, seed)
-        self.rows = rows
-        self.level_master = LevelMixMaster(model, rows, self.unserved, standing, seed)
-        self.master = self.level_master
-        self.level_root: LevelEvaluation | None = None
-        self._last: LevelEvaluation | None = None
-        self._ways = set(rows.ways)
-
-    def rate(self, prices: Prices) -> Evaluation:
-        """Evaluate the bound at some prices."""
-        self.standing.work.charge(self._round_work + _BOUND_WORK * len(self.rows.groups))
-        found = evaluate_levels(self.model, self.oracles, self.rows, prices)
-        self._last = found
-        if self.level_root is None or found.value > self.level_root.value:
-            self.level_root = found
-        # The relaxation over mixes meets the convex bounds of groups, which others may be well above.
-        convex = found.value - sum(group.value - group.convex for group in found.groups)
-        if self._root is None or convex > self._root.value:
-            self._root = replace(found, value=convex)
-        self.standing.prove(found.value)
-        return found
-
-    def gather(self, prices: Prices, duals: Floats) -> bool:
-        """Add mixes of each service at these prices: all of it, or the levels that are worth most."""
-        self.standing.work.charge(self._round_work)
-        row = row_prices(self.model, prices)
-        added = False
-        for service, oracle in enumerate(self.oracles):
-            legs = oracle.legs(row, lower=False)
-            steps = {GRID}
-            if service in self._ways:
-                steps = self._steps(service, legs, float(duals[service]))
-            for level in sorted(steps):
-                items = oracle.pick(legs, level) if level > 0 else None
-                if items:
-                    mix = Mix(tuple(sorted(items.items())), level / GRID)
-                    added |= self.level_master.add(service, mix)
-        return added
-
-    def _steps(self, way: int, legs: Legs, worth: float) -> set[int]:
-        """Levels of a way to have instances for, in steps of the grid."""
-        if way in self.rows.closed:
-            return set()
-        low, high = self.rows.ranges[way]
-        first, last = int(np.ceil(low * GRID - _HAIR)), int(np.ceil(high * GRID - _HAIR))
-        inside = (legs.total.level <= last) & (legs.total.level >= first)
-        if not inside.any():
-            return {last}
-        gain = np.where(inside, worth * legs.total.level / GRID - legs.total.value, -np.inf)
-        best = int(legs.total.level[int(np.argmax(gain))])
-        steps = {best}
-        if self._last is not None:
-            for group in self._last.groups:
-                if way in group.levels:
-                    step = int(np.ceil(group.levels[way] * GRID - _HAIR))
-                    steps.add(max(first, min(last, step)))
-        return steps
 
 
 class LevelSearch:
@@ -330,8 +224,11 @@ class LevelSearch:
         standing = self.standing
         every = [np.arange(len(items)) for items in self.model.items]
         master = LevelInstanceMaster(self.model, "cost", self.rows, every, standing.work, self.seed)
-        prices = master.levels.error_duals(master, standing.deadline.left)
-        self.error_usd = prices or self.error_usd
+        master.levels.set_wide(True)
+        result = master.relax(standing.deadline.left)
+        if result.status == "optimal":
+            self.error_usd = master.levels.error_duals(result)
+        master.levels.set_wide(False)
         if standing.done:
             return
         found = master.solve_levels(
@@ -483,6 +380,8 @@ class LevelSearch:
                 return
             needed = standing.wanted - root.value
             chosen, limit = lowest(item_slacks, needed, most)
+            if sum(len(some) for some in chosen) > _MOST_ITEMS:
+                return
             if stage == 0:
                 near = lowest_each(item_slacks, _STAGES[0] // (2 * len(chosen)))
                 chosen = [
@@ -571,7 +470,8 @@ def _steps_up(level: float) -> int:
 
 
 def _errors_of(rows: LevelRows, at: LevelEvaluation) -> dict[int, float]:
+    """What one more unit of mean error saves by choice, at the prices of a bound."""
     found: dict[int, float] = {}
     for group in rows.groups:
-        found |= price_errors(rows, group, {way: at.legs[way] for way in group.ways})
+        found |= error_prices(rows, group, {way: at.legs[way] for way in group.ways})
     return {c: found.get(c, 0.0) for c in range(len(rows.choices))}
