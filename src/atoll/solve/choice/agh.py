@@ -57,9 +57,7 @@ def agh(
     """Return AGH's answer; M1, M2 and M3 can be switched off (see `greedy`)."""
     tables = tables_of(problem)
     best = ledger_of(tables)
-    improve(
-        tables, best, orders_of(problem, seed), switches_of(select, rank, upgrade)
-    )
+    improve(tables, best, orders_of(problem, seed), switches_of(select, rank, upgrade))
     return answer_of(problem, best.config, best.share)
 
 
@@ -137,7 +135,7 @@ def moving(
 @lean_part
 def is_empty(ledger: Ledger, p: int) -> bool:
     """Say whether no type is on a pair."""
-    for i in range(ledger.share.shape[0]):
+    for i in range(ledger.share.shape[0]):  # noqa: SIM110  (compiled code has no generators)
         if ledger.share[i, p] > 0.0:
             return False
     return True
@@ -179,9 +177,7 @@ def relocate(tables: ChoiceTables, ledger: Ledger, switches: int, first: Ints) -
 
 
 @lean_part
-def move_away(
-    tables: ChoiceTables, ledger: Ledger, switches: int, first: Ints, p: int
-) -> bool:
+def move_away(tables: ChoiceTables, ledger: Ledger, switches: int, first: Ints, p: int) -> bool:
     """Move all types of a pair to other active pairs, each to the cheapest; say whether all found one."""
     types, pairs = first.shape
     old = ledger.config[p]
@@ -243,7 +239,10 @@ def consolidate(
         p = active[place]
         restore(ledger, kept, active, count)
         before = cost(tables, ledger)
-        if not move_away(tables, ledger, switches, first, p) or cost(tables, ledger) >= before - _GAIN:
+        if (
+            not move_away(tables, ledger, switches, first, p)
+            or cost(tables, ledger) >= before - _GAIN
+        ):
             restore(kept, ledger, active, count)
 
 

@@ -75,15 +75,11 @@ def _gh(
     scratch: Ints,
 ) -> None:
     start(ChoiceTables(*tables), Ledger(*ledger), switches, first, scratch)
-    construct(
-        ChoiceTables(*tables), Ledger(*ledger), switches, order, first, rank, scratch
-    )
+    construct(ChoiceTables(*tables), Ledger(*ledger), switches, order, first, rank, scratch)
 
 
 @lean_part
-def start(
-    tables: ChoiceTables, ledger: Ledger, switches: int, first: Ints, scratch: Ints
-) -> None:
+def start(tables: ChoiceTables, ledger: Ledger, switches: int, first: Ints, scratch: Ints) -> None:
     """Do what is the same for all orders: M1, and the first phase."""
     find_first(tables, switches, first)
     clear(ledger)

@@ -1,4 +1,4 @@
-"""The steps that GH and AGH are made of (numba): which configuration a pair takes, how much fits, what it costs.
+"""The steps that GH and AGH are made of (numba): a pair's configuration, how much fits, what it costs.
 
 M1 (6) finds the smallest configuration that holds the weights and keeps the delay; M2 (7, 8) ranks pairs by
 cost for the share they can take; M3 (9) gives an active pair more GPUs where its delay is too long. Each can
@@ -54,7 +54,8 @@ def find_first(tables: ChoiceTables, switches: int, first: Ints) -> None:
                 if tables.rent[p, c] == np.inf:
                     continue
                 if switches & SELECT and (
-                    tables.room[p, c] < 0.0 or not within(tables.delay[i, p, c], tables.delay_limit[i])
+                    tables.room[p, c] < 0.0
+                    or not within(tables.delay[i, p, c], tables.delay_limit[i])
                 ):
                     continue
                 if (
@@ -70,8 +71,8 @@ def find_first(tables: ChoiceTables, switches: int, first: Ints) -> None:
 def seconds_at(tables: ChoiceTables, switches: int, first: Ints, i: int, p: int, c: int) -> float:
     """Return the delay that a type is taken to have on a pair of this configuration."""
     if switches & UPGRADE or first[i, p] < 0:
-        return tables.delay[i, p, c]
-    return tables.delay[i, p, first[i, p]]
+        return float(tables.delay[i, p, c])
+    return float(tables.delay[i, p, first[i, p]])
 
 
 @lean_part
@@ -85,7 +86,8 @@ def find_upgrade(tables: ChoiceTables, ledger: Ledger, i: int, p: int) -> int:
             or (best >= 0 and tables.gpus[c] >= tables.gpus[best])
             or not within(tables.delay[i, p, c], tables.delay_limit[i])
             or not within(
-                ledger.totals[MONEY] + tables.rent[p, c] - tables.rent[p, now], tables.limits[BUDGET]
+                ledger.totals[MONEY] + tables.rent[p, c] - tables.rent[p, now],
+                tables.limits[BUDGET],
             )
         ):
             continue
@@ -94,7 +96,9 @@ def find_upgrade(tables: ChoiceTables, ledger: Ledger, i: int, p: int) -> int:
             share = ledger.share[other, p]
             if share > 0.0:
                 longer = share * (tables.delay[other, p, c] - tables.delay[other, p, now])
-                kept = kept and within(ledger.types[DELAY, other] + longer, tables.delay_limit[other])
+                kept = kept and within(
+                    ledger.types[DELAY, other] + longer, tables.delay_limit[other]
+                )
         if kept:
             best = c
     return best
@@ -107,11 +111,11 @@ def find_config(
     """Return the configuration that a pair needs for a type, -1 where there is none."""
     now = ledger.config[p]
     if now < 0:
-        return first[i, p]
+        return int(first[i, p])
     if not switches & UPGRADE:
         return now if first[i, p] >= 0 else -1
     if within(tables.delay[i, p, now], tables.delay_limit[i]):
-        return now
+        return int(now)
     return find_upgrade(tables, ledger, i, p)
 
 
@@ -128,13 +132,11 @@ def coverage(
     left = tables.delay_limit[i] - ledger.types[DELAY, i]
     if switches & SELECT and seconds * most > left:
         most = left / seconds
-    return most
+    return float(most)
 
 
 @lean_part
-def price(
-    tables: ChoiceTables, ledger: Ledger, i: int, p: int, c: int, seconds: float
-) -> float:
+def price(tables: ChoiceTables, ledger: Ledger, i: int, p: int, c: int, seconds: float) -> float:
     """Return what it costs to place a type on a pair (7)."""
     now = ledger.config[p]
     total = tables.keep_usd[p] + tables.data_usd[i] + tables.delay_usd[i] * seconds
@@ -142,7 +144,7 @@ def price(
         total += tables.rent[p, c]
     elif tables.gpus[c] > tables.gpus[now]:
         total += tables.rent[p, c] - tables.rent[p, now]
-    return total
+    return float(total)
 
 
 @lean_part
@@ -167,7 +169,9 @@ def fits(
 
 
 @lean_part
-def cover(tables: ChoiceTables, ledger: Ledger, first: Ints, covered: Ints) -> None:
+def cover(  # noqa: C901  (one pass over types and pairs)
+    tables: ChoiceTables, ledger: Ledger, first: Ints, covered: Ints
+) -> None:
     """Activate pairs until each type has one that could serve it, or the budget's share is spent (10, 11)."""
     types, pairs = first.shape
     for i in range(types):
@@ -204,9 +208,9 @@ def cover(tables: ChoiceTables, ledger: Ledger, first: Ints, covered: Ints) -> N
 def comes_first(rank: Floats, p: int, q: int) -> bool:
     """Say whether a pair is tried before another."""
     if rank[1, p] != rank[1, q]:
-        return rank[1, p] < rank[1, q]
+        return bool(rank[1, p] < rank[1, q])
     if rank[0, p] != rank[0, q]:
-        return rank[0, p] < rank[0, q]
+        return bool(rank[0, p] < rank[0, q])
     return p < q
 
 

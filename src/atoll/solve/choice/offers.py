@@ -16,16 +16,17 @@ from atoll.core.compiling import lean_part
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import BUDGET, ChoiceTables
 
-MOST = 24
+MOST = 16
 """Pairs that may be active at once."""
 _ENDLESS = 1e9
 
 
 class Offers(NamedTuple):
-    """All offers worth a look; rows by offer, the first `count[0]` of them."""
+    """All offers worth a look; rows by offer, the first `number[0]` of them."""
 
-    count: Ints
+    number: Ints
     pair: Ints
+    model: Ints
     config: Ints
     ample: Ints
     """ample[f]: 1 where all types together fit."""
@@ -34,6 +35,8 @@ class Offers(NamedTuple):
     rent: Floats
     keep: Floats
     """USD for the weights, for each type placed here."""
+    errors: Floats
+    """The sum of `wrong` over types: who errs less in each errs less in all."""
     usd: Floats
     """usd[f, i]: data and delay of all of a type."""
     slow: Floats
@@ -51,7 +54,8 @@ class Offers(NamedTuple):
 
 
 OFFERS_TYPE = (
-    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[:, ::1],"
+    "Tuple((int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
+    " float64[::1], float64[::1], float64[::1], float64[:, ::1],"
     " float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
     " float64[::1]))"
 )
@@ -61,11 +65,11 @@ def offers_of(tables: ChoiceTables) -> Offers:
     """Return memory for the offers of an instance."""
     types, pairs, configs = tables.delay.shape
     most = pairs * configs
+    whole = [np.empty(most, np.int64) for _ in range(5)]
+    one = [np.empty(most) for _ in range(3)]
     rows = [np.empty((most, types)) for _ in range(6)]
-    return Offers(
-        np.zeros(1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
-        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most), np.empty(most), *rows,
-        np.empty(types),
+    return Offers(  # type: ignore[call-arg]
+        np.zeros(1, np.int64), *whole, *one, *rows, np.empty(types),
     )  # fmt: skip
 
 
@@ -83,7 +87,11 @@ def beats(offers: Offers, g: int, f: int) -> bool:
 
     Money that the other saves by being faster counts; delays within the limit are as good as each other.
     """
-    if offers.rent[g] > offers.rent[f] or offers.keep[g] > offers.keep[f]:
+    if (
+        offers.rent[g] > offers.rent[f]
+        or offers.keep[g] > offers.keep[f]
+        or offers.errors[g] > offers.errors[f]
+    ):
         return False
     usd = offers.rent[g]
     for i in range(offers.floor.shape[0]):
@@ -137,10 +145,12 @@ def thin(offers: Offers, first: int, last: int) -> int:
 def move(offers: Offers, f: int, to: int) -> None:
     """Write one offer over another."""
     offers.pair[to] = offers.pair[f]
+    offers.model[to] = offers.model[f]
     offers.config[to] = offers.config[f]
     offers.ample[to] = offers.ample[f]
     offers.rent[to] = offers.rent[f]
     offers.keep[to] = offers.keep[f]
+    offers.errors[to] = offers.errors[f]
     for i in range(offers.floor.shape[0]):
         offers.usd[to, i] = offers.usd[f, i]
         offers.slow[to, i] = offers.slow[f, i]
@@ -165,13 +175,14 @@ def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: floa
                 tables.limits[BUDGET], most_usd
             ):
                 write_offer(tables, offers, count, p, c)
+                offers.model[count] = p // tiers
                 count += 1
         count = thin(offers, of_pair, count)
         if p % tiers == tiers - 1:
             # Error and weights are those of the model, but for the precision: offers of one are alike.
             count = thin(offers, of_model, count)
             of_model = count
-    offers.count[0] = count
+    offers.number[0] = count
     least = 0.0
     for i in range(types):
         least += floor[i]
@@ -182,12 +193,12 @@ def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: floa
 def keep_cheap(offers: Offers, most_usd: float) -> None:
     """Keep offers whose rent is less than that."""
     kept = 0
-    for f in range(offers.count[0]):
+    for f in range(offers.number[0]):
         if offers.rent[f] < most_usd:
             if kept < f:
                 move(offers, f, kept)
             kept += 1
-    offers.count[0] = kept
+    offers.number[0] = kept
 
 
 @lean_part
@@ -198,7 +209,7 @@ def write_offer(tables: ChoiceTables, offers: Offers, f: int, p: int, c: int) ->
     offers.rent[f] = tables.rent[p, c]
     keep = tables.keep_usd[p]
     offers.keep[f] = keep
-    load, cache = 0.0, 0.0
+    load, cache, errors = 0.0, 0.0, 0.0
     for i in range(tables.delay.shape[0]):
         seconds = tables.delay[i, p, c]
         usd = tables.data_usd[i] + tables.delay_usd[i] * seconds
@@ -210,8 +221,10 @@ def write_offer(tables: ChoiceTables, offers: Offers, f: int, p: int, c: int) ->
         offers.wrong[f, i] = wrong
         offers.load[f, i] = ratio(tables.load[i, p], tables.power[p, c])
         offers.cache[f, i] = ratio(tables.cache[i, p], tables.room[p, c])
+        errors += wrong
         load += offers.load[f, i]
         cache += offers.cache[f, i]
         offers.alone[f, i] = keep + most * usd + (1.0 - most) * tables.unmet_usd[i]
         offers.floor[i] = min(offers.floor[i], keep + usd)
+    offers.errors[f] = errors
     offers.ample[f] = 1 if load <= 1.0 and cache <= 1.0 else 0

@@ -1,10 +1,10 @@
-"""Routing of all types to a few chosen offers (numba): exact for each type alone, repaired where offers fill up.
+"""Routing of all types to a few chosen offers (numba): each type's best where there is room, else a small LP.
 
 A type's best mixture of offers keeps its delay and its error: three rows with the one that the shares add up,
 so it has at most three parts, one of which may be what is unserved. Mixtures of up to two offers are looked
-at, each with the weights it has to store. Types compete only for FLOP/s, memory and storage. All take what
-is best for them first; while an offer is over its limit, the type with the cheapest way out, for what it
-frees, goes as far as it must. Storage is treated by a price per GB that rises until it suffices.
+at, each with the weights it has to store. Types compete only for FLOP/s, memory and storage. Where what is
+best for each does not fit, all are routed at once by a linear programme, in which weights count in proportion
+to the share that needs them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import numpy as np
 from atoll.core.compiling import lean_part
 from atoll.solve.choice.offers import MOST, Offers
 from atoll.solve.choice.problem import Floats, Ints
+from atoll.solve.choice.simplex import Pivots, maximise
 from atoll.solve.choice.tables import BUDGET, STORAGE, ChoiceTables
 
-_FREE = 1e18
 _LEAST = 1e-7
 """A smaller share of a type is not placed."""
 _OVER = 1e-9
-_PASSES = 2
-"""Passes in which each type may choose again, once all fit."""
-_MOST_MOVES = 200
-_PRICES = 8
-"""How often the price of storage may rise."""
+_TRIALS = 5
+"""Programmes solved for one selection, each with weights that count as the last one had them."""
+_STEEPEST = 0.02
+_UNUSED = 2.0
+"""By how much weights count where nothing is now: a part of a type would come there."""
+_GB_USD = 0.02
+"""USD over the budget that a GB over the storage counts as."""
 _FORBIDDEN = 1e7
 """USD for all of a type unserved beyond what may be."""
 
@@ -34,30 +36,26 @@ _FORBIDDEN = 1e7
 class Selection(NamedTuple):
     """Chosen offers and who goes where."""
 
-    count: Ints
-    """count[0] offers are chosen."""
+    number: Ints
+    """number[0] offers are chosen."""
     members: Ints
     """members[a], an offer."""
-    picks: Ints
-    """picks[i, 0 and 1]: places in `members`, -1 where there is none."""
-    parts: Floats
-    """parts[i, 0 and 1]: shares."""
+    share: Floats
+    """share[i, a]: of a type that goes to a member."""
     usd: Floats
     """usd[i]: what a type costs, without rent."""
     used: Floats
     """used[0 and 1, a]: FLOP/s and memory in use, as shares."""
 
 
-SELECTION_TYPE = (
-    "Tuple((int64[::1], int64[::1], int64[:, ::1], float64[:, ::1], float64[::1], float64[:, ::1]))"
-)
+SELECTION_TYPE = "Tuple((int64[::1], int64[::1], float64[:, ::1], float64[::1], float64[:, ::1]))"
 
 
 def selection_of(types: int) -> Selection:
     """Return a selection of nothing."""
     return Selection(
-        np.zeros(1, np.int64), np.zeros(MOST, np.int64), np.full((types, 2), -1, np.int64),
-        np.zeros((types, 2)), np.zeros(types), np.zeros((2, MOST)),
+        np.zeros(1, np.int64), np.zeros(MOST, np.int64), np.zeros((types, MOST)), np.zeros(types),
+        np.zeros((2, MOST)),
     )  # fmt: skip
 
 
@@ -67,7 +65,7 @@ def unserved(tables: ChoiceTables, i: int, share: float) -> float:
     usd = tables.unmet_usd[i] * share
     if share > tables.most_unmet[i] + _OVER:
         usd += _FORBIDDEN * (share - tables.most_unmet[i])
-    return usd
+    return float(usd)
 
 
 @lean_part
@@ -83,23 +81,20 @@ def span(one: float, other: float, low: float, high: float) -> tuple[float, floa
 
 
 @lean_part
-def choose(
+def choose(  # noqa: C901  (singles, then mixtures)
     tables: ChoiceTables,
     offers: Offers,
     selection: Selection,
     i: int,
-    gb_usd: float,
     caps: Floats,
     out: Floats,
 ) -> float:
     """Find the cheapest mixture for a type, of which `caps[a]` may go to member a; return its cost.
 
-    `gb_usd` is a price per GB beside that which is paid, and counts in the cost. The mixture is written to
-    `out`: places of the two members and their shares.
+    The mixture is written to `out`: places of the two members and their shares.
     """
-    count = selection.count[0]
+    count = selection.number[0]
     members = selection.members
-    data = gb_usd * tables.data_gb[i]
     best = unserved(tables, i, 1.0)
     out[0], out[1], out[2], out[3] = -1.0, -1.0, 0.0, 0.0
     whole = False
@@ -108,8 +103,8 @@ def choose(
         most = min(caps[a], 1.0 / max(1.0, offers.slow[f, i], offers.wrong[f, i]))
         if most < _LEAST:
             continue
-        keep = offers.keep[f] + gb_usd * tables.keep_gb[offers.pair[f]]
-        usd = keep + most * (offers.usd[f, i] + data) + unserved(tables, i, 1.0 - most)
+        keep = offers.keep[f]
+        usd = keep + most * offers.usd[f, i] + unserved(tables, i, 1.0 - most)
         whole = whole or most >= 1.0
         if usd < best:
             best = usd
@@ -118,10 +113,19 @@ def choose(
         if caps[a] < _LEAST:
             continue
         f = members[a]
-        keep = offers.keep[f] + gb_usd * tables.keep_gb[offers.pair[f]]
+        keep = offers.keep[f]
+        is_whole = caps[a] >= 1.0 and offers.slow[f, i] <= 1.0 and offers.wrong[f, i] <= 1.0
         for b in range(a):
             g = members[b]
-            both = keep + offers.keep[g] + gb_usd * tables.keep_gb[offers.pair[g]] + data
+            if (
+                is_whole
+                and caps[b] >= 1.0
+                and offers.slow[g, i] <= 1.0
+                and offers.wrong[g, i] <= 1.0
+            ):
+                # Cost is linear between them: one of the two alone is cheaper.
+                continue
+            both = keep + offers.keep[g]
             if caps[b] < _LEAST or both + min(offers.usd[f, i], offers.usd[g, i]) >= best:
                 continue
             low, high = max(0.0, 1.0 - caps[b]), min(1.0, caps[a])
@@ -139,7 +143,7 @@ def choose(
     for a in range(count):
         for b in range(count):
             if a != b:
-                best = choose_part(tables, offers, selection, i, gb_usd, caps, a, b, best, out)
+                best = choose_part(tables, offers, selection, i, caps, a, b, best, out)
     return best
 
 
@@ -149,7 +153,6 @@ def choose_part(
     offers: Offers,
     selection: Selection,
     i: int,
-    gb_usd: float,
     caps: Floats,
     a: int,
     b: int,
@@ -162,7 +165,6 @@ def choose_part(
         offers.slow[f, i], offers.slow[g, i], offers.wrong[f, i], offers.wrong[g, i],
     )  # fmt: skip
     keep = offers.keep[f] + offers.keep[g]
-    keep += gb_usd * (tables.keep_gb[offers.pair[f]] + tables.keep_gb[offers.pair[g]])
     for way in range(2):
         if way == 0:
             # As much as can be to one, then to the other.
@@ -181,7 +183,7 @@ def choose_part(
             two = (slow_a - wrong_a) / size
         if one < _LEAST or two < _LEAST or one > caps[a] or two > caps[b] or one + two > 1.0:
             continue
-        usd = keep + unserved(tables, i, 1.0 - one - two) + (one + two) * gb_usd * tables.data_gb[i]
+        usd = keep + unserved(tables, i, 1.0 - one - two)
         usd += one * offers.usd[f, i] + two * offers.usd[g, i]
         if usd < best:
             best = usd
@@ -191,37 +193,33 @@ def choose_part(
 
 @lean_part
 def settle(offers: Offers, selection: Selection, i: int, out: Floats, usd: float) -> None:
-    """Take over what `choose` found."""
+    """Take over what `choose` found; the type was nowhere."""
     for side in range(2):
         a = int(out[side])
-        share = out[2 + side]
-        selection.picks[i, side] = a
-        selection.parts[i, side] = share
         if a >= 0:
             f = selection.members[a]
-            selection.used[0, a] += share * offers.load[f, i]
-            selection.used[1, a] += share * offers.cache[f, i]
+            selection.share[i, a] = out[2 + side]
+            selection.used[0, a] += out[2 + side] * offers.load[f, i]
+            selection.used[1, a] += out[2 + side] * offers.cache[f, i]
     selection.usd[i] = usd
 
 
 @lean_part
 def lift(offers: Offers, selection: Selection, i: int) -> None:
     """Take a type off all members."""
-    for side in range(2):
-        a = selection.picks[i, side]
-        if a >= 0:
+    for a in range(selection.number[0]):
+        share = selection.share[i, a]
+        if share > 0.0:
             f = selection.members[a]
-            share = selection.parts[i, side]
             selection.used[0, a] -= share * offers.load[f, i]
             selection.used[1, a] -= share * offers.cache[f, i]
-        selection.picks[i, side] = -1
-        selection.parts[i, side] = 0.0
+            selection.share[i, a] = 0.0
 
 
 @lean_part
 def find_caps(offers: Offers, selection: Selection, i: int, caps: Floats) -> None:
     """Write the share of a type that each member has room for."""
-    for a in range(selection.count[0]):
+    for a in range(selection.number[0]):
         f = selection.members[a]
         cap = 1.0
         left = max(0.0, 1.0 - selection.used[0, a])
@@ -234,87 +232,12 @@ def find_caps(offers: Offers, selection: Selection, i: int, caps: Floats) -> Non
 
 
 @lean_part
-def fullest(selection: Selection) -> int:
-    """Return the member that is furthest over its limits, -1 where none is."""
-    worst, most = -1, 1.0 + _OVER
-    for a in range(selection.count[0]):
-        used = max(selection.used[0, a], selection.used[1, a])
-        if used > most:
-            worst, most = a, used
-    return worst
-
-
-@lean_part
-def part_of(selection: Selection, i: int, a: int) -> float:
-    """Return the share of a type that goes to a member."""
-    for side in range(2):
-        if selection.picks[i, side] == a:
-            return selection.parts[i, side]
-    return 0.0
-
-
-@lean_part
-def rechoose(
-    tables: ChoiceTables,
-    offers: Offers,
-    selection: Selection,
-    i: int,
-    gb_usd: float,
-    scratch: Floats,
-) -> float:
-    """Take a type off and find where it goes best now, into `scratch[1]`; return the cost. It stays off."""
-    lift(offers, selection, i)
-    find_caps(offers, selection, i, scratch[0])
-    return choose(tables, offers, selection, i, gb_usd, scratch[0], scratch[1])
-
-
-@lean_part
-def remember(selection: Selection, i: int, out: Floats) -> None:
-    """Write where a type goes now, as `choose` does."""
-    for side in range(2):
-        out[side] = selection.picks[i, side]
-        out[2 + side] = selection.parts[i, side]
-
-
-@lean_part
-def relieve(
-    tables: ChoiceTables, offers: Offers, selection: Selection, gb_usd: float, scratch: Floats
-) -> None:
-    """Move types until no member is over its limits."""
-    types = selection.usd.shape[0]
-    for _ in range(_MOST_MOVES):
-        a = fullest(selection)
-        if a < 0:
-            return
-        f = selection.members[a]
-        best, best_rate, best_usd = -1, np.inf, 0.0
-        for i in range(types):
-            share = part_of(selection, i, a)
-            if share <= 0.0:
-                continue
-            before = selection.usd[i]
-            remember(selection, i, scratch[2])
-            usd = rechoose(tables, offers, selection, i, gb_usd, scratch)
-            left = 0.0
-            for side in range(2):
-                if int(scratch[1, side]) == a:
-                    left = scratch[1, 2 + side]
-            settle(offers, selection, i, scratch[2], before)
-            freed = (share - left) * max(offers.load[f, i], offers.cache[f, i])
-            if freed > 0.0 and max(0.0, usd - before) / freed < best_rate:
-                best, best_rate, best_usd = i, max(0.0, usd - before) / freed, usd
-                for slot in range(4):
-                    scratch[3, slot] = scratch[1, slot]
-        if best < 0:
-            break
-        lift(offers, selection, best)
-        settle(offers, selection, best, scratch[3], best_usd)
-    # What cannot be relieved by moving is not served.
-    for i in range(types):
-        a = fullest(selection)
-        if a >= 0 and part_of(selection, i, a) > 0.0:
-            usd = rechoose(tables, offers, selection, i, gb_usd, scratch)
-            settle(offers, selection, i, scratch[1], usd)
+def is_too_full(selection: Selection) -> bool:
+    """Say whether a member is over its limits."""
+    for a in range(selection.number[0]):
+        if max(selection.used[0, a], selection.used[1, a]) > 1.0 + _OVER:
+            return True
+    return False
 
 
 @lean_part
@@ -322,42 +245,128 @@ def stored_gb(tables: ChoiceTables, offers: Offers, selection: Selection) -> flo
     """Return the GB in storage."""
     total = 0.0
     for i in range(selection.usd.shape[0]):
-        for side in range(2):
-            a = selection.picks[i, side]
-            if a >= 0:
+        for a in range(selection.number[0]):
+            if selection.share[i, a] > 0.0:
                 total += tables.keep_gb[offers.pair[selection.members[a]]]
-                total += selection.parts[i, side] * tables.data_gb[i]
+                total += selection.share[i, a] * tables.data_gb[i]
     return total
 
 
 @lean_part
-def route_at(
-    tables: ChoiceTables, offers: Offers, selection: Selection, gb_usd: float, scratch: Floats
-) -> float:
-    """Route all types to the members at a price per GB; return what they cost with that price."""
-    types = selection.usd.shape[0]
-    for a in range(selection.count[0]):
+def route_each(tables: ChoiceTables, offers: Offers, selection: Selection, scratch: Floats) -> None:
+    """Give each type what is best for it, whatever room there is."""
+    count = selection.number[0]
+    for a in range(count):
         selection.used[0, a] = 0.0
         selection.used[1, a] = 0.0
         scratch[0, a] = 1.0
-    for i in range(types):
-        usd = choose(tables, offers, selection, i, gb_usd, scratch[0], scratch[1])
+    for i in range(selection.usd.shape[0]):
+        for a in range(count):
+            selection.share[i, a] = 0.0
+        usd = choose(tables, offers, selection, i, scratch[0], scratch[1])
         settle(offers, selection, i, scratch[1], usd)
-    if fullest(selection) >= 0:
-        relieve(tables, offers, selection, gb_usd, scratch)
-        for _ in range(_PASSES):
-            for i in range(types):
-                before = selection.usd[i]
-                remember(selection, i, scratch[2])
-                usd = rechoose(tables, offers, selection, i, gb_usd, scratch)
-                if usd < before - _OVER:
-                    settle(offers, selection, i, scratch[1], usd)
-                else:
-                    settle(offers, selection, i, scratch[2], before)
-    total = 0.0
+
+
+@lean_part
+def add_row(pivots: Pivots, rows: int, first: int, last: int, columns: int, limit: float) -> int:
+    """Begin a row, 0 outside of a range of columns that the caller writes; return the number of rows."""
+    for c in range(columns):
+        if c < first or c >= last:
+            pivots.table[rows, c] = 0.0
+    pivots.value[rows] = limit
+    return rows + 1
+
+
+@lean_part
+def slope_of(selection: Selection, i: int, a: int, again: bool) -> float:
+    """Return by how much weights count for a share of a type."""
+    if not again:
+        return 1.0
+    if selection.share[i, a] > 0.0:
+        return float(1.0 / max(selection.share[i, a], _STEEPEST))
+    return _UNUSED
+
+
+@lean_part
+def route_all(  # noqa: C901  (row after row)
+    tables: ChoiceTables,
+    offers: Offers,
+    selection: Selection,
+    pivots: Pivots,
+    gb: float,
+    again: bool,
+) -> None:
+    """Route all types at once, within what members have and `gb` of storage.
+
+    Weights count in proportion to the share that needs them; `again`, so that those of a share as it is now
+    count whole.
+    """
+    types, count = selection.usd.shape[0], selection.number[0]
+    columns = types * count
+    table = pivots.table
+    rows = 0
     for i in range(types):
-        total += selection.usd[i]
-    return total
+        at = i * count
+        slow, wrong = False, False
+        rows = add_row(pivots, rows, at, at + count, columns, 1.0)
+        for a in range(count):
+            f = selection.members[a]
+            table[rows - 1, at + a] = 1.0
+            slow = slow or offers.slow[f, i] > 1.0
+            wrong = wrong or offers.wrong[f, i] > 1.0
+            slope = slope_of(selection, i, a, again)
+            pivots.profit[at + a] = tables.unmet_usd[i] - offers.usd[f, i] - slope * offers.keep[f]
+        if slow:
+            rows = add_row(pivots, rows, at, at + count, columns, 1.0)
+            for a in range(count):
+                table[rows - 1, at + a] = offers.slow[selection.members[a], i]
+        if wrong:
+            rows = add_row(pivots, rows, at, at + count, columns, 1.0)
+            for a in range(count):
+                table[rows - 1, at + a] = offers.wrong[selection.members[a], i]
+    for a in range(count):
+        f = selection.members[a]
+        for resource in range(2):
+            rows = add_row(pivots, rows, 0, 0, columns, 1.0)
+            for i in range(types):
+                table[rows - 1, i * count + a] = (
+                    offers.load[f, i] if resource == 0 else offers.cache[f, i]
+                )
+    rows = add_row(pivots, rows, 0, columns, columns, gb)
+    for i in range(types):
+        for a in range(count):
+            slope = slope_of(selection, i, a, again)
+            size = slope * tables.keep_gb[offers.pair[selection.members[a]]] + tables.data_gb[i]
+            table[rows - 1, i * count + a] = size
+    maximise(pivots, rows, columns)
+    for i in range(types):
+        for a in range(count):
+            selection.share[i, a] = 0.0
+    for r in range(rows):
+        c = pivots.basic[r]
+        if c >= 0 and pivots.value[r] > _LEAST:
+            selection.share[c // count, c % count] = min(1.0, pivots.value[r])
+    take_stock(tables, offers, selection)
+
+
+@lean_part
+def take_stock(tables: ChoiceTables, offers: Offers, selection: Selection) -> None:
+    """Sum up what types cost and what members have to do."""
+    count = selection.number[0]
+    for a in range(count):
+        selection.used[0, a] = 0.0
+        selection.used[1, a] = 0.0
+    for i in range(selection.usd.shape[0]):
+        left, usd = 1.0, 0.0
+        for a in range(count):
+            share = selection.share[i, a]
+            if share > 0.0:
+                f = selection.members[a]
+                selection.used[0, a] += share * offers.load[f, i]
+                selection.used[1, a] += share * offers.cache[f, i]
+                usd += offers.keep[f] + share * offers.usd[f, i]
+                left -= share
+        selection.usd[i] = usd + unserved(tables, i, max(0.0, left))
 
 
 @lean_part
@@ -365,28 +374,58 @@ def route(
     tables: ChoiceTables,
     offers: Offers,
     selection: Selection,
+    pivots: Pivots,
     storing_usd: float,
     fine: float,
     scratch: Floats,
 ) -> tuple[float, bool]:
-    """Route all types to the members; return the cost with rent, and whether it is within the budget.
+    """Route all types; return the cost with rent, and whether storage and budget suffice.
 
-    `storing_usd` is what a GB costs over the horizon. Each USD over the budget counts as `fine` more. The
-    cost is inf where storage does not suffice.
+    `storing_usd` is what a GB costs over the horizon. Each USD over the budget, and each GB over the
+    storage, counts as `fine` more.
     """
     rent = 0.0
-    for a in range(selection.count[0]):
+    for a in range(selection.number[0]):
         rent += offers.rent[selection.members[a]]
-    gb_usd = 0.0
-    for _ in range(_PRICES):
-        usd = route_at(tables, offers, selection, gb_usd, scratch)
-        stored = stored_gb(tables, offers, selection)
-        total = rent + usd - gb_usd * stored
-        over = rent + storing_usd * stored - tables.limits[BUDGET]
-        if stored <= tables.limits[STORAGE]:
-            if over <= 0.0:
-                return total, True
-            if rent >= tables.limits[BUDGET] or gb_usd >= fine * storing_usd:
-                return total + fine * over, False
-        gb_usd = max(fine * storing_usd, 4.0 * gb_usd, 1e-3)
-    return np.inf, False
+    gb = tables.limits[STORAGE]
+    if storing_usd > 0.0 and rent < tables.limits[BUDGET]:
+        gb = min(gb, (tables.limits[BUDGET] - rent) / storing_usd)
+    route_each(tables, offers, selection, scratch)
+    stored = stored_gb(tables, offers, selection)
+    if stored > gb or is_too_full(selection):
+        least = np.inf
+        limit = gb
+        for trial in range(_TRIALS):
+            route_all(tables, offers, selection, pivots, limit, trial > 0)
+            usd, _ = add_up(tables, offers, selection, rent, storing_usd, fine)
+            if usd < least:
+                least = usd
+                for i in range(selection.usd.shape[0]):
+                    for a in range(selection.number[0]):
+                        pivots.kept[i, a] = selection.share[i, a]
+            # Weights are stored whole, which the programme does not know.
+            limit = max(0.0, limit - 0.5 * max(0.0, stored_gb(tables, offers, selection) - gb))
+        for i in range(selection.usd.shape[0]):
+            for a in range(selection.number[0]):
+                selection.share[i, a] = pivots.kept[i, a]
+        take_stock(tables, offers, selection)
+    return add_up(tables, offers, selection, rent, storing_usd, fine)
+
+
+@lean_part
+def add_up(
+    tables: ChoiceTables,
+    offers: Offers,
+    selection: Selection,
+    rent: float,
+    storing_usd: float,
+    fine: float,
+) -> tuple[float, bool]:
+    """Return what a routing costs, with fines, and whether there are none."""
+    stored = stored_gb(tables, offers, selection)
+    over = max(0.0, rent + storing_usd * stored - tables.limits[BUDGET])
+    over += _GB_USD * max(0.0, stored - tables.limits[STORAGE])
+    total = rent
+    for i in range(selection.usd.shape[0]):
+        total += selection.usd[i]
+    return total + fine * over, over <= 0.0

@@ -218,7 +218,7 @@ def take(tables: ChoiceTables, ledger: Ledger, i: int, p: int, seconds: float) -
     ledger.types[UNMET, i] += share
     ledger.totals[MONEY] -= share * tables.data_usd[i] + tables.keep_usd[p]
     ledger.totals[STORED] -= share * tables.data_gb[i] + tables.keep_gb[p]
-    return share
+    return float(share)
 
 
 @lean_part
@@ -247,4 +247,4 @@ def cost(tables: ChoiceTables, ledger: Ledger) -> float:
     for i in range(ledger.share.shape[0]):
         total += tables.delay_usd[i] * ledger.types[DELAY, i]
         total += tables.unmet_usd[i] * ledger.types[UNMET, i]
-    return total
+    return float(total)
