@@ -1,4 +1,4 @@
-"""The bound from tolls: never above the optimum, tight where nothing is shared; routes against a programme."""
+"""The bound from tolls: never above the optimum; routes, and what opening adds, against programmes."""
 
 from __future__ import annotations
 
