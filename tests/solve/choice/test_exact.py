@@ -48,6 +48,16 @@ def test_a_small_paper_instance_is_proven() -> None:
     assert again.cost <= found.cost
 
 
+@pytest.mark.slow
+def test_fifteen_types_and_models_are_proven() -> None:
+    problem = paper_instance(15, 15, 10, 2)
+    found = exact(problem, gap=1e-3)
+    assert found.gap <= 1e-3
+    assert not found.cut_short
+    assert found.kept < found.configurations // 2
+    assert violations(problem, found.answer) == []
+
+
 def test_it_gives_the_same_twice() -> None:
     one, two = (exact(random_problem(4)) for _ in range(2))
     assert np.array_equal(one.answer.config, two.answer.config)

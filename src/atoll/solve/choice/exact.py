@@ -33,7 +33,7 @@ _ROOT, _OPENED, _CLOSED = (600, 1.0), (60, 1.0), (20, 0.5)
 """Passes and first step of the root, of a node with one more open, and of one with one more closed."""
 _FREE = 2
 """Free candidates with which a node becomes an integer programme."""
-_TRIED, _TRIED_NODES = 10, 50
+_TRIED, _TRIED_NODES = 7, 50
 """Candidates among which an answer is looked for at nodes 1, 4, 16, ..., and nodes of each such look."""
 _MOST_USE = 50.0
 """Loads above this count as this: a type cannot be served there in any case."""
