@@ -1,20 +1,19 @@
-"""The choice problem solved to a proven optimum, as an integer programme on HiGHS.
+"""The choice problem solved to a proven optimum: a search over what is open, bounded by tolls.
 
-The paper linearises x_ijk w_jkc with McCormick's rows. Here v_ijkc, the share of type i that (j, k) serves
-*in configuration c*, is the variable itself: x_ijk = sum_c v_ijkc, v_ijkc <= a_ijkc w_jkc, where a is the
-most that memory, FLOP/s, delay and error let one configuration serve. (5f) and (5g) hold per configuration,
-and one that another of the same pair and as many GPUs beats in every delay is left out. Whoever serves
-type i must open a configuration that can: if none with an error (or delay) below t > eps_i is open, then
-u_i >= 1 - eps_i / t. These rows close a large part of the gap, and no solver finds them by itself.
+Rent dominates, so few configurations are open, and once they are known the rest is nearly a routing of each
+type by itself. A node has some candidates open, some free and the others closed. Its bound is what types
+pay with the best tolls found (`tolls`), which is much nearer to the truth than the integer programme's
+relaxation and a hundred times cheaper. Free candidates that would lift the bound above the best answer are
+closed. Nodes are taken up by their bounds, least first; the free candidate on which most rent rests is
+opened, or closed. What is left with a few free candidates is an integer programme (`programme`), as are now
+and then the candidates most used at a node, for a better answer.
 
-Three steps: the relaxation; a few open sets found by exchange (`opening`), each solved with nothing else
-open, which give a good answer; and all configurations whose reduced cost is below the distance between the
-two. The others cannot be in a better answer. Effort is counted in nodes and iterations; a deadline is a
-safety net that says so.
+Effort is counted in nodes and passes; a deadline is a safety net that says so.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -22,27 +21,31 @@ import numpy as np
 
 from atoll.core.errors import InfeasibleError
 from atoll.solve.choice.candidates import Candidates
-from atoll.solve.choice.opening import open_sets
-from atoll.solve.choice.problem import Bools, ChoiceAnswer, ChoiceProblem, Floats, Ints, cost_of
-from atoll.solve.lp import INFINITY, LinearProgram, MipResult, Sparse
+from atoll.solve.choice.check import violations
+from atoll.solve.choice.exchange import exchange
+from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, Floats, Ints, cost_of
+from atoll.solve.choice.programme import ChoiceProgramme
+from atoll.solve.choice.toll_routes import PASSES, Tolls, TollTable
+from atoll.solve.choice.tolls import raise_tolls
+from atoll.solve.lp import INFINITY
 
-_NEAR = 150
-"""Configurations of least reduced cost among which a first answer is looked for."""
-_TRIED, _TRIED_GAP, _TRIED_NODES = 5, 1e-3, 100
-"""Sets of open pairs that are solved for a first answer; gap and nodes of each of them."""
-_TOLERANCE = 1e-7
-_TRIALS = 1
-"""Trial branchings cost more than they save here: these relaxations are degenerate and slow."""
-_COVER = 1.3
-"""Rows that ask for an able configuration are made for limits up to so many times the promise."""
+_ROOT, _OPENED, _CLOSED = (600, 1.0), (60, 1.0), (20, 0.5)
+"""Passes and first step of the root, of a node with one more open, and of one with one more closed."""
+_FREE = 2
+"""Free candidates with which a node becomes an integer programme."""
+_TRIED, _TRIED_NODES = 7, 50
+"""Candidates among which an answer is looked for at nodes 1, 4, 16, ..., and nodes of each such look."""
+_MOST_USE = 50.0
+"""Loads above this count as this: a type cannot be served there in any case."""
 
 
 @dataclass(frozen=True)
 class ExactChoice:
     """An answer, what it costs (USD), the proven bound, and the work that it took.
 
-    `configurations` are (pair, configuration) candidates in all, `kept` those of the last solve. `cut_short`
-    says that a limit on work or the deadline ended it; `timed_out` that it was the deadline.
+    `configurations` are (pair, configuration) candidates in all, `kept` those that were left free at the
+    root. `iterations` are passes over tolls and simplex iterations. `cut_short` says that a limit on work or
+    the deadline ended it; `timed_out` that it was the deadline.
     """
 
     answer: ChoiceAnswer
@@ -72,43 +75,22 @@ def exact(
 ) -> ExactChoice:
     """Return the cheapest answer within a relative `gap`, proven; `incumbent` is a feasible one to beat.
 
-    Raises InfeasibleError where `most_unmet` leaves no answer, or none was found within the limits.
+    `node_limit` is the number of nodes after the root, `iteration_limit` that of passes and simplex
+    iterations, about. Raises InfeasibleError where `most_unmet` leaves no answer, or none was found.
     """
-    end = perf_counter() + deadline_s
-    best = _Best(problem, incumbent)
-    columns = Candidates.of(problem)
-    relaxed = _ChoiceMip(problem, columns, np.arange(columns.number)).lp.solve(
-        max(0.0, end - perf_counter())
+    limits = _Limits(
+        INFINITY if node_limit is None else node_limit,
+        INFINITY if iteration_limit is None else iteration_limit,
+        perf_counter() + deadline_s,
     )
-    done: list[MipResult] = []
-    if relaxed.status == "infeasible":
-        raise InfeasibleError("no answer leaves as little unserved as most_unmet asks")
-    if relaxed.status == "stopped":
-        return _result(best, -INFINITY, columns.number, columns.number, done, cut=True, late=True)
-    # A configuration that is open adds its reduced cost to the relaxation's.
-    floor, reduced = relaxed.objective, np.maximum(relaxed.reduced[: columns.number], 0.0)
-    if floor < best.cost * (1.0 - gap):
-        near = np.sort(np.argsort(reduced, kind="stable")[:_NEAR])
-        sets = open_sets(problem, columns, near)[:_TRIED]
-        # Each set by itself, then all together: with every size of a pair, so that FLOP/s can be had.
-        for opened in (*sets, np.concatenate(sets)) if sets else ():
-            same = np.nonzero(np.isin(columns.pair, columns.pair[opened]))[0]
-            tried, mip = _ChoiceMip(problem, columns, same).solve(
-                best.answer, _TRIED_GAP, _TRIED_NODES, iteration_limit, end
-            )
-            done.append(mip)
-            best.take(tried)
-    kept = np.nonzero(floor + reduced <= best.cost * (1.0 - 0.5 * gap))[0]
-    last, mip = _ChoiceMip(problem, columns, kept).solve(
-        best.answer, 0.5 * gap, node_limit, iteration_limit, end
-    )
-    done.append(mip)
-    best.take(last)
-    # What was left out costs at least the second of these, what was kept at least the first.
-    within = INFINITY if mip.status == "infeasible" else mip.bound
-    bound = min(best.cost, max(floor, min(within, best.cost * (1.0 - 0.5 * gap))))
-    cut = mip.status == "stopped"
-    return _result(best, bound, columns.number, len(kept), done, cut=cut, late=mip.timed_out)
+    return _ChoiceSearch(problem, incumbent, gap, limits).run()
+
+
+@dataclass(frozen=True)
+class _Limits:
+    nodes: float
+    iterations: float
+    end: float
 
 
 class _Best:
@@ -121,6 +103,9 @@ class _Best:
         self.take(incumbent)
         if (problem.most_unmet >= 1.0).all():
             self.take(_nothing(problem))
+        found = exchange(problem)
+        if not violations(problem, found):
+            self.take(found)
 
     def take(self, other: ChoiceAnswer | None) -> None:
         if other is not None:
@@ -129,181 +114,196 @@ class _Best:
                 self.answer, self.cost = other, cost
 
 
-class _Rows:
-    """Rows collected one by one."""
+@dataclass(frozen=True)
+class _ChoiceNode:
+    """What is open and what is free; tolls of its parent, for the candidates `priced`."""
 
-    def __init__(self) -> None:
-        self._owner: list[Ints] = []
-        self._index: list[Ints] = []
-        self._value: list[Floats] = []
-        self._lower: list[float] = []
-        self._upper: list[float] = []
+    opened: Ints
+    free: Ints
+    priced: Ints
+    tolls: Tolls
+    effort: tuple[int, float]
 
-    def add(self, index: Ints, value: Floats, lower: float, upper: float) -> None:
-        self._owner.append(np.full(len(index), len(self._lower), np.int64))
-        self._index.append(index)
-        self._value.append(value)
-        self._lower.append(lower)
-        self._upper.append(upper)
 
-    def put(self, lp: LinearProgram) -> None:
-        entries = Sparse.of(
-            np.concatenate(self._owner),
-            np.concatenate(self._index),
-            np.concatenate(self._value),
-            len(self._lower),
+class _ChoiceSearch:
+    def __init__(
+        self, problem: ChoiceProblem, incumbent: ChoiceAnswer | None, gap: float, limits: _Limits
+    ) -> None:
+        self._problem, self._gap, self._limits = problem, gap, limits
+        self._best = _Best(problem, incumbent)
+        self._columns = columns = Candidates.of(problem)
+        self._every = np.arange(columns.number)
+        self._load = np.minimum(columns.load.T, _MOST_USE)
+        self._cache = np.minimum(columns.cache.T, _MOST_USE)
+        self._usd = (columns.delay * problem.delay_usd).T
+        self._late = np.minimum(columns.delay / problem.delay_limit, 1e9).T - 1.0
+        self._wrong = np.minimum(columns.error / problem.error_limit, 1e9).T - 1.0
+        self._keep = problem.weights_gb[columns.model]
+        self._amounts = np.array(
+            [problem.horizon_h * problem.storage_usd, problem.budget, problem.storage_gb]
         )
-        lp.add_rows(np.array(self._lower), np.array(self._upper), entries)
+        self._nodes = self._iterations = 0
+        self._kept = columns.number
+        self._closed = INFINITY
+        """The least bound of all that was given up: nothing cheaper is there."""
 
+    @property
+    def _cut(self) -> float:
+        """What is no cheaper than this is given up."""
+        return self._best.cost * (1.0 - 0.9 * self._gap)
 
-class _ChoiceMip:
-    """The integer programme over some of the candidates. Columns: w, v by candidate and type, z, u."""
-
-    def __init__(self, problem: ChoiceProblem, columns: Candidates, kept: Ints) -> None:
-        self._problem, self._columns, self._kept = problem, columns, kept
-        self._types = types = problem.shape[0]
-        self._pairs, self._pair = np.unique(columns.pair[kept], return_inverse=True)
-        number, pairs = len(kept), len(self._pairs)
-        self._first = np.array([np.argmax(self._pair == a) for a in range(pairs)], np.int64)
-        self._v, self._z = number, number + number * types
-        self._u = self._z + pairs * types
-        self._number = self._u + types
-        hours, price = problem.horizon_h, problem.storage_usd
-        weights = np.repeat(problem.weights_gb[columns.model[kept][self._first]], types)
-        data = np.tile(problem.data_stored_gb, number)
-        self._stored = np.concatenate([np.zeros(number), data, weights, np.zeros(types)])
-        rent = np.concatenate([columns.rent[kept], np.zeros(self._number - number)])
-        self._paid = rent + hours * price * self._stored
-        cost = self._paid.copy()
-        cost[self._v : self._z] += (columns.delay[kept] * problem.delay_usd).ravel()
-        cost[self._u :] += problem.unmet_usd
-        upper = np.concatenate([np.ones(self._u), problem.most_unmet])
+    def run(self) -> ExactChoice:
+        types, number = self._problem.shape[0], self._columns.number
         nothing = np.zeros(0, np.int64)
-        self.lp = LinearProgram()
-        self.lp.add_columns(
-            cost,
-            np.zeros(self._number),
-            upper,
-            Sparse.of(nothing, nothing, np.zeros(0), self._number),
+        # Rent split evenly is a fair start.
+        tolls = Tolls(
+            np.tile(self._columns.rent / types, (types, 1)),
+            np.zeros(number),
+            np.zeros(number),
+            np.zeros(2),
         )
-        rows = _Rows()
-        self._promises(rows)
-        self._capacities(rows)
-        self._able(rows)
-        rows.put(self.lp)
-        self.lp.set_integer(np.concatenate([np.arange(number), np.arange(self._z, self._u)]))
+        root = _ChoiceNode(nothing, self._every, self._every, tolls, _ROOT)
+        heap = [(-INFINITY, 0, root)]
+        if self._best.answer is None:
+            # No answer to compare with: find one, or that there is none.
+            self._solve(nothing, self._every, self._gap)
+        if self._best.answer is None and not self._is_spent():
+            raise InfeasibleError("no answer leaves as little unserved as most_unmet asks")
+        ticket = 0
+        while heap and heap[0][0] < self._cut and not self._is_spent():
+            bound, _, node = heapq.heappop(heap)
+            for child in self._expand(node, bound):
+                # Of equals the newest first: an open candidate leads to an answer.
+                ticket -= 1
+                heapq.heappush(heap, (child[0], ticket, child[1]))
+        bound = min([self._closed, self._best.cost, *(entry[0] for entry in heap)])
+        return self._result(bound, cut=bound < self._cut * (1.0 - 1e-9))
 
-    def _promises(self, rows: _Rows) -> None:
-        problem, kept = self._problem, self._kept
-        every = self._v + np.arange(len(kept)) * self._types
-        for i in range(self._types):
-            served = np.append(every + i, self._u + i)
-            rows.add(served, np.ones(len(served)), 1.0, 1.0)
-            for value, limit in (
-                (self._columns.delay[kept, i], problem.delay_limit[i]),
-                (self._columns.error[kept, i], problem.error_limit[i]),
-            ):
-                rows.add(every + i, value / limit, -INFINITY, 1.0)
-        for amount, limit in (
-            (self._paid, problem.budget),
-            (self._stored, problem.storage_gb),
-        ):
-            index = np.nonzero(amount)[0]
-            rows.add(index, amount[index] / limit, -INFINITY, 1.0)
-
-    def _capacities(self, rows: _Rows) -> None:
-        columns, kept, types = self._columns, self._kept, self._types
-        for a, candidate in enumerate(kept):
-            served = self._v + a * types + np.arange(types)
-            for use in (columns.load[candidate], columns.cache[candidate]):
-                if use.sum() > 1.0:
-                    rows.add(np.append(served, a), np.append(use, -1.0), -INFINITY, 0.0)
-            for i in range(types):
-                most = columns.most[candidate, i]
-                rows.add(np.array([served[i], a]), np.array([1.0, -most]), -INFINITY, 0.0)
-        for pair in range(len(self._pairs)):
-            members = np.nonzero(self._pair == pair)[0]
-            if len(members) > 1:
-                rows.add(members, np.ones(len(members)), -INFINITY, 1.0)
-            for i in range(types):
-                most = float(columns.most[kept[members], i].max())
-                index = np.append(self._v + members * types + i, self._z + pair * types + i)
-                rows.add(index, np.append(np.ones(len(members)), -most), -INFINITY, 0.0)
-
-    def _able(self, rows: _Rows) -> None:
-        problem, columns, kept, types = self._problem, self._columns, self._kept, self._types
-        placed = self._z + np.arange(len(self._pairs)) * types
-        opened = np.arange(len(kept))
-        for i in range(types):
-            # An error is a pair's, whatever its configuration, so placing is what is asked for.
-            for index, value, limit in (
-                (placed + i, columns.error[kept[self._first], i], problem.error_limit[i]),
-                (opened, columns.delay[kept, i], problem.delay_limit[i]),
-            ):
-                levels = np.unique(value)
-                for level in levels[levels > limit * (1.0 + 1e-9)]:
-                    able = index[value < level]
-                    unmet = 1.0 - limit / level
-                    share = np.append(np.full(len(able), unmet), 1.0)
-                    rows.add(np.append(able, self._u + i), share, unmet, INFINITY)
-                    if level > limit * _COVER:
-                        break
-        for pair in range(len(self._pairs)):
-            members = np.nonzero(self._pair == pair)[0]
-            for i in range(types):
-                index = np.append(members, placed[pair] + i)
-                rows.add(index, np.append(np.ones(len(members)), -1.0), 0.0, INFINITY)
-
-    def solve(
-        self,
-        start: ChoiceAnswer | None,
-        gap: float,
-        node_limit: int | None,
-        iteration_limit: int | None,
-        end: float,
-    ) -> tuple[ChoiceAnswer | None, MipResult]:
-        """Solve from an answer; one that opens what is not here is no start."""
-        mip = self.lp.solve_mip(
-            time_limit_s=end - perf_counter(),
-            gap=gap,
-            start=None if start is None else self._values(start),
-            node_limit=node_limit,
-            iteration_limit=iteration_limit,
-            tolerance=_TOLERANCE,
-            trials=_TRIALS,
+    def _is_spent(self) -> bool:
+        return (
+            self._nodes > self._limits.nodes
+            or self._iterations > self._limits.iterations
+            or perf_counter() >= self._limits.end
         )
-        return (None if mip.values is None else self._answer(mip.values)), mip
 
-    def _values(self, answer: ChoiceAnswer) -> Floats | None:
-        columns, kept = self._columns, self._kept
-        model, tier = columns.model[kept], columns.tier[kept]
-        is_open = answer.config[model, tier] == columns.config[kept]
-        if int(is_open.sum()) != int((answer.config >= 0).sum()):
-            return None
-        values = np.zeros(self._number)
-        values[: self._v] = is_open
-        values[self._v : self._z] = (answer.routed[:, model, tier].T * is_open[:, None]).ravel()
-        placed = answer.placed[:, model[self._first], tier[self._first]].T
-        values[self._z : self._u] = placed.ravel()
-        values[self._u :] = answer.unmet
-        return values
+    def _expand(self, node: _ChoiceNode, bound: float) -> list[tuple[float, _ChoiceNode]]:
+        """Bound a node; return what is left of it, with its bound, the open one last."""
+        columns = self._columns
+        self._nodes += 1
+        spent = columns.rent[node.opened].sum()
+        free = node.free[spent + columns.rent[node.free] <= self._problem.budget]
+        members = np.concatenate([node.opened, free])
+        if not len(members):
+            if (self._problem.most_unmet >= 1.0).all():
+                self._closed = min(self._closed, float(self._problem.unmet_usd.sum()))
+            return []
+        tolls, found, spare, used = self._priced(node, members)
+        bound = max(bound, found)
+        if bound < self._cut and _is_power_of_4(self._nodes) and len(free):
+            most = np.argsort(-used, kind="stable")[: max(_FREE, _TRIED - len(node.opened))]
+            self._solve(node.opened, free[np.sort(most)], self._gap, _TRIED_NODES)
+        left = bound + spare < self._cut
+        if bound < self._cut and not left.all():
+            self._closed = min(self._closed, bound + float(spare[~left].min()))
+        free, used = free[left], used[left]
+        if self._nodes == 1:
+            self._kept = len(free)
+        if bound >= self._cut:
+            self._closed = min(self._closed, bound)
+            return []
+        if len(free) <= _FREE:
+            self._closed = min(
+                self._closed, max(bound, self._solve(node.opened, free, 0.5 * self._gap))
+            )
+            return []
+        at = int(np.argmax((used + 1e-6) * columns.rent[free]))
+        chosen, rest = free[at], np.delete(free, at)
+        apart = rest[columns.pair[rest] != columns.pair[chosen]]
+        opened = np.append(node.opened, chosen)
+        return [
+            (bound, _ChoiceNode(node.opened, rest, members, tolls, _CLOSED)),
+            (bound, _ChoiceNode(opened, apart, members, tolls, _OPENED)),
+        ]
 
-    def _answer(self, values: Floats) -> ChoiceAnswer:
-        problem, columns = self._problem, self._columns
-        types, models, tiers, _ = problem.shape
-        config = np.full((models, tiers), -1, np.int64)
-        routed = np.zeros((types, models, tiers))
-        shares = np.clip(values[self._v : self._z], 0.0, 1.0).reshape(len(self._kept), types)
-        for a in np.nonzero(values[: self._v] > 0.5)[0]:
-            candidate = self._kept[a]
-            at = columns.model[candidate], columns.tier[candidate]
-            share = np.where(shares[a] > 1e-9, shares[a], 0.0)
-            if share.any():
-                config[at] = columns.config[candidate]
-                routed[(slice(None), *at)] = share
-        unmet = np.clip(1.0 - routed.sum(axis=(1, 2)), 0.0, problem.most_unmet)
-        placed: Bools = routed > 0.0
-        return ChoiceAnswer(config, routed, placed, np.where(unmet < 1e-9, 0.0, unmet))
+    def _priced(self, node: _ChoiceNode, members: Ints) -> tuple[Tolls, float, Floats, Floats]:
+        """Return a node's tolls, its bound, and of each free candidate what it has to spare and its use."""
+        problem, opened = self._problem, len(node.opened)
+        where = np.empty(self._columns.number, np.int64)
+        where[node.priced] = np.arange(len(node.priced))
+        at = where[members]
+        placed = node.tolls.placed[:, at]
+        placed[:, :opened] = 0.0
+        tolls = Tolls(
+            np.ascontiguousarray(placed),
+            node.tolls.load[at],
+            node.tolls.cache[at],
+            node.tolls.totals.copy(),
+        )
+        load, cache, usd, late, wrong = (
+            np.ascontiguousarray(each[:, members])
+            for each in (self._load, self._cache, self._usd, self._late, self._wrong)
+        )
+        table = TollTable(
+            self._columns.rent[members],
+            self._keep[members],
+            load,
+            cache,
+            usd,
+            late,
+            wrong,
+            problem.unmet_usd,
+            problem.data_stored_gb,
+            self._amounts,
+        )
+        cut = self._cut
+        # Steps aim a little above what is hoped for.
+        target = 1.02 * cut if cut < INFINITY else problem.budget + float(problem.unmet_usd.sum())
+        passes, rate = node.effort
+        bound, work = raise_tolls(
+            table, tolls, opened=opened, cut=cut, target=target, passes=passes, rate=rate
+        )
+        made = int(work.counts[PASSES])
+        self._iterations += made
+        return tolls, bound, work.spare[opened:], work.often[:, opened:].max(axis=0) / made
+
+    def _solve(self, opened: Ints, free: Ints, gap: float, node_limit: int | None = None) -> float:
+        """Solve with these open and those free; keep a better answer, return the bound."""
+        cut, limits = self._cut, self._limits
+        programme = ChoiceProgramme(
+            self._problem,
+            self._columns,
+            np.sort(np.concatenate([opened, free])),
+            opened=opened,
+            cut=cut,
+        )
+        left = limits.iterations - self._iterations
+        answer, mip = programme.solve(
+            None, gap, node_limit, None if left == INFINITY else max(0, int(left)), limits.end
+        )
+        self._iterations += mip.iterations
+        self._best.take(answer)
+        return cut if mip.status == "infeasible" else min(cut, mip.bound)
+
+    def _result(self, bound: float, *, cut: bool) -> ExactChoice:
+        best = self._best
+        late = cut and perf_counter() >= self._limits.end
+        if best.answer is None:
+            raise InfeasibleError("no answer was found within the limits: raise them or most_unmet")
+        return ExactChoice(
+            replace(best.answer, bound=bound),
+            best.cost,
+            bound,
+            self._nodes,
+            self._iterations,
+            self._columns.number,
+            self._kept,
+            cut,
+            late,
+        )
+
+
+def _is_power_of_4(number: int) -> bool:
+    return number & (number - 1) == 0 and number.bit_length() % 2 == 1
 
 
 def _nothing(problem: ChoiceProblem) -> ChoiceAnswer:
@@ -313,33 +313,4 @@ def _nothing(problem: ChoiceProblem) -> ChoiceAnswer:
         np.zeros((types, models, tiers)),
         np.zeros((types, models, tiers), np.bool_),
         np.ones(types),
-    )
-
-
-def _result(
-    best: _Best,
-    bound: float,
-    configurations: int,
-    kept: int,
-    done: list[MipResult],
-    *,
-    cut: bool,
-    late: bool,
-) -> ExactChoice:
-    if best.answer is None:
-        raise InfeasibleError(
-            "no answer was found within the limits: raise them or most_unmet"
-            if cut
-            else "no answer leaves as little unserved as most_unmet asks"
-        )
-    return ExactChoice(
-        replace(best.answer, bound=bound),
-        best.cost,
-        bound,
-        sum(mip.nodes for mip in done),
-        sum(mip.iterations for mip in done),
-        configurations,
-        kept,
-        cut,
-        late,
     )
