@@ -169,13 +169,13 @@ def _step_model(spec: TransformerSpec, copy: NodeType, engine: EngineChoice) -> 
 
 
 @lru_cache(maxsize=1024)
-def _copy_model(load: RoleLoad, copy: NodeType, engine: EngineChoice, link: Link) -> CapacityModel:
-    return CapacityModel(load, _step_model(load.spec, copy, engine), link=link)
+def _copy_model(load: RoleLoad, copy: NodeType, engine: EngineChoice) -> CapacityModel:
+    return CapacityModel(load, _step_model(load.spec, copy, engine))
 
 
 @lru_cache(maxsize=1024)
 def _both_model(
-    loads: tuple[RoleLoad, ...], copy: NodeType, engine: EngineChoice, link: Link
+    loads: tuple[RoleLoad, ...], copy: NodeType, engine: EngineChoice, link: Link | None
 ) -> MixedCapacityModel:
     prompts, answers = loads
     return MixedCapacityModel(prompts, answers, _step_model(prompts.spec, copy, engine), link=link)
@@ -185,29 +185,37 @@ def _copy_rates(
     loads: tuple[RoleLoad, ...],
     copy: NodeType,
     engine: EngineChoice,
-    link: Link,
+    link: Link | None,
     stages: Sequence[int],
     positions: Sequence[Position],
 ) -> Array:
-    """What one copy carries, of both phases at the best split: (positions, stage counts, layers + 1)."""
+    """What one copy carries, of both phases at the best split: (positions, stage counts, layers + 1).
+
+    A single stage needs no link.
+    """
     if len(loads) == 1:
         budgets = [loads[0].slo_s / count for count in stages]
         # Whatever is promised, the model is the same.
         load = replace(loads[0], slo_s=1.0)
-        return _copy_model(load, copy, engine, link).throughputs(stages, budgets, positions)
+        model = _copy_model(load, copy, engine)
+        return (model.linked(link) if link else model).throughputs(stages, budgets, positions)
     return _both_model(loads, copy, engine, link).throughputs(stages, positions)
 
 
 @lru_cache(maxsize=2048)
 def _copy_table(
-    loads: tuple[RoleLoad, ...], copy: NodeType, engine: EngineChoice, link: Link, stages: int
+    loads: tuple[RoleLoad, ...],
+    copy: NodeType,
+    engine: EngineChoice,
+    link: Link | None,
+    stages: int,
 ) -> Array:
     table = np.zeros((len(POSITIONS), stages, loads[0].spec.layers + 1))
     if stages == 1:
-        table[-1:] = _copy_rates(loads, copy, engine, link, [1], [Position.WHOLE])
+        table[-1:] = _copy_rates(loads, copy, engine, None, [1], [Position.WHOLE])
         return table
-    # Single nodes may have been asked for before.
-    table[:, :1] = _copy_table(loads, copy, engine, link, 1)
+    # Single nodes may have been asked for before, and are the same whatever the link.
+    table[:, :1] = _copy_table(loads, copy, engine, None, 1)
     many = range(2, stages + 1)
     table[:-1, 1:] = _copy_rates(loads, copy, engine, link, many, POSITIONS[:-1])
     return table
@@ -225,7 +233,10 @@ def _rows_by_tp(
     rows = []
     for tp in tp_sizes(loads[0].spec, source.node.count):
         copy, share = copy_node(source.node, tp), source.link.share(tp, source.node.count)
-        rates = _copy_rates(loads, copy, engine, share, [stages], [position])[0, 0]
+        if stages == 1 and position is Position.WHOLE:
+            rates = _copy_table(loads, copy, engine, None, 1)[-1, 0]
+        else:
+            rates = _copy_rates(loads, copy, engine, share, [stages], [position])[0, 0]
         rows.append((tp, rates * (source.node.count // tp)))
     return tuple(rows)
 
@@ -420,7 +431,8 @@ def role_table(
         return best
     for tp in tp_sizes(spec, node.count):
         copy, share = copy_node(node, tp), link.share(tp, node.count)
-        table = _copy_table(loads, copy, problem.engine_of(service), share, stages)
+        piped = share if stages > 1 else None
+        table = _copy_table(loads, copy, problem.engine_of(service), piped, stages)
         best = np.maximum(best, table * (node.count // tp))
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, link)
     best[:, 0] = np.minimum(best[:, 0], alone)

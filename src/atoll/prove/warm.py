@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from atoll.core.compiling import CompiledEntry
 
 MODULES = (
+    "atoll.perf.capacity_kernel",
     "atoll.solve.templates.kernel",
     "atoll.solve.cover",
     "atoll.solve.rent.items",
