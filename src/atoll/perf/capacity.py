@@ -48,6 +48,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -177,6 +178,12 @@ class PerPosition(dict[Position, PositionArray], Generic[PositionArray]):
         return found
 
 
+@lru_cache(maxsize=256)
+def _geometric(largest: float) -> Array:
+    """Batch sizes up to the largest one. The array is shared: do not write to it."""
+    return np.geomspace(1.0, largest, _GRID_POINTS) if largest > 1.0 else np.array([largest])
+
+
 class CapacityModel:
     """Capacities of one role on one node type at one tensor-parallel size, times computed once.
 
@@ -226,8 +233,7 @@ class CapacityModel:
 
         Only the limit where a request is more than that: steps then hold pieces of it.
         """
-        largest = self._most / self._tokens_per_request
-        return np.geomspace(1.0, largest, _GRID_POINTS) if largest > 1.0 else np.array([largest])
+        return _geometric(self._most / self._tokens_per_request)
 
     def _batches(self, requests: Array) -> Batch[Array]:
         zero = np.zeros_like(requests)

@@ -253,10 +253,12 @@ def most_layers(
     tp = default_tp(spec, node)  # split over as many GPUs as can be, most layers fit
     profile = engine.on(node.gpu)
     contexts = {Phase.PREFILL: lengths.input_mean, Phase.DECODE: lengths.decode_context}
+    # In the middle of a pipeline there is nothing beside the layers: nowhere does a node hold more.
     return max(
-        MemoryModel.of(spec, node, tp=tp, engine=profile, phase=phase).max_layers(context, position)
+        MemoryModel.of(spec, node, tp=tp, engine=profile, phase=phase).max_layers(
+            context, Position.MIDDLE
+        )
         for phase, context in contexts.items()
-        for position in (Position.MIDDLE, Position.WHOLE)
     )
 
 

@@ -22,6 +22,7 @@ MODULES = (
     "atoll.solve.cover",
     "atoll.solve.rent.items",
     "atoll.solve.rent.steps",
+    "atoll.solve.rent.capped.cover",
     "atoll.solve.rent.fast.kernel",
     "atoll.sim.loop",
     "atoll.solve.place.search.anneal",

@@ -60,7 +60,7 @@ def solve(
         compile_entries(rooms)
     deadline = Countdown(deadline_s)
     if name == FAST:
-        return plan_fast(problem, catalog, derating=effort.derating)
+        return plan_fast(problem, catalog, derating=effort.derating, cached=effort.cached)
     if name != DEFAULT:
         # Replicas on equal nodes need the capacities that come with templates, but none of the templates.
         tables = template_libraries(

@@ -20,13 +20,17 @@ def plan_fast(
     *,
     derating: Derating | None = None,
     libraries: Libraries | None = None,
+    cached: bool = True,
 ) -> Plan:
     """Return a plan found by a heuristic, within all limits; nothing is proven of it.
 
     `libraries` are templates to choose among; without them few are made (`promising_libraries`). Where not
-    everything could be served it is "partial".
+    everything could be served it is "partial". With `cached` capacities and templates are kept on disk, and
+    those that are there are used.
     """
-    templates = promising_libraries(problem, catalog) if libraries is None else libraries
+    templates = libraries
+    if templates is None:
+        templates = promising_libraries(problem, catalog, cached=cached)
     running = optimal.running_columns(problem, catalog, derating)
     allocation = allocate_fast(
         optimal.service_demands(problem, catalog, templates, derating),
