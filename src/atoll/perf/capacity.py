@@ -519,7 +519,7 @@ def piece_times(
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Per position: seconds by batch, requests that may be there and whether any fit, and the longest prompt."""
+    """Per position: seconds by batch, requests that may be there, whether any fit, and the longest prompt."""
 
     fixed: Array
     room: Array

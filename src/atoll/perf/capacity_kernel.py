@@ -1,8 +1,8 @@
 """The search of `perf.capacity` over batch sizes, compiled: all stage counts and numbers of layers of a node.
 
-The formulas are those of `CapacityModel._best`, term by term and in its order, so both give the same bits. Here
-entries that cannot keep the promise are not searched, nor is what is left of a row once it carries nothing:
-with more layers a node carries no more.
+The formulas are those of `CapacityModel._best`, term by term and in its order, so both give the same bits.
+Here entries that cannot keep the promise are not searched, nor is what is left of a row once it carries
+nothing: with more layers a node carries no more.
 """
 
 from __future__ import annotations
@@ -46,9 +46,7 @@ def _interpolate(x: float, xs: Floats, ys: Floats) -> float:
 
 
 @part
-def _load_within(
-    wait: float, stages: float, busiest: float, waits: Floats, loads: Floats
-) -> float:
+def _load_within(wait: float, stages: float, busiest: float, waits: Floats, loads: Floats) -> float:
     """`queueing.load_within` for half of what arrives."""
     if stages > 1.0:
         return min(1.0 - 1.0 / (1.0 + max(wait, 0.0)), busiest)
@@ -176,7 +174,7 @@ def _clumped_seconds(
     " float64[::1], float64[:, ::1], float64[:, ::1], boolean, float64, float64, float64, float64,"
     " float64[::1], float64[::1], float64[::1], float64[::1], float64[:, :, ::1])"
 )
-def fill_rates(
+def fill_rates(  # noqa: C901 - one pass over positions, stages and layers
     grid: Floats,
     stack: Floats,
     fixed: Floats,
@@ -207,10 +205,10 @@ def fill_rates(
     """Write tokens/s of one copy: (positions, stage counts, layers + 1).
 
     `stack` is seconds by layers and batch, `fixed` by position and batch, `transfer` by batch; `room` and
-    `fits` are by position and layers. By stage count are `depth`, `budgets`, `passes` and `waited` (a step with
-    what is waited for before it, and without the queue), `spells` (S times a request's own steps), `waiting`
-    (1 + 1 / 2S), `wire` and `tail_hop`. `tail_all` and `tail_longest` are `PieceTimes` by position and layers,
-    empty where the longest prompt does not matter. With `queues` prompts wait for each other.
+    `fits` are by position and layers. By stage count are `depth`, `budgets`, `passes` and `waited` (a step
+    with what is waited for before it, and without the queue), `spells` (S times a request's own steps),
+    `waiting` (1 + 1 / 2S), `wire` and `tail_hop`. `tail_all` and `tail_longest` are `PieceTimes` by position
+    and layers, empty where the longest prompt does not matter. With `queues` prompts wait for each other.
     """
     size, width = len(grid), stack.shape[0]
     tail = tail_all.shape[1] > 0
@@ -262,9 +260,7 @@ def fill_rates(
                     else:
                         load = _interpolate(wait * depth[s], strict_waits, strict_loads)
                         if share > 0.5:
-                            load = min(
-                                load, _load_within(wait, depth[s], busiest, waits, loads)
-                            )
+                            load = min(load, _load_within(wait, depth[s], busiest, waits, loads))
                         rate = rate * load
                 least = min(least, rate)
                 rates[p, s, j] = min(least * tokens, wire[s])

@@ -150,7 +150,7 @@ class MemoryModel:
         with np.errstate(divide="ignore", invalid="ignore"):
             np.divide(free[1:], kv[1:], out=room[1:])
         room[1:][free[1:] <= 0.0] = 0.0
-        return np.asarray(room[:, 0] if room.shape[1] == 1 else room.min(axis=1))
+        return np.asarray(room.min(axis=1))
 
     def max_layers(self, context: float = 4096.0, position: Position = Position.MIDDLE) -> int:
         """Return the most layers a node can hold with KV cache for one sequence of `context` tokens."""

@@ -29,7 +29,7 @@ BUSIEST = 0.95
 
 @lru_cache(maxsize=64)
 def waits_by_load(share: float) -> tuple[Array, Array]:
-    """Return H at rising loads of a single stage, and those loads. The arrays are shared: do not write to them."""
+    """Return H at rising loads of a single stage, and those loads; shared arrays, not to be written to."""
     loads = 1.0 - np.geomspace(share, 1.0 - BUSIEST, 128)
     if share == 0.5:
         return np.log(2.0 * loads) / (1.0 - loads), loads

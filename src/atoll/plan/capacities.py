@@ -431,8 +431,8 @@ def role_table(
         return best
     for tp in tp_sizes(spec, node.count):
         copy, share = copy_node(node, tp), link.share(tp, node.count)
-        piped = share if stages > 1 else None
-        table = _copy_table(loads, copy, problem.engine_of(service), piped, stages)
+        joint = share if stages > 1 else None
+        table = _copy_table(loads, copy, problem.engine_of(service), joint, stages)
         best = np.maximum(best, table * (node.count // tp))
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, link)
     best[:, 0] = np.minimum(best[:, 0], alone)

@@ -175,7 +175,7 @@ class _Patterns:
 
 @cache
 def patterns(size: int, stages: int, only: int | None = None) -> _Patterns:
-    """Return the groups and partitions of `size` nodes into 2..`stages` groups, for every pattern or for one."""
+    """Return the groups and partitions of `size` nodes into 2..`stages` groups, for all patterns or one."""
     count = 1 << max(0, size - 1)
     subset_span = np.zeros((count, 2), np.int64)
     partition_span = np.zeros((count, MOST_NODES + 1, 2), np.int64)

@@ -2,8 +2,8 @@
 
 Files are found by a hash of all that they follow from: what a role is asked, the facts of the model, of all
 nodes and links on offer, and the very sources of the code that works capacities out. Templates are found by
-the prices beside it, since those decide which kinds are combined. A file that cannot be read, or whose checksum
-is wrong, is worked out again and replaced.
+the prices beside it, since those decide which kinds are combined. A file that cannot be read, or whose
+checksum is wrong, is worked out again and replaced.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROOMS = ("catalog", "perf", "plan", "solve/templates", "solve/rent/fast", "work
 
 @cache
 def code_digest() -> str:
-    """Return a hash of the sources, and constants, that capacities and templates follow from; "" if unknown."""
+    """Return a hash of the sources and constants that capacities and templates follow from; "" if unknown."""
     root = Path(__file__).parents[3]
     digest = hashlib.sha256(np.__version__.encode())
     paths = [path for room in _ROOMS for path in sorted((root / room).glob("*.py"))]

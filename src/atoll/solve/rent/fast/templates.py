@@ -112,7 +112,9 @@ class _Maker:
         """Nodes of every kind that are no faster than any on offer."""
         if self._sources is None:
             problem, catalog = self.problem, self.catalog
-            self._sources = {kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds}
+            self._sources = {
+                kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds
+            }
         return self._sources
 
     def library(self, asked: str, role: str) -> TemplateLibrary:
@@ -123,7 +125,9 @@ class _Maker:
         chosen = f"templates {json.dumps(self.usd)} {self.effort} {key}"
         known = None if self.cache is None else _library_of(tables, self.cache.read(chosen))
         if known is None:
-            known = _make(tables, self.problem.settings.max_nodes_per_instance, self.usd, self.effort)
+            known = _make(
+                tables, self.problem.settings.max_nodes_per_instance, self.usd, self.effort
+            )
             limits = np.array([known.multisets, known.max_nodes, known.max_kinds])
             self._keep(
                 chosen,
