@@ -332,7 +332,8 @@ def node_capacity(
 
 
 _RATES: dict[
-    tuple[object, ...], tuple[Problem, Catalog, Service, tuple[tuple[int, float], ...]]
+    tuple[int, int, int, Phase, str, int, int, Position, str | None, str | None],
+    tuple[Problem, Catalog, Service, tuple[tuple[int, float], ...]],
 ] = {}
 _ALIKE: dict[tuple[object, ...], tuple[Problem, Service, Service]] = {}
 _MOST_RATES = 4096
@@ -383,6 +384,49 @@ def _known_rates(
         _RATES.clear()
     _RATES[key] = (problem, catalog, service, tuple(found))
     return tuple(found)
+
+
+Recalled = list[
+    tuple[str, str, str, int, int, str, str | None, str | None, list[tuple[int, float]]]
+]
+"""Service, phase, kind, layers, stages, position, region and machine of a node, and what it carries by TP."""
+
+
+def recall_rates(problem: Problem, catalog: Catalog) -> Recalled:
+    """Return what nodes carry as far as it was asked for of this very problem, for `take_rates`."""
+    return [
+        (
+            service.name,
+            phase.value,
+            kind,
+            layers,
+            stages,
+            position.value,
+            region,
+            machine,
+            list(found),
+        )
+        for (_, _, _, phase, kind, layers, stages, position, region, machine), (
+            own,
+            facts,
+            service,
+            found,
+        ) in _RATES.items()
+        if own is problem and facts is catalog
+    ]
+
+
+def take_rates(problem: Problem, catalog: Catalog, known: Recalled) -> None:
+    """Take over what `recall_rates` gave for a problem with the same services, asked the same, and offers."""
+    services = {service.name: service for service in problem.services}
+    if len(_RATES) + len(known) > _MOST_RATES:
+        _RATES.clear()
+    for name, phase, kind, layers, stages, position, region, machine, found in known[:_MOST_RATES]:
+        service = services[name]
+        asked = (kind, layers, stages, Position(position), region, machine)
+        rates = tuple((int(tp), float(rate)) for tp, rate in found)
+        key = (id(problem), id(catalog), id(service), Phase(phase), *asked)
+        _RATES[key] = (problem, catalog, service, rates)
 
 
 def best_tp(

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.core.ids import Phase, RoleId
+from atoll.perf.step import Position
+from atoll.plan import capacities, handover
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
 from atoll.solve.registry import solve
-from atoll.solve.rent.fast import cache, templates
+from atoll.solve.rent.fast import cache, recall, templates
 from atoll.solve.rent.fast.cache import RoleCache, pack, unpack
 from atoll.solve.templates.generate import RoleTables, equal_nodes, generate
 from tests.plan.builders import catalog, problem, service
@@ -33,8 +36,16 @@ def own_fleet(**changes: object) -> Problem:
 
 def anew(own: Problem, **options: object) -> Plan:
     """A plan of a process that has planned nothing yet."""
-    templates._KEPT.clear()
+    forget()
     return solve(own, solver="fast", catalog=catalog(), **options)  # type: ignore[arg-type]
+
+
+def forget() -> None:
+    """Be as a process that has planned nothing yet."""
+    templates._KEPT.clear()
+    capacities._RATES.clear()
+    handover._KNOWN.clear()
+    handover._ALIKE.clear()
 
 
 def kept(folder: Path) -> dict[Path, bytes]:
@@ -53,9 +64,11 @@ def test_what_is_kept_is_used_and_gives_the_same_plan(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = anew(own_fleet())
-    assert len(kept(folder)) == 2  # capacities and templates of one role
+    assert len(kept(folder)) == 3  # capacities and templates of one role, and the nodes of the plan
     forbid(monkeypatch, "_make", "slowest_sources")
+    monkeypatch.setattr(capacities, "_split_rates", None)
     assert anew(own_fleet()) == first
+    monkeypatch.undo()
     more = anew(own_fleet(rate_per_s=own_fleet().services[0].rate_per_s * 1.1))
     assert more.status == "feasible"
 
@@ -68,7 +81,7 @@ def test_other_prices_need_other_templates_but_no_other_capacities(
     offers = tuple(o.model_copy(update={"usd_per_hour": o.usd_per_hour * 1.3}) for o in own.offers)
     forbid(monkeypatch, "slowest_sources")
     anew(own.replace(offers=offers))
-    assert len(kept(folder)) == 3
+    assert len(kept(folder)) == 4
 
 
 def test_another_promise_or_other_code_finds_nothing(
@@ -77,10 +90,11 @@ def test_another_promise_or_other_code_finds_nothing(
     own = own_fleet()
     anew(own)
     anew(own_fleet(tpot_s=own.services[0].tpot_s * 1.5))
-    assert len(kept(folder)) == 4
-    monkeypatch.setattr(templates, "code_digest", lambda: "other sources")
-    anew(own)
     assert len(kept(folder)) == 6
+    for module in (templates, recall):
+        monkeypatch.setattr(module, "code_digest", lambda: "other sources")
+    anew(own)
+    assert len(kept(folder)) == 9
 
 
 def test_broken_files_are_made_again(folder: Path) -> None:
@@ -155,3 +169,28 @@ def test_equal_nodes_carry_what_the_search_for_templates_finds(seed: int) -> Non
     useful = np.flatnonzero(found > 0.0)
     assert np.array_equal(library.counts[:, 0], useful + 1)
     assert np.array_equal(library.throughput, found[useful])
+
+
+@pytest.mark.parametrize("phases", ["apart", "auto"])
+def test_what_is_recalled_is_what_would_be_worked_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, phases: str
+) -> None:
+    own = problem(services=(service("a", phases=phases), service("b", phases=phases, ttft_s=3.0)))
+    first, facts = anew(own), catalog()
+    assert kept(folder)
+    forget()
+    with recall.recalled(own, facts, RoleCache()):
+        recalled = capacities.recall_rates(own, facts)
+        handovers = handover.recall_handovers(own, facts)
+    assert recalled
+    assert len(handovers) == 2
+    forget()
+    for name, phase, kind, layers, stages, position, region, machine, rates in recalled:
+        asked = next(s for s in own.services if s.name == name)
+        where = (kind, layers, stages, Position(position), region, machine)
+        role = RoleId(name, "llm", Phase(phase))
+        assert rates == list(capacities._known_rates(own, facts, asked, role, *where))
+    for each in own.services:
+        handover.handover(own, facts, each)
+    assert handovers == handover.recall_handovers(own, facts)
+    assert anew(own) == first

@@ -8,7 +8,9 @@ from atoll.plan.problem import Problem
 from atoll.solve.derating import Derating
 from atoll.solve.rent import optimal
 from atoll.solve.rent.fast.allocate import allocate_fast
-from atoll.solve.rent.fast.templates import promising_libraries
+from atoll.solve.rent.fast.cache import RoleCache
+from atoll.solve.rent.fast.recall import recalled
+from atoll.solve.rent.fast.templates import has_made_none, promising_libraries
 from atoll.solve.templates.library import Libraries
 
 SOLVER = "fast"
@@ -28,9 +30,18 @@ def plan_fast(
     everything could be served it is "partial". With `cached` capacities and templates are kept on disk, and
     those that are there are used.
     """
-    templates = libraries
-    if templates is None:
-        templates = promising_libraries(problem, catalog, cached=cached)
+    # A process that has planned before has in memory what it needs.
+    store = RoleCache() if cached and has_made_none() else None
+    with recalled(problem, catalog, store):
+        templates = libraries
+        if templates is None:
+            templates = promising_libraries(problem, catalog, cached=cached)
+        return _plan(problem, catalog, templates, derating)
+
+
+def _plan(
+    problem: Problem, catalog: Catalog, templates: Libraries, derating: Derating | None
+) -> Plan:
     running = optimal.running_columns(problem, catalog, derating)
     allocation = allocate_fast(
         optimal.service_demands(problem, catalog, templates, derating),
