@@ -43,6 +43,7 @@ def anew(own: Problem, **options: object) -> Plan:
 def forget() -> None:
     """Be as a process that has planned nothing yet."""
     templates._KEPT.clear()
+    recall._LAST.clear()
     capacities._RATES.clear()
     handover._KNOWN.clear()
     handover._ALIKE.clear()

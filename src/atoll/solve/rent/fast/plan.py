@@ -10,7 +10,7 @@ from atoll.solve.rent import optimal
 from atoll.solve.rent.fast.allocate import allocate_fast
 from atoll.solve.rent.fast.cache import RoleCache
 from atoll.solve.rent.fast.recall import recalled
-from atoll.solve.rent.fast.templates import has_made_none, promising_libraries
+from atoll.solve.rent.fast.templates import promising_libraries
 from atoll.solve.templates.library import Libraries
 
 SOLVER = "fast"
@@ -30,8 +30,7 @@ def plan_fast(
     everything could be served it is "partial". With `cached` capacities and templates are kept on disk, and
     those that are there are used.
     """
-    # A process that has planned before has in memory what it needs.
-    store = RoleCache() if cached and has_made_none() else None
+    store = RoleCache() if cached else None
     with recalled(problem, catalog, store):
         templates = libraries
         if templates is None:

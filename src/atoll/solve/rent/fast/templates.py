@@ -50,11 +50,6 @@ _KEPT: OrderedDict[tuple[int, str, str], tuple[Catalog, TemplateLibrary]] = Orde
 """Libraries made last, by what a role is asked, where, and which kinds were tried."""
 
 
-def has_made_none() -> bool:
-    """Return whether this process has made, or read, no templates yet."""
-    return not _KEPT
-
-
 def promising_libraries(problem: Problem, catalog: Catalog, *, cached: bool = True) -> Libraries:
     """Return templates of every role: all single nodes, and sets of the kinds that carry most per dollar.
 
