@@ -50,6 +50,7 @@ def test_everything_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [done for done, _, _ in told] == list(range(len(recorded)))
     whats = list(dict.fromkeys(what for _, _, what in told))
     assert whats == [
+        "capacities of nodes",
         "the search for templates",
         "the allocator",
         "the fast planner",
@@ -67,6 +68,7 @@ def test_entries_are_called_with_the_types_they_name(
     monkeypatch.setenv("ATOLL_CACHE", str(tmp_path))
     fleet, plan = str(EXAMPLES / "quickstart.yaml"), str(tmp_path / "plan.json")
     assert run(["plan", fleet, "-o", plan]) == 0
+    assert run(["plan", fleet, "--solver", "fast", "-o", str(tmp_path / "fast.json")]) == 0
     assert run(["simulate", plan, "--fleet", fleet, "--for", "5s"]) == 0
     place(str(EXAMPLES / "cluster-mixed.yaml"))
     gh(paper_instance(2, 2, 2))

@@ -121,8 +121,13 @@ def entry(arguments: str) -> Callable[[Function], Function]:
     return decorate
 
 
+_READY: set[int] = set()
+"""Where in `ENTRIES` those are that `compile_entries` compiled or loaded."""
+
+
 def compile_entries(module: str) -> None:
     """Compile all entries of a package, or load them: whoever has a deadline does so before it begins."""
-    for each in ENTRIES:
-        if f"{each.dispatcher.__module__}.".startswith(f"{module}."):
+    for at, each in enumerate(ENTRIES):
+        if at not in _READY and f"{each.dispatcher.__module__}.".startswith(f"{module}."):
             each.compile()
+            _READY.add(at)

@@ -46,7 +46,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -64,7 +66,7 @@ from atoll.perf.grid import Indices, last_below, value_at
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
-from atoll.perf.queueing import load_within, places_taken
+from atoll.perf.queueing import BUSIEST, load_within, places_taken, waits_by_load
 from atoll.perf.step import Position, StepModel, StepParts, analytic, slowest_run, window_counts
 from atoll.workload.lengths import LengthMix
 
@@ -176,6 +178,12 @@ class PerPosition(dict[Position, PositionArray], Generic[PositionArray]):
         return found
 
 
+@lru_cache(maxsize=256)
+def _geometric(largest: float) -> Array:
+    """Batch sizes up to the largest one. The array is shared: do not write to it."""
+    return np.geomspace(1.0, largest, _GRID_POINTS) if largest > 1.0 else np.array([largest])
+
+
 class CapacityModel:
     """Capacities of one role on one node type at one tensor-parallel size, times computed once.
 
@@ -204,6 +212,7 @@ class CapacityModel:
         self._places = PerPosition(self._requests)
         self._room = PerPosition(lambda position: self._taken(self._places[position]))
         self._tail_room = PerPosition(self._tail_fits)
+        self._ends: dict[tuple[Position, ...], _Ends] = {}
         self._tail_pieces = PerPosition(
             lambda position: piece_times(model, self._counts, self._tail, self._most, position)
         )
@@ -224,8 +233,7 @@ class CapacityModel:
 
         Only the limit where a request is more than that: steps then hold pieces of it.
         """
-        largest = self._most / self._tokens_per_request
-        return np.geomspace(1.0, largest, _GRID_POINTS) if largest > 1.0 else np.array([largest])
+        return _geometric(self._most / self._tokens_per_request)
 
     def _batches(self, requests: Array) -> Batch[Array]:
         zero = np.zeros_like(requests)
@@ -334,18 +342,50 @@ class CapacityModel:
         self, stages: Sequence[int], budgets_s: Sequence[float], positions: Sequence[Position]
     ) -> Array:
         """Return tokens/s at several positions at once, (positions, stage counts, layers + 1)."""
-        best = self._best(np.array(stages, dtype=np.float64), np.array(budgets_s), positions)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rate = np.where(best.feasible, best.batch / best.step_s * best.occupancy, 0.0)
-            depth = np.array(stages, dtype=np.float64)
-            rate = np.minimum(rate, self._clumped(depth, positions))
-            rate = rate * self._load(rate, best, depth, np.array(budgets_s))
-        rate[:, :, 0] = 0.0
-        # Rounding must not break what holds exactly: a node with more layers carries no more.
-        rate[:, :, 1:] = np.minimum.accumulate(rate[:, :, 1:], axis=2)
-        wire = np.where(np.array(stages) > 1, self._wire_tokens_per_s, np.inf)
-        one_copy = np.minimum(rate * self._tokens_per_request, wire[:, None])
+        from atoll.perf.capacity_kernel import fill_rates
+
+        depth, budgets = np.array(stages, dtype=np.float64), np.array(budgets_s, dtype=np.float64)
+        ends = self._ends_at(tuple(positions))
+        own = self._own_steps(depth)
+        passes = own + self._more_steps(depth)
+        prefill = self._role.phase is Phase.PREFILL
+        lengths, share = self._role.lengths, self._role.share
+        longest = np.minimum(self._tail, self._most) * np.ones(1)
+        piped = depth > 1.0
+        one_copy = np.empty((len(positions), len(depth), len(self._stack_s)))
+        fill_rates(
+            self._grid, self._stack_s, ends.fixed, self._transfer_s, ends.room, ends.fits, depth, budgets,
+            passes, own if prefill else passes, depth * own, 1.0 + 0.5 / depth,
+            np.where(piped, self._wire_tokens_per_s, np.inf),
+            np.where(piped, self._transfer(longest), 0.0), ends.tail_all, ends.tail_longest,
+            self._role.waits and prefill, 0.5 * lengths.input_mean_square / lengths.input_mean**2, share,
+            BUSIEST, self._tokens_per_request, *waits_by_load(0.5), *waits_by_load(share), one_copy,
+        )  # fmt: skip
         return one_copy * self._replicas
+
+    def linked(self, link: Link | None) -> CapacityModel:
+        """Return the same model with another link; all that does not depend on it is shared."""
+        other = copy(self)
+        other._link = link and link.share(self._model.tp, self._model.node.count)
+        other._transfer_s = other._transfer(self._grid * self._tokens_per_request)
+        return other
+
+    def _ends_at(self, positions: tuple[Position, ...]) -> _Ends:
+        """What differs by position, stacked, worked out once."""
+        known = self._ends.get(positions)
+        if known is None:
+            width = len(self._stack_s)
+            fits = [(self._places[p] >= 1.0) & self._tail_room[p] for p in positions]
+            tails = [self._tail_pieces[p] for p in positions] if self._tail else []
+            nothing = np.zeros((len(positions), 0))
+            known = self._ends[positions] = _Ends(
+                fixed=np.array([self._fixed[p] for p in positions]),
+                room=np.array([self._room[p] for p in positions]),
+                fits=np.array([np.broadcast_to(one, (width,)) for one in fits]),
+                tail_all=np.array([one.all_s for one in tails]) if tails else nothing,
+                tail_longest=np.array([one.longest_s for one in tails]) if tails else nothing,
+            )
+        return known
 
     def detail(self, layers: int, stages: int, budget_s: float, position: Position) -> Capacity:
         """Return the capacity with exactly `layers` layers and which limit binds."""
@@ -475,6 +515,17 @@ def piece_times(
     parts = model.parts(Batch(sizes, ones, before, 0.0 * ones, 0.0 * ones))
     steps = slowest_run(counts, parts.layers) + _fixed_seconds(parts, position)
     return PieceTimes(steps.sum(axis=1), steps.max(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Per position: seconds by batch, requests that may be there, whether any fit, and the longest prompt."""
+
+    fixed: Array
+    room: Array
+    fits: NDArray[np.bool_]
+    tail_all: Array
+    tail_longest: Array
 
 
 @dataclass(frozen=True, slots=True)

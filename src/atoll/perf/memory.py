@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class MemoryModel:
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
         """The distinct kinds of layer, in order of first appearance."""
-        return tuple(dict.fromkeys(layer_kinds(self.spec)))
+        return _distinct_kinds(self.spec)
 
     @cached_property
     def usable_bytes(self) -> float:
@@ -89,19 +89,9 @@ class MemoryModel:
         # Logits are kept in 32 bits for sampling.
         return rows + self.engine.max_sequences * shard.vocab * 4.0
 
-    @cached_property
-    def _kind_weight_bytes(self) -> Array:
-        kinds_by_layer = layer_kinds(self.spec)
-        held = as_held(self.spec, self.tp)
-        return (
-            np.array([held.layer_weight_bytes(kinds_by_layer.index(kind)) for kind in self.kinds])
-            / self.tp
-        )
-
     def layer_weight_bytes(self, start: int, end: int) -> float:
         """Return bytes per GPU of the weights of layers [start, end)."""
-        held_kinds = layer_kinds(self.spec)[start:end]
-        return float(sum(self._kind_weight_bytes[self.kinds.index(kind)] for kind in held_kinds))
+        return _layer_weight_bytes(self.spec, self.tp, start, end)
 
     def outer_bytes(self, position: Position) -> float:
         """Return bytes per GPU of embedding and output matrix at a position in the pipeline."""
@@ -115,22 +105,11 @@ class MemoryModel:
 
     def kv_bytes_per_token_layer(self) -> float:
         """Return bytes per GPU that one token leaves in one layer while its window holds it."""
-        spec = self.spec
-        return spec.kv_width(self._shard.kv_heads) * spec.kv_dtype.bytes_per_weight
-
-    @cached_property
-    def _kind_state_bytes(self) -> Array:
-        """Bytes per GPU that a sequence keeps in one layer of each kind whatever its length."""
-        state = self.spec.state_bytes_per_layer / self.tp
-        return np.array([state if kind.window == 0 else 0.0 for kind in self.kinds])
+        return _kv_bytes_per_token_layer(self.spec, self.tp)
 
     def kv_bytes_per_sequence(self, start: int, end: int, context: float) -> float:
         """Return bytes per GPU that a sequence of `context` tokens keeps in layers [start, end)."""
-        held = layer_kinds(self.spec)[start:end]
-        kept = sum(_limit_context(context, kind.window) for kind in held)
-        states = sum(kind.window == 0 for kind in held)
-        state = states * self.spec.state_bytes_per_layer / self.tp
-        return kept * self.kv_bytes_per_token_layer() + state
+        return _kv_bytes_per_sequence(self.spec, self.tp, start, end, context)
 
     def free_bytes(self, start: int, end: int) -> float:
         """Return bytes per GPU left for KV cache beside layers [start, end); negative if they do not fit."""
@@ -163,22 +142,78 @@ class MemoryModel:
         Where layers differ, the run of j layers that leaves room for fewest counts. 0 where not even
         the weights fit; entry 0 is infinite.
         """
-        counts = window_counts(self.spec, self.kinds)
-        # Sums over kinds by hand: a BLAS call costs more here than the few products it does.
-        weights = (counts * self._kind_weight_bytes).sum(axis=2)
-        kept = np.array([_limit_context(context, kind.window) for kind in self.kinds])
-        kept_bytes = kept * self.kv_bytes_per_token_layer() + self._kind_state_bytes
-        kv = (counts * kept_bytes).sum(axis=2)
+        kv = _kv_by_runs(self.spec, self.tp, context)
+        weights = _weights_by_runs(self.spec, self.tp)
         free = self.usable_bytes - self.outer_bytes(position) - weights
+        # No layers have no KV cache to divide by, and room without end.
+        room = np.full(kv.shape, np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
-            room = np.where(free > 0.0, free / kv, 0.0)
-        room[0] = np.inf
-        return np.asarray(room.min(axis=1), dtype=np.float64)
+            np.divide(free[1:], kv[1:], out=room[1:])
+        room[1:][free[1:] <= 0.0] = 0.0
+        return np.asarray(room.min(axis=1))
 
     def max_layers(self, context: float = 4096.0, position: Position = Position.MIDDLE) -> int:
         """Return the most layers a node can hold with KV cache for one sequence of `context` tokens."""
         room = self.sequences_by_layers(context, position)
         return int(np.max(np.flatnonzero(room >= 1.0)))
+
+
+# What depends on the model and its split alone is shared by all nodes. The arrays are not to be written to.
+
+
+@lru_cache(maxsize=256)
+def _distinct_kinds(spec: TransformerSpec) -> tuple[LayerKind, ...]:
+    return tuple(dict.fromkeys(layer_kinds(spec)))
+
+
+@lru_cache(maxsize=256)
+def _kind_weight_bytes(spec: TransformerSpec, tp: int) -> Array:
+    """Bytes per GPU of the weights of one layer of each kind."""
+    kinds_by_layer, held = layer_kinds(spec), as_held(spec, tp)
+    kinds = _distinct_kinds(spec)
+    return np.array([held.layer_weight_bytes(kinds_by_layer.index(kind)) for kind in kinds]) / tp
+
+
+@lru_cache(maxsize=256)
+def _weights_by_runs(spec: TransformerSpec, tp: int) -> Array:
+    """Bytes per GPU of the weights of every distinct run of j layers (`window_counts`)."""
+    # Sums over kinds by hand: a BLAS call costs more here than the few products it does.
+    counts = window_counts(spec, _distinct_kinds(spec))
+    return np.asarray((counts * _kind_weight_bytes(spec, tp)).sum(axis=2))
+
+
+@lru_cache(maxsize=4096)
+def _layer_weight_bytes(spec: TransformerSpec, tp: int, start: int, end: int) -> float:
+    by_kind, kinds = _kind_weight_bytes(spec, tp), _distinct_kinds(spec)
+    return float(sum(by_kind[kinds.index(kind)] for kind in layer_kinds(spec)[start:end]))
+
+
+@lru_cache(maxsize=4096)
+def _kv_bytes_per_sequence(
+    spec: TransformerSpec, tp: int, start: int, end: int, context: float
+) -> float:
+    held = layer_kinds(spec)[start:end]
+    kept = sum(_limit_context(context, kind.window) for kind in held)
+    states = sum(kind.window == 0 for kind in held)
+    state = states * spec.state_bytes_per_layer / tp
+    return kept * _kv_bytes_per_token_layer(spec, tp) + state
+
+
+@lru_cache(maxsize=256)
+def _kv_bytes_per_token_layer(spec: TransformerSpec, tp: int) -> float:
+    return spec.kv_width(Shard.of(spec, tp).kv_heads) * spec.kv_dtype.bytes_per_weight
+
+
+@lru_cache(maxsize=1024)
+def _kv_by_runs(spec: TransformerSpec, tp: int, context: float) -> Array:
+    """Bytes per GPU that a sequence of `context` tokens keeps in every distinct run of j layers."""
+    kinds = _distinct_kinds(spec)
+    kept = np.array([_limit_context(context, kind.window) for kind in kinds])
+    # A layer that keeps a state keeps it whatever the length.
+    state = spec.state_bytes_per_layer / tp
+    states = np.array([state if kind.window == 0 else 0.0 for kind in kinds])
+    kept_bytes = kept * _kv_bytes_per_token_layer(spec, tp) + states
+    return np.asarray((window_counts(spec, kinds) * kept_bytes).sum(axis=2))
 
 
 def position_of(spec: TransformerSpec, start: int, end: int) -> Position:

@@ -17,14 +17,23 @@ of different sizes count with q = E[x^2] / E[x]^2, sqrt(a q) / 2.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from atoll.perf.operators import Array
 
 BUSIEST = 0.95
 """The largest share of its capacity that a server is given; beyond it a wait takes too long to settle."""
-_LOADS = 1.0 - np.geomspace(0.5, 1.0 - BUSIEST, 128)
-_WAITS = np.log(2.0 * _LOADS) / (1.0 - _LOADS)
+
+
+@lru_cache(maxsize=64)
+def waits_by_load(share: float) -> tuple[Array, Array]:
+    """Return H at rising loads of a single stage, and those loads; shared arrays, not to be written to."""
+    loads = 1.0 - np.geomspace(share, 1.0 - BUSIEST, 128)
+    if share == 0.5:
+        return np.log(2.0 * loads) / (1.0 - loads), loads
+    return np.log(np.maximum(loads / (1.0 - share), 1.0)) / (1.0 - loads), loads
 
 
 def longest_wait(load: Array, stages: Array, share: float = 0.5) -> Array:
@@ -44,11 +53,9 @@ def longest_wait(load: Array, stages: Array, share: float = 0.5) -> Array:
 def load_within(wait: Array, stages: Array, share: float = 0.5) -> Array:
     """Return the largest load at which a share of what arrives waits `wait` at most, in units of K s."""
     if share != 0.5:
-        loads = 1.0 - np.geomspace(share, 1.0 - BUSIEST, 128)
-        waits = np.log(np.maximum(loads / (1.0 - share), 1.0)) / (1.0 - loads)
-        strict = np.interp(wait * stages, waits, loads)
+        strict = np.interp(wait * stages, *waits_by_load(share))
         return np.asarray(np.minimum(strict, load_within(wait, stages)) if share > 0.5 else strict)
-    one = np.interp(wait, _WAITS, _LOADS)
+    one = np.interp(wait, *waits_by_load(0.5))
     # Without the fraction of two infinities: 1 - 1 / (1 + wait).
     many = np.minimum(1.0 - 1.0 / (1.0 + np.maximum(wait, 0.0)), BUSIEST)
     return np.asarray(np.where(stages > 1.0, many, one))

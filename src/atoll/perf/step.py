@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Generic, Protocol
 
 import numpy as np
 
+from atoll.catalog.gpus import GpuType
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.constants import ConstantTable, default_constants
+from atoll.perf.constants import ConstantTable, GpuConstants, default_constants
 from atoll.perf.engines import EngineChoice, EngineProfile
 from atoll.perf.layers import (
     LayerKind,
@@ -158,7 +159,9 @@ def window_counts(spec: TransformerSpec, kinds: tuple[LayerKind, ...]) -> NDArra
     kinds_by_layer = layer_kinds(spec)
     one_hot = np.array([[kind == k for k in kinds] for kind in kinds_by_layer], dtype=np.float64)
     before = np.vstack([np.zeros(len(kinds)), np.cumsum(one_hot, axis=0)])
-    runs = [np.unique(before[j:] - before[: total + 1 - j], axis=0) for j in range(total + 1)]
+    # By hand: NumPy's search for unique rows takes longer than all the rest.
+    ranges = [(before[j:] - before[: total + 1 - j]).tolist() for j in range(total + 1)]
+    runs = [np.array(sorted(set(map(tuple, rows)))) for rows in ranges]
     most = max(len(run) for run in runs)
     return np.stack(
         [np.vstack([run, np.repeat(run[-1:], most - len(run), axis=0)]) for run in runs]
@@ -238,13 +241,18 @@ def analytic(
     size = check_tp(node, tp, spec)
     table = constants if constants is not None else default_constants()
     profile = profile_on(engine, node)
-    fitted = table.for_gpu(node.gpu)
-    if profile.keeps_busy:
-        fitted = fitted.under_load()
+    fitted = _constants_of(table, node.gpu, profile.keeps_busy)
     ops = model_ops(spec, node, size, fitted, fused=profile.fuses_all_reduce)
     used = op_classes_of(spec, node.gpu)
     grounds = name_grounds(spec, node.gpu, fitted).summary(used)
     return AnalyticStepModel(spec, node, size, profile, ops, grounds)
+
+
+@lru_cache(maxsize=256)
+def _constants_of(table: ConstantTable, gpu: GpuType, is_busy: bool) -> GpuConstants:
+    """The constants of a GPU, alone or kept busy."""
+    fitted = table.for_gpu(gpu)
+    return fitted.under_load() if is_busy else fitted
 
 
 def profile_on(engine: str | EngineChoice | EngineProfile, node: NodeType) -> EngineProfile:

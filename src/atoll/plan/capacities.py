@@ -169,13 +169,13 @@ def _step_model(spec: TransformerSpec, copy: NodeType, engine: EngineChoice) -> 
 
 
 @lru_cache(maxsize=1024)
-def _copy_model(load: RoleLoad, copy: NodeType, engine: EngineChoice, link: Link) -> CapacityModel:
-    return CapacityModel(load, _step_model(load.spec, copy, engine), link=link)
+def _copy_model(load: RoleLoad, copy: NodeType, engine: EngineChoice) -> CapacityModel:
+    return CapacityModel(load, _step_model(load.spec, copy, engine))
 
 
 @lru_cache(maxsize=1024)
 def _both_model(
-    loads: tuple[RoleLoad, ...], copy: NodeType, engine: EngineChoice, link: Link
+    loads: tuple[RoleLoad, ...], copy: NodeType, engine: EngineChoice, link: Link | None
 ) -> MixedCapacityModel:
     prompts, answers = loads
     return MixedCapacityModel(prompts, answers, _step_model(prompts.spec, copy, engine), link=link)
@@ -185,29 +185,37 @@ def _copy_rates(
     loads: tuple[RoleLoad, ...],
     copy: NodeType,
     engine: EngineChoice,
-    link: Link,
+    link: Link | None,
     stages: Sequence[int],
     positions: Sequence[Position],
 ) -> Array:
-    """What one copy carries, of both phases at the best split: (positions, stage counts, layers + 1)."""
+    """What one copy carries, of both phases at the best split: (positions, stage counts, layers + 1).
+
+    A single stage needs no link.
+    """
     if len(loads) == 1:
         budgets = [loads[0].slo_s / count for count in stages]
         # Whatever is promised, the model is the same.
         load = replace(loads[0], slo_s=1.0)
-        return _copy_model(load, copy, engine, link).throughputs(stages, budgets, positions)
+        model = _copy_model(load, copy, engine)
+        return (model.linked(link) if link else model).throughputs(stages, budgets, positions)
     return _both_model(loads, copy, engine, link).throughputs(stages, positions)
 
 
 @lru_cache(maxsize=2048)
 def _copy_table(
-    loads: tuple[RoleLoad, ...], copy: NodeType, engine: EngineChoice, link: Link, stages: int
+    loads: tuple[RoleLoad, ...],
+    copy: NodeType,
+    engine: EngineChoice,
+    link: Link | None,
+    stages: int,
 ) -> Array:
     table = np.zeros((len(POSITIONS), stages, loads[0].spec.layers + 1))
     if stages == 1:
-        table[-1:] = _copy_rates(loads, copy, engine, link, [1], [Position.WHOLE])
+        table[-1:] = _copy_rates(loads, copy, engine, None, [1], [Position.WHOLE])
         return table
-    # Single nodes may have been asked for before.
-    table[:, :1] = _copy_table(loads, copy, engine, link, 1)
+    # Single nodes may have been asked for before, and are the same whatever the link.
+    table[:, :1] = _copy_table(loads, copy, engine, None, 1)
     many = range(2, stages + 1)
     table[:-1, 1:] = _copy_rates(loads, copy, engine, link, many, POSITIONS[:-1])
     return table
@@ -225,7 +233,10 @@ def _rows_by_tp(
     rows = []
     for tp in tp_sizes(loads[0].spec, source.node.count):
         copy, share = copy_node(source.node, tp), source.link.share(tp, source.node.count)
-        rates = _copy_rates(loads, copy, engine, share, [stages], [position])[0, 0]
+        if stages == 1 and position is Position.WHOLE:
+            rates = _copy_table(loads, copy, engine, None, 1)[-1, 0]
+        else:
+            rates = _copy_rates(loads, copy, engine, share, [stages], [position])[0, 0]
         rows.append((tp, rates * (source.node.count // tp)))
     return tuple(rows)
 
@@ -321,7 +332,8 @@ def node_capacity(
 
 
 _RATES: dict[
-    tuple[object, ...], tuple[Problem, Catalog, Service, tuple[tuple[int, float], ...]]
+    tuple[int, int, int, Phase, str, int, int, Position, str | None, str | None],
+    tuple[Problem, Catalog, Service, tuple[tuple[int, float], ...]],
 ] = {}
 _ALIKE: dict[tuple[object, ...], tuple[Problem, Service, Service]] = {}
 _MOST_RATES = 4096
@@ -374,6 +386,49 @@ def _known_rates(
     return tuple(found)
 
 
+Recalled = list[
+    tuple[str, str, str, int, int, str, str | None, str | None, list[tuple[int, float]]]
+]
+"""Service, phase, kind, layers, stages, position, region and machine of a node, and what it carries by TP."""
+
+
+def recall_rates(problem: Problem, catalog: Catalog) -> Recalled:
+    """Return what nodes carry as far as it was asked for of this very problem, for `take_rates`."""
+    return [
+        (
+            service.name,
+            phase.value,
+            kind,
+            layers,
+            stages,
+            position.value,
+            region,
+            machine,
+            list(found),
+        )
+        for (_, _, _, phase, kind, layers, stages, position, region, machine), (
+            own,
+            facts,
+            service,
+            found,
+        ) in _RATES.items()
+        if own is problem and facts is catalog
+    ]
+
+
+def take_rates(problem: Problem, catalog: Catalog, known: Recalled) -> None:
+    """Take over what `recall_rates` gave for a problem with the same services, asked the same, and offers."""
+    services = {service.name: service for service in problem.services}
+    if len(_RATES) + len(known) > _MOST_RATES:
+        _RATES.clear()
+    for name, phase, kind, layers, stages, position, region, machine, found in known[:_MOST_RATES]:
+        service = services[name]
+        asked = (kind, layers, stages, Position(position), region, machine)
+        rates = tuple((int(tp), float(rate)) for tp, rate in found)
+        key = (id(problem), id(catalog), id(service), Phase(phase), *asked)
+        _RATES[key] = (problem, catalog, service, rates)
+
+
 def best_tp(
     problem: Problem,
     catalog: Catalog,
@@ -420,7 +475,8 @@ def role_table(
         return best
     for tp in tp_sizes(spec, node.count):
         copy, share = copy_node(node, tp), link.share(tp, node.count)
-        table = _copy_table(loads, copy, problem.engine_of(service), share, stages)
+        joint = share if stages > 1 else None
+        table = _copy_table(loads, copy, problem.engine_of(service), joint, stages)
         best = np.maximum(best, table * (node.count // tp))
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, link)
     best[:, 0] = np.minimum(best[:, 0], alone)

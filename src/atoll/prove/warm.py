@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from atoll.core.compiling import CompiledEntry
 
 MODULES = (
+    "atoll.perf.capacity_kernel",
     "atoll.solve.templates.kernel",
     "atoll.solve.cover",
     "atoll.solve.rent.items",
     "atoll.solve.rent.steps",
+    "atoll.solve.rent.capped.cover",
     "atoll.solve.rent.fast.kernel",
     "atoll.sim.loop",
     "atoll.solve.place.search.anneal",

@@ -15,6 +15,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.compiling import compile_entries
 from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
+from atoll.perf import capacity_kernel as _capacity_kernel  # noqa: F401 - compiled before time is taken
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.effort import Countdown, Effort
@@ -55,11 +56,11 @@ def solve(
     """Return the plan of the solver called `name`; "infeasible", with reasons, where there is none."""
     _refuse_cluster_options(effort)
     # The deadline is for planning: on a machine where nothing was compiled yet, that comes before.
-    for rooms in ("atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
+    for rooms in ("atoll.perf", "atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
     deadline = Countdown(deadline_s)
     if name == FAST:
-        return plan_fast(problem, catalog, derating=effort.derating)
+        return plan_fast(problem, catalog, derating=effort.derating, cached=effort.cached)
     if name != DEFAULT:
         # Replicas on equal nodes need the capacities that come with templates, but none of the templates.
         tables = template_libraries(

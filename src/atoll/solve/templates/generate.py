@@ -174,15 +174,15 @@ class _Patterns:
 
 
 @cache
-def patterns(size: int, stages: int) -> _Patterns:
-    """Return the groups and partitions of `size` nodes into 2..`stages` groups, for every pattern."""
+def patterns(size: int, stages: int, only: int | None = None) -> _Patterns:
+    """Return the groups and partitions of `size` nodes into 2..`stages` groups, for all patterns or one."""
     count = 1 << max(0, size - 1)
     subset_span = np.zeros((count, 2), np.int64)
     partition_span = np.zeros((count, MOST_NODES + 1, 2), np.int64)
     subsets: list[int] = []
     partitions: list[tuple[int, ...]] = []
     blocks = _set_partitions(size)
-    for pattern in range(count):
+    for pattern in range(count) if only is None else (only,):
         lowest = [_lowest(mask, pattern, size) for mask in range(1 << size)]
         groups = sorted({lowest[mask] for mask in range(1, 1 << size)})
         subset_span[pattern] = len(subsets), len(subsets) + len(groups)
@@ -199,6 +199,7 @@ def patterns(size: int, stages: int) -> _Patterns:
     return _Patterns(subset_span, np.array(subsets, np.int32), partition_span, table)
 
 
+@cache
 def _set_partitions(size: int) -> list[tuple[int, ...]]:
     """All partitions of `size` labelled things, as tuples of bit masks."""
     partitions: list[tuple[int, ...]] = [()]
@@ -304,6 +305,34 @@ def generate(
     return search.library()
 
 
+def equal_nodes(tables: RoleTables, max_nodes: int) -> NDArray[np.float64]:
+    """Return what 1..`max_nodes` nodes carry as one instance, for tables of one kind; 0 where that is no use.
+
+    The same as `generate`, sooner.
+    """
+    from atoll.solve.templates import kernel
+
+    nodes, kinds = search_limits(1, max_nodes)
+    throughput = np.zeros(nodes)
+    if not tables.rates.any():
+        return throughput
+    layers, units = tables.layers, tables.units
+    stages = min(nodes, units.shape[0], layers)
+    memory = np.array([round(tables.memory_bytes[0])], np.int64)
+    offsets = np.array([0, *range(nodes + 1)], np.int64)
+    values, scratch = np.zeros(nodes, np.int32), kernel.Scratch.of(layers)
+    for size in range(1, nodes + 1):
+        # All are alike: there is one set of each size, and one pattern of neighbours.
+        pattern = patterns(size, stages, (1 << (size - 1)) - 1)
+        kernel.solve_range(
+            units, tables.steady, tables.reach, memory, int(tables.memory_limit), size, kinds, layers,
+            stages, _binomial(1), values, offsets, pattern.subset_span, pattern.subsets,
+            pattern.partition_span, pattern.partitions, 0, *scratch, values[size - 1 : size],
+            throughput[size - 1 : size],
+        )  # fmt: skip
+    return np.maximum(throughput, 0.0)
+
+
 class _Search:
     """All multisets of a role, size by size: each size needs what the smaller ones carry."""
 
@@ -403,7 +432,8 @@ def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer])
         raise UsageError(f"a template of {size} nodes", hint="1 to 8 nodes")
     units, types = tables.units, len(tables.node_types)
     most = min(size, units.shape[0], tables.layers)
-    pattern = patterns(size, most)
+    alike = sum(1 << i for i in range(size - 1) if nodes[i] == nodes[i + 1])
+    pattern = patterns(size, most, alike)
     rank = sum(math.comb(c + place, place + 1) for place, c in enumerate(nodes))
     scratch = kernel.Scratch.of(tables.layers)
     throughput = np.zeros(1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.links import Link
@@ -56,20 +57,24 @@ def role_tables(
     *,
     stages: int | None = None,
     sources: Sources | None = None,
+    known: NDArray[np.float64] | None = None,
 ) -> RoleTables:
     """Return the capacities of a role on every kind of node of the problem that its service may use.
 
     A kind may come from machines of its own and from slices of several larger ones, in regions with links of
     their own. A template must hold wherever its nodes come from, so each kind counts as its slowest source.
     Kinds the service must not use carry nothing. `stages` is the most there may be, by default those that
-    the problem allows; `sources` are those of all kinds where they are known.
+    the problem allows; `sources` are those of all kinds where they are known, and `known` are the rates of
+    such tables where those were worked out before.
     """
     service = problem.service_of(str(role))
     kinds, settings = problem.kinds, problem.settings
     most = stages or _most_stages(problem)
     layers = catalog.model(service.model).llm.layers
-    rates = np.zeros((most, 3, len(kinds), layers + 1))
-    for c, kind in enumerate(kinds):
+    shape = (most, 3, len(kinds), layers + 1)
+    fits = known is not None and known.shape == shape and known.dtype == np.float64
+    rates = np.zeros(shape) if known is None or not fits else known
+    for c, kind in enumerate(() if fits else kinds):
         if not service.allows(kind):
             continue
         nodes = slowest_sources(problem, catalog, kind) if sources is None else sources[kind]

@@ -8,6 +8,8 @@ from atoll.plan.problem import Problem
 from atoll.solve.derating import Derating
 from atoll.solve.rent import optimal
 from atoll.solve.rent.fast.allocate import allocate_fast
+from atoll.solve.rent.fast.cache import RoleCache
+from atoll.solve.rent.fast.recall import recalled
 from atoll.solve.rent.fast.templates import promising_libraries
 from atoll.solve.templates.library import Libraries
 
@@ -20,13 +22,25 @@ def plan_fast(
     *,
     derating: Derating | None = None,
     libraries: Libraries | None = None,
+    cached: bool = True,
 ) -> Plan:
     """Return a plan found by a heuristic, within all limits; nothing is proven of it.
 
     `libraries` are templates to choose among; without them few are made (`promising_libraries`). Where not
-    everything could be served it is "partial".
+    everything could be served it is "partial". With `cached` capacities and templates are kept on disk, and
+    those that are there are used.
     """
-    templates = promising_libraries(problem, catalog) if libraries is None else libraries
+    store = RoleCache() if cached else None
+    with recalled(problem, catalog, store):
+        templates = libraries
+        if templates is None:
+            templates = promising_libraries(problem, catalog, cached=cached)
+        return _plan(problem, catalog, templates, derating)
+
+
+def _plan(
+    problem: Problem, catalog: Catalog, templates: Libraries, derating: Derating | None
+) -> Plan:
     running = optimal.running_columns(problem, catalog, derating)
     allocation = allocate_fast(
         optimal.service_demands(problem, catalog, templates, derating),
