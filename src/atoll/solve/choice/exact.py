@@ -93,7 +93,7 @@ class _Limits:
     end: float
 
 
-class _Best:
+class _BestAnswer:
     """The cheapest answer so far. Serving nothing is one, unless `most_unmet` forbids it."""
 
     def __init__(self, problem: ChoiceProblem, incumbent: ChoiceAnswer | None) -> None:
@@ -130,7 +130,7 @@ class _ChoiceSearch:
         self, problem: ChoiceProblem, incumbent: ChoiceAnswer | None, gap: float, limits: _Limits
     ) -> None:
         self._problem, self._gap, self._limits = problem, gap, limits
-        self._best = _Best(problem, incumbent)
+        self._best = _BestAnswer(problem, incumbent)
         self._columns = columns = Candidates.of(problem)
         self._every = np.arange(columns.number)
         self._load = np.minimum(columns.load.T, _MOST_USE)

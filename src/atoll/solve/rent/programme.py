@@ -74,8 +74,7 @@ class RentalProgramme:
         number = len(supply.usd)
         offers = np.arange(number)
         owner, row, value = [offers], [model.cells + offers], [supply.gpus.astype(np.float64)]
-        paid = supply.usd if supply.paid is None else supply.paid
-        for name, column in (("budget", paid), ("max_nodes", np.ones(number))):
+        for name, column in (("budget", supply.budgeted), ("max_nodes", np.ones(number))):
             if name in self.limit_rows:
                 owner.append(offers)
                 row.append(np.full(number, self.limit_rows[name]))

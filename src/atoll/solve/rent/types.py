@@ -68,6 +68,11 @@ class Supply:
     link: NDArray[np.float64]
     paid: NDArray[np.float64] | None = None
 
+    @property
+    def budgeted(self) -> NDArray[np.float64]:
+        """What a machine of each offer counts against the budget, USD per hour."""
+        return self.usd if self.paid is None else self.paid
+
 
 @dataclass(frozen=True)
 class AllocationLimits:

@@ -182,7 +182,7 @@ class MarketLedger:
         limits, machines = self.model.limits, self.machines
         if limits.max_nodes is not None and int(machines.sum()) > limits.max_nodes:
             return False
-        rent = float(self.model.supply.usd @ machines)
+        rent = float(self.model.supply.budgeted @ machines)
         return limits.budget is None or rent <= limits.budget * (1.0 + _HAIR)
 
     def take(self, items: ServiceItems, item: int, number: int) -> bool:

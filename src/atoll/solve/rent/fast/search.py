@@ -243,7 +243,7 @@ class FastSearch:
         machines = found.solution.machines
         if limits.max_nodes is not None and int(machines.sum()) > limits.max_nodes:
             return False
-        rent = float(supply.usd @ machines)
+        rent = float(supply.budgeted @ machines)
         return limits.budget is None or rent <= limits.budget * (1.0 + _HAIR)
 
     def _fit_rounds(self, targets: Floats, rounds: int) -> Fitted | None:
