@@ -1,0 +1,274 @@
+"""What one more offer would cost at least, given the prices of those that are chosen (numba).
+
+Prices say what each type costs now. A new offer lowers that to what the type would pay there, alone or mixed
+with a member at that member's price; what its own FLOP/s and memory cannot take stays as it is. By duality no
+routing with the offer costs less than what is left then, but for memory and FLOP/s being counted as one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll.core.compiling import lean_part
+from atoll.solve.choice.offers import MOST, Offers
+from atoll.solve.choice.prices import Prices
+from atoll.solve.choice.problem import Floats, Ints
+from atoll.solve.choice.tables import BUDGET, STORAGE, ChoiceTables
+from atoll.solve.choice.ways import COUNT, GB, GB_USD, MEMBERS, RENT, Ways, span
+
+import os
+STEEP = float(os.environ.get("STEEP","0.5"))
+TRIES = int(os.environ.get("TRIES","6"))
+"""Offers on a shortlist."""
+_LEAST_GAIN = 1e-9
+
+
+class Shortlist(NamedTuple):
+    """Offers with the least bounds, and what they are found with."""
+
+    bounds: Floats
+    """bounds[n], USD with rent."""
+    held: Ints
+    """held[n], an offer."""
+    order: Ints
+    """Types, those with most to gain first."""
+    rest: Floats
+    """rest[n]: what types from the n-th on can gain at most."""
+    usd: Floats
+    """usd[i, a]: all of a type at a member, with the price of what it takes there."""
+    data: Floats
+    """data[i]: what storing a type's data costs beyond its price per GB."""
+    gain: Floats
+    room: Floats
+    """Of types that an offer serves more cheaply: what they gain, and what they take of it."""
+
+
+SHORTLIST_TYPE = (
+    "Tuple((float64[::1], int64[::1], int64[::1], float64[::1], float64[:, ::1], float64[::1],"
+    " float64[::1], float64[::1]))"
+)
+
+
+def shortlist_of(types: int) -> Shortlist:
+    """Return memory for so many types."""
+    return Shortlist(
+        np.zeros(TRIES), np.zeros(TRIES, np.int64), np.zeros(types, np.int64), np.zeros(types + 1),
+        np.zeros((types, MOST)), np.zeros(types), np.zeros(types), np.zeros(types),
+    )  # fmt: skip
+
+
+@lean_part
+def calm(offers: Offers, ways: Ways, prices: Prices, steep: float) -> float:
+    """Lower prices to what they may sensibly be; return the bound that they give, with rent.
+
+    Where types stay unserved, prices are beyond reason, and bounds for one more offer far too low. FLOP/s and
+    memory of a member are worth about its rent: that is what more of them costs.
+    """
+    types = prices.key.shape[0]
+    rows = ways.size[COUNT]
+    most = 0.0
+    for a in range(ways.size[MEMBERS]):
+        rent = offers.rent[ways.members[a]]
+        most = max(most, rent)
+        for kind in range(2):
+            r = ways.row[kind, a]
+            if r >= 0:
+                prices.usd[r] = max(0.0, min(prices.usd[r], steep * rent))
+    r = ways.row[0, MOST]
+    if r >= 0:
+        prices.usd[r] = max(0.0, min(prices.usd[r], steep * most))
+    bound = ways.money[RENT]
+    for r in range(rows):
+        bound -= prices.usd[r]
+    for i in range(types):
+        least = np.inf
+        for w in range(ways.first[i], ways.first[i + 1]):
+            usd = ways.cost[w]
+            for r in range(rows):
+                usd += prices.usd[r] * ways.use[w, r]
+            least = min(least, usd)
+        prices.type_usd[i] = least
+        bound += least
+    return bound
+
+
+@lean_part
+def prepare(
+    tables: ChoiceTables, offers: Offers, ways: Ways, prices: Prices, short: Shortlist
+) -> float:
+    """Note prices by type and member, and sort types; return by how much a GB costs more than its price."""
+    types = prices.key.shape[0]
+    storage = 0.0
+    row = ways.row[0, MOST]
+    if row >= 0 and prices.usd[row] > 0.0:
+        storage = prices.usd[row] / ways.money[GB]
+    for i in range(types):
+        short.data[i] = storage * tables.data_gb[i]
+        for a in range(ways.size[MEMBERS]):
+            f = ways.members[a]
+            usd = offers.usd[f, i] + short.data[i]
+            if ways.row[0, a] >= 0:
+                usd += prices.usd[ways.row[0, a]] * offers.load[f, i]
+            if ways.row[1, a] >= 0:
+                usd += prices.usd[ways.row[1, a]] * offers.cache[f, i]
+            short.usd[i, a] = usd
+        place = i
+        hope = prices.type_usd[i] - offers.floor[i]
+        while place > 0:
+            before = short.order[place - 1]
+            if prices.type_usd[before] - offers.floor[before] >= hope:
+                break
+            short.order[place] = before
+            place -= 1
+        short.order[place] = i
+    short.rest[types] = 0.0
+    for place in range(types - 1, -1, -1):
+        i = short.order[place]
+        short.rest[place] = short.rest[place + 1] + max(0.0, prices.type_usd[i] - offers.floor[i])
+    return storage
+
+
+@lean_part
+def gain_of(
+    tables: ChoiceTables,
+    offers: Offers,
+    ways: Ways,
+    prices: Prices,
+    short: Shortlist,
+    g: int,
+    storage: float,
+    own: float,
+    need: float,
+) -> tuple[float, bool]:
+    """Return what types gain by an offer, `need` or less: given up; and whether it fills up.
+
+    Types choose their ways as if all of the offer cost `own`.
+    """
+    gain, room = short.gain, short.room
+    types = prices.key.shape[0]
+    keep_g = offers.keep[g] + storage * tables.keep_gb[offers.pair[g]]
+    total, taken = 0.0, 0.0
+    gaining = 0
+    for place in range(types):
+        if total + short.rest[place] <= need:
+            return need, False
+        i = short.order[place]
+        now = prices.type_usd[i]
+        size = max(offers.load[g, i], offers.cache[g, i])
+        usd = offers.usd[g, i] + short.data[i] + own * size
+        slow, wrong = offers.slow[g, i], offers.wrong[g, i]
+        most = 1.0 / max(1.0, slow, wrong)
+        value = keep_g + most * usd + (1.0 - most) * tables.unmet_usd[i]
+        share = most
+        for a in range(ways.size[MEMBERS]):
+            f = ways.members[a]
+            least = keep_g + offers.keep[f] + min(usd, short.usd[i, a])
+            if least >= value or least >= now:
+                continue
+            if most >= 1.0 and offers.slow[f, i] <= 1.0 and offers.wrong[f, i] <= 1.0:
+                continue
+            low, high = span(slow, offers.slow[f, i], 0.0, 1.0)
+            low, high = span(wrong, offers.wrong[f, i], low, high)
+            if low > high:
+                continue
+            part = high if usd < short.usd[i, a] else low
+            both = keep_g + offers.keep[f] + storage * tables.keep_gb[offers.pair[f]]
+            both += part * usd + (1.0 - part) * short.usd[i, a]
+            if both < value:
+                value, share = both, part
+        if value < now - _LEAST_GAIN:
+            size *= share
+            gain[gaining] = now - value + own * size
+            room[gaining] = size
+            total += gain[gaining]
+            taken += size
+            gaining += 1
+    full = taken > 1.0
+    while taken > 1.0 and total > need:
+        worst = 0
+        for n in range(1, gaining):
+            if gain[n] * room[worst] < gain[worst] * room[n]:
+                worst = n
+        lost = min(1.0, (taken - 1.0) / room[worst])
+        total -= lost * gain[worst]
+        taken -= lost * room[worst]
+        gaining -= 1
+        gain[worst] = gain[gaining]
+        room[worst] = room[gaining]
+        if lost < 1.0:
+            break
+    return total, full
+
+
+@lean_part
+def has_pair(offers: Offers, ways: Ways, g: int) -> bool:
+    """Say whether a member is of the same pair as an offer."""
+    for a in range(ways.size[MEMBERS]):  # noqa: SIM110  (compiled code has no generators)
+        if offers.pair[ways.members[a]] == offers.pair[g]:
+            return True
+    return False
+
+
+@lean_part
+def list_short(
+    tables: ChoiceTables,
+    offers: Offers,
+    ways: Ways,
+    prices: Prices,
+    short: Shortlist,
+    usd: float,
+    most: float,
+) -> int:
+    """List offers with the least bounds below `most`, the best first; return how many.
+
+    `usd` is what the members cost, with rent, at their prices. Of each pair one offer is listed.
+    """
+    usd = calm(offers, ways, prices, STEEP)
+    storage = prepare(tables, offers, ways, prices, short)
+    bounds, held = short.bounds, short.held
+    left = tables.limits[BUDGET] - ways.money[RENT]
+    gb_usd = ways.money[GB_USD]
+    # Rent takes from what may be stored once the budget is the tighter limit.
+    spare = left - gb_usd * tables.limits[STORAGE]
+    found = 0
+    for g in range(offers.number[0]):
+        rent = offers.rent[g]
+        if rent >= left:
+            continue
+        cost = usd + rent
+        if storage > 0.0 and rent > spare and gb_usd > 0.0:
+            cost += storage * (rent - max(0.0, spare)) / gb_usd
+        if cost - short.rest[0] >= most or has_pair(offers, ways, g):
+            continue
+        prices.spent[0] += 1 + prices.key.shape[0] // 4
+        need = cost - most
+        gain, full = gain_of(tables, offers, ways, prices, short, g, storage, 0.0, need)
+        if full:
+            more, _ = gain_of(
+                tables, offers, ways, prices, short, g, storage, STEEP * rent, need
+            )
+            gain = max(gain, more)
+        value = cost - gain
+        if value >= most:
+            continue
+        place = 0
+        while place < found and offers.pair[held[place]] != offers.pair[g]:
+            place += 1
+        if place < found:
+            if value >= bounds[place]:
+                continue
+        elif found < TRIES:
+            found += 1
+        else:
+            place = TRIES - 1
+        while place > 0 and bounds[place - 1] > value:
+            bounds[place] = bounds[place - 1]
+            held[place] = held[place - 1]
+            place -= 1
+        bounds[place] = value
+        held[place] = g
+        if found == TRIES:
+            most = bounds[TRIES - 1]
+    return found
