@@ -16,13 +16,15 @@ from atoll.solve.choice.offers import MOST, Offers
 from atoll.solve.choice.prices import Prices
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import BUDGET, STORAGE, ChoiceTables
-from atoll.solve.choice.ways import COUNT, GB, GB_USD, MEMBERS, RENT, Ways, span
+from atoll.solve.choice.ways import COUNT, GB, GB_USD, MEMBERS, RENT, Ways, gb_limit, span
 
 import os
 STEEP = float(os.environ.get("STEEP","0.5"))
-TRIES = int(os.environ.get("TRIES","6"))
+TRIES = int(os.environ.get("TRIES","8"))
 """Offers on a shortlist."""
 _LEAST_GAIN = 1e-9
+SCARCE = float(os.environ.get("SCARCE", "0.05"))
+"""What a GB too much counts as, of what it costs not to serve what it stores."""
 
 
 class Shortlist(NamedTuple):
@@ -43,28 +45,48 @@ class Shortlist(NamedTuple):
     gain: Floats
     room: Floats
     """Of types that an offer serves more cheaply: what they gain, and what they take of it."""
+    gb: Floats
+    """gb[i]: what a type stores now."""
+    fair: Floats
+    """fair[i]: the least that a type costs alone, paying its part of the rent."""
+    number: Ints
+    """number[0] offers are looked at."""
+    pool: Ints
+    """pool[n], those offers."""
+    merit: Floats
+    """merit[f]: the least bound that an offer had so far."""
 
 
 SHORTLIST_TYPE = (
     "Tuple((float64[::1], int64[::1], int64[::1], float64[::1], float64[:, ::1], float64[::1],"
-    " float64[::1], float64[::1]))"
+    " float64[::1], float64[::1], float64[::1], float64[::1], int64[::1], int64[::1], float64[::1]))"
 )
 
 
-def shortlist_of(types: int) -> Shortlist:
-    """Return memory for so many types."""
+def shortlist_of(types: int, offers: int) -> Shortlist:
+    """Return memory for so many types and offers."""
     return Shortlist(
         np.zeros(TRIES), np.zeros(TRIES, np.int64), np.zeros(types, np.int64), np.zeros(types + 1),
         np.zeros((types, MOST)), np.zeros(types), np.zeros(types), np.zeros(types),
+        np.zeros(types), np.zeros(types), np.zeros(1, np.int64), np.zeros(offers, np.int64), np.full(offers, np.inf),
     )  # fmt: skip
 
 
 @lean_part
-def calm(offers: Offers, ways: Ways, prices: Prices, steep: float) -> float:
+def calm(
+    tables: ChoiceTables,
+    offers: Offers,
+    ways: Ways,
+    prices: Prices,
+    short: Shortlist,
+    steep: float,
+    hopeful: bool,
+) -> float:
     """Lower prices to what they may sensibly be; return the bound that they give, with rent.
 
     Where types stay unserved, prices are beyond reason, and bounds for one more offer far too low. FLOP/s and
-    memory of a member are worth about its rent: that is what more of them costs.
+    memory of a member are worth about its rent: that is what more of them costs. `hopeful`, no type costs more
+    than what its part of the rent of some other offer comes to.
     """
     types = prices.key.shape[0]
     rows = ways.size[COUNT]
@@ -83,12 +105,22 @@ def calm(offers: Offers, ways: Ways, prices: Prices, steep: float) -> float:
     for r in range(rows):
         bound -= prices.usd[r]
     for i in range(types):
-        least = np.inf
+        least, way = np.inf, ways.first[i]
         for w in range(ways.first[i], ways.first[i + 1]):
             usd = ways.cost[w]
             for r in range(rows):
                 usd += prices.usd[r] * ways.use[w, r]
-            least = min(least, usd)
+            if usd < least:
+                least, way = usd, w
+        gb = 0.0
+        for side in range(2):
+            a = ways.place[way, side]
+            if a >= 0:
+                gb += tables.keep_gb[offers.pair[ways.members[a]]]
+                gb += ways.share[way, side] * tables.data_gb[i]
+        short.gb[i] = gb
+        if hopeful:
+            least = min(least, short.fair[i])
         prices.type_usd[i] = least
         bound += least
     return bound
@@ -141,19 +173,20 @@ def gain_of(
     storage: float,
     own: float,
     need: float,
-) -> tuple[float, bool]:
-    """Return what types gain by an offer, `need` or less: given up; and whether it fills up.
+) -> tuple[float, bool, float]:
+    """Return what types gain by an offer, `need` or less: given up; whether it fills up; GB stored.
 
     Types choose their ways as if all of the offer cost `own`.
     """
     gain, room = short.gain, short.room
     types = prices.key.shape[0]
     keep_g = offers.keep[g] + storage * tables.keep_gb[offers.pair[g]]
-    total, taken = 0.0, 0.0
+    total, taken, stored = 0.0, 0.0, 0.0
     gaining = 0
+    gb_g = tables.keep_gb[offers.pair[g]]
     for place in range(types):
         if total + short.rest[place] <= need:
-            return need, False
+            return need, False, 0.0
         i = short.order[place]
         now = prices.type_usd[i]
         size = max(offers.load[g, i], offers.cache[g, i])
@@ -162,6 +195,7 @@ def gain_of(
         most = 1.0 / max(1.0, slow, wrong)
         value = keep_g + most * usd + (1.0 - most) * tables.unmet_usd[i]
         share = most
+        gb = gb_g + most * tables.data_gb[i]
         for a in range(ways.size[MEMBERS]):
             f = ways.members[a]
             least = keep_g + offers.keep[f] + min(usd, short.usd[i, a])
@@ -178,13 +212,17 @@ def gain_of(
             both += part * usd + (1.0 - part) * short.usd[i, a]
             if both < value:
                 value, share = both, part
+                gb = gb_g + tables.keep_gb[offers.pair[f]] + tables.data_gb[i]
         if value < now - _LEAST_GAIN:
             size *= share
             gain[gaining] = now - value + own * size
             room[gaining] = size
             total += gain[gaining]
             taken += size
+            stored += gb
             gaining += 1
+        else:
+            stored += short.gb[i]
     full = taken > 1.0
     while taken > 1.0 and total > need:
         worst = 0
@@ -199,7 +237,7 @@ def gain_of(
         room[worst] = room[gaining]
         if lost < 1.0:
             break
-    return total, full
+    return total, full, stored
 
 
 @lean_part
@@ -218,14 +256,14 @@ def list_short(
     ways: Ways,
     prices: Prices,
     short: Shortlist,
-    usd: float,
     most: float,
+    hopeful: bool,
 ) -> int:
     """List offers with the least bounds below `most`, the best first; return how many.
 
-    `usd` is what the members cost, with rent, at their prices. Of each pair one offer is listed.
+    The members have been priced. Of each pair one offer is listed.
     """
-    usd = calm(offers, ways, prices, STEEP)
+    usd = calm(tables, offers, ways, prices, short, STEEP, hopeful)
     storage = prepare(tables, offers, ways, prices, short)
     bounds, held = short.bounds, short.held
     left = tables.limits[BUDGET] - ways.money[RENT]
@@ -233,7 +271,14 @@ def list_short(
     # Rent takes from what may be stored once the budget is the tighter limit.
     spare = left - gb_usd * tables.limits[STORAGE]
     found = 0
-    for g in range(offers.number[0]):
+    types = prices.key.shape[0]
+    phi, data = 0.0, 0.0
+    for i in range(types):
+        phi += tables.unmet_usd[i]
+        data += tables.data_gb[i]
+    scarce = SCARCE * phi / data if data > 0.0 else 0.0
+    for n in range(short.number[0]):
+        g = short.pool[n]
         rent = offers.rent[g]
         if rent >= left:
             continue
@@ -242,15 +287,21 @@ def list_short(
             cost += storage * (rent - max(0.0, spare)) / gb_usd
         if cost - short.rest[0] >= most or has_pair(offers, ways, g):
             continue
-        prices.spent[0] += 1 + prices.key.shape[0] // 4
+        prices.spent[0] += prices.key.shape[0]
         need = cost - most
-        gain, full = gain_of(tables, offers, ways, prices, short, g, storage, 0.0, need)
+        gain, full, stored = gain_of(
+            tables, offers, ways, prices, short, g, storage, 0.0, need
+        )
         if full:
-            more, _ = gain_of(
+            more, _, less = gain_of(
                 tables, offers, ways, prices, short, g, storage, STEEP * rent, need
             )
-            gain = max(gain, more)
+            if more > gain:
+                gain, stored = more, less
         value = cost - gain
+        if not hopeful:
+            value += scarce * max(0.0, stored - gb_limit(tables, rent, gb_usd, left))
+            short.merit[g] = min(short.merit[g], value)
         if value >= most:
             continue
         place = 0
@@ -272,3 +323,47 @@ def list_short(
         if found == TRIES:
             most = bounds[TRIES - 1]
     return found
+
+
+@lean_part
+def look_at_all(offers: Offers, short: Shortlist) -> None:
+    """Look at all offers from now on."""
+    short.number[0] = offers.number[0]
+    for g in range(offers.number[0]):
+        short.pool[g] = g
+        short.merit[g] = np.inf
+    for i in range(offers.floor.shape[0]):
+        least = np.inf
+        for g in range(offers.number[0]):
+            share = 1.0 / max(1.0, offers.slow[g, i], offers.wrong[g, i])
+            size = share * max(offers.load[g, i], offers.cache[g, i])
+            least = min(least, offers.alone[g, i] + size * offers.rent[g])
+        short.fair[i] = least
+
+
+@lean_part
+def look_at_best(offers: Offers, short: Shortlist, most: int) -> None:
+    """Look only at those offers that had the least bounds, up to so many."""
+    if most >= short.number[0]:
+        return
+    # The bound that so many are below, by halving.
+    low, high = np.inf, -np.inf
+    for n in range(short.number[0]):
+        merit = short.merit[short.pool[n]]
+        if merit < np.inf:
+            low, high = min(low, merit), max(high, merit)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        count = 0
+        for n in range(short.number[0]):
+            count += 1 if short.merit[short.pool[n]] <= middle else 0
+        if count > most:
+            high = middle
+        else:
+            low = middle
+    kept = 0
+    for n in range(short.number[0]):
+        if short.merit[short.pool[n]] <= low:
+            short.pool[kept] = short.pool[n]
+            kept += 1
+    short.number[0] = kept

@@ -19,6 +19,8 @@ from atoll.solve.choice.estimates import (
     TRIES,
     Shortlist,
     list_short,
+    look_at_all,
+    look_at_best,
     shortlist_of,
 )
 from atoll.solve.choice.offers import MOST, OFFERS_TYPE, Offers, list_offers, offers_of
@@ -44,9 +46,17 @@ EFFORT = 1_000_000
 """Ways and offers that may be looked at."""
 NEARLY = 1.1
 """An error over the limit by so much may do: the rest stays unserved."""
+ANCHORS = 40
+"""Offers that can serve the hardest type, from which pairs are made."""
+SCOUTS = 4
+"""Of these, how many are tried with all offers."""
+POOL = 160
+"""Offers that are looked at afterwards."""
+FIRSTS = 8
+"""Offers to which a second is sought."""
 STARTS = 6
 """Pairs from which steps start."""
-KICKS = 40
+KICKS = int(__import__("os").environ.get("KICKS","40"))
 """Times that members of the best answer are left out."""
 _GAIN = 1e-7
 """USD that a step must save."""
@@ -71,10 +81,13 @@ class Search(NamedTuple):
     """starts[n, 0 and 1]: offers to start from."""
     start_usd: Floats
     """What they cost, the least first."""
+    anchors: Ints
+    """Offers that can serve the hardest type."""
 
 
 SEARCH_TYPE = (
-    "Tuple((float64[::1], int64[::1], int64[::1], float64[::1], int64[:, ::1], float64[::1]))"
+    "Tuple((float64[::1], int64[::1], int64[::1], float64[::1], int64[:, ::1], float64[::1],"
+    " int64[::1]))"
 )
 TRACE: list[Any] = []
 
@@ -85,15 +98,15 @@ def exchange(problem: ChoiceProblem, seed: int = 0, *, effort: int = EFFORT) -> 
     types = tables.delay.shape[0]
     offers = offers_of(tables)
     search = Search(
-        np.array([problem.horizon_h * problem.storage_usd, np.inf]),
-        np.array([seed, effort, 0, 0, 0], np.int64),
+        np.array([problem.horizon_h * problem.storage_usd, np.inf, 0.0, 0.0, 0.0]),
+        np.array([seed, effort, 0, 0, 0, 0, 0, 0,0,0,0], np.int64),
         np.zeros(TRIES, np.int64), np.zeros(TRIES),
-        np.zeros((STARTS, 2), np.int64), np.zeros(STARTS),
+        np.zeros((STARTS, 2), np.int64), np.zeros(STARTS), np.zeros(ANCHORS, np.int64),
     )  # fmt: skip
     best, now, trial, probe = (selection_of(types) for _ in range(4))
     _exchange(
         tuple(tables), tuple(offers), tuple(best), tuple(now), tuple(trial), tuple(probe),
-        tuple(search), tuple(desk_of(types)), tuple(shortlist_of(types)), problem.shape[2],
+        tuple(search), tuple(desk_of(types)), tuple(shortlist_of(types, len(offers.pair))), problem.shape[2],
     )  # fmt: skip
     TRACE[:] = [search, offers.number[0], best.number[0]]
     return _answer(problem, offers, best)
@@ -175,7 +188,7 @@ def step(
     found = 0
     if trial.number[0] < MOST:
         search.work[LISTED] += 1
-        found = list_short(tables, offers, ways, prices, short, bound, least)
+        found = list_short(tables, offers, ways, prices, short, least, False)
     if one >= 0 and bound < least:
         duplicate(trial, probe)
         value = judge(tables, offers, probe, best, search, desk, least)
@@ -240,6 +253,25 @@ def hardest(offers: Offers) -> int:
 
 
 @lean_part
+def list_anchors(offers: Offers, search: Search) -> int:
+    """List offers that can serve the hardest type, those of the least rent first; return how many."""
+    hard = hardest(offers)
+    count = 0
+    for f in range(offers.number[0]):
+        if offers.wrong[f, hard] > NEARLY or offers.load[f, hard] > NEARLY:
+            continue
+        place = count
+        while place > 0 and offers.rent[search.anchors[place - 1]] > offers.rent[f]:
+            if place < ANCHORS:
+                search.anchors[place] = search.anchors[place - 1]
+            place -= 1
+        if place < ANCHORS:
+            search.anchors[place] = f
+            count = min(ANCHORS, count + 1)
+    return count
+
+
+@lean_part
 def pair_up(
     tables: ChoiceTables,
     offers: Offers,
@@ -252,17 +284,27 @@ def pair_up(
 ) -> int:
     """Find pairs to start from: an offer that can serve the hardest type, with the best second; how many."""
     ways, prices = Ways(*desk.ways), Prices(*desk.prices)
-    hard = hardest(offers)
+    anchors = list_anchors(offers, search)
+    for n in range(SCOUTS):
+        if anchors > 0:
+            trial.number[0] = 0
+            take_in(trial, search.anchors[n * anchors // SCOUTS])
+            price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
+            list_short(tables, offers, ways, prices, short, np.inf, False)
+            search.work[LISTED] += 1
+    if anchors > 0:
+        look_at_best(offers, short, POOL)
     count = 0
-    for f in range(offers.number[0]):
-        if offers.wrong[f, hard] > NEARLY or is_spent(search, desk):
-            continue
+    for n in range(anchors):
+        if is_spent(search, desk):
+            break
+        f = search.anchors[n]
         trial.number[0] = 0
         take_in(trial, f)
         # The last of the starts is what there is to beat.
         most = np.inf if count < STARTS else search.start_usd[STARTS - 1]
-        bound = price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
-        found = list_short(tables, offers, ways, prices, short, bound, most)
+        price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
+        found = list_short(tables, offers, ways, prices, short, most, False)
         search.work[LISTED] += 1
         least, second = most, -1
         for place in range(found):
@@ -276,6 +318,42 @@ def pair_up(
         if second >= 0:
             count = keep_start(offers, search, count, f, second, least)
     return count
+
+
+@lean_part
+def deepen(
+    tables: ChoiceTables,
+    offers: Offers,
+    now: Selection,
+    trial: Selection,
+    probe: Selection,
+    best: Selection,
+    search: Search,
+    desk: Desk,
+    short: Shortlist,
+) -> None:
+    """Take two offers in at once, each of the best few firsts with the best seconds."""
+    ways, prices = Ways(*desk.ways), Prices(*desk.prices)
+    price(tables, offers, now, ways, prices, search.usd[GB_USD], np.inf)
+    firsts = list_short(tables, offers, ways, prices, short, np.inf, True)
+    search.work[LISTED] += 1
+    firsts = min(firsts, FIRSTS)
+    for n in range(firsts):
+        search.held[n] = short.held[n]
+    for n in range(firsts):
+        if is_spent(search, desk):
+            break
+        leave_out(now, trial, -1, -1)
+        take_in(trial, search.held[n])
+        price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
+        found = list_short(tables, offers, ways, prices, short, search.usd[LEAST], False)
+        search.work[LISTED] += 1
+        for place in range(found):
+            if short.bounds[place] >= search.usd[LEAST]:
+                break
+            leave_out(trial, probe, -1, -1)
+            take_in(probe, short.held[place])
+            judge(tables, offers, probe, best, search, desk, search.usd[LEAST])
 
 
 @lean_part
@@ -343,14 +421,28 @@ def run(
 ) -> None:
     """Write the best selection found into `best`."""
     list_offers(tables, offers, tiers, np.inf)
+    look_at_all(offers, short)
     now.number[0] = 0
     descend(tables, offers, now, trial, probe, best, search, desk, short)
+    search.usd[2] = search.usd[LEAST]
+    search.work[5] = Prices(*desk.prices).spent[0]
+    search.work[6] = search.work[LISTED]
     starts = pair_up(tables, offers, trial, probe, best, search, desk, short)
+    search.usd[3] = search.usd[LEAST]
+    search.work[7] = Prices(*desk.prices).spent[0]
+    search.work[8] = search.work[LISTED]
+    for n in range(starts):
+        now.number[0] = 0
+        take_in(now, search.starts[n, 0])
+        deepen(tables, offers, now, trial, probe, best, search, desk, short)
     for n in range(starts):
         now.number[0] = 0
         take_in(now, search.starts[n, 0])
         take_in(now, search.starts[n, 1])
         descend(tables, offers, now, trial, probe, best, search, desk, short)
+    search.usd[4] = search.usd[LEAST]
+    search.work[9] = Prices(*desk.prices).spent[0]
+    search.work[10] = search.work[LISTED]
     for _ in range(KICKS):
         if is_spent(search, desk):
             break
