@@ -20,7 +20,7 @@ from atoll.solve.choice.ways import COUNT, GB, GB_USD, MEMBERS, RENT, Ways, gb_l
 
 import os
 STEEP = float(os.environ.get("STEEP","0.5"))
-TRIES = int(os.environ.get("TRIES","8"))
+TRIES = int(os.environ.get("TRIES","14"))
 """Offers on a shortlist."""
 _LEAST_GAIN = 1e-9
 SCARCE = float(os.environ.get("SCARCE", "0.05"))
@@ -250,6 +250,14 @@ def has_pair(offers: Offers, ways: Ways, g: int) -> bool:
 
 
 @lean_part
+def alike(offers: Offers, f: int, g: int, hopeful: bool) -> bool:
+    """Say whether one of two offers is enough on a list: those of a pair, or of a model and a rent per pair."""
+    if hopeful:
+        return offers.model[f] == offers.model[g] and offers.config[f] == offers.config[g]
+    return offers.pair[f] == offers.pair[g]
+
+
+@lean_part
 def list_short(
     tables: ChoiceTables,
     offers: Offers,
@@ -258,10 +266,12 @@ def list_short(
     short: Shortlist,
     most: float,
     hopeful: bool,
+    scouting: bool,
 ) -> int:
     """List offers with the least bounds below `most`, the best first; return how many.
 
-    The members have been priced. Of each pair one offer is listed.
+    The members have been priced. Of each pair one offer is listed, or
+    `hopeful` of each model. `scouting`, the bounds of all are noted.
     """
     usd = calm(tables, offers, ways, prices, short, STEEP, hopeful)
     storage = prepare(tables, offers, ways, prices, short)
@@ -288,7 +298,10 @@ def list_short(
         if cost - short.rest[0] >= most or has_pair(offers, ways, g):
             continue
         prices.spent[0] += prices.key.shape[0]
-        need = cost - most
+        level = most
+        if found == TRIES and not scouting:
+            level = min(level, bounds[TRIES - 1])
+        need = cost - level
         gain, full, stored = gain_of(
             tables, offers, ways, prices, short, g, storage, 0.0, need
         )
@@ -299,29 +312,30 @@ def list_short(
             if more > gain:
                 gain, stored = more, less
         value = cost - gain
+        # It is no bound any more with this, but says what is likely.
+        likely = value
         if not hopeful:
-            value += scarce * max(0.0, stored - gb_limit(tables, rent, gb_usd, left))
-            short.merit[g] = min(short.merit[g], value)
-        if value >= most:
+            likely += scarce * max(0.0, stored - gb_limit(tables, rent, gb_usd, left))
+        if scouting:
+            short.merit[g] = min(short.merit[g], likely)
+        if value >= level or (found == TRIES and likely >= bounds[TRIES - 1]):
             continue
         place = 0
-        while place < found and offers.pair[held[place]] != offers.pair[g]:
+        while place < found and not alike(offers, held[place], g, hopeful):
             place += 1
         if place < found:
-            if value >= bounds[place]:
+            if likely >= bounds[place]:
                 continue
         elif found < TRIES:
             found += 1
         else:
             place = TRIES - 1
-        while place > 0 and bounds[place - 1] > value:
+        while place > 0 and bounds[place - 1] > likely:
             bounds[place] = bounds[place - 1]
             held[place] = held[place - 1]
             place -= 1
-        bounds[place] = value
+        bounds[place] = likely
         held[place] = g
-        if found == TRIES:
-            most = bounds[TRIES - 1]
     return found
 
 

@@ -46,18 +46,22 @@ EFFORT = 1_000_000
 """Ways and offers that may be looked at."""
 NEARLY = 1.1
 """An error over the limit by so much may do: the rest stays unserved."""
-ANCHORS = 40
+ANCHORS = 64
 """Offers that can serve the hardest type, from which pairs are made."""
 SCOUTS = 4
 """Of these, how many are tried with all offers."""
 POOL = 160
 """Offers that are looked at afterwards."""
-FIRSTS = 8
+FIRSTS = 12
 """Offers to which a second is sought."""
-STARTS = 6
+SECONDS = 6
+"""Offers that are routed with each of those that can serve the hardest type."""
+STARTS = 5
 """Pairs from which steps start."""
 KICKS = int(__import__("os").environ.get("KICKS","40"))
 """Times that members of the best answer are left out."""
+ENOUGH = 2.0
+"""Prices are not sought beyond so many times the least cost: they are calmed anyway."""
 _GAIN = 1e-7
 """USD that a step must save."""
 # Slots of `Search.usd`.
@@ -83,11 +87,12 @@ class Search(NamedTuple):
     """What they cost, the least first."""
     anchors: Ints
     """Offers that can serve the hardest type."""
+    knobs: Ints
 
 
 SEARCH_TYPE = (
     "Tuple((float64[::1], int64[::1], int64[::1], float64[::1], int64[:, ::1], float64[::1],"
-    " int64[::1]))"
+    " int64[::1], int64[::1]))"
 )
 TRACE: list[Any] = []
 
@@ -101,7 +106,7 @@ def exchange(problem: ChoiceProblem, seed: int = 0, *, effort: int = EFFORT) -> 
         np.array([problem.horizon_h * problem.storage_usd, np.inf, 0.0, 0.0, 0.0]),
         np.array([seed, effort, 0, 0, 0, 0, 0, 0,0,0,0], np.int64),
         np.zeros(TRIES, np.int64), np.zeros(TRIES),
-        np.zeros((STARTS, 2), np.int64), np.zeros(STARTS), np.zeros(ANCHORS, np.int64),
+        np.zeros((50, 2), np.int64), np.zeros(50), np.zeros(200, np.int64), np.array([SCOUTS,POOL,FIRSTS,STARTS,ANCHORS,KICKS]),
     )  # fmt: skip
     best, now, trial, probe = (selection_of(types) for _ in range(4))
     _exchange(
@@ -167,6 +172,12 @@ def judge(
 
 
 @lean_part
+def enough(search: Search) -> float:
+    """Return the bound at which prices of a selection to which an offer is sought are high enough."""
+    return ENOUGH * search.usd[LEAST]
+
+
+@lean_part
 def step(
     tables: ChoiceTables,
     offers: Offers,
@@ -183,12 +194,12 @@ def step(
     """Leave out a member (-1: none), take in one offer or none, whatever is best, if that saves."""
     ways, prices = Ways(*desk.ways), Prices(*desk.prices)
     leave_out(now, trial, one, -1)
-    bound = price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
+    bound = price(tables, offers, trial, ways, prices, search.usd[GB_USD], enough(search))
     least = usd - _GAIN
     found = 0
     if trial.number[0] < MOST:
         search.work[LISTED] += 1
-        found = list_short(tables, offers, ways, prices, short, least, False)
+        found = list_short(tables, offers, ways, prices, short, least, False, False)
     if one >= 0 and bound < least:
         duplicate(trial, probe)
         value = judge(tables, offers, probe, best, search, desk, least)
@@ -196,8 +207,6 @@ def step(
             duplicate(probe, now)
             least = value
     for place in range(found):
-        if short.bounds[place] >= least:
-            break
         leave_out(trial, probe, -1, -1)
         take_in(probe, short.held[place])
         value = judge(tables, offers, probe, best, search, desk, least)
@@ -253,21 +262,21 @@ def hardest(offers: Offers) -> int:
 
 
 @lean_part
-def list_anchors(offers: Offers, search: Search) -> int:
-    """List offers that can serve the hardest type, those of the least rent first; return how many."""
+def list_anchors(offers: Offers, search: Search, short: Shortlist) -> int:
+    """List offers that can serve the hardest type, those of most merit first; return how many."""
     hard = hardest(offers)
     count = 0
     for f in range(offers.number[0]):
         if offers.wrong[f, hard] > NEARLY or offers.load[f, hard] > NEARLY:
             continue
         place = count
-        while place > 0 and offers.rent[search.anchors[place - 1]] > offers.rent[f]:
-            if place < ANCHORS:
+        while place > 0 and short.merit[search.anchors[place - 1]] > short.merit[f]:
+            if place < search.knobs[4]:
                 search.anchors[place] = search.anchors[place - 1]
             place -= 1
-        if place < ANCHORS:
+        if place < search.knobs[4]:
             search.anchors[place] = f
-            count = min(ANCHORS, count + 1)
+            count = min(search.knobs[4], count + 1)
     return count
 
 
@@ -284,16 +293,20 @@ def pair_up(
 ) -> int:
     """Find pairs to start from: an offer that can serve the hardest type, with the best second; how many."""
     ways, prices = Ways(*desk.ways), Prices(*desk.prices)
-    anchors = list_anchors(offers, search)
-    for n in range(SCOUTS):
+    trial.number[0] = 0
+    price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
+    list_short(tables, offers, ways, prices, short, np.inf, True, True)
+    anchors = list_anchors(offers, search, short)
+    look_at_all(offers, short)
+    for n in range(search.knobs[0]):
         if anchors > 0:
             trial.number[0] = 0
-            take_in(trial, search.anchors[n * anchors // SCOUTS])
-            price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
-            list_short(tables, offers, ways, prices, short, np.inf, False)
+            take_in(trial, search.anchors[n * anchors // search.knobs[0]])
+            price(tables, offers, trial, ways, prices, search.usd[GB_USD], enough(search))
+            list_short(tables, offers, ways, prices, short, np.inf, False, True)
             search.work[LISTED] += 1
     if anchors > 0:
-        look_at_best(offers, short, POOL)
+        look_at_best(offers, short, search.knobs[1])
     count = 0
     for n in range(anchors):
         if is_spent(search, desk):
@@ -302,14 +315,12 @@ def pair_up(
         trial.number[0] = 0
         take_in(trial, f)
         # The last of the starts is what there is to beat.
-        most = np.inf if count < STARTS else search.start_usd[STARTS - 1]
-        price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
-        found = list_short(tables, offers, ways, prices, short, most, False)
+        most = np.inf if count < search.knobs[3] else search.start_usd[search.knobs[3] - 1]
+        price(tables, offers, trial, ways, prices, search.usd[GB_USD], enough(search))
+        found = list_short(tables, offers, ways, prices, short, most, False, False)
         search.work[LISTED] += 1
         least, second = most, -1
-        for place in range(found):
-            if short.bounds[place] >= least:
-                break
+        for place in range(min(found, SECONDS)):
             leave_out(trial, probe, -1, -1)
             take_in(probe, short.held[place])
             usd = judge(tables, offers, probe, best, search, desk, least)
@@ -334,10 +345,10 @@ def deepen(
 ) -> None:
     """Take two offers in at once, each of the best few firsts with the best seconds."""
     ways, prices = Ways(*desk.ways), Prices(*desk.prices)
-    price(tables, offers, now, ways, prices, search.usd[GB_USD], np.inf)
-    firsts = list_short(tables, offers, ways, prices, short, np.inf, True)
+    price(tables, offers, now, ways, prices, search.usd[GB_USD], enough(search))
+    firsts = list_short(tables, offers, ways, prices, short, np.inf, True, False)
     search.work[LISTED] += 1
-    firsts = min(firsts, FIRSTS)
+    firsts = min(firsts, search.knobs[2])
     for n in range(firsts):
         search.held[n] = short.held[n]
     for n in range(firsts):
@@ -345,12 +356,10 @@ def deepen(
             break
         leave_out(now, trial, -1, -1)
         take_in(trial, search.held[n])
-        price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
-        found = list_short(tables, offers, ways, prices, short, search.usd[LEAST], False)
+        price(tables, offers, trial, ways, prices, search.usd[GB_USD], enough(search))
+        found = list_short(tables, offers, ways, prices, short, search.usd[LEAST], False, False)
         search.work[LISTED] += 1
         for place in range(found):
-            if short.bounds[place] >= search.usd[LEAST]:
-                break
             leave_out(trial, probe, -1, -1)
             take_in(probe, short.held[place])
             judge(tables, offers, probe, best, search, desk, search.usd[LEAST])
@@ -367,10 +376,10 @@ def keep_start(
     if place < count:
         if usd >= search.start_usd[place]:
             return count
-    elif count < STARTS:
+    elif count < search.knobs[3]:
         count += 1
     else:
-        place = STARTS - 1
+        place = search.knobs[3] - 1
         if usd >= search.start_usd[place]:
             return count
     while place > 0 and search.start_usd[place - 1] > usd:
@@ -443,7 +452,7 @@ def run(
     search.usd[4] = search.usd[LEAST]
     search.work[9] = Prices(*desk.prices).spent[0]
     search.work[10] = search.work[LISTED]
-    for _ in range(KICKS):
+    for _ in range(search.knobs[5]):
         if is_spent(search, desk):
             break
         shake(offers, best, now, search)

@@ -122,16 +122,19 @@ def thin(offers: Offers, first: int, last: int) -> int:
     pairs that have as much room as it has: one of them may be full.
     """
     for f in range(first, last):
+        offers.useless[f] = 0
+    for f in range(first, last):
         better = 0
         for g in range(first, last):
-            if g != f and beats(offers, g, f):
+            # Whatever beats a useless one beats those that it beats.
+            if offers.useless[g] == 0 and g != f and beats(offers, g, f):
                 if offers.ample[g]:
                     better = 2
                 elif is_as_large(offers, g, f):
                     better += 2 if offers.pair[g] == offers.pair[f] else 1
                 if better >= 2:
                     break
-        offers.useless[f] = better >= 2
+        offers.useless[f] = 1 if better >= 2 else 0
     kept = first
     for f in range(first, last):
         if not offers.useless[f]:
