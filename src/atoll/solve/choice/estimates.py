@@ -22,7 +22,10 @@ import os
 STEEP = float(os.environ.get("STEEP","0.5"))
 TRIES = int(os.environ.get("TRIES","14"))
 """Offers on a shortlist."""
+# Ways to make a list: as if nothing came after, or something did, and of what one offer is enough.
+PLAIN, BY_MODEL, BY_PAIR = 0, 1, 2
 _LEAST_GAIN = 1e-9
+_OVERFULL = 2.0
 SCARCE = float(os.environ.get("SCARCE", "0.05"))
 """What a GB too much counts as, of what it costs not to serve what it stores."""
 
@@ -80,7 +83,7 @@ def calm(
     prices: Prices,
     short: Shortlist,
     steep: float,
-    hopeful: bool,
+    hopeful: int,
 ) -> float:
     """Lower prices to what they may sensibly be; return the bound that they give, with rent.
 
@@ -119,7 +122,7 @@ def calm(
                 gb += tables.keep_gb[offers.pair[ways.members[a]]]
                 gb += ways.share[way, side] * tables.data_gb[i]
         short.gb[i] = gb
-        if hopeful:
+        if hopeful > 0:
             least = min(least, short.fair[i])
         prices.type_usd[i] = least
         bound += least
@@ -160,6 +163,42 @@ def prepare(
         i = short.order[place]
         short.rest[place] = short.rest[place + 1] + max(0.0, prices.type_usd[i] - offers.floor[i])
     return storage
+
+
+@lean_part
+def fill(gain: Floats, room: Floats, count: int, total: float, taken: float) -> float:
+    """Return the most that can be gained in a room of 1, where all together need `taken` for `total`."""
+    if taken > _OVERFULL:
+        # Few fit: take the best ones.
+        left, total = 1.0, 0.0
+        while left > 0.0 and count > 0:
+            best = 0
+            for n in range(1, count):
+                if gain[n] * room[best] > gain[best] * room[n]:
+                    best = n
+            part = 1.0 if room[best] <= left else left / room[best]
+            total += part * gain[best]
+            left -= part * room[best]
+            if part < 1.0:
+                break
+            count -= 1
+            gain[best] = gain[count]
+            room[best] = room[count]
+        return total
+    while taken > 1.0:
+        worst = 0
+        for n in range(1, count):
+            if gain[n] * room[worst] < gain[worst] * room[n]:
+                worst = n
+        lost = min(1.0, (taken - 1.0) / room[worst])
+        total -= lost * gain[worst]
+        taken -= lost * room[worst]
+        count -= 1
+        gain[worst] = gain[count]
+        room[worst] = room[count]
+        if lost < 1.0:
+            break
+    return total
 
 
 @lean_part
@@ -224,19 +263,8 @@ def gain_of(
         else:
             stored += short.gb[i]
     full = taken > 1.0
-    while taken > 1.0 and total > need:
-        worst = 0
-        for n in range(1, gaining):
-            if gain[n] * room[worst] < gain[worst] * room[n]:
-                worst = n
-        lost = min(1.0, (taken - 1.0) / room[worst])
-        total -= lost * gain[worst]
-        taken -= lost * room[worst]
-        gaining -= 1
-        gain[worst] = gain[gaining]
-        room[worst] = room[gaining]
-        if lost < 1.0:
-            break
+    if full and total > need:
+        total = fill(gain, room, gaining, total, taken)
     return total, full, stored
 
 
@@ -250,9 +278,9 @@ def has_pair(offers: Offers, ways: Ways, g: int) -> bool:
 
 
 @lean_part
-def alike(offers: Offers, f: int, g: int, hopeful: bool) -> bool:
-    """Say whether one of two offers is enough on a list: those of a pair, or of a model and a rent per pair."""
-    if hopeful:
+def alike(offers: Offers, f: int, g: int, hopeful: int) -> bool:
+    """Say whether one of two offers is enough on a list: those of a pair, or of a model in a configuration."""
+    if hopeful == BY_MODEL:
         return offers.model[f] == offers.model[g] and offers.config[f] == offers.config[g]
     return offers.pair[f] == offers.pair[g]
 
@@ -265,7 +293,7 @@ def list_short(
     prices: Prices,
     short: Shortlist,
     most: float,
-    hopeful: bool,
+    hopeful: int,
     scouting: bool,
 ) -> int:
     """List offers with the least bounds below `most`, the best first; return how many.
@@ -314,7 +342,7 @@ def list_short(
         value = cost - gain
         # It is no bound any more with this, but says what is likely.
         likely = value
-        if not hopeful:
+        if hopeful == 0:
             likely += scarce * max(0.0, stored - gb_limit(tables, rent, gb_usd, left))
         if scouting:
             short.merit[g] = min(short.merit[g], likely)
@@ -364,7 +392,7 @@ def look_at_best(offers: Offers, short: Shortlist, most: int) -> None:
     low, high = np.inf, -np.inf
     for n in range(short.number[0]):
         merit = short.merit[short.pool[n]]
-        if merit < np.inf:
+        if abs(merit) < np.inf:
             low, high = min(low, merit), max(high, merit)
     for _ in range(40):
         middle = 0.5 * (low + high)

@@ -15,6 +15,9 @@ import numpy as np
 
 from atoll.core.compiling import entry, lean_part
 from atoll.solve.choice.estimates import (
+    BY_MODEL,
+    BY_PAIR,
+    PLAIN,
     SHORTLIST_TYPE,
     TRIES,
     Shortlist,
@@ -48,15 +51,15 @@ NEARLY = 1.1
 """An error over the limit by so much may do: the rest stays unserved."""
 ANCHORS = 64
 """Offers that can serve the hardest type, from which pairs are made."""
-SCOUTS = 4
+SCOUTS = 3
 """Of these, how many are tried with all offers."""
-POOL = 160
+POOL = 120
 """Offers that are looked at afterwards."""
 FIRSTS = 12
 """Offers to which a second is sought."""
 SECONDS = 6
 """Offers that are routed with each of those that can serve the hardest type."""
-STARTS = 5
+STARTS = 4
 """Pairs from which steps start."""
 KICKS = int(__import__("os").environ.get("KICKS","40"))
 """Times that members of the best answer are left out."""
@@ -199,7 +202,7 @@ def step(
     found = 0
     if trial.number[0] < MOST:
         search.work[LISTED] += 1
-        found = list_short(tables, offers, ways, prices, short, least, False, False)
+        found = list_short(tables, offers, ways, prices, short, least, PLAIN, False)
     if one >= 0 and bound < least:
         duplicate(trial, probe)
         value = judge(tables, offers, probe, best, search, desk, least)
@@ -281,6 +284,41 @@ def list_anchors(offers: Offers, search: Search, short: Shortlist) -> int:
 
 
 @lean_part
+def scout(
+    tables: ChoiceTables,
+    offers: Offers,
+    trial: Selection,
+    search: Search,
+    desk: Desk,
+    short: Shortlist,
+) -> int:
+    """List anchors, and narrow the offers that are looked at; return how many anchors there are.
+
+    These are offers that can serve the hardest type. A few of them show which other offers are worth a look.
+    """
+    ways, prices = Ways(*desk.ways), Prices(*desk.prices)
+    look_at_all(offers, short)
+    trial.number[0] = 0
+    price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
+    list_short(tables, offers, ways, prices, short, np.inf, BY_MODEL, True)
+    anchors = list_anchors(offers, search, short)
+    for g in range(offers.number[0]):
+        short.merit[g] = np.inf
+    for n in range(search.knobs[0]):
+        if anchors > 0:
+            trial.number[0] = 0
+            take_in(trial, search.anchors[n * anchors // search.knobs[0]])
+            price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
+            list_short(tables, offers, ways, prices, short, np.inf, PLAIN, True)
+            search.work[LISTED] += 1
+    if anchors > 0:
+        for n in range(anchors):
+            short.merit[search.anchors[n]] = -np.inf
+        look_at_best(offers, short, anchors + search.knobs[1])
+    return anchors
+
+
+@lean_part
 def pair_up(
     tables: ChoiceTables,
     offers: Offers,
@@ -290,23 +328,10 @@ def pair_up(
     search: Search,
     desk: Desk,
     short: Shortlist,
+    anchors: int,
 ) -> int:
-    """Find pairs to start from: an offer that can serve the hardest type, with the best second; how many."""
+    """Find pairs to start from: an anchor with the best second offer; return how many."""
     ways, prices = Ways(*desk.ways), Prices(*desk.prices)
-    trial.number[0] = 0
-    price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
-    list_short(tables, offers, ways, prices, short, np.inf, True, True)
-    anchors = list_anchors(offers, search, short)
-    look_at_all(offers, short)
-    for n in range(search.knobs[0]):
-        if anchors > 0:
-            trial.number[0] = 0
-            take_in(trial, search.anchors[n * anchors // search.knobs[0]])
-            price(tables, offers, trial, ways, prices, search.usd[GB_USD], enough(search))
-            list_short(tables, offers, ways, prices, short, np.inf, False, True)
-            search.work[LISTED] += 1
-    if anchors > 0:
-        look_at_best(offers, short, search.knobs[1])
     count = 0
     for n in range(anchors):
         if is_spent(search, desk):
@@ -317,7 +342,7 @@ def pair_up(
         # The last of the starts is what there is to beat.
         most = np.inf if count < search.knobs[3] else search.start_usd[search.knobs[3] - 1]
         price(tables, offers, trial, ways, prices, search.usd[GB_USD], enough(search))
-        found = list_short(tables, offers, ways, prices, short, most, False, False)
+        found = list_short(tables, offers, ways, prices, short, most, PLAIN, False)
         search.work[LISTED] += 1
         least, second = most, -1
         for place in range(min(found, SECONDS)):
@@ -342,11 +367,12 @@ def deepen(
     search: Search,
     desk: Desk,
     short: Shortlist,
+    hopeful: int,
 ) -> None:
     """Take two offers in at once, each of the best few firsts with the best seconds."""
     ways, prices = Ways(*desk.ways), Prices(*desk.prices)
     price(tables, offers, now, ways, prices, search.usd[GB_USD], enough(search))
-    firsts = list_short(tables, offers, ways, prices, short, np.inf, True, False)
+    firsts = list_short(tables, offers, ways, prices, short, np.inf, hopeful, False)
     search.work[LISTED] += 1
     firsts = min(firsts, search.knobs[2])
     for n in range(firsts):
@@ -357,7 +383,7 @@ def deepen(
         leave_out(now, trial, -1, -1)
         take_in(trial, search.held[n])
         price(tables, offers, trial, ways, prices, search.usd[GB_USD], enough(search))
-        found = list_short(tables, offers, ways, prices, short, search.usd[LEAST], False, False)
+        found = list_short(tables, offers, ways, prices, short, search.usd[LEAST], PLAIN, False)
         search.work[LISTED] += 1
         for place in range(found):
             leave_out(trial, probe, -1, -1)
@@ -430,33 +456,41 @@ def run(
 ) -> None:
     """Write the best selection found into `best`."""
     list_offers(tables, offers, tiers, np.inf)
-    look_at_all(offers, short)
+    anchors = scout(tables, offers, trial, search, desk, short)
     now.number[0] = 0
     descend(tables, offers, now, trial, probe, best, search, desk, short)
     search.usd[2] = search.usd[LEAST]
     search.work[5] = Prices(*desk.prices).spent[0]
     search.work[6] = search.work[LISTED]
-    starts = pair_up(tables, offers, trial, probe, best, search, desk, short)
+    starts = pair_up(tables, offers, trial, probe, best, search, desk, short, anchors)
     search.usd[3] = search.usd[LEAST]
     search.work[7] = Prices(*desk.prices).spent[0]
     search.work[8] = search.work[LISTED]
-    for n in range(starts):
-        now.number[0] = 0
-        take_in(now, search.starts[n, 0])
-        deepen(tables, offers, now, trial, probe, best, search, desk, short)
-    for n in range(starts):
-        now.number[0] = 0
-        take_in(now, search.starts[n, 0])
-        take_in(now, search.starts[n, 1])
+    for hopeful in (BY_MODEL, BY_PAIR):
+        for n in range(starts):
+            now.number[0] = 0
+            take_in(now, search.starts[n, 0])
+            deepen(tables, offers, now, trial, probe, best, search, desk, short, hopeful)
+        duplicate(best, now)
         descend(tables, offers, now, trial, probe, best, search, desk, short)
+        if hopeful == BY_MODEL:
+            for n in range(starts):
+                now.number[0] = 0
+                take_in(now, search.starts[n, 0])
+                take_in(now, search.starts[n, 1])
+                descend(tables, offers, now, trial, probe, best, search, desk, short)
     search.usd[4] = search.usd[LEAST]
     search.work[9] = Prices(*desk.prices).spent[0]
     search.work[10] = search.work[LISTED]
-    for _ in range(search.knobs[5]):
+    for kick in range(search.knobs[5]):
         if is_spent(search, desk):
             break
-        shake(offers, best, now, search)
-        descend(tables, offers, now, trial, probe, best, search, desk, short)
+        if kick % 2 == 0:
+            leave_out(best, now, draw(search, max(1, best.number[0])), -1)
+            deepen(tables, offers, now, trial, probe, best, search, desk, short, BY_PAIR)
+        else:
+            shake(offers, best, now, search)
+            descend(tables, offers, now, trial, probe, best, search, desk, short)
 
 
 @lean_part

@@ -16,7 +16,7 @@ from atoll.core.compiling import lean_part
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import BUDGET, ChoiceTables
 
-MOST = 16
+MOST = 8
 """Pairs that may be active at once."""
 _ENDLESS = 1e9
 

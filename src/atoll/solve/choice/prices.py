@@ -40,10 +40,10 @@ class Prices(NamedTuple):
     """limit[r]."""
     usd: Floats
     """usd[r]: what the whole of a row is worth."""
-    left: Floats
-    """left[r]: the limit less what keys use. Scratch."""
     column: Floats
     """Scratch."""
+    level: Floats
+    """level[i]: what the way that is key has of the row that leaves. Scratch."""
     type_usd: Floats
     """type_usd[i]: what a type costs at these prices."""
     spent: Ints
@@ -61,7 +61,7 @@ def prices_of(types: int) -> Prices:
     return Prices(
         np.zeros(types, np.int64), np.zeros(ROWS, np.int64), np.zeros(ROWS, np.int64),
         np.zeros(ROWS), np.zeros((ROWS, ROWS)), np.zeros(ROWS), np.zeros(ROWS), np.zeros(ROWS),
-        np.zeros(ROWS), np.zeros(types), np.zeros(1, np.int64),
+        np.zeros(types), np.zeros(types), np.zeros(1, np.int64),
     )  # fmt: skip
 
 
@@ -70,17 +70,22 @@ def solve_prices(ways: Ways, prices: Prices, most: float) -> float:
     """Find prices and mixtures within `limit`; return the cost without rent, or a bound that is over `most`."""
     types, rows = prices.key.shape[0], ways.size[COUNT]
     begin(ways, prices, types, rows)
+    usd = 0.0
+    for i in range(types):
+        usd += prices.type_usd[i]
     for _ in range(_MOST * (rows + types)):
-        prices.spent[0] += ways.first[types]
-        refresh(ways, prices, types, rows)
-        usd = bound(ways, prices, types, rows)
         if usd >= most:
             return usd
-        leave = find_leaving(ways, prices, types, rows)
+        leave = find_leaving(prices, rows)
         if leave < 0:
             return usd
-        if not pivot(ways, prices, types, rows, leave):
+        prices.spent[0] += ways.first[types]
+        below = prices.value[leave]
+        rise = pivot(ways, prices, types, rows, leave)
+        if rise < 0.0:
             return usd
+        # What is too much of a row, times what a unit of it has become dearer.
+        usd -= below * rise
     return np.inf
 
 
@@ -93,51 +98,21 @@ def begin(ways: Ways, prices: Prices, types: int, rows: int) -> None:
             if ways.cost[w] < ways.cost[best]:
                 best = w
         prices.key[i] = best
+        prices.type_usd[i] = ways.cost[best]
     for r in range(rows):
         prices.basic[r] = -1 - r
         prices.owner[r] = -1
+        prices.usd[r] = 0.0
+        left = prices.limit[r]
+        for i in range(types):
+            left -= ways.use[prices.key[i], r]
+        prices.value[r] = left
         for q in range(rows):
             prices.inverse[r, q] = 1.0 if q == r else 0.0
 
 
 @lean_part
-def refresh(ways: Ways, prices: Prices, types: int, rows: int) -> None:
-    """Compute values, and the worth of rows."""
-    for r in range(rows):
-        left = prices.limit[r]
-        for i in range(types):
-            left -= ways.use[prices.key[i], r]
-        prices.left[r] = left
-        prices.usd[r] = 0.0
-    for r in range(rows):
-        value = 0.0
-        for q in range(rows):
-            value += prices.inverse[r, q] * prices.left[q]
-        prices.value[r] = value
-        i = prices.owner[r]
-        if i >= 0:
-            more = ways.cost[prices.basic[r]] - ways.cost[prices.key[i]]
-            for q in range(rows):
-                prices.usd[q] -= more * prices.inverse[r, q]
-
-
-@lean_part
-def bound(ways: Ways, prices: Prices, types: int, rows: int) -> float:
-    """Return the cost of the basis: no mixture within the limits costs less."""
-    usd = 0.0
-    for i in range(types):
-        cost = ways.cost[prices.key[i]]
-        for r in range(rows):
-            cost += prices.usd[r] * ways.use[prices.key[i], r]
-        prices.type_usd[i] = cost
-        usd += cost
-    for r in range(rows):
-        usd -= prices.usd[r] * prices.limit[r]
-    return usd
-
-
-@lean_part
-def find_leaving(ways: Ways, prices: Prices, types: int, rows: int) -> int:
+def find_leaving(prices: Prices, rows: int) -> int:
     """Return where what is basic is most below 0, -1 if nowhere. A key below 0 is replaced first."""
     leave, least = -1, -_ZERO
     for r in range(rows):
@@ -157,6 +132,7 @@ def find_leaving(ways: Ways, prices: Prices, types: int, rows: int) -> int:
     if worst < 0:
         return leave
     change_key(prices, rows, worst)
+    prices.value[worst] = least
     return worst
 
 
@@ -174,8 +150,8 @@ def change_key(prices: Prices, rows: int, r: int) -> None:
 
 
 @lean_part
-def pivot(ways: Ways, prices: Prices, types: int, rows: int, leave: int) -> bool:
-    """Let the cheapest way or slack become basic in a row; False where none can."""
+def pivot(ways: Ways, prices: Prices, types: int, rows: int, leave: int) -> float:
+    """Let the cheapest way or slack become basic in a row; return the rise in price, below 0 if none can."""
     inverse, usd, use, cost = prices.inverse, prices.usd, ways.use, ways.cost
     enter, owner, least, steep = -1 - rows, -1, np.inf, 0.0
     for r in range(rows):
@@ -190,6 +166,7 @@ def pivot(ways: Ways, prices: Prices, types: int, rows: int, leave: int) -> bool
         level = 0.0
         for r in range(rows):
             level += inverse[leave, r] * use[key, r]
+        prices.level[i] = level
         for w in range(ways.first[i], ways.first[i + 1]):
             alpha, rise = -level, cost[w] - base
             for r in range(rows):
@@ -200,7 +177,11 @@ def pivot(ways: Ways, prices: Prices, types: int, rows: int, leave: int) -> bool
                 if ratio < least or (ratio == least and alpha < steep):
                     enter, owner, least, steep = w, i, ratio, alpha
     if least == np.inf:
-        return False
+        return -1.0
+    for r in range(rows):
+        usd[r] += least * inverse[leave, r]
+    for i in range(types):
+        prices.type_usd[i] += least * prices.level[i]
     for r in range(rows):
         total = 0.0
         if owner < 0:
@@ -211,13 +192,17 @@ def pivot(ways: Ways, prices: Prices, types: int, rows: int, leave: int) -> bool
                 total += inverse[r, q] * (use[enter, q] - use[key, q])
         prices.column[r] = total
     by = 1.0 / prices.column[leave]
+    step = prices.value[leave] * by
     for q in range(rows):
         inverse[leave, q] *= by
     for r in range(rows):
         factor = prices.column[r]
-        if r != leave and factor != 0.0:
+        if r == leave:
+            prices.value[r] = step
+        elif factor != 0.0:
+            prices.value[r] -= factor * step
             for q in range(rows):
                 inverse[r, q] -= factor * inverse[leave, q]
     prices.basic[leave] = enter
     prices.owner[leave] = owner
-    return True
+    return least
