@@ -18,15 +18,15 @@ from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import BUDGET, STORAGE, ChoiceTables
 from atoll.solve.choice.ways import COUNT, GB, GB_USD, MEMBERS, RENT, Ways, gb_limit, span
 
-import os
-STEEP = float(os.environ.get("STEEP","0.5"))
-TRIES = int(os.environ.get("TRIES","14"))
+STEEP = 0.5
+"""What FLOP/s and memory of an offer are worth, of its rent."""
+TRIES = 14
 """Offers on a shortlist."""
 # Ways to make a list: as if nothing came after, or something did, and of what one offer is enough.
 PLAIN, BY_MODEL, BY_PAIR = 0, 1, 2
 _LEAST_GAIN = 1e-9
 _OVERFULL = 2.0
-SCARCE = float(os.environ.get("SCARCE", "0.05"))
+SCARCE = 0.05
 """What a GB too much counts as, of what it costs not to serve what it stores."""
 
 
@@ -71,12 +71,13 @@ def shortlist_of(types: int, offers: int) -> Shortlist:
     return Shortlist(
         np.zeros(TRIES), np.zeros(TRIES, np.int64), np.zeros(types, np.int64), np.zeros(types + 1),
         np.zeros((types, MOST)), np.zeros(types), np.zeros(types), np.zeros(types),
-        np.zeros(types), np.zeros(types), np.zeros(1, np.int64), np.zeros(offers, np.int64), np.full(offers, np.inf),
+        np.zeros(types), np.zeros(types), np.zeros(1, np.int64),
+        np.zeros(offers, np.int64), np.full(offers, np.inf),
     )  # fmt: skip
 
 
 @lean_part
-def calm(
+def calm(  # noqa: C901  (rows, then types)
     tables: ChoiceTables,
     offers: Offers,
     ways: Ways,
@@ -88,8 +89,8 @@ def calm(
     """Lower prices to what they may sensibly be; return the bound that they give, with rent.
 
     Where types stay unserved, prices are beyond reason, and bounds for one more offer far too low. FLOP/s and
-    memory of a member are worth about its rent: that is what more of them costs. `hopeful`, no type costs more
-    than what its part of the rent of some other offer comes to.
+    memory of a member are worth about its rent: that is what more of them costs. `hopeful`, no type costs
+    more than what its part of the rent of some other offer comes to.
     """
     types = prices.key.shape[0]
     rows = ways.size[COUNT]
@@ -279,14 +280,14 @@ def has_pair(offers: Offers, ways: Ways, g: int) -> bool:
 
 @lean_part
 def alike(offers: Offers, f: int, g: int, hopeful: int) -> bool:
-    """Say whether one of two offers is enough on a list: those of a pair, or of a model in a configuration."""
+    """Say whether one of two offers is enough on a list: of a pair, or of a model in a configuration."""
     if hopeful == BY_MODEL:
         return offers.model[f] == offers.model[g] and offers.config[f] == offers.config[g]
     return offers.pair[f] == offers.pair[g]
 
 
 @lean_part
-def list_short(
+def list_short(  # noqa: C901  (one loop, split it would be slower)
     tables: ChoiceTables,
     offers: Offers,
     ways: Ways,
@@ -325,15 +326,14 @@ def list_short(
             cost += storage * (rent - max(0.0, spare)) / gb_usd
         if cost - short.rest[0] >= most or has_pair(offers, ways, g):
             continue
-        prices.spent[0] += prices.key.shape[0]
+        prices.spent[0] += types
         level = most
         if found == TRIES and not scouting:
             level = min(level, bounds[TRIES - 1])
         need = cost - level
-        gain, full, stored = gain_of(
-            tables, offers, ways, prices, short, g, storage, 0.0, need
-        )
+        gain, full, stored = gain_of(tables, offers, ways, prices, short, g, storage, 0.0, need)
         if full:
+            prices.spent[0] += types
             more, _, less = gain_of(
                 tables, offers, ways, prices, short, g, storage, STEEP * rent, need
             )
@@ -384,7 +384,7 @@ def look_at_all(offers: Offers, short: Shortlist) -> None:
 
 
 @lean_part
-def look_at_best(offers: Offers, short: Shortlist, most: int) -> None:
+def look_at_best(short: Shortlist, most: int) -> None:
     """Look only at those offers that had the least bounds, up to so many."""
     if most >= short.number[0]:
         return

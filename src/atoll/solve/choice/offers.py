@@ -174,8 +174,10 @@ def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: floa
     for p in range(pairs):
         of_pair = count
         for c in range(configs):
-            if tables.room[p, c] >= 0.0 and tables.rent[p, c] <= min(
-                tables.limits[BUDGET], most_usd
+            if (
+                tables.room[p, c] >= 0.0
+                and tables.rent[p, c] <= min(tables.limits[BUDGET], most_usd)
+                and not is_slower(tables, p, c)
             ):
                 write_offer(tables, offers, count, p, c)
                 offers.model[count] = p // tiers
@@ -190,6 +192,24 @@ def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: floa
     for i in range(types):
         least += floor[i]
     keep_cheap(offers, most_usd - least)
+
+
+@lean_part
+def is_slower(tables: ChoiceTables, p: int, c: int) -> bool:
+    """Say whether a configuration of as many GPUs is as fast for every type."""
+    types, _, configs = tables.delay.shape
+    for d in range(configs):
+        if d == c or tables.gpus[d] != tables.gpus[c] or not tables.rent[p, d] < np.inf:
+            continue
+        slower, equal = True, True
+        for i in range(types):
+            if tables.delay[i, p, d] > tables.delay[i, p, c]:
+                slower = False
+                break
+            equal = equal and tables.delay[i, p, d] == tables.delay[i, p, c]
+        if slower and (not equal or d < c):
+            return True
+    return False
 
 
 @lean_part

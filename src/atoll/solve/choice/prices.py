@@ -1,4 +1,4 @@
-"""What types share is given a price: one way or a mixture of ways per type, by the dual simplex method (numba).
+"""Prices of what types share, and a mixture of ways for each type, by the dual simplex method (numba).
 
     minimise sum cost_w m_w   with  sum_w m_w = 1 for each type,  sum_w use_wr m_w <= limit_r for each row
 
@@ -67,7 +67,7 @@ def prices_of(types: int) -> Prices:
 
 @lean_part
 def solve_prices(ways: Ways, prices: Prices, most: float) -> float:
-    """Find prices and mixtures within `limit`; return the cost without rent, or a bound that is over `most`."""
+    """Find prices and mixtures within `limit`; return the cost without rent, or a bound over `most`."""
     types, rows = prices.key.shape[0], ways.size[COUNT]
     begin(ways, prices, types, rows)
     usd = 0.0
@@ -150,7 +150,9 @@ def change_key(prices: Prices, rows: int, r: int) -> None:
 
 
 @lean_part
-def pivot(ways: Ways, prices: Prices, types: int, rows: int, leave: int) -> float:
+def pivot(  # noqa: C901  (who enters, then the exchange)
+    ways: Ways, prices: Prices, types: int, rows: int, leave: int
+) -> float:
     """Let the cheapest way or slack become basic in a row; return the rise in price, below 0 if none can."""
     inverse, usd, use, cost = prices.inverse, prices.usd, ways.use, ways.cost
     enter, owner, least, steep = -1 - rows, -1, np.inf, 0.0

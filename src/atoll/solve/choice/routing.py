@@ -197,6 +197,8 @@ def settle(
 ) -> float:
     """Write the routing of a selection that has been priced; return its cost, inf where it is over `most`."""
     members = ways.size[MEMBERS]
+    # Before storage is made to fit, which may mix others.
+    count = list_split(ways, prices, desk.split)
     least = fit(tables, offers, ways, prices, desk.share, np.inf)
     copy_shares(desk.share, selection.share, members)
     if not close_routes:
@@ -204,13 +206,11 @@ def settle(
     for turn in range(_CLOSINGS):
         if turn > 0:
             solve_prices(ways, prices, np.inf)
-        count = list_split(ways, prices, desk.split)
+            count = list_split(ways, prices, desk.split)
         closed = False
         for n in range(count):
             i = desk.split[n]
             for a in range(members):
-                if selection.share[i, a] <= 0.0:
-                    continue
                 close(ways, i, a, desk.saved)
                 target = min(least, most)
                 bound = ways.money[RENT] + solve_prices(

@@ -1,4 +1,4 @@
-"""Ways in which a type can be answered by a few chosen offers: the corners of what its promises allow (numba).
+"""Ways in which a type can be answered by a few chosen offers: corners of what its promises allow (numba).
 
 A way sends shares of a type to one offer or to two, and leaves the rest unserved, such that delay and error
 keep their limits. Its cost holds the weights it has to store, whole. Any routing of a type is a mixture of
@@ -26,9 +26,8 @@ _FORBIDDEN = 1e7
 """USD for all of a type unserved beyond what may be."""
 # Slots of `Ways.size`: members, rows, ways.
 MEMBERS, COUNT, NUMBER = 0, 1, 2
-# Slots of `Ways.money`: rent of the members, GB that may be stored, USD of a GB, whether the budget is what
-# limits GB.
-RENT, GB, GB_USD, BY_BUDGET = 0, 1, 2, 3
+# Slots of `Ways.money`: rent of the members, GB that may be stored, USD of a GB.
+RENT, GB, GB_USD = 0, 1, 2
 
 
 class Ways(NamedTuple):
@@ -62,7 +61,7 @@ def ways_of(types: int) -> Ways:
     """Return memory for the ways of so many types."""
     most = types * (1 + MOST * MOST)
     return Ways(
-        np.zeros(3, np.int64), np.zeros(4), np.zeros(MOST, np.int64),
+        np.zeros(3, np.int64), np.zeros(3), np.zeros(MOST, np.int64),
         np.zeros((2, MOST + 1), np.int64), np.zeros(types + 1, np.int64), np.empty(most),
         np.empty((most, 2), np.int64), np.empty((most, 2)), np.empty((most, ROWS)),
     )  # fmt: skip
@@ -217,7 +216,9 @@ def write_parts(
 
 @lean_part
 def gb_limit(tables: ChoiceTables, rent: float, gb_usd: float, budget: float) -> float:
-    """Return the GB that storage and what rent leaves of the budget allow."""
+    """Return the GB that storage and what rent leaves of the budget allow, below 0 if it leaves nothing."""
+    if rent > budget:
+        return -1.0
     gb = tables.limits[STORAGE]
     if gb_usd > 0.0:
         gb = min(gb, (budget - rent) / gb_usd)
