@@ -52,6 +52,7 @@ def test_everything_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whats == [
         "the search for templates",
         "the allocator",
+        "the fast planner",
         "the simulator",
         "the search for placements",
         "the search for placements that last",
