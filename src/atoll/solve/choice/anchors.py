@@ -19,7 +19,7 @@ from atoll.solve.choice.estimates import (
     look_at_best,
 )
 from atoll.solve.choice.offers import Offers
-from atoll.solve.choice.prices import Prices
+from atoll.solve.choice.prices import SharePrices
 from atoll.solve.choice.routing import Desk, Selection, price
 from atoll.solve.choice.steps import (
     ANCHORS,
@@ -33,7 +33,7 @@ from atoll.solve.choice.steps import (
     take_in,
 )
 from atoll.solve.choice.tables import ChoiceTables
-from atoll.solve.choice.ways import Ways
+from atoll.solve.choice.ways import TypeWays
 
 NEARLY = 1.1
 """An error over the limit by so much may do: the rest stays unserved."""
@@ -90,7 +90,7 @@ def scout(
 
     These are offers that can serve the hardest type. A few of them show which other offers are worth a look.
     """
-    ways, prices = Ways(*desk.ways), Prices(*desk.prices)
+    ways, prices = TypeWays(*desk.ways), SharePrices(*desk.prices)
     look_at_all(offers, short)
     trial.number[0] = 0
     price(tables, offers, trial, ways, prices, search.usd[GB_USD], np.inf)
@@ -124,7 +124,7 @@ def pair_up(
     anchors: int,
 ) -> int:
     """Find pairs to start from: an anchor with the best second offer; return how many."""
-    ways, prices = Ways(*desk.ways), Prices(*desk.prices)
+    ways, prices = TypeWays(*desk.ways), SharePrices(*desk.prices)
     count = 0
     for n in range(anchors):
         if is_spent(search, desk):

@@ -13,10 +13,10 @@ import numpy as np
 
 from atoll.core.compiling import lean_part
 from atoll.solve.choice.offers import MOST, Offers
-from atoll.solve.choice.prices import Prices
+from atoll.solve.choice.prices import SharePrices
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import BUDGET, STORAGE, ChoiceTables
-from atoll.solve.choice.ways import COUNT, GB, GB_USD, MEMBERS, RENT, Ways, gb_limit, span
+from atoll.solve.choice.ways import COUNT, GB, GB_USD, MEMBERS, RENT, TypeWays, gb_limit, span
 
 STEEP = 0.5
 """What FLOP/s and memory of an offer are worth, of its rent."""
@@ -80,8 +80,8 @@ def shortlist_of(types: int, offers: int) -> Shortlist:
 def calm(  # noqa: C901  (rows, then types)
     tables: ChoiceTables,
     offers: Offers,
-    ways: Ways,
-    prices: Prices,
+    ways: TypeWays,
+    prices: SharePrices,
     short: Shortlist,
     steep: float,
     hopeful: int,
@@ -127,12 +127,12 @@ def calm(  # noqa: C901  (rows, then types)
             least = min(least, short.fair[i])
         prices.type_usd[i] = least
         bound += least
-    return bound
+    return float(bound)
 
 
 @lean_part
 def prepare(
-    tables: ChoiceTables, offers: Offers, ways: Ways, prices: Prices, short: Shortlist
+    tables: ChoiceTables, offers: Offers, ways: TypeWays, prices: SharePrices, short: Shortlist
 ) -> float:
     """Note prices by type and member, and sort types; return by how much a GB costs more than its price."""
     types = prices.key.shape[0]
@@ -206,8 +206,8 @@ def fill(gain: Floats, room: Floats, count: int, total: float, taken: float) -> 
 def gain_of(
     tables: ChoiceTables,
     offers: Offers,
-    ways: Ways,
-    prices: Prices,
+    ways: TypeWays,
+    prices: SharePrices,
     short: Shortlist,
     g: int,
     storage: float,
@@ -270,7 +270,7 @@ def gain_of(
 
 
 @lean_part
-def has_pair(offers: Offers, ways: Ways, g: int) -> bool:
+def has_pair(offers: Offers, ways: TypeWays, g: int) -> bool:
     """Say whether a member is of the same pair as an offer."""
     for a in range(ways.size[MEMBERS]):  # noqa: SIM110  (compiled code has no generators)
         if offers.pair[ways.members[a]] == offers.pair[g]:
@@ -282,16 +282,16 @@ def has_pair(offers: Offers, ways: Ways, g: int) -> bool:
 def alike(offers: Offers, f: int, g: int, hopeful: int) -> bool:
     """Say whether one of two offers is enough on a list: of a pair, or of a model in a configuration."""
     if hopeful == BY_MODEL:
-        return offers.model[f] == offers.model[g] and offers.config[f] == offers.config[g]
-    return offers.pair[f] == offers.pair[g]
+        return bool(offers.model[f] == offers.model[g] and offers.config[f] == offers.config[g])
+    return bool(offers.pair[f] == offers.pair[g])
 
 
 @lean_part
 def list_short(  # noqa: C901  (one loop, split it would be slower)
     tables: ChoiceTables,
     offers: Offers,
-    ways: Ways,
-    prices: Prices,
+    ways: TypeWays,
+    prices: SharePrices,
     short: Shortlist,
     most: float,
     hopeful: int,

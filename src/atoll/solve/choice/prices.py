@@ -16,14 +16,14 @@ import numpy as np
 
 from atoll.core.compiling import lean_part
 from atoll.solve.choice.problem import Floats, Ints
-from atoll.solve.choice.ways import COUNT, ROWS, Ways
+from atoll.solve.choice.ways import COUNT, ROWS, TypeWays
 
 _ZERO = 1e-9
 _MOST = 30
 """Pivots for each row and type."""
 
 
-class Prices(NamedTuple):
+class SharePrices(NamedTuple):
     """A basis and what it says."""
 
     key: Ints
@@ -56,9 +56,9 @@ PRICES_TYPE = (
 )
 
 
-def prices_of(types: int) -> Prices:
+def prices_of(types: int) -> SharePrices:
     """Return memory for so many types."""
-    return Prices(
+    return SharePrices(
         np.zeros(types, np.int64), np.zeros(ROWS, np.int64), np.zeros(ROWS, np.int64),
         np.zeros(ROWS), np.zeros((ROWS, ROWS)), np.zeros(ROWS), np.zeros(ROWS), np.zeros(ROWS),
         np.zeros(types), np.zeros(types), np.zeros(1, np.int64),
@@ -66,7 +66,7 @@ def prices_of(types: int) -> Prices:
 
 
 @lean_part
-def solve_prices(ways: Ways, prices: Prices, most: float) -> float:
+def solve_prices(ways: TypeWays, prices: SharePrices, most: float) -> float:
     """Find prices and mixtures within `limit`; return the cost without rent, or a bound over `most`."""
     types, rows = prices.key.shape[0], ways.size[COUNT]
     begin(ways, prices, types, rows)
@@ -90,7 +90,7 @@ def solve_prices(ways: Ways, prices: Prices, most: float) -> float:
 
 
 @lean_part
-def begin(ways: Ways, prices: Prices, types: int, rows: int) -> None:
+def begin(ways: TypeWays, prices: SharePrices, types: int, rows: int) -> None:
     """Give each type what is cheapest; all rows have slack."""
     for i in range(types):
         best = ways.first[i]
@@ -112,7 +112,7 @@ def begin(ways: Ways, prices: Prices, types: int, rows: int) -> None:
 
 
 @lean_part
-def find_leaving(prices: Prices, rows: int) -> int:
+def find_leaving(prices: SharePrices, rows: int) -> int:
     """Return where what is basic is most below 0, -1 if nowhere. A key below 0 is replaced first."""
     leave, least = -1, -_ZERO
     for r in range(rows):
@@ -137,7 +137,7 @@ def find_leaving(prices: Prices, rows: int) -> int:
 
 
 @lean_part
-def change_key(prices: Prices, rows: int, r: int) -> None:
+def change_key(prices: SharePrices, rows: int, r: int) -> None:
     """Make the way that is basic in a row the key of its type, and its key basic there."""
     i = prices.owner[r]
     for q in range(rows):
@@ -151,7 +151,7 @@ def change_key(prices: Prices, rows: int, r: int) -> None:
 
 @lean_part
 def pivot(  # noqa: C901  (who enters, then the exchange)
-    ways: Ways, prices: Prices, types: int, rows: int, leave: int
+    ways: TypeWays, prices: SharePrices, types: int, rows: int, leave: int
 ) -> float:
     """Let the cheapest way or slack become basic in a row; return the rise in price, below 0 if none can."""
     inverse, usd, use, cost = prices.inverse, prices.usd, ways.use, ways.cost

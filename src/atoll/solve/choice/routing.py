@@ -14,7 +14,7 @@ import numpy as np
 
 from atoll.core.compiling import lean_part
 from atoll.solve.choice.offers import MOST, Offers
-from atoll.solve.choice.prices import PRICES_TYPE, Prices, prices_of, solve_prices
+from atoll.solve.choice.prices import PRICES_TYPE, SharePrices, prices_of, solve_prices
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import BUDGET, ChoiceTables
 from atoll.solve.choice.ways import (
@@ -25,7 +25,7 @@ from atoll.solve.choice.ways import (
     MEMBERS,
     RENT,
     WAYS_TYPE,
-    Ways,
+    TypeWays,
     gb_limit,
     list_ways,
     unserved,
@@ -103,8 +103,8 @@ def price(
     tables: ChoiceTables,
     offers: Offers,
     selection: Selection,
-    ways: Ways,
-    prices: Prices,
+    ways: TypeWays,
+    prices: SharePrices,
     gb_usd: float,
     most: float,
 ) -> float:
@@ -128,7 +128,7 @@ def price(
 
 @lean_part
 def mix(
-    tables: ChoiceTables, offers: Offers, ways: Ways, prices: Prices, share: Floats
+    tables: ChoiceTables, offers: Offers, ways: TypeWays, prices: SharePrices, share: Floats
 ) -> tuple[float, float]:
     """Write the routing that prices lead to; return its cost with rent, and the GB it stores."""
     types, members = prices.key.shape[0], ways.size[MEMBERS]
@@ -158,7 +158,7 @@ def mix(
 
 
 @lean_part
-def add_way(ways: Ways, share: Floats, i: int, w: int, part: float) -> None:
+def add_way(ways: TypeWays, share: Floats, i: int, w: int, part: float) -> None:
     """Send a part of a type by a way."""
     for side in range(2):
         if ways.place[w, side] >= 0:
@@ -167,7 +167,12 @@ def add_way(ways: Ways, share: Floats, i: int, w: int, part: float) -> None:
 
 @lean_part
 def fit(
-    tables: ChoiceTables, offers: Offers, ways: Ways, prices: Prices, share: Floats, most: float
+    tables: ChoiceTables,
+    offers: Offers,
+    ways: TypeWays,
+    prices: SharePrices,
+    share: Floats,
+    most: float,
 ) -> float:
     """Write a routing that fits storage and budget, for prices just found; return its cost, or inf."""
     row = ways.row[0, MOST]
@@ -189,8 +194,8 @@ def settle(
     tables: ChoiceTables,
     offers: Offers,
     selection: Selection,
-    ways: Ways,
-    prices: Prices,
+    ways: TypeWays,
+    prices: SharePrices,
     desk: Desk,
     most: float,
     close_routes: bool,
@@ -231,7 +236,7 @@ def settle(
 
 
 @lean_part
-def list_split(ways: Ways, prices: Prices, split: Ints) -> int:
+def list_split(ways: TypeWays, prices: SharePrices, split: Ints) -> int:
     """List types that are mixed of several ways; return how many."""
     count = 0
     for r in range(ways.size[COUNT]):
@@ -247,7 +252,7 @@ def list_split(ways: Ways, prices: Prices, split: Ints) -> int:
 
 
 @lean_part
-def close(ways: Ways, i: int, a: int, saved: Floats) -> None:
+def close(ways: TypeWays, i: int, a: int, saved: Floats) -> None:
     """Close the ways of a type to a member; what they cost is saved."""
     first = ways.first[i]
     for w in range(first, ways.first[i + 1]):
@@ -257,7 +262,7 @@ def close(ways: Ways, i: int, a: int, saved: Floats) -> None:
 
 
 @lean_part
-def reopen(ways: Ways, i: int, saved: Floats) -> None:
+def reopen(ways: TypeWays, i: int, saved: Floats) -> None:
     """Take back the last closing."""
     first = ways.first[i]
     for w in range(first, ways.first[i + 1]):

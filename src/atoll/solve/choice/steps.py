@@ -13,11 +13,11 @@ import numpy as np
 from atoll.core.compiling import lean_part
 from atoll.solve.choice.estimates import PLAIN, TRIES, Shortlist, list_short
 from atoll.solve.choice.offers import MOST, Offers
-from atoll.solve.choice.prices import Prices
+from atoll.solve.choice.prices import SharePrices
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.routing import Desk, Selection, duplicate, price, settle
 from atoll.solve.choice.tables import ChoiceTables
-from atoll.solve.choice.ways import Ways
+from atoll.solve.choice.ways import TypeWays
 
 ROUNDS = 2000
 FIRSTS = 12
@@ -95,7 +95,7 @@ def judge(
     most: float,
 ) -> float:
     """Return what a selection costs once routed, inf where that is `most` or more; keep the best there is."""
-    ways, prices = Ways(*desk.ways), Prices(*desk.prices)
+    ways, prices = TypeWays(*desk.ways), SharePrices(*desk.prices)
     bound = price(tables, offers, probe, ways, prices, search.usd[GB_USD], most)
     if bound >= most:
         return np.inf
@@ -109,7 +109,7 @@ def judge(
 @lean_part
 def enough(search: Search) -> float:
     """Return the bound at which prices of a selection to which an offer is sought are high enough."""
-    return ENOUGH * search.usd[LEAST]
+    return float(ENOUGH * search.usd[LEAST])
 
 
 @lean_part
@@ -127,7 +127,7 @@ def step(
     usd: float,
 ) -> float:
     """Leave out a member (-1: none), take in one offer or none, whatever is best, if that saves."""
-    ways, prices = Ways(*desk.ways), Prices(*desk.prices)
+    ways, prices = TypeWays(*desk.ways), SharePrices(*desk.prices)
     leave_out(now, trial, one, -1)
     bound = price(tables, offers, trial, ways, prices, search.usd[GB_USD], enough(search))
     least = usd - _GAIN
@@ -177,7 +177,7 @@ def descend(
 @lean_part
 def is_spent(search: Search, desk: Desk) -> bool:
     """Say whether no work is left."""
-    return Prices(*desk.prices).spent[0] > search.work[EFFORT_LEFT]
+    return bool(SharePrices(*desk.prices).spent[0] > search.work[EFFORT_LEFT])
 
 
 @lean_part
@@ -194,7 +194,7 @@ def deepen(
     hopeful: int,
 ) -> None:
     """Take two offers in at once, each of the best few firsts with the best seconds."""
-    ways, prices = Ways(*desk.ways), Prices(*desk.prices)
+    ways, prices = TypeWays(*desk.ways), SharePrices(*desk.prices)
     price(tables, offers, now, ways, prices, search.usd[GB_USD], enough(search))
     firsts = list_short(tables, offers, ways, prices, short, np.inf, hopeful, False)
     firsts = min(firsts, FIRSTS)

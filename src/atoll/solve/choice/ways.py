@@ -24,13 +24,13 @@ ROWS = 2 * MOST + 1
 _OVER = 1e-9
 _FORBIDDEN = 1e7
 """USD for all of a type unserved beyond what may be."""
-# Slots of `Ways.size`: members, rows, ways.
+# Slots of `TypeWays.size`: members, rows, ways.
 MEMBERS, COUNT, NUMBER = 0, 1, 2
-# Slots of `Ways.money`: rent of the members, GB that may be stored, USD of a GB.
+# Slots of `TypeWays.money`: rent of the members, GB that may be stored, USD of a GB.
 RENT, GB, GB_USD = 0, 1, 2
 
 
-class Ways(NamedTuple):
+class TypeWays(NamedTuple):
     """The ways of all types to chosen offers."""
 
     size: Ints
@@ -57,10 +57,10 @@ WAYS_TYPE = (
 )
 
 
-def ways_of(types: int) -> Ways:
+def ways_of(types: int) -> TypeWays:
     """Return memory for the ways of so many types."""
     most = types * (1 + MOST * MOST)
-    return Ways(
+    return TypeWays(
         np.zeros(3, np.int64), np.zeros(3), np.zeros(MOST, np.int64),
         np.zeros((2, MOST + 1), np.int64), np.zeros(types + 1, np.int64), np.empty(most),
         np.empty((most, 2), np.int64), np.empty((most, 2)), np.empty((most, ROWS)),
@@ -89,7 +89,7 @@ def span(one: float, other: float, low: float, high: float) -> tuple[float, floa
 
 
 @lean_part
-def list_ways(tables: ChoiceTables, offers: Offers, ways: Ways) -> None:
+def list_ways(tables: ChoiceTables, offers: Offers, ways: TypeWays) -> None:
     """Write rows and ways for the members; `money` has been set."""
     list_rows(tables, offers, ways)
     count = 0
@@ -127,7 +127,7 @@ def list_ways(tables: ChoiceTables, offers: Offers, ways: Ways) -> None:
 
 
 @lean_part
-def list_rows(tables: ChoiceTables, offers: Offers, ways: Ways) -> None:
+def list_rows(tables: ChoiceTables, offers: Offers, ways: TypeWays) -> None:
     """Number the rows that can bind."""
     rows = 0
     types = offers.floor.shape[0]
@@ -160,7 +160,7 @@ def list_rows(tables: ChoiceTables, offers: Offers, ways: Ways) -> None:
 def write_way(
     tables: ChoiceTables,
     offers: Offers,
-    ways: Ways,
+    ways: TypeWays,
     at: int,
     i: int,
     a: int,
@@ -196,7 +196,7 @@ def write_way(
 
 @lean_part
 def write_parts(
-    tables: ChoiceTables, offers: Offers, ways: Ways, at: int, i: int, a: int, b: int
+    tables: ChoiceTables, offers: Offers, ways: TypeWays, at: int, i: int, a: int, b: int
 ) -> int:
     """Write mixtures of two members that leave some of a type unserved; return the number of ways."""
     f, g = ways.members[a], ways.members[b]
@@ -222,4 +222,4 @@ def gb_limit(tables: ChoiceTables, rent: float, gb_usd: float, budget: float) ->
     gb = tables.limits[STORAGE]
     if gb_usd > 0.0:
         gb = min(gb, (budget - rent) / gb_usd)
-    return gb
+    return float(gb)
