@@ -16,7 +16,7 @@ from atoll.core.compiling import lean_part
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import BUDGET, ChoiceTables
 
-MOST = 16
+MOST = 8
 """Pairs that may be active at once."""
 _ENDLESS = 1e9
 
@@ -122,16 +122,19 @@ def thin(offers: Offers, first: int, last: int) -> int:
     pairs that have as much room as it has: one of them may be full.
     """
     for f in range(first, last):
+        offers.useless[f] = 0
+    for f in range(first, last):
         better = 0
         for g in range(first, last):
-            if g != f and beats(offers, g, f):
+            # Whatever beats a useless one beats those that it beats.
+            if offers.useless[g] == 0 and g != f and beats(offers, g, f):
                 if offers.ample[g]:
                     better = 2
                 elif is_as_large(offers, g, f):
                     better += 2 if offers.pair[g] == offers.pair[f] else 1
                 if better >= 2:
                     break
-        offers.useless[f] = better >= 2
+        offers.useless[f] = 1 if better >= 2 else 0
     kept = first
     for f in range(first, last):
         if not offers.useless[f]:
@@ -171,8 +174,10 @@ def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: floa
     for p in range(pairs):
         of_pair = count
         for c in range(configs):
-            if tables.room[p, c] >= 0.0 and tables.rent[p, c] <= min(
-                tables.limits[BUDGET], most_usd
+            if (
+                tables.room[p, c] >= 0.0
+                and tables.rent[p, c] <= min(tables.limits[BUDGET], most_usd)
+                and not is_slower(tables, p, c)
             ):
                 write_offer(tables, offers, count, p, c)
                 offers.model[count] = p // tiers
@@ -187,6 +192,24 @@ def list_offers(tables: ChoiceTables, offers: Offers, tiers: int, most_usd: floa
     for i in range(types):
         least += floor[i]
     keep_cheap(offers, most_usd - least)
+
+
+@lean_part
+def is_slower(tables: ChoiceTables, p: int, c: int) -> bool:
+    """Say whether a configuration of as many GPUs is as fast for every type."""
+    types, _, configs = tables.delay.shape
+    for d in range(configs):
+        if d == c or tables.gpus[d] != tables.gpus[c] or not tables.rent[p, d] < np.inf:
+            continue
+        slower, equal = True, True
+        for i in range(types):
+            if tables.delay[i, p, d] > tables.delay[i, p, c]:
+                slower = False
+                break
+            equal = equal and tables.delay[i, p, d] == tables.delay[i, p, c]
+        if slower and (not equal or d < c):
+            return True
+    return False
 
 
 @lean_part
