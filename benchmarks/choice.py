@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.solve.choice.agh import agh
 from atoll.solve.choice.check import violations
-from atoll.solve.choice.exact import exact
-from atoll.solve.choice.exchange import exchange
-from atoll.solve.choice.gh import gh
+from atoll.solve.choice.exact.exact import exact
+from atoll.solve.choice.exchange.exchange import exchange
+from atoll.solve.choice.greedy.agh import agh
+from atoll.solve.choice.greedy.gh import gh
 from atoll.solve.choice.instances import SIZES, paper_instance
 from atoll.solve.choice.problem import ChoiceAnswer, cost_of
 from benchmarks.choice_tables import (

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.solve.choice.agh import agh
 from atoll.solve.choice.check import violations
-from atoll.solve.choice.exact import exact
-from atoll.solve.choice.exchange import exchange
-from atoll.solve.choice.gh import gh
+from atoll.solve.choice.exact.exact import exact
+from atoll.solve.choice.exchange.exchange import exchange
+from atoll.solve.choice.greedy.agh import agh
+from atoll.solve.choice.greedy.gh import gh
 from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.operate import draw_scenarios, evaluate
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, cost_of

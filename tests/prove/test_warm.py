@@ -9,9 +9,6 @@ import pytest
 from atoll.cli.main import run
 from atoll.plan.files.fleet import load_fleet
 from atoll.prove import warm as warming
-from atoll.solve.choice.exchange import exchange
-from atoll.solve.choice.gh import gh
-from atoll.solve.choice.instances import paper_instance
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.search.search import search, search_by
 from atoll.solve.place.sustained.sustained import best_flows, evaluator, site_of
@@ -57,7 +54,6 @@ def test_everything_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "the simulator",
         "the search for placements",
         "the search for placements that last",
-        "the choice of models",
     ]
 
 
@@ -71,8 +67,6 @@ def test_entries_are_called_with_the_types_they_name(
     assert run(["plan", fleet, "--solver", "fast", "-o", str(tmp_path / "fast.json")]) == 0
     assert run(["simulate", plan, "--fleet", fleet, "--for", "5s"]) == 0
     place(str(EXAMPLES / "cluster-mixed.yaml"))
-    gh(paper_instance(2, 2, 2))
-    exchange(paper_instance(2, 2, 2), effort=1000)
     used = [one for one in warming.entries() if one.dispatcher.overloads]
     assert {one.what for one in used} == {one.what for one in warming.entries()}
     for one in used:

@@ -28,12 +28,9 @@ MODULES = (
     "atoll.solve.place.search.anneal",
     "atoll.solve.place.search.moves",
     "atoll.solve.place.sustained.kernel",
-    "atoll.solve.choice.gh",
-    "atoll.solve.choice.agh",
-    "atoll.solve.choice.exchange",
 )
-"""Modules with entries: for a first plan, a first simulation, for a first placement in a cluster,
-and for a first choice of models."""
+"""Modules with entries: for a first plan, a first simulation, and for a first placement in a
+cluster. The paper's choice problem (`solve.choice`) is for benchmarks, and compiled when they run."""
 
 Progress = Callable[[int, int, str], None]
 """Called with the entries compiled so far, how many there are to compile, and what comes next."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.solve.choice.agh import agh, orders_of
 from atoll.solve.choice.check import violations
-from atoll.solve.choice.gh import gh
+from atoll.solve.choice.greedy.agh import agh, orders_of
+from atoll.solve.choice.greedy.gh import gh
 from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.problem import cost_of
 

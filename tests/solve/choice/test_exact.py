@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import InfeasibleError
-from atoll.solve.choice.candidates import Candidates
 from atoll.solve.choice.check import violations
-from atoll.solve.choice.exact import exact
+from atoll.solve.choice.exact.candidates import Candidates
+from atoll.solve.choice.exact.exact import exact
 from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.problem import cost_of
 from tests.solve.choice.small_choices import paper_optimum, random_problem

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from atoll.solve.choice.agh import agh
 from atoll.solve.choice.check import violations
-from atoll.solve.choice.exchange import exchange
+from atoll.solve.choice.exchange.exchange import exchange
+from atoll.solve.choice.greedy.agh import agh
 from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.problem import ChoiceProblem, cost_of
 from tests.solve.choice.small_choices import paper_optimum, random_problem

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.solve.choice.agh import agh
 from atoll.solve.choice.check import violations
-from atoll.solve.choice.gh import gh
+from atoll.solve.choice.greedy.agh import agh
+from atoll.solve.choice.greedy.gh import gh
 from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.problem import ChoiceProblem, cost_of
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from atoll.core.errors import UsageError
-from atoll.solve.choice.exact import exact
+from atoll.solve.choice.exact.exact import exact
 from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.operate import Scenarios, demand_only, draw_scenarios, evaluate
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, cost_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atoll.solve.choice.check import violations
-from atoll.solve.choice.exchange import exchange
+from atoll.solve.choice.exchange.exchange import exchange
 from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.operate import draw_scenarios, evaluate, reroute
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, cost_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import UsageError
-from atoll.solve.choice.exact import exact
+from atoll.solve.choice.exact.exact import exact
 from atoll.solve.choice.operate import demand_only, evaluate
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem
 from atoll.solve.choice.rolling import demand_walks, rolling, static

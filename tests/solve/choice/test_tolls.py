@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from atoll.solve.choice.candidates import Candidates
+from atoll.solve.choice.exact.candidates import Candidates
+from atoll.solve.choice.exact.programme import ChoiceProgramme
+from atoll.solve.choice.exact.toll_routes import Tolls, TollTable, TollWork
+from atoll.solve.choice.exact.tolls import raise_tolls
 from atoll.solve.choice.problem import ChoiceProblem, Floats
-from atoll.solve.choice.programme import ChoiceProgramme
-from atoll.solve.choice.toll_routes import Tolls, TollTable, TollWork
-from atoll.solve.choice.tolls import raise_tolls
 from tests.solve.choice.small_choices import paper_optimum, random_problem
 
 

@@ -12,11 +12,20 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.choice.offers import MOST, Offers
-from atoll.solve.choice.prices import SharePrices
+from atoll.solve.choice.exchange.offers import MOST, Offers
+from atoll.solve.choice.exchange.prices import SharePrices
+from atoll.solve.choice.exchange.ways import (
+    COUNT,
+    GB,
+    GB_USD,
+    MEMBERS,
+    RENT,
+    TypeWays,
+    gb_limit,
+    span,
+)
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import BUDGET, STORAGE, ChoiceTables
-from atoll.solve.choice.ways import COUNT, GB, GB_USD, MEMBERS, RENT, TypeWays, gb_limit, span
 
 STEEP = 0.5
 """What FLOP/s and memory of an offer are worth, of its rent."""

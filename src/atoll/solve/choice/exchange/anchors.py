@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.choice.estimates import (
+from atoll.solve.choice.exchange.estimates import (
     BY_MODEL,
     PLAIN,
     Shortlist,
@@ -18,10 +18,10 @@ from atoll.solve.choice.estimates import (
     look_at_all,
     look_at_best,
 )
-from atoll.solve.choice.offers import Offers
-from atoll.solve.choice.prices import SharePrices
-from atoll.solve.choice.routing import Desk, Selection, price
-from atoll.solve.choice.steps import (
+from atoll.solve.choice.exchange.offers import Offers
+from atoll.solve.choice.exchange.prices import SharePrices
+from atoll.solve.choice.exchange.routing import Desk, Selection, price
+from atoll.solve.choice.exchange.steps import (
     ANCHORS,
     GB_USD,
     STARTS,
@@ -32,8 +32,8 @@ from atoll.solve.choice.steps import (
     leave_out,
     take_in,
 )
+from atoll.solve.choice.exchange.ways import TypeWays
 from atoll.solve.choice.tables import ChoiceTables
-from atoll.solve.choice.ways import TypeWays
 
 NEARLY = 1.1
 """An error over the limit by so much may do: the rest stays unserved."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from atoll.core.compiling import entry, lean_part
 from atoll.core.rng import stream
-from atoll.solve.choice.gh import construct, start, switches_of
-from atoll.solve.choice.greedy import SELECT, find_config, fits, seconds_at
+from atoll.solve.choice.greedy.gh import construct, start, switches_of
+from atoll.solve.choice.greedy.greedy import SELECT, find_config, fits, seconds_at
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, Floats, Ints
 from atoll.solve.choice.tables import (
     CACHE,

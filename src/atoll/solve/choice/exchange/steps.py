@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.choice.estimates import PLAIN, TRIES, Shortlist, list_short
-from atoll.solve.choice.offers import MOST, Offers
-from atoll.solve.choice.prices import SharePrices
+from atoll.solve.choice.exchange.estimates import PLAIN, TRIES, Shortlist, list_short
+from atoll.solve.choice.exchange.offers import MOST, Offers
+from atoll.solve.choice.exchange.prices import SharePrices
+from atoll.solve.choice.exchange.routing import Desk, Selection, duplicate, price, settle
+from atoll.solve.choice.exchange.ways import TypeWays
 from atoll.solve.choice.problem import Floats, Ints
-from atoll.solve.choice.routing import Desk, Selection, duplicate, price, settle
 from atoll.solve.choice.tables import ChoiceTables
-from atoll.solve.choice.ways import TypeWays
 
 ROUNDS = 2000
 FIRSTS = 12

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from atoll.core.compiling import entry, lean_part
-from atoll.solve.choice.greedy import RANK, SELECT, UPGRADE, allocate, cover, find_first
+from atoll.solve.choice.greedy.greedy import RANK, SELECT, UPGRADE, allocate, cover, find_first
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, Floats, Ints
 from atoll.solve.choice.tables import (
     LEDGER_TYPE,

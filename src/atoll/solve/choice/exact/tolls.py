@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from atoll.core.compiling import entry, lean_part
-from atoll.solve.choice.problem import Floats
-from atoll.solve.choice.toll_routes import (
+from atoll.solve.choice.exact.toll_routes import (
     BOUND,
     BUDGET,
     PASSES,
@@ -36,6 +35,7 @@ from atoll.solve.choice.toll_routes import (
     spare_of,
     work_of,
 )
+from atoll.solve.choice.problem import Floats
 
 COMPILED_AS = "the bound on the choice of models"
 _KEEP, _TAKE = 0.6, 0.4

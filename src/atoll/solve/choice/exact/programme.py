@@ -14,7 +14,7 @@ from time import perf_counter
 
 import numpy as np
 
-from atoll.solve.choice.candidates import Candidates
+from atoll.solve.choice.exact.candidates import Candidates
 from atoll.solve.choice.problem import Bools, ChoiceAnswer, ChoiceProblem, Floats, Ints
 from atoll.solve.lp import INFINITY, LinearProgram, MipResult, Sparse
 

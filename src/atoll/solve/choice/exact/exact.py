@@ -20,13 +20,13 @@ from time import perf_counter
 import numpy as np
 
 from atoll.core.errors import InfeasibleError
-from atoll.solve.choice.candidates import Candidates
 from atoll.solve.choice.check import violations
-from atoll.solve.choice.exchange import exchange
+from atoll.solve.choice.exact.candidates import Candidates
+from atoll.solve.choice.exact.programme import ChoiceProgramme
+from atoll.solve.choice.exact.toll_routes import PASSES, Tolls, TollTable
+from atoll.solve.choice.exact.tolls import raise_tolls
+from atoll.solve.choice.exchange.exchange import exchange
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, Floats, Ints, cost_of
-from atoll.solve.choice.programme import ChoiceProgramme
-from atoll.solve.choice.toll_routes import PASSES, Tolls, TollTable
-from atoll.solve.choice.tolls import raise_tolls
 from atoll.solve.lp import INFINITY
 
 _ROOT, _OPENED, _CLOSED = (600, 1.0), (60, 1.0), (20, 0.5)

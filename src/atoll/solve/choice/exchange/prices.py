@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
+from atoll.solve.choice.exchange.ways import COUNT, ROWS, TypeWays
 from atoll.solve.choice.problem import Floats, Ints
-from atoll.solve.choice.ways import COUNT, ROWS, TypeWays
 
 _ZERO = 1e-9
 _MOST = 30

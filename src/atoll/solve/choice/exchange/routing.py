@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.choice.offers import MOST, Offers
-from atoll.solve.choice.prices import PRICES_TYPE, SharePrices, prices_of, solve_prices
-from atoll.solve.choice.problem import Floats, Ints
-from atoll.solve.choice.tables import BUDGET, ChoiceTables
-from atoll.solve.choice.ways import (
+from atoll.solve.choice.exchange.offers import MOST, Offers
+from atoll.solve.choice.exchange.prices import PRICES_TYPE, SharePrices, prices_of, solve_prices
+from atoll.solve.choice.exchange.ways import (
     COUNT,
     GB,
     GB_USD,
@@ -31,6 +29,8 @@ from atoll.solve.choice.ways import (
     unserved,
     ways_of,
 )
+from atoll.solve.choice.problem import Floats, Ints
+from atoll.solve.choice.tables import BUDGET, ChoiceTables
 
 _SHRINKS = 4
 """Times that prices are found for less storage."""

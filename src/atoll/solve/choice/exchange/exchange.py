@@ -13,11 +13,16 @@ from typing import Any
 import numpy as np
 
 from atoll.core.compiling import entry, lean_part
-from atoll.solve.choice.anchors import pair_up, scout
-from atoll.solve.choice.estimates import BY_MODEL, BY_PAIR, SHORTLIST_TYPE, Shortlist, shortlist_of
-from atoll.solve.choice.offers import OFFERS_TYPE, Offers, list_offers, offers_of
-from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem
-from atoll.solve.choice.routing import (
+from atoll.solve.choice.exchange.anchors import pair_up, scout
+from atoll.solve.choice.exchange.estimates import (
+    BY_MODEL,
+    BY_PAIR,
+    SHORTLIST_TYPE,
+    Shortlist,
+    shortlist_of,
+)
+from atoll.solve.choice.exchange.offers import OFFERS_TYPE, Offers, list_offers, offers_of
+from atoll.solve.choice.exchange.routing import (
     DESK_TYPE,
     SELECTION_TYPE,
     Desk,
@@ -26,7 +31,7 @@ from atoll.solve.choice.routing import (
     duplicate,
     selection_of,
 )
-from atoll.solve.choice.steps import (
+from atoll.solve.choice.exchange.steps import (
     SEARCH_TYPE,
     Search,
     deepen,
@@ -38,6 +43,7 @@ from atoll.solve.choice.steps import (
     shake,
     take_in,
 )
+from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem
 from atoll.solve.choice.tables import TABLES_TYPE, ChoiceTables, answer_of, tables_of
 
 COMPILED_AS = "the choice of models"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.compiling import lean_part
-from atoll.solve.choice.offers import MOST, Offers
+from atoll.solve.choice.exchange.offers import MOST, Offers
 from atoll.solve.choice.problem import Floats, Ints
 from atoll.solve.choice.tables import STORAGE, ChoiceTables
 

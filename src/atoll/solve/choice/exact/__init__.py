@@ -1,0 +1,1 @@
+"""The choice problem solved to a proven optimum."""

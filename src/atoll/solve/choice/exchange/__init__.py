@@ -1,0 +1,1 @@
+"""The choice problem by exchanging the few pairs that are open: our heuristic."""
