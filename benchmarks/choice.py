@@ -25,6 +25,7 @@ from benchmarks.choice_tables import (
     Solver,
     measure_ablation,
     measure_budgets,
+    measure_loose,
     measure_rolling,
     measure_stress,
 )
@@ -39,8 +40,8 @@ PAPER_S = {
 }
 """Table 5: seconds of the exact solver, GH and AGH."""
 LARGEST = (20, 20, 20)
-NODES = 2_000
-"""Nodes that the exact solver may look at where it may not end (the largest size)."""
+NODES, NODES_LARGEST = 1_500, 10
+"""Nodes that the exact solver may look at; at the largest size it does not end."""
 REPEATS = 7
 PROVEN = 1e-3
 
@@ -89,7 +90,8 @@ def measure_size(size: tuple[int, int, int], seeds: Sequence[int]) -> SizeRow:
         problem = paper_instance(*size, seed)
         start = exchange(problem)
         began = time.process_time()
-        best = exact(problem, incumbent=start, node_limit=NODES if size == LARGEST else None)
+        nodes = NODES_LARGEST if size == LARGEST else NODES
+        best = exact(problem, incumbent=start, gap=0.9 * PROVEN, node_limit=nodes)
         row.exact_cpu_s.append(time.process_time() - began)
         _checked(best.answer, size, seed)
         proven = best.gap <= PROVEN
@@ -118,7 +120,7 @@ def main() -> None:
         (4, 4, 5): range(2 if quick else 10),
         (6, 6, 10): range(2 if quick else 10),
         (10, 10, 10): range(1 if quick else 5),
-        (15, 15, 10): range(0 if quick else 3),
+        (15, 15, 10): range(0 if quick else 4),
         (20, 20, 20): range(0 if quick else 1),
     }
     print("Cost in USD for 24 h, gap to the best known, CPU time")
@@ -136,6 +138,7 @@ def main() -> None:
     }
     stress = measure_stress(range(2 if quick else 10))
     budgets = measure_budgets(range(1 if quick else 5))
+    loose = measure_loose(range(2 if quick else 10))
     broken = measure_ablation(range(3 if quick else 10))
     rolled = measure_rolling((0.05,) if quick else (0.01, 0.03, 0.05), 1 if quick else 5, 0)
     last = rolled[0.05]
@@ -145,7 +148,9 @@ def main() -> None:
     figures = [
         Figure("ours_gap_max", 100 * max(gaps["ours"]), 3.0, f"%, over {proven} proven optima"),
         Figure("ours_ms_202020", 1e3 * largest.cpu_s, 20.0),
-        Figure("agh_gap_max", 100 * max(gaps["AGH"]), None, "%"),
+        Figure("agh_gap_max", 100 * max(gaps["AGH"]), None, "%; demand stays unserved"),
+        Figure("agh_gap_max_loose", 100 * loose["AGH"], None, "%, with four times the budget"),
+        Figure("ours_gap_max_loose", 100 * loose["ours"], 3.0, "%, with four times the budget"),
         Figure(
             "milp_cpu_s_151510",
             None if exact_151510 is None else max(exact_151510.exact_cpu_s),
