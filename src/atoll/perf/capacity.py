@@ -358,8 +358,9 @@ class CapacityModel:
             passes, own if prefill else passes, depth * own, 1.0 + 0.5 / depth,
             np.where(piped, self._wire_tokens_per_s, np.inf),
             np.where(piped, self._transfer(longest), 0.0), ends.tail_all, ends.tail_longest,
-            self._role.waits and prefill, 0.5 * lengths.input_mean_square / lengths.input_mean**2, share,
-            BUSIEST, self._tokens_per_request, *waits_by_load(0.5), *waits_by_load(share), one_copy,
+            bool(self._role.waits and prefill),
+            float(0.5 * lengths.input_mean_square / lengths.input_mean**2), float(share),
+            BUSIEST, float(self._tokens_per_request), *waits_by_load(0.5), *waits_by_load(share), one_copy,
         )  # fmt: skip
         return one_copy * self._replicas
 
