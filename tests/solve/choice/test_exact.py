@@ -15,6 +15,9 @@ from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.problem import cost_of
 from tests.solve.choice.small_choices import paper_optimum, random_problem
 
+pytestmark = pytest.mark.slow
+"""Its kernels take most of a minute to compile, and nothing but benchmarks calls them."""
+
 
 @pytest.mark.parametrize("seed", range(6))
 def test_it_equals_the_paper_formulation(seed: int) -> None:
@@ -27,7 +30,6 @@ def test_it_equals_the_paper_formulation(seed: int) -> None:
     assert found.cost == pytest.approx(cost_of(problem, found.answer).total)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6, 60))
 def test_it_equals_the_paper_formulation_on_more(seed: int) -> None:
     problem = random_problem(seed, types=2 + seed % 3, models=2 + seed % 2, tiers=1 + seed % 3)
@@ -48,7 +50,6 @@ def test_a_small_paper_instance_is_proven() -> None:
     assert again.cost <= found.cost
 
 
-@pytest.mark.slow
 def test_fifteen_types_and_models_are_proven() -> None:
     problem = paper_instance(15, 15, 10, 2)
     found = exact(problem, gap=1e-3)

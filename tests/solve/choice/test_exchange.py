@@ -18,6 +18,9 @@ from atoll.solve.choice.instances import paper_instance
 from atoll.solve.choice.problem import ChoiceProblem, cost_of
 from tests.solve.choice.small_choices import paper_optimum, random_problem
 
+pytestmark = pytest.mark.slow
+"""Its kernels take most of a minute to compile, and nothing but benchmarks calls them."""
+
 OPTIMA = {
     (4, 4, 5): (
         87.3913,

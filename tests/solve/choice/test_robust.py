@@ -15,6 +15,9 @@ from atoll.solve.choice.operate import draw_scenarios, evaluate, reroute
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem, cost_of
 from atoll.solve.choice.robust import Uncertainty, plan_robustly
 
+pytestmark = pytest.mark.slow
+"""Its kernels take most of a minute to compile, and nothing but benchmarks calls them."""
+
 MILD = Uncertainty()
 HARD = Uncertainty(stresses=(1.5,))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import UsageError
-from atoll.solve.choice.exact.exact import exact
+from atoll.solve.choice.greedy.agh import agh
 from atoll.solve.choice.operate import demand_only, evaluate
 from atoll.solve.choice.problem import ChoiceAnswer, ChoiceProblem
 from atoll.solve.choice.rolling import demand_walks, rolling, static
@@ -30,7 +30,7 @@ def test_walks_start_at_one_and_spread_with_sigma() -> None:
 
 def test_steady_demand_costs_the_same_in_any_number_of_windows() -> None:
     problem = random_problem(3)
-    answer = exact(problem).answer
+    answer = agh(problem)
     once = evaluate(problem, answer, demand_only(np.ones((1, 3)))).mean
     for windows in (1, 7):
         kept = static(problem, answer, demand_walks(problem, 0.0, trials=2, windows=windows))
@@ -40,7 +40,7 @@ def test_steady_demand_costs_the_same_in_any_number_of_windows() -> None:
 
 def test_a_solver_that_offers_the_same_changes_nothing() -> None:
     problem = random_problem(3)
-    answer = exact(problem).answer
+    answer = agh(problem)
     walks = demand_walks(problem, 0.2, trials=3, windows=10)
     kept, rolled = static(problem, answer, walks), rolling(problem, lambda _: answer, walks)
     assert rolled.each == pytest.approx(kept.each)
@@ -55,7 +55,7 @@ def test_planning_anew_is_never_dearer_and_sees_the_window() -> None:
 
     def solver(now: ChoiceProblem) -> ChoiceAnswer:
         seen.append(float(now.rate[0] / problem.rate[0]))
-        return exact(now, gap=1e-3).answer
+        return agh(now)
 
     first = solver(problem)
     walks = demand_walks(problem, 0.6, trials=1, windows=4, seed=2)
@@ -69,7 +69,7 @@ def test_planning_anew_is_never_dearer_and_sees_the_window() -> None:
 
 def test_a_worse_offer_is_not_taken() -> None:
     problem = random_problem(9)
-    first = exact(problem).answer
+    first = agh(problem)
     types, models, tiers, _ = problem.shape
     nothing = ChoiceAnswer(
         np.full((models, tiers), -1),

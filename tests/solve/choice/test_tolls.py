@@ -13,6 +13,9 @@ from atoll.solve.choice.exact.tolls import raise_tolls
 from atoll.solve.choice.problem import ChoiceProblem, Floats
 from tests.solve.choice.small_choices import paper_optimum, random_problem
 
+pytestmark = pytest.mark.slow
+"""Its kernels take most of a minute to compile, and nothing but benchmarks calls them."""
+
 
 def _table(problem: ChoiceProblem, columns: Candidates) -> TollTable:
     return TollTable(
