@@ -75,9 +75,10 @@ def _checked(answer: ChoiceAnswer, size: tuple[int, int, int], seed: int) -> Cho
 
 @dataclass
 class SizeRow:
-    """What is known of one size over its seeds."""
+    """What is known of one size over its seeds; `proven_cpu_s` are of those that were proven."""
 
     exact_cpu_s: list[float]
+    proven_cpu_s: list[float]
     proven: int
     gaps: dict[str, list[float]]
     cpu_s: dict[str, list[float]]
@@ -85,7 +86,7 @@ class SizeRow:
 
 def measure_size(size: tuple[int, int, int], seeds: Sequence[int]) -> SizeRow:
     """Solve a size with everything."""
-    row = SizeRow([], 0, {"GH": [], "AGH": [], "ours": []}, {"GH": [], "AGH": [], "ours": []})
+    row = SizeRow([], [], 0, {"GH": [], "AGH": [], "ours": []}, {"GH": [], "AGH": [], "ours": []})
     for seed in seeds:
         problem = paper_instance(*size, seed)
         start = exchange(problem)
@@ -96,6 +97,7 @@ def measure_size(size: tuple[int, int, int], seeds: Sequence[int]) -> SizeRow:
         _checked(best.answer, size, seed)
         proven = best.gap <= PROVEN
         row.proven += proven
+        row.proven_cpu_s += [row.exact_cpu_s[-1]] if proven else []
         shown = []
         for name, solver in (("GH", gh), ("AGH", agh), ("ours", exchange)):
             timed = time_heuristic(solver, size, seed, REPEATS)
@@ -153,9 +155,9 @@ def main() -> None:
         Figure("ours_gap_max_loose", 100 * loose["ours"], 3.0, "%, with four times the budget"),
         Figure(
             "milp_cpu_s_151510",
-            None if exact_151510 is None else max(exact_151510.exact_cpu_s),
+            None if exact_151510 is None else max(exact_151510.proven_cpu_s),
             120.0,
-            "the slowest seed",
+            "" if exact_151510 is None else f"{exact_151510.proven} of 4 seeds proven",
         ),
         Figure("robust_vs_milp_stress15", hard["robust"][1.5] / hard["MILP"][1.5], 1.0),
         Figure("robust_vs_agh_stress15", hard["robust"][1.5] / hard["AGH"][1.5], 1.0),
