@@ -10,6 +10,9 @@ family      what solvers of one kind of problem have in common
 templates/  every useful layout of a role over unlike nodes, exactly
 rent/       the cheapest instances of templates on offer, with a proven bound; baselines
 place/      layers on machines that are there, network and all; baselines
+cells/      components of any-to-any models on executors
+choice/     the joint problem of GH and AGH, to be compared with
+weighted    energy and carbon beside rent
 explain/    what binds, what loosening it is worth, what would repair a plan
 assembly    chosen layouts into a plan: flows, routes, cost
 comparison  a plan beside those of other solvers
