@@ -16,7 +16,7 @@ unserved: the largest over the services, a weighted mean, or how many are not se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -204,6 +204,14 @@ class InstanceMaster(RentalProgramme):
 
     def add_cuts(self, oracles: Sequence[ServiceOracle], costs: Sequence[Floats]) -> None:
         """Add a cut for each phase that must be covered, made at some costs of the items."""
+        for _, _, columns, values in self._cover_cuts(oracles, costs):
+            entries = Sparse.of(np.zeros(len(columns), np.int64), columns, values, 1)
+            self.lp.add_rows(np.ones(1), np.full(1, np.inf), entries)
+
+    def _cover_cuts(
+        self, oracles: Sequence[ServiceOracle], costs: Sequence[Floats]
+    ) -> Iterator[tuple[int, Floats, Ints, Floats]]:
+        """Yield what covering a phase costs by level, 1 for all of it: service, function, columns, values."""
         for service, (oracle, cost) in enumerate(zip(oracles, costs, strict=True)):
             items, phases = oracle.items, set(np.unique(oracle.items.phase).tolist())
             groups = [{PREFILL, BOTH}, {DECODE, BOTH}] if PREFILL in phases else [{BOTH}]
@@ -222,14 +230,8 @@ class InstanceMaster(RentalProgramme):
                 scaled = function / function[-1]
                 some = self._let_in[service]
                 inside = np.flatnonzero(np.isin(items.phase[some], sorted(group)))
-                columns = self._offset(service) + inside
-                entries = Sparse.of(
-                    np.zeros(len(columns), np.int64),
-                    columns.astype(np.int64),
-                    scaled[oracle.steps_up(some[inside])],
-                    1,
-                )
-                self.lp.add_rows(np.ones(1), np.full(1, np.inf), entries)
+                columns = (self._offset(service) + inside).astype(np.int64)
+                yield service, scaled, columns, scaled[oracle.steps_up(some[inside])]
 
     def _offset(self, service: int) -> int:
         return self._first + sum(len(some) for some in self._let_in[:service])

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.cover import cheapest_by_weight, closure
 from atoll.solve.lp import LpResult, Sparse
 from atoll.solve.rent.choosing.rows import NONE, LevelRows
 from atoll.solve.rent.instances import InstanceAnswer, InstanceGoal, InstanceMaster
@@ -27,7 +26,6 @@ from atoll.solve.rent.oracle import ServiceOracle
 from atoll.solve.rent.programme import RentalProgramme
 from atoll.solve.rent.standing import Incumbent, Work
 from atoll.solve.rent.steps import GRID
-from atoll.solve.rent.types import BOTH, DECODE, PREFILL
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -229,34 +227,15 @@ class LevelInstanceMaster(InstanceMaster):
 
         With F subadditive, sum_i F(w_i) n_i >= F(y) >= a + b y for each piece of its convex envelope.
         """
-        for service, (oracle, cost) in enumerate(zip(oracles, costs, strict=True)):
-            items, phases = oracle.items, set(np.unique(oracle.items.phase).tolist())
-            groups = [{PREFILL, BOTH}, {DECODE, BOTH}] if PREFILL in phases else [{BOTH}]
-            for group in groups:
-                every = np.flatnonzero(np.isin(items.phase, sorted(group)) & (items.share > 0.0))
-                if not len(every):
-                    continue
-                zeros = np.zeros(len(every), np.int32)
-                paid = np.maximum(cost[every], 0.0)
-                best = cheapest_by_weight(paid, oracle.steps_up(every), zeros, 1, GRID + 1)
-                function, _, _ = closure(best[0])
-                rate = float((paid / items.share[every]).min())
-                function = np.maximum(function, rate * np.arange(GRID + 1) / GRID)
-                if not np.isfinite(function[-1]) or function[-1] <= 0.0:
-                    continue
-                scaled = function / function[-1]
-                some = self._let_in[service]
-                inside = np.flatnonzero(np.isin(items.phase[some], sorted(group)))
-                columns = (self._offset(service) + inside).astype(np.int64)
-                values = scaled[oracle.steps_up(some[inside])]
-                for begin, slope in self._pieces(service, scaled):
-                    own, value, least = columns, values, begin
-                    if slope is not None:
-                        # begin + slope y, with y = 1 - u.
-                        own = np.append(columns, self.levels.column(service))
-                        value, least = np.append(values, slope), begin + slope
-                    entries = Sparse.of(np.zeros(len(own), np.int64), own, value, 1)
-                    self.lp.add_rows(np.full(1, least), np.full(1, np.inf), entries)
+        for service, scaled, columns, values in self._cover_cuts(oracles, costs):
+            for begin, slope in self._pieces(service, scaled):
+                own, value, least = columns, values, begin
+                if slope is not None:
+                    # begin + slope y, with y = 1 - u.
+                    own = np.append(columns, self.levels.column(service))
+                    value, least = np.append(values, slope), begin + slope
+                entries = Sparse.of(np.zeros(len(own), np.int64), own, value, 1)
+                self.lp.add_rows(np.full(1, least), np.full(1, np.inf), entries)
 
     def _pieces(self, service: int, scaled: Floats) -> list[tuple[float, float | None]]:
         """What a level must cost as lines (at 0, slope); a plain service must be served whole."""

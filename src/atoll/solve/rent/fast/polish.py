@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.rent.fast.picker import ServicePicker
-from atoll.solve.rent.instances import InstanceMaster
+from atoll.solve.rent.instances import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.standing import Work
 
@@ -65,27 +65,30 @@ def cheaper(
     model: RentModel, let_in: Sequence[Ints], start: Solution | None, seed: int = 0
 ) -> Solution | None:
     """Return what serves everything with these items for least, as far as the programme gets."""
-    master = InstanceMaster(model, "cost", np.zeros(0), let_in, Work(np.inf), seed)
-    answer = master.solve(
-        time_limit_s=np.inf,
-        gap=_GAP,
-        absolute_gap=1e-9,
-        start=start,
-        node_limit=_NODES,
-        iteration_limit=_ITERATIONS,
-    )
-    return answer.solution
+    return _solved(model, "cost", let_in, start, seed, absolute_gap=1e-9)
 
 
 def most_common(
     model: RentModel, let_in: Sequence[Ints], start: Solution | None, seed: int = 0
 ) -> Solution | None:
     """Return what serves the largest common share of everything with these items, at any price."""
-    master = InstanceMaster(model, "common", np.zeros(0), let_in, Work(np.inf), seed)
+    return _solved(model, "common", let_in, start, seed, absolute_gap=1e-3)
+
+
+def _solved(
+    model: RentModel,
+    goal: InstanceGoal,
+    let_in: Sequence[Ints],
+    start: Solution | None,
+    seed: int,
+    *,
+    absolute_gap: float,
+) -> Solution | None:
+    master = InstanceMaster(model, goal, np.zeros(0), let_in, Work(np.inf), seed)
     answer = master.solve(
         time_limit_s=np.inf,
         gap=_GAP,
-        absolute_gap=1e-3,
+        absolute_gap=absolute_gap,
         start=start,
         node_limit=_NODES,
         iteration_limit=_ITERATIONS,
