@@ -133,15 +133,13 @@ class Job:
 
 def decode_whole(stage: Any, batch: int) -> float:
     """Seconds of a decode step, choosing tokens greedily and feeding them back."""
-    import torch
-
     job = Job(stage, batch, CONTEXT)
-    tokens = list(torch.arange(batch).split(1))
+    tokens = [[token] for token in range(batch)]
 
     def step() -> None:
         nonlocal tokens
         logits = job.step(tokens).logits
-        tokens = list(logits.argmax(dim=-1).cpu().split(1))
+        tokens = [[token] for token in logits.argmax(dim=-1).tolist()]
 
     for _ in range(3):
         step()
@@ -150,8 +148,6 @@ def decode_whole(stage: Any, batch: int) -> float:
 
 def prefill_whole(stage: Any, prompts: int, length: int) -> float:
     """Seconds to prefill several prompts in one batch."""
-    import torch
-
     from atoll.engine.kv import BlockPool
     from atoll.engine.stage import SequenceRows
 
@@ -159,7 +155,7 @@ def prefill_whole(stage: Any, prompts: int, length: int) -> float:
     tables = [pool.open([], b"", length) for _ in range(prompts)]
     for table in tables:
         pool.grow(table, length)
-    tokens = torch.arange(length)
+    tokens = list(range(length))
 
     def run() -> None:
         rows = [
@@ -189,6 +185,15 @@ def prefill_operations(config: Any, prompts: int, length: int) -> int:
     return int(dense + causal + 2 * prompts * width * config.vocab_size)
 
 
+def pin(shared: shared_memory.SharedMemory) -> None:
+    """Let the device read and write shared memory by itself, as it does what nodes send."""
+    import torch
+
+    window = torch.frombuffer(shared.buf, dtype=torch.uint8)
+    torch.cuda.init()
+    torch.cuda.cudart().cudaHostRegister(window.data_ptr(), window.numel(), 0)
+
+
 def second_half(pipe: Any, memory: str, blocks: int) -> None:
     """The process that holds layers [16, 32): hidden states in shared memory, tokens back."""
     import torch
@@ -196,6 +201,7 @@ def second_half(pipe: Any, memory: str, blocks: int) -> None:
     from atoll.engine.stage import StageModel
 
     shared = shared_memory.SharedMemory(memory)
+    pin(shared)
     stage = StageModel.random(
         llama_8b(),
         LAYERS // 2,
@@ -229,6 +235,7 @@ def cut_in_two(blocks: int) -> Iterator[Callable[[int], float]]:
 
     context = multiprocessing.get_context("spawn")
     shared = shared_memory.SharedMemory(create=True, size=max(CUT_BATCHES) * 4096 * 2)
+    pin(shared)
     ours, theirs = context.Pipe()
     child = context.Process(target=second_half, args=(theirs, shared.name, blocks), daemon=True)
     child.start()
@@ -242,15 +249,14 @@ def cut_in_two(blocks: int) -> Iterator[Callable[[int], float]]:
         ours.send(("open", batch))
         assert ours.recv() == "open"
         job = Job(stage, batch, CONTEXT)
-        tokens = list(torch.arange(batch).split(1))
+        tokens = [[token] for token in range(batch)]
         window = torch.frombuffer(shared.buf, dtype=torch.bfloat16, count=batch * stage.width)
 
         def step() -> None:
             nonlocal tokens
-            hidden = torch.cat(job.step(tokens).hidden)
-            window.view(batch, -1).copy_(hidden)
+            window.view(batch, -1).copy_(job.step(tokens).joined)
             ours.send(("step", batch))
-            tokens = list(torch.tensor(ours.recv()).split(1))
+            tokens = [[token] for token in ours.recv()]
 
         for _ in range(3):
             step()
@@ -297,7 +303,7 @@ def exactness() -> bool:
     # Two chunks, so that a chunk with a past is run too; then decodes, by graph.
     for count in (64, 86, *[1] * 39):
         pool.grow(table, position + count)
-        data = torch.tensor(tokens[position : position + count])
+        data = tokens[position : position + count]
         rows = SequenceRows(0, 4, position, count, table, data, sample=True)
         output = stage.forward([rows])
         position += count
@@ -313,7 +319,7 @@ def profile(stage: Any, batch: int) -> None:
     from torch.profiler import ProfilerActivity
 
     job = Job(stage, batch, CONTEXT)
-    tokens = list(torch.arange(batch).split(1))
+    tokens = [[token] for token in range(batch)]
     job.step(tokens)
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(4):

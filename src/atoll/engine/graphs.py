@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,9 +31,12 @@ class DecodeBatch:
         self.cache = cache
         self._splits = splits
         spare = cache.blocks * cache.block_size
-        self.positions = torch.zeros((1, rows), dtype=torch.int64, device=device)
-        self.slots = torch.full((rows,), spare, dtype=torch.int64, device=device)
-        self.lengths = torch.ones((rows,), dtype=torch.int32, device=device)
+        self.numbers = torch.zeros((4, rows), dtype=torch.int64, device=device)
+        """Positions, slots, lengths and tokens, one under another: they come to the device at once."""
+        self.positions = self.numbers[:1]
+        self.slots, self.lengths, self.tokens = self.numbers[1:]
+        self.slots.fill_(spare)
+        self.lengths.fill_(1)
         self.tables = torch.full((rows, width), cache.blocks, dtype=torch.int32, device=device)
 
     def attend(
@@ -99,7 +103,7 @@ class DecodeGraphs:
         splits = triton_ops.splits_for(size, kv_heads, _SPLIT_FOR, processors)
         batch = DecodeBatch(size, self._width, stage.cache, device, splits)
         if stage.embed is not None:
-            inputs = torch.zeros(size, dtype=torch.int64, device=device)
+            inputs = batch.tokens
         else:
             inputs = torch.zeros(size, stage.width, dtype=stage.dtype, device=device)
         stream = torch.cuda.Stream(device)
@@ -118,6 +122,8 @@ class DecodeGraphs:
                 (size, self._width), stage.cache.blocks, dtype=torch.int32
             ).pin_memory(),
         }
+        if stage.embed is None:
+            host["hidden"] = torch.zeros((size, stage.width), dtype=stage.dtype).pin_memory()
         return _Captured(graph, batch, inputs, output, host, [(None, 0)] * size)
 
     def _body(self, inputs: Tensor, batch: DecodeBatch) -> Tensor:
@@ -141,16 +147,32 @@ class DecodeGraphs:
         ids[0, rows:], ids[1, rows:] = 0, stage.cache.blocks * page
         ids[2] = ids[0] + 1
         if stage.embed is not None:
-            ids[3, :rows] = [int(r.data) for r in batch]
-        device_ids = captured.host["ids"].to(stage.device, non_blocking=True)
-        captured.batch.positions[0].copy_(device_ids[0])
-        captured.batch.slots.copy_(device_ids[1])
-        captured.batch.lengths.copy_(device_ids[2])
-        if stage.embed is not None:
-            captured.inputs.copy_(device_ids[3])
+            ids[3, :rows] = [token for r in batch for token in r.data]
         else:
-            captured.inputs[:rows].copy_(torch.cat([r.data for r in batch]))
+            self._fill_hidden(captured, [r.data for r in batch])
+        captured.batch.numbers.copy_(captured.host["ids"], non_blocking=True)
         self._fill_tables(captured, batch, size)
+
+    def _fill_hidden(self, captured: _Captured, states: list[Tensor]) -> None:
+        """Bring hidden states to the device, by way of memory that it can read by itself."""
+        rows, inputs = len(states), captured.inputs
+        if states[0].is_cuda:
+            torch.cat(states, out=inputs[:rows])
+            return
+        first = states[0]
+        size = first.numel() * first.element_size()
+        base = first.data_ptr()
+        if all(state.data_ptr() == base + size * i for i, state in enumerate(states)):
+            # As they came, side by side, from the stage before.
+            joined = first.as_strided((rows, inputs.shape[1]), (inputs.shape[1], 1))
+        else:
+            joined = torch.cat(states)
+        if not joined.is_pinned():
+            staged = captured.host["hidden"][:rows]
+            # NumPy copies on this thread; torch would wake others for it.
+            np.copyto(staged.view(torch.uint8).numpy(), joined.view(torch.uint8).numpy())
+            joined = staged
+        inputs[:rows].copy_(joined, non_blocking=True)
 
     def _fill_tables(self, captured: _Captured, batch: Sequence[Any], size: int) -> None:
         """Send block tables only when one has changed."""

@@ -33,7 +33,7 @@ _CPU_KV_BYTES = 512 * 2**20
 class SequenceRows:
     """New positions of one sequence: `count` rows from `position` on through layers [start, end).
 
-    `data` is int64 token ids when start is 0 and hidden states [count, width] otherwise. `sample`
+    `data` is a list of tokens when start is 0 and hidden states [count, width] otherwise. `sample`
     asks for the logits of the last row; it has a meaning only where the head is. `embeds` are vectors to
     take instead of tokens: which rows [n], and the vectors [n, width].
     """
@@ -54,11 +54,22 @@ class StageOutput:
 
     `hidden` has, per `SequenceRows`, its hidden states [count, width] where it goes on to another stage,
     else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `SequenceRows` each is of.
+    Of a plain decode step through a stage without a head, all hidden states are `joined` [rows, width], and
+    `hidden` is empty.
     """
 
     hidden: tuple[Tensor | None, ...]
     logits: Tensor | None = None
     sampled: tuple[int, ...] = ()
+    joined: Tensor | None = None
+
+    def of(self, numbers: Sequence[int]) -> Tensor:
+        """Return the hidden states of some `SequenceRows`, one after another."""
+        if self.joined is not None:
+            all_of_them = len(numbers) == self.joined.shape[0]
+            return self.joined if all_of_them else self.joined[list(numbers)]
+        states = [state for n in numbers if (state := self.hidden[n]) is not None]
+        return states[0] if len(states) == 1 else torch.cat(states)
 
 
 class StageModel:
@@ -237,6 +248,10 @@ class StageModel:
                     pack_linears(layer)
                 if self.head is not None:
                     self.head = pack(self.head)
+            elif self.device.type == "cuda" and self.fused is not None and self.head is not None:
+                from atoll.engine.triton_ops import RowLinear
+
+                self.head = RowLinear(self.head.weight.data, self.head.bias)
 
     def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
         """Run every `SequenceRows` through its own layer range; neighbours share the layers they share.
@@ -248,9 +263,9 @@ class StageModel:
             return self._forward(batch)
 
     def _forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
-        self._check(batch)
         if self.graphs is not None and self.graphs.takes(batch):
             return self._decode(batch)
+        self._check(batch)
         states: list[Any] = [
             rows.data.to(device=self.device, dtype=self.dtype) if rows.start > 0 else None
             for rows in batch
@@ -276,7 +291,7 @@ class StageModel:
     def _decode(self, batch: Sequence[SequenceRows]) -> StageOutput:
         result = self.graphs.run(batch)
         if self.head is None:
-            return StageOutput(result.split(1))
+            return StageOutput((), joined=result)
         rows = len(batch)
         return StageOutput((None,) * rows, result, tuple(range(rows)))
 
@@ -293,7 +308,8 @@ class StageModel:
         if not first or self.embed is None:
             return
         # Marks of vectors are negative; what is embedded in their place is overwritten.
-        tokens = torch.cat([batch[i].data for i in first]).clamp_min(0).to(self.device)
+        tokens = torch.tensor([token for i in first for token in batch[i].data])
+        tokens = tokens.clamp_min_(0).to(self.device)
         embedded = self.embed(tokens)
         row = 0
         for i in first:
@@ -317,7 +333,15 @@ class StageModel:
         """Final norm, head and the cap some models put on logits: [rows, vocabulary]."""
         if self.norm is None or self.head is None:
             raise UsageError(f"the stage [{self.start}, {self.end}) has no head")
-        logits: Tensor = self.head(self.norm(hidden))
+        if self.device.type == "cuda" and self.fused is not None:
+            from atoll.engine import triton_ops
+
+            hidden, _ = triton_ops.add_norm(
+                hidden, None, self.norm.weight, self.norm.variance_epsilon
+            )
+        else:
+            hidden = self.norm(hidden)
+        logits: Tensor = self.head(hidden)
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
@@ -348,7 +372,11 @@ class StageModel:
         for index in range(low, high):
             rope = flat[self.layer_types[index]]
             hidden, residual = layers[index](hidden, residual, rope, paged)
-        return hidden if residual is None else hidden + residual
+        if residual is None:
+            return hidden
+        if hidden.dim() == 3:  # the last layer's result, still in parts
+            hidden = hidden.sum(0).to(residual.dtype)
+        return hidden + residual
 
     def _rope(self, hidden: Tensor, positions: Tensor, low: int, high: int) -> dict[str, Any]:
         kinds = set(self.layer_types[low:high])
