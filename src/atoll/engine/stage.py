@@ -22,7 +22,7 @@ from atoll.engine import attention
 from atoll.engine.attention import KvCache, PagedBatch, RowSpan
 from atoll.engine.fused import FusedLayer, fuse
 from atoll.engine.kv import BlockTable
-from atoll.engine.packing import can_pack, pack, pack_linears
+from atoll.engine.packing import KEPT_BYTES, can_pack, pack, pack_linears
 from atoll.engine.weights.reader import Progress, WeightReader
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -242,12 +242,14 @@ class StageModel:
                 )
             module.eval()
         with torch.inference_mode():
-            self.fused = fuse(self.layers, self.device)
+            size = sum(p.numel() for _, p in self._parameters()) * self.dtype.itemsize
+            keep = size <= KEPT_BYTES
+            self.fused = fuse(self.layers, self.device, keep=keep)
             if can_pack(self.device, self.dtype):
                 for layer in self.layers.values():
-                    pack_linears(layer)
+                    pack_linears(layer, keep=keep)
                 if self.head is not None:
-                    self.head = pack(self.head)
+                    self.head = pack(self.head, keep=keep)
             elif self.device.type == "cuda" and self.fused is not None and self.head is not None:
                 from atoll.engine.triton_ops import RowLinear
 
