@@ -23,6 +23,7 @@ from atoll.runtime.instance import requests
 from atoll.runtime.instance.answers import ChoiceText, ResponseWriter
 from atoll.runtime.instance.requests import ParsedRequest
 from atoll.runtime.instance.tools.formats import find_format
+from atoll.runtime.instance.tools.functions import read_tools
 from atoll.runtime.instance.tools.parser import CallParser
 from atoll.runtime.openai import ApiError, ChatRequest, read_request
 from tests.runtime.instance.tool_models import (
@@ -90,8 +91,10 @@ def streamed(parsed: ParsedRequest, codec: TextCodec, events: list[TokenEvent]) 
     """The chunks of an answer to whose tokens nothing happens on the way."""
     writer = ResponseWriter(parsed, len(parsed.choices[0].prompt))
     choice = ChoiceText(0, parsed.choices[0], codec)
-    pieces = [choice.owed()] if choice.finish else [choice.add(event) for event in events]
-    data = writer.roles() + b"".join(writer.chunk(piece) for piece in pieces if piece is not None)
+    data = writer.roles() + (writer.chunk(choice.owed()) if choice.finish else b"")
+    for event in events:
+        if choice.finish is None and (piece := choice.add(event)) is not None:
+            data += writer.chunk(piece)
     chunks = [read_chunk(payload(event) or b"") for event in split_events(data)[0]]
     return [chunk for chunk in chunks if chunk is not None]
 
@@ -499,8 +502,8 @@ def test_what_only_people_read_does_not_count(codecs: Callable[[str], TextCodec]
     with pytest.raises(ApiError) as caught:
         requests.read(CHAT, json.dumps(body_of(tools=tools)).encode(), codec, 300)
     assert caught.value.code == "context_length_exceeded"
-    guide = find_format(codec).grammar(
-        requests.read_tools(tools, "auto", None)  # type: ignore[arg-type]
-    )
+    use = read_tools(tools, "auto", None)
+    assert use is not None
+    guide = find_format(codec).grammar(use)
     assert len(guide) < 4000
     assert '"description": {"type": "string"}' in guide

@@ -99,12 +99,15 @@ def matchers(codec: TextCodec) -> MatcherFactory:
 def draw_answer(
     codec: TextCodec, guide: OutputFormat, seed: int, *, begin: Sequence[int] = (), most: int = 400
 ) -> list[int]:
-    """The tokens of an answer that follows a guide and is left to chance otherwise."""
-    drawn = random.Random(seed)
+    """The tokens of an answer that follows a guide and is left to chance otherwise.
+
+    Chance is by seed and position, so an answer that goes on from its beginning is the same.
+    """
     matcher = matchers(codec).matcher(guide)
     matcher.feed(begin)
     tokens = list(begin)
     while len(tokens) < most and not matcher.done:
+        drawn = random.Random(seed * 100_003 + len(tokens))
         allowed = matcher.compute_allowed(codec.vocabulary).nonzero()[0].tolist()
         ends = [token for token in allowed if token in codec.eos]
         # Among all letters the few that end something would hardly ever come.
