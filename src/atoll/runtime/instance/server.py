@@ -36,6 +36,8 @@ _FRESH_S = 2.0
 _PROBE_S = 10.0
 _SMALL_BODY_BYTES = 2**14
 """Larger requests are read in a thread, so that no stream waits until a long prompt is tokenised."""
+_GUIDED = (b'"tools"', b'"response_format"', b'"guided_')
+"""So do those whose answer has a form: it is compiled, and the first time the tokenizer is read for it."""
 _READERS = 2
 _GROW_EVERY = 16
 _SMOOTHING = 0.05
@@ -208,7 +210,7 @@ class InstanceServer:
 
     async def _generate(self, path: str, body: bytes) -> Response | EventStream:
         started_s = time.monotonic()
-        if len(body) <= _SMALL_BODY_BYTES:
+        if len(body) <= _SMALL_BODY_BYTES and not any(name in body for name in _GUIDED):
             parsed, choices = self._understand(path, body)
         else:
             loop = asyncio.get_running_loop()
@@ -367,7 +369,7 @@ class _ChoiceMerger:
     ) -> AsyncGenerator[ChoiceDelta, None]:
         metrics = self._server.metrics
         if choice.finish is not None:
-            yield ChoiceDelta(choice.index, choice.owed, finish=choice.finish)
+            yield choice.owed()
             return
         last_s: float | None = None
         ended = "abort"
