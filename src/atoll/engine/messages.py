@@ -47,9 +47,12 @@ class PipelineRoute(Frozen):
 
 
 class OutputFormat(Frozen):
-    """What the answer must look like: a JSON schema, a regular expression, or any JSON object."""
+    """What the answer must look like: a JSON schema, a regular expression, any JSON object, or a grammar.
 
-    kind: Literal["json_schema", "regex", "json_object"]
+    A grammar ("lark") is in the syntax of llguidance.
+    """
+
+    kind: Literal["json_schema", "regex", "json_object", "lark"]
     text: str = ""
 
 
