@@ -155,7 +155,7 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         is_chat=is_chat,
         stream=bool(request.stream),
         include_usage=bool(getattr(options, "include_usage", False)),
-        logprobs=request.logprobs not in (None, False),
+        logprobs=request.logprobs is not None and request.logprobs is not False,
         choices=tuple(choices),
         best_of=count,
         n=request.n or 1,
