@@ -250,11 +250,15 @@ _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _LARGE_BYTES = 2**20
 _MOST_PARTS = 2**19
 """Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
+_MOST_NAMES = 2**18
+"""Colons in a large body: an object of a million names takes as long. No text that a model takes has as many."""
 
 
 def read_request(path: str, body: bytes) -> JsonRequest:
     """Read and check the body of a request to one of `REQUESTS`; what is wrong is an ApiError."""
-    if len(body) > _LARGE_BYTES and body.count(b"[") + body.count(b"{") > _MOST_PARTS:
+    if len(body) > _LARGE_BYTES and (
+        body.count(b"[") + body.count(b"{") > _MOST_PARTS or body.count(b":") > _MOST_NAMES
+    ):
         raise ApiError(400, "the request has too many parts", code="request_too_large")
     try:
         if not body.isascii():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
+from atoll.runtime import openai
 from atoll.runtime.instance import requests
 from atoll.runtime.instance.checks import MOST_STOP_CHARS, is_quick
 from atoll.runtime.instance.requests import ParsedRequest
@@ -145,3 +146,9 @@ def test_whatever_is_sent_is_understood_or_refused(more: dict[str, Any]) -> None
     else:
         status = 200 if parsed.choices else 500
     assert status in (200, 400)
+
+
+def test_objects_of_a_million_names_are_not_even_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "_DECODERS", {})
+    with pytest.raises(ApiError, match="too many parts"):
+        read(logit_bias={f"{i:06}": 1 for i in range(300_000)})
