@@ -6,6 +6,7 @@ nonsense is answered with 400 at the door and never reaches an engine.
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Annotated, Any, Literal
 
@@ -398,6 +399,25 @@ def with_usage(request: Generation, body: bytes) -> bytes:
         "include_usage": True
     }
     return msgspec.json.encode(data)
+
+
+def with_seed(request: Generation, body: bytes) -> bytes:
+    """Return the body of a request that comes out the same when it is asked again, as far as a seed helps.
+
+    Answers that text alone cannot continue (several at once, calls, forced forms) go on elsewhere only by
+    being repeated. Where the client does not care, a seed of ours makes that possible; `request` knows it.
+    """
+    if request.seed is not None or request.temperature == 0.0:
+        return body
+    form = request.response_format
+    formed = form is not None and form.type != "text"
+    if not formed and (request.n or 1) == 1 and not getattr(request, "tools", None):
+        return body
+    if b'"seed"' in body:
+        return body
+    request.seed = random.getrandbits(31)
+    start = body.index(b"{") + 1
+    return b'{"seed":%d,' % request.seed + body[start:]
 
 
 def with_model(body: bytes, model: str) -> bytes:
