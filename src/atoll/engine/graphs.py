@@ -80,6 +80,7 @@ class DecodeGraphs:
             if (
                 rows.count != 1
                 or rows.embeds is not None
+                or rows.keep
                 or rows.start != start
                 or rows.end != end
                 or (sampling and not rows.sample)

@@ -35,7 +35,8 @@ class SequenceRows:
 
     `data` is a list of tokens when start is 0 and hidden states [count, width] otherwise. `sample`
     asks for the logits of the last row; it has a meaning only where the head is. `embeds` are vectors to
-    take instead of tokens: which rows [n], and the vectors [n, width].
+    take instead of tokens: which rows [n], and the vectors [n, width]. `keep` asks, where the last norm is,
+    for the hidden states after it.
     """
 
     start: int
@@ -46,6 +47,7 @@ class SequenceRows:
     data: Any
     sample: bool = False
     embeds: tuple[Tensor, Tensor] | None = None
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,8 @@ class StageOutput:
     """What became of a batch.
 
     `hidden` has, per `SequenceRows`, its hidden states [count, width] where it goes on to another stage,
-    else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `SequenceRows` each is of.
+    else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `SequenceRows` each is of. `kept`
+    has the number of each that is to be kept, and its hidden states after the last norm [count, width].
     Of a plain decode step through a stage without a head, all hidden states are `joined` [rows, width], and
     `hidden` is empty.
     """
@@ -61,6 +64,7 @@ class StageOutput:
     hidden: tuple[Tensor | None, ...]
     logits: Tensor | None = None
     sampled: tuple[int, ...] = ()
+    kept: tuple[tuple[int, Tensor], ...] = ()
     joined: Tensor | None = None
 
     def of(self, numbers: Sequence[int]) -> Tensor:
@@ -326,24 +330,33 @@ class StageModel:
             state if rows.end < self.total else None
             for rows, state in zip(batch, states, strict=True)
         )
+        kept: tuple[tuple[int, Tensor], ...] = ()
+        if any(rows.keep for rows in batch) and self.norm is not None:
+            wanted = (i for i, rows in enumerate(batch) if rows.end == self.total and rows.keep)
+            kept = tuple((i, self.norm(states[i])) for i in wanted)
         last = tuple(i for i, rows in enumerate(batch) if rows.end == self.total and rows.sample)
         if not last:
-            return StageOutput(hidden)
-        return StageOutput(hidden, self.logits(torch.stack([states[i][-1] for i in last])), last)
+            return StageOutput(hidden, kept=kept)
+        logits = self.logits(torch.stack([states[i][-1] for i in last]))
+        return StageOutput(hidden, logits, last, kept)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Final norm, head and the cap some models put on logits: [rows, vocabulary]."""
-        if self.norm is None or self.head is None:
-            raise UsageError(f"the stage [{self.start}, {self.end}) has no head")
+    def _last_norm(self, hidden: Tensor) -> Tensor:
+        if self.norm is None:
+            raise UsageError(f"the stage [{self.start}, {self.end}) has no last norm")
         if self.device.type == "cuda" and self.fused is not None:
             from atoll.engine import triton_ops
 
-            hidden, _ = triton_ops.add_norm(
-                hidden, None, self.norm.weight, self.norm.variance_epsilon
-            )
-        else:
-            hidden = self.norm(hidden)
-        logits: Tensor = self.head(hidden)
+            return triton_ops.add_norm(hidden, None, self.norm.weight, self.norm.variance_epsilon)[
+                0
+            ]
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def logits(self, hidden: Tensor, *, normed: bool = False) -> Tensor:
+        """Final norm, head and the cap some models put on logits: [rows, vocabulary]."""
+        if self.norm is None or self.head is None:
+            raise UsageError(f"the stage [{self.start}, {self.end}) has no head")
+        logits: Tensor = self.head(hidden if normed else self._last_norm(hidden))
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
