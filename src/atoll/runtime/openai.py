@@ -7,7 +7,7 @@ nonsense is answered with 400 at the door and never reaches an engine.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -218,14 +218,22 @@ _MOST_PARTS = 2**19
 """Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
 
 
+_Read = TypeVar("_Read")
+
+
 def read_request(path: str, body: bytes) -> JsonRequest:
     """Read and check the body of a request to one of `REQUESTS`; what is wrong is an ApiError."""
+    return read_body(_DECODERS[path], body)
+
+
+def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
+    """Read and check the body of a request; what is wrong is an ApiError that names the field."""
     if len(body) > _LARGE_BYTES and body.count(b"[") + body.count(b"{") > _MOST_PARTS:
         raise ApiError(400, "the request has too many parts", code="request_too_large")
     try:
         if not body.isascii():
             body.decode()
-        return _DECODERS[path].decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         text = str(error)
         place = _PLACE.search(text)
