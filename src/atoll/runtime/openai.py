@@ -210,7 +210,7 @@ FORMS: dict[str, type[TranscriptionRequest]] = {TRANSCRIPTIONS: TranscriptionReq
 _DECODERS: dict[str, msgspec.json.Decoder[JsonRequest]] = {
     path: msgspec.json.Decoder(kind) for path, kind in REQUESTS.items()
 }
-_PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
 _LARGE_BYTES = 2**20
