@@ -179,7 +179,7 @@ def test_who_is_let_in_and_what_is_counted(tmp_path: Path) -> None:
         key = await it.key(models=("m",), requests_per_min=3)
         stream = body_of(MESSAGES, stream=True)
 
-        async def ask(path: str, headers: str, **more: object) -> Reply:
+        async def ask(path: str, headers: str, **more: Any) -> Reply:
             return await it.bench.post(path, body_of(path, **more), headers)
 
         for headers in ("", "x-api-key: sk-other\r\n", "authorization: Bearer sk-other\r\n"):
