@@ -129,6 +129,7 @@ ODD: list[Json] = [
     {"choices": [1, {"index": "a", "delta": 3}, {"delta": {"content": 4, "tool_calls": 5}}]},
     {"choices": [{"index": 0, "delta": {"tool_calls": [None, {"index": None}, {"function": 1}]}}]},
     {"choices": [{"index": 1, "delta": {"content": "of another answer"}}]},
+    {"usage": {"prompt_tokens": 10**30, "completion_tokens": True}, "created": 1e300},
     {"model": 3, "created": "x", "usage": {"prompt_tokens": "many", "prompt_tokens_details": 1}},
 ]
 

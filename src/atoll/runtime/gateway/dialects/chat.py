@@ -17,6 +17,7 @@ TEXTS: tuple[tuple[str, BlockKind], ...] = (
 )
 """Fields of a message or delta with text, in the order in which they count, and the kinds of their blocks."""
 
+_MOST = 2**53
 CUT = frozenset({"length", "content_filter"})
 """Reasons for which an answer ends within its last block."""
 
@@ -80,12 +81,17 @@ class ChatAnswer:
     ending: AnswerEnding
 
 
+def _count(value: Any) -> int:
+    """Return a count, or 0 for what is none; no more than JSON can hold exactly."""
+    return value if type(value) is int and 0 < value <= _MOST else 0
+
+
 def head_of(chunk: Chunk, asked: str) -> AnswerHead:
     """Return the head that a chunk or a whole answer has; `asked`: the model that was asked for."""
     model, created = chunk.get("model"), chunk.get("created")
     return AnswerHead(
         model if isinstance(model, str) and model else asked,
-        int(created) if isinstance(created, int | float) else 0,
+        _count(int(created) if isinstance(created, float) and created < _MOST else created),
     )
 
 
@@ -93,8 +99,7 @@ def counts_of(usage: Any) -> TokenCounts:
     """Return the counts in a `usage`; what is not there is 0."""
 
     def number(data: Any, key: str) -> int:
-        value = data.get(key) if isinstance(data, dict) else None
-        return value if isinstance(value, int) and value > 0 else 0
+        return _count(data.get(key)) if isinstance(data, dict) else 0
 
     if not isinstance(usage, dict):
         return TokenCounts()
