@@ -99,7 +99,7 @@ class Generation(Struct, kw_only=True):
     stop: Stop = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=1024)] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
 
@@ -147,6 +147,28 @@ class EmbeddingRequest(Struct, kw_only=True):
     """Some engines embed conversations, too."""
 
 
+class TokenizeRequest(Struct, kw_only=True):
+    """POST /tokenize, as vLLM has it."""
+
+    model: Name
+    models: Fallbacks = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """POST /detokenize, as vLLM has it."""
+
+    model: Name
+    models: Fallbacks = None
+    tokens: list[NonNegative]
+
+
 class SpeechRequest(Struct, kw_only=True):
     """POST /v1/audio/speech."""
 
@@ -191,18 +213,30 @@ class TranscriptionRequest(Struct, kw_only=True):
     stream: bool | None = None
 
 
-JsonRequest = ChatRequest | CompletionRequest | EmbeddingRequest | SpeechRequest | ImageRequest
+TokensRequest = TokenizeRequest | DetokenizeRequest
+JsonRequest = (
+    ChatRequest
+    | CompletionRequest
+    | EmbeddingRequest
+    | SpeechRequest
+    | ImageRequest
+    | TokenizeRequest
+    | DetokenizeRequest
+)
 AnyRequest = JsonRequest | TranscriptionRequest
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 SPEECH, IMAGES = "/v1/audio/speech", "/v1/images/generations"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 REQUESTS: dict[str, type[JsonRequest]] = {
     CHAT: ChatRequest,
     "/v1/completions": CompletionRequest,
     EMBEDDINGS: EmbeddingRequest,
     SPEECH: SpeechRequest,
     IMAGES: ImageRequest,
+    TOKENIZE: TokenizeRequest,
+    DETOKENIZE: DetokenizeRequest,
 }
 """Endpoints that take JSON."""
 FORMS: dict[str, type[TranscriptionRequest]] = {TRANSCRIPTIONS: TranscriptionRequest}

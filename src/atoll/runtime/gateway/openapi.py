@@ -9,7 +9,16 @@ import msgspec
 
 from atoll.core.version import __version__
 from atoll.runtime.gateway.dialects import DIALECTS
-from atoll.runtime.openai import EMBEDDINGS, FORMS, IMAGES, REQUESTS, SPEECH, TRANSCRIPTIONS
+from atoll.runtime.openai import (
+    DETOKENIZE,
+    EMBEDDINGS,
+    FORMS,
+    IMAGES,
+    REQUESTS,
+    SPEECH,
+    TOKENIZE,
+    TRANSCRIPTIONS,
+)
 
 _ERROR = {
     "type": "object",
@@ -49,6 +58,9 @@ _SUMMARIES = {
     IMAGES: "Draw pictures",
     "/v1/responses": "Answer a conversation of items; nothing is stored",
     "/v1/messages": "Answer a conversation, in Anthropic's way",
+    "/v1/messages/count_tokens": "Count the tokens of a conversation, in Anthropic's way",
+    TOKENIZE: "Turn a text or a conversation into tokens",
+    DETOKENIZE: "Turn tokens into text",
 }
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 _ANSWERS: dict[str, dict[str, Any]] = {
@@ -59,6 +71,8 @@ _ANSWERS: dict[str, dict[str, Any]] = {
 }
 """What may come besides JSON; elsewhere, and where sound is asked for as events, streams of events."""
 _EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_WHOLE = frozenset({EMBEDDINGS, TOKENIZE, DETOKENIZE, "/v1/messages/count_tokens"})
+"""Where answers are never streams of events."""
 _FAILURES = {
     "400": "the request is malformed",
     "401": "a valid key is needed",
@@ -75,7 +89,7 @@ _FAILURES = {
 
 
 _DIALECTS = {dialect.path: dialect.request for dialect in DIALECTS.values()}
-_ERRORS = {"/v1/messages": "MessagesError"}
+_ERRORS = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), "MessagesError")
 """Shapes of errors where they are not OpenAI's."""
 
 
@@ -123,7 +137,7 @@ def _post(path: str) -> dict[str, Any]:
     body_type = "multipart/form-data" if path in FORMS else "application/json"
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     content |= _ANSWERS.get(path, {})
-    if path != EMBEDDINGS:
+    if path not in _WHOLE:
         content |= _EVENTS
     return {
         "summary": _SUMMARIES[path],

@@ -231,7 +231,8 @@ def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
     if kind in ("openai", "tasks") or not single or not delivered.answers[0].only_text:
         return False
     if isinstance(request, CompletionRequest):
-        if request.echo or request.suffix or (request.best_of or 1) > 1:
+        special = request.echo or request.suffix or (request.best_of or 1) > 1
+        if special and kind != "atoll":
             return False
         # Several prompts in one request are several answers.
         if not isinstance(request.prompt, str) and any(

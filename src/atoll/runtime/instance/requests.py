@@ -9,7 +9,7 @@ text, in parts of the type `embeds` (`vectors`).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -18,9 +18,11 @@ from msgspec import Meta, Struct
 from atoll.core.errors import AtollError
 from atoll.engine.embeds import PromptEmbeds
 from atoll.engine.errors import TextTooLongError
-from atoll.engine.messages import OutputFormat, SamplingParams
+from atoll.engine.messages import OutputFormat, ReadOrder, SamplingParams
 from atoll.engine.prompts import chat_prompt
 from atoll.engine.text import TextCodec
+from atoll.runtime.instance.checks import check_limits
+from atoll.runtime.instance.completing import check_completion, echo_text, fill_in
 from atoll.runtime.instance.vectors import read_vectors
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, NonNegative, read_request
 
@@ -54,7 +56,7 @@ class _Extras(Struct):
     min_tokens: NonNegative | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[NonNegative] | None = None
     guided_regex: str | None = None
@@ -78,6 +80,12 @@ class ChoiceRequest:
     shown: str = ""
     """Text of the generated tokens that the client has."""
     embeds: PromptEmbeds | None = None
+    read: ReadOrder | None = None
+    """What is wanted of the prompt itself."""
+    echo: str | None = None
+    """The prompt, where it is to be shown before the answer."""
+    is_silent: bool = False
+    """Whether the prompt is all that is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,9 @@ class ParsedRequest:
     include_usage: bool
     logprobs: bool
     choices: tuple[ChoiceRequest, ...]
+    best_of: int = 1
+    """Answers to each prompt of which `n` are kept."""
+    n: int = 1
 
 
 def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedRequest:
@@ -108,18 +119,30 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         extras = _EXTRAS.decode(body)
     except msgspec.ValidationError as error:
         raise ApiError(400, str(error)) from None
+    check_limits(request, extras)
     is_chat = isinstance(request, ChatRequest)
     if isinstance(request, ChatRequest):
         prompt, embeds = _chat_prompt(extras, codec, max_length)
         prompts = [prompt]
     else:
+        check_completion(request)
         prompts, embeds = _prompts(request, codec, max_length), None
+        if request.suffix:
+            filled = fill_in(prompts, request.suffix, request.model, codec, max_length)
+            prompts = filled.prompts
+            extras.stop_token_ids = [*(extras.stop_token_ids or ()), *filled.ends]
     _refuse_unknown(request)
+    count = best_of(request)
     choices = [
         _choice(request, extras, prompt, codec, max_length, number, embeds)
         for prompt in prompts
-        for number in range(request.n or 1)
+        for number in range(count)
     ]
+    if isinstance(request, CompletionRequest):
+        choices = [
+            as_completion(request, choice, number // count, codec)
+            for number, choice in enumerate(choices)
+        ]
     if len(choices) > MOST_CHOICES:
         raise _too_many()
     if extras.atoll is not None and extras.atoll.resume is not None:
@@ -132,23 +155,41 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         is_chat=is_chat,
         stream=bool(request.stream),
         include_usage=bool(getattr(options, "include_usage", False)),
-        logprobs=choices[0].sampling.logprobs is not None,
+        logprobs=request.logprobs not in (None, False),
         choices=tuple(choices),
+        best_of=count,
+        n=request.n or 1,
     )
+
+
+def best_of(request: ChatRequest | CompletionRequest) -> int:
+    """Return how many answers a prompt gets."""
+    best = request.best_of if isinstance(request, CompletionRequest) else None
+    return best or request.n or 1
+
+
+def as_completion(
+    request: CompletionRequest, choice: ChoiceRequest, number: int, codec: TextCodec
+) -> ChoiceRequest:
+    """Return the choice of a prompt, the one of that number, with what only completions have."""
+    update: dict[str, Any] = {}
+    if request.best_of and request.best_of > (request.n or 1) and request.logprobs is None:
+        # To know which is best.
+        update["sampling"] = choice.sampling.model_copy(update={"logprobs": 0})
+    if request.echo:
+        update["echo"] = echo_text(request, number, choice.prompt, codec)
+        update["is_silent"] = request.max_tokens == 0
+        if request.logprobs is not None:
+            update["read"] = ReadOrder(scores=request.logprobs)
+        if request.max_tokens == 0:
+            update["sampling"] = choice.sampling.model_copy(update={"max_tokens": 1})
+    return replace(choice, **update) if update else choice
 
 
 def _refuse_unknown(request: ChatRequest | CompletionRequest) -> None:
     """Refuse what would silently be done otherwise than asked."""
-    if isinstance(request, ChatRequest):
-        if request.tools and request.tool_choice != "none":
-            raise ApiError(400, "this engine cannot call tools", param="tools")
-        return
-    if request.echo:
-        raise ApiError(400, "the prompt cannot be echoed", param="echo")
-    if request.suffix:
-        raise ApiError(400, "text cannot be filled in before a suffix", param="suffix")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise ApiError(400, "best_of must equal n", param="best_of")
+    if isinstance(request, ChatRequest) and request.tools and request.tool_choice != "none":
+        raise ApiError(400, "this engine cannot call tools", param="tools")
 
 
 def _too_many() -> ApiError:
@@ -264,13 +305,19 @@ def _choice(
     else:
         most = COMPLETION_TOKENS if most is None else most
         logprobs = request.logprobs
-    if most == 0:
+    if most == 0 and not getattr(request, "echo", False):
         raise ApiError(400, "at least one token must be generated", param="max_tokens")
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     seed = None if request.seed is None else (request.seed + number) % 2**63
     sampling = SamplingParams(
         max_tokens=min(most or room, room),
-        temperature=1.0 if request.temperature is None else request.temperature,
+        min_tokens=min(extras.min_tokens or 0, room),
+        # Of no probability at all the likeliest token is left.
+        temperature=0.0
+        if request.top_p == 0.0
+        else 1.0
+        if request.temperature is None
+        else request.temperature,
         top_p=request.top_p or 1.0,
         top_k=max(0, extras.top_k or 0),
         min_p=extras.min_p or 0.0,
@@ -327,11 +374,15 @@ def _resume_choice(
     choice: ChoiceRequest, resume: ResumeField, codec: TextCodec, max_length: int
 ) -> ChoiceRequest:
     """Return a choice with the answer so far as its beginning."""
+    text, echo = resume.text, choice.echo
+    if echo is not None:
+        # What was shown begins with the prompt.
+        text, echo = text[len(echo) :], echo[len(text) :] or None
     if resume.token_ids is not None:
         generated = _check(resume.token_ids, codec, max_length, "atoll.resume")
     else:
         try:
-            generated = tuple(codec.encode(resume.text, special=False, most_tokens=max_length))
+            generated = tuple(codec.encode(text, special=False, most_tokens=max_length))
         except TextTooLongError as error:
             raise _too_long(str(error), "atoll.resume") from error
     return ChoiceRequest(
@@ -339,6 +390,9 @@ def _resume_choice(
         choice.sampling,
         choice.stop,
         generated=generated[: choice.sampling.max_tokens],
-        shown=resume.text,
+        shown=text,
         embeds=choice.embeds,
+        read=None if generated else choice.read,
+        echo=echo,
+        is_silent=choice.is_silent,
     )

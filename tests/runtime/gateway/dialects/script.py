@@ -114,18 +114,18 @@ class ScriptedTalker(ScriptedEngine):
     async def _answer(
         self, writer: asyncio.StreamWriter, path: str, body: Json, fault: Fault
     ) -> None:
-        assert path == "/v1/chat/completions"
+        if path == "/tokenize" and fault.what == "none":
+            words = json.dumps(body["messages"] + body.get("tools", [])).split()
+            _send(writer, json.dumps({"count": len(words), "max_model_len": 9, "tokens": []}))
+            return
+        assert path == "/v1/chat/completions" or fault.what != "none"
         if fault.what not in ("none", "die"):
             await super()._answer(writer, path, body, fault)
             return
         turn = sum(message["role"] == "assistant" for message in body["messages"])
         answer = self.answers[turn]
         if not body.get("stream"):
-            raw = json.dumps(answer.whole(self.model)).encode()
-            head = (
-                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            )
-            writer.write(head % len(raw) + raw)
+            _send(writer, json.dumps(answer.whole(self.model)))
             return
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
         writer.write(b"transfer-encoding: chunked\r\n\r\n")
@@ -136,3 +136,9 @@ class ScriptedTalker(ScriptedEngine):
             await writer.drain()
             await asyncio.sleep(0)
         writer.write(b"0\r\n\r\n")
+
+
+def _send(writer: asyncio.StreamWriter, text: str) -> None:
+    head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
+    raw = text.encode()
+    writer.write(head.format(len(raw)).encode() + raw)

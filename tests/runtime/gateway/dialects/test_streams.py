@@ -33,6 +33,7 @@ def translation(path: str, **more: object) -> Translation:
 
 def translate(path: str, *pieces: bytes, **more: object) -> bytes:
     stream = translation(path, **more).stream()
+    assert stream is not None
     return b"".join(map(stream.feed, pieces)) + stream.end()
 
 
@@ -176,6 +177,7 @@ def test_the_first_event_of_a_call_comes_with_its_first_argument() -> None:
         calls=[ScriptedCall(), ScriptedCall(call_id="call_2")], reason="tool_calls"
     )
     stream = translation("/v1/messages").stream()
+    assert stream is not None
     seen = [[event["type"] for event in events_of(stream.feed(e))] for e in answer.events()]
     assert seen[:7] == [
         ["message_start"],

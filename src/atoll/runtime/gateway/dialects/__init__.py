@@ -12,13 +12,14 @@ taken apart).
 from __future__ import annotations
 
 from atoll.runtime.gateway.dialects.dialect import Dialect
-from atoll.runtime.gateway.dialects.messages.dialect import MessagesDialect
+from atoll.runtime.gateway.dialects.messages.dialect import CountDialect, MessagesDialect
 from atoll.runtime.gateway.dialects.responses.dialect import ResponsesDialect
 from atoll.runtime.gateway.dialects.translated import TranslatedClient
 
 __all__ = ["DIALECTS", "Dialect", "TranslatedClient"]
 
 DIALECTS: dict[bytes, Dialect] = {
-    dialect.path.encode(): dialect for dialect in (ResponsesDialect(), MessagesDialect())
+    dialect.path.encode(): dialect
+    for dialect in (ResponsesDialect(), MessagesDialect(), CountDialect())
 }
 """By their paths as in a request."""

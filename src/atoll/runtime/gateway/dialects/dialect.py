@@ -26,15 +26,15 @@ class Translation(Protocol):
 
     @property
     def body(self) -> bytes:
-        """The body of the chat request."""
+        """The body of the request that means the same."""
         ...
 
     def answer(self, body: bytes) -> bytes:
-        """Return a whole chat answer in the dialect; one that is none is an ApiError (502)."""
+        """Return a whole answer in the dialect; one that is none is an ApiError (502)."""
         ...
 
-    def stream(self) -> StreamTranslator:
-        """Return what translates the chat stream of the answer."""
+    def stream(self) -> StreamTranslator | None:
+        """Return what translates the chat stream of the answer; None: it is never one."""
         ...
 
 
@@ -44,6 +44,11 @@ class Dialect(Protocol):
     @property
     def path(self) -> str:
         """Where it is asked."""
+        ...
+
+    @property
+    def endpoint(self) -> str:
+        """What it is translated to: chat, or what counts its tokens."""
         ...
 
     @property

@@ -6,9 +6,7 @@ import msgspec
 
 from atoll.runtime.gateway.dialects.dialect import Dialect, StreamTranslator, Translation
 from atoll.runtime.http.server import Connection, Request, Responder
-from atoll.runtime.openai import CHAT, ApiError
-
-_CHAT_PATH = CHAT.encode()
+from atoll.runtime.openai import ApiError
 
 
 class TranslatedClient:
@@ -25,7 +23,7 @@ class TranslatedClient:
             request.headers[b"authorization"] = authorization
 
     def translate(self) -> Request:
-        """Return the request as one to chat; what is wrong with it is an ApiError."""
+        """Return the request as backends get it; what is wrong with it is an ApiError."""
         asked = self._request
         if asked.method != b"POST":
             raise ApiError(
@@ -37,7 +35,7 @@ class TranslatedClient:
         # Of all requests with the same trace, each is a span of its own.
         seed = asked.trace[3:35] + asked.trace[36:52]
         self._translation = translation = self._dialect.translate(asked.body, seed)
-        sent = Request(asked.method, _CHAT_PATH, asked.headers, asked.query)
+        sent = Request(asked.method, self._dialect.endpoint.encode(), asked.headers, asked.query)
         sent.body = translation.body
         sent.id, sent.trace = asked.id, asked.trace
         sent.keep_alive, sent.old = asked.keep_alive, asked.old

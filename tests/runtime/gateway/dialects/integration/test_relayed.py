@@ -242,6 +242,32 @@ def test_other_names_policies_and_other_methods() -> None:
     asyncio.run(go())
 
 
+def test_tokens_are_counted_as_the_tokenizer_of_the_model_does() -> None:
+    async def go() -> None:
+        tool = {"name": "look", "input_schema": {"type": "object"}}
+        body = {"model": "m", "messages": [{"role": "user", "content": "a b c"}], "tools": [tool]}
+        engine = ScriptedTalker(kind="vllm", faults=[Fault("500"), Fault("none"), Fault("404")])
+        async with running([engine], attempts=1) as bench:
+            path = f"{MESSAGES}/count_tokens"
+            counted = await bench.post(path, body | {"system": "Be brief."})
+            assert (counted.status, counted.json["error"]["type"]) == (502, "api_error")
+            counted = await bench.post(path, body | {"system": "Be brief."})
+            (seen,) = engine.seen[1:]
+            words = len(str(seen.body["messages"] + seen.body["tools"]).split())
+            assert (counted.status, counted.json) == (200, {"input_tokens": words})
+            assert seen.path == "/tokenize"
+            assert [turn["role"] for turn in seen.body["messages"]] == ["system", "user"]
+            missing = await bench.post(path, body)
+            assert (missing.status, missing.json["error"]["type"]) == (404, "not_found_error")
+            wrong = await bench.post(path, body | {"max_tokens": 5})
+            assert (wrong.status, wrong.json["type"]) == (400, "error")
+            await bench.settled()
+            assert {record.endpoint for record in bench.records} == {path}
+            assert sum(record.completion_tokens for record in bench.records) == 0
+
+    asyncio.run(go())
+
+
 def test_a_connection_is_kept_and_a_client_that_leaves_is_noticed() -> None:
     async def go() -> None:
         engine = ScriptedEngine(step_s=0.005)

@@ -6,13 +6,19 @@ import msgspec
 
 from atoll.runtime.gateway.dialects.chat import read_answer
 from atoll.runtime.gateway.dialects.messages.answer import MessageWriter
+from atoll.runtime.gateway.dialects.messages.count import (
+    CountTokensRequest,
+    TranslatedCount,
+    read_count,
+)
 from atoll.runtime.gateway.dialects.messages.request import (
+    MessageInput,
     MessagesRequest,
     chat_body,
     read_messages,
 )
 from atoll.runtime.gateway.dialects.messages.stream import MessagesStream
-from atoll.runtime.openai import ApiError
+from atoll.runtime.openai import CHAT, TOKENIZE, ApiError
 
 _KINDS = {
     401: "authentication_error",
@@ -50,7 +56,8 @@ class MessagesDialect:
     """Anthropic's API of messages."""
 
     path = "/v1/messages"
-    request = MessagesRequest
+    endpoint = CHAT
+    request: type[MessageInput] = MessagesRequest
 
     def authorization(self, headers: dict[bytes, bytes]) -> bytes | None:
         """Return the `authorization` header, else one made of `x-api-key`."""
@@ -58,7 +65,7 @@ class MessagesDialect:
         given = headers.get(b"authorization")
         return given if given is not None or key is None else b"Bearer " + key
 
-    def translate(self, body: bytes, seed: str) -> TranslatedMessages:
+    def translate(self, body: bytes, seed: str) -> TranslatedMessages | TranslatedCount:
         """Read a request."""
         return TranslatedMessages(read_messages(body), seed)
 
@@ -71,3 +78,16 @@ class MessagesDialect:
     def headers(self, request_id: bytes) -> bytes:
         """Return `request-id`, as Anthropic's clients read it."""
         return b"request-id: %b\r\n" % request_id
+
+
+class CountDialect(MessagesDialect):
+    """Anthropic's count of the tokens of a request, by the model's own tokenizer."""
+
+    path = "/v1/messages/count_tokens"
+    endpoint = TOKENIZE
+    request = CountTokensRequest
+
+    def translate(self, body: bytes, seed: str) -> TranslatedCount:
+        """Read a request."""
+        del seed
+        return TranslatedCount(read_count(body))

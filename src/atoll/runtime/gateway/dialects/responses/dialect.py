@@ -12,7 +12,7 @@ from atoll.runtime.gateway.dialects.responses.request import (
     read_responses,
 )
 from atoll.runtime.gateway.dialects.responses.stream import ResponsesStream
-from atoll.runtime.openai import ApiError
+from atoll.runtime.openai import CHAT, ApiError
 
 
 class TranslatedResponses:
@@ -39,6 +39,7 @@ class ResponsesDialect:
     """OpenAI's API of responses: errors and keys are those of chat."""
 
     path = "/v1/responses"
+    endpoint = CHAT
     request = ResponsesRequest
 
     def authorization(self, headers: dict[bytes, bytes]) -> bytes | None:
