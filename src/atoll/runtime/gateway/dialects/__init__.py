@@ -14,12 +14,19 @@ from __future__ import annotations
 from atoll.runtime.gateway.dialects.dialect import Dialect
 from atoll.runtime.gateway.dialects.messages.dialect import CountDialect, MessagesDialect
 from atoll.runtime.gateway.dialects.responses.dialect import ResponsesDialect
-from atoll.runtime.gateway.dialects.translated import TranslatedClient
+from atoll.runtime.gateway.dialects.translated import ShapedError, TranslatedClient
+from atoll.runtime.openai import ApiError
 
-__all__ = ["DIALECTS", "Dialect", "TranslatedClient"]
+__all__ = ["DIALECTS", "Dialect", "TranslatedClient", "shape_error"]
 
 DIALECTS: dict[bytes, Dialect] = {
     dialect.path.encode(): dialect
     for dialect in (ResponsesDialect(), MessagesDialect(), CountDialect())
 }
 """By their paths as in a request."""
+
+
+def shape_error(error: ApiError, path: bytes) -> ApiError:
+    """Return an error as it is said at a path."""
+    dialect = DIALECTS.get(path)
+    return error if dialect is None else ShapedError(error, dialect)

@@ -68,7 +68,7 @@ class Dialect(Protocol):
         ...
 
     def error(self, error: ApiError, request_id: str) -> bytes:
-        """Return an error as JSON."""
+        """Return an error as JSON; `request_id` is empty where it has none yet."""
         ...
 
     def headers(self, request_id: bytes) -> bytes:

@@ -5,8 +5,29 @@ from __future__ import annotations
 import msgspec
 
 from atoll.runtime.gateway.dialects.dialect import Dialect, StreamTranslator, Translation
+from atoll.runtime.http.answering import headers_of
 from atoll.runtime.http.server import Connection, Request, Responder
 from atoll.runtime.openai import ApiError
+
+
+class ShapedError(ApiError):
+    """An error in the shape of a dialect, for what answers before a request is translated."""
+
+    def __init__(self, error: ApiError, dialect: Dialect) -> None:
+        super().__init__(
+            error.status,
+            error.message,
+            kind=error.kind,
+            param=error.param,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+            allow=error.allow,
+        )
+        self._body = dialect.error(error, "")
+
+    def body(self) -> bytes:
+        """Return the JSON that clients of the dialect read."""
+        return self._body
 
 
 class TranslatedClient:
@@ -72,12 +93,7 @@ class TranslatedClient:
     def respond_error(self, error: ApiError) -> None:
         """Answer with an error, in the dialect's shape."""
         body = self._dialect.error(error, self._request.id.decode())
-        extra = self._headers()
-        if error.retry_after_s is not None:
-            extra += b"retry-after: %d\r\n" % error.retry_after_s
-        if error.allow is not None:
-            extra += b"allow: %b\r\n" % error.allow.encode()
-        self._connection.respond(error.status, body, extra=extra)
+        self._connection.respond(error.status, body, extra=headers_of(error) + self._headers())
 
     def begin_stream(self, headers: bytes = b"") -> None:
         """Begin a stream of events."""

@@ -189,6 +189,11 @@ def test_who_is_let_in_and_what_is_counted(tmp_path: Path) -> None:
             assert (await ask(RESPONSES, headers)).status == 401
         # Of a stranger not even mistakes are read.
         assert (await it.bench.post(MESSAGES, b"{")).status == 401
+        # Nor is its body waited for.
+        head = f"POST {MESSAGES} HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n{{"
+        early = await it.bench.ask(head.encode())
+        assert (early.status, early.json["type"]) == (401, "error")
+        assert early.json["error"]["type"] == "authentication_error"
         with_key = f"x-api-key: {key}\r\n"
         assert (await it.bench.post(MESSAGES, b"{", with_key)).status == 400
         forbidden = await ask(MESSAGES, with_key, model="other")

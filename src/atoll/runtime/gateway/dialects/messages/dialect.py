@@ -73,7 +73,8 @@ class MessagesDialect:
         """Return an error in Anthropic's shape."""
         usual = "invalid_request_error" if error.status < 500 else "api_error"
         said = {"type": _KINDS.get(error.status, usual), "message": error.message}
-        return msgspec.json.encode({"type": "error", "error": said, "request_id": request_id})
+        named = {"request_id": request_id} if request_id else {}
+        return msgspec.json.encode({"type": "error", "error": said, **named})
 
     def headers(self, request_id: bytes) -> bytes:
         """Return `request-id`, as Anthropic's clients read it."""
