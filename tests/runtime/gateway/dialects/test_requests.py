@@ -273,6 +273,56 @@ def test_turns_of_a_conversation() -> None:
     assert "continue_final_message" not in sent
 
 
+def test_what_coding_agents_send_is_taken() -> None:
+    """Fields as Claude Code and Codex send them, in the shapes they have there."""
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    sent = messages(
+        model="claude-sonnet-4-5",
+        max_tokens=32000,
+        system=[{"type": "text", "text": "You are an agent.", **cached}],
+        messages=[{"role": "user", "content": [{"type": "text", "text": "hi", **cached}]}],
+        tools=[
+            {
+                "name": "Bash",
+                "description": "Runs a command",
+                "input_schema": SCHEMA,
+                "eager_input_streaming": True,
+                **cached,
+            }
+        ],
+        metadata={"user_id": "user_1_account__session_2"},
+        thinking={"type": "adaptive", "display": "summarized"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        output_config={"effort": "medium"},
+        temperature=1,
+        stream=True,
+    )
+    assert [turn["role"] for turn in sent["messages"]] == ["system", "user"]
+    assert sent["tools"][0]["function"]["name"] == "Bash"
+    sent = responses(
+        instructions="You are an agent.",
+        input=[
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "x"}],
+            },
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        ],
+        tools=[TOOL],
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        reasoning={"effort": "medium", "summary": "auto", "context": "all_turns"},
+        store=False,
+        stream=True,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="0199",
+        text={"verbosity": "low"},
+        client_metadata={"x": "y"},
+    )
+    assert [turn["role"] for turn in sent["messages"]] == ["system", "user"]
+
+
 def test_an_answer_that_the_client_began_goes_on() -> None:
     sent = messages(messages=[USER, {"role": "assistant", "content": "The best is ("}])
     assert sent["messages"][-1] == {"role": "assistant", "content": "The best is ("}

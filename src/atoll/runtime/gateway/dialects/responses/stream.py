@@ -30,6 +30,8 @@ class ResponsesStream:
         self._out: list[bytes] = []
         self._number = 0
         self._items: list[Item] = []
+        self._place: dict[str, Any] = {}
+        """Where text of the open block belongs."""
         self._head = AnswerHead(asked, 0)
 
     def feed(self, data: bytes) -> bytes:
@@ -58,22 +60,24 @@ class ResponsesStream:
 
     def open(self, block: AnswerBlock) -> None:
         """Write that an item was added."""
+        number = len(self._items)
+        self._place = {"item_id": self._writer.item_id(block, number), "output_index": number}
+        if block.kind != "call":
+            self._place["content_index"] = 0
         item = self._writer.item(block, len(self._items), "in_progress")
         self._write("response.output_item.added", output_index=len(self._items), item=item)
         if block.kind != "call":
-            self._write(
-                "response.content_part.added", **self._place(block), part=content_part(block, "")
-            )
+            self._write("response.content_part.added", **self._place, part=content_part(block, ""))
 
     def grow(self, block: AnswerBlock, text: str) -> None:
         """Write what an item has more."""
         more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
         kind = f"response.{_EVENTS[block.kind]}.delta"
-        self._write(kind, **self._place(block), delta=text, **more)
+        self._write(kind, **self._place, delta=text, **more)
 
     def close(self, block: AnswerBlock, *, whole: bool) -> None:
         """Write that an item is done."""
-        place, text = self._place(block), block.text
+        place, text = self._place, block.text
         more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
         if block.kind == "call":
             more["name"] = block.name
@@ -97,15 +101,6 @@ class ResponsesStream:
         error = {"code": "server_error", "message": message}
         response = self._writer.response(self._head, "failed", self._items, error=error)
         self._write("response.failed", response=response)
-
-    def _place(self, block: AnswerBlock) -> dict[str, Any]:
-        """Return where text of the open block belongs."""
-        number = len(self._items)
-        place: dict[str, Any] = {
-            "item_id": self._writer.item_id(block, number),
-            "output_index": number,
-        }
-        return place if block.kind == "call" else place | {"content_index": 0}
 
     def _write(self, kind: str, **fields: Any) -> None:
         data = {"type": kind, "sequence_number": self._number, **fields}
