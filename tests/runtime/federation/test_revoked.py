@@ -16,7 +16,9 @@ from tests.runtime.gateway.engine import ScriptedEngine
 def revoke(fabric: Site, worker: Worker) -> None:
     """Do what a gateway does that hears of it from a hub."""
     heard = fabric.federation.fabric
-    heard.verifier.revoke([worker.fabric.verifier.person(worker.fabric.identity.certificate).serial])
+    heard.verifier.revoke(
+        [worker.fabric.verifier.person(worker.fabric.identity.certificate).serial]
+    )
     heard.recheck()
 
 
