@@ -87,7 +87,8 @@ class Database:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         insert: Any = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
-        self._insert = insert
+        self.insert = insert
+        """Begins a statement that may say what to do about rows that are there already."""
 
     @classmethod
     async def open(cls, text: str) -> Database:
@@ -113,6 +114,12 @@ class Database:
     async def reading(self) -> AsyncIterator[AsyncConnection]:
         """Give a connection to read with."""
         async with self._engine.connect() as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncConnection]:
+        """Give a connection to write with: all that is written counts at its end, or nothing does."""
+        async with self._engine.begin() as connection:
             yield connection
 
     # Keys
@@ -211,14 +218,14 @@ class Database:
         """Write a segment of a journal: all of it, once; return False if it was there already."""
         table = schema.segments
         async with self._engine.begin() as connection:
-            added = self._insert(table).values(name=segment).on_conflict_do_nothing()
+            added = self.insert(table).values(name=segment).on_conflict_do_nothing()
             if (await connection.execute(added.returning(table.c.name))).first() is None:
                 return False
             for target, values in (
                 (schema.operations, rows.operations),
                 (schema.attempts, rows.attempts),
             ):
-                statement = self._insert(target).on_conflict_do_nothing()
+                statement = self.insert(target).on_conflict_do_nothing()
                 for start in range(0, len(values), _BATCH):
                     await connection.execute(statement, values[start : start + _BATCH])
             if rows.counters:
@@ -235,7 +242,7 @@ class Database:
         self, connection: AsyncConnection, counted: Mapping[tuple[str, str], Counted]
     ) -> None:
         table = schema.counters
-        statement = self._insert(table)
+        statement = self.insert(table)
         statement = statement.on_conflict_do_update(
             index_elements=[table.c.key_id, table.c.period],
             set_={
