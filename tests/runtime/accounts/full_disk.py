@@ -3,8 +3,8 @@
     unshare --mount -- python -m tests.runtime.accounts.full_disk FOLDER KIND
 
 FOLDER becomes a small tmpfs that nobody else sees. KIND is `mapped`, or `written` for a file system that
-cannot take blocks beforehand; `database`: that of the database is full and the journal's is not; `serve`: both
-are, and the gateway goes on. Exit code 0: nothing was lost; SIGBUS would end it with -7; 77: no tmpfs.
+cannot take blocks beforehand; `database`: the disk of the database is full, the journal's is not; `serve`:
+both are, and the gateway goes on. Exit code 0: nothing was lost; SIGBUS would end it with -7; 77: no tmpfs.
 """
 
 from __future__ import annotations
