@@ -154,6 +154,8 @@ class Gateway:
         self.deadlines = settings.deadlines
         self.chooser.configure(settings)
         self._health.settings = settings.health
+        if self.accounts is not None:
+            self.accounts.on_full_disk = settings.on_full_disk
         for listener in self._listeners:
             listener.limits, listener.deadlines = settings.limits, settings.deadlines
         self._all_special = self.detailed or self._recorded or settings.affinity
