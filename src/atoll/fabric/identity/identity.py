@@ -27,7 +27,7 @@ ROLES = ("hub", "worker", "gateway", "operator")
 OPEN_FABRIC = "open"
 
 _SIGNING = ec.ECDSA(hashes.SHA256())
-_CACHE = 4096
+_CACHE = 16_384  # certificates of all members, and some that were renewed
 _BACKDATED = dt.timedelta(minutes=5)
 _MAX_CERTIFICATE_BYTES = 4096
 
