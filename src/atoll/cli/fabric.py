@@ -33,7 +33,8 @@ def init(
     name: Annotated[str, typer.Option("--name", help="Name of the fabric, and its provider.")],
     folder: Folder = _DEFAULT_FOLDER,
     slots: Annotated[
-        int, typer.Option("--slots", help="Most members there can be, up to 10000; more later: grow.")
+        int,
+        typer.Option("--slots", help="Most members there can be, up to 10000; more later: grow."),
     ] = 256,
     days: Annotated[int, typer.Option("--days", min=1, help="How long members may stay.")] = 365,
     as_json: AsJson = False,
@@ -150,7 +151,9 @@ def add_hub(
 
 @app.command()
 def grow(
-    slots: Annotated[int, typer.Option("--slots", help="Most members there can be: 10000 at most.")],
+    slots: Annotated[
+        int, typer.Option("--slots", help="Most members there can be: 10000 at most.")
+    ],
     folder: Folder = _DEFAULT_FOLDER,
 ) -> None:
     """Have room for more members: hubs started again allow it, nobody else has to be told."""
