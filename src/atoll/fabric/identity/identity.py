@@ -144,6 +144,12 @@ class Verifier:
             raise RefusedError("revoked", f"the certificate of {person.name} is revoked")
         return person
 
+    def shunned(self) -> frozenset[str]:
+        """Return the slots all of whose certificates that were seen here are revoked."""
+        people = self._known.values()
+        out = {person.slot for person in people if person.serial in self.revoked}
+        return frozenset(out - {person.slot for person in people if self.believes(person)})
+
     def believes(self, person: Person) -> bool:
         """Whether the certificate of a person, once believed, still is."""
         return self._now() <= person.expires_s and person.serial not in self.revoked

@@ -26,19 +26,16 @@ class DigestTree:
         self._hashes: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
 
-    def toggle(self, sid: str, tag: bytes, change: int) -> None:
-        """Add a record to its places or take it away; `change` is what this does to their size."""
-        mask = int.from_bytes(tag, "big")
+    def replace(self, sid: str, old: bytes | None, new: bytes | None) -> None:
+        """Have the record with hash `new` in place of `old`; None: there is none."""
+        mask = int.from_bytes(old or b"", "big") ^ int.from_bytes(new or b"", "big")
+        change = (new is not None) - (old is not None)
         hashes, sizes = self._hashes, self._sizes
         for depth in range(DEPTH + 1):
             place = place_of(sid, depth)
-            size = sizes.get(place, 0) + change
-            if size or not change:
-                hashes[place] = hashes.get(place, 0) ^ mask
-                sizes[place] = size
-            else:
-                hashes.pop(place, None)
-                sizes.pop(place, None)
+            hashes[place] = hashes.get(place, 0) ^ mask
+            if change:
+                sizes[place] = sizes.get(place, 0) + change
 
     def hash(self, place: str = "") -> bytes:
         """Return the hash of a place."""

@@ -137,6 +137,10 @@ class Registry:
         """Whether the session's token is up here; this member itself is always alive."""
         return sid == self.sid or sid in self._tokens
 
+    def tokens(self) -> tuple[str, ...]:
+        """Return the sessions of others whose tokens are up here."""
+        return tuple(self._tokens)
+
     def entries(self) -> dict[str, Entry]:
         """Return every session known, LEFT ones and (of a member) its own too."""
         return dict(self._entries)

@@ -46,10 +46,10 @@ class Replica:
             self.per_slot[record.slot] += 1
         else:
             self.bytes_per_slot[record.slot] -= sync.size(held.record)
-            self.tree.toggle(record.sid, held.version.tag, 0)
             if held.record.state is record.state:
                 entry = Entry(record, metadata, entry.version, held.since_s)
-        self.tree.toggle(record.sid, entry.version.tag, 1 if held is None else 0)
+        before = None if held is None else held.version.tag
+        self.tree.replace(record.sid, before, entry.version.tag)
         self.hash = self.tree.hash()
         self.bytes_per_slot[record.slot] += sync.size(record)
         self.entries[record.sid] = entry
@@ -58,7 +58,7 @@ class Replica:
     def drop(self, sid: str) -> Entry:
         """Forget a session and return what was known of it."""
         entry = self.entries.pop(sid)
-        self.tree.toggle(sid, entry.version.tag, -1)
+        self.tree.replace(sid, entry.version.tag, None)
         self.hash = self.tree.hash()
         self.per_slot[entry.record.slot] -= 1
         self.bytes_per_slot[entry.record.slot] -= sync.size(entry.record)

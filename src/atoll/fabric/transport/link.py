@@ -27,6 +27,7 @@ import zenoh
 from atoll.core.errors import AtollError
 from atoll.fabric.identity import keys
 from atoll.fabric.identity.access import Access, is_loopback, split_address
+from atoll.fabric.transport.doors import Doorkeeper
 from atoll.fabric.transport.forward import Forwarder, proxy_for
 from atoll.fabric.transport.settings import FabricSettings
 from atoll.fabric.transport.wire import session_config
@@ -60,6 +61,7 @@ class FabricLink:
         )
         self._open: set[Declaration] = set()
         self._closed = False
+        self._doors: Doorkeeper | None = None
         self.sent = 0
         self._threads: list[threading.Thread] = []
         self._sender = self._start(self._send, "fabric-send")
@@ -114,6 +116,13 @@ class FabricLink:
     def id(self) -> str:
         """Id of this session, as hubs list it."""
         return str(self._session.zid())
+
+    def guard(self, noticed: Callable[[str], None]) -> Doorkeeper:
+        """Watch who connects to this hub; `noticed` is called in the loop with slots that do."""
+        self._doors = self._doors or Doorkeeper(
+            self._session, lambda slot: self._call(noticed, slot)
+        )
+        return self._doors
 
     @property
     def queued(self) -> int:
