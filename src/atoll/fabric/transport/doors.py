@@ -19,6 +19,7 @@ from typing import Any
 import zenoh
 
 from atoll.fabric.identity.access import split_address
+from atoll.fabric.transport.panics import CONTAINED
 
 _DESCRIPTORS = Path("/dev/fd")
 
@@ -39,12 +40,13 @@ class Doorkeeper:
     def deny(self, slots: Iterable[str]) -> None:
         """Cut the links of these slots, now and from now on."""
         self._denied = self._denied.union(slots)
-        for link in self._session.info.links():
-            self._judge(link)
+        with CONTAINED:
+            for link in self._session.info.links():
+                self._judge(link)
 
     def close(self) -> None:
         """Watch no more."""
-        with contextlib.suppress(zenoh.ZError):
+        with CONTAINED:
             self._listener.undeclare()
 
     def _changed(self, event: zenoh.LinkEvent) -> None:
@@ -60,7 +62,7 @@ class Doorkeeper:
 
 
 def cut_link(here: str, there: str) -> int:
-    """Close the connection of this process between two addresses, `tls/host:port`; return how many there were."""
+    """Close the connection between two addresses, `tls/host:port`, and return how many there were."""
     wanted = (_end(here), _end(there))
     found = 0
     for name in os.listdir(_DESCRIPTORS):

@@ -31,6 +31,7 @@ from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.doors import Doorkeeper
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.link import UnreachableError
+from atoll.fabric.transport.panics import hushed
 from atoll.fabric.transport.settings import FabricSettings
 from atoll.telemetry.logs import Log, SilentLog
 
@@ -167,7 +168,13 @@ class Hub:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.fabric.close()
+        await self._close_fabric()
+
+    async def _close_fabric(self) -> None:
+        with hushed() as panics:
+            await self.fabric.close()
+        if panics:
+            self._log.event("hub.transport_failed", panics=panics[:4], count=len(panics))
 
     def _deny(self) -> None:
         """Cut off whoever is revoked and still has rights here, and have the rules read again."""
@@ -187,7 +194,7 @@ class Hub:
             others = [p for p in self.fabric.peers() if p.metadata.role == "hub" and p.alive]
             await asyncio.sleep(_RELOAD_S + (number * _TURN_S if others else 0.0))
             self._news.clear()
-            await self.fabric.close()
+            await self._close_fabric()
             for pause_s in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, None):
                 try:
                     await self._open()
