@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos import chaos, tiny_plan
+from benchmarks.chaos_fleet import chaos, tiny_plan
 from tests.runtime.supervise.test_agent import gone_within
 
 pytestmark = pytest.mark.engine

@@ -78,7 +78,7 @@ def test_a_spare_takes_the_place_of_a_nursery_that_was_killed(tmp_path: Path) ->
             assert nursery_of(process) == nursery.pid
             seen |= {nursery.pid, process.pid or 0}
             os.kill(nursery.pid, signal.SIGKILL)
-            await until(lambda: nursery.pid is not None and nursery.pid not in seen)
+            await until(lambda known=frozenset(seen): nursery.pid not in {None, *known})
             await restarted(process, process.pid or 0)
         assert nursery.starts == 1
         assert len(seen) == 6
