@@ -91,6 +91,7 @@ class ChaosRun:
     def __init__(self, site: ChaosSite, seed: int, tokens: int, results: Path | None) -> None:
         self.site = site
         self.key, self.ports, self.was_killed = site.key, site.ports, site.was_killed
+        self.is_ready = site.is_ready
         self.dead_s = site.clock.longest_s
         self.clients = ChaosClients(self, RESUME_S, tokens)
         self.kills: Counter[str] = Counter()

@@ -20,6 +20,8 @@ from benchmarks.chaos_fleet import SERVICE
 HUNG_S = 90.0
 _AGAIN_S = 45.0
 _PAUSE_S = 0.25
+_REFUSED_S = 0.2
+"""So long after a kill a connection may still seem to be there."""
 _SCHEMA = {
     "type": "object",
     "properties": {
@@ -174,6 +176,10 @@ class Watched(Protocol):
     ports: list[int]
     key: str
 
+    def is_ready(self, name: str) -> bool:
+        """Whether a process is ready."""
+        ...
+
     def was_killed(self, name: str, begun_s: float, ended_s: float) -> bool:
         """Whether a process was killed within a span of time."""
         ...
@@ -258,16 +264,13 @@ class ChaosClients:
             except (OSError, EOFError, ValueError) as error:
                 kind = "truncated" if reader.token_ids else "errors"
                 problem = BrokenAnswerError(kind, f"{type(error).__name__}: {error}")
-                # Word of the kill may come after the end of the connection.
-                await asyncio.sleep(0.05)
-                if site.was_killed(f"gateway-{gateway}", sending.begun_s, time.monotonic()):
+                if self._lost_gateway(sending) and time.monotonic() - begun_s < _AGAIN_S:
                     sending.cut = sending.sent
-                    if time.monotonic() - begun_s < _AGAIN_S:
-                        again += 1
-                        gateway = (gateway + 1) % len(site.ports)
-                        await asyncio.sleep(0.1 * min(again, 10))
-                        self._count(sending)
-                        continue
+                    again += 1
+                    gateway = (gateway + 1) % len(site.ports)
+                    await asyncio.sleep(0.1 * min(again, 10))
+                    self._count(sending)
+                    continue
             break
         self._count(sending)
         seen.retried += again
@@ -297,6 +300,13 @@ class ChaosClients:
             f"{at_s:.1f} s +{time.monotonic() - begun_s:.1f}: {case.kind} {sending.request_id} "
             f"gateway-{gateway} {problem.kind}: {problem}"
         )
+
+    def _lost_gateway(self, sending: Sending) -> bool:
+        """Whether a connection was lost, or refused, because its gateway had been killed."""
+        name, now_s = f"gateway-{sending.gateway}", time.monotonic()
+        if self._site.was_killed(name, sending.begun_s - _REFUSED_S, now_s):
+            return True
+        return not sending.sent and not self._site.is_ready(name)
 
     def _count(self, sending: Sending) -> None:
         self.seen.requests += sending.sent
