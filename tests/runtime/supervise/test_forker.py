@@ -56,6 +56,11 @@ async def restarted(process: SupervisedProcess, killed: int) -> None:
     await until(lambda: process.pid not in (None, before) and process.state is ProcessState.READY)
 
 
+async def taken_over(nursery: Nursery, before: set[int]) -> None:
+    """Wait until another process than these forks."""
+    await until(lambda: nursery.pid is not None and nursery.pid not in before)
+
+
 def run(nursery: Awaitable[Nursery], body: Callable[[Agent, Nursery], Awaitable[None]]) -> None:
     async def main() -> None:
         agent = Agent()
@@ -78,7 +83,7 @@ def test_a_spare_takes_the_place_of_a_nursery_that_was_killed(tmp_path: Path) ->
             assert nursery_of(process) == nursery.pid
             seen |= {nursery.pid, process.pid or 0}
             os.kill(nursery.pid, signal.SIGKILL)
-            await until(lambda known=frozenset(seen): nursery.pid not in {None, *known})
+            await taken_over(nursery, seen)
             await restarted(process, process.pid or 0)
         assert nursery.starts == 1
         assert len(seen) == 6
