@@ -214,6 +214,7 @@ def second_half(pipe: Any, memory: str, blocks: int) -> None:
     """The process that holds layers [16, 32): hidden states in shared memory, tokens back."""
     import torch
 
+    from atoll.engine.rows import RowSlice
     from atoll.engine.stage import StageModel
 
     shared = shared_memory.SharedMemory(memory)
@@ -237,7 +238,8 @@ def second_half(pipe: Any, memory: str, blocks: int) -> None:
             continue
         assert job is not None
         hidden = torch.frombuffer(shared.buf, dtype=torch.bfloat16, count=batch * stage.width)
-        logits = job.step(list(hidden.view(batch, stage.width).split(1))).logits
+        hidden = hidden.view(batch, stage.width)
+        logits = job.step([RowSlice(hidden, row, 1) for row in range(batch)]).logits
         pipe.send(logits.argmax(dim=-1).tolist())
     # Views of the memory are still held; the end of the process lets go of it.
 

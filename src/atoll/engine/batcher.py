@@ -20,6 +20,7 @@ from pydantic import Field
 from atoll.engine.embeds import PromptEmbeds
 from atoll.engine.kv import BlockTable
 from atoll.engine.messages import Hop, OpenBody
+from atoll.engine.rows import RowSlice
 from atoll.routing.decisions import PROMPT_ORDER, free_slot, urgency
 
 MaxInFlight = Annotated[int, Field(ge=0)] | Literal["auto", "free"]
@@ -35,7 +36,7 @@ class Chunk:
     position: int
     count: int
     sample: bool
-    data: Any
+    data: RowSlice
 
 
 @dataclass(slots=True)

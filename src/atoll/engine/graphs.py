@@ -17,6 +17,7 @@ from torch import Tensor
 from atoll.engine import triton_ops
 from atoll.engine.attention import KvCache
 from atoll.engine.kv import BlockTable
+from atoll.engine.rows import RowSlice
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 _SPLIT_FOR = 2048
@@ -183,23 +184,17 @@ class DecodeGraphs:
                 captured.host["tables"][:, :used], non_blocking=True
             )
 
-    def _fill_hidden(self, captured: _Captured, states: list[Tensor]) -> None:
+    def _fill_hidden(self, captured: _Captured, slices: list[RowSlice]) -> None:
         """Bring hidden states to the device, by way of memory that it can read by itself."""
-        rows, inputs = len(states), captured.inputs
-        if states[0].is_cuda:
-            torch.cat(states, out=inputs[:rows])
-            return
-        first = states[0]
-        size = first.numel() * first.element_size()
-        base, storage = first.data_ptr(), first.untyped_storage()
-        inside = base + size * rows <= storage.data_ptr() + storage.nbytes()
-        if inside and all(state.data_ptr() == base + size * i for i, state in enumerate(states)):
-            # As they came, side by side, from the stage before.
-            joined = first.as_strided((rows, inputs.shape[1]), (inputs.shape[1], 1))
+        rows, inputs = len(slices), captured.inputs
+        source, first, _ = slices[0]
+        # Usually they stand side by side, as they came from the stage before.
+        if all(each.source is source and each.row == first + i for i, each in enumerate(slices)):
+            joined = source[first : first + rows]
         else:
-            joined = torch.cat(states)
+            joined = torch.cat([each.cut() for each in slices])
         joined = joined.to(inputs.dtype)
-        if not joined.is_pinned():
+        if not joined.is_cuda and not joined.is_pinned():
             staged = captured.host["hidden"][:rows]
             # NumPy copies on this thread; torch would wake others for it.
             np.copyto(staged.view(torch.uint8).numpy(), joined.view(torch.uint8).numpy())

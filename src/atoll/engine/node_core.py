@@ -50,6 +50,7 @@ from atoll.engine.messages import (
 )
 from atoll.engine.pacing import RoutePacer, StepReporter, node_key
 from atoll.engine.prompt_reader import PromptReader
+from atoll.engine.rows import RowSlice
 from atoll.engine.sampling import SampledToken, Sampler, choose_batch
 from atoll.engine.stage import SequenceRows, StageModel, StageOutput
 
@@ -335,7 +336,7 @@ class NodeCore:
     def _activations(self, message: Activations) -> None:
         row = 0
         for seq, epoch, hop, position, count, sample, token in message.table.tolist():
-            data = message.hidden[row : row + count]
+            data = RowSlice(message.hidden, row, count)
             row += count
             resident = self._find(seq, epoch, hop)
             if resident is None:
@@ -345,7 +346,7 @@ class NodeCore:
             )
             ran = resident.kv_length if resident.kv_missing else resident.table.length
             expected = ran if ahead is None else ahead
-            if position > expected or data.shape[1] != self.stage.width:
+            if position > expected or message.hidden.shape[1] != self.stage.width:
                 self._fail(resident.body, f"rows at {position} came where {expected} was due")
                 self._drop(resident)
                 continue

@@ -33,7 +33,7 @@ _CPU_KV_BYTES = 512 * 2**20
 class SequenceRows:
     """New positions of one sequence: `count` rows from `position` on through layers [start, end).
 
-    `data` is a list of tokens when start is 0 and hidden states [count, width] otherwise. `sample`
+    `data` is a list of tokens when start is 0 and a `RowSlice` of hidden states otherwise. `sample`
     asks for the logits of the last row; it has a meaning only where the head is. `embeds` are vectors to
     take instead of tokens: which rows [n], and the vectors [n, width]. `keep` asks, where the last norm is,
     for the hidden states after it.
@@ -273,7 +273,7 @@ class StageModel:
             return self._decode(batch)
         self._check(batch)
         states: list[Any] = [
-            rows.data.to(device=self.device, dtype=self.dtype) if rows.start > 0 else None
+            rows.data.cut().to(device=self.device, dtype=self.dtype) if rows.start > 0 else None
             for rows in batch
         ]
         self._embed(batch, states)

@@ -120,6 +120,7 @@ class RangeTimer:
     def _rows(self, position: int, size: int) -> Any:
         import torch
 
+        from atoll.engine.rows import RowSlice
         from atoll.engine.stage import SequenceRows
 
         stage = self._stage
@@ -128,7 +129,7 @@ class RangeTimer:
         data: Any = [0] * size
         if stage.start:
             dtype = getattr(torch, self._options.dtype)
-            data = torch.zeros(size, stage.config.hidden_size, dtype=dtype)
+            data = RowSlice(torch.zeros(size, stage.config.hidden_size, dtype=dtype), 0, size)
         last = stage.end == stage.total
         return SequenceRows(stage.start, stage.end, position, size, table, data, last)
 
