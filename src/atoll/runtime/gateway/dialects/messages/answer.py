@@ -14,6 +14,7 @@ from atoll.runtime.gateway.dialects.chat import (
     TokenCounts,
 )
 from atoll.runtime.gateway.dialects.messages.request import MessagesRequest
+from atoll.runtime.gateway.dialects.reading import is_writable
 
 _REASONS = {
     "length": "max_tokens",
@@ -107,4 +108,4 @@ def read_input(arguments: str) -> dict[str, Any]:
         found = msgspec.json.decode(arguments.encode())
     except (msgspec.DecodeError, RecursionError):
         found = None
-    return found if isinstance(found, dict) else {"INVALID_JSON": arguments}
+    return found if isinstance(found, dict) and is_writable(found) else {"INVALID_JSON": arguments}
