@@ -16,7 +16,6 @@ from atoll.engine.guidance import MatcherFactory, check_guide
 from atoll.engine.messages import FINISH_CODES, OutputFormat, SamplingParams
 from atoll.engine.sampling import Sampler
 from atoll.engine.text import TextCodec
-from benchmarks.tiny_model import write_tiny_model
 from tests.engine.tokens import write_tokenizer
 
 pytestmark = pytest.mark.engine
@@ -109,6 +108,10 @@ def test_without_a_tokenizer_guides_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_cannot_guide_refuses_the_request(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "tiny")
+    from tokenizers import Tokenizer, decoders, models
+
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(EngineError, match="cannot be guided"):
-        MatcherFactory(folder, 300).matcher(OutputFormat(kind="json_object"))
+        MatcherFactory(tmp_path, 300).matcher(OutputFormat(kind="json_object"))

@@ -82,15 +82,18 @@ class MatcherFactory:
         return Matcher(compiled.deep_copy(), self.vocabulary)
 
 
-def check_guide(matchers: MatcherFactory, guide: OutputFormat) -> None:
-    """Raise EngineError if no answer of the model can follow a guide.
+def check_guide(
+    matchers: MatcherFactory, guide: OutputFormat, generated: Sequence[int] = ()
+) -> None:
+    """Raise EngineError if no answer of the model can follow a guide, or none that begins like `generated`.
 
     Takes as long as compiling it, up to a second for the worst, and lets other threads run meanwhile; what
     was compiled lately is not compiled again.
     """
     matcher = matchers.matcher(guide)
+    matcher.feed(generated)
     if not matcher.done and not matcher.compute_allowed(matchers.vocabulary).any():
-        raise EngineError("the guide cannot be followed: nothing may come first")
+        raise EngineError("the guide cannot be followed: nothing may come next")
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ nonsense is answered with 400 at the door and never reaches an engine.
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -250,6 +251,8 @@ _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _LARGE_BYTES = 2**20
 _MOST_PARTS = 2**19
 """Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
+_MOST_NAMES = 2**18
+"""Colons in a large body: an object of a million names takes as long. No text that a model takes has as many."""
 
 
 _Read = TypeVar("_Read")
@@ -262,7 +265,9 @@ def read_request(path: str, body: bytes) -> JsonRequest:
 
 def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
     """Read and check the body of a request; what is wrong is an ApiError that names the field."""
-    if len(body) > _LARGE_BYTES and body.count(b"[") + body.count(b"{") > _MOST_PARTS:
+    if len(body) > _LARGE_BYTES and (
+        body.count(b"[") + body.count(b"{") > _MOST_PARTS or body.count(b":") > _MOST_NAMES
+    ):
         raise ApiError(400, "the request has too many parts", code="request_too_large")
     try:
         if not body.isascii():
@@ -402,6 +407,25 @@ def with_usage(request: Generation, body: bytes) -> bytes:
         "include_usage": True
     }
     return msgspec.json.encode(data)
+
+
+def with_seed(request: Generation, body: bytes) -> bytes:
+    """Return the body of a request that comes out the same when it is asked again, as far as a seed helps.
+
+    Answers that text alone cannot continue (several at once, calls, forced forms) go on elsewhere only by
+    being repeated. Where the client does not care, a seed of ours makes that possible; `request` knows it.
+    """
+    if request.seed is not None or request.temperature == 0.0:
+        return body
+    form = request.response_format
+    formed = form is not None and form.type != "text"
+    if not formed and (request.n or 1) == 1 and not getattr(request, "tools", None):
+        return body
+    if b'"seed"' in body:
+        return body
+    request.seed = random.getrandbits(31)
+    start = body.index(b"{") + 1
+    return b'{"seed":%d,' % request.seed + body[start:]
 
 
 def with_model(body: bytes, model: str) -> bytes:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from atoll.engine.errors import TextTooLongError
+from atoll.engine.messages import ReadOrder
 from atoll.engine.text import TextCodec
-from atoll.runtime.openai import ApiError, CompletionRequest
+from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
     from atoll.runtime.instance.answers import ChoiceDelta
+    from atoll.runtime.instance.requests import ChoiceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,30 @@ def echo_text(
         return given
     part = given[number] if number < len(given) else None
     return part if isinstance(part, str) else codec.decode(prompt, skip_special=False)
+
+
+def best_of(request: ChatRequest | CompletionRequest) -> int:
+    """Return how many answers a prompt gets."""
+    best = request.best_of if isinstance(request, CompletionRequest) else None
+    return best or request.n or 1
+
+
+def as_completion(
+    request: CompletionRequest, choice: ChoiceRequest, number: int, codec: TextCodec
+) -> ChoiceRequest:
+    """Return the choice of a prompt, the one of that number, with what only completions have."""
+    update: dict[str, Any] = {}
+    if request.best_of and request.best_of > (request.n or 1) and request.logprobs is None:
+        # To know which is best.
+        update["sampling"] = choice.sampling.model_copy(update={"logprobs": 0})
+    if request.echo:
+        update["echo"] = echo_text(request, number, choice.prompt, codec)
+        update["is_silent"] = request.max_tokens == 0
+        if request.logprobs is not None:
+            update["read"] = ReadOrder(scores=request.logprobs)
+        if request.max_tokens == 0:
+            update["sampling"] = choice.sampling.model_copy(update={"max_tokens": 1})
+    return replace(choice, **update) if update else choice
 
 
 def keep_best(

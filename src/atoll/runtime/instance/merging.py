@@ -99,7 +99,7 @@ class ChoiceMerger:
     ) -> AsyncGenerator[ChoiceDelta, None]:
         metrics = self._server.metrics
         if choice.finish is not None:
-            yield ChoiceDelta(choice.index, choice.owed, finish=choice.finish)
+            yield choice.owed()
             return
         if request.echo is not None and request.read is None:
             yield choice.echo(request, None)

@@ -143,12 +143,12 @@ def _encode(
             raise _too_long(f"{param}: {error}") from error
     else:
         tokens = part
-        if any(token >= codec.vocabulary for token in tokens):
-            raise ApiError(400, f"{param}: tokens are below {codec.vocabulary}", param="input")
     if len(tokens) > max_length:
         raise _too_long(f"{param}: {len(tokens)} tokens, and the model takes {max_length}")
     if not tokens:
         raise ApiError(400, f"{param}: nothing of it is a token", param="input")
+    if max(tokens) >= codec.vocabulary:
+        raise ApiError(400, f"{param}: tokens are below {codec.vocabulary}", param="input")
     return tuple(tokens)
 
 
