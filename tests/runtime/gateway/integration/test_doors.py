@@ -43,7 +43,6 @@ def test_what_two_backends_died_of_is_sent_to_no_third(stream: bool, what: str) 
             for _ in range(4):
                 assert (await bench.post(CHAT, chat("fine"))).status == 200
             for engine in bench.engines:
-                engine.step_s = 0.05
                 engine.faults = [Fault("die_before_head")] * 9
         before = sum(len(e.seen) for e in bench.engines)
         killer = chat("killer", stream=stream)
