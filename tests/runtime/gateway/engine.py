@@ -145,6 +145,9 @@ class ScriptedEngine:
         if what == "bad_request":
             _write(writer, 400, {"object": "error", "message": "scripted refusal"})
             return
+        if what == "bad_grammar":
+            _write(writer, 500, {"error": {"message": "failed to parse grammar", "code": 500}})
+            return
         if what == "die_before_head":
             await _die(writer)
         if what == "stall_before":
@@ -368,6 +371,10 @@ async def _misbehave(
         await _stall(writer)
     elif what == "error_event":
         await send(b'data: {"error": {"message": "CUDA error", "code": 500}}\n\n')
+        await _die(writer)
+    elif what == "client_error_event":
+        error = {"message": "bad schema", "type": "BadRequestError", "code": 400}
+        await send(f"data: {json.dumps({'error': error})}\n\n".encode())
         await _die(writer)
     elif what == "bad_json":
         await send(b'data: {"choices": [\n\ndata: "error"\n\n')

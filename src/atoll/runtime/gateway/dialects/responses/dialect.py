@@ -20,6 +20,8 @@ class TranslatedResponses:
 
     def __init__(self, request: ResponsesRequest, seed: str) -> None:
         self.body = chat_body(request)
+        # The rest of the request comes back with the answer; this may be large.
+        request.input = ""
         self._asked = request.model
         self._seed = seed
         self._writer = ResponseWriter(request, seed)
