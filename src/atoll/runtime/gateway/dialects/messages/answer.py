@@ -9,8 +9,8 @@ import msgspec
 from atoll.runtime.gateway.dialects.chat import (
     AnswerBlock,
     AnswerEnding,
-    AnswerHead,
     BlockKind,
+    ChatHead,
     TokenCounts,
 )
 from atoll.runtime.gateway.dialects.messages.request import MessagesRequest
@@ -37,7 +37,7 @@ class MessageWriter:
         return self._thinks or block.kind != "reasoning"
 
     def whole(
-        self, head: AnswerHead, blocks: list[AnswerBlock], ending: AnswerEnding
+        self, head: ChatHead, blocks: list[AnswerBlock], ending: AnswerEnding
     ) -> dict[str, Any]:
         """Return the message of an answer that is all there."""
         content = [content_block(block) for block in blocks if self.shows(block)]
@@ -46,7 +46,7 @@ class MessageWriter:
             self.begun(head, content) | self.stop(ending, kinds) | {"usage": usage(ending.tokens)}
         )
 
-    def begun(self, head: AnswerHead, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def begun(self, head: ChatHead, content: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a message that has not stopped."""
         return {
             "id": self._id,

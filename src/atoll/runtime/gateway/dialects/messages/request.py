@@ -109,7 +109,7 @@ class Thinking(Struct):
         return self.type != "disabled" and self.display != "omitted"
 
 
-class OutputFormat(Struct):
+class MessagesFormat(Struct):
     """The form that the answer must have."""
 
     type: Literal["json_schema"]
@@ -120,7 +120,7 @@ class OutputConfig(Struct):
     """How the answer is to be."""
 
     effort: str | None = None
-    format: OutputFormat | None = None
+    format: MessagesFormat | None = None
 
 
 class MessagesMetadata(Struct):
@@ -139,7 +139,7 @@ class MessageInput(Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    output_format: MessagesFormat | None = None
     # Nothing comes of these: they change no answer.
     cache_control: Any = None
     context_management: Any = None
