@@ -166,6 +166,8 @@ class Gateway:
         self.deadlines = settings.deadlines
         self.chooser.configure(settings)
         self._health.settings = settings.health
+        if self.accounts is not None:
+            self.accounts.on_full_disk = settings.on_full_disk
         self._admin.configure(settings.limits, settings.deadlines)
         self._all_special = self.detailed or self._recorded or settings.affinity
         """Whether the requirements of every request are gathered, and its record is kept."""
