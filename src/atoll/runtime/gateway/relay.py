@@ -397,7 +397,7 @@ class Relay:
             self._fail_over(f"status {status}", blame=not full, doubt=doubt, error=error)
         elif self.begun:
             self._fail_over(f"status {status} instead of a stream")
-        elif status >= 400:
+        elif 400 <= status < 600:
             self._note_success()
             self.client.respond(status, upstream_error(status, body))
             self._finish(status, "error")

@@ -141,6 +141,14 @@ def test_what_a_backend_says_the_client_did_is_passed_on(status: str) -> None:
     with_bench(go, *[[Fault(status)] * 9] * 2)
 
 
+def test_a_status_that_is_none_is_no_answer() -> None:
+    async def go(bench: Bench) -> None:
+        assert (await bench.post(CHAT, chat())).status == 200
+        assert [len(e.seen) for e in bench.engines] == [1, 1]
+
+    with_bench(go, [Fault("999")], [])
+
+
 def test_a_stream_that_cannot_go_on_says_so_as_documented() -> None:
     async def go(bench: Bench) -> None:
         reply = await bench.post(CHAT, chat("x y z", stream=True))
