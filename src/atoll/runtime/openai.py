@@ -24,7 +24,11 @@ Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 Fallbacks = Annotated[list[Name], Meta(max_length=64)] | None
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Stop = str | Annotated[list[str], Meta(max_length=64)] | None
+StopText = Annotated[str, Meta(max_length=4096)]
+Stop = StopText | Annotated[list[StopText], Meta(max_length=64)] | None
+Bias = dict[Annotated[str, Meta(max_length=32)], Annotated[float, Meta(ge=-100.0, le=100.0)]]
+TokenIds = Annotated[list[NonNegative], Meta(max_length=1024)]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 Modalities = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=2)] | None
 Voice = Annotated[str, Meta(min_length=1, max_length=128)]
 Short = Annotated[str, Meta(max_length=128)] | None
@@ -74,7 +78,7 @@ class StreamOptions(Struct):
 class Message(Struct, gc=False):
     """A turn of a conversation. Nothing read from JSON refers to itself: no garbage collector is needed."""
 
-    role: Name
+    role: Role
     content: str | list[ContentPart] | None = None
 
 
@@ -100,7 +104,9 @@ class Generation(Struct, kw_only=True):
     stop: Stop = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[str, float], Meta(max_length=1024)] | None = None
+    logit_bias: Annotated[Bias, Meta(max_length=4096)] | None = None
+    stop_token_ids: TokenIds | None = None
+    """Of vLLM and others."""
     user: str | None = None
     response_format: ResponseFormat | None = None
 
@@ -123,6 +129,9 @@ class ChatRequest(Generation, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: None = None
+    """What tools were once called; nobody here understands it."""
+    function_call: None = None
 
 
 class CompletionRequest(Generation, kw_only=True):
@@ -248,11 +257,22 @@ _DECODERS: dict[str, msgspec.json.Decoder[JsonRequest]] = {
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
+_HINTS = {"functions": "; use tools", "function_call": "; use tool_choice"}
 _LARGE_BYTES = 2**20
 _MOST_PARTS = 2**19
 """Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
 _MOST_NAMES = 2**18
-"""Colons in a large body: an object of a million names takes as long. No text that a model takes has as many."""
+"""Colons in a large body: an object of a million names takes as long. No text for a model has as many."""
+_MOST_ITEMS = 2**22
+"""Commas in a large body: as many numbers take 160 MiB."""
+
+
+def parsed_bytes(body: bytes) -> int:
+    """Return about how many bytes of memory a body takes once it is read, besides itself.
+
+    Text takes as much again. A number takes 32 bytes and its place in a list 8, an object or list some 64.
+    """
+    return len(body) + 40 * body.count(b",") + 64 * (body.count(b"[") + body.count(b"{"))
 
 
 _Read = TypeVar("_Read")
@@ -266,7 +286,9 @@ def read_request(path: str, body: bytes) -> JsonRequest:
 def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
     """Read and check the body of a request; what is wrong is an ApiError that names the field."""
     if len(body) > _LARGE_BYTES and (
-        body.count(b"[") + body.count(b"{") > _MOST_PARTS or body.count(b":") > _MOST_NAMES
+        body.count(b"[") + body.count(b"{") > _MOST_PARTS
+        or body.count(b":") > _MOST_NAMES
+        or body.count(b",") > _MOST_ITEMS
     ):
         raise ApiError(400, "the request has too many parts", code="request_too_large")
     try:
@@ -278,6 +300,7 @@ def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
         place = _PLACE.search(text)
         param = place[1] if place else None
         message = text if place is None else f"{param or 'body'}: {text[: place.start()]}"
+        message += _HINTS.get(param or "", "")
         raise ApiError(400, message, param=param or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)

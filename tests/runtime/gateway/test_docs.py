@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -40,3 +42,35 @@ def test_metrics_are_named() -> None:
     assert named == set(re.findall(r"`(\w+)`", section[: section.index("Labels are")])) - {
         "atoll_gateway_"
     }
+
+
+def _codes(tree: ast.AST) -> Iterator[str]:
+    """Yield the codes of errors that are made: `code="x"`, `code, y = "x", z`, `_server(..., "x")`."""
+    for node in ast.walk(tree):
+        values: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            values = [word.value for word in node.keywords if word.arg == "code"]
+            if isinstance(node.func, ast.Name) and node.func.id == "_server":
+                values.append(node.args[2])
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+            names = [getattr(target, "id", "") for target in node.targets[0].elts]
+            if "code" in names and isinstance(node.value, ast.Tuple):
+                values = [node.value.elts[names.index("code")]]
+        for value in values:
+            # `x if y else z` may be one or the other.
+            for part in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
+def test_error_codes_are_documented_and_documented_ones_exist() -> None:
+    runtime = Path(__file__).resolve().parents[3] / "src/atoll/runtime"
+    files = [runtime / "openai.py"]
+    for folder in ("gateway", "http", "accounts"):
+        files += sorted((runtime / folder).rglob("*.py"))
+    made = {code for file in files for code in _codes(ast.parse(file.read_text("utf-8")))}
+    section = PAGE[PAGE.index("### Error codes") :]
+    section = section[: section.index("Other errors have")]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    told = {code for row in rows for code in re.findall(r"`(\w+)`", row)} - {"code"}
+    assert told == made

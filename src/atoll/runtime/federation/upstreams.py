@@ -45,6 +45,7 @@ class TunnelUpstream:
     __slots__ = ("_call", "_upstreams")
     notes: Mapping[bytes, bytes] | None = None
     """The tunnel carries the type of an answer, and no other headers."""
+    unsent = False
 
     def __init__(self, upstreams: NodeUpstreamPool) -> None:
         self._upstreams = upstreams

@@ -12,9 +12,11 @@ import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from atoll.core.errors import InputError
 from atoll.core.paths import runtime_dir
+from atoll.runtime.gateway.settings import GatewaySettings, split_address
 from atoll.runtime.http.listening import cannot_listen
 from atoll.runtime.http.server import Connection, ConnectionDeadlines, ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
@@ -105,6 +107,75 @@ class AdminListener:
             connection.abort()
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
+
+
+class AdminPages(Protocol):
+    """What is shown at each door."""
+
+    def answer_admin(self, connection: Connection, request: Request) -> None:
+        """Answer what came on the admin socket."""
+
+    def answer_metrics(self, connection: Connection, request: Request) -> None:
+        """Answer what came on the port for Prometheus."""
+
+
+class AdminDoors:
+    """All the listeners of a gateway beside its public port."""
+
+    def __init__(
+        self,
+        pages: AdminPages,
+        refuse: Callable[[Connection, Request, Exception], None],
+        on_refused: Callable[[ApiError], None],
+    ) -> None:
+        self._pages = pages
+        self._refuse = refuse
+        self._on_refused = on_refused
+        self._listeners: list[AdminListener] = []
+        self.socket: Path | None = None
+        """The socket, once it is open."""
+        self.metrics_address: tuple[str, int] | None = None
+
+    async def open(self, settings: GatewaySettings, port: int) -> None:
+        """Listen for those who run the gateway on a port: on a socket, and on a port for Prometheus."""
+        socket_setting, metrics = settings.admin_socket, settings.metrics
+        if socket_setting != "":
+            listener = self._add(self._pages.answer_admin, settings)
+            path = default_socket(port) if socket_setting is None else Path(socket_setting)
+            await listener.listen_on_socket(path)
+            self.socket = path
+        if metrics is not None:
+            listener = self._add(self._pages.answer_metrics, settings)
+            host, number = split_address(metrics)
+            self.metrics_address = await listener.listen_on_port(host, int(number))
+
+    def _add(
+        self, answer: Callable[[Connection, Request], None], settings: GatewaySettings
+    ) -> AdminListener:
+        def handle(connection: Connection, request: Request) -> None:
+            try:
+                answer(connection, request)
+            except Exception as error:  # noqa: BLE001 - the edge: whatever is wrong is told
+                self._refuse(connection, request, error)
+
+        listener = AdminListener(handle, self._on_refused, settings.limits, settings.deadlines)
+        self._listeners.append(listener)
+        return listener
+
+    def configure(self, limits: ConnectionLimits, deadlines: ConnectionDeadlines) -> None:
+        """Take other limits and deadlines."""
+        for listener in self._listeners:
+            listener.limits, listener.deadlines = limits, deadlines
+
+    def tick(self, now_s: float, date: bytes) -> None:
+        """Close connections that are overdue."""
+        for listener in self._listeners:
+            listener.tick(now_s, date)
+
+    def close(self) -> None:
+        """Stop at once."""
+        for listener in self._listeners:
+            listener.close()
 
 
 def _is_listening(path: Path) -> bool:

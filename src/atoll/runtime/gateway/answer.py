@@ -6,19 +6,26 @@ client that sees the end of an answer sees all of it, and a backend that dies be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from atoll.runtime.gateway.events import event_of, finishes, payload, read_chunk, split_events
 from atoll.runtime.gateway.resume import Rewriter
-from atoll.runtime.openai import Usage, usage_of
+from atoll.runtime.gateway.verdict import fault_in
+from atoll.runtime.openai import ApiError, Usage, usage_of
 
+_PATH = re.compile(rb"[!-~ ]{1,1024}")
 _SHOWN_BYTES = 200
 _EVENT_BYTES = 32 * 2**20
 """Of one event; sound comes in large ones."""
 
 
 class BrokenStreamError(Exception):
-    """A stream of a backend says that it failed, or ends before its end."""
+    """A stream of a backend says that it failed, or ends before its end; `fault`: for what the client did."""
+
+    def __init__(self, message: str, fault: ApiError | None = None) -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 class Answer:
@@ -53,6 +60,13 @@ class Answer:
     def note_of(self, name: bytes) -> bytes | None:
         """Return what the backend says beside its answer under a name."""
         return None if self.notes is None else self.notes.get(name)
+
+    def path_header(self) -> bytes:
+        """Return the header that says by which executors the answer was made, if the backend does."""
+        path = self.note_of(b"x-atoll-path")
+        if path is None or _PATH.fullmatch(path) is None:
+            return b""
+        return b"x-atoll-path: %b\r\n" % path
 
     def begin(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         """Take the status and the headers."""
@@ -89,7 +103,8 @@ class Answer:
         chunk = read_chunk(data_field)
         if chunk is None or chunk.get("error") is not None:
             shown = data_field[:_SHOWN_BYTES].decode(errors="replace")
-            raise BrokenStreamError(f"error in the stream: {shown}")
+            fault = None if chunk is None else fault_in(chunk["error"])
+            raise BrokenStreamError(f"error in the stream: {shown}", fault)
         if self.rewriter is not None:
             chunk = self.rewriter.chunk(chunk)
             if chunk is None:

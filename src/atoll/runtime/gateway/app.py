@@ -34,12 +34,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.runtime.gateway.admin import AdminListener, default_socket
+from atoll.runtime.gateway import faults
+from atoll.runtime.gateway.admin import AdminDoors
 from atoll.runtime.gateway.choices import DealtTurn
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.client import AnsweredClient
@@ -51,19 +51,31 @@ from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.pages import Pages, is_private
+from atoll.runtime.gateway.poison import DeathBook
 from atoll.runtime.gateway.queue import RequestQueue
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.requirements import SPECIAL
 from atoll.runtime.gateway.series import Series
 from atoll.runtime.gateway.service_proxy import ServiceProxy
-from atoll.runtime.gateway.settings import GatewaySettings, split_address
+from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.token_relay import TOKEN_ENDPOINTS, TokenRelay
-from atoll.runtime.gateway.traffic import EndedRequest, TrafficTally
-from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter
+from atoll.runtime.gateway.traffic import TrafficTally
+from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter, ended_request
 from atoll.runtime.http.listening import cannot_listen
+from atoll.runtime.http.memory import return_large_memory
+from atoll.runtime.http.request import TRACE_STATE, shown_key
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
-from atoll.runtime.openai import FORMS, AnyRequest, ApiError, TokensRequest, Usage, read_request
+from atoll.runtime.openai import (
+    FORMS,
+    AnyRequest,
+    ApiError,
+    ChatRequest,
+    TokensRequest,
+    Usage,
+    parsed_bytes,
+    read_request,
+)
 from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
@@ -78,6 +90,8 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.1
 _BACKLOG = 2048
+_LARGE_BYTES = 64 * 2**10
+"""Of a body: what it is read into is counted, too."""
 
 
 class Gateway:
@@ -114,6 +128,7 @@ class Gateway:
         self.relays: set[Relay] = set()
         self.service_proxies: set[ServiceProxy] = set()
         self.queue = RequestQueue()
+        self.deaths = DeathBook()
         self.buffered = 0
         self.draining = False
         self.date = b""
@@ -121,9 +136,6 @@ class Gateway:
         self.loop: asyncio.AbstractEventLoop
         self.traffic: TrafficTally
         """What is asked and kept, once it runs."""
-        self.admin_socket: Path | None = None
-        """Where it is administered, once it runs."""
-        self.metrics_address: tuple[str, int] | None = None
         self.chooser = BackendChooser(pool, accounts, chosen)
         self.series = Series(self)
         self.metrics.more = self.series.read
@@ -138,8 +150,8 @@ class Gateway:
         )
         self._health = HealthMonitor(pool, self.upstreams, chosen.health)
         self._pages = Pages(self)
+        self._admin = AdminDoors(self._pages, self._refuse, self.refused)
         self._upstreams: dict[Member, UpstreamPool] = {}
-        self._listeners: list[AdminListener] = []
         self._server: asyncio.Server | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -156,8 +168,7 @@ class Gateway:
         self._health.settings = settings.health
         if self.accounts is not None:
             self.accounts.on_full_disk = settings.on_full_disk
-        for listener in self._listeners:
-            listener.limits, listener.deadlines = settings.limits, settings.deadlines
+        self._admin.configure(settings.limits, settings.deadlines)
         self._all_special = self.detailed or self._recorded or settings.affinity
         """Whether the requirements of every request are gathered, and its record is kept."""
         self._usage.wanted = self._all_special
@@ -172,6 +183,7 @@ class Gateway:
         self.loop = asyncio.get_running_loop()
         self.traffic = TrafficTally(self.pool, self.chooser, self.loop.time())
         self.pool.listeners.append(self._follow_pool)
+        return_large_memory()
         self._tick()
         host, port = self.settings.host, self.settings.port
         try:
@@ -182,7 +194,7 @@ class Gateway:
             raise cannot_listen(error, host, port) from error
         host, port = self._server.sockets[0].getsockname()[:2]
         try:
-            await self._listen_beside(port)
+            await self._admin.open(self.settings, port)
         except BaseException:
             await self.close()
             raise
@@ -197,30 +209,6 @@ class Gateway:
             admin_socket=None if self.admin_socket is None else str(self.admin_socket),
         )
         return host, port
-
-    async def _listen_beside(self, port: int) -> None:
-        """Listen for those who run the gateway: on a socket, and on a port for Prometheus."""
-        socket_setting, metrics = self.settings.admin_socket, self.settings.metrics
-        if socket_setting != "":
-            listener = self._add_listener(self._pages.answer_admin)
-            path = default_socket(port) if socket_setting is None else Path(socket_setting)
-            await listener.listen_on_socket(path)
-            self.admin_socket = path
-        if metrics is not None:
-            listener = self._add_listener(self._pages.answer_metrics)
-            host, number = split_address(metrics)
-            self.metrics_address = await listener.listen_on_port(host, int(number))
-
-    def _add_listener(self, answer: Callable[[Connection, Request], None]) -> AdminListener:
-        def handle(connection: Connection, request: Request) -> None:
-            try:
-                answer(connection, request)
-            except Exception as error:  # noqa: BLE001 - the edge, as in `handle`
-                self._refuse(connection, request, error)
-
-        listener = AdminListener(handle, self.refused, self.limits, self.deadlines)
-        self._listeners.append(listener)
-        return listener
 
     async def drain(self, seconds: float) -> bool:
         """Accept no more and let what runs end; return whether all of it did in time."""
@@ -239,8 +227,7 @@ class Gateway:
         self.draining = True
         if self._server is not None:
             self._server.close()
-        for listener in self._listeners:
-            listener.close()
+        self._admin.close()
         for connection in list(self.connections):
             connection.abort()
         if self._monitoring is not None:
@@ -258,6 +245,16 @@ class Gateway:
         await asyncio.sleep(0)
         self.log.event("gateway.stop")
         self.log.flush()
+
+    @property
+    def admin_socket(self) -> Path | None:
+        """Where it is administered, once it runs."""
+        return self._admin.socket
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where Prometheus may ask without a token, once it runs and if it may."""
+        return self._admin.metrics_address
 
     # Requests arrive
 
@@ -353,9 +350,13 @@ class Gateway:
             form = read_form(request.headers.get(b"content-type", b""), request.body)
             parsed = form.request
         else:
+            if len(request.body) > _LARGE_BYTES:
+                connection.hold(parsed_bytes(request.body))
             parsed = read_request(endpoint, request.body)
             check_content(parsed, self._media_limits, self.limits.content_parts)
         now_s = self.loop.time()
+        if self.deaths.guilty and self.deaths.knows(request.body, now_s):
+            raise faults.poison()
         turn = None
         if self.chooser.choices.by_name:
             aliases = self.settings.aliases
@@ -366,18 +367,10 @@ class Gateway:
             if tally is not None and not self.draining:
                 tally.refuse(now_s)
             raise self._full()
-        passed = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request.id, request.trace.encode())
-        state = request.headers.get(b"tracestate")
-        if state is not None:
-            passed += b"tracestate: %b\r\n" % state
-        if is_media and isinstance(parsed, MediaRequest) and isinstance(connection, Connection):
-            relay: Relay = MediaRelay(self, connection, request, parsed, passed, form)
-        elif endpoint in TOKEN_ENDPOINTS and isinstance(parsed, TokensRequest):
+        if endpoint in TOKEN_ENDPOINTS:
             # Work for a tokenizer: it says nothing of how much a model is asked.
             tally = None
-            relay = TokenRelay(self, connection, request, parsed, passed)
-        else:
-            relay = Relay(self, connection, request, parsed, passed)
+        relay = self._make_relay(connection, request, parsed, form)
         relay.tally = tally
         if asked:
             relay.endpoint = endpoint = asked
@@ -394,6 +387,26 @@ class Gateway:
         connection.exchange = relay
         self.relays.add(relay)
         relay.attempts.attempt(relay)
+
+    def _make_relay(
+        self,
+        connection: AnsweredClient,
+        request: Request,
+        parsed: AnyRequest,
+        form: TranscriptionForm | None,
+    ) -> Relay:
+        """Return a request on its way, with the headers that pass to backends."""
+        passed = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request.id, request.trace.encode())
+        state = request.headers.get(b"tracestate")
+        if state is not None and TRACE_STATE.fullmatch(state):
+            passed += b"tracestate: %b\r\n" % state
+        if type(parsed) is ChatRequest:
+            return Relay(self, connection, request, parsed, passed)
+        if isinstance(parsed, MediaRequest) and isinstance(connection, Connection):
+            return MediaRelay(self, connection, request, parsed, passed, form)
+        if isinstance(parsed, TokensRequest):
+            return TokenRelay(self, connection, request, parsed, passed)
+        return Relay(self, connection, request, parsed, passed)
 
     def _require(
         self,
@@ -502,7 +515,7 @@ class Gateway:
         ):
             tally.measure(now_s, usage.prompt_tokens, usage.completion_tokens)
         if tally.promise is not None:
-            tally.judge(now_s, _ended(relay, status, outcome, usage, seconds))
+            tally.judge(now_s, ended_request(relay, status, outcome, usage, seconds))
 
     def end_proxy(self, proxy: ServiceProxy) -> None:
         """Forget a request to a service that ended."""
@@ -520,6 +533,8 @@ class Gateway:
             f"backend.{event}", backend=member.name, state=member.state, reason=member.reason
         )
         upstreams = self._upstreams.get(member)
+        if event in ("down", "masked"):
+            self.deaths.note(member.name, self.loop.time())
         if event == "down":
             if upstreams is not None:
                 upstreams.drop_idle()
@@ -547,29 +562,10 @@ class Gateway:
             self.chooser.hand_over(self.relays, now_s)
         for connection in list(self.connections):
             connection.tick(now_s)
-        for listener in self._listeners:
-            listener.tick(now_s, self.date)
+        self._admin.tick(now_s, self.date)
         for member, upstreams in list(self._upstreams.items()):
             upstreams.tick(now_s)
             if member.removed and not upstreams.open and not member.inflight:
                 del self._upstreams[member]
         self.pool.tick(now_s)
         self.log.flush()
-
-
-def shown_key(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the `authorization` of a request; Anthropic's clients show their key in another header."""
-    shown = headers.get(b"authorization")
-    other = headers.get(b"x-api-key") if shown is None else None
-    return shown if other is None else b"Bearer " + other
-
-
-def _ended(
-    relay: Relay, status: int, outcome: str, usage: Usage | None, seconds: float
-) -> EndedRequest:
-    """Return what a controller is told of a request; without a usage, of what the client has."""
-    first_s = None if relay.first_s is None else relay.first_s - relay.started_s
-    tokens = 0 if usage is None else usage.completion_tokens
-    if usage is None and outcome == "cancelled":
-        tokens = relay.journal.read().tokens
-    return EndedRequest(status, outcome, relay.stream, seconds, first_s, tokens)

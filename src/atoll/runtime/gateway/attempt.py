@@ -10,8 +10,11 @@ import asyncio
 from functools import partial
 from typing import Protocol
 
+from atoll.runtime.gateway.poison import DeathBook, Doubts
 from atoll.runtime.gateway.queue import RequestQueue
+from atoll.runtime.gateway.work import work_of
 from atoll.runtime.http.upstream import JSON, Receiver, RequestTemplate, Upstream, UpstreamPool
+from atoll.runtime.openai import Usage
 from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
 
@@ -22,6 +25,7 @@ class AttemptContext(Protocol):
     loop: asyncio.AbstractEventLoop
     pool: BackendPool
     queue: RequestQueue
+    deaths: DeathBook
 
     def upstreams(self, member: Member) -> UpstreamPool:
         """Return the connections to a backend."""
@@ -62,9 +66,13 @@ class Attempts:
     """Backends that failed it."""
     tries = 0
     """Times it was sent; whoever decides on failures may forgive some."""
+    reopened = False
+    """Whether a kept connection was closed under it already; that happens once by chance, not twice."""
     load_before = 0.0
     """`Member.integrate_load` when the attempt began."""
     _paused = False
+    _doubts: Doubts | None = None
+    """Once a backend failed the request in a way that may be its own fault."""
 
     def __init__(
         self,
@@ -130,6 +138,7 @@ class Attempts:
     def reopen(self, sender: Sender, member: Member) -> None:
         """Try again after a kept connection turned out to be closed already: that is nobody's failure."""
         self._context.upstreams(member).drop_idle()
+        self.reopened = True
         self.tries -= 1
         self.release()
         self.attempt(sender)
@@ -142,6 +151,57 @@ class Attempts:
             self.avoid |= {member.name}
             if blame:
                 self._context.pool.note_failure(member, now_s, reason)
+
+    # Whose fault it is
+
+    def note_death(self, *, silent: bool) -> bool:
+        """Write down that the backend died; return whether backends do, whatever they are asked.
+
+        `silent`: no backend has answered a part of the request.
+        """
+        member, upstream, context = self.member, self.upstream, self._context
+        if member is None:
+            return False
+        now_s, book = context.loop.time(), context.deaths
+        death = book.note(member.name, now_s)
+        if silent and upstream is not None and not upstream.unsent:
+            self._doubt().note_death(death)
+        return book.are_common((death,) if self._doubts is None else self._doubts.deaths, now_s)
+
+    def doubt(self, member: Member, reason: str) -> None:
+        """Hold a failure against a backend only once another one has answered the request."""
+        self._doubt().note_failure(member, reason)
+
+    def is_poison(self, body: bytes, now_s: float) -> bool:
+        """Whether the request is what backends died of; then others like it are known from now on."""
+        doubts, book = self._doubts, self._context.deaths
+        if doubts is None or not book.is_guilty(doubts.deaths, now_s):
+            return False
+        book.convict(doubts.deaths, body, now_s)
+        return True
+
+    def _doubt(self) -> Doubts:
+        if self._doubts is None:
+            self._doubts = Doubts()
+        return self._doubts
+
+    def note_success(self, model: str, usage: Usage | None) -> None:
+        """Have the pool know that the backend answered, and how fast."""
+        member, pool = self.member, self._context.pool
+        if member is None:
+            return
+        now_s = self._context.loop.time()
+        seconds = now_s - self.began_s
+        pool.note_success(member, seconds)
+        if self._doubts is not None:
+            self._doubts.settle(pool, member, now_s)
+        if pool.learns and usage is not None and len(self.backends) == 1 and seconds > 0:
+            load = member.integrate_load(now_s) - self.load_before
+            beside = load / seconds - 1.0 + member.elsewhere
+            work = work_of(usage.prompt_tokens, usage.completion_tokens)
+            pool.learn(member, model, work, seconds, beside, now_s)
+
+    # Letting go
 
     def drop(self) -> None:
         """Let go of the backend; what it is doing for this request is cancelled."""

@@ -59,8 +59,8 @@ class Movable(Protocol):
         """Whether another backend could go on with it."""
         ...
 
-    def member_down(self, reason: str) -> None:
-        """Leave a backend that is gone, for another where that is possible."""
+    def member_down(self, reason: str, *, died: bool = True) -> None:
+        """Leave a backend that is gone or (not `died`) will be, for another where that is possible."""
 
 
 class BackendChooser:
@@ -345,7 +345,7 @@ class BackendChooser:
                 continue
             for relay in [r for r in relays if r.uses(member)]:
                 if relay.can_move(now_s):
-                    relay.member_down("the node is about to end")
+                    relay.member_down("the node is about to end", died=False)
 
     def headers(self, requirements: Requirements, member: Member, model: str) -> bytes:
         """Return headers that say who serves a request, and what its key has left."""

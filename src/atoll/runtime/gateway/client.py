@@ -14,6 +14,9 @@ class AnsweredClient(Protocol):
     exchange: Responder | None
     """Whoever answers, as long as it does."""
 
+    def hold(self, size: int) -> None:
+        """Count bytes of memory that the request takes besides its body, or refuse it (ApiError)."""
+
     def respond(
         self,
         status: int,

@@ -58,14 +58,30 @@ def stream_interrupted(reason: str) -> ApiError:
     return _server(502, f"the stream broke off: {reason}", "stream_interrupted")
 
 
+def in_stream(error: ApiError) -> ApiError:
+    """Return what the last event of a stream says that had begun and cannot go on."""
+    if error.status < 500 or error.code in ("stream_interrupted", "timeout"):
+        return error
+    return stream_interrupted(error.message)
+
+
+def poison() -> ApiError:
+    """Backends died of the request."""
+    return ApiError(
+        422,
+        "backends stopped working while they read this request; it is not sent to any more of them",
+        code="poison_request",
+    )
+
+
 def too_long() -> ApiError:
     """The time for all attempts together is up."""
     return _server(504, "the request took too long", "timeout")
 
 
-def backend_refused(status: int, retry_after: bytes) -> ApiError:
+def backend_refused(status: int, retry_after: bytes, said: str = "") -> ApiError:
     """A backend answered with a status that is worth another attempt, and none was left."""
-    message = f"the backend answered with status {status}"
+    message = f"the backend answered with status {status}" + (f": {said}" if said else "")
     retry_s = min(int(retry_after[:9]), _LONGEST_RETRY_S) if retry_after.isdigit() else 1
     if status == 429:
         return ApiError(

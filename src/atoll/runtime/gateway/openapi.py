@@ -80,6 +80,7 @@ _FAILURES = {
     "404": "there is no such model",
     "408": "the request took too long to arrive",
     "413": "the body is too large",
+    "422": "backends stopped working while they read the request",
     "429": "every backend refuses more requests",
     "431": "the headers are too large",
     "502": "every attempt failed",
@@ -120,7 +121,10 @@ def document() -> dict[str, Any]:
             ]
         }
     }
-    paths["/health"] = {"get": _get("Whether any backend is up", "application/json", "503")}
+    paths["/health"] = {"get": _get("Whether the gateway serves", "application/json", "503")}
+    paths["/ready"] = {
+        "get": _get("Whether every model has a backend that is up", "application/json", "503")
+    }
     paths["/metrics"] = {
         "get": _get("Prometheus metrics, with the admin token", "text/plain", "401", "403")
     }

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _ADMIN = "/atoll/v1/"
 _METRICS = "/metrics"
 _PRIVATE = (_ADMIN.encode(), _METRICS.encode())
-_PAGES = ("/health", _METRICS, "/openapi.json", "/v1/models")
+_PAGES = ("/health", "/ready", _METRICS, "/openapi.json", "/v1/models")
 
 
 class FabricView(Protocol):
@@ -98,7 +98,7 @@ class Pages:
     def answer_metrics(self, connection: Connection, request: Request) -> None:
         """Answer what came on the port for Prometheus."""
         path = _path(request)
-        if path not in (_METRICS, "/health"):
+        if path not in (_METRICS, "/health", "/ready"):
             raise _nothing_at(path)
         self._answer(connection, request, path)
 
@@ -130,10 +130,16 @@ class Pages:
     def _show(self, connection: Connection, request: Request, path: str) -> None:
         context = self._context
         if path == "/health":
+            # Of the gateway itself, whatever its backends do: whoever starts it anew goes by this.
             up = sum(m.state == "up" for m in context.pool.members.values())
-            status = 200 if up and not context.draining else 503
-            state = "draining" if context.draining else "ok" if up else "no backend is up"
-            _respond(connection, status, {"status": state, "backends_up": up})
+            state = "draining" if context.draining else "ok"
+            _respond(
+                connection,
+                503 if context.draining else 200,
+                {"status": state, "backends_up": up},
+            )
+        elif path == "/ready":
+            self._show_ready(connection, request)
         elif path == _METRICS:
             page = context.metrics.page(len(context.relays), len(context.connections))
             connection.respond(200, page, CONTENT_TYPE.encode())
@@ -141,6 +147,28 @@ class Pages:
             _respond(connection, 200, document())
         else:
             self._show_models(connection, request, path)
+
+    def _show_ready(self, connection: Connection, request: Request) -> None:
+        """Answer whether every model has a backend; with keys, strangers are not told of which."""
+        context = self._context
+        missing = context.pool.unserved()
+        ready = bool(context.pool.rings) and not missing and not context.draining
+        page: dict[str, object] = {"status": "ready" if ready else "not ready"}
+        if not ready:
+            page["reason"] = (
+                "draining"
+                if context.draining
+                else "these models have no backend that is up"
+                if missing
+                else "there is no backend"
+            )
+            page["without_backend"] = missing
+            if context.accounts is not None and missing:
+                try:
+                    context.accounts.authenticate(request.headers.get(b"authorization"))
+                except ApiError:
+                    page["without_backend"] = len(missing)
+        _respond(connection, 200 if ready else 503, page)
 
     def _show_models(self, connection: Connection, request: Request, path: str) -> None:
         """Answer what there is to ask for; with keys, what the caller's may use."""

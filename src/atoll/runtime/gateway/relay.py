@@ -8,7 +8,6 @@ between; a connection that is refused costs no attempt, but the search for a bac
 
 from __future__ import annotations
 
-import re
 from typing import Protocol
 
 from atoll.runtime.gateway import faults
@@ -22,7 +21,10 @@ from atoll.runtime.gateway.resume import DivergedError, resume
 from atoll.runtime.gateway.retry import RetryBudget
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings
 from atoll.runtime.gateway.traffic import ModelTally
+from atoll.runtime.gateway.verdict import fault_of_client, reason_of
+from atoll.runtime.gateway.work import share_of, spoken_seconds
 from atoll.runtime.http.server import Request
+from atoll.runtime.http.upstream import HttpUpstream
 from atoll.runtime.openai import (
     AnyRequest,
     ApiError,
@@ -41,21 +43,10 @@ from atoll.telemetry.usage import Attempt
 
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 _ERROR_BYTES = 2**20
-_PATH = re.compile(rb"[!-~ ]{1,1024}")
-_SPEECH_BYTES_S = 48_000
-"""A second of speech in a stream of events: 16 bits, one channel, 24 kHz."""
-_PROMPT_WORK = 1 / 64
-"""What reading a token takes, against writing one."""
-
-
-def work_of(prompt_tokens: float, completion_tokens: float) -> float:
-    """Return what a request costs a backend, in tokens written."""
-    return 1.0 + completion_tokens + _PROMPT_WORK * prompt_tokens
-
-
-def spoken_seconds(base64_chars: int) -> float:
-    """Return how long so much sound lasts, if it is 16-bit, mono, at 24 kHz."""
-    return base64_chars * 3 / 4 / _SPEECH_BYTES_S
+_STALE_S = 1.0
+"""A kept connection that was closed already says so within this."""
+_NOTICED_S = 0.02
+"""A backend that closes such a connection later than this has seen the request."""
 
 
 class RelayContext(AttemptContext, Protocol):
@@ -250,9 +241,15 @@ class Relay:
         """Go elsewhere; that costs no try."""
         self._fail_over(reason, tried=False)
 
-    def member_down(self, reason: str) -> None:
-        """Leave a backend that is known to be dead, or about to end."""
+    def member_down(self, reason: str, *, died: bool = True) -> None:
+        """Leave a backend that is known to be dead, or (not `died`) about to end."""
+        if died:
+            self.attempts.note_death(silent=self._is_silent())
         self._fail_over(reason, blame=False)
+
+    def _is_silent(self) -> bool:
+        """Whether nothing of an answer has come, from any backend."""
+        return not (self.begun or self._answer.parts or self._answer.carry)
 
     def _fail_over(
         self,
@@ -261,12 +258,15 @@ class Relay:
         tried: bool = True,
         died: bool = False,
         blame: bool = True,
+        doubt: bool = False,
         late: bool = False,
         error: ApiError | None = None,
     ) -> None:
         """Give this backend up and go on with another, as long as that is allowed.
 
-        One that `died` (its node is gone from the fabric) has not failed the request: that is no try.
+        One that `died` (its node is gone from the fabric, or backends die anyway) has not failed the
+        request: that is no try.
+        With `doubt` it is blamed only once another backend has answered the request.
         """
         if self._done:
             return
@@ -279,34 +279,28 @@ class Relay:
             if self.begun and self._last_s > attempts.began_s:
                 budget.note_progress()
                 attempts.tries = 0
+                attempts.reopened = False
                 attempts.avoid = frozenset()
             elif died and budget.excuse_death():
                 attempts.tries -= 1
                 tried = False
-        attempts.give_up(reason, now_s, blame=blame)
+            if doubt:
+                attempts.doubt(member, reason)
+        attempts.give_up(reason, now_s, blame=blame and not doubt)
         if member is not None:
             context.note_failover(self, member, reason)
         self._error = error or faults.attempt_failed(reason, late=late)
-        if (tried and attempts.tries >= context.settings.attempts) or budget.is_spent:
+        if not self.begun and attempts.is_poison(self.sent.body, now_s):
+            self._fail(faults.poison())
+        elif (tried and attempts.tries >= context.settings.attempts) or budget.is_spent:
             self._fail(self._error)
         else:
             self._search(now_s)
 
     def _record_share(self, member: Member, outcome: str, tokens: int, now_s: float) -> None:
         """Write down what a backend did for the request; `tokens` are those of all attempts so far."""
-        offer, facts = member.offer(self.model), member.facts
-        self.shares += (
-            Attempt(
-                member.name,
-                offer.node or None,
-                offer.provider or None,
-                max(0, tokens - self._counted),
-                now_s - self.attempts.began_s,
-                outcome,
-                None if facts is None else facts.usd_per_mtoken_in,
-                None if facts is None else facts.usd_per_mtoken_out,
-            ),
-        )
+        made, seconds = max(0, tokens - self._counted), now_s - self.attempts.began_s
+        self.shares += (share_of(member, self.model, made, seconds, outcome),)
         self._counted = max(tokens, self._counted)
 
     def uses(self, member: Member) -> bool:
@@ -393,13 +387,17 @@ class Relay:
                     self._context.record_media(self.slot, usage)
             self.client.respond(200, body, answer.note or b"application/json", headers)
             self._finish(200, "ok")
+        elif (fault := fault_of_client(status, body)) is not None:
+            self._note_success()
+            self._fail(fault)
         elif status in _RETRIED:
             full = status == 429 or (status == 503 and answer.note != b"")
-            error = faults.backend_refused(status, answer.note)
-            self._fail_over(f"status {status}", blame=not full, error=error)
+            error = faults.backend_refused(status, answer.note, reason_of(body))
+            doubt = status == 500 and not self.begun
+            self._fail_over(f"status {status}", blame=not full, doubt=doubt, error=error)
         elif self.begun:
             self._fail_over(f"status {status} instead of a stream")
-        elif status >= 400:
+        elif 400 <= status < 600:
             self._note_success()
             self.client.respond(status, upstream_error(status, body))
             self._finish(status, "error")
@@ -416,19 +414,27 @@ class Relay:
 
     def on_lost(self, reason: str, *, unused: bool) -> None:
         """Go on elsewhere; a kept connection that was closed already is nobody's failure."""
-        self.attempts.upstream = None
-        member = self.attempts.member
+        attempts, context = self.attempts, self._context
+        member, upstream = attempts.member, attempts.upstream
+        gone = member is not None and member.node and not context.is_present(member)
+        taken_s = context.loop.time() - attempts.began_s
+        unused = unused and not attempts.reopened and taken_s < _STALE_S
+        # A tunnel may break while its node is well.
+        dead = gone or isinstance(upstream, HttpUpstream)
+        excused = False
+        if dead and not self._answer.finished and (not unused or taken_s > _NOTICED_S):
+            excused = attempts.note_death(silent=self._is_silent())
+        attempts.upstream = None
         if unused and member is not None and not member.node:
-            self.attempts.reopen(self, member)
+            attempts.reopen(self, member)
         elif self._answer.finished and self._answer.usage is not None:
             # All but the end mark is there.
             self._end_stream()
         elif member is not None and member.node:
             # A node that never answered was not tried; one that is gone is not to blame.
-            gone = not self._context.is_present(member)
             self._fail_over(reason, tried=self._answer.status != 0, died=gone, blame=not gone)
         else:
-            self._fail_over(reason)
+            self._fail_over(reason, died=excused)
 
     def _check_size(self) -> None:
         is_error = self._answer.status >= 400
@@ -451,9 +457,7 @@ class Relay:
             return b""
         headers = member.headers
         if self._answer.notes is not None:
-            path = self._answer.note_of(b"x-atoll-path")
-            if path is not None and _PATH.fullmatch(path):
-                headers += b"x-atoll-path: %b\r\n" % path
+            headers += self._answer.path_header()
         if self.requirements is None:
             return headers
         return headers + self._context.chooser.headers(self.requirements, member, self.model)
@@ -486,7 +490,11 @@ class Relay:
             for event in answer.read(data, wants_usage=asks_for_usage(self.request)):
                 self._deliver(event)
         except BrokenStreamError as error:
-            self._fail_over(str(error))
+            if error.fault is None:
+                self._fail_over(str(error))
+            else:
+                self._note_success()
+                self._fail(error.fault)
         except DivergedError as error:
             self._fail(faults.stream_interrupted(str(error)))
         else:
@@ -514,20 +522,7 @@ class Relay:
 
     def _note_success(self) -> None:
         """Have the pool know that the backend answered, and how fast."""
-        context, attempts = self._context, self.attempts
-        member = attempts.member
-        if member is None:
-            return
-        pool = context.pool
-        now_s = context.loop.time()
-        seconds = now_s - attempts.began_s
-        pool.note_success(member, seconds)
-        usage = self._answer.usage
-        if pool.learns and usage is not None and len(attempts.backends) == 1 and seconds > 0:
-            load = member.integrate_load(now_s) - attempts.load_before
-            beside = load / seconds - 1.0 + member.elsewhere
-            work = work_of(usage.prompt_tokens, usage.completion_tokens)
-            pool.learn(member, self.model, work, seconds, beside, now_s)
+        self.attempts.note_success(self.model, self._answer.usage)
 
     def _fail(self, error: ApiError) -> None:
         """Tell the client that it did not work."""
@@ -536,6 +531,7 @@ class Relay:
             self.client.respond_error(error)
             self._finish(error.status, "error")
         else:
+            error = faults.in_stream(error)
             self.client.end_stream(b"data: " + error.body() + b"\n\n")
             self._finish(error.status, "truncated")
 
@@ -603,4 +599,5 @@ class Relay:
             most_s = deadlines.first_token_s if early else deadlines.between_tokens_s
             what = f"no token for {most_s:g} s"
         if attempts.member is not None and now_s - heard_s > most_s:
-            self._fail_over(what, tried=attempts.connecting is None, late=True)
+            sent = attempts.connecting is None
+            self._fail_over(what, tried=sent, doubt=sent and not self.begun, late=True)

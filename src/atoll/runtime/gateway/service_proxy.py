@@ -7,6 +7,7 @@ is written down (`service_meter`).
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 
@@ -29,6 +30,7 @@ _ENDPOINT = "/services"
 """As metrics call all of them."""
 _REPEATED = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"})
 _METHODS = frozenset({*_REPEATED, b"POST", b"PATCH"})
+_DOTS = re.compile(rb"/(\.|%2e){1,2}(/|%2f|\\|$)", re.IGNORECASE)
 _NO_BODY = frozenset({204, 304})
 _PASSED = (b"accept", b"accept-language", b"range", b"if-none-match", b"tracestate")
 
@@ -66,6 +68,9 @@ class ServiceProxy:
         self.body = sent.body
         headers = sent.headers
         rest = sent.path[len(_PREFIX) :].partition(b"/")[2]
+        if _DOTS.search(b"/" + rest):
+            # It would lead out of what the service is to serve.
+            raise ApiError(400, "a path with . or .. in it is not passed on")
         passed = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (sent.id, sent.trace.encode())
         for name in _PASSED:
             if name in headers:

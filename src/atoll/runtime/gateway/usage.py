@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 import msgspec
 
 from atoll.runtime.gateway.metrics import GatewayMetrics
-from atoll.runtime.gateway.relay import Relay, spoken_seconds
+from atoll.runtime.gateway.relay import Relay
+from atoll.runtime.gateway.traffic import EndedRequest
+from atoll.runtime.gateway.work import spoken_seconds
 from atoll.runtime.openai import FORMS, REQUESTS, Usage
 from atoll.telemetry.logs import JsonLog, Log
 from atoll.telemetry.usage import OnUsage, UsageRecord
@@ -150,3 +152,14 @@ def _access_line() -> Any:
 
 _AccessLine = _access_line()
 _encode = msgspec.json.Encoder().encode
+
+
+def ended_request(
+    relay: Relay, status: int, outcome: str, usage: Usage | None, seconds: float
+) -> EndedRequest:
+    """Return what a controller is told of a request; without a usage, of what the client has."""
+    first_s = None if relay.first_s is None else relay.first_s - relay.started_s
+    tokens = 0 if usage is None else usage.completion_tokens
+    if usage is None and outcome == "cancelled":
+        tokens = relay.journal.read().tokens
+    return EndedRequest(status, outcome, relay.stream, seconds, first_s, tokens)

@@ -8,6 +8,7 @@ gateway is an application of its own; `atoll.runtime.http.handlers` makes one of
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from typing import Protocol, cast
 
@@ -42,6 +43,7 @@ _CHUNK_BYTES = 16
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PROBES_S = (0.05, 0.2, 1.0, 5.0)
 """Between two looks whether a client that says no more is still there."""
+_HOST = re.compile(rb"([A-Za-z0-9._~!$&'()*+,;=%-]{0,255}|\[[0-9A-Za-z:.%]{2,100}\])(:[0-9]{0,5})?")
 _ONCE = frozenset({b"host", b"authorization", b"content-type", b"x-api-key"})
 """Headers that say two things if they are there twice: whoever stands before us may have read the other."""
 
@@ -87,8 +89,10 @@ class Connection(AnswerWriter):
         "_closing",
         "_current",
         "_deadline_s",
+        "_doubled",
         "_half_closed",
         "_headers",
+        "_host",
         "_in_body",
         "_parser",
         "_queue",
@@ -113,6 +117,10 @@ class Connection(AnswerWriter):
         """The request whose body comes in pieces."""
         self._in_body = False
         self._chunks = 0
+        self._doubled = 0
+        """Headers, or trailers, with the name of one before."""
+        self._host: bytes | None = None
+        """The last one, which needs no second look."""
         self._serving: Request | None = None
         self._begun = False
         self._closing = False
@@ -190,9 +198,9 @@ class Connection(AnswerWriter):
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
-            if not isinstance(cause, _RefusedError):
+            if not isinstance(cause, ApiError):
                 raise
-            self._refuse(cause.error)
+            self._refuse(cause)
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "the request is not valid HTTP"))
         else:
@@ -208,7 +216,8 @@ class Connection(AnswerWriter):
         if not self._in_body:
             if fresh:
                 self._deadline_s = app.loop.time() + app.deadlines.header_s
-            if self._received > limits.header_bytes or len(self._headers) > limits.headers:
+            count = len(self._headers) + self._doubled
+            if self._received > limits.header_bytes or count > limits.headers:
                 self._refuse(_headers_too_large())
             elif app.buffered > limits.buffered_bytes:
                 self._refuse(too_much_held())
@@ -216,17 +225,15 @@ class Connection(AnswerWriter):
         if self._current is None:
             try:
                 self._expect_body()
-            except _RefusedError as refused:
-                self._refuse(refused.error)
+            except ApiError as error:
+                self._refuse(error)
                 return
-        body = self._body
-        body.fold()
-        around = self._received - len(body) - limits.header_bytes
+        around = self._received - self._body.fold() - limits.header_bytes
         if self._received > self._body_limit() + limits.header_bytes:
             self._refuse(_too_large(self._body_limit()))
         elif (
             around > limits.header_bytes + _CHUNK_BYTES * self._chunks
-            or len(self._headers) > limits.headers
+            or len(self._headers) + self._doubled > limits.headers
         ):
             # Extensions of chunks, or trailers: the headers were taken out.
             self._refuse(_headers_too_large())
@@ -240,16 +247,11 @@ class Connection(AnswerWriter):
         headers = request.headers
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._body_limit():
-            raise _RefusedError(_too_large(self._body_limit()))
+            raise _too_large(self._body_limit())
         coding = headers.get(b"transfer-encoding")
         if coding is not None and (request.old or coding.strip().lower() != b"chunked"):
-            raise _RefusedError(
-                ApiError(400, "transfer-encoding: only chunked is taken, by HTTP/1.1")
-            )
-        try:
-            app.expect(request)
-        except ApiError as error:
-            raise _RefusedError(error) from None
+            raise ApiError(400, "transfer-encoding: only chunked is taken, by HTTP/1.1")
+        app.expect(request)
         if self._serving is None:
             self._deadline_s = app.loop.time() + app.deadlines.body_s
             if headers.get(b"expect", b"").lower() == b"100-continue":
@@ -276,12 +278,11 @@ class Connection(AnswerWriter):
         """Take a header; trailers, which come after the last chunk, are only counted."""
         name = name.lower()
         headers = self._headers
-        if self._in_body:
-            headers[name] = b""
-            return
-        if name in headers and name in _ONCE:
-            raise _RefusedError(ApiError(400, f"the header {name.decode()} is there twice"))
-        headers[name] = value
+        if name in headers:
+            self._doubled += 1
+            if name in _ONCE and not self._in_body:
+                raise ApiError(400, f"the header {name.decode()} is there twice")
+        headers[name] = b"" if self._in_body else value
 
     def on_headers_complete(self) -> None:
         """What follows is the body."""
@@ -296,12 +297,11 @@ class Connection(AnswerWriter):
     def on_message_complete(self) -> None:
         """Hand the request on, or keep it until the one before is answered."""
         if self._parser.should_upgrade():
-            raise _RefusedError(ApiError(400, "upgrading the connection is not supported"))
+            raise ApiError(400, "upgrading the connection is not supported")
         request = self._current or self._request()
         request.body = body = self._body.take()
         if self._chunks:
-            self._headers.clear()
-            self._chunks = 0
+            self._forget_trailers()
         self._current = None
         self._in_body = False
         self._received = 0
@@ -315,6 +315,14 @@ class Connection(AnswerWriter):
         else:
             self._enqueue(request)
 
+    def _forget_trailers(self) -> None:
+        """Leave out what came after the last chunk, of which there may be no more than headers."""
+        count, self._doubled = len(self._headers) + self._doubled, 0
+        self._chunks = 0
+        self._headers.clear()
+        if count > self._app.limits.headers:
+            raise _headers_too_large()
+
     def _count(self, request: Request) -> None:
         """Count the body of a request as taken memory, in place of the pieces it came in."""
         app, size = self._app, len(request.body)
@@ -327,13 +335,15 @@ class Connection(AnswerWriter):
             error = too_much_held()
         if error is not None:
             app.buffered -= size
-            raise _RefusedError(error)
+            self._current = request
+            app.expect(request)
+            raise error
 
     def _enqueue(self, request: Request) -> None:
         """Keep a request until the one before it is answered."""
         if len(self._queue) >= _MOST_QUEUED:
             self._app.buffered -= request.held
-            raise _RefusedError(ApiError(400, "too many requests before the first answer"))
+            raise ApiError(400, "too many requests before the first answer")
         if not request.held:
             request.held = len(request.body) + _QUEUED_BYTES
             self._app.buffered += request.held
@@ -355,12 +365,13 @@ class Connection(AnswerWriter):
         received = self._headers
         url = self._url
         # What was received bounds the headers from above and is known already.
-        if len(received) > limits.headers or (
+        count, self._doubled = len(received) + self._doubled, 0
+        if count > limits.headers or (
             self._received > limits.header_bytes
             and sum(len(k) + len(v) + 4 for k, v in received.items()) + sum(map(len, url))
             > limits.header_bytes
         ):
-            raise _RefusedError(_headers_too_large())
+            raise _headers_too_large()
         # The query is kept apart: keys and the like do not belong in logs.
         path, _, query = (url[0] if len(url) == 1 else b"".join(url)).partition(b"?")
         url.clear()
@@ -369,12 +380,13 @@ class Connection(AnswerWriter):
         received.clear()
         version = parser.get_http_version()
         if version == "1.1":
-            if b"host" not in request.headers:
-                raise _RefusedError(ApiError(400, "the header host is missing"))
+            host = request.headers.get(b"host")
+            if host is None or host != self._host:
+                self._host = _checked_host(host)
         elif version == "1.0":
             request.old = True
         else:
-            raise _RefusedError(ApiError(400, "HTTP/1.1 is spoken here"))
+            raise ApiError(400, "HTTP/1.1 is spoken here")
         return request
 
     # Answers
@@ -474,10 +486,13 @@ class Connection(AnswerWriter):
             self._close(self._app.loop.time())
 
 
-class _RefusedError(Exception):
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.message)
-        self.error = error
+def _checked_host(host: bytes | None) -> bytes:
+    """Return the value of a Host header, if it is there and is one."""
+    if host is None:
+        raise ApiError(400, "the header host is missing")
+    if _HOST.fullmatch(host) is None:
+        raise ApiError(400, "the header host names no host")
+    return host
 
 
 def too_much_held() -> ApiError:

@@ -60,6 +60,11 @@ class Upstream(Protocol):
         """What the backend says of its answer beside it, from `on_head` on: its `x-atoll-` headers."""
         ...
 
+    @property
+    def unsent(self) -> bool:
+        """Whether a part of the request is known not to have left this machine."""
+        ...
+
     def ask(
         self,
         receiver: Receiver,
@@ -125,6 +130,7 @@ class HttpUpstream(asyncio.Protocol):
         "receiver",
         "reused",
         "transport",
+        "unsent",
     )
 
     def __init__(self, pool: HttpUpstreamPool) -> None:
@@ -136,6 +142,7 @@ class HttpUpstream(asyncio.Protocol):
         self.receiver: Receiver | None = None
         self.transport: asyncio.Transport
         self.reused = False
+        self.unsent = False
         self.notes: Mapping[bytes, bytes] | None = None
         self.drain_until_s = 0.0
         self._status = 0
@@ -200,6 +207,14 @@ class HttpUpstream(asyncio.Protocol):
         else:
             reason = f"connection lost: {exc}" if exc is not None else "connection closed"
             receiver.on_lost(reason, unused=self.reused and not self._touched)
+
+    def pause_writing(self) -> None:
+        """Note that the backend does not take the request as fast as it is sent."""
+        self.unsent = True
+
+    def resume_writing(self) -> None:
+        """Note that nearly all of the request is sent."""
+        self.unsent = False
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; the receiver hears of it."""

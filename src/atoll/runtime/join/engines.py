@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from atoll.core.errors import InputError, UsageError
 from atoll.fabric.registry.records import Hardware
 from atoll.plan.plan import Flow, Instance, Node
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
-from atoll.runtime.http.client import FetchError, request
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.command import EngineCommand, precision_of, read_command, takes_port
 from atoll.runtime.join.offers import KnownServer
@@ -51,11 +52,14 @@ def prepare(options: JoinOptions, log: Path) -> PreparedEngine | None:
 
 
 async def refuse_taken(url: str) -> None:
-    """Raise UsageError if somebody answers where the engine is going to."""
+    """Raise UsageError if somebody, whatever it speaks, listens where the engine is going to."""
+    parts = urlsplit(url)
     try:
-        await request(url + "/health", timeout_s=1.0)
-    except FetchError:
+        async with asyncio.timeout(1.0):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+    except OSError:  # of which TimeoutError is one
         return
+    writer.close()
     raise UsageError(
         f"something answers at {url} already",
         field="--port",

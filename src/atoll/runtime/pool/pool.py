@@ -68,6 +68,16 @@ class BackendPool:
         """Whether any backend, well or not, serves a model."""
         return model in self.rings
 
+    def unserved(self) -> list[str]:
+        """Return the models that are known, also from a controller, and have no backend that is up."""
+        known = dict.fromkeys((*self.rings, *({} if self.routes is None else self.routes.models)))
+        return [
+            model
+            for model in known
+            if model not in self.rings
+            or not any(member.state == "up" for member in self.rings[model].members)
+        ]
+
     def add(self, backend: Backend, facts: Facts | None = None) -> Member:
         """Use one more backend."""
         if backend.id in self.members:

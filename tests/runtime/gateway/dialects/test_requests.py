@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -550,3 +551,51 @@ def test_whatever_is_sent_is_chat_or_a_400(path: str, data: st.DataObject) -> No
     except ApiError as error:
         status = error.status
     assert status in (200, 400)
+
+
+DEEP: dict[str, Json] = {
+    "tools": {"tools": [{"name": "n", "input_schema": "DEEP"}]},
+    "form": {"output_config": {"format": {"type": "json_schema", "schema": "DEEP"}}},
+    "extra": {"chat_template_kwargs": "DEEP"},
+    "call": {
+        "messages": [
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c", "name": "n", "input": "DEEP"}],
+            }
+        ]
+    },
+    "responses tools": {"tools": [TOOL | {"parameters": "DEEP"}]},
+    "responses form": {"text": {"format": {"type": "json_schema", "schema": "DEEP"}}},
+    "responses extra": {"chat_template_kwargs": "DEEP"},
+}
+
+
+def ask_deep(case: str, levels: int) -> str:
+    """Ask with something nested; return what came of it."""
+    path, body = "/v1/messages", {"model": "m", "max_tokens": 1, "messages": [USER]}
+    if case.startswith("responses"):
+        path, body = "/v1/responses", {"model": "m", "input": "hi"}
+    nested = '{"a":' * levels + "1" + "}" * levels
+    raw = json.dumps(body | DEEP[case]).replace('"DEEP"', nested).encode()
+    try:
+        translated = DIALECTS[path.encode()].translate(raw, "5eed")
+    except ApiError as error:
+        return f"{error.status} {error.code}"
+    stream = translated.stream()
+    assert stream is not None
+    assert further(30, lambda: stream.feed(b"data: [DONE]\n\n"))
+    return "taken"
+
+
+def further(frames: int, act: Callable[[], bytes]) -> bytes:
+    """Do something so many calls deeper than here."""
+    return act() if frames == 0 else further(frames - 1, act)
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_what_is_nested_too_deeply_is_refused_before_it_is_answered(case: str) -> None:
+    assert ask_deep(case, 60) == "taken"
+    found = {ask_deep(case, levels) for levels in range(600, 1000, 7)}
+    assert found <= {"taken", "400 invalid_json", "400 None"}
+    assert len(found) > 1

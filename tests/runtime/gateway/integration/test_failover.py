@@ -202,7 +202,7 @@ def test_replay_that_differs_is_an_error_not_nonsense() -> None:
         ("500", 502, "upstream_error"),
         ("503", 503, "overloaded"),
         ("429", 429, "overloaded"),
-        ("die_before_head", 502, "upstream_error"),
+        ("die_before_head", 422, "poison_request"),
         ("stall_before", 504, "upstream_error"),
     ],
 )
@@ -212,7 +212,7 @@ def test_when_all_fail_the_client_is_told(what: str, status: int, code: str, str
     assert reply.status == status
     assert reply.json["error"]["code"] == code
     assert ("retry-after" in reply.headers) == (status in (429, 503))
-    assert sum(len(e.seen) for e in bench.engines) == 3
+    assert sum(len(e.seen) for e in bench.engines) == (2 if status == 422 else 3)
     assert len(bench.records) == 1
     assert bench.records[0].outcome == "error"
 
@@ -300,13 +300,16 @@ def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() -> Non
             await engine.stop()
             await until(up=False)
             assert (await bench.post(CHAT, chat())).status == 503
-            assert (await bench.get("/health")).status == 503
+            assert (await bench.get("/health")).status == 200
+            reply = await bench.get("/ready")
+            assert (reply.status, reply.json["without_backend"]) == (503, ["m"])
             engine.faults = [Fault("500")]
             await engine.start(port)
             await until(up=True)
             # The first token failed, so it was asked for twice.
             assert [s.body["max_tokens"] for s in engine.seen] == [1, 1]
             assert (await bench.post(CHAT, chat())).status == 200
+            assert (await bench.get("/ready")).status == 200
 
     asyncio.run(go())
 

@@ -41,7 +41,7 @@ class AnswerBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerHead:
+class ChatHead:
     """What is known of an answer from its first word on."""
 
     model: str
@@ -76,7 +76,7 @@ class AnswerEnding:
 class ChatAnswer:
     """A whole answer."""
 
-    head: AnswerHead
+    head: ChatHead
     blocks: list[AnswerBlock]
     ending: AnswerEnding
 
@@ -86,10 +86,10 @@ def _count(value: Any) -> int:
     return value if type(value) is int and 0 < value <= _MOST else 0
 
 
-def head_of(chunk: Chunk, asked: str) -> AnswerHead:
+def head_of(chunk: Chunk, asked: str) -> ChatHead:
     """Return the head that a chunk or a whole answer has; `asked`: the model that was asked for."""
     model, created = chunk.get("model"), chunk.get("created")
-    return AnswerHead(
+    return ChatHead(
         model if isinstance(model, str) and model else asked,
         _count(int(created) if isinstance(created, float) and created < _MOST else created),
     )

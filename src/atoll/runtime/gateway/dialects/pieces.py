@@ -11,8 +11,8 @@ from atoll.runtime.gateway.dialects.chat import (
     TEXTS,
     AnswerBlock,
     AnswerEnding,
-    AnswerHead,
     BlockKind,
+    ChatHead,
     TokenCounts,
     call_name,
     counts_of,
@@ -32,7 +32,7 @@ from atoll.runtime.gateway.events import (
 class BlockSink(Protocol):
     """Who hears of the blocks of a stream, in order."""
 
-    def begin(self, head: AnswerHead) -> None:
+    def begin(self, head: ChatHead) -> None:
         """The answer begins; called once, first."""
 
     def open(self, block: AnswerBlock) -> None:

@@ -22,6 +22,8 @@ PASSED = (
     "chat_template_kwargs",
 )
 """Fields of chat requests that no dialect has, and that pass as they are."""
+_SPARE_LEVELS = 100
+"""Of nesting, kept for what is put around a value when it is written again."""
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
 
 
@@ -58,3 +60,22 @@ def refuse_given(request: msgspec.Struct, fields: dict[str, tuple[str, str]]) ->
 def passed_fields(request: msgspec.Struct) -> dict[str, Any]:
     """Return those fields of a request that pass as they are, if they were given."""
     return {name: value for name in PASSED if (value := getattr(request, name, None)) is not None}
+
+
+def is_writable(value: object) -> bool:
+    """Return whether a value can be written as JSON within others; what was read may be nested too deeply."""
+    for _ in range(_SPARE_LEVELS):
+        value = [value]
+    try:
+        msgspec.json.encode(value)
+    except RecursionError:
+        return False
+    return True
+
+
+def write(body: dict[str, Any], names: dict[str, str]) -> bytes:
+    """Return a body as JSON; `names`: fields that hold what a client may nest, and what it calls them."""
+    for field, name in names.items():
+        if field in body and not is_writable(body[field]):
+            raise ApiError(400, f"{name}: nested too deeply", param=name, code="invalid_json")
+    return msgspec.json.encode(body)

@@ -7,7 +7,9 @@ import msgspec
 from atoll.runtime.gateway.dialects.dialect import Dialect, StreamTranslator, Translation
 from atoll.runtime.http.answering import headers_of
 from atoll.runtime.http.server import Connection, Request, Responder
-from atoll.runtime.openai import ApiError
+from atoll.runtime.openai import ApiError, parsed_bytes
+
+_LARGE_BYTES = 2**20
 
 
 class ShapedError(ApiError):
@@ -53,6 +55,9 @@ class TranslatedClient:
                 code="method_not_allowed",
                 allow="POST",
             )
+        if len(asked.body) > _LARGE_BYTES:
+            # It is read twice: as what it is, and as what becomes of it.
+            self._connection.hold(parsed_bytes(asked.body))
         # Of all requests with the same trace, each is a span of its own.
         seed = asked.trace[3:35] + asked.trace[36:52]
         self._translation = translation = self._dialect.translate(asked.body, seed)
@@ -60,7 +65,12 @@ class TranslatedClient:
         sent.body = translation.body
         sent.id, sent.trace = asked.id, asked.trace
         sent.keep_alive, sent.old = asked.keep_alive, asked.old
+        asked.body = b""
         return sent
+
+    def hold(self, size: int) -> None:
+        """Count bytes of memory that the request takes besides its body, or refuse it (ApiError)."""
+        self._connection.hold(size)
 
     @property
     def exchange(self) -> Responder | None:

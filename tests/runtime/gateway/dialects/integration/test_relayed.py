@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.runtime.accounts import schema
+from atoll.runtime.gateway.settings import GatewayLimits
 from tests.runtime.accounts.test_gateway import Place
 from tests.runtime.accounts.test_gateway import run as run_with_keys
 from tests.runtime.gateway.dialects.reading import Json, events_of, read_message, read_response
@@ -269,6 +270,23 @@ def test_tokens_are_counted_as_the_tokenizer_of_the_model_does() -> None:
             await bench.settled()
             assert {record.endpoint for record in bench.records} == {path}
             assert sum(record.completion_tokens for record in bench.records) == 0
+
+    asyncio.run(go())
+
+
+def test_memory_of_large_requests_is_counted() -> None:
+    """What translating takes counts, too; nothing is counted any more at the end."""
+
+    async def go() -> None:
+        limits = GatewayLimits(buffered_bytes=7 * 2**20)
+        async with running([ScriptedEngine()], limits=limits) as bench:
+            body = body_of(MESSAGES, "x" * 2 * 2**20, max_tokens=1)
+            assert (await bench.post(MESSAGES, body)).status == 200
+            body = body_of(MESSAGES, "x" * 3 * 2**20, max_tokens=1)
+            full = await bench.post(MESSAGES, body)
+            assert (full.status, full.json["error"]["type"]) == (503, "overloaded_error")
+            await bench.settled()
+            assert bench.gateway.buffered == 0
 
     asyncio.run(go())
 

@@ -29,7 +29,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-class Seen(pydantic.BaseModel):
+class SeaColour(pydantic.BaseModel):
     colour: str
 
 
@@ -86,14 +86,14 @@ def test_responses_with_tools() -> None:
 def test_responses_that_are_parsed() -> None:
     async def story(bench: Bench) -> None:
         async with openai_client(bench) as sdk:
-            parsed = await sdk.responses.parse(model="m", input="hi", text_format=Seen)
-            assert parsed.output_parsed == Seen(colour="blue")
+            parsed = await sdk.responses.parse(model="m", input="hi", text_format=SeaColour)
+            assert parsed.output_parsed == SeaColour(colour="blue")
             form = bench.engines[0].seen[-1].body["response_format"]
             assert form["json_schema"]["schema"]["required"] == ["colour"]
-            async with sdk.responses.stream(model="m", input="hi", text_format=Seen) as stream:
+            async with sdk.responses.stream(model="m", input="hi", text_format=SeaColour) as stream:
                 async for _ in stream:
                     pass
-                assert (await stream.get_final_response()).output_parsed == Seen(colour="blue")
+                assert (await stream.get_final_response()).output_parsed == SeaColour(colour="blue")
 
     async def go() -> None:
         async with running([ScriptedTalker(answers=[FORMED])]) as bench:

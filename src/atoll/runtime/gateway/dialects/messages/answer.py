@@ -9,11 +9,12 @@ import msgspec
 from atoll.runtime.gateway.dialects.chat import (
     AnswerBlock,
     AnswerEnding,
-    AnswerHead,
     BlockKind,
+    ChatHead,
     TokenCounts,
 )
 from atoll.runtime.gateway.dialects.messages.request import MessagesRequest
+from atoll.runtime.gateway.dialects.reading import is_writable
 
 _REASONS = {
     "length": "max_tokens",
@@ -36,7 +37,7 @@ class MessageWriter:
         return self._thinks or block.kind != "reasoning"
 
     def whole(
-        self, head: AnswerHead, blocks: list[AnswerBlock], ending: AnswerEnding
+        self, head: ChatHead, blocks: list[AnswerBlock], ending: AnswerEnding
     ) -> dict[str, Any]:
         """Return the message of an answer that is all there."""
         content = [content_block(block) for block in blocks if self.shows(block)]
@@ -45,7 +46,7 @@ class MessageWriter:
             self.begun(head, content) | self.stop(ending, kinds) | {"usage": usage(ending.tokens)}
         )
 
-    def begun(self, head: AnswerHead, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def begun(self, head: ChatHead, content: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a message that has not stopped."""
         return {
             "id": self._id,
@@ -107,4 +108,4 @@ def read_input(arguments: str) -> dict[str, Any]:
         found = msgspec.json.decode(arguments.encode())
     except (msgspec.DecodeError, RecursionError):
         found = None
-    return found if isinstance(found, dict) else {"INVALID_JSON": arguments}
+    return found if isinstance(found, dict) and is_writable(found) else {"INVALID_JSON": arguments}

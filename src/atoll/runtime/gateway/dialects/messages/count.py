@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.runtime.gateway.dialects.messages.request import MessageInput, input_fields
-from atoll.runtime.gateway.dialects.reading import read, refuse_given
+from atoll.runtime.gateway.dialects.messages.request import NESTED, MessageInput, input_fields
+from atoll.runtime.gateway.dialects.reading import read, refuse_given, write
 from atoll.runtime.gateway.events import read_chunk
 from atoll.runtime.openai import ApiError, Fallbacks
 
@@ -42,7 +42,7 @@ class TranslatedCount:
         told = {name: chat[name] for name in _TOLD if name in chat}
         if request.models is not None:
             told["models"] = request.models
-        self.body = msgspec.json.encode(told)
+        self.body = write(told, NESTED)
 
     def answer(self, body: bytes) -> bytes:
         """Return how many tokens there are."""

@@ -16,10 +16,12 @@ from atoll.runtime.gateway.dialects.conversation import (
     text_part,
 )
 from atoll.runtime.gateway.dialects.reading import (
+    is_writable,
     passed_fields,
     read,
     refuse_given,
     unsupported,
+    write,
     wrong,
 )
 from atoll.runtime.openai import Fallbacks, Name, Penalty, Positive, Seed, Share, Temperature
@@ -32,6 +34,12 @@ _REFUSED = {
     "thread": ("nothing is stored here", "send all messages"),
     "fallbacks": (_HERE, "name other models in `models` or x-atoll-fallback"),
 }
+NESTED = {
+    "tools": "tools",
+    "response_format": "output_config.format.schema",
+    "chat_template_kwargs": "chat_template_kwargs",
+}
+"""Fields of the chat request that hold what a client may nest, and what it calls them."""
 _DROPPED = frozenset({"thinking", "redacted_thinking"})
 """Blocks that only the model they are of could read."""
 _ERROR = "Error: "
@@ -101,7 +109,7 @@ class Thinking(Struct):
         return self.type != "disabled" and self.display != "omitted"
 
 
-class OutputFormat(Struct):
+class MessagesFormat(Struct):
     """The form that the answer must have."""
 
     type: Literal["json_schema"]
@@ -112,7 +120,7 @@ class OutputConfig(Struct):
     """How the answer is to be."""
 
     effort: str | None = None
-    format: OutputFormat | None = None
+    format: MessagesFormat | None = None
 
 
 class MessagesMetadata(Struct):
@@ -131,7 +139,7 @@ class MessageInput(Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    output_format: MessagesFormat | None = None
     # Nothing comes of these: they change no answer.
     cache_control: Any = None
     context_management: Any = None
@@ -197,7 +205,7 @@ def chat_body(request: MessagesRequest) -> bytes:
     ):
         if value is not None:
             body[name] = value
-    return msgspec.json.encode(body)
+    return write(body, NESTED)
 
 
 def input_fields(request: MessageInput) -> dict[str, Any]:
@@ -250,7 +258,10 @@ def _add_assistant(messages: ChatMessages, blocks: list[MessageBlock], place: st
         if block.type == "text":
             messages.assistant(_need(block.text, f"{here}.text", empty=True))
         elif block.type == "tool_use":
-            arguments = msgspec.json.encode(block.input or {}).decode()
+            called = block.input or {}
+            if not is_writable(called):
+                raise wrong(f"{here}.input", "nested too deeply")
+            arguments = msgspec.json.encode(called).decode()
             call_id, name = _need(block.id, f"{here}.id"), _need(block.name, f"{here}.name")
             messages.call(call_id, name, arguments)
         elif block.type not in _DROPPED:

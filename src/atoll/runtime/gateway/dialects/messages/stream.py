@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.runtime.gateway.dialects.chat import AnswerBlock, AnswerEnding, AnswerHead, BlockKind
+from atoll.runtime.gateway.dialects.chat import AnswerBlock, AnswerEnding, BlockKind, ChatHead
 from atoll.runtime.gateway.dialects.messages.answer import MessageWriter, empty_block, usage
 from atoll.runtime.gateway.dialects.pieces import ChatStreamReader
 
@@ -46,7 +46,7 @@ class MessagesStream:
 
     # What the reader tells
 
-    def begin(self, head: AnswerHead) -> None:
+    def begin(self, head: ChatHead) -> None:
         """Write that the message begins; what the prompt took is known at its end."""
         self._write("message_start", message=self._writer.begun(head, []))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.runtime.gateway.dialects.chat import CUT, AnswerBlock, AnswerEnding, AnswerHead
+from atoll.runtime.gateway.dialects.chat import CUT, AnswerBlock, AnswerEnding, ChatHead
 from atoll.runtime.gateway.dialects.responses.request import ResponsesRequest
 
 Item = dict[str, Any]
@@ -15,7 +15,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 _PREFIX = {"reasoning": "rs", "text": "msg", "refusal": "msg", "call": "fc"}
 
 
-class ResponseWriter:
+class ResponseBuilder:
     """Makes the response objects of one request; all ids are made of `seed`."""
 
     def __init__(self, request: ResponsesRequest, seed: str) -> None:
@@ -56,7 +56,7 @@ class ResponseWriter:
         }
 
     def whole(
-        self, head: AnswerHead, blocks: list[AnswerBlock], ending: AnswerEnding
+        self, head: ChatHead, blocks: list[AnswerBlock], ending: AnswerEnding
     ) -> dict[str, Any]:
         """Return the response of an answer that is all there."""
         last = len(blocks) - 1
@@ -70,7 +70,7 @@ class ResponseWriter:
         ]
         return self.ended(head, items, ending)
 
-    def ended(self, head: AnswerHead, items: list[Item], ending: AnswerEnding) -> dict[str, Any]:
+    def ended(self, head: ChatHead, items: list[Item], ending: AnswerEnding) -> dict[str, Any]:
         """Return the response at its end."""
         reason = _INCOMPLETE.get(ending.reason)
         tokens = ending.tokens
@@ -90,7 +90,7 @@ class ResponseWriter:
         )
 
     def response(
-        self, head: AnswerHead, status: str, items: list[Item], **more: Any
+        self, head: ChatHead, status: str, items: list[Item], **more: Any
     ) -> dict[str, Any]:
         """Return the response object, with what the request asked for."""
         request = self._request

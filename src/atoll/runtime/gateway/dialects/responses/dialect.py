@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.runtime.gateway.dialects.chat import read_answer
-from atoll.runtime.gateway.dialects.responses.answer import ResponseWriter
+from atoll.runtime.gateway.dialects.responses.answer import ResponseBuilder
 from atoll.runtime.gateway.dialects.responses.request import (
     ResponsesRequest,
     chat_body,
@@ -20,9 +20,11 @@ class TranslatedResponses:
 
     def __init__(self, request: ResponsesRequest, seed: str) -> None:
         self.body = chat_body(request)
+        # The rest of the request comes back with the answer; this may be large.
+        request.input = ""
         self._asked = request.model
         self._seed = seed
-        self._writer = ResponseWriter(request, seed)
+        self._writer = ResponseBuilder(request, seed)
 
     def answer(self, body: bytes) -> bytes:
         """Return a whole chat answer as a response."""

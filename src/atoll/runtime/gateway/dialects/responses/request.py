@@ -20,6 +20,7 @@ from atoll.runtime.gateway.dialects.reading import (
     read,
     refuse_given,
     unsupported,
+    write,
     wrong,
 )
 from atoll.runtime.openai import (
@@ -32,6 +33,7 @@ from atoll.runtime.openai import (
     Stop,
     Temperature,
 )
+from atoll.runtime.openai_parts import InputAudio
 
 _STATELESS = "nothing is stored here"
 _ALL_ITEMS = "send all items of the conversation in `input`"
@@ -43,6 +45,12 @@ _REFUSED = {
     "context_management": ("conversations are not shortened here", "send fewer items"),
     "moderation": ("there is no moderation here", "leave it out"),
     "top_logprobs": ("log probabilities are not given here", "ask /v1/chat/completions"),
+}
+_NESTED = {
+    "tools": "tools",
+    "tool_choice": "tool_choice",
+    "response_format": "text.format.schema",
+    "chat_template_kwargs": "chat_template_kwargs",
 }
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -63,7 +71,7 @@ class InputPart(Struct):
     refusal: str | None = None
     image_url: str | None = None
     detail: str | None = None
-    input_audio: dict[str, Any] | None = None
+    input_audio: InputAudio | None = None
 
 
 class InputItem(Struct):
@@ -201,7 +209,7 @@ def chat_body(request: ResponsesRequest) -> bytes:
     ):
         if value is not None:
             body[name] = value
-    return msgspec.json.encode(body)
+    return write(body, _NESTED)
 
 
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:

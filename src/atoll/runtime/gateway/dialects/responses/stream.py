@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from atoll.runtime.gateway.dialects.chat import AnswerBlock, AnswerEnding, AnswerHead
+from atoll.runtime.gateway.dialects.chat import AnswerBlock, AnswerEnding, ChatHead
 from atoll.runtime.gateway.dialects.pieces import ChatStreamReader
-from atoll.runtime.gateway.dialects.responses.answer import Item, ResponseWriter, content_part
+from atoll.runtime.gateway.dialects.responses.answer import Item, ResponseBuilder, content_part
 
 _EVENTS = {
     "text": "output_text",
@@ -24,7 +24,7 @@ _DONE = {"text": "text", "refusal": "refusal", "reasoning": "text", "call": "arg
 class ResponsesStream:
     """Writes the events of one response; `asked` is the model that was asked for."""
 
-    def __init__(self, writer: ResponseWriter, asked: str, seed: str) -> None:
+    def __init__(self, writer: ResponseBuilder, asked: str, seed: str) -> None:
         self._writer = writer
         self._reader = ChatStreamReader(self, asked, seed)
         self._out: list[bytes] = []
@@ -32,7 +32,7 @@ class ResponsesStream:
         self._items: list[Item] = []
         self._place: dict[str, Any] = {}
         """Where text of the open block belongs."""
-        self._head = AnswerHead(asked, 0)
+        self._head = ChatHead(asked, 0)
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of a chat stream, cut anywhere; return the events they bring."""
@@ -51,7 +51,7 @@ class ResponsesStream:
 
     # What the reader tells
 
-    def begin(self, head: AnswerHead) -> None:
+    def begin(self, head: ChatHead) -> None:
         """Write that the response was created."""
         self._head = head
         for kind in ("created", "in_progress"):

@@ -1,0 +1,23 @@
+"""What a process does with memory that it has used: large pieces go back to the machine at once."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+"""Names of settings in glibc's malloc.h."""
+_LARGE_BYTES = 2**20
+
+
+def return_large_memory() -> None:
+    """Have the allocator give back what large bodies took when they are gone.
+
+    glibc learns from the first large piece that is freed, and from then on keeps pieces of up to 32 MiB
+    between others that live longer. With thresholds that are set it does not learn. Elsewhere than on
+    glibc nothing happens.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        libc.mallopt(_TRIM_THRESHOLD, _LARGE_BYTES)
