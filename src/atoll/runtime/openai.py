@@ -252,7 +252,7 @@ _LARGE_BYTES = 2**20
 _MOST_PARTS = 2**19
 """Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
 _MOST_NAMES = 2**18
-"""Colons in a large body: an object of a million names takes as long. No text that a model takes has as many."""
+"""Colons in a large body: an object of a million names takes as long. No prompt that fits has as many."""
 
 
 _Read = TypeVar("_Read")
