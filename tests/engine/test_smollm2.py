@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from atoll.core.errors import AtollError
 from atoll.engine.guidance import MatcherFactory
-from atoll.engine.messages import OutputFormat, SamplingParams
+from atoll.engine.messages import OutputFormat, ReadOrder, SamplingParams
 from atoll.engine.node_core import CoreSettings
 from atoll.engine.prompts import chat_prompt
 from atoll.engine.routes import SplitRouter
@@ -148,3 +149,34 @@ def test_guides_are_followed(
         assert re.fullmatch(guide.text, text)
     else:
         assert set(json.loads(text)) == {"age"}
+
+
+@pytest.mark.parametrize("cuts", [(0, LAYERS), (0, 7, 20, LAYERS)], ids=["whole", "cut"])
+def test_vectors_are_those_of_transformers(
+    folder: Path, codec: TextCodec, cuts: tuple[int, ...]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    setups = [
+        NodeSetup(start, end, blocks=64, block_size=16) for start, end in itertools.pairwise(cuts)
+    ]
+    cluster = Cluster(folder, LAYERS, setups, max_length=512)
+    orders = (ReadOrder(pool="last"), ReadOrder(pool="mean"))
+    for number, question in enumerate(QUESTIONS):
+        for order in orders:
+            tokens = tuple(codec.encode(question))
+            cluster.submit(
+                GenerateRequest(
+                    tokens, SamplingParams(max_tokens=1), id=f"{number}{order.pool}", read=order
+                )
+            )
+    cluster.run()
+    cluster.settle()
+    for number, question in enumerate(QUESTIONS):
+        with torch.no_grad():
+            states = model.model(torch.tensor([codec.encode(question)])).last_hidden_state[0]
+        for order in orders:
+            reading = cluster.events[f"{number}{order.pool}"][-1].reading
+            assert reading is not None
+            vector = states[-1] if order.pool == "last" else states.mean(0)
+            expected = (vector / vector.norm()).tolist()
+            assert reading.vector == pytest.approx(expected, abs=2e-5)

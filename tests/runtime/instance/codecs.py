@@ -22,6 +22,9 @@ class CharTokenizer:
     def get_vocab(self) -> dict[str, int]:
         return {chr(code): code for code in range(128)} | self._marks
 
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
+
     def token_to_id(self, name: str) -> int | None:
         return self.get_vocab().get(name)
 

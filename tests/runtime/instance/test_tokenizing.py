@@ -11,6 +11,7 @@ pytest.importorskip("zmq", reason="needs the extra 'engine'")
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
 from atoll.runtime import openai
+from atoll.runtime.instance import requests
 from atoll.runtime.instance.tokenizing import MOST_TOKENS, answer_tokens, read_tokens_request
 from atoll.runtime.openai import ApiError
 from tests.runtime.instance.codecs import PlainCodec
@@ -46,7 +47,7 @@ def test_a_text() -> None:
     assert ask("/tokenize", prompt="", add_special_tokens=False)["count"] == 0
 
 
-def test_a_conversation() -> None:
+def test_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     assert shown(messages=messages) == "<user>Hi|<assistant>"
     assert shown(messages=messages, add_generation_prompt=False) == "<user>Hi|"
@@ -54,7 +55,11 @@ def test_a_conversation() -> None:
     parts = [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]
     assert shown(messages=[{"role": "user", "content": parts}]) == "<user>Hi|<assistant>"
     tool = {"type": "function", "function": {"name": "f"}}
-    assert shown(messages=messages, tools=[tool]) == "f<user>Hi|<assistant>"
+    chat = {"model": "m", "messages": messages, "tools": [tool]}
+    body = json.dumps(chat).encode()
+    monkeypatch.setattr(requests, "_check_guide", lambda *_: None)
+    (choice,) = requests.read("/v1/chat/completions", body, CODEC, MOST_TOKENS).choices
+    assert ask("/tokenize", messages=messages, tools=[tool])["tokens"] == list(choice.prompt)
     begun = [*messages, {"role": "assistant", "content": "Well, "}]
     options = {"add_generation_prompt": False, "continue_final_message": True}
     assert shown(messages=begun, **options) == "<user>Hi|<assistant>Well,"
@@ -88,7 +93,7 @@ def test_longer_than_the_model_takes_is_counted_still() -> None:
                     }
                 ]
             },
-            "messages[0].content",
+            "messages.content",
         ),
         (
             "/tokenize",

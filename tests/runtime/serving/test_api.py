@@ -164,7 +164,7 @@ def test_a_client_s_mistake_is_nobody_else_s(running: Running, stream: bool) -> 
     after = json.loads(get(f"{running.instance_url}/atoll/v1/status")[1])
     assert after["restarts"] == before["restarts"]
     assert [node["alive"] for node in after["nodes"]] == [True] * 3
-    members = list(running.fleet.gateway.pool.members)
+    members = list(running.fleet.gateway.pool.members.values())
     assert [member.state for member in members] == ["up"] * len(members)
 
 

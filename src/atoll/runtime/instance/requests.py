@@ -260,6 +260,22 @@ def _chat_prompt(
     raise AssertionError("there is always a way to tell")
 
 
+def chat_tokens(
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    codec: TextCodec,
+    most_tokens: int,
+    *,
+    generate: bool,
+) -> list[int]:
+    """Return the tokens of a conversation as a chat with these messages and tools would begin."""
+    extras = _Extras(messages=messages, add_generation_prompt=generate)
+    use = read_tools(tools, None, None)
+    form = None if use is None else find_format(codec)
+    tokens, _ = _chat_prompt(extras, codec, most_tokens, use, form)
+    return list(tokens)
+
+
 def _read_message(
     message: dict[str, Any], where: str, codec: TextCodec, most: int
 ) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from atoll.core.errors import AtollError
 from atoll.engine.errors import TextTooLongError
 from atoll.engine.text import TextCodec
 from atoll.runtime.http.handlers import Response
+from atoll.runtime.instance.requests import chat_tokens
+from atoll.runtime.instance.tools.history import read_messages
 from atoll.runtime.openai import (
     DETOKENIZE,
     ApiError,
@@ -94,11 +96,13 @@ def _chat(request: TokenizeRequest, given: list[dict[str, Any]], codec: TextCode
     if goes_on and request.add_generation_prompt:
         message = "either the last message goes on, or an answer begins"
         raise ApiError(400, message, param="continue_final_message")
-    messages = [_plain(message, number) for number, message in enumerate(given)]
+    special = bool(request.add_special_tokens)
+    if not goes_on and not special:
+        return chat_tokens(given, request.tools, codec, MOST_TOKENS, generate=generate)
+    messages = read_messages([_plain(message, number) for number, message in enumerate(given)])
     text = codec.render_chat(messages, tools=request.tools, generate=generate and not goes_on)
     if goes_on:
         text = _unfinished(text, str(messages[-1]["content"]))
-    special = bool(request.add_special_tokens)
     return codec.encode(text, special=special, most_tokens=MOST_TOKENS)
 
 
