@@ -113,6 +113,16 @@ class TextCodec:
         """Return the text of one token on its own (for log probabilities)."""
         return self.decode([token], skip_special=False)
 
+    def token_of(self, text: str) -> int | None:
+        """Return the token that is written so in the vocabulary, if there is one."""
+        token: int | None = self._tokenizer.token_to_id(text)
+        return token
+
+    def token_name(self, token: int) -> str:
+        """Return how a token is written in the vocabulary; nothing for one that is not there."""
+        name: str | None = self._tokenizer.id_to_token(token)
+        return name or ""
+
     def mark_token(self, text: str) -> int | None:
         """Return the token that stands for a mark such as `<tool_call>` and is no text to guides, if any."""
         for token, added in self._tokenizer.get_added_tokens_decoder().items():
@@ -155,8 +165,11 @@ class TextCodec:
                 bos_token=self._special_token("bos_token"),
                 eos_token=self._special_token("eos_token"),
             )
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+        except jinja2.TemplateError as error:
             raise EngineError(f"the chat template refuses these messages: {error}") from error
+        except Exception as error:  # a template is a program, and messages are its input
+            what = f"{type(error).__name__}: {error}"
+            raise EngineError(f"the chat template refuses these messages: {what}") from error
         return text
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:

@@ -235,7 +235,8 @@ def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
     if not (answer.only_calls if kind == "atoll" else answer.only_text):
         return False
     if isinstance(request, CompletionRequest):
-        if request.echo or request.suffix or (request.best_of or 1) > 1:
+        special = request.echo or request.suffix or (request.best_of or 1) > 1
+        if special and kind != "atoll":
             return False
         # Several prompts in one request are several answers.
         if not isinstance(request.prompt, str) and any(

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from atoll.engine.answer import AnswerText
+from atoll.engine.prompt_reading import PromptReading
 from atoll.engine.scheduler_core import TokenEvent
 from atoll.engine.text import TextCodec
 from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
@@ -85,6 +86,20 @@ class ChoiceText:
         piece = ChoiceDelta(self.index, text, self._pending, self._logprobs, finish, calls)
         self._pending, self._logprobs = [], []
         return piece
+
+    def echo(self, request: ChoiceRequest, reading: PromptReading | None) -> ChoiceDelta:
+        """Return the prompt, shown before the answer, with how likely its tokens are if that was read."""
+        entries: list[Logprob] = []
+        if reading is not None:
+            scored = zip(request.prompt, reading.logprobs, reading.top, strict=True)
+            for token, logprob, top in scored:
+                entry = self._entry(token, logprob or 0.0)
+                if logprob is None:
+                    entries.append(entry | {"logprob": None, "top_logprobs": None})
+                else:
+                    shown = [self._entry(other, p) for other, p in top]
+                    entries.append(entry | {"top_logprobs": shown})
+        return ChoiceDelta(self.index, request.echo or "", logprobs=entries)
 
     def _written(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         form = self._request.calls
@@ -231,7 +246,10 @@ class ResponseWriter:
             "tokens": [entry["token"] for entry in entries],
             "token_logprobs": [entry["logprob"] for entry in entries],
             "top_logprobs": [
-                {top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries
+                None
+                if entry["top_logprobs"] is None
+                else {top["token"]: top["logprob"] for top in entry["top_logprobs"]}
+                for entry in entries
             ],
             "text_offset": offsets,
         }

@@ -19,9 +19,11 @@ from atoll.core.errors import AtollError
 from atoll.engine.embeds import PromptEmbeds
 from atoll.engine.errors import EngineError, TextTooLongError
 from atoll.engine.guidance import MatcherFactory, check_guide
-from atoll.engine.messages import OutputFormat, SamplingParams
+from atoll.engine.messages import OutputFormat, ReadOrder, SamplingParams
 from atoll.engine.prompts import chat_prompt
 from atoll.engine.text import TextCodec
+from atoll.runtime.instance.checks import check_limits
+from atoll.runtime.instance.completing import as_completion, best_of, check_completion, fill_in
 from atoll.runtime.instance.tools.formats import CallFormat, GenericFormat, find_format
 from atoll.runtime.instance.tools.functions import MOST_DEPTH, ToolUse, read_tools, too_deep
 from atoll.runtime.instance.tools.history import (
@@ -73,7 +75,7 @@ class _Extras(Struct):
     min_tokens: NonNegative | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[NonNegative] | None = None
     guided_regex: str | None = None
@@ -100,6 +102,12 @@ class ChoiceRequest:
     shown: str = ""
     """Text of the generated tokens that the client has."""
     embeds: PromptEmbeds | None = None
+    read: ReadOrder | None = None
+    """What is wanted of the prompt itself."""
+    echo: str | None = None
+    """The prompt, where it is to be shown before the answer."""
+    is_silent: bool = False
+    """Whether the prompt is all that is wanted."""
     calls: CallFormat | None = None
     """How calls are written, where the answer may hold some."""
     shown_calls: tuple[tuple[str, str], ...] = ()
@@ -116,6 +124,9 @@ class ParsedRequest:
     include_usage: bool
     logprobs: bool
     choices: tuple[ChoiceRequest, ...]
+    best_of: int = 1
+    """Answers to each prompt of which `n` are kept."""
+    n: int = 1
 
 
 def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedRequest:
@@ -130,12 +141,8 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         raise _too_long(f"the request has more than {most_parts} parts", "prompt")
     request = read_request(path, body)
     assert isinstance(request, ChatRequest | CompletionRequest)
-    try:
-        extras = _EXTRAS.decode(body)
-    except msgspec.ValidationError as error:
-        raise ApiError(400, str(error)) from None
-    except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    extras = _read_extras(body)
+    check_limits(request, extras)
     is_chat = isinstance(request, ChatRequest)
     use: ToolUse | None = None
     form: CallFormat | None = None
@@ -149,13 +156,23 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         prompts = [prompt]
     else:
         assert isinstance(request, CompletionRequest)
+        check_completion(request)
         prompts, embeds = _prompts(request, codec, max_length), None
-    _refuse_unknown(request)
+        if request.suffix:
+            filled = fill_in(prompts, request.suffix, request.model, codec, max_length)
+            prompts = filled.prompts
+            extras.stop_token_ids = [*(extras.stop_token_ids or ()), *filled.ends]
+    count = best_of(request)
     choices = [
         _choice(request, extras, prompt, codec, max_length, number, embeds, guide)
         for prompt in prompts
-        for number in range(request.n or 1)
+        for number in range(count)
     ]
+    if isinstance(request, CompletionRequest):
+        choices = [
+            as_completion(request, choice, number // count, codec)
+            for number, choice in enumerate(choices)
+        ]
     if guide is not None:
         _check_guide(guide, codec, "tools" if use else "response_format")
     choices = [replace(choice, calls=form) for choice in choices]
@@ -173,21 +190,20 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         is_chat=is_chat,
         stream=bool(request.stream),
         include_usage=bool(getattr(options, "include_usage", False)),
-        logprobs=choices[0].sampling.logprobs is not None,
+        logprobs=request.logprobs is not None and request.logprobs is not False,
         choices=tuple(choices),
+        best_of=count,
+        n=request.n or 1,
     )
 
 
-def _refuse_unknown(request: ChatRequest | CompletionRequest) -> None:
-    """Refuse what would silently be done otherwise than asked."""
-    if isinstance(request, ChatRequest):
-        return
-    if request.echo:
-        raise ApiError(400, "the prompt cannot be echoed", param="echo")
-    if request.suffix:
-        raise ApiError(400, "text cannot be filled in before a suffix", param="suffix")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise ApiError(400, "best_of must equal n", param="best_of")
+def _read_extras(body: bytes) -> _Extras:
+    try:
+        return _EXTRAS.decode(body)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, str(error)) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
 
 
 def _refuse_functions(extras: _Extras) -> None:
@@ -329,13 +345,19 @@ def _choice(
     else:
         most = COMPLETION_TOKENS if most is None else most
         logprobs = request.logprobs
-    if most == 0:
+    if most == 0 and not getattr(request, "echo", False):
         raise ApiError(400, "at least one token must be generated", param="max_tokens")
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     seed = None if request.seed is None else (request.seed + number) % 2**63
     sampling = SamplingParams(
         max_tokens=min(most or room, room),
-        temperature=1.0 if request.temperature is None else request.temperature,
+        min_tokens=min(extras.min_tokens or 0, room),
+        # Of no probability at all the likeliest token is left.
+        temperature=0.0
+        if request.top_p == 0.0
+        else 1.0
+        if request.temperature is None
+        else request.temperature,
         top_p=request.top_p or 1.0,
         top_k=max(0, extras.top_k or 0),
         min_p=extras.min_p or 0.0,
@@ -430,6 +452,10 @@ def _resume_choice(
 ) -> ChoiceRequest:
     """Return a choice with the answer so far as its beginning."""
     calls = tuple((call.name, call.arguments) for call in resume.calls or ())
+    text, echo = resume.text, choice.echo
+    if echo is not None:
+        # What was shown begins with the prompt.
+        text, echo = text[len(echo) :], echo[len(text) :] or None
     if resume.token_ids is not None:
         generated = _check(resume.token_ids, codec, max_length, "atoll.resume")
     else:
@@ -443,6 +469,8 @@ def _resume_choice(
     return replace(
         choice,
         generated=generated[: choice.sampling.max_tokens],
-        shown=resume.text,
+        shown=text,
         shown_calls=calls,
+        read=None if generated else choice.read,
+        echo=echo,
     )
