@@ -1,8 +1,9 @@
 """Guides that may take for ever to compile are tried first in a process that may die of it.
 
 Most schemas compile in a millisecond. Some that are short take hours: intersections of patterns grow
-exponentially, and llguidance has no limit for them. A process of its own, with so much CPU time for each
-guide and so much memory, shows whether a guide can be compiled, before the instance and its nodes do it.
+exponentially, and llguidance has no limit for them. A process of its own (`guide_compiler`), with so much CPU
+time for each guide and so much memory, shows whether a guide can be compiled, before the instance and its
+nodes do it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from atoll.engine.errors import EngineError
 from atoll.engine.messages import OutputFormat
 
-_CPU_S = 3
-_MEMORY_BYTES = 2 * 2**30
 _HARMLESS = frozenset(
     {"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf"}
     | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"}
@@ -50,7 +48,7 @@ class GuideTrial:
 
     def __init__(self, folder: Path, vocabulary: int, eos: tuple[int, ...]) -> None:
         self._command = [
-            *(sys.executable, "-m", "atoll.engine.guide_trial"),
+            *(sys.executable, "-m", "atoll.engine.guide_compiler"),
             *(str(folder), str(vocabulary), *map(str, eos)),
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -94,30 +92,3 @@ class GuideTrial:
             process.kill()
             with process:
                 process.wait()
-
-
-def _serve(folder: str, vocabulary: int, eos: tuple[int, ...]) -> None:
-    import resource
-
-    from atoll.engine.guidance import MatcherFactory, compile_guide
-
-    matchers = MatcherFactory(folder, vocabulary, eos)
-    matchers.matcher(OutputFormat(kind="json_object"))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    for line in sys.stdin.buffer:
-        kind, text = json.loads(line)
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        limit = int(used.ru_utime + used.ru_stime) + 1 + _CPU_S
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
-        try:
-            compile_guide(matchers, OutputFormat(kind=kind, text=text))
-            answer = ""
-        except EngineError as error:
-            answer = str(error)
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]), tuple(map(int, sys.argv[3:])))

@@ -113,8 +113,10 @@ def test_what_text_can_continue_gets_no_seed(codec: TextCodec) -> None:
     for more in ({}, {"tools": TOOLS, "temperature": 0}, {"tools": TOOLS, "seed": None}):
         _, (engine,) = ask(codec, "vllm", asked() | {"temperature": 1} | more, [])
         assert engine.seen[0].body.get("seed") is None
-    _, (engine,) = ask(codec, "vllm", asked() | {"temperature": 1, "n": 1, "tools": TOOLS}, [])
-    assert isinstance(engine.seen[0].body["seed"], int)
+    grows = {"type": "function", "function": {"name": "seed"}}
+    for more in ({"tools": TOOLS}, {"tools": [grows]}):
+        _, (engine,) = ask(codec, "vllm", asked() | {"temperature": 1} | more, [])
+        assert isinstance(engine.seen[0].body["seed"], int)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1, "seed": 3}, {"temperature": 1}])
