@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from atoll.engine.errors import EngineError
 from atoll.engine.guidance import MatcherFactory, check_guide
+from atoll.engine.guide_trial import is_harmless
 from atoll.engine.messages import FINISH_CODES, OutputFormat, SamplingParams
 from atoll.engine.sampling import Sampler
 from atoll.engine.text import TextCodec
@@ -115,3 +117,29 @@ def test_a_tokenizer_that_cannot_guide_refuses_the_request(tmp_path: Path) -> No
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(EngineError, match="cannot be guided"):
         MatcherFactory(tmp_path, 300).matcher(OutputFormat(kind="json_object"))
+
+
+def combined(patterns: int) -> OutputFormat:
+    """A short schema that takes hours: every pattern doubles what comes of the others."""
+    every = [{"type": "string", "pattern": f".*a{i}.{{20}}b"} for i in range(patterns)]
+    return OutputFormat(kind="json_schema", text=json.dumps({"allOf": every}))
+
+
+@pytest.mark.slow
+def test_a_guide_that_would_never_be_compiled_is_refused(codec: TextCodec) -> None:
+    with pytest.raises(EngineError, match="too complex"):
+        check_guide(guides(codec), combined(40))
+    # The next one is not its victim, and what is wrong is still told.
+    check_guide(guides(codec), OutputFormat(kind="regex", text="[ab]{3}"))
+    with pytest.raises(EngineError, match="cannot be followed"):
+        check_guide(guides(codec), OutputFormat(kind="regex", text="[ab"))
+
+
+def test_plain_schemas_need_no_trial() -> None:
+    plain = {
+        "type": "object",
+        "properties": {"pattern": {"type": "string"}, "allOf": {"anyOf": [{"const": {"not": 1}}]}},
+    }
+    assert is_harmless(plain)
+    for key in ("pattern", "allOf", "$ref", "not", "patternProperties", "if"):
+        assert not is_harmless({"properties": {"a": {"items": {key: "x"}}}})

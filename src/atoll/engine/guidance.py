@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -9,9 +12,12 @@ from typing import Any
 
 from atoll.core.errors import MissingDependencyError
 from atoll.engine.errors import EngineError
+from atoll.engine.guide_trial import GuideTrial, is_harmless
 from atoll.engine.messages import OutputFormat
 
 _MOST_ERROR_CHARS = 300
+_SCHEMA = re.compile(r"%json (\{.*?\})(?: \"\}\")?$", re.MULTILINE)
+"""A schema in a grammar of ours: it ends its line, or nothing but a bracket follows."""
 
 
 class Matcher:
@@ -71,14 +77,14 @@ class MatcherFactory:
     """Makes matchers for one model; the tokenizer is read when the first is asked for."""
 
     def __init__(self, folder: str | Path, vocabulary: int, eos: Sequence[int] = ()) -> None:
-        self._folder = Path(folder)
+        self.folder = Path(folder)
         self.vocabulary = vocabulary
-        self._eos = tuple(eos)
+        self.eos = tuple(eos)
 
     def matcher(self, guide: OutputFormat) -> Matcher:
         """Return a fresh matcher; a guide that cannot work is an EngineError."""
-        path = self._folder / "tokenizer.json"
-        compiled = _compile(path, self.vocabulary, self._eos, guide)
+        path = self.folder / "tokenizer.json"
+        compiled = _compile(path, self.vocabulary, self.eos, guide)
         return Matcher(compiled.deep_copy(), self.vocabulary)
 
 
@@ -87,13 +93,53 @@ def check_guide(
 ) -> None:
     """Raise EngineError if no answer of the model can follow a guide, or none that begins like `generated`.
 
-    Takes as long as compiling it, up to a second for the worst, and lets other threads run meanwhile; what
-    was compiled lately is not compiled again.
+    Takes as long as compiling it, seconds for the worst, and lets other threads run meanwhile; what was
+    compiled lately is not compiled again. What may never end is tried elsewhere first (`guide_trial`).
     """
-    matcher = matchers.matcher(guide)
+    if guide.kind != "json_object" and not _is_harmless(guide):
+        error = _try_elsewhere(matchers.folder, matchers.vocabulary, matchers.eos, guide)
+        if error is not None:
+            raise EngineError(error)
+    matcher = compile_guide(matchers, guide)
     matcher.feed(generated)
     if not matcher.done and not matcher.compute_allowed(matchers.vocabulary).any():
         raise EngineError("the guide cannot be followed: nothing may come next")
+
+
+def compile_guide(matchers: MatcherFactory, guide: OutputFormat) -> Matcher:
+    """Return a matcher that can say what may come first; EngineError if there is nothing."""
+    matcher = matchers.matcher(guide)
+    if not matcher.done and not matcher.compute_allowed(matchers.vocabulary).any():
+        raise EngineError("the guide cannot be followed: nothing may come first")
+    return matcher
+
+
+def _is_harmless(guide: OutputFormat) -> bool:
+    """Return whether a guide compiles in about the time it takes to read it."""
+    if guide.kind == "regex":
+        return False
+    texts = _SCHEMA.findall(guide.text) if guide.kind == "lark" else [guide.text]
+    if guide.kind == "lark" and len(texts) != guide.text.count("%json"):
+        return False
+    try:
+        return all(is_harmless(json.loads(text)) for text in texts)
+    except (ValueError, RecursionError):
+        return False
+
+
+@lru_cache(maxsize=256)
+def _try_elsewhere(
+    folder: Path, vocabulary: int, eos: tuple[int, ...], guide: OutputFormat
+) -> str | None:
+    """Return what is wrong with a guide, for every request that brings it again."""
+    return _trial(folder, vocabulary, eos).check(guide)
+
+
+@lru_cache(maxsize=4)
+def _trial(folder: Path, vocabulary: int, eos: tuple[int, ...]) -> GuideTrial:
+    trial = GuideTrial(folder, vocabulary, eos)
+    atexit.register(trial.close)
+    return trial
 
 
 @lru_cache(maxsize=64)

@@ -444,7 +444,7 @@ def with_seed(request: Generation, body: bytes) -> bytes:
     formed = form is not None and form.type != "text"
     if not formed and (request.n or 1) == 1 and not getattr(request, "tools", None):
         return body
-    if b'"seed"' in body:
+    if b'"seed"' in body and "seed" in msgspec.json.decode(body):
         return body
     request.seed = random.getrandbits(31)
     start = body.index(b"{") + 1

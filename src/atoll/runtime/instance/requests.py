@@ -475,11 +475,11 @@ def _resume_choice(
     if resume.token_ids is not None:
         generated = _check(resume.token_ids, codec, max_length, "atoll.resume")
     else:
-        text = shown
+        written = shown
         if calls and choice.calls is not None:
-            text += choice.calls.write_open(calls)
+            written += choice.calls.write_open(calls)
         try:
-            generated = tuple(codec.encode(text, special=False, most_tokens=max_length))
+            generated = tuple(codec.encode(written, special=False, most_tokens=max_length))
         except TextTooLongError as error:
             raise _too_long(str(error), "atoll.resume") from error
     return replace(

@@ -113,8 +113,10 @@ def test_what_text_can_continue_gets_no_seed(codec: TextCodec) -> None:
     for more in ({}, {"tools": TOOLS, "temperature": 0}, {"tools": TOOLS, "seed": None}):
         _, (engine,) = ask(codec, "vllm", asked() | {"temperature": 1} | more, [])
         assert engine.seen[0].body.get("seed") is None
-    _, (engine,) = ask(codec, "vllm", asked() | {"temperature": 1, "n": 1, "tools": TOOLS}, [])
-    assert isinstance(engine.seen[0].body["seed"], int)
+    named_so = {"type": "function", "function": {"name": "seed"}}
+    for tools in (TOOLS, [named_so]):
+        _, (engine,) = ask(codec, "vllm", asked(tools=tools) | {"temperature": 1}, [])
+        assert isinstance(engine.seen[0].body["seed"], int)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1, "seed": 3}, {"temperature": 1}])
