@@ -184,7 +184,7 @@ def revoke(which: Which, db: Db = None, as_json: AsJson = False) -> None:
 def with_database(url: str | None, use: Callable[[Database], Awaitable[T]]) -> T:
     """Open the database that a command means, use it and close it."""
     # First: it says what to install where that is missing.
-    from atoll.runtime.accounts.database import Database, SQLAlchemyError, default_url, unusable
+    from atoll.runtime.accounts.database import FAULTS, Database, default_url, unusable
 
     named = url or default_url()
 
@@ -192,7 +192,7 @@ def with_database(url: str | None, use: Callable[[Database], Awaitable[T]]) -> T
         database = await Database.open(named)
         try:
             return await use(database)
-        except SQLAlchemyError as error:
+        except FAULTS as error:
             raise unusable(named, error) from None
         finally:
             await database.close()

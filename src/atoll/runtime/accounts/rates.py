@@ -266,4 +266,4 @@ async def _now(connection: AsyncConnection, unix_s: float) -> float:
     found = await connection.scalar(
         sa.select(sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp()), sa.Float(53)))
     )
-    return float(found)
+    return unix_s if found is None else float(found)
