@@ -47,10 +47,8 @@ class KeySettings(VerbSettings):
         description="A model it may use, or a pattern (llama-*); repeatable.",
         json_schema_extra={"flag": "--model"},
     )
-    requests_per_min: Count | None = Field(None, description="Per gateway.")
-    tokens_per_min: Count | None = Field(
-        None, description="Prompt and answer, per gateway; 10k, 1M."
-    )
+    requests_per_min: Count | None = Field(None, description="Of all gateways, as are tokens.")
+    tokens_per_min: Count | None = Field(None, description="Prompt and answer; 10k, 1M.")
     tokens_per_day: Count | None = Field(None, description="Of all gateways; UTC.")
     tokens_per_month: Count | None = Field(None, description="")
     tokens_total: Count | None = Field(None, description="")

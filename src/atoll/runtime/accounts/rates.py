@@ -64,6 +64,8 @@ class SharedRates:
         self._database = database
         self._settled_s = now_s
         self._beat_s = float("-inf")
+        self._known_s = now_s + _BEAT_S + 1.0
+        """By when all others know of this gateway."""
         self._limited: dict[str, ActiveKey] = {}
         """Keys with limits a minute."""
         self._fresh: list[str] = []
@@ -92,7 +94,8 @@ class SharedRates:
             ]
             try:
                 answer = await asyncio.wait_for(
-                    exchange(self._database, self.id, asks, unix_s), _ANSWER_S
+                    exchange(self._database, self.id, asks, unix_s, careful=now_s < self._known_s),
+                    _ANSWER_S,
                 )
                 await self._begin(answer.gateways, now_s, unix_s)
             except AWAY:
@@ -166,8 +169,12 @@ async def exchange(
     unix_s: float,
     *,
     leave: bool = False,
+    careful: bool = False,
 ) -> RateAnswer:
-    """Settle limits for one gateway, all or none; with `leave` it is forgotten after that."""
+    """Settle limits for one gateway, all or none; with `leave` it is forgotten after that.
+
+    Unless it is alone, one that is `careful` is lent nothing.
+    """
     grants: dict[tuple[str, str], LeaseGrant] = {}
     table = schema.gateways
     async with database.writing() as connection:
@@ -180,9 +187,10 @@ async def exchange(
         gone = table.c.id == gateway if leave else table.c.seen_s < now_s - _ALIVE_S
         await connection.execute(table.delete().where(gone))
         count = await connection.scalar(sa.select(sa.func.count()).select_from(table))
+        careful = careful and (count or 0) > 1
         for start in range(0, len(asks), _BATCH):
             grants |= await _settle(
-                database, connection, gateway, asks[start : start + _BATCH], now_s
+                database, connection, gateway, asks[start : start + _BATCH], now_s, careful=careful
             )
     return RateAnswer(max(1, int(count or 0)), grants)
 
@@ -193,6 +201,8 @@ async def _settle(
     gateway: str,
     asks: Sequence[LeaseAsk],
     now_s: float,
+    *,
+    careful: bool,
 ) -> dict[tuple[str, str], LeaseGrant]:
     buckets, leases = schema.buckets, schema.leases
     names = sorted({ask.key_id for ask in asks})
@@ -218,7 +228,9 @@ async def _settle(
     for ask in asks:
         at = {"key_id": ask.key_id, "what": ask.what}
         named = (ask.key_id, ask.what)
-        bucket, grants[named] = settle(held[named], ask, others.get(named, ()), now_s)
+        bucket, grants[named] = settle(
+            held[named], ask, others.get(named, ()), now_s, careful=careful
+        )
         levels.append(at | {"level": bucket.level, "at_s": bucket.at_s})
         if ask.wants:
             served_s = max(_FIRST_S, grants[named].served_s)
