@@ -83,6 +83,7 @@ def test_two_gateways_together_keep_a_limit(lite: str, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_tokens_too(lite: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with gateways(lite, tmp_path) as them:
@@ -171,6 +172,7 @@ def test_without_the_database_each_goes_by_its_half_and_says_so(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_gateway_that_died_is_soon_no_longer_counted(lite: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with gateways(lite, tmp_path) as (dead, alive):
@@ -192,6 +194,7 @@ def test_a_gateway_that_died_is_soon_no_longer_counted(lite: str, tmp_path: Path
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_gateway_that_is_new_takes_little_until_all_know_of_it(lite: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with gateways(lite, tmp_path, 1) as (old,):

@@ -22,7 +22,9 @@ def revoke(fabric: Site, worker: Worker) -> None:
     heard.recheck()
 
 
-@pytest.mark.parametrize("way", ["tunnel", "direct"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("tunnel", marks=pytest.mark.slow), pytest.param("direct")]
+)
 def test_what_runs_on_a_revoked_node_moves_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:

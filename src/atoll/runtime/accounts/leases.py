@@ -90,8 +90,8 @@ def settle(
 ) -> tuple[SharedBucket, LeaseGrant]:
     """Take back what a gateway holds, and lend it its share of what there is.
 
-    A gateway of which the others may not know yet must be `careful`: it lives on its first slice and the rate,
-    as one of them may still take all the rest for its own.
+    A gateway of which the others may not know yet must be `careful`: it lives on its first slice and the
+    rate, as one of them may still take all the rest for its own.
     """
     lent_out = sum(other.lent for other in others)
     grown = max(0.0, now_s - bucket.at_s) * ask.limit / _MINUTE_S

@@ -68,6 +68,8 @@ class SharedRates:
         """By when all others know of this gateway."""
         self._limited: dict[str, ActiveKey] = {}
         """Keys with limits a minute."""
+        self.active: dict[str, ActiveKey] = {}
+        """Of them, those that asked lately, or of which something runs or is not settled."""
         self._fresh: list[str] = []
         """Of them, those whose levels were not read yet."""
         self._settling = asyncio.Lock()
@@ -76,6 +78,7 @@ class SharedRates:
         """Take a key that is new or changed."""
         if held.requests is None and held.tokens is None:
             self._limited.pop(key_id, None)
+            self.active.pop(key_id, None)
         else:
             if key_id not in self._limited:
                 self._fresh.append(key_id)
@@ -110,6 +113,9 @@ class SharedRates:
             for ask in asks:
                 at = (ask.key_id, ask.what)
                 limits[at].granted(answer.grants[at], self.gateways, now_s, wants=ask.wants)
+            for key_id in [k for k, held in self.active.items() if not held.running]:
+                if not any(limit.settles(wants=False) for _, limit in self._limits((key_id,))):
+                    del self.active[key_id]
 
     def check(self, now_s: float) -> None:
         """Go by an equal share if the database was not asked for too long."""
@@ -123,7 +129,7 @@ class SharedRates:
         async with self._settling:
             asks = [
                 limit.ask(*named, wants=False)
-                for named, limit in sorted(self._limits(self._limited), key=itemgetter(0))
+                for named, limit in sorted(self._limits(self.active), key=itemgetter(0))
                 if limit.settles(wants=False)
             ]
             if asks or self._beat_s > float("-inf"):
@@ -146,7 +152,7 @@ class SharedRates:
                 limit.begin(left, gateways, now_s)
 
     def _unsettled(self, now_s: float) -> Iterable[tuple[tuple[str, str], SharedLimit]]:
-        for named, limit in self._limits(self._limited):
+        for named, limit in self._limits(self.active):
             if limit.settles(wants=self._wants(named[0], now_s)):
                 yield named, limit
 
