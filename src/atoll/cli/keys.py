@@ -47,10 +47,8 @@ class KeySettings(VerbSettings):
         description="A model it may use, or a pattern (llama-*); repeatable.",
         json_schema_extra={"flag": "--model"},
     )
-    requests_per_min: Count | None = Field(None, description="Per gateway.")
-    tokens_per_min: Count | None = Field(
-        None, description="Prompt and answer, per gateway; 10k, 1M."
-    )
+    requests_per_min: Count | None = Field(None, description="Of all gateways, as are tokens.")
+    tokens_per_min: Count | None = Field(None, description="Prompt and answer; 10k, 1M.")
     tokens_per_day: Count | None = Field(None, description="Of all gateways; UTC.")
     tokens_per_month: Count | None = Field(None, description="")
     tokens_total: Count | None = Field(None, description="")
@@ -184,7 +182,7 @@ def revoke(which: Which, db: Db = None, as_json: AsJson = False) -> None:
 def with_database(url: str | None, use: Callable[[Database], Awaitable[T]]) -> T:
     """Open the database that a command means, use it and close it."""
     # First: it says what to install where that is missing.
-    from atoll.runtime.accounts.database import Database, SQLAlchemyError, default_url, unusable
+    from atoll.runtime.accounts.database import FAULTS, Database, default_url, unusable
 
     named = url or default_url()
 
@@ -192,7 +190,7 @@ def with_database(url: str | None, use: Callable[[Database], Awaitable[T]]) -> T
         database = await Database.open(named)
         try:
             return await use(database)
-        except SQLAlchemyError as error:
+        except FAULTS as error:
             raise unusable(named, error) from None
         finally:
             await database.close()

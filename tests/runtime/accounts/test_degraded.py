@@ -80,7 +80,7 @@ def test_told_to_serve_a_journal_at_its_limit_forgets_and_says_how_many(
         async def away(*_: object) -> bool:
             raise OSError("away")
 
-        write, it.accounts._database.write = it.accounts._database.write, away  # type: ignore[method-assign]
+        write, it.accounts._database.write = it.accounts._database.write, away  # type: ignore[assignment,method-assign]
         while not it.accounts.stats()["journal_full"]:
             it.request(header)
             await it.accounts.sync()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from atoll.runtime.accounts.leases import LeaseAsk, slice_of
 from atoll.runtime.accounts.rates import exchange
 from atoll.runtime.openai import ApiError
 from tests.runtime.accounts.test_accounts import NOON_S, World, world
+from tests.runtime.accounts.test_gateway import place
+from tests.runtime.gateway.engine import ScriptedEngine
 
 
 @asynccontextmanager
@@ -23,6 +26,7 @@ async def gateways(url: str, folder: Path, count: int = 2) -> AsyncIterator[list
         them = [await stack.enter_async_context(world(url, folder / "j")) for _ in range(count)]
         for gateway in them:
             gateway.accounts._rates._settled_s = gateway.now_s = -20.0
+            gateway.accounts._rates._known_s = -10.0
         yield them
 
 
@@ -79,6 +83,7 @@ def test_two_gateways_together_keep_a_limit(lite: str, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_tokens_too(lite: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with gateways(lite, tmp_path) as them:
@@ -167,6 +172,7 @@ def test_without_the_database_each_goes_by_its_half_and_says_so(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_gateway_that_died_is_soon_no_longer_counted(lite: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with gateways(lite, tmp_path) as (dead, alive):
@@ -184,6 +190,31 @@ def test_a_gateway_that_died_is_soon_no_longer_counted(lite: str, tmp_path: Path
             # What the dead one held is lost, and no more: the rate goes on.
             assert 27 <= admitted <= 32
             dead.now_s = 30.0
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_a_gateway_that_is_new_takes_little_until_all_know_of_it(lite: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateways(lite, tmp_path, 1) as (old,):
+            header = await share_key([old], requests_per_min=60)
+            async with world(lite, tmp_path / "j") as new:
+                await new.accounts.sync()
+                admitted = 0
+                for second in range(6):
+                    new.now_s = old.now_s = float(second)
+                    await new.accounts._settle()
+                    admitted += admit(new, header)
+                # The old one has not heard of the other, and lets a minute's worth in.
+                admitted += admit(old, header)
+                assert admitted <= 60 + 5 + 3 * slice_of(60)
+                assert admitted >= 60
+                new.now_s = old.now_s = 7.0
+                await old.accounts._settle()
+                await new.accounts._settle()
+                admitted += admit(old, header) + admit(new, header)
+                assert admitted <= 60 + 7 + 3 * slice_of(60)
 
     asyncio.run(main())
 
@@ -229,5 +260,35 @@ def test_a_key_that_is_new_to_a_gateway_is_settled_at_once(lite: str, tmp_path: 
                     await asyncio.sleep(0.005)
             running.cancel()
             assert admit(it, header) == 59
+
+    asyncio.run(main())
+
+
+def test_two_gateways_on_one_database_over_http(tmp_path: Path) -> None:
+    async def main() -> None:
+        engines = [ScriptedEngine(), ScriptedEngine()]
+        async with place(tmp_path, engines[0]) as one, place(tmp_path, engines[1]) as two:
+            key = await one.key(requests_per_min=12)
+            for it in (two, one):
+                it.accounts._rates._beat_s = float("-inf")
+                await it.accounts.sync()
+                assert it.accounts.stats()["gateways"] == 2
+            loop = asyncio.get_running_loop()
+            began_s = loop.time()
+            statuses: Counter[int] = Counter()
+            for _ in range(25):
+                for it in (one, two):
+                    reply = await it.ask(key, max_tokens=1)
+                    statuses[reply.status] += 1
+                    if statuses[200] % 4 == 1:
+                        await it.accounts.sync()
+            assert set(statuses) == {200, 429}
+            # Each by itself would have let in as much again.
+            assert statuses[200] <= 12 + (loop.time() - began_s) / 5 + 3 * slice_of(12)
+            await two.accounts.sync()
+            assert len(await one.rows(schema.operations)) == statuses[200]
+            page = one.bench.gateway.metrics.page(0, 0).decode()
+            assert "atoll_accounts_gateways 2.0" in page
+            assert "atoll_accounts_rates_shared 1.0" in page
 
     asyncio.run(main())

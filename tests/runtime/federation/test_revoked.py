@@ -22,7 +22,9 @@ def revoke(fabric: Site, worker: Worker) -> None:
     heard.recheck()
 
 
-@pytest.mark.parametrize("way", ["tunnel", "direct"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("tunnel", marks=pytest.mark.slow), pytest.param("direct")]
+)
 def test_what_runs_on_a_revoked_node_moves_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -32,8 +34,7 @@ def test_what_runs_on_a_revoked_node_moves_at_once(
         async with site(tmp_path, policy="iwrr", affinity=False) as fabric:
             slow = ScriptedEngine(step_s=0.1)
             url = await slow.start()
-            said = {"direct": url} if way == "direct" else {}
-            bad = await fabric.worker("a", engine=slow, **said)
+            bad = await fabric.worker("a", engine=slow, direct=url if way == "direct" else None)
             sid = bad.fabric.sid
             if way == "direct":
                 upstreams = fabric.gateway.upstreams(fabric.gateway.pool.members[sid])

@@ -246,8 +246,10 @@ class Accounts:
         if unix_s >= self._periods.day_ends_s:
             self._periods = periods(unix_s)
         error = held.refusal(model, now_s, unix_s, self._periods)
-        if self._rates.gateways > 1 and held.unleased:
-            self._hurry.set()
+        if held.requests is not None or held.tokens is not None:
+            self._rates.active[held.key.id] = held
+            if self._rates.gateways > 1 and held.unleased:
+                self._hurry.set()
         if error is not None:
             raise self._refuse(error)
         if held.requests is not None:

@@ -258,7 +258,9 @@ class Database:
         await connection.execute(statement, values)
 
 
-AWAY = (SQLAlchemyError, OSError)
+FAULTS = (SQLAlchemyError,)
+"""What a database raises that is no mistake of this program's: it is away, locked, full or broken."""
+AWAY = (*FAULTS, OSError)
 """What a database raises that cannot be used now."""
 
 _CAUSES = (

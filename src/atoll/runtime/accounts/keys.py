@@ -60,7 +60,7 @@ class NewKey(Frozen):
     pixels_per_month: int | None = Field(None, ge=1, le=10**18)
     pixels_total: int | None = Field(None, ge=1, le=10**18)
     concurrent: int | None = Field(None, ge=1, le=10**6)
-    """Requests at the same time, per gateway, as are the limits per minute."""
+    """Requests at the same time, per gateway; all other limits are of all gateways together."""
     policy: Policy | None = None
     """What nodes must be like to serve this key."""
     track: bool = True

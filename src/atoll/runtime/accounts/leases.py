@@ -81,14 +81,24 @@ def slice_of(limit: float) -> float:
 
 
 def settle(
-    bucket: SharedBucket, ask: LeaseAsk, others: Sequence[OtherLease], now_s: float
+    bucket: SharedBucket,
+    ask: LeaseAsk,
+    others: Sequence[OtherLease],
+    now_s: float,
+    *,
+    careful: bool = False,
 ) -> tuple[SharedBucket, LeaseGrant]:
-    """Take back what a gateway holds, and lend it its share of what there is."""
+    """Take back what a gateway holds, and lend it its share of what there is.
+
+    A gateway of which the others may not know yet must be `careful`: it lives on its first slice and the
+    rate, as one of them may still take all the rest for its own.
+    """
     lent_out = sum(other.lent for other in others)
     grown = max(0.0, now_s - bucket.at_s) * ask.limit / _MINUTE_S
     level = min(ask.limit - lent_out, bucket.level + grown + ask.held - ask.spent)
     holders = len(others) + 1
-    lent = _share(level, lent_out, holders, ask, others) if ask.wants else 0.0
+    lends = ask.wants and not careful
+    lent = _share(level, lent_out, holders, ask, others) if lends else 0.0
     served_s = now_s if lent >= 1.0 else ask.served_s
     at_s = max(bucket.at_s, now_s)
     grant = LeaseGrant(lent, level - lent, holders, served_s)

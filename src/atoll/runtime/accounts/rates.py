@@ -64,8 +64,12 @@ class SharedRates:
         self._database = database
         self._settled_s = now_s
         self._beat_s = float("-inf")
+        self._known_s = now_s + _BEAT_S + 1.0
+        """By when all others know of this gateway."""
         self._limited: dict[str, ActiveKey] = {}
         """Keys with limits a minute."""
+        self.active: dict[str, ActiveKey] = {}
+        """Of them, those that asked lately, or of which something runs or is not settled."""
         self._fresh: list[str] = []
         """Of them, those whose levels were not read yet."""
         self._settling = asyncio.Lock()
@@ -74,6 +78,7 @@ class SharedRates:
         """Take a key that is new or changed."""
         if held.requests is None and held.tokens is None:
             self._limited.pop(key_id, None)
+            self.active.pop(key_id, None)
         else:
             if key_id not in self._limited:
                 self._fresh.append(key_id)
@@ -92,7 +97,8 @@ class SharedRates:
             ]
             try:
                 answer = await asyncio.wait_for(
-                    exchange(self._database, self.id, asks, unix_s), _ANSWER_S
+                    exchange(self._database, self.id, asks, unix_s, careful=now_s < self._known_s),
+                    _ANSWER_S,
                 )
                 await self._begin(answer.gateways, now_s, unix_s)
             except AWAY:
@@ -107,6 +113,9 @@ class SharedRates:
             for ask in asks:
                 at = (ask.key_id, ask.what)
                 limits[at].granted(answer.grants[at], self.gateways, now_s, wants=ask.wants)
+            for key_id in [k for k, held in self.active.items() if not held.running]:
+                if not any(limit.settles(wants=False) for _, limit in self._limits((key_id,))):
+                    del self.active[key_id]
 
     def check(self, now_s: float) -> None:
         """Go by an equal share if the database was not asked for too long."""
@@ -120,7 +129,7 @@ class SharedRates:
         async with self._settling:
             asks = [
                 limit.ask(*named, wants=False)
-                for named, limit in sorted(self._limits(self._limited), key=itemgetter(0))
+                for named, limit in sorted(self._limits(self.active), key=itemgetter(0))
                 if limit.settles(wants=False)
             ]
             if asks or self._beat_s > float("-inf"):
@@ -143,7 +152,7 @@ class SharedRates:
                 limit.begin(left, gateways, now_s)
 
     def _unsettled(self, now_s: float) -> Iterable[tuple[tuple[str, str], SharedLimit]]:
-        for named, limit in self._limits(self._limited):
+        for named, limit in self._limits(self.active):
             if limit.settles(wants=self._wants(named[0], now_s)):
                 yield named, limit
 
@@ -166,8 +175,12 @@ async def exchange(
     unix_s: float,
     *,
     leave: bool = False,
+    careful: bool = False,
 ) -> RateAnswer:
-    """Settle limits for one gateway, all or none; with `leave` it is forgotten after that."""
+    """Settle limits for one gateway, all or none; with `leave` it is forgotten after that.
+
+    Unless it is alone, one that is `careful` is lent nothing.
+    """
     grants: dict[tuple[str, str], LeaseGrant] = {}
     table = schema.gateways
     async with database.writing() as connection:
@@ -180,9 +193,10 @@ async def exchange(
         gone = table.c.id == gateway if leave else table.c.seen_s < now_s - _ALIVE_S
         await connection.execute(table.delete().where(gone))
         count = await connection.scalar(sa.select(sa.func.count()).select_from(table))
+        careful = careful and (count or 0) > 1
         for start in range(0, len(asks), _BATCH):
             grants |= await _settle(
-                database, connection, gateway, asks[start : start + _BATCH], now_s
+                database, connection, gateway, asks[start : start + _BATCH], now_s, careful=careful
             )
     return RateAnswer(max(1, int(count or 0)), grants)
 
@@ -193,6 +207,8 @@ async def _settle(
     gateway: str,
     asks: Sequence[LeaseAsk],
     now_s: float,
+    *,
+    careful: bool,
 ) -> dict[tuple[str, str], LeaseGrant]:
     buckets, leases = schema.buckets, schema.leases
     names = sorted({ask.key_id for ask in asks})
@@ -218,7 +234,9 @@ async def _settle(
     for ask in asks:
         at = {"key_id": ask.key_id, "what": ask.what}
         named = (ask.key_id, ask.what)
-        bucket, grants[named] = settle(held[named], ask, others.get(named, ()), now_s)
+        bucket, grants[named] = settle(
+            held[named], ask, others.get(named, ()), now_s, careful=careful
+        )
         levels.append(at | {"level": bucket.level, "at_s": bucket.at_s})
         if ask.wants:
             served_s = max(_FIRST_S, grants[named].served_s)
@@ -266,4 +284,4 @@ async def _now(connection: AsyncConnection, unix_s: float) -> float:
     found = await connection.scalar(
         sa.select(sa.cast(sa.func.extract("epoch", sa.func.clock_timestamp()), sa.Float(53)))
     )
-    return float(found)
+    return unix_s if found is None else float(found)
