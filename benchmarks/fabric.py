@@ -70,6 +70,8 @@ class Bench:
         self.hubs: list[Process] = []
         self.started = 0
         self.rounds = 0
+        self.heal_cpu_s: list[float] = []
+        """CPU of everybody from a hub's return until all know, one for each time."""
         self._readers: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
 
@@ -250,9 +252,14 @@ class Bench:
         await asyncio.sleep(0.5)
         marks = self.expect(str(self.rounds), speakers)
         back = await self.start_hub(0)
+        before = self._cpu_s()
         healed = await self.complete(marks) - back
+        self.heal_cpu_s.append(self._cpu_s() - before)
         await self.start_hub(1)
         return healed
+
+    def _cpu_s(self) -> float:
+        return sum(one.cpu_s() for one in (*self.nodes, *self.hubs))
 
     async def hub_lost(self) -> float:
         """Seconds from the death of one of two hubs until everybody sees everybody again."""
@@ -306,6 +313,7 @@ async def measure(nodes: int, quick: bool) -> list[Figure]:
             moved = await bench.hub_lost()
         finally:
             await bench.close()
+    cores = len(os.sched_getaffinity(0))
     return [
         Figure("register_ms_p99", p99 * 1e3, 100, "seen by all; over new sessions"),
         Figure("kill_ms_max", max(killed) * 1e3, 200, "masked by all"),
@@ -315,6 +323,16 @@ async def measure(nodes: int, quick: bool) -> list[Figure]:
             max(healed),
             1,
             f"most of {len(healed)}; all hubs gone, from the first that listens again",
+        ),
+        Figure("heal_cpu_s", max(bench.heal_cpu_s), None, "all processes; wall beside it: heal_s"),
+        Figure(
+            "heal_beyond_cpu_s",
+            max(
+                wall_s - cpu_s / cores
+                for wall_s, cpu_s in zip(healed, bench.heal_cpu_s, strict=True)
+            ),
+            2,
+            f"heal_s less what {cores} cores need for the work",
         ),
         Figure("late_join_s", max(late), 0.5, "from the first step of connecting"),
         Figure("idle_cores", idle, 0.1, "all nodes and hubs together"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ HUB_BYTES_S = 1.25e9
 """What a hub sends: 10 Gbit/s."""
 HUB_MESSAGE_S = 1e-6
 """Time of a hub for one message to one member: 8 us of CPU on 8 cores."""
+HUB_CORES = 8
+CONNECT_S, CONNECT_SLOT_S = 0.0015, 3.2e-6
+"""CPU of a hub for a new link, and more for each slot of the fabric, as measured."""
+_GROUPS = 10
 HEADER_BYTES = 60
 """Key, headers and TLS of one message."""
 CERTIFICATE_BYTES = 407
@@ -78,10 +83,13 @@ def describe(slot: str, note: str = "") -> Metadata:
     )
 
 
-def sign(slot: str, *content: object) -> Record:
+def sign(
+    slot: str, sid: str, state: SessionState, rev: int, signed_s: float, body: bytes
+) -> Record:
     """Return a record with a certificate and a signature of the usual sizes, both worth nothing."""
     certificate = slot.encode().ljust(CERTIFICATE_BYTES, b".")
-    return Record(*content, certificate, slot.encode().ljust(SIGNATURE_BYTES, b"-"))  # type: ignore[arg-type]
+    signature = slot.encode().ljust(SIGNATURE_BYTES, b"-")
+    return Record(sid, state, rev, signed_s, body, certificate, signature)
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +101,7 @@ class Extra:
     part: int = 0
     up: bool = True
     sign_s: float = 0.0
+    side: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -108,6 +117,9 @@ class Sampled:
     pulls: int = 0
     woken_s: float = float("inf")
     busy_s: float = 0.0
+    side: int = 0
+    """Of the network, when it is cut in two: who was on one side answers for those there."""
+    waiting: deque[Callable[[], None]] = field(default_factory=deque)
     verified: int = 0
     messages: int = 0
     sent_bytes: int = 0
@@ -139,6 +151,7 @@ class World:
         self.extras: dict[str, Extra] = {}
         self.by_sid: dict[str, Sampled] = {}
         self.exchanges = 0
+        self.hubs_up = 0
         self.hub_free_s = 0.0
         self.hub_bytes = 0.0
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -180,7 +193,7 @@ class World:
         sid = f"{slot}-{self.rng.getrandbits(64):016x}"
         record = sign(slot, sid, state, 0, self.now_s, encode_metadata(describe(slot)))
         extra = self.extras[sid] = Extra(slot, record)
-        extra.sign_s = self.now_s + self.rng.uniform(0.5, 1.0) * SETTINGS.resign_s
+        extra.sign_s = self.now_s + self.rng.uniform(0.5, 1.0) * self._resign_after_s()
         self._token(sid, slot, True, 0)
         self.push(record, 0)
         self.later(self.rng.uniform(0.0, 0.04), partial(self._say_again, extra))
@@ -208,6 +221,7 @@ class World:
         node = Sampled(slot, registry)
         holder.append(node)
         self.nodes.append(node)
+        self.hubs_up += is_hub(slot)
         self.by_sid[registry.sid] = node
         self._token(registry.sid, slot, True, 0)
         self.carry(node, registry.tick(self.now_s))
@@ -222,6 +236,7 @@ class World:
         else:
             node = self.by_sid.pop(sid)
             node.up = False
+            self.hubs_up -= is_hub(node.slot)
             self._token(sid, node.slot, False, node.part)
 
     def leave(self, sid: str) -> None:
@@ -260,13 +275,16 @@ class World:
     def _raise(self, extra: Extra, body: bytes) -> None:
         held = extra.record
         extra.record = sign(extra.slot, held.sid, held.state, held.rev + 1, self.now_s, body)
-        extra.sign_s = self.now_s + self.rng.uniform(0.5, 1.0) * resign_s(len(self.truth_sids()))
+        extra.sign_s = self.now_s + self.rng.uniform(0.5, 1.0) * self._resign_after_s()
         self.later(extra.sign_s - self.now_s, partial(self._resign, extra))
         self.push(extra.record, extra.part)
 
     def _resign(self, extra: Extra) -> None:
         if extra.up and self.now_s >= extra.sign_s - 1e-6:
             self._raise(extra, extra.record.body)
+
+    def _resign_after_s(self) -> float:
+        return SETTINGS.resign_after_s(len(self.extras) + len(self.by_sid))
 
     def _say_again(self, extra: Extra) -> None:
         if extra.up:
@@ -275,9 +293,14 @@ class World:
     def age(self) -> None:
         """Have everybody sign again at times as they are when all have been there for long."""
         for extra in self.extras.values():
-            every_s = 0.75 * resign_s(len(self.extras))
+            every_s = 0.75 * self._resign_after_s()
             extra.sign_s = self.now_s + self.rng.uniform(0.0, every_s)
             self.later(extra.sign_s - self.now_s, partial(self._resign, extra))
+        for node in self.living:
+            node.registry._resign_s = self.now_s + self.rng.uniform(
+                0.0, 0.75 * self._resign_after_s()
+            )
+            self.carry(node, ())
 
     # The network
 
@@ -286,7 +309,7 @@ class World:
 
     def _through_hub(self, size: int) -> float:
         """Seconds from now until the hubs have passed on a message like this to all it stands for."""
-        hubs = max(1, sum(1 for node in self.nodes if node.up and is_hub(node.slot)))
+        hubs = max(1, self.hubs_up)
         self.hub_bytes += size * self.weight
         took_s = self.weight * (size / HUB_BYTES_S + HUB_MESSAGE_S) / hubs
         self.hub_free_s = max(self.hub_free_s, self.now_s) + took_s
@@ -316,10 +339,20 @@ class World:
 
     def _wait(self, node: Sampled, what: Callable[[], None]) -> bool:
         """Whether the node is busy; then it takes this up once it is not."""
-        if node.busy_s <= self.now_s:
+        if node.busy_s <= self.now_s:  # else what waits already comes first
             return False
-        self.later(node.busy_s - self.now_s, what)
+        node.waiting.append(what)
+        if len(node.waiting) == 1:
+            self.later(node.busy_s - self.now_s, partial(self._go_on, node))
         return True
+
+    def _go_on(self, node: Sampled) -> None:
+        while node.waiting and node.busy_s <= self.now_s:
+            what = node.waiting[0]
+            what()
+            node.waiting.popleft()
+        if node.waiting:
+            self.later(node.busy_s - self.now_s, partial(self._go_on, node))
 
     def _received(self, node: Sampled, size: int) -> None:
         node.messages += 1
@@ -411,10 +444,15 @@ class World:
             return
         peer = self.by_sid.get(sid)
         if peer is None and sid in self.extras:  # somebody of the sample answers in its stead
+            side = self.extras[sid].side
             stand_ins = [
                 other
-                for other in self.living
-                if other is not node and other.part == node.part and not is_hub(other.slot)
+                for other in self.nodes
+                if other.up
+                and other is not node
+                and other.part == node.part
+                and other.side == side
+                and not is_hub(other.slot)
             ]
             peer = self.rng.choice(stand_ins) if stand_ins else None
         if peer is None or peer.part != node.part:
@@ -426,6 +464,55 @@ class World:
         if self.flat:
             exchange.ask = sync.encode_message(sync.SyncRequest(node.registry.hash))
         self._ask(node, peer, exchange)
+
+    # What happens to it
+
+    def lose_hub(self, note: str) -> None:
+        """Kill the last hub; who was there is without one for a while, and every 50th member says something.
+
+        They come back within half a second, as many at a time as the other hubs' handshakes allow.
+        """
+        number = len(self.hub_slots) - 1
+        hub = next(node for node in self.nodes if node.slot == self.hub_slots[number])
+        sids = self.truth_sids()
+        lost = [sid for at, sid in enumerate(sids) if at % len(self.hub_slots) == number]
+        lost = [sid for sid in lost if not is_hub(sid)]
+        self.kill(hub.registry.sid)
+        for at, sid in enumerate(lost):
+            (self.extras.get(sid) or self.by_sid[sid]).part = -1 - at
+        speakers = [sid for sid in sids[::50] if not is_hub(sid)]
+        for sid in speakers:
+            self.later(0.05, partial(self.announce, sid, note))
+        connect_s = CONNECT_S + self.members * CONNECT_SLOT_S
+        spread_s = 0.5 + len(lost) * connect_s / (HUB_CORES * max(1, self.hubs_up))
+        for group in range(_GROUPS):
+            back = partial(self._come_back, lost[group::_GROUPS], set(speakers))
+            self.later(0.1 + spread_s * (group + 1) / _GROUPS, back)
+
+    def _come_back(self, sids: Sequence[str], speakers: set[str]) -> None:
+        for sid in sids:
+            (self.extras.get(sid) or self.by_sid[sid]).part = 0
+        self.blink(sids)
+        for sid in sids:
+            if sid in self.by_sid:
+                self.see_all(self.by_sid[sid], self.now_s)
+            elif sid in speakers:
+                self.later(self.rng.uniform(0.0, 0.04), partial(self._say_again, self.extras[sid]))
+
+    def divide(self) -> None:
+        """Cut the network in two: every other member, and every other hub, is on the other side."""
+        for at, sid in enumerate(self.truth_sids()):
+            member = self.extras.get(sid) or self.by_sid[sid]
+            member.part = member.side = at % 2
+        for node in self.living:
+            self.see_all(node)
+
+    def join_again(self) -> None:
+        """Heal the network."""
+        for sid in self.truth_sids():
+            (self.extras.get(sid) or self.by_sid[sid]).part = 0
+        for node in self.living:
+            self.later(self._latency(), partial(self.see_all, node))
 
     def _failed(self, node: Sampled) -> None:
         node.registry.pull_failed(self.now_s)
@@ -495,11 +582,6 @@ class World:
         )
 
 
-def resign_s(sessions: int) -> float:
-    """Return how often an owner signs again in a fabric of that size, as a registry does."""
-    return SETTINGS.resign_s
-
-
 @contextmanager
 def shared_records() -> Iterator[None]:
     """Have all replicas of this process share records, their metadata and hashes: none of them changes.
@@ -509,7 +591,7 @@ def shared_records() -> Iterator[None]:
     records: dict[Record, Record] = {}
     bodies: dict[bytes, Metadata] = {}
     tags: dict[Record, bytes] = {}
-    plain = (sync.decode_ask, sync.decode_answer, sync.tag, registry_module.decode_metadata)
+    plain = (sync.decode_ask, sync.decode_answer, sync.tag, decode_metadata)
 
     def intern(some: Sequence[Record]) -> tuple[Record, ...]:
         return tuple(records.setdefault(record, record) for record in some)

@@ -14,6 +14,10 @@ Verify = Callable[[Record], str | None]
 """Why a record is refused, in a word or two; None if certificate and signature are good."""
 
 
+_FEW = 1000
+_RARER_MOST = 6.0
+
+
 @dataclass(frozen=True, slots=True)
 class RegistrySettings:
     """How patient a registry is. All times are seconds."""
@@ -33,7 +37,7 @@ class RegistrySettings:
     obituary_spread_s: float = 10.0
     """Hubs wait up to this much longer, each its own time, so that one of them writes."""
     resign_s: float = 3600.0
-    """Owners sign again at least so often."""
+    """Owners sign again at least so often, in a fabric of up to `_FEW` sessions; see `resign_after_s`."""
     max_age_s: float = 24 * 3600.0
     """Records signed longer ago are refused."""
     skew_s: float = 300.0
@@ -44,6 +48,14 @@ class RegistrySettings:
     """Most sessions of one slot in `max_age_s`."""
     max_slot_bytes: int = 16 * 1024 * 1024
     """Most that their records may take together."""
+
+    def resign_after_s(self, sessions: int) -> float:
+        """Return how often an owner signs again where there are so many sessions.
+
+        Everybody hears of it, so it is rarer where there are many: at most six times, which leaves an owner
+        four tries before its record is too old.
+        """
+        return self.resign_s * min(max(1.0, sessions / _FEW), _RARER_MOST)
 
 
 class Publish(NamedTuple):

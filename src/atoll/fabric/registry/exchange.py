@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 _ROUNDS_MOST = 128
 
 
-def one_of(sids: Sequence[str], rng: random.Random) -> str:
-    """Return a session to ask: of a random slot, so that who shows many tokens is not asked more often."""
-    slots = [slot_of(sid) for sid in sids]
-    chosen = rng.choice(list(dict.fromkeys(slots)))
-    return rng.choice([sid for sid, slot in zip(sids, slots, strict=True) if slot == chosen])
+def one_of(sids: Sequence[str], shown: Mapping[str, int], rng: random.Random) -> str:
+    """Return a session to ask: who shows many tokens (`shown`, by slot) is not asked more often for it."""
+    while True:
+        sid = rng.choice(sids)
+        if rng.random() * shown[slot_of(sid)] < 1.0:
+            return sid
 
 
 class SyncedRegistry(Protocol):

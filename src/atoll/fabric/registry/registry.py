@@ -317,8 +317,8 @@ class Registry:
         self.counts["exchanges"] += 1
         self._failed = 0
         # A token without a record: whoever answered did not know it yet, so ask its owner.
-        for sid in self._tokens:
-            if sid not in self._entries and self._strange[sid] < _STRANGE_MOST:
+        for sid in [sid for sid in self._tokens if sid not in self._entries]:
+            if self._strange[sid] < _STRANGE_MOST:
                 self._strange[sid] += 1
                 self._risen[sid] = False
                 self._risen_s = min(self._risen_s, now_s + self.settings.pull_risen_s)
@@ -382,7 +382,7 @@ class Registry:
         if not self.synced:  # a hub knows more than somebody who has just joined as well
             among = [sid for sid in self._tokens if is_hub(sid)] or among
         self._pull_s = now_s + self._about(self.settings.pull_every_s)
-        return [Pull(one_of(among, self._rng))] if among else []
+        return [Pull(one_of(among, self._shown, self._rng))] if among else []
 
     def _bury(self, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -505,7 +505,8 @@ class Registry:
     def _write(self, state: SessionState, rev: int, metadata: Metadata, now_s: float) -> None:
         record = self._sign(self.sid, state, rev, now_s, encode_metadata(metadata))
         self._written_s = now_s
-        self._resign_s = now_s + self._rng.uniform(0.5, 1.0) * self.settings.resign_s
+        patience_s = self.settings.resign_after_s(len(self._entries))
+        self._resign_s = now_s + self._rng.uniform(0.5, 1.0) * patience_s
         if self.observer:
             self._own_entry = entry_of(record, metadata, now_s)
         else:

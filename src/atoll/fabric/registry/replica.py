@@ -71,11 +71,11 @@ class Replica:
             return {}
         if "" in wanted:
             return {sid: entry.version for sid, entry in self.entries.items()}
-        depths = sorted({len(place) for place in wanted})
         return {
             sid: entry.version
+            for depth in sorted({len(place) for place in wanted})
             for sid, entry in self.entries.items()
-            if any(place_of(sid, depth) in wanted for depth in depths)
+            if place_of(sid, depth) in wanted
         }
 
     def describe(self, ask: sync.SyncRequest) -> sync.SyncReply:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ _RELOAD_S = 1.0
 """From putting somebody out to reading the rules again: more may follow."""
 _TURN_S = 5.0
 """Between two hubs that do so."""
+_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_SPARE_FILES = 256
 _FLUSH_S = 0.5
 _MOST_REVOKED = 1024
 # Names of hubs are not verified on purpose (see `link`), which needs no warning.
@@ -129,6 +132,7 @@ class Hub:
         self._seen: tuple[int, int] | None = None
         self._unknown: set[str] = set()
         self._news = asyncio.Event()
+        self._busy = asyncio.Lock()  # nobody is told of anything while the session is opened anew
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -193,18 +197,28 @@ class Hub:
             await self._news.wait()
             others = [p for p in self.fabric.peers() if p.metadata.role == "hub" and p.alive]
             await asyncio.sleep(_RELOAD_S + (number * _TURN_S if others else 0.0))
-            self._news.clear()
-            await self._close_fabric()
-            for pause_s in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, None):
-                try:
-                    await self._open()
-                    break
-                except UnreachableError:  # the port is not free yet
-                    if pause_s is None:
-                        raise
-                    await asyncio.sleep(pause_s)
+            async with self._busy:
+                self._news.clear()
+                await self._close_fabric()
+                await self._open_again()
             self.reloads += 1
             self._log.event("hub.reloaded", denied=sorted(self._denied), sid=self.fabric.sid)
+
+    async def _open_again(self) -> None:
+        for pause_s in _PAUSES_S:
+            try:
+                await self._open()
+            except UnreachableError:  # the port is not free yet
+                await asyncio.sleep(pause_s)
+            else:
+                return
+        await self._open()
+
+    def check(self) -> None:
+        """Raise what has ended this hub's work, if anything has."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
 
     def _noticed(self, slot: str) -> None:
         """Somebody has connected: one whose slot is newer than this hub's rules can do nothing here."""
@@ -240,7 +254,10 @@ class Hub:
 
     async def _tell(self) -> None:
         """Tell everybody who is revoked: first the members, so that theirs know why they are cut off."""
-        fabric, serials = self.fabric, self._revoked
+        async with self._busy:
+            await self._tell_of(self.fabric, self._revoked)
+
+    async def _tell_of(self, fabric: Fabric, serials: tuple[int, ...]) -> None:
         fabric.verifier.revoke(serials)
         self._log.event("hub.revoked", serials=_hex(serials))
         if len(serials) > _MOST_REVOKED:
@@ -270,6 +287,16 @@ def _slots_of(path: Path | None, serials: Sequence[int]) -> frozenset[str]:
     return frozenset(m.slot for m in members if int(m.serial, 16) in wanted)
 
 
+def _allow_files(wanted: int) -> bool:
+    """Let this process have so many files and links open; whether it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft == resource.RLIM_INFINITY or soft >= wanted
+
+
 async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> None:
     """Run a hub until SIGTERM or SIGINT; `ready` is called once it listens.
 
@@ -279,6 +306,8 @@ async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    if not _allow_files(options.access.slots + _SPARE_FILES):
+        log.event("hub.few_files", slots=options.access.slots, hint="raise 'ulimit -n'")
     hub = await Hub.start(options, log)
     log.event("hub.listening", addresses=options.listen, sid=hub.fabric.sid)
     log.flush()
@@ -289,6 +318,7 @@ async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> 
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_S):
                     await stop.wait()
+            hub.check()
             log.flush()
     finally:
         log.event("hub.stopping", sid=hub.fabric.sid)

@@ -430,7 +430,9 @@ async def _open_session(
             if time.monotonic() + pause_s > deadline:
                 raise
         await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, settings.retry_most_s)
+        # Somewhere between the first pause and three times the last one: members fall out of step.
+        longer_s = random.SystemRandom().uniform(settings.retry_first_s, 3 * pause_s)
+        pause_s = min(longer_s, settings.retry_most_s)
 
 
 async def _resolve_addresses(hub: str) -> list[str]:

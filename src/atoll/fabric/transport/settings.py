@@ -16,8 +16,9 @@ class FabricSettings:
     first_sync_s: float = 3.0
     """How long `Fabric.connect` waits for an exchange with a peer; there is none in an empty fabric."""
     retry_first_s: float = 0.1
-    """Pause before a lost hub is tried again, at first; it doubles up to `retry_most_s`."""
+    """Pause before a lost hub is tried again, at first, give or take half; it grows to `retry_most_s`."""
     retry_most_s: float = 0.25
+    """Longest such pause, of the most eager member; that of others is up to three times as long."""
     query_s: float = 1.5
     """How long an answer of a peer to a registry question may take."""
     flap_s: float = 0.3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,11 +53,7 @@ def session_config(
             "endpoints": [f"{protocol}/{endpoint}" for endpoint in endpoints],
             "timeout_ms": 0,
             "exit_on_failure": not listen,
-            "retry": {
-                "period_init_ms": round(settings.retry_first_s * 1000),
-                "period_max_ms": round(settings.retry_most_s * 1000),
-                "period_increase_factor": 2,
-            },
+            "retry": retry(settings, random.SystemRandom()),
         },
     }
     if listen:
@@ -69,6 +66,18 @@ def session_config(
             config["access_control"] = keys.hub_rules(access.slots, denied)
             config["low_pass_filter"] = keys.hub_sizes()
     return zenoh.Config.from_json5(json.dumps(config))
+
+
+def retry(settings: FabricSettings, rng: random.Random) -> dict[str, object]:
+    """Return how a session dials again: every one at its own pace, so that all do not come at once.
+
+    Bounded: never sooner than half of `retry_first_s`, never later than three times `retry_most_s`.
+    """
+    return {
+        "period_init_ms": round(settings.retry_first_s * rng.uniform(500, 1500)),
+        "period_max_ms": round(settings.retry_most_s * rng.uniform(1000, 3000)),
+        "period_increase_factor": round(rng.uniform(1.5, 3.0), 2),
+    }
 
 
 def _tls(access: Access) -> dict[str, object]:

@@ -129,6 +129,7 @@ class JoinedNode:
             state=SessionState.JOIN,
             settings=self._settings,
             log=self._log,
+            hear_loads=False,
         )
         self._joined = True
         self._said_ends_s = self.deadline.ends_s
