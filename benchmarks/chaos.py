@@ -179,6 +179,7 @@ async def chaos_of_all(
             run = ChaosRun(site, seed, tokens, results)
             await run.run(waits_s, CLIENTS)
             figures = run.figures()
+            await site.heal()
         finally:
             await site.close()
         rows = await site.operations()
