@@ -171,7 +171,7 @@ async def chaos_of_all(
     """Kill as often as there are pauses; return all figures."""
     from atoll.runtime.local.state import remove_home
 
-    model = write_tiny_model(folder / "tiny", guided=True)
+    model = write_tiny_model(folder / "tiny")
     site = ChaosSite(folder, model)
     try:
         try:

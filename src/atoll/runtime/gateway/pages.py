@@ -19,6 +19,7 @@ from atoll.core.errors import AtollError
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.openapi import document
+from atoll.runtime.gateway.permitted import PermittedModels
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.traffic import TrafficTally
 from atoll.runtime.http.server import Connection, Request
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _ADMIN = "/atoll/v1/"
 _METRICS = "/metrics"
+_PRIVATE = (_ADMIN.encode(), _METRICS.encode())
 _PAGES = ("/health", _METRICS, "/openapi.json", "/v1/models")
 
 
@@ -80,12 +82,13 @@ class Pages:
 
     def __init__(self, context: PagesContext) -> None:
         self._context = context
+        self._permitted = PermittedModels(context.pool, context.chooser)
 
     def answer(self, connection: Connection, request: Request) -> None:
         """Answer what came on the public port and needs no backend."""
         path = _path(request)
-        if path.startswith(_ADMIN) or path == _METRICS:
-            self._authorize(request)
+        if is_private(request.path):
+            self.authorize(request)
         self._answer(connection, request, path)
 
     def answer_admin(self, connection: Connection, request: Request) -> None:
@@ -99,7 +102,8 @@ class Pages:
             raise _nothing_at(path)
         self._answer(connection, request, path)
 
-    def _authorize(self, request: Request) -> None:
+    def authorize(self, request: Request) -> None:
+        """Refuse whoever asks on the public port for what is not public, unless with the admin token."""
         token = self._context.settings.admin_token
         if token is None:
             raise ApiError(
@@ -144,7 +148,8 @@ class Pages:
         names = context.chooser.names(hidden=path != "/v1/models")
         if context.accounts is not None:
             grant = context.accounts.authenticate(request.headers.get(b"authorization"))
-            names = list(context.accounts.visible_models(grant, names))
+            visible = context.accounts.visible_models(grant, names)
+            names = self._permitted.choose(grant.policy, visible)
         if path == "/v1/models":
             data = [self._describe_model(name) for name in names]
             _respond(connection, 200, {"object": "list", "data": data})
@@ -251,6 +256,11 @@ class Pages:
             _respond(connection, 200, {"backends": pool.snapshot()})
         else:
             raise _not_allowed(request, "DELETE" if name else "GET, POST")
+
+
+def is_private(path: bytes) -> bool:
+    """Whether what is asked for is for those who run the gateway only."""
+    return path.startswith(_PRIVATE)
 
 
 def _path(request: Request) -> str:

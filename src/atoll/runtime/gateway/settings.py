@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
 from atoll.core.frozen import Frozen
+from atoll.runtime.gateway.cors import CorsSettings
 from atoll.runtime.media.limits import MediaLimits
 from atoll.runtime.openai import FORMS
 from atoll.runtime.pool.member import ConfiguredBackend
@@ -127,7 +128,11 @@ class GatewaySettings(Frozen):
     """Unix socket with both, for this user alone; None: gateway-PORT.sock in the runtime folder, "": none."""
     metrics: str | None = None
     """HOST:PORT of this machine with /metrics alone, without a token, for Prometheus."""
+    cors: CorsSettings | None = None
+    """Whose pages may ask from a browser; None: no page of another origin."""
     access_log: bool = True
+    on_full_disk: Literal["refuse", "serve"] = "refuse"
+    """With keys, while the disk does not take what requests use: 503, or serve and mark the ledger."""
 
     @field_validator("metrics")
     @classmethod
