@@ -136,8 +136,12 @@ class ChaosRun:
         print(f"{figures['seconds']:.0f} s: {json.dumps(figures)}", flush=True)
         if self._results is not None:
             self._results.write_text(
-                json.dumps(figures | {"partial": True, "notes": self.clients.seen.notes}, indent=1)
+                json.dumps(figures | {"partial": True, **self._said()}, indent=1)
             )
+
+    def _said(self) -> dict[str, Any]:
+        seen = self.clients.seen
+        return {"notes": seen.notes, "slow": seen.slow}
 
     def figures(self) -> dict[str, Any]:
         """Return what is known so far."""
@@ -179,6 +183,7 @@ async def chaos_of_all(
             run = ChaosRun(site, seed, tokens, results)
             await run.run(waits_s, CLIENTS)
             figures = run.figures()
+            await site.heal()
         finally:
             await site.close()
         rows = await site.operations()
@@ -194,6 +199,7 @@ async def chaos_of_all(
         "ledger_tokens": sum(row["completion_tokens"] for row in rows),
         "cut": sum(sending.cut for sending in seen.sendings),
         "notes": [*seen.notes, *notes],
+        "slow": seen.slow,
     }
     return figures
 
@@ -223,7 +229,7 @@ def main() -> None:
         folder = chosen.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         seen = asyncio.run(chaos_of_all(waits_s, chosen.seed, folder, chosen.results))
-    for line in seen["notes"][:30]:
+    for line in (*seen["notes"][:30], *seen["slow"][:10]):
         print(f"  {line}")
     names = (*_BARS, "orphans", "ledger_diff")
     figures = [
@@ -232,7 +238,7 @@ def main() -> None:
         Figure("gap_ms_p99", seen["gap_ms_p99"], 5000),
         Figure("no_replica", seen["no_replica"]),
     ]
-    shown = {figure.name for figure in figures} | {"notes"}
+    shown = {figure.name for figure in figures} | {"notes", "slow"}
     if chosen.results is not None:
         chosen.results.write_text(json.dumps(seen | {"partial": False}, indent=1))
     finish(figures, **{name: value for name, value in seen.items() if name not in shown})

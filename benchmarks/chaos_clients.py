@@ -20,6 +20,7 @@ from benchmarks.chaos_fleet import SERVICE
 HUNG_S = 90.0
 _AGAIN_S = 45.0
 _PAUSE_S = 0.25
+_SLOW_S = 5.0
 _REFUSED_S = 0.2
 """So long after a kill a connection may still seem to be there."""
 _SCHEMA = {
@@ -168,6 +169,8 @@ class Seen:
     first_s: list[float] = field(default_factory=list, repr=False)
     kinds: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
+    """Answers that were right, and late."""
 
 
 class Watched(Protocol):
@@ -288,6 +291,12 @@ class ChaosClients:
         if problem is None:
             seen.kinds[case.kind] = seen.kinds.get(case.kind, 0) + 1
             seen.longest_s.append(longest_s)
+            if longest_s > _SLOW_S:
+                at_s = begun_s - self._began_s
+                what = f"{at_s:.1f} s: {case.kind} {sending.request_id} gateway-{gateway}"
+                seen.slow.append(
+                    f"{what} waited {longest_s:.1f} s for a token, {again} gateways died"
+                )
             return
         if (
             problem.kind in ("errors", "truncated")

@@ -296,6 +296,11 @@ class ChaosSite:
 
     # The end
 
+    async def heal(self, most_s: float = 180.0) -> None:
+        """Wait until all is ready again: a gateway writes down what it died with when it starts again."""
+        async with asyncio.timeout(most_s):
+            await self.agent.ready(list(self.agent.processes))
+
     async def close(self) -> None:
         """Stop gateways first, so that they write their books, then all else."""
         self.watch()

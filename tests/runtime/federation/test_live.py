@@ -268,6 +268,22 @@ def test_nodes_that_vanish_before_a_token_cost_no_attempt(tmp_path: Path) -> Non
     run(go())
 
 
+def test_engines_that_are_gone_for_a_moment_cost_no_attempt(tmp_path: Path) -> None:
+    faults = [*[Fault("die_before_head")] * 3, Fault("500")]
+
+    async def go() -> None:
+        async with site(tmp_path, attempts=2) as fabric:
+            worker = await fabric.worker("a", engine=ScriptedEngine(faults=list(faults)))
+            body = {"model": "m", "prompt": "Hi", "stream": True, "max_tokens": 8}
+            reply = await fabric.bench.post("/v1/completions", body)
+            # The node is there all the time, and only the error is a failure: one try is left after it.
+            assert reply.status == 200
+            assert b"[DONE]" in reply.body
+            assert len(worker.engine.seen) == 5
+
+    run(go())
+
+
 def test_node_that_ends_starts_nothing_long_and_hands_over(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path, handover_s=1.0) as fabric:

@@ -432,7 +432,11 @@ class Relay:
             self._end_stream()
         elif member is not None and member.node:
             # A node that never answered was not tried; one that is gone is not to blame.
-            self._fail_over(reason, tried=self._answer.status != 0, died=gone, blame=not gone)
+            tried = self._answer.status != 0
+            if not tried and not gone:
+                # Nor later, when a failure that is one is counted: its engine may be starting again.
+                attempts.tries -= 1
+            self._fail_over(reason, tried=tried, died=gone, blame=not gone)
         else:
             self._fail_over(reason, died=excused)
 
