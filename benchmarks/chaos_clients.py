@@ -254,9 +254,10 @@ class ChaosClients:
         begun_s = time.monotonic()
         last_s: list[float] = []
         longest_s, again = 0.0, 0
+        problem: BrokenAnswerError | None = None
         while True:
             sending, reader = self._sending(gateway, case.kind), AnswerReader()
-            problem: BrokenAnswerError | None = None
+            problem = None
             try:
                 async with asyncio.timeout(HUNG_S):
                     longest_s = max(longest_s, await self._stream(case, sending, reader, last_s))

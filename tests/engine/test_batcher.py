@@ -19,6 +19,7 @@ from atoll.engine.batcher import (
 )
 from atoll.engine.kv import BlockTable
 from atoll.engine.messages import Hop, OpenBody
+from atoll.engine.rows import RowSlice
 from atoll.routing.decisions import urgency
 from atoll.sim.options import ORDERS, SimOptions
 
@@ -66,7 +67,7 @@ def test_who_waits_is_left_out() -> None:
 
 def test_chunks_from_another_hop_are_never_cut() -> None:
     later = resident(1, 40, 0, 40, hop=1)
-    later.queue.append(Chunk(0, 40, True, None))
+    later.queue.append(Chunk(0, 40, True, RowSlice(None, 0, 40)))
     assert shape(pick([later], 8, 8, DecodeGroups(1), 0.0)) == [(1, 0, 40, True)]
     early = resident(0, 9, 8, 8)
     assert shape(pick([later, early], 8, 8, DecodeGroups(1), 0.0)) == [(0, 8, 1, True)]
@@ -266,7 +267,7 @@ def test_a_batch_has_no_more_rows_and_sequences_than_it_may(
     for seq, (later, decodes, size) in enumerate(kinds):
         one = resident(seq, size, 0, size, hop=int(later))
         if later:
-            one.queue.append(Chunk(0, 1 if decodes else size, True, None))
+            one.queue.append(Chunk(0, 1 if decodes else size, True, RowSlice(None, 0, 1)))
         elif decodes:
             one = resident(seq, size + 1, size, size)
         held.append(one)

@@ -242,28 +242,35 @@ def test_requests_wait_for_a_node_that_is_back_in_a_moment(tmp_path: Path) -> No
     run(go())
 
 
-def test_nodes_that_vanish_before_a_token_cost_no_attempt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("common", [True, False], ids=["nodes die anyway", "only with it"])
+def test_nodes_that_vanish_before_a_token_cost_no_attempt(tmp_path: Path, common: bool) -> None:
+    """Unless they do so only where one request is: then it is what they die of."""
+
     async def go() -> None:
         async with site(tmp_path, attempts=1) as fabric:
             doomed = [
                 await fabric.worker(f"d{i}", engine=ScriptedEngine(faults=[Fault("stall")]))
                 for i in range(3)
             ]
+            if common:
+                fabric.gateway.deaths.note("another", fabric.gateway.loop.time())
             # Their status is there at once, a token never: chats would begin with an event of their own.
             body = {"model": "m", "prompt": "Hi", "stream": True, "max_tokens": 8}
             asked = asyncio.create_task(fabric.bench.post("/v1/completions", body))
-            while doomed:
-                await until(lambda: any(w.engine.seen for w in doomed))
-                victim = next(w for w in doomed if w.engine.seen)
+            while doomed and not asked.done():
+                await until(lambda: asked.done() or any(w.engine.seen for w in doomed))
+                victim = next((w for w in doomed if w.engine.seen), None)
+                if victim is None:
+                    break
                 doomed.remove(victim)
                 if not doomed:
                     await fabric.worker("well")
                 await asyncio.sleep(0.1)
                 await victim.die()
             reply = await asked
-            assert reply.status == 200
-            assert b"[DONE]" in reply.body
-            assert len(fabric.records[-1].backends) == 4
+            assert reply.status == (200 if common else 422)
+            assert (b"[DONE]" if common else b"poison_request") in reply.body
+            assert len(fabric.records[-1].backends) == (4 if common else 2)
 
     run(go())
 

@@ -19,7 +19,7 @@ ROUTES = ChoiceRoutes(
 )
 
 
-def ask(*messages: tuple[str, str], user: str | None = None) -> ChatRequest:
+def ask(*messages: tuple[Role, str], user: str | None = None) -> ChatRequest:
     return ChatRequest(
         model="chat", user=user, messages=[Message(role, text) for role, text in messages]
     )
