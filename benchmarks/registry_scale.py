@@ -24,8 +24,8 @@ from atoll.fabric.registry.replica import Replica
 from benchmarks.registry_world import (
     HEADER_BYTES,
     VERIFY_S,
-    SampledMember,
     RegistryWorld,
+    SampledMember,
     describe,
     shared_records,
     sign,
