@@ -1,8 +1,8 @@
 """A fabric of thousands in one process: the real registries, a virtual network, a virtual clock.
 
 Hubs and a sample of the members are real replicas: `Registry` with its merges, exchanges and timers. The
-others (`SpeakingMember`) only speak: they have tokens, push their records, sign again, come and go as a member
-would, and what they would ask or answer falls to a member of the sample, so that each of the sample asks and
+others (`SpeakingMember`) only speak: they have tokens, push their records, sign again, come and go as members
+do, and what they would ask or answer falls to a member of the sample, so that each of the sample asks and
 is asked as often as any member of a fabric of that size. Signatures are stubs; what checking one takes is
 charged to the clock of whoever checks it. Every message passes a hub, which has so many bytes and messages a
 second for all members, the ones outside of the sample included. Equal seeds give equal runs.
