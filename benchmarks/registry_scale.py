@@ -24,8 +24,8 @@ from atoll.fabric.registry.replica import Replica
 from benchmarks.registry_world import (
     HEADER_BYTES,
     VERIFY_S,
-    Sampled,
-    World,
+    RegistryWorld,
+    SampledMember,
     describe,
     shared_records,
     sign,
@@ -42,7 +42,7 @@ _MOST_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class NodeTraffic:
     """Of one node in one hour."""
 
     messages: float
@@ -51,7 +51,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScaleResult:
     """What was measured with so many members; None: not within five minutes."""
 
     members: int
@@ -59,12 +59,12 @@ class Result:
     mass_join_s: float | None
     hub_loss_s: float | None
     partition_s: float | None
-    rest: Traffic
-    churn: Traffic
+    rest: NodeTraffic
+    churn: NodeTraffic
     memory_bytes: float
 
 
-def grow(world: World) -> float | None:
+def grow(world: RegistryWorld) -> float | None:
     """Have everybody start within ten seconds; return how long after the last one all agree."""
     for slot in world.hub_slots:
         world.start(slot)
@@ -75,7 +75,7 @@ def grow(world: World) -> float | None:
     return world.until(world.agreed, _MOST_S)
 
 
-def measure_traffic(world: World, seconds: float, churn: float = 0.0) -> Traffic:
+def measure_traffic(world: RegistryWorld, seconds: float, churn: float = 0.0) -> NodeTraffic:
     """Let time pass and return what a node of the sample sent and received, scaled to an hour."""
     nodes = [node for node in world.living if not is_hub(node.slot)]
     before = {node.registry.sid: (node.messages, node.bytes, node.verified) for node in nodes}
@@ -86,7 +86,9 @@ def measure_traffic(world: World, seconds: float, churn: float = 0.0) -> Traffic
         world.later(at_s, world.newcomer)
     world.pass_time(seconds)
     cpu_s = (time.process_time() - began) / max(1, len(world.living))
-    stayed: list[Sampled] = [node for node in nodes if node.up and node.registry.sid in before]
+    stayed: list[SampledMember] = [
+        node for node in nodes if node.up and node.registry.sid in before
+    ]
     per_hour = 3600 / seconds / len(stayed)
     messages, size, verified = (
         sum(now[at] - before[node.registry.sid][at] for node, now in figures)
@@ -94,14 +96,14 @@ def measure_traffic(world: World, seconds: float, churn: float = 0.0) -> Traffic
         for figures in [[(n, (n.messages, n.bytes, n.verified)) for n in stayed]]
     )
     loads = 3600 / LOAD_EVERY_S
-    return Traffic(
+    return NodeTraffic(
         messages * per_hour + loads,
         size * per_hour + loads * (LOAD_BYTES + HEADER_BYTES),
         cpu_s * 3600 / seconds + verified * per_hour * VERIFY_S,
     )
 
 
-def one_leaves(world: World) -> None:
+def one_leaves(world: RegistryWorld) -> None:
     """End a member, with a word or without."""
     sid = world.rng.choice(list(world.extras) or [sid for sid in world.by_sid if not is_hub(sid)])
     if world.rng.random() < 0.5:
@@ -110,7 +112,7 @@ def one_leaves(world: World) -> None:
         world.kill(sid)
 
 
-def joins(world: World) -> float | None:
+def joins(world: RegistryWorld) -> float | None:
     """Return how long after a newcomer's start all agree, the newcomer included."""
     slot = f"m{world.members + 5000:03d}"
     world.chosen.add(slot)
@@ -118,7 +120,7 @@ def joins(world: World) -> float | None:
     return world.until(world.agreed, _MOST_S, 0.01)
 
 
-def loses_hub(world: World) -> float | None:
+def loses_hub(world: RegistryWorld) -> float | None:
     """Return how long after a hub's death all agree on what was said meanwhile."""
     began_s = world.now_s
     world.lose_hub("while the hub is gone")
@@ -127,7 +129,7 @@ def loses_hub(world: World) -> float | None:
     return None if took_s is None else world.now_s - began_s
 
 
-def heals(world: World) -> float | None:
+def heals(world: RegistryWorld) -> float | None:
     """Cut the network in two for 20 s, in which each 50th member speaks; return how long the cure takes."""
     world.divide()
     world.pass_time(10.0)
@@ -166,11 +168,11 @@ def memory_of(members: int) -> float:
     return float(used)
 
 
-def measure(members: int, seconds: float, *, flat: bool = False, seed: int = 1) -> Result:
+def measure(members: int, seconds: float, *, flat: bool = False, seed: int = 1) -> ScaleResult:
     """Run it all with so many members."""
     hubs, sample = SAMPLES.get(members, (2, min(members, 48)))
     with shared_records():
-        world = World(members, hubs=hubs, sample=sample, seed=seed, flat=flat)
+        world = RegistryWorld(members, hubs=hubs, sample=sample, seed=seed, flat=flat)
         mass_join_s = grow(world)
         join_s = joins(world)
         world.age()
@@ -179,14 +181,14 @@ def measure(members: int, seconds: float, *, flat: bool = False, seed: int = 1) 
         hub_loss_s = loses_hub(world)
         partition_s = heals(world)
         churn = measure_traffic(world, seconds, CHURN)
-    result = Result(
+    result = ScaleResult(
         members, join_s, mass_join_s, hub_loss_s, partition_s, rest, churn, memory_of(members)
     )
     show(result)
     return result
 
 
-def show(result: Result) -> None:
+def show(result: ScaleResult) -> None:
     """Print one size."""
     times = (result.join_s, result.mass_join_s, result.hub_loss_s, result.partition_s)
     agree = ", ".join("never" if one is None else f"{one:.2f}" for one in times)
@@ -206,7 +208,7 @@ def exponent(small: float, large: float, times: float = 10.0) -> float:
     return math.log(large / small) / math.log(times)
 
 
-def figures_of(results: list[Result]) -> list[Figure]:
+def figures_of(results: list[ScaleResult]) -> list[Figure]:
     """Return everything for the report."""
     figures: list[Figure] = []
     for one in results:

@@ -1,9 +1,9 @@
 """A fabric of thousands in one process: the real registries, a virtual network, a virtual clock.
 
 Hubs and a sample of the members are real replicas: `Registry` with its merges, exchanges and timers. The
-others (`Extra`) only speak: they have tokens, push their records, sign again, come and go as a member would,
-and what they would ask or answer falls to a member of the sample, so that each of the sample asks and is
-asked as often as any member of a fabric of that size. Signatures are stubs; what checking one takes is
+others (`SpeakingMember`) only speak: they have tokens, push their records, sign again, come and go as members
+do, and what they would ask or answer falls to a member of the sample, so that each of the sample asks and
+is asked as often as any member of a fabric of that size. Signatures are stubs; what checking one takes is
 charged to the clock of whoever checks it. Every message passes a hub, which has so many bytes and messages a
 second for all members, the ones outside of the sample included. Equal seeds give equal runs.
 """
@@ -93,7 +93,7 @@ def sign(
 
 
 @dataclass(eq=False, slots=True)
-class Extra:
+class SpeakingMember:
     """A member outside of the sample: what it last said, and where it is."""
 
     slot: str
@@ -105,7 +105,7 @@ class Extra:
 
 
 @dataclass(eq=False, slots=True)
-class Sampled:
+class SampledMember:
     """A member of the sample, or a hub: a real replica, and what it costs."""
 
     slot: str
@@ -130,7 +130,7 @@ class Sampled:
         return self.sent_bytes + self.received_bytes
 
 
-class World:
+class RegistryWorld:
     """All of it; `pass_time` runs what is due."""
 
     def __init__(
@@ -147,9 +147,9 @@ class World:
         step = members / min(sample, members)
         self.chosen = {self.slots[int(number * step)] for number in range(min(sample, members))}
         self.weight = members / len(self.chosen)
-        self.nodes: list[Sampled] = []
-        self.extras: dict[str, Extra] = {}
-        self.by_sid: dict[str, Sampled] = {}
+        self.nodes: list[SampledMember] = []
+        self.extras: dict[str, SpeakingMember] = {}
+        self.by_sid: dict[str, SampledMember] = {}
         self.exchanges = 0
         self.hubs_up = 0
         self.hub_free_s = 0.0
@@ -182,7 +182,7 @@ class World:
     # Members
 
     @property
-    def living(self) -> list[Sampled]:
+    def living(self) -> list[SampledMember]:
         return [node for node in self.nodes if node.up]
 
     def start(self, slot: str, state: SessionState = SessionState.SERVING) -> None:
@@ -192,7 +192,7 @@ class World:
             return
         sid = f"{slot}-{self.rng.getrandbits(64):016x}"
         record = sign(slot, sid, state, 0, self.now_s, encode_metadata(describe(slot)))
-        extra = self.extras[sid] = Extra(slot, record)
+        extra = self.extras[sid] = SpeakingMember(slot, record)
         extra.sign_s = self.now_s + self.rng.uniform(0.5, 1.0) * self._resign_after_s()
         self._token(sid, slot, True, 0)
         self.push(record, 0)
@@ -200,7 +200,7 @@ class World:
         self.later(extra.sign_s - self.now_s, partial(self._resign, extra))
 
     def _start_sampled(self, slot: str, state: SessionState) -> None:
-        holder: list[Sampled] = []
+        holder: list[SampledMember] = []
 
         def verify(_: Record) -> str | None:
             if holder:
@@ -218,7 +218,7 @@ class World:
             state=state,
             settings=SETTINGS,
         )
-        node = Sampled(slot, registry)
+        node = SampledMember(slot, registry)
         holder.append(node)
         self.nodes.append(node)
         self.hubs_up += is_hub(slot)
@@ -272,21 +272,21 @@ class World:
         member = self.extras.get(sid) or self.by_sid.get(sid)
         return None if member is None else member.part
 
-    def _raise(self, extra: Extra, body: bytes) -> None:
+    def _raise(self, extra: SpeakingMember, body: bytes) -> None:
         held = extra.record
         extra.record = sign(extra.slot, held.sid, held.state, held.rev + 1, self.now_s, body)
         extra.sign_s = self.now_s + self.rng.uniform(0.5, 1.0) * self._resign_after_s()
         self.later(extra.sign_s - self.now_s, partial(self._resign, extra))
         self.push(extra.record, extra.part)
 
-    def _resign(self, extra: Extra) -> None:
+    def _resign(self, extra: SpeakingMember) -> None:
         if extra.up and self.now_s >= extra.sign_s - 1e-6:
             self._raise(extra, extra.record.body)
 
     def _resign_after_s(self) -> float:
         return SETTINGS.resign_after_s(len(self.extras) + len(self.by_sid))
 
-    def _say_again(self, extra: Extra) -> None:
+    def _say_again(self, extra: SpeakingMember) -> None:
         if extra.up:
             self.push(extra.record, extra.part)
 
@@ -315,11 +315,11 @@ class World:
         self.hub_free_s = max(self.hub_free_s, self.now_s) + took_s
         return self.hub_free_s - self.now_s + self._latency()
 
-    def push(self, record: Record, part: int, sender: Sampled | None = None) -> None:
+    def push(self, record: Record, part: int, sender: SampledMember | None = None) -> None:
         """Deliver a record to everybody in a part of the network."""
         self._push((record,), part, sender)
 
-    def _push(self, records: tuple[Record, ...], part: int, sender: Sampled | None) -> None:
+    def _push(self, records: tuple[Record, ...], part: int, sender: SampledMember | None) -> None:
         size = len(sync.encode_message(records)) + HEADER_BYTES
         if sender is not None:
             sender.messages += 1
@@ -329,7 +329,9 @@ class World:
                 delay_s = self._through_hub(size)
                 self.later(delay_s, partial(self._arrive, node, records, size, part))
 
-    def _arrive(self, node: Sampled, records: tuple[Record, ...], size: int, part: int) -> None:
+    def _arrive(
+        self, node: SampledMember, records: tuple[Record, ...], size: int, part: int
+    ) -> None:
         if not node.up or node.part != part:
             return
         if self._wait(node, partial(self._arrive, node, records, size, part)):
@@ -337,7 +339,7 @@ class World:
         self._received(node, size)
         self.carry(node, node.registry.merge(records, self.now_s))
 
-    def _wait(self, node: Sampled, what: Callable[[], None]) -> bool:
+    def _wait(self, node: SampledMember, what: Callable[[], None]) -> bool:
         """Whether the node is busy; then it takes this up once it is not."""
         if node.busy_s <= self.now_s:  # else what waits already comes first
             return False
@@ -346,7 +348,7 @@ class World:
             self.later(node.busy_s - self.now_s, partial(self._go_on, node))
         return True
 
-    def _go_on(self, node: Sampled) -> None:
+    def _go_on(self, node: SampledMember) -> None:
         while node.waiting and node.busy_s <= self.now_s:
             what = node.waiting[0]
             what()
@@ -354,7 +356,7 @@ class World:
         if node.waiting:
             self.later(node.busy_s - self.now_s, partial(self._go_on, node))
 
-    def _received(self, node: Sampled, size: int) -> None:
+    def _received(self, node: SampledMember, size: int) -> None:
         node.messages += 1
         node.received_bytes += size
         node.busy_s = max(node.busy_s, self.now_s) + HANDLE_S
@@ -365,7 +367,7 @@ class World:
             if node.up and node.part == part and node.registry.sid != sid:
                 self.later(self._latency(), partial(self._see, node, sid, slot, up))
 
-    def _see(self, node: Sampled, sid: str, slot: str, up: bool) -> None:
+    def _see(self, node: SampledMember, sid: str, slot: str, up: bool) -> None:
         if not node.up or (up and self.part_of(sid) != node.part) or up == (sid in node.seen):
             return
         self._received(node, HEADER_BYTES)
@@ -376,7 +378,7 @@ class World:
             del node.seen[sid]
             self.carry(node, node.registry.token_down(slot, sid, self.now_s))
 
-    def see_all(self, node: Sampled, lost_s: float | None = None) -> None:
+    def see_all(self, node: SampledMember, lost_s: float | None = None) -> None:
         """Bring what a node sees of tokens up to date; `lost_s`: its link was gone since then."""
         if not node.up:
             return
@@ -414,7 +416,7 @@ class World:
 
     # What a replica wants done
 
-    def carry(self, node: Sampled, effects: Iterable[Effect]) -> None:
+    def carry(self, node: SampledMember, effects: Iterable[Effect]) -> None:
         unpublished: list[Record] = []
         for effect in effects:
             if isinstance(effect, Publish):
@@ -434,12 +436,12 @@ class World:
             node.woken_s = node.registry.due_s
             self.later(max(0.001, node.woken_s - self.now_s), partial(self._wake, node))
 
-    def _wake(self, node: Sampled) -> None:
+    def _wake(self, node: SampledMember) -> None:
         if node.up and self.now_s >= node.woken_s - 1e-6:
             node.woken_s = float("inf")
             self.carry(node, node.registry.tick(self.now_s))
 
-    def _pull(self, node: Sampled, sid: str) -> None:
+    def _pull(self, node: SampledMember, sid: str) -> None:
         if node.pulls >= PULLS_AT_ONCE or not node.up:
             return
         peer = self.by_sid.get(sid)
@@ -514,18 +516,18 @@ class World:
         for node in self.living:
             self.later(self._latency(), partial(self.see_all, node))
 
-    def _failed(self, node: Sampled) -> None:
+    def _failed(self, node: SampledMember) -> None:
         node.registry.pull_failed(self.now_s)
         self.carry(node, ())
 
-    def _ask(self, node: Sampled, peer: Sampled, exchange: SyncExchange) -> None:
+    def _ask(self, node: SampledMember, peer: SampledMember, exchange: SyncExchange) -> None:
         assert exchange.ask is not None
         size = len(exchange.ask) + HEADER_BYTES
         node.messages += 1
         node.sent_bytes += size
         self.later(self._through_hub(size), partial(self._answer, node, peer, exchange))
 
-    def _answer(self, node: Sampled, peer: Sampled, exchange: SyncExchange) -> None:
+    def _answer(self, node: SampledMember, peer: SampledMember, exchange: SyncExchange) -> None:
         if not peer.up or not node.up or peer.part != node.part:
             node.pulls -= 1
             self.later(QUERY_S, partial(self._failed, node))
@@ -546,7 +548,12 @@ class World:
         )
 
     def _answered(
-        self, node: Sampled, peer: Sampled, exchange: SyncExchange, answer: bytes, size: int
+        self,
+        node: SampledMember,
+        peer: SampledMember,
+        exchange: SyncExchange,
+        answer: bytes,
+        size: int,
     ) -> None:
         if not node.up or node.part != peer.part:
             node.pulls -= 1

@@ -12,13 +12,13 @@ from benchmarks.registry_scale import (
     measure_traffic,
     one_leaves,
 )
-from benchmarks.registry_world import World, shared_records
+from benchmarks.registry_world import RegistryWorld, shared_records
 
 
 def story(members: int, sample: int, seed: int) -> tuple[object, ...]:
     """Everything that may happen; returns what can be seen of it."""
     with shared_records():
-        world = World(members, hubs=2, sample=sample, seed=seed)
+        world = RegistryWorld(members, hubs=2, sample=sample, seed=seed)
         times = [grow(world), joins(world), loses_hub(world), heals(world)]
         world.pass_time(15.0)
         traffic = measure_traffic(world, 20.0)
