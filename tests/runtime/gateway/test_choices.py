@@ -9,7 +9,7 @@ import pytest
 from atoll.core.errors import InputError
 from atoll.plan.choice import Choice, ModelMix, Variant
 from atoll.runtime.gateway.choices import ChoiceTable, ServedChoice, conversation_key
-from atoll.runtime.openai import ApiError, ChatRequest, EmbeddingRequest, Message
+from atoll.runtime.openai import ApiError, ChatRequest, EmbeddingRequest, Message, Role
 from atoll.runtime.pool.routes import ChoiceRoutes, RoutesTold
 
 ROUTES = ChoiceRoutes(
