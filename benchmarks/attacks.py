@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -27,13 +28,15 @@ from benchmarks import (
     attacks_backends,
     attacks_bodies,
     attacks_doors,
-    attacks_flow,
+    attacks_floods,
     attacks_framing,
     attacks_prompts,
+    attacks_slow,
 )
 from benchmarks.attacks_case import MIB, Attack
 from benchmarks.attacks_site import AttackedSite
 from benchmarks.attacks_watcher import Gap, read_gaps
+from benchmarks.process_cpu import read_core_share, read_schedule_s
 from benchmarks.report import Figure, finish
 
 _CASE_S = 90.0
@@ -50,7 +53,8 @@ def all_attacks() -> list[Attack]:
         attacks_bodies,
         attacks_prompts,
         attacks_backends,
-        attacks_flow,
+        attacks_slow,
+        attacks_floods,
     )
     return [attack for part in parts for attack in part.attacks()]
 
@@ -68,6 +72,8 @@ class Outcome:
     """The most memory of a server over what it had and what it may hold."""
     grown: str = ""
     """Which server that is, and how much it took."""
+    left_bytes: int = 0
+    """What the servers have in memory after it that they did not have before."""
     delay_s: float = 0.0
 
 
@@ -80,9 +86,13 @@ class Report:
     undisturbed_s: dict[str, float]
     client_errors: list[Gap]
     proxy: str
+    core_share: float
+    """Which share of the time that the servers wanted a core they had one."""
 
 
-async def attack(site: AttackedSite, chosen: list[Attack], gaps: Path, quiet_s: float) -> Report:
+async def attack(
+    site: AttackedSite, chosen: list[Attack], gaps: Path, quiet_s: float, *, verbose: bool = False
+) -> Report:
     """Do the attacks, one after the other, and return what came of them."""
     await site.warm_up()
     await site.watch(gaps)
@@ -92,7 +102,14 @@ async def attack(site: AttackedSite, chosen: list[Attack], gaps: Path, quiet_s: 
     quiet_until_s = time.monotonic()
     site.note_idle()
     os.nice(_NICE)
-    outcomes = [await _one(site, each) for each in chosen]
+    pids = [server.pid for server in site.servers.values()]
+    schedule = read_schedule_s(pids)
+    outcomes = []
+    for each in chosen:
+        outcomes.append(await _one(site, each))
+        if verbose:
+            _tell(outcomes[-1])
+    core_share = read_core_share(schedule, read_schedule_s(pids))
     await asyncio.sleep(3.0)
     end = {
         server.name: server.resident() / server.idle_bytes
@@ -107,7 +124,14 @@ async def attack(site: AttackedSite, chosen: list[Attack], gaps: Path, quiet_s: 
     disturbed = [gap for gap in seen if gap.ended_s >= quiet_until_s]
     blame(outcomes, disturbed, quiet)
     errors = [gap for gap in disturbed if gap.wrong]
-    return Report(outcomes, end, dict(quiet), errors, site.proxy_kind)
+    return Report(outcomes, end, dict(quiet), errors, site.proxy_kind, core_share)
+
+
+def _tell(outcome: Outcome) -> None:
+    seconds = outcome.ended_s - outcome.began_s
+    verdict = outcome.wrong or "; ".join(outcome.down) or "as it should be"
+    name = f"{outcome.attack.family} / {outcome.attack.name}"
+    print(f"{seconds:5.1f} s  {name}: {verdict[:160]}", file=sys.stderr, flush=True)
 
 
 async def _one(site: AttackedSite, chosen: Attack) -> Outcome:
@@ -123,6 +147,7 @@ async def _one(site: AttackedSite, chosen: Attack) -> Outcome:
     outcome.down = await site.down()
     outcome.ended_s = time.monotonic()
     for server in site.servers.values():
+        outcome.left_bytes += max(0, server.resident() - before.get(server.name, 0))
         is_gateway = server.name in ("open", "keyed")
         allowed = chosen.held_bytes if is_gateway else chosen.instance_bytes
         base, peak = before.get(server.name, 0), server.peak()
@@ -155,7 +180,7 @@ def show(report: Report) -> None:
     for outcome in report.outcomes:
         families[outcome.attack.family].append(outcome)
     print(
-        f"{'family':12s} {'cases':>5s} {'wrong':>5s} {'down':>5s} {'growth':>7s} {'slowest gap':>12s} {'s':>6s}"
+        f"{'family':12s} {'cases':>5s} {'wrong':>5s} {'down':>5s} {'growth':>7s} {'other gap':>12s} {'s':>6s}"
     )
     for family, outcomes in families.items():
         wrong = sum(bool(o.wrong) for o in outcomes)
@@ -175,12 +200,15 @@ def show(report: Report) -> None:
             print(f"  DOWN {name}: {why}")
         if outcome.growth > 1.3:
             print(f"  GROWN {name}: {outcome.growth:.2f} ({outcome.grown})")
+        if outcome.left_bytes > 16 * MIB:
+            print(f"  LEFT {name}: {outcome.left_bytes / MIB:.0f} MiB")
         if outcome.delay_s > 0.5:
             print(f"  DELAY {name}: {outcome.delay_s:.2f} s")
     for gap in report.client_errors[:10]:
         print(f"  CLIENT {gap.client} after {gap.length_s:.2f} s: {gap.wrong[:200]}")
     shown = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in report.undisturbed_s.items())
     print(f"  longest gaps undisturbed: {shown}; proxy in front: {report.proxy}")
+    print(f"  of the time they wanted a core, the servers had one: {report.core_share:.0%}")
     ends = ", ".join(f"{name} {factor:.2f}" for name, factor in report.end_growth.items())
     print(f"  memory at the end over that after warming up: {ends}")
 
@@ -194,11 +222,13 @@ def chosen_attacks(*, quick: bool, only: str = "") -> list[Attack]:
     ]
 
 
-async def _run(chosen: list[Attack], folder: Path, quiet_s: float) -> Report:
+async def _run(
+    chosen: list[Attack], folder: Path, quiet_s: float, *, verbose: bool = False
+) -> Report:
     site = AttackedSite(folder, with_model=any(each.needs_model for each in chosen))
     try:
         await site.open()
-        return await attack(site, chosen, folder / "gaps", quiet_s)
+        return await attack(site, chosen, folder / "gaps", quiet_s, verbose=verbose)
     finally:
         await site.close()
 
@@ -208,11 +238,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="only what is quick, under a minute")
     parser.add_argument("--only", default="", help="attacks whose family or name contain this")
+    parser.add_argument("--verbose", action="store_true", help="tell of each as it is done")
     options = parser.parse_args()
     chosen = chosen_attacks(quick=options.quick, only=options.only)
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        report = asyncio.run(_run(chosen, Path(folder), _QUIET_S if not options.quick else 3.0))
+        quiet_s = 3.0 if options.quick else _QUIET_S
+        report = asyncio.run(_run(chosen, Path(folder), quiet_s, verbose=options.verbose))
     show(report)
     outcomes = report.outcomes
     growth = max([o.growth for o in outcomes] + list(report.end_growth.values()), default=0.0)
@@ -231,6 +263,7 @@ def main() -> None:
         other_clients_errors=len(report.client_errors),
         families=len({o.attack.family for o in outcomes}),
         proxy=report.proxy,
+        core_share=round(report.core_share, 3),
         seconds=round(time.monotonic() - begun_s, 1),
     )
 

@@ -1,4 +1,6 @@
-"""Attacks from behind: backends that misbehave. The gateway answers 502 or 504, or ends the stream with an error."""
+"""Attacks from behind: backends that misbehave. The gateway answers 502 or 504, or ends its stream with an
+error.
+"""
 
 from __future__ import annotations
 

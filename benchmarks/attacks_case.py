@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,10 +59,16 @@ def judge(
     return ""
 
 
+def summarise(wrong: list[str]) -> str:
+    """Return what went wrong most often of many, with how often."""
+    found = Counter(text for text in wrong if text)
+    return "; ".join(f"{count}x {text}" for text, count in found.most_common(2))
+
+
 def raw(
     family: str,
     name: str,
-    pieces: Iterable[Piece] | bytes,
+    pieces: Iterable[Piece] | bytes | Callable[[], Iterable[Piece]],
     allowed: Statuses,
     *,
     target: str = "open",
@@ -74,10 +81,11 @@ def raw(
     quick: bool = True,
     held_bytes: int = 0,
 ) -> Attack:
-    """Return an attack that sends bytes as they are."""
-    sent = [pieces] if isinstance(pieces, bytes) else list(pieces)
+    """Return an attack that sends bytes as they are; many are made when they are needed."""
 
     async def run(site: AttackedSite) -> str:
+        made = pieces() if callable(pieces) else pieces
+        sent = [made] if isinstance(made, bytes) else made
         reply = await talk(
             site.ports[target],
             sent,
@@ -113,10 +121,8 @@ def post(
     """Return an attack that posts a body: bytes, what makes them (large ones), or what JSON is made of."""
 
     async def run(site: AttackedSite) -> str:
-        if callable(body):
-            data = body()
-        else:
-            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        made = body() if callable(body) else body
+        data = made if isinstance(made, bytes) else json.dumps(made).encode()
         key = site.key if with_key else None
         sent = request_of(data, path, *headers, kind=kind, key=key)
         reply = await talk(site.ports[target], [sent], read_s=read_s)

@@ -1,5 +1,6 @@
 """Attacks on doors: paths, methods, headers that are believed or passed on, keys, proxies in front."""
 
+# ruff: noqa: E501 - a row a line
 from __future__ import annotations
 
 import json
@@ -227,7 +228,9 @@ def _injections() -> list[Attack]:
             before = len(site.mirror.requests)
             sent = request_of(chat_body(MIRROR), "/v1/chat/completions", header)
             reply = await talk(site.ports["open"], [sent], read_s=8.0)
-            wrong = judge(reply, FINE | BAD | MALFORMED)
+            # A policy that nobody meets is 503, whatever it asks for.
+            unmet = frozenset({503}) if header.startswith("x-atoll-") else frozenset[int]()
+            wrong = judge(reply, FINE | BAD | MALFORMED | unmet)
             for request in site.mirror.requests[before:]:
                 head = request.partition(b"\r\n\r\n")[0]
                 if evil in head.lower() or b"\r\r" in head or b"attack-key" in head:

@@ -9,7 +9,7 @@ from benchmarks.attacks_wire import HOST
 
 
 class PlainProxy:
-    """Passes the first request of a connection on with X-Forwarded-For, and all bytes after it as they are."""
+    """Passes the first request of a connection on with X-Forwarded-For, and all that follows as it is."""
 
     def __init__(self, target: int) -> None:
         self._target = target

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import signal
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.attacks_engine import MIRROR, NARROW, WAYS, HostileBackend
 from benchmarks.attacks_proxy import PlainProxy
 from benchmarks.attacks_wire import HOST, head_of, talk
-from benchmarks.churn_processes import _dies_with_parent, _free_ports
+from benchmarks.churn_processes import _dies_with_parent
 from benchmarks.fake_engine import MODEL
-from benchmarks.gateway_peers import Proxy, UnavailableError, nginx
+from benchmarks.gateway_peers import CACHE, Proxy, UnavailableError, nginx
 from benchmarks.report import ROOT
 
 if TYPE_CHECKING:
@@ -114,7 +116,6 @@ class AttackedSite:
         self._proxy: PlainProxy | None = None
         self._nginx: Proxy | None = None
         self._pids: dict[str, int | None] = {}
-        self._began: set[str] = set()
 
     async def open(self) -> None:
         """Start everything."""
@@ -163,9 +164,8 @@ class AttackedSite:
         from atoll.runtime.local.fleet import LivenessTracker, LocalFleet
         from atoll.runtime.local.state import new_home
         from benchmarks.chaos import SERVICE, tiny_plan
-        from benchmarks.tiny_model import write_tiny_model
 
-        model = await asyncio.to_thread(write_tiny_model, self.folder / "tiny")
+        model = await self._tiny_model()
         plan = tiny_plan()
         plan = plan.model_copy(update={"instances": plan.instances[:1], "routes": plan.routes[:1]})
         home, liveness = RunDirectory(new_home()), LivenessTracker()
@@ -182,6 +182,21 @@ class AttackedSite:
             assert process.pid is not None
             self.servers[name] = Server(name, process.pid)
         return _backend("tiny-a", port, [TINY]) | {"kind": "atoll"}
+
+    async def _tiny_model(self) -> Path:
+        """Return the folder of the tiny model, written once by a process of its own."""
+        text = (ROOT / "benchmarks" / "tiny_model.py").read_bytes()
+        folder = CACHE / f"tiny-{hashlib.sha256(text).hexdigest()[:12]}"
+        if not (folder / "written").exists():
+            code = (
+                "import sys; from pathlib import Path; from benchmarks.tiny_model import "
+                "write_tiny_model; write_tiny_model(Path(sys.argv[1]))"
+            )
+            process = await self._start("-c", code, str(folder), stdout=DEVNULL, log="tiny")
+            if await process.wait():
+                raise RuntimeError((self.folder / "tiny.log").read_text()[-2000:])
+            (folder / "written").touch()
+        return folder
 
     async def _start_gateway(self, name: str, backends: list[dict[str, Any]], *more: str) -> None:
         limits = {
@@ -262,7 +277,7 @@ class AttackedSite:
         )  # fmt: skip
 
     async def warm_up(self) -> None:
-        """Ask a little of everything, so that what is loaded late is there, and note how much memory that is."""
+        """Ask a little of everything, so that what is loaded late is there, and note the memory of that."""
         from benchmarks.attacks_wire import chat_body, request_of
 
         models = [MODEL, MIRROR, *([TINY] if self._with_model else [])]
@@ -305,9 +320,14 @@ class AttackedSite:
         )
         return "" if reply.status == 200 else f"/health of {name}: {reply.describe()[:120]}"
 
-    def running(self) -> int:
-        """Return the requests that the mirror is answering: slots that are taken."""
-        return self.mirror.running
+    async def released(self, within_s: float) -> str:
+        """Wait until the mirror answers nobody any more; return how many it does, if it still does."""
+        until_s = time.monotonic() + within_s
+        await asyncio.sleep(0.3)
+        while self.mirror.running and time.monotonic() < until_s:
+            await asyncio.sleep(0.1)
+        left = self.mirror.running
+        return f"{left} requests are still at the backend" if left else ""
 
     async def close(self) -> None:
         """End everything."""
