@@ -281,14 +281,18 @@ def test_the_source_waits_for_a_client_that_does_not_read() -> None:
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
-        (b"POST / HTTP/1.1\r\ncontent-length: 1001\r\n\r\n", 413),
-        (b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nfa0\r\n" + b"x" * 4000, 413),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
+        (
+            b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nfa0\r\n"
+            + b"x" * 4000,
+            413,
+        ),
         (get("/", "x: " + "a" * 3000), 431),
         (get("/", *(f"x-{n}: 1" for n in range(200))), 431),
         (b"nonsense\r\n\r\n", 400),
         (get("/", "connection: upgrade", "upgrade: h2c"), 400),
         (get("/")[:-2], 408),
-        (b"POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\nabc", 408),
+        (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nabc", 408),
     ],
 )
 def test_limits_and_deadlines(raw: bytes, status: int) -> None:

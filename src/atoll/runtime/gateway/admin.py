@@ -79,6 +79,9 @@ class AdminListener:
         address: tuple[str, int] = server.sockets[0].getsockname()[:2]
         return address
 
+    def expect(self, request: Request) -> None:
+        """Let every body come: who may open the socket may send one."""
+
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer a request of an administrator; it needs no id of its own."""
         request.id = _REQUEST_ID

@@ -33,7 +33,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,11 +42,12 @@ from atoll.runtime.gateway.admin import AdminListener, default_socket
 from atoll.runtime.gateway.choices import DealtTurn
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.content import check_content
+from atoll.runtime.gateway.cors import CorsDoor
 from atoll.runtime.gateway.form import TranscriptionForm, read_form
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
 from atoll.runtime.gateway.metrics import GatewayMetrics
-from atoll.runtime.gateway.pages import Pages
+from atoll.runtime.gateway.pages import Pages, is_private
 from atoll.runtime.gateway.queue import RequestQueue
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.requirements import SPECIAL
@@ -145,6 +146,7 @@ class Gateway:
         self.settings = settings
         self.limits = settings.limits
         self._media_limits = settings.media
+        self._cors = None if settings.cors is None else CorsDoor(settings.cors)
         self.deadlines = settings.deadlines
         self.chooser.configure(settings)
         self._health.settings = settings.health
@@ -253,6 +255,18 @@ class Gateway:
 
     # Requests arrive
 
+    def expect(self, request: Request) -> None:
+        """Refuse a request by its headers, so that nothing is held of what a stranger sends."""
+        if is_private(request.path):
+            self._pages.authorize(request)
+            return
+        if self._cors is not None:
+            self._cors.mark(request)
+        if self.accounts is not None:
+            self.accounts.authenticate(shown_key(request.headers))
+        if self.draining or len(self.relays) >= self.limits.requests:
+            raise self._full()
+
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer a request, now or later."""
         headers = request.headers
@@ -266,6 +280,10 @@ class Gateway:
         else:
             # Without a name of its own a request is called like its trace.
             request.id = b"req-" + request.trace[3:35].encode()
+        if self._cors is not None and not is_private(request.path):
+            self._cors.mark(request)
+            if self._cors.answer(connection, request):
+                return
         try:
             endpoint = ENDPOINTS.get(request.path)
             if endpoint is not None and request.method == b"POST":
@@ -507,6 +525,13 @@ class Gateway:
                 del self._upstreams[member]
         self.pool.tick(now_s)
         self.log.flush()
+
+
+def shown_key(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """Return the `authorization` of a request; Anthropic's clients show their key in another header."""
+    shown = headers.get(b"authorization")
+    other = headers.get(b"x-api-key") if shown is None else None
+    return shown if other is None else b"Bearer " + other
 
 
 def _ended(

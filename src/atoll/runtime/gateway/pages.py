@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _ADMIN = "/atoll/v1/"
 _METRICS = "/metrics"
+_PRIVATE = (_ADMIN.encode(), _METRICS.encode())
 _PAGES = ("/health", _METRICS, "/openapi.json", "/v1/models")
 
 
@@ -84,8 +85,8 @@ class Pages:
     def answer(self, connection: Connection, request: Request) -> None:
         """Answer what came on the public port and needs no backend."""
         path = _path(request)
-        if path.startswith(_ADMIN) or path == _METRICS:
-            self._authorize(request)
+        if is_private(request.path):
+            self.authorize(request)
         self._answer(connection, request, path)
 
     def answer_admin(self, connection: Connection, request: Request) -> None:
@@ -99,7 +100,8 @@ class Pages:
             raise _nothing_at(path)
         self._answer(connection, request, path)
 
-    def _authorize(self, request: Request) -> None:
+    def authorize(self, request: Request) -> None:
+        """Refuse whoever asks on the public port for what is not public, unless with the admin token."""
         token = self._context.settings.admin_token
         if token is None:
             raise ApiError(
@@ -251,6 +253,11 @@ class Pages:
             _respond(connection, 200, {"backends": pool.snapshot()})
         else:
             raise _not_allowed(request, "DELETE" if name else "GET, POST")
+
+
+def is_private(path: bytes) -> bool:
+    """Whether what is asked for is for those who run the gateway only."""
+    return path.startswith(_PRIVATE)
 
 
 def _path(request: Request) -> str:

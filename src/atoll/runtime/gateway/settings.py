@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field, field_validator
 
 from atoll.core.frozen import Frozen
+from atoll.runtime.gateway.cors import CorsSettings
 from atoll.runtime.media.limits import MediaLimits
 from atoll.runtime.openai import FORMS
 from atoll.runtime.pool.member import ConfiguredBackend
@@ -127,6 +128,8 @@ class GatewaySettings(Frozen):
     """Unix socket with both, for this user alone; None: gateway-PORT.sock in the runtime folder, "": none."""
     metrics: str | None = None
     """HOST:PORT of this machine with /metrics alone, without a token, for Prometheus."""
+    cors: CorsSettings | None = None
+    """Whose pages may ask from a browser; None: no page of another origin."""
     access_log: bool = True
 
     @field_validator("metrics")

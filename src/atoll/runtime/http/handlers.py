@@ -136,6 +136,9 @@ class HandlerServer:
         # Connections hear that they are closed in the loop's next round.
         await asyncio.sleep(0)
 
+    def expect(self, request: Request) -> None:
+        """Let every body come: the handler sees whole requests only."""
+
     def handle(self, connection: Connection, request: Request) -> None:
         """Begin to answer a request in a task of its own."""
         request_id = request.headers.get(b"x-request-id", b"")

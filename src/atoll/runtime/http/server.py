@@ -8,110 +8,42 @@ gateway is an application of its own; `atoll.runtime.http.handlers` makes one of
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
-from http import HTTPStatus
 from typing import Protocol, cast
 
 import httptools
 
+from atoll.runtime.http.answering import STATUS_LINES, AnswerWriter, headers_of
+from atoll.runtime.http.body import IncomingBody
+from atoll.runtime.http.limits import ConnectionDeadlines, ConnectionLimits
+from atoll.runtime.http.request import REQUEST_ID, Request, Responder
 from atoll.runtime.openai import ApiError
 
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-"""What a client may call its request; other names are replaced."""
-_STATUS = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+__all__ = (
+    "REQUEST_ID",
+    "Application",
+    "Connection",
+    "ConnectionDeadlines",
+    "ConnectionLimits",
+    "Request",
+    "Responder",
+)
+
 _LINGER_S = 2.0
 _HIGH_WATER = 256 * 2**10
-
-
-class Request:
-    """One request of a client, complete."""
-
-    __slots__ = ("body", "headers", "id", "keep_alive", "method", "old", "path", "query", "trace")
-
-    def __init__(
-        self, method: bytes, path: bytes, headers: dict[bytes, bytes], query: bytes = b""
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.body = b""
-        self.id = b""
-        self.trace = ""
-        self.keep_alive = True
-        self.old = False
-        """HTTP/1.0: no chunks, one request a connection."""
-
-
-class Responder(Protocol):
-    """What answers a request later."""
-
-    def cancel(self) -> None:
-        """Stop: the client is gone."""
-
-    def pause(self) -> None:
-        """Send no more for now: the client does not keep up."""
-
-    def resume(self) -> None:
-        """Send again after `pause`: the client keeps up."""
-
-
-class ConnectionLimits(Protocol):
-    """How much of everything a connection accepts."""
-
-    @property
-    def body_bytes(self) -> int:
-        """Of one request; more is answered with 413."""
-        ...
-
-    def body_limit(self, path: bytes) -> int:
-        """Return `body_bytes`, or how many more a request to this path may have."""
-        ...
-
-    @property
-    def header_bytes(self) -> int:
-        """Of the first line and headers of a request together; more is answered with 431."""
-        ...
-
-    @property
-    def headers(self) -> int:
-        """Of one request; more are answered with 431."""
-        ...
-
-    @property
-    def connections(self) -> int:
-        """At the same time; more are answered with 503."""
-        ...
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Large bodies of requests in memory at the same time; more are answered with 503."""
-        ...
-
-
-class ConnectionDeadlines(Protocol):
-    """How long a client may take over anything, in seconds."""
-
-    @property
-    def header_s(self) -> float:
-        """From the first byte of a connection or request to the end of its headers."""
-        ...
-
-    @property
-    def body_s(self) -> float:
-        """From the headers of a request to the end of its body."""
-        ...
-
-    @property
-    def idle_s(self) -> float:
-        """Between two requests of a connection."""
-        ...
-
-    @property
-    def client_s(self) -> float:
-        """For a client that has stopped reading its answer."""
-        ...
+_UNCOUNTED_BYTES = 16 * 2**10
+"""Of a body that came whole: what is smaller is not worth counting."""
+_MOST_QUEUED = 64
+"""Requests of a connection that wait for the answer to the one before."""
+_QUEUED_BYTES = 2**10
+"""What such a request takes besides its body."""
+_CHUNK_BYTES = 16
+"""What may stand around a chunk of a body: its length, line ends, a word of extension."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PROBES_S = (0.05, 0.2, 1.0, 5.0)
+"""Between two looks whether a client that says no more is still there."""
+_ONCE = frozenset({b"host", b"authorization", b"content-type", b"x-api-key"})
+"""Headers that say two things if they are there twice: whoever stands before us may have read the other."""
 
 
 class Application(Protocol):
@@ -129,10 +61,13 @@ class Application(Protocol):
 
     connections: set[Connection]
     buffered: int
-    """Bytes of large bodies of requests in memory."""
+    """Bytes in memory of what clients have sent."""
     date: bytes
     loop: asyncio.AbstractEventLoop
     draining: bool
+
+    def expect(self, request: Request) -> None:
+        """Refuse (ApiError) a request by its headers, before its body has come."""
 
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer a request, now or later."""
@@ -141,53 +76,54 @@ class Application(Protocol):
         """Note a request that could not be read."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(AnswerWriter):
     """A connection of a client."""
 
-    # The parser calls `on_url`, `on_header` and `on_body` most often: they are the methods of the lists
-    # and the dict that collect, so that no Python runs for them.
+    # The parser calls `on_url` and `on_body` as methods of the lists that collect: no Python runs for them.
     __slots__ = (
         "_app",
         "_body",
+        "_chunks",
         "_closing",
         "_current",
         "_deadline_s",
+        "_half_closed",
         "_headers",
         "_in_body",
         "_parser",
         "_queue",
         "_received",
         "_reserved",
-        "_serving",
         "_url",
         "exchange",
         "on_body",
-        "on_header",
         "on_url",
-        "transport",
     )
 
     def __init__(self, app: Application) -> None:
-        self._app = app
+        self._app = self._app_state = app
         self._url: list[bytes] = []
         self._headers: dict[bytes, bytes] = {}
-        self._body: list[bytes] = []
+        self._body = IncomingBody()
         self.on_url = self._url.append
-        self.on_header = self._headers.__setitem__
         self.on_body = self._body.append
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[Request] = deque()
         self._current: Request | None = None
         """The request whose body comes in pieces."""
         self._in_body = False
+        self._chunks = 0
         self._serving: Request | None = None
+        self._begun = False
         self._closing = False
+        self._half_closed = False
+        """Whether the client says no more."""
         self._received = 0
         """Bytes of a request that is not complete."""
         self._reserved = 0
+        """Those of them that count as taken memory."""
         self._deadline_s = app.loop.time() + app.deadlines.header_s
         self.exchange: Responder | None = None
-        self.transport: asyncio.Transport
 
     # Transport
 
@@ -207,15 +143,42 @@ class Connection(asyncio.Protocol):
         del exc
         self._app.connections.discard(self)
         self._closing = True
-        self._release()
-        self._queue.clear()
+        self._release_unserved()
+        self._body.clear()
+        if self._serving is not None:
+            self._app.buffered -= self._serving.held
+            self._serving.held = 0
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.cancel()
 
     def eof_received(self) -> bool:
-        """Take the end of what the client says as the end of the client."""
-        return False
+        """Let a client that says no more have the answer; one that waits for none is gone."""
+        if self._serving is None or self._closing:
+            return False
+        self._half_closed = True
+        self._probe(0, self._app.loop.time())
+        return True
+
+    def _probe(self, number: int, since_s: float) -> None:
+        """Find out whether a client that says no more still listens.
+
+        One that left sends the same end as one that waits, but its machine refuses what it is sent. So an
+        interim answer is sent, which every client of HTTP/1.1 skips; the next write after it was refused
+        fails. Who speaks HTTP/1.0 knows none of these: it has a limited time instead.
+        """
+        serving = self._serving
+        if self._closing or serving is None:
+            return
+        loop = self._app.loop
+        if serving.old:
+            if loop.time() - since_s > self._app.deadlines.client_s:
+                self.abort()
+                return
+        elif not self._begun:
+            self.transport.write(_CONTINUE)
+        wait_s = _PROBES_S[min(number, len(_PROBES_S) - 1)]
+        loop.call_later(wait_s, self._probe, number + 1, since_s)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; every request that is complete goes to the application."""
@@ -240,43 +203,57 @@ class Connection(asyncio.Protocol):
         """Keep a request that comes in pieces within its limits."""
         app = self._app
         limits = app.limits
+        self._reserved += size
+        app.buffered += size
         if not self._in_body:
             if fresh:
                 self._deadline_s = app.loop.time() + app.deadlines.header_s
-            if self._received > limits.header_bytes:
+            if self._received > limits.header_bytes or len(self._headers) > limits.headers:
                 self._refuse(_headers_too_large())
+            elif app.buffered > limits.buffered_bytes:
+                self._refuse(too_much_held())
             return
-        self._reserved += size
-        app.buffered += size
         if self._current is None:
             try:
                 self._expect_body()
             except _RefusedError as refused:
                 self._refuse(refused.error)
                 return
-        if len(self._headers) > limits.headers:
-            # Trailers: the headers were taken out.
-            self._refuse(_headers_too_large())
-        elif self._received > self._body_limit() + limits.header_bytes:
+        body = self._body
+        body.fold()
+        around = self._received - len(body) - limits.header_bytes
+        if self._received > self._body_limit() + limits.header_bytes:
             self._refuse(_too_large(self._body_limit()))
+        elif (
+            around > limits.header_bytes + _CHUNK_BYTES * self._chunks
+            or len(self._headers) > limits.headers
+        ):
+            # Extensions of chunks, or trailers: the headers were taken out.
+            self._refuse(_headers_too_large())
         elif app.buffered > limits.buffered_bytes:
-            self._refuse(
-                ApiError(
-                    503, "too many large requests at once", kind="server_error", retry_after_s=1
-                )
-            )
+            self._refuse(too_much_held())
 
     def _expect_body(self) -> None:
         """Say to a client whose headers are there that the body may come, or that it may not."""
         app = self._app
         self._current = request = self._request()
-        length = request.headers.get(b"content-length")
+        headers = request.headers
+        length = headers.get(b"content-length")
         if length is not None and int(length) > self._body_limit():
             raise _RefusedError(_too_large(self._body_limit()))
+        coding = headers.get(b"transfer-encoding")
+        if coding is not None and (request.old or coding.strip().lower() != b"chunked"):
+            raise _RefusedError(
+                ApiError(400, "transfer-encoding: only chunked is taken, by HTTP/1.1")
+            )
+        try:
+            app.expect(request)
+        except ApiError as error:
+            raise _RefusedError(error) from None
         if self._serving is None:
             self._deadline_s = app.loop.time() + app.deadlines.body_s
-            if request.headers.get(b"expect", b"").lower() == b"100-continue":
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if headers.get(b"expect", b"").lower() == b"100-continue":
+                self.transport.write(_CONTINUE)
 
     def _body_limit(self) -> int:
         """Return how large the body that comes may be."""
@@ -295,12 +272,24 @@ class Connection(asyncio.Protocol):
 
     # Parser
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers, which come after the last chunk, are only counted."""
+        name = name.lower()
+        headers = self._headers
+        if self._in_body:
+            headers[name] = b""
+            return
+        if name in headers and name in _ONCE:
+            raise _RefusedError(ApiError(400, f"the header {name.decode()} is there twice"))
+        headers[name] = value
+
     def on_headers_complete(self) -> None:
         """What follows is the body."""
         self._in_body = True
 
     def on_chunk_header(self) -> None:
-        """Take the headers before trailers, which come after the last chunk, can pass for them."""
+        """Count a chunk; the first one ends what is known of the body before it comes."""
+        self._chunks += 1
         if self._current is None:
             self._expect_body()
 
@@ -309,26 +298,56 @@ class Connection(asyncio.Protocol):
         if self._parser.should_upgrade():
             raise _RefusedError(ApiError(400, "upgrading the connection is not supported"))
         request = self._current or self._request()
-        body = self._body
-        request.body = body[0] if len(body) == 1 else b"".join(body)
-        body.clear()
-        # Trailers after a body in chunks are nothing to us.
-        self._headers.clear()
+        request.body = body = self._body.take()
+        if self._chunks:
+            self._headers.clear()
+            self._chunks = 0
         self._current = None
         self._in_body = False
         self._received = 0
-        limits = self._app.limits
-        if len(request.body) > limits.body_bytes:
-            most = limits.body_limit(request.path)
-            if len(request.body) > most:
-                raise _RefusedError(_too_large(most))
+        size = len(body)
+        if size > _UNCOUNTED_BYTES or size > self._app.limits.body_bytes or self._reserved:
+            self._count(request)
         request.keep_alive = not request.old and self._parser.should_keep_alive()
         if self._serving is None:
             self._serving = request
             self._app.handle(self, request)
         else:
-            self._queue.append(request)
-            self.transport.pause_reading()
+            self._enqueue(request)
+
+    def _count(self, request: Request) -> None:
+        """Count the body of a request as taken memory, in place of the pieces it came in."""
+        app, size = self._app, len(request.body)
+        app.buffered += size - self._reserved
+        self._reserved = 0
+        request.held = size
+        most = app.limits.body_limit(request.path)
+        error = _too_large(most) if size > most else None
+        if error is None and app.buffered > app.limits.buffered_bytes:
+            error = too_much_held()
+        if error is not None:
+            app.buffered -= size
+            raise _RefusedError(error)
+
+    def _enqueue(self, request: Request) -> None:
+        """Keep a request until the one before it is answered."""
+        if len(self._queue) >= _MOST_QUEUED:
+            self._app.buffered -= request.held
+            raise _RefusedError(ApiError(400, "too many requests before the first answer"))
+        if not request.held:
+            request.held = len(request.body) + _QUEUED_BYTES
+            self._app.buffered += request.held
+        self._queue.append(request)
+        self.transport.pause_reading()
+
+    def hold(self, size: int) -> None:
+        """Count bytes of memory that the request being served takes besides its body, or refuse it."""
+        app, serving = self._app, self._serving
+        if serving is not None:
+            serving.held += size
+            app.buffered += size
+        if app.buffered > app.limits.buffered_bytes:
+            raise too_much_held()
 
     def _request(self) -> Request:
         """Return the request whose headers are there."""
@@ -346,86 +365,19 @@ class Connection(asyncio.Protocol):
         path, _, query = (url[0] if len(url) == 1 else b"".join(url)).partition(b"?")
         url.clear()
         parser = self._parser
-        names = map(bytes.lower, received)
-        headers = dict(zip(names, received.values(), strict=True))
-        request = Request(parser.get_method(), path, headers, query)
+        request = Request(parser.get_method(), path, received.copy(), query)
         received.clear()
-        request.old = parser.get_http_version() != "1.1"
+        version = parser.get_http_version()
+        if version == "1.1":
+            if b"host" not in request.headers:
+                raise _RefusedError(ApiError(400, "the header host is missing"))
+        elif version == "1.0":
+            request.old = True
+        else:
+            raise _RefusedError(ApiError(400, "HTTP/1.1 is spoken here"))
         return request
 
     # Answers
-
-    def head(
-        self, status: int, content_type: bytes, extra: bytes = b"", length: int | None = None
-    ) -> bytes:
-        """Return the first line and headers of the answer to the request being served.
-
-        Without a length the body follows in chunks, or to the end of the connection.
-        """
-        request = self._serving
-        assert request is not None
-        if length is not None:
-            framing = b"content-length: %d\r\n" % length
-        else:
-            framing = b"" if request.old else b"transfer-encoding: chunked\r\n"
-        if not request.keep_alive or self._app.draining:
-            framing += b"connection: close\r\n"
-        return b"%bdate: %b\r\nx-request-id: %b\r\ncontent-type: %b\r\n%b%b\r\n" % (
-            _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status,
-            self._app.date,
-            request.id,
-            content_type,
-            framing,
-            extra,
-        )
-
-    def respond(
-        self,
-        status: int,
-        body: bytes,
-        content_type: bytes = b"application/json",
-        extra: bytes = b"",
-    ) -> None:
-        """Answer the request being served, completely."""
-        request = self._serving
-        head = self.head(status, content_type, extra, len(body))
-        if request is not None and request.method == b"HEAD":
-            body = b""
-        self.transport.write(head + body)
-        self._finish_serving()
-
-    def respond_error(self, error: ApiError) -> None:
-        """Answer the request being served with an error."""
-        self.respond(error.status, error.body(), extra=_extra(error))
-
-    def begin_stream(self, headers: bytes = b"") -> None:
-        """Begin a stream of events as the answer to the request being served; `headers` are added."""
-        extra = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n" + headers
-        self.transport.write(self.head(200, b"text/event-stream; charset=utf-8", extra))
-
-    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
-        """Begin an answer whose pieces follow."""
-        self.transport.write(self.head(status, content_type, extra))
-
-    def send(self, data: bytes) -> None:
-        """Send a piece of the stream."""
-        serving = self._serving
-        if serving is not None and serving.old:
-            self.transport.write(data)
-        else:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-
-    def end_stream(self, data: bytes) -> None:
-        """Send the last piece of the stream and end it."""
-        serving = self._serving
-        if not data:
-            if serving is None or not serving.old:
-                self.transport.write(b"0\r\n\r\n")
-        elif serving is not None and serving.old:
-            self.transport.write(data)
-        else:
-            self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
-        self._finish_serving()
 
     def abort(self) -> None:
         """Close without another word."""
@@ -433,15 +385,23 @@ class Connection(asyncio.Protocol):
         self.transport.abort()
 
     def _finish_serving(self) -> None:
+        app = self._app
         request, self._serving = self._serving, None
         self.exchange = None
-        if self._reserved:
-            self._release()
-        now_s = self._app.loop.time()
-        if request is None or not request.keep_alive or self._app.draining:
+        self._begun = False
+        now_s = app.loop.time()
+        if request is None or not request.keep_alive or app.draining:
+            if request is not None:
+                app.buffered -= request.held
             self._close(now_s)
             return
-        self._deadline_s = now_s + self._app.deadlines.idle_s
+        if request.held:
+            app.buffered -= request.held
+        if self._half_closed and not self._queue:
+            self._close(now_s)
+            return
+        deadlines = app.deadlines
+        self._deadline_s = now_s + (deadlines.body_s if self._received else deadlines.idle_s)
         if self._queue:
             self._app.loop.call_soon(self._next)
 
@@ -458,16 +418,25 @@ class Connection(asyncio.Protocol):
         if self._serving is not None:
             # The answer to the request before is still to come; it is the last.
             self._serving.keep_alive = False
-            self._queue.clear()
+            self._release_unserved()
+            self._body.clear()
             self.transport.pause_reading()
             return
         self._closing = True
         body = error.body()
+        current = self._current
         self.transport.write(
-            b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b"
-            % (_STATUS[error.status], len(body), _extra(error), body)
+            b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b%bconnection: close\r\n\r\n%b"
+            % (
+                STATUS_LINES[error.status],
+                len(body),
+                b"" if current is None else current.extra,
+                headers_of(error),
+                body,
+            )
         )
-        self._release()
+        self._release_unserved()
+        self._body.clear()
         self._app.refused(error)
         self._deadline_s = self._app.loop.time() + _LINGER_S
         if self.transport.can_write_eof():
@@ -479,9 +448,14 @@ class Connection(asyncio.Protocol):
         self._deadline_s = now_s + self._app.deadlines.client_s
         self.transport.close()
 
-    def _release(self) -> None:
-        self._app.buffered -= self._reserved
+    def _release_unserved(self) -> None:
+        """Forget what waits to be served, and what has come of the next request."""
+        app = self._app
+        app.buffered -= self._reserved
         self._reserved = 0
+        for request in self._queue:
+            app.buffered -= request.held
+        self._queue.clear()
 
     def tick(self, now_s: float) -> None:
         """Close what is overdue."""
@@ -506,18 +480,20 @@ class _RefusedError(Exception):
         self.error = error
 
 
+def too_much_held() -> ApiError:
+    """Return what a client is told that comes while too much of others' is held."""
+    return ApiError(
+        503,
+        "too many large requests at once",
+        kind="server_error",
+        code="overloaded",
+        retry_after_s=1,
+    )
+
+
 def _headers_too_large() -> ApiError:
     return ApiError(431, "the headers are too large")
 
 
 def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the body is larger than {most} bytes", code="request_too_large")
-
-
-def _extra(error: ApiError) -> bytes:
-    extra = b""
-    if error.retry_after_s is not None:
-        extra += b"retry-after: %d\r\n" % error.retry_after_s
-    if error.allow is not None:
-        extra += b"allow: %b\r\n" % error.allow.encode()
-    return extra

@@ -290,7 +290,7 @@ def test_strangers_are_turned_away(tmp_path: Path) -> None:
         async with serving(tmp_path, Passer, limits=limits) as running:
             hello = encode_frame(CallerHello(VERSION, TOKEN, "x"))
             for data in (
-                b"GET / HTTP/1.1\r\n\r\n",
+                b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
                 b"\0" * 5000,
                 hello[:20],
                 b"",

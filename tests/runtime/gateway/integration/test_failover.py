@@ -345,7 +345,7 @@ def test_client_that_leaves_cancels_the_work() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
             body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}],"max_tokens":1000}'
             writer.write(
-                b"POST %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b"
+                b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
                 % (CHAT.encode(), len(body), body)
             )
             got = b""
@@ -369,7 +369,7 @@ def test_slow_reader_does_not_fill_the_memory() -> None:
             reader, writer = await asyncio.open_connection("127.0.0.1", bench.port, limit=1024)
             body = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x"}],"max_tokens":40}'
             # Many requests on one connection, none of whose answers is read.
-            request = b"POST %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (
+            request = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
                 CHAT.encode(),
                 len(body),
                 body,

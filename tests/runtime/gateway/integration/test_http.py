@@ -101,31 +101,43 @@ def test_error_names_the_field() -> None:
     ("raw", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nbroken\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nbroken\r\n\r\n", 400),
         (
-            b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+            b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
             400,
         ),
-        (b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n" + b"x: " + b"a" * 40_000 + b"\r\n\r\n", 431),
-        (b"GET / HTTP/1.1\r\n" + b"x: " + b"a" * 40_000, 431),
-        (b"GET / HTTP/1.1\r\n" + b"".join(b"x%d: a\r\n" % i for i in range(200)) + b"\r\n", 431),
-        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", 431),
-        (b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n", 413),
-        (b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 2000\r\n\r\n" + b"a" * 2000, 413),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: " + b"a" * 40_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: " + b"a" * 40_000, 431),
         (
-            b"POST /v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n"
+            b"GET / HTTP/1.1\r\nhost: x\r\n"
+            + b"".join(b"x%d: a\r\n" % i for i in range(200))
+            + b"\r\n",
+            431,
+        ),
+        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 431),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n",
+            413,
+        ),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2000\r\n\r\n"
+            + b"a" * 2000,
+            413,
+        ),
+        (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n"
             + b"a" * 2000
             + b"\r\n0\r\n\r\n",
             413,
         ),
-        (b"GET /nowhere HTTP/1.1\r\n\r\n", 404),
-        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
-        (b"GET /v1/chat/completions HTTP/1.1\r\n\r\n", 405),
-        (b"POST /v1/models HTTP/1.1\r\ncontent-length: 0\r\n\r\n", 405),
-        (b"DELETE /health HTTP/1.1\r\n\r\n", 405),
-        (b"DELETE /metrics HTTP/1.1\r\n\r\n", 403),
+        (b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n", 404),
+        (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+        (b"GET /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\r\n", 405),
+        (b"POST /v1/models HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n", 405),
+        (b"DELETE /health HTTP/1.1\r\nhost: x\r\n\r\n", 405),
+        (b"DELETE /metrics HTTP/1.1\r\nhost: x\r\n\r\n", 403),
     ],
 )
 def test_bad_requests(raw: bytes, status: int) -> None:
@@ -140,7 +152,9 @@ def test_bad_requests(raw: bytes, status: int) -> None:
 def test_large_body_in_pieces_is_refused_while_it_comes() -> None:
     async def go(bench: Bench) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
         for _ in range(60):
             writer.write(b"400\r\n" + b"a" * 1024 + b"\r\n")
             await asyncio.sleep(0.001)
@@ -153,7 +167,7 @@ def test_large_body_in_pieces_is_refused_while_it_comes() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [b"GET /hea", b"POST /v1/completions HTTP/1.1\r\ncontent-length: 50\r\n\r\n{"],
+    [b"GET /hea", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"],
     ids=["headers", "body"],
 )
 def test_slow_request_is_cut_off(part: bytes) -> None:
@@ -221,13 +235,16 @@ def test_requests_may_follow_each_other_without_waiting() -> None:
     async def go(bench: Bench) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
         body = json.dumps(chat("one")).encode()
-        asked = b"POST %b HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (
+        asked = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (
             CHAT.encode(),
             len(body),
             body,
         )
         writer.write(
-            asked + b"GET /health HTTP/1.1\r\n\r\n" + asked + b"GET /nowhere HTTP/1.1\r\n\r\n"
+            asked
+            + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+            + asked
+            + b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n"
         )
         assert [(await read_reply(reader)).status for _ in range(4)] == [200, 200, 200, 404]
         writer.write(asked + b"garbage\r\n\r\n")
@@ -242,7 +259,7 @@ def test_body_may_come_byte_by_byte_and_be_announced() -> None:
     async def go(bench: Bench) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
         body = json.dumps(chat()).encode()
-        writer.write(b"POST %b HTTP/1.1\r\nexpect: 100-continue\r\n" % CHAT.encode())
+        writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n" % CHAT.encode())
         writer.write(b"content-length: %d\r\n\r\n" % len(body))
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         for byte in body:

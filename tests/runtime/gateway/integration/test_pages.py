@@ -47,7 +47,7 @@ def test_models() -> None:
 def test_health_and_head() -> None:
     async def go(bench: Bench) -> None:
         assert (await bench.get("/health")).json == {"status": "ok", "backends_up": 2}
-        raw = b"HEAD /health HTTP/1.1\r\nconnection: close\r\n\r\n"
+        raw = b"HEAD /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
         writer.write(raw)
         head = await reader.read()
@@ -169,10 +169,10 @@ def test_backends_come_and_go() -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        "",
+        "host: x\r\n",
         "host: 127.0.0.1\r\n",
         "host: localhost\r\ncontent-type: application/json\r\n",
-        "authorization: Bearer \r\n",
+        "host: localhost\r\nauthorization: Bearer \r\n",
     ],
 )
 def test_the_public_port_is_not_for_administration(headers: str) -> None:
