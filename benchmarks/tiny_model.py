@@ -9,18 +9,20 @@ from pathlib import Path
 
 LAYERS = 4
 LONGEST = 1024
-_CHARACTERS = [chr(code) for code in range(32, 127)]
+# A space is written as byte-level tokenizers write it, so that answers can be guided.
+_CHARACTERS = ["\u0120", *(chr(code) for code in range(33, 127))]
 
 
 def write_tiny_model(folder: Path, seed: int = 7) -> Path:
     """Write the model to a folder that does not hold it yet, and return it."""
     import torch
     import transformers
-    from tokenizers import Tokenizer, decoders, models
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {"<end>": 0} | {c: i + 1 for i, c in enumerate(_CHARACTERS)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<end>"])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -12,11 +12,10 @@ pytest.importorskip("llguidance", reason="needs the extra 'engine'")
 import torch
 
 from atoll.engine.errors import EngineError
-from atoll.engine.guidance import MatcherFactory
+from atoll.engine.guidance import MatcherFactory, check_guide
 from atoll.engine.messages import FINISH_CODES, OutputFormat, SamplingParams
 from atoll.engine.sampling import Sampler
 from atoll.engine.text import TextCodec
-from benchmarks.tiny_model import write_tiny_model
 from tests.engine.tokens import write_tokenizer
 
 pytestmark = pytest.mark.engine
@@ -76,11 +75,31 @@ def test_a_schema_is_followed(codec: TextCodec) -> None:
         OutputFormat(kind="regex", text="[0-9"),
         OutputFormat(kind="json_schema", text="{not json"),
         OutputFormat(kind="json_schema", text='{"type": "no such type"}'),
+        OutputFormat(kind="json_schema", text="false"),
+        OutputFormat(kind="json_schema", text='{"a":' * 500 + "1" + "}" * 500),
+        OutputFormat(kind="lark", text="start: nobody\n\nknows this"),
     ],
 )
-def test_a_guide_that_is_none_is_refused(codec: TextCodec, guide: OutputFormat) -> None:
+def test_a_guide_that_is_none_is_refused_in_one_line(codec: TextCodec, guide: OutputFormat) -> None:
     with pytest.raises(EngineError, match="guide"):
         guides(codec).matcher(guide)
+    with pytest.raises(EngineError, match="guide") as caught:
+        check_guide(guides(codec), guide)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_grammar_is_followed_and_checked(codec: TextCodec) -> None:
+    guide = OutputFormat(kind="lark", text='start: "or" number\nnumber: %json {"enum": [7, 70]}')
+    check_guide(guides(codec), guide)
+    assert answer(codec, guide, [])[0] in ("or7", "or70")
+
+
+def test_matchers_of_one_guide_do_not_share_their_state(codec: TextCodec) -> None:
+    guide = OutputFormat(kind="regex", text="ab")
+    first, second = guides(codec).matcher(guide), guides(codec).matcher(guide)
+    first.feed(codec.encode("ab"))
+    assert first.done
+    assert not second.done
 
 
 def test_without_a_tokenizer_guides_are_refused(tmp_path: Path) -> None:
@@ -89,6 +108,10 @@ def test_without_a_tokenizer_guides_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_cannot_guide_refuses_the_request(tmp_path: Path) -> None:
-    folder = write_tiny_model(tmp_path / "tiny")
+    from tokenizers import Tokenizer, decoders, models
+
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(EngineError, match="cannot be guided"):
-        MatcherFactory(folder, 300).matcher(OutputFormat(kind="json_object"))
+        MatcherFactory(tmp_path, 300).matcher(OutputFormat(kind="json_object"))

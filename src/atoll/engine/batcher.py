@@ -46,7 +46,8 @@ class ResidentSequence:
     others have said how much of the prefix they hold; `kv_missing` counts (layer, position) pairs
     of KV that a decode hop still waits for; `flight` is the decode group it is out with, `landed` grows with
     the time its latest token came back. `embeds` are the vectors of a prompt that a first hop has still to
-    read. `way` names the nodes of the route to the pacer of a first hop.
+    read, `reader` what a last hop has read of a prompt that is wanted itself. `way` names the nodes of the
+    route to the pacer of a first hop.
     """
 
     body: OpenBody
@@ -59,6 +60,7 @@ class ResidentSequence:
     kv_pushed: int = 0
     queue: deque[Chunk] = field(default_factory=deque)
     chooser: Any = None
+    reader: Any = None
     flight: int | None = None
     landed: int = -1
     way: tuple[int, ...] = ()

@@ -34,10 +34,12 @@ from atoll.engine.messages import (
     Open,
     OpenBody,
     Opened,
+    Pooled,
     Release,
     Sampled,
     SampledBody,
     SchedulerHello,
+    Scored,
     Stop,
     Table,
     Tokens,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAGIC = b"ATOL"
-VERSION = 3
+VERSION = 4
 MAX_BODY_BYTES = 4 * 2**20
 MAX_ARRAY_BYTES = 2**31
 MAX_EMBEDS_BYTES = 2**29
@@ -201,6 +203,11 @@ def _take_apart(message: Message) -> tuple[bytes, list[Array]]:
         case Sampled(table, logprobs, body):
             text = body.to_json().encode() if body.top else b""
             return text, [from_numpy(table), from_numpy(logprobs)]
+        case Pooled(table, vectors):
+            return b"", [from_numpy(table), from_numpy(vectors)]
+        case Scored(table, logprobs, tokens, values):
+            arrays = (table, logprobs, tokens, values)
+            return b"", [from_numpy(array) for array in arrays]
         case Frozen():
             return message.to_json().encode(), []
 
@@ -278,6 +285,24 @@ def _build_sampled(body: bytes, arrays: list[Array]) -> Sampled:
     return Sampled(table, logprobs, SampledBody.from_json(body) if body else SampledBody())
 
 
+def _build_pooled(_: bytes, arrays: list[Array]) -> Pooled:
+    table_part, vectors_part = _arrays(arrays, 2)
+    table, vectors = _table(table_part, Pooled.columns), to_numpy(vectors_part, "float32", 2)
+    if len(vectors) != len(table):
+        raise FrameError(f"{len(vectors)} vectors for {len(table)} prompts")
+    return Pooled(table, vectors)
+
+
+def _build_scored(_: bytes, arrays: list[Array]) -> Scored:
+    table_part, logprobs_part, tokens_part, values_part = _arrays(arrays, 4)
+    table = _table(table_part, Scored.columns)
+    logprobs = to_numpy(logprobs_part, "float32", 1)
+    tokens, values = to_numpy(tokens_part, "int64", 2), to_numpy(values_part, "float32", 2)
+    if len(table) != 1 or tokens.shape != values.shape or len(tokens) != len(logprobs):
+        raise FrameError(f"{tokens.shape} and {values.shape} likelier for {len(logprobs)} tokens")
+    return Scored(table, logprobs, tokens, values)
+
+
 def _plain(cls: Any) -> Callable[[bytes, list[Array]], Message]:
     def build(body: bytes, arrays: list[Array]) -> Message:
         _arrays(arrays, 0)
@@ -294,5 +319,7 @@ _BUILDERS: dict[int, Callable[[bytes, list[Array]], Message]] = {
     Sampled.kind: _build_sampled,
     Release.kind: _build_release,
     KvTransfer.kind: _build_kv,
+    Pooled.kind: _build_pooled,
+    Scored.kind: _build_scored,
     **{cls.kind: _plain(cls) for cls in (Opened, Evicted, Failed, SchedulerHello, Heartbeat, Stop)},
 }

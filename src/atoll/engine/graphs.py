@@ -72,6 +72,7 @@ class DecodeGraphs:
         return len(batch) <= SIZES[-1] and all(
             rows.count == 1
             and rows.embeds is None
+            and not rows.keep
             and rows.start == stage.start
             and rows.end == stage.end
             and (rows.sample or stage.head is None)

@@ -1,4 +1,4 @@
-"""Answers that must match a JSON schema or a regular expression, by llguidance."""
+"""Answers that must match a JSON schema, a regular expression or a grammar, by llguidance."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from atoll.core.errors import MissingDependencyError
 from atoll.engine.errors import EngineError
 from atoll.engine.messages import OutputFormat
 
+_MOST_ERROR_CHARS = 300
+
 
 class Matcher:
     """Follows one answer and says which tokens may come next."""
 
-    def __init__(self, tokenizer: Any, guide: OutputFormat, vocabulary: int) -> None:
-        from llguidance import LLMatcher
+    def __init__(self, compiled: Any, vocabulary: int) -> None:
         from llguidance import numpy as masks
 
         self._masks = masks
-        self._matcher = LLMatcher(tokenizer, _grammar(guide), log_level=0)
+        self._matcher = compiled
         self._mask = masks.allocate_token_bitmask(1, vocabulary)
         self._check()
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise EngineError(f"the guide cannot be followed: {self._matcher.get_error()}")
+            raise EngineError(
+                f"the guide cannot be followed: {_one_line(self._matcher.get_error())}"
+            )
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Take tokens of the answer."""
@@ -56,6 +59,8 @@ def _grammar(guide: OutputFormat) -> str:
     try:
         if guide.kind == "regex":
             return str(LLMatcher.grammar_from_regex(guide.text))
+        if guide.kind == "lark":
+            return str(LLMatcher.grammar_from_lark(guide.text))
         schema = guide.text if guide.kind == "json_schema" else '{"type": "object"}'
         return str(LLMatcher.grammar_from_json_schema(schema))
     except ValueError as error:
@@ -67,13 +72,45 @@ class MatcherFactory:
 
     def __init__(self, folder: str | Path, vocabulary: int, eos: Sequence[int] = ()) -> None:
         self._folder = Path(folder)
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._eos = tuple(eos)
 
     def matcher(self, guide: OutputFormat) -> Matcher:
         """Return a fresh matcher; a guide that cannot work is an EngineError."""
-        tokenizer = _tokenizer(self._folder / "tokenizer.json", self._vocabulary, self._eos)
-        return Matcher(tokenizer, guide, self._vocabulary)
+        path = self._folder / "tokenizer.json"
+        compiled = _compile(path, self.vocabulary, self._eos, guide)
+        return Matcher(compiled.deep_copy(), self.vocabulary)
+
+
+def check_guide(
+    matchers: MatcherFactory, guide: OutputFormat, generated: Sequence[int] = ()
+) -> None:
+    """Raise EngineError if no answer of the model can follow a guide, or none that begins like `generated`.
+
+    Takes as long as compiling it, up to a second for the worst, and lets other threads run meanwhile; what
+    was compiled lately is not compiled again.
+    """
+    matcher = matchers.matcher(guide)
+    matcher.feed(generated)
+    if not matcher.done and not matcher.compute_allowed(matchers.vocabulary).any():
+        raise EngineError("the guide cannot be followed: nothing may come next")
+
+
+@lru_cache(maxsize=64)
+def _compile(path: Path, vocabulary: int, eos: tuple[int, ...], guide: OutputFormat) -> Any:
+    """Return llguidance's matcher at its beginning, to be copied; many requests bring the same guide."""
+    tokenizer = _tokenizer(path, vocabulary, eos)
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(tokenizer, _grammar(guide), log_level=0)
+    if matcher.is_error():
+        raise EngineError(f"the guide cannot be followed: {_one_line(matcher.get_error())}")
+    return matcher
+
+
+def _one_line(text: str) -> str:
+    """Return what an error says without the lines of the grammar it quotes."""
+    return " ".join(text.split())[:_MOST_ERROR_CHARS]
 
 
 @lru_cache(maxsize=4)

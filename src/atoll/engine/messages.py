@@ -20,6 +20,8 @@ from atoll.core.frozen import Frozen
 
 Table = NDArray[np.int64]
 
+GREEDY_BELOW = 1e-5
+"""Temperatures that are taken for 0."""
 FINISH_CODES: tuple[str | None, ...] = (None, "stop", "length")
 
 
@@ -45,21 +47,43 @@ class PipelineRoute(Frozen):
 
 
 class OutputFormat(Frozen):
-    """What the answer must look like: a JSON schema, a regular expression, or any JSON object."""
+    """What the answer must look like: a JSON schema, a regular expression, any JSON object, or a grammar.
 
-    kind: Literal["json_schema", "regex", "json_object"]
+    A grammar ("lark") is in the syntax of llguidance.
+    """
+
+    kind: Literal["json_schema", "regex", "json_object", "lark"]
     text: str = ""
+
+
+class ReadOrder(Frozen):
+    """What is wanted of the prompt itself, besides its answer.
+
+    pool: one vector of its hidden states after the last norm (of the first or last position, or their mean),
+    and no answer. scores: the natural log probabilities of its tokens, each after those before it, with so
+    many likelier ones beside it.
+    """
+
+    pool: Literal["first", "last", "mean"] | None = None
+    scores: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every position must be run, whatever is known of the beginning."""
+        return self.scores is not None or self.pool in ("first", "mean")
 
 
 class SamplingParams(Frozen):
     """How the next token is chosen. The defaults are greedy and unbounded by anything but length.
 
-    temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off; repetition_penalty 1 is off;
+    temperature 0, and less than 1e-5, is greedy; top_k 0, top_p 1 and min_p 0 are off; repetition_penalty
+    1 is off; before `min_tokens` no token ends the answer;
     `logprobs` is how many alternatives to report beside the chosen token (None: none at all).
     The same seed gives the same answer whatever else runs and whichever nodes are taken.
     """
 
     max_tokens: int = Field(default=128, ge=1)
+    min_tokens: int = Field(default=0, ge=0)
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=0)
@@ -74,6 +98,11 @@ class SamplingParams(Frozen):
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = Field(default=None, ge=0, le=20)
     guide: OutputFormat | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken; logits over next to nothing would be no numbers."""
+        return self.temperature < GREEDY_BELOW
 
 
 class OpenBody(Frozen):
@@ -100,6 +129,7 @@ class OpenBody(Frozen):
     agree: bool = False
     kv_to: tuple[Hop, ...] = ()
     expects_kv: bool = False
+    read: ReadOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +245,17 @@ class Evicted(Frozen):
 
 
 class Failed(Frozen):
-    """A sequence cannot go on at all; `message` says why."""
+    """A sequence cannot go on at all; `message` says why.
+
+    `refused`: it lies in what was asked, and would be the same on any other node.
+    """
 
     kind: ClassVar[int] = 8
     seq: int
     epoch: int
     node: str
     message: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +314,32 @@ class Stop(Frozen):
     drain: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """Prompts as vectors, for the scheduler. Columns: seq, epoch. `vectors` is [rows, width]."""
+
+    kind: ClassVar[int] = 13
+    columns: ClassVar[int] = 2
+    table: Table
+    vectors: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Natural log probabilities of tokens of a prompt, from a position on, for the scheduler.
+
+    Columns of the one-row table: seq, epoch, position. `top_tokens` and `top_logprobs` are [tokens,
+    alternatives], likeliest first.
+    """
+
+    kind: ClassVar[int] = 14
+    columns: ClassVar[int] = 3
+    table: Table
+    logprobs: NDArray[np.float32]
+    top_tokens: Table
+    top_logprobs: NDArray[np.float32]
+
+
 Message = (
     Open
     | Opened
@@ -293,6 +353,8 @@ Message = (
     | SchedulerHello
     | Heartbeat
     | Stop
+    | Pooled
+    | Scored
 )
 
 

@@ -39,15 +39,18 @@ from atoll.engine.messages import (
     Open,
     OpenBody,
     Opened,
+    Pooled,
     Release,
     Sampled,
     SampledBody,
+    Scored,
     StepReport,
     Table,
     Tokens,
     table_of,
 )
 from atoll.engine.pacing import RoutePacer, StepReporter, node_key
+from atoll.engine.prompt_reader import PromptReader
 from atoll.engine.sampling import SampledToken, Sampler, choose_batch
 from atoll.engine.stage import SequenceRows, StageModel
 
@@ -189,7 +192,8 @@ class NodeCore:
         hop = body.route[body.hop]
         tokens = [int(token) for token in message.tokens]
         seed = f"{hop.start}-{hop.end}".encode()
-        known = [] if body.expects_kv else tokens
+        whole = body.read is not None and body.read.whole
+        known = [] if body.expects_kv or whole else tokens
         table = self.pool.open(known, seed, body.max_length)
         now_s = self._clock()
         resident = ResidentSequence(
@@ -204,13 +208,8 @@ class NodeCore:
         if self._pacer is not None and resident.is_first and not resident.is_last:
             resident.way = tuple(node_key(hop.endpoint) for hop in body.route)
             self._pacer.note_way(resident.way)
-        if resident.is_last:
-            try:
-                self._make_chooser(resident)
-            except AtollError as error:
-                self._drop(resident)
-                self._fail(body, str(error))
-                return
+        if resident.is_last and not self._make_chooser(resident):
+            return
         if body.expects_kv:
             resident.kv_length = len(tokens)
             resident.kv_missing = (hop.end - hop.start) * len(tokens)
@@ -278,11 +277,20 @@ class NodeCore:
             return f"vectors of the prompt are {embeds.shape[1]} wide, the model {self.stage.width}"
         return None if np.isfinite(embeds).all() else "a vector of the prompt is not finite"
 
-    def _make_chooser(self, resident: ResidentSequence) -> None:
+    def _make_chooser(self, resident: ResidentSequence) -> bool:
+        """Make ready what a last hop needs; False if what is asked for cannot be done."""
         body = resident.body
-        resident.chooser = Sampler(
-            body.sampling, body.eos, resident.tokens, body.prompt_length, self._matchers
-        )
+        if body.read is not None:
+            resident.reader = PromptReader(body.read, resident.tokens, body.prompt_length)
+        try:
+            resident.chooser = Sampler(
+                body.sampling, body.eos, resident.tokens, body.prompt_length, self._matchers
+            )
+        except Exception as error:  # noqa: BLE001 - one request must not end the node
+            self._drop(resident)
+            self._fail(body, _told(error), refused=True)
+            return False
+        return True
 
     def _opened(self, message: Opened) -> None:
         resident = self._find(message.seq, message.epoch, 0)
@@ -310,8 +318,10 @@ class NodeCore:
         resident.active_s = self._clock()
         return resident
 
-    def _fail(self, body: OpenBody, message: str) -> None:
-        failed = Failed(seq=body.seq, epoch=body.epoch, node=self.name, message=message)
+    def _fail(self, body: OpenBody, message: str, *, refused: bool = False) -> None:
+        failed = Failed(
+            seq=body.seq, epoch=body.epoch, node=self.name, message=message, refused=refused
+        )
         self._send(body.reply_to, failed)
 
     def _post(self, to: str, message: Message) -> None:
@@ -411,6 +421,7 @@ class NodeCore:
         for unit in units:
             self._ran(unit)
         self._push_kv(units)
+        self._read([(units[i], normed) for i, normed in output.kept])
         self._pass_on(list(zip(units, output.hidden, strict=True)))
         if output.logits is not None:
             self._sample([units[i] for i in output.sampled], output.logits)
@@ -446,9 +457,19 @@ class NodeCore:
         if resident.embeds is not None:
             given = resident.embeds.between(unit.position, unit.end)
             embeds = None if given is None else (torch.tensor(given[0]), torch.tensor(given[1]))
-        hop = resident.hop
+        hop, reader = resident.hop, resident.reader
+        sample = unit.sample and (reader is None or not reader.pools)
+        keep = reader is not None and unit.position < resident.body.prompt_length
         return SequenceRows(
-            hop.start, hop.end, unit.position, unit.count, resident.table, data, unit.sample, embeds
+            hop.start,
+            hop.end,
+            unit.position,
+            unit.count,
+            resident.table,
+            data,
+            sample,
+            embeds,
+            keep,
         )
 
     def _ran(self, unit: BatchUnit) -> None:
@@ -538,6 +559,20 @@ class NodeCore:
                 row = (body.seq, body.epoch, number, first, last, start)
                 self._post(hop.endpoint, KvTransfer(table_of([row], KvTransfer.columns), data))
 
+    def _read(self, kept: list[tuple[BatchUnit, Tensor]]) -> None:
+        """Take in what is wanted of prompts themselves; tell the scheduler what is ready."""
+        for unit, normed in kept:
+            resident, body = unit.resident, unit.resident.body
+            with torch.inference_mode():
+                scored = resident.reader.take(unit.position, normed, self.stage)
+            if scored is not None:
+                row = (body.seq, body.epoch, unit.position + 1)
+                self._send(body.reply_to, Scored(table_of([row], Scored.columns), *scored))
+            if resident.reader.pools and unit.sample:
+                table = table_of([(body.seq, body.epoch)], Pooled.columns)
+                self._send(body.reply_to, Pooled(table, resident.reader.vector()[None]))
+                self._drop(resident)
+
     def _sample(self, units: list[BatchUnit], logits: Tensor) -> None:
         if not units:
             return
@@ -548,7 +583,7 @@ class NodeCore:
             if isinstance(choice, SampledToken):
                 chosen.append((unit, choice))
             else:
-                self._fail(unit.resident.body, str(choice))
+                self._fail(unit.resident.body, str(choice), refused=True)
                 self._drop(unit.resident)
         self._return_tokens(chosen)
 
@@ -570,6 +605,10 @@ class NodeCore:
             self._post(to, Tokens(table_of(rows, Tokens.columns), self._reporter.table()))
         for to, report in reports.items():
             self._send(to, _sample_rows(report))
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"
 
 
 def _vectors(message: Open) -> PromptEmbeds | None:

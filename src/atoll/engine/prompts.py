@@ -17,6 +17,7 @@ def chat_prompt(
     codec: TextCodec,
     messages: Sequence[Mapping[str, Any]],
     *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     generate: bool = True,
     most_tokens: int | None = None,
 ) -> tuple[list[int], PromptEmbeds | None]:
@@ -34,9 +35,10 @@ def chat_prompt(
     if most_tokens is not None and vectors > most_tokens:
         raise TextTooLongError(f"{vectors} vectors are more than {most_tokens} tokens")
     if not arrays:
-        return codec.chat(plain, generate=generate, most_tokens=most_tokens), None
+        tokens = codec.chat(plain, tools=tools, generate=generate, most_tokens=most_tokens)
+        return tokens, None
     pieces: list[Any] = []
-    rest = codec.render_chat(plain, generate=generate)
+    rest = codec.render_chat(plain, tools=tools, generate=generate)
     for number, array in enumerate(arrays):
         before, name, rest = rest.partition(_name(nonce, number))
         if not name or nonce in before:

@@ -58,17 +58,19 @@ class Sampler:
                 raise EngineError("guided answers need tokenizer.json beside the weights")
             self._matcher = matchers.matcher(params.guide)
         self._fed = prompt_length
+        self._biases: tuple[Tensor, Tensor] | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether the choice is simply the largest logit and nothing more is asked."""
         p = self.params
         return (
-            p.temperature == 0.0
+            p.is_greedy
             and p.logprobs is None
             and self._matcher is None
             and not p.logit_bias
             and not self._penalises
+            and not self._too_short
         )
 
     @property
@@ -78,12 +80,17 @@ class Sampler:
             p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
         )
 
+    @property
+    def _too_short(self) -> bool:
+        """Whether the answer may not end yet."""
+        least = self.params.min_tokens
+        return least > 0 and len(self.tokens) - self.prompt_length < least
+
     def choose(self, logits: Tensor) -> SampledToken:
         """Choose from [vocabulary] logits and take the token as the next of the sequence."""
         scores = self._adjust(logits.float())
         p = self.params
-        greedy = p.temperature == 0.0
-        token = int(scores.argmax()) if greedy else self._draw(scores / p.temperature)
+        token = int(scores.argmax()) if p.is_greedy else self._draw(scores / p.temperature)
         if p.logprobs is None:
             return self.take(token)
         # Reported for the model's own distribution after penalties, before temperature and cuts.
@@ -117,7 +124,8 @@ class Sampler:
     def _adjust(self, scores: Tensor) -> Tensor:
         p = self.params
         self._catch_up()
-        if self._penalises or p.logit_bias or self._matcher is not None:
+        changes = self._penalises or p.logit_bias or self._matcher is not None
+        if changes or self._too_short:
             scores = scores.clone()
         if p.repetition_penalty != 1.0:
             # Negative ones are the marks of vectors in the prompt.
@@ -133,15 +141,28 @@ class Sampler:
                 torch.tensor(answer, device=scores.device), return_counts=True
             )
             scores[tokens] -= p.presence_penalty + p.frequency_penalty * counts
-        for token, bias in p.logit_bias:
-            if 0 <= token < scores.numel():
-                scores[token] += bias
+        if p.logit_bias:
+            # All at once: a thousand small steps on every token would keep the whole batch waiting.
+            tokens, biases = self._bias(scores)
+            scores.index_add_(0, tokens, biases)
+        if self._too_short and self._matcher is None:
+            ends = [token for token in self._ends if 0 <= token < scores.numel()]
+            if len(ends) < scores.numel():
+                scores[ends] = float("-inf")
         if self._matcher is not None:
             allowed = torch.from_numpy(self._matcher.compute_allowed(scores.numel())).to(
                 scores.device
             )
             scores[~allowed] = float("-inf")
         return scores
+
+    def _bias(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        if self._biases is None:
+            inside = [(t, b) for t, b in self.params.logit_bias if 0 <= t < scores.numel()]
+            tokens = torch.tensor([t for t, _ in inside], dtype=torch.int64, device=scores.device)
+            values = torch.tensor([b for _, b in inside], dtype=scores.dtype, device=scores.device)
+            self._biases = tokens, values
+        return self._biases
 
     def _draw(self, scores: Tensor) -> int:
         """Draw from softmax(scores) cut by top-k, top-p and min-p, in that order."""
@@ -180,4 +201,6 @@ def choose_batch(logits: Tensor, choosers: Sequence[Sampler]) -> list[SampledTok
             choices.append(chooser.take(largest[i]) if plain else chooser.choose(logits[i]))
         except AtollError as error:
             choices.append(error)
+        except Exception as error:  # noqa: BLE001 - one sequence's choice must not end the node
+            choices.append(EngineError(f"no token can be chosen: {type(error).__name__}: {error}"))
     return choices

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -29,12 +29,16 @@ from atoll.engine.messages import (
     OpenBody,
     Opened,
     PipelineRoute,
+    Pooled,
+    ReadOrder,
     Release,
     Sampled,
     SamplingParams,
     SchedulerHello,
+    Scored,
     table_of,
 )
+from atoll.engine.prompt_reading import PromptReading, join_scores
 from atoll.engine.routes import NodeSpec, RouteQuery, Router
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
@@ -50,7 +54,8 @@ class GenerateRequest:
 
     `generated` are tokens of the answer that are known already (it began elsewhere): they count
     against `max_tokens` and in penalties, and the first event is the one after them. `embeds` are vectors
-    that are read instead of the prompt's tokens at their positions.
+    that are read instead of the prompt's tokens at their positions. `read` asks for something of the prompt
+    itself, which comes with the first event.
     """
 
     prompt: tuple[int, ...]
@@ -59,6 +64,7 @@ class GenerateRequest:
     deadline_s: float | None = None
     generated: tuple[int, ...] = ()
     embeds: PromptEmbeds | None = None
+    read: ReadOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,8 @@ class TokenEvent:
 
     `index` counts tokens of the answer from 0. The last event has a finish reason; its token is
     None where the answer ends without one more (an error, a cancellation, a stop string).
-    `top` holds (token, natural log probability) pairs.
+    `top` holds (token, natural log probability) pairs. An error that is `refused` lies in what was asked.
+    `reading` is what was wanted of the prompt itself; where that is a vector, nothing else comes.
     """
 
     request_id: str
@@ -79,6 +86,8 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     error: str | None = None
     restarts: int = 0
+    refused: bool = False
+    reading: PromptReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,7 @@ class _Live:
     restarts: int = 0
     prefill_base: int = 0
     early: dict[int, TokenEvent] = field(default_factory=dict)
+    scores: dict[int, Scored] = field(default_factory=dict)
 
     @property
     def generated(self) -> int:
@@ -189,7 +199,8 @@ class SchedulerCore:
         length = len(request.prompt)
         if length == 0:
             raise UsageError("the prompt is empty", field="prompt")
-        if length >= self._max_length:
+        pools = request.read is not None and request.read.pool is not None
+        if length >= self._max_length + pools:
             raise UsageError(
                 f"the prompt has {length} tokens, the model takes {self._max_length - 1}",
                 field="prompt",
@@ -204,7 +215,7 @@ class SchedulerCore:
         tokens = list(prompt) if embeds is None else embeds.mark(prompt)
         sampling = request.sampling
         update: dict[str, object] = {
-            "max_tokens": min(sampling.max_tokens, self._max_length - length)
+            "max_tokens": max(1, min(sampling.max_tokens, self._max_length - length))
         }
         if sampling.seed is None:
             # Drawn here, so that a restart goes on with the same luck.
@@ -274,7 +285,16 @@ class SchedulerCore:
             case Failed():
                 live = self._current(message.seq, message.epoch)
                 if live is not None:
-                    self._end(live, "error", f"{message.node}: {message.message}")
+                    why = f"{message.node}: {message.message}"
+                    self._end(live, "error", why, refused=message.refused)
+            case Pooled():
+                self._pooled(message)
+            case Scored():
+                seq, epoch, position = message.table[0].tolist()
+                live = self._current(seq, epoch)
+                if live is not None:
+                    live.scores[position] = message
+                    live.progress_s = now_s
             case _:
                 return
         self._admit(now_s)
@@ -341,9 +361,30 @@ class SchedulerCore:
             live.progress_s = now_s
             self._deliver(live)
 
+    def _pooled(self, message: Pooled) -> None:
+        for (seq, epoch), vector in zip(message.table.tolist(), message.vectors, strict=True):
+            live = self._current(seq, epoch)
+            if live is None:
+                continue
+            self._forget(live)
+            self._emit(
+                TokenEvent(
+                    request_id=live.id,
+                    index=0,
+                    finish_reason="stop",
+                    restarts=live.restarts,
+                    reading=PromptReading(vector),
+                )
+            )
+
     def _deliver(self, live: _Live) -> None:
         """Hand on the tokens that are next in order."""
         while (event := live.early.pop(len(live.tokens), None)) is not None:
+            if live.scores:
+                # They came before the first token: the same node said both.
+                reading = join_scores(live.scores, len(live.request.prompt))
+                live.scores = {}
+                event = replace(event, reading=reading)
             if event.token is not None:
                 live.tokens.append(event.token)
             self._emit(event)
@@ -405,6 +446,9 @@ class SchedulerCore:
         return True
 
     def _start(self, live: _Live, route: PipelineRoute, now_s: float) -> None:
+        if live.request.read is not None and live.request.read.pool is not None:
+            # There is no answer that could go on elsewhere.
+            route = PipelineRoute(prefill=route.prefill)
         live.route, live.progress_s, live.prefill_base = route, now_s, len(live.tokens)
         if route.decode is None:
             self._open(live, route.prefill, now_s)
@@ -439,6 +483,7 @@ class SchedulerCore:
             eos=self._eos,
             kv_to=kv_to,
             expects_kv=expects_kv,
+            read=None if expects_kv or live.generated else live.request.read,
         )
         tokens = np.array(live.tokens, dtype=np.int64)
         embeds = live.request.embeds
@@ -455,6 +500,7 @@ class SchedulerCore:
         live.restarts += 1
         live.route, live.opening, live.progress_s = None, False, now_s
         live.early.clear()
+        live.scores.clear()
         if live.restarts > self.settings.max_restarts:
             self._end(live, "error", f"given up after {live.restarts} restarts: {why}")
             return
@@ -475,7 +521,14 @@ class SchedulerCore:
         if live in self._queue:
             self._queue.remove(live)
 
-    def _end(self, live: _Live, reason: FinishReason, error: str | None = None) -> None:
+    def _end(
+        self,
+        live: _Live,
+        reason: FinishReason,
+        error: str | None = None,
+        *,
+        refused: bool = False,
+    ) -> None:
         self._forget(live)
         self._emit(
             TokenEvent(
@@ -484,5 +537,6 @@ class SchedulerCore:
                 finish_reason=reason,
                 error=error,
                 restarts=live.restarts,
+                refused=refused,
             )
         )

@@ -35,7 +35,8 @@ class SequenceRows:
 
     `data` is int64 token ids when start is 0 and hidden states [count, width] otherwise. `sample`
     asks for the logits of the last row; it has a meaning only where the head is. `embeds` are vectors to
-    take instead of tokens: which rows [n], and the vectors [n, width].
+    take instead of tokens: which rows [n], and the vectors [n, width]. `keep` asks, where the last norm is,
+    for the hidden states after it.
     """
 
     start: int
@@ -46,6 +47,7 @@ class SequenceRows:
     data: Any
     sample: bool = False
     embeds: tuple[Tensor, Tensor] | None = None
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,14 @@ class StageOutput:
     """What became of a batch.
 
     `hidden` has, per `SequenceRows`, its hidden states [count, width] where it goes on to another stage,
-    else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `SequenceRows` each is of.
+    else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `SequenceRows` each is of. `kept`
+    has the number of each that is to be kept, and its hidden states after the last norm [count, width].
     """
 
     hidden: tuple[Tensor | None, ...]
     logits: Tensor | None = None
     sampled: tuple[int, ...] = ()
+    kept: tuple[tuple[int, Tensor], ...] = ()
 
 
 class StageModel:
@@ -308,16 +312,21 @@ class StageModel:
             state if rows.end < self.total else None
             for rows, state in zip(batch, states, strict=True)
         )
+        kept: tuple[tuple[int, Tensor], ...] = ()
+        if any(rows.keep for rows in batch) and self.norm is not None:
+            wanted = (i for i, rows in enumerate(batch) if rows.end == self.total and rows.keep)
+            kept = tuple((i, self.norm(states[i])) for i in wanted)
         last = tuple(i for i, rows in enumerate(batch) if rows.end == self.total and rows.sample)
         if not last:
-            return StageOutput(hidden)
-        return StageOutput(hidden, self.logits(torch.stack([states[i][-1] for i in last])), last)
+            return StageOutput(hidden, kept=kept)
+        logits = self.logits(torch.stack([states[i][-1] for i in last]))
+        return StageOutput(hidden, logits, last, kept)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, *, normed: bool = False) -> Tensor:
         """Final norm, head and the cap some models put on logits: [rows, vocabulary]."""
         if self.norm is None or self.head is None:
             raise UsageError(f"the stage [{self.start}, {self.end}) has no head")
-        logits: Tensor = self.head(self.norm(hidden))
+        logits: Tensor = self.head(hidden if normed else self.norm(hidden))
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits

@@ -25,6 +25,10 @@ _CHARS_PER_TOKEN = 8
 class TextCodec:
     """The tokenizer and chat template of a model folder. Loads no torch."""
 
+    template_source = ""
+    """The chat template for conversations with tools, as it is written."""
+    _tool_template: Any = None
+
     def __init__(self, folder: str | Path) -> None:
         try:
             from tokenizers import Tokenizer
@@ -109,6 +113,23 @@ class TextCodec:
         """Return the text of one token on its own (for log probabilities)."""
         return self.decode([token], skip_special=False)
 
+    def token_of(self, text: str) -> int | None:
+        """Return the token that is written so in the vocabulary, if there is one."""
+        token: int | None = self._tokenizer.token_to_id(text)
+        return token
+
+    def token_name(self, token: int) -> str:
+        """Return how a token is written in the vocabulary; nothing for one that is not there."""
+        name: str | None = self._tokenizer.id_to_token(token)
+        return name or ""
+
+    def mark_token(self, text: str) -> int | None:
+        """Return the token that stands for a mark such as `<tool_call>` and is no text to guides, if any."""
+        for token, added in self._tokenizer.get_added_tokens_decoder().items():
+            if added.content == text and (added.special or (text[0] + text[-1]) == "<>"):
+                return int(token)
+        return None
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -135,16 +156,20 @@ class TextCodec:
             raise EngineError("this model has no chat template", hint="use /v1/completions")
         import jinja2
 
+        template = self._tool_template if tools else self._template
         try:
-            text: str = self._template.render(
+            text: str = template.render(
                 messages=[dict(message) for message in messages],
                 tools=list(tools) if tools else None,
                 add_generation_prompt=generate,
                 bos_token=self._special_token("bos_token"),
                 eos_token=self._special_token("eos_token"),
             )
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+        except jinja2.TemplateError as error:
             raise EngineError(f"the chat template refuses these messages: {error}") from error
+        except Exception as error:  # a template is a program, and messages are its input
+            what = f"{type(error).__name__}: {error}"
+            raise EngineError(f"the chat template refuses these messages: {what}") from error
         return text
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
@@ -173,9 +198,11 @@ class TextCodec:
     def _chat_template(self) -> Any:
         path = self.folder / "chat_template.jinja"
         source = path.read_text() if path.is_file() else self._settings.get("chat_template")
+        with_tools = None
         if isinstance(source, list):
             named = {entry["name"]: entry["template"] for entry in source}
             source = named.get("default")
+            with_tools = named.get("tool_use")
         if not source:
             return None
         try:
@@ -189,10 +216,13 @@ class TextCodec:
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
         )
         environment.filters["tojson"] = lambda value, **options: json.dumps(
-            value, ensure_ascii=False, **options
+            value, **{"ensure_ascii": False, **options}
         )
         environment.globals["raise_exception"] = _refuse
-        return environment.from_string(source)
+        template = environment.from_string(source)
+        self.template_source = with_tools or source
+        self._tool_template = environment.from_string(with_tools) if with_tools else template
+        return template
 
 
 @dataclass(frozen=True, slots=True)

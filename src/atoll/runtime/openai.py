@@ -6,6 +6,7 @@ nonsense is answered with 400 at the door and never reaches an engine.
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Annotated, Any, Literal
 
@@ -99,7 +100,7 @@ class Generation(Struct, kw_only=True):
     stop: Stop = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=1024)] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
 
@@ -147,6 +148,28 @@ class EmbeddingRequest(Struct, kw_only=True):
     """Some engines embed conversations, too."""
 
 
+class TokenizeRequest(Struct, kw_only=True):
+    """POST /tokenize, as vLLM has it."""
+
+    model: Name
+    models: Fallbacks = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """POST /detokenize, as vLLM has it."""
+
+    model: Name
+    models: Fallbacks = None
+    tokens: list[NonNegative]
+
+
 class SpeechRequest(Struct, kw_only=True):
     """POST /v1/audio/speech."""
 
@@ -191,18 +214,30 @@ class TranscriptionRequest(Struct, kw_only=True):
     stream: bool | None = None
 
 
-JsonRequest = ChatRequest | CompletionRequest | EmbeddingRequest | SpeechRequest | ImageRequest
+TokensRequest = TokenizeRequest | DetokenizeRequest
+JsonRequest = (
+    ChatRequest
+    | CompletionRequest
+    | EmbeddingRequest
+    | SpeechRequest
+    | ImageRequest
+    | TokenizeRequest
+    | DetokenizeRequest
+)
 AnyRequest = JsonRequest | TranscriptionRequest
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 SPEECH, IMAGES = "/v1/audio/speech", "/v1/images/generations"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 REQUESTS: dict[str, type[JsonRequest]] = {
     CHAT: ChatRequest,
     "/v1/completions": CompletionRequest,
     EMBEDDINGS: EmbeddingRequest,
     SPEECH: SpeechRequest,
     IMAGES: ImageRequest,
+    TOKENIZE: TokenizeRequest,
+    DETOKENIZE: DetokenizeRequest,
 }
 """Endpoints that take JSON."""
 FORMS: dict[str, type[TranscriptionRequest]] = {TRANSCRIPTIONS: TranscriptionRequest}
@@ -216,11 +251,15 @@ _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _LARGE_BYTES = 2**20
 _MOST_PARTS = 2**19
 """Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
+_MOST_NAMES = 2**18
+"""Colons in a large body: an object of a million names takes as long. No text that a model takes has as many."""
 
 
 def read_request(path: str, body: bytes) -> JsonRequest:
     """Read and check the body of a request to one of `REQUESTS`; what is wrong is an ApiError."""
-    if len(body) > _LARGE_BYTES and body.count(b"[") + body.count(b"{") > _MOST_PARTS:
+    if len(body) > _LARGE_BYTES and (
+        body.count(b"[") + body.count(b"{") > _MOST_PARTS or body.count(b":") > _MOST_NAMES
+    ):
         raise ApiError(400, "the request has too many parts", code="request_too_large")
     try:
         if not body.isascii():
@@ -360,6 +399,25 @@ def with_usage(request: Generation, body: bytes) -> bytes:
         "include_usage": True
     }
     return msgspec.json.encode(data)
+
+
+def with_seed(request: Generation, body: bytes) -> bytes:
+    """Return the body of a request that comes out the same when it is asked again, as far as a seed helps.
+
+    Answers that text alone cannot continue (several at once, calls, forced forms) go on elsewhere only by
+    being repeated. Where the client does not care, a seed of ours makes that possible; `request` knows it.
+    """
+    if request.seed is not None or request.temperature == 0.0:
+        return body
+    form = request.response_format
+    formed = form is not None and form.type != "text"
+    if not formed and (request.n or 1) == 1 and not getattr(request, "tools", None):
+        return body
+    if b'"seed"' in body:
+        return body
+    request.seed = random.getrandbits(31)
+    start = body.index(b"{") + 1
+    return b'{"seed":%d,' % request.seed + body[start:]
 
 
 def with_model(body: bytes, model: str) -> bytes:

@@ -221,6 +221,8 @@ def _operation(endpoint: str) -> str:
         "/v1/audio/transcriptions": "transcription",
         "/v1/audio/speech": "speech",
         "/v1/images/generations": "image_generation",
+        "/tokenize": "tokenize",
+        "/detokenize": "detokenize",
     }.get(endpoint, endpoint)
 
 

@@ -116,11 +116,44 @@ def test_what_text_does_not_tell_is_replayed_or_not_at_all(fields: Json) -> None
         assert plan("vllm", **fields, temperature=1.0) is None
 
 
+CALL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}
+
+
 def test_reasoning_and_tool_calls_are_replayed() -> None:
-    call = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}
-    for said in (delivered(chunk(reasoning_content="hm")), delivered(chunk(tool_calls=[call]))):
-        assert replays("vllm", said)
-        assert replays("atoll", said)
+    thought = delivered(chunk(reasoning_content="hm"))
+    assert replays("vllm", thought)
+    assert replays("atoll", thought)
+    assert replays("vllm", delivered(chunk(tool_calls=[CALL])))
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0}, {"temperature": 1.0, "seed": 4}])
+def test_atoll_goes_on_in_the_middle_of_a_call(sampling: Json) -> None:
+    """It needs no second try that comes out the same, so any sampling will do."""
+    first = chunk(tool_calls=[CALL])
+    second = chunk(tool_calls=[{"index": 1, "id": "d", "function": {"name": "g", "arguments": ""}}])
+    for one, ids in ((first, [5, 6]), (second, [7])):
+        one["choices"][0]["token_ids"] = ids
+    body = asked("atoll", said=delivered(chunk(content=""), first, second), **sampling)
+    calls = [{"name": "f", "arguments": "{"}, {"name": "g", "arguments": ""}]
+    state = {"text": "", "tokens": 3, "token_ids": [5, 6, 7], "calls": calls}
+    assert body["atoll"] == {"resume": state}
+
+
+def test_calls_that_another_gateway_passed_on_are_not_forgotten() -> None:
+    more = {"index": 0, "function": {"arguments": "}"}}
+    begun = {"index": 1, "id": "d", "function": {"name": "g", "arguments": ""}}
+    said = delivered(chunk(tool_calls=[more, begun]))
+    before = {"text": "", "tokens": 1, "calls": [{"name": "f", "arguments": "{"}]}
+    body = asked("atoll", said=said, atoll={"resume": before})
+    assert body["atoll"]["resume"]["calls"] == [
+        {"name": "f", "arguments": "{}"},
+        {"name": "g", "arguments": ""},
+    ]
+
+
+def test_atoll_goes_on_with_a_forced_form() -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
+    assert asked("atoll", response_format=form, temperature=1)["atoll"]["resume"]["text"] == "Hello"
 
 
 def test_remote_endpoints_are_replayed() -> None:

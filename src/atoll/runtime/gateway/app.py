@@ -54,12 +54,13 @@ from atoll.runtime.gateway.requirements import SPECIAL
 from atoll.runtime.gateway.series import Series
 from atoll.runtime.gateway.service_proxy import ServiceProxy
 from atoll.runtime.gateway.settings import GatewaySettings, split_address
+from atoll.runtime.gateway.token_relay import TOKEN_ENDPOINTS, TokenRelay
 from atoll.runtime.gateway.traffic import EndedRequest, TrafficTally
 from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter
 from atoll.runtime.http.listening import cannot_listen
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
-from atoll.runtime.openai import FORMS, AnyRequest, ApiError, Usage, read_request
+from atoll.runtime.openai import FORMS, AnyRequest, ApiError, TokensRequest, Usage, read_request
 from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
@@ -348,6 +349,10 @@ class Gateway:
             passed += b"tracestate: %b\r\n" % state
         if is_media and isinstance(parsed, MediaRequest):
             relay: Relay = MediaRelay(self, connection, request, parsed, passed, form)
+        elif endpoint in TOKEN_ENDPOINTS and isinstance(parsed, TokensRequest):
+            # Work for a tokenizer: it says nothing of how much a model is asked.
+            tally = None
+            relay = TokenRelay(self, connection, request, parsed, passed)
         else:
             relay = Relay(self, connection, request, parsed, passed)
         relay.tally = tally

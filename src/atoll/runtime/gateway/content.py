@@ -18,6 +18,7 @@ from atoll.runtime.openai import (
     ImageRequest,
     Message,
     SpeechRequest,
+    TokenizeRequest,
 )
 from atoll.runtime.openai_parts import ContentPart
 
@@ -55,6 +56,10 @@ def check_content(request: AnyRequest, limits: MediaLimits, parts: int) -> None:
     elif isinstance(request, EmbeddingRequest):
         if isinstance(request.input, list) and len(request.input) > limits.inputs:
             raise _too_many("input", "texts", limits.inputs)
+        if request.messages is not None:
+            _check_messages(request.messages, limits, parts)
+    elif isinstance(request, TokenizeRequest):
+        # An engine that counts the tokens of a picture would fetch it, too.
         if request.messages is not None:
             _check_messages(request.messages, limits, parts)
     elif isinstance(request, SpeechRequest):

@@ -132,6 +132,14 @@ class DeliveredChoice:
         """Whether nothing but the text of the answer was sent."""
         return all(not s or p in (("content",), ("text",)) for p, s in self.strings.items())
 
+    @property
+    def only_calls(self) -> bool:
+        """Whether nothing but the text of the answer and tool calls were sent."""
+        return all(
+            not s or p in (("content",), ("text",)) or p[0] == "tool"
+            for p, s in self.strings.items()
+        )
+
     def add(self, choice: Chunk) -> None:
         """Take in a choice of one more chunk."""
         some = False

@@ -8,7 +8,16 @@ from typing import Any
 import msgspec
 
 from atoll.core.version import __version__
-from atoll.runtime.openai import EMBEDDINGS, FORMS, IMAGES, REQUESTS, SPEECH, TRANSCRIPTIONS
+from atoll.runtime.openai import (
+    DETOKENIZE,
+    EMBEDDINGS,
+    FORMS,
+    IMAGES,
+    REQUESTS,
+    SPEECH,
+    TOKENIZE,
+    TRANSCRIPTIONS,
+)
 
 _ERROR = {
     "type": "object",
@@ -33,6 +42,8 @@ _SUMMARIES = {
     TRANSCRIPTIONS: "Write down what is said in a recording",
     SPEECH: "Speak a text",
     IMAGES: "Draw pictures",
+    TOKENIZE: "Turn a text or a conversation into tokens",
+    DETOKENIZE: "Turn tokens into text",
 }
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 _ANSWERS: dict[str, dict[str, Any]] = {
@@ -98,7 +109,7 @@ def _post(path: str) -> dict[str, Any]:
     body_type = "multipart/form-data" if path in FORMS else "application/json"
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     content |= _ANSWERS.get(path, {})
-    if path != EMBEDDINGS:
+    if path not in (EMBEDDINGS, TOKENIZE, DETOKENIZE):
         content |= _EVENTS
     return {
         "summary": _SUMMARIES[path],

@@ -32,6 +32,7 @@ from atoll.runtime.openai import (
     header_usage,
     upstream_error,
     with_model,
+    with_seed,
     with_usage,
 )
 from atoll.runtime.pool.member import Member
@@ -134,7 +135,7 @@ class Relay:
         self._body = sent.body
         if isinstance(request, Generation) and request.stream:
             self.stream = True
-            self._body = with_usage(request, sent.body)
+            self._body = with_seed(request, with_usage(request, sent.body))
         self.body = self._body
         """As the backend chosen last is to get it; `_body` is without what it takes to go on."""
         self.attempts = Attempts(context, sent.path, headers)

@@ -5,7 +5,8 @@ do this each in their own way. *Replay*: the next backend answers the same reque
 what the client has already is left out; that needs an engine that gives the same answer again (greedy or
 seeded), and is checked while it happens. Continuing costs one prefill, so it comes first; replay serves
 where text alone does not hold the state of the answer: several answers at once, tool calls, reasoning,
-forced forms, penalties over what was generated.
+forced forms, penalties over what was generated. Backends of kind `atoll` know that state from the tokens, and
+go on in the middle of a call or of a form, too.
 
 Either way the client sees one stream: one id, one time, one role, usage once. Nothing here does I/O.
 """
@@ -228,10 +229,14 @@ def resume(request: Generation, body: bytes, delivered: Delivered, kind: Kind) -
 def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
     """Return whether the text so far is all that the next backend needs to know."""
     single = (request.n or 1) == 1 and len(delivered.answers) == 1
-    if kind in ("openai", "tasks") or not single or not delivered.answers[0].only_text:
+    if kind in ("openai", "tasks") or not single:
+        return False
+    answer = delivered.answers[0]
+    if not (answer.only_calls if kind == "atoll" else answer.only_text):
         return False
     if isinstance(request, CompletionRequest):
-        if request.echo or request.suffix or (request.best_of or 1) > 1:
+        special = request.echo or request.suffix or (request.best_of or 1) > 1
+        if special and kind != "atoll":
             return False
         # Several prompts in one request are several answers.
         if not isinstance(request.prompt, str) and any(
@@ -256,6 +261,7 @@ def _by_atoll(data: Chunk, answer: DeliveredChoice, delivered: Delivered) -> Res
     extension: Chunk = extension_field if isinstance(extension_field, dict) else {}
     state: Chunk = {"text": answer.text, "tokens": answer.tokens}
     ids = answer.token_ids
+    calls = _join_calls(None, answer)
     before = extension.get("resume")
     if isinstance(before, dict):
         # Another gateway moved the stream here already.
@@ -263,10 +269,27 @@ def _by_atoll(data: Chunk, answer: DeliveredChoice, delivered: Delivered) -> Res
         state["text"] = (text if isinstance(text, str) else "") + answer.text
         state["tokens"] += tokens if isinstance(tokens, int) else 0
         ids = [*first, *ids] if isinstance(first, list) and ids is not None else None
+        calls = _join_calls(before.get("calls"), answer)
     if ids:
         state["token_ids"] = ids
+    if calls:
+        state["calls"] = calls
     data["atoll"] = extension | {"resume": state}
     return Resumption(msgspec.json.encode(data), Continuation(delivered, whole=True))
+
+
+def _join_calls(before: object, answer: DeliveredChoice) -> list[Chunk]:
+    """Return the tool calls of an answer; `before` are those that another gateway had passed on."""
+    calls: dict[int, Chunk] = {
+        number: {key: str(call.get(key, "")) for key in ("name", "arguments")}
+        for number, call in enumerate(before if isinstance(before, list) else ())
+        if isinstance(call, dict)
+    }
+    for place, piece in answer.strings.items():
+        if place[0] == "tool" and place[1].isdecimal():
+            call = calls.setdefault(int(place[1]), {"name": "", "arguments": ""})
+            call[place[2]] += piece
+    return [calls[number] for number in sorted(calls)]
 
 
 def _by_text(

@@ -15,9 +15,12 @@ from typing import Any
 import msgspec
 
 from atoll.engine.answer import AnswerText
+from atoll.engine.prompt_reading import PromptReading
 from atoll.engine.scheduler_core import TokenEvent
 from atoll.engine.text import TextCodec
 from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
+from atoll.runtime.instance.tools.answer import CallAnswer, ShownAnswer
+from atoll.runtime.instance.tools.parser import AnswerDelta
 
 Logprob = dict[str, Any]
 
@@ -31,17 +34,24 @@ class ChoiceDelta:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     finish: str | None = None
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """Pieces of calls, as OpenAI writes them in a stream."""
 
 
 class ChoiceText:
-    """Turns the tokens of one choice into pieces of text; stop strings end it."""
+    """Turns the tokens of one choice into pieces of text and calls; stop strings end it."""
 
     def __init__(self, index: int, request: ChoiceRequest, codec: TextCodec) -> None:
         self.index = index
         self._codec = codec
-        self._answer = AnswerText(
-            codec, request.sampling, request.stop, request.generated, request.shown
-        )
+        self._request = request
+        self._answer: AnswerText | CallAnswer
+        given = (codec, request.sampling, request.stop, request.generated)
+        if request.calls is None:
+            self._answer = AnswerText(*given, request.shown)
+        else:
+            shown = ShownAnswer(request.shown, request.shown_calls)
+            self._answer = CallAnswer(request.calls, *given, shown)
         self._pending: list[int] = []
         self._logprobs: list[Logprob] = []
 
@@ -55,10 +65,12 @@ class ChoiceText:
         """Why the answer is over, if it is."""
         return self._answer.finish
 
-    @property
-    def owed(self) -> str:
-        """Text of the tokens generated elsewhere that the client has not seen yet."""
-        return self._answer.owed
+    def owed(self) -> ChoiceDelta:
+        """Return the end of an answer that was over elsewhere: what the client has not seen of it."""
+        if isinstance(self._answer, CallAnswer):
+            owed = self._answer.take_owed()
+            return ChoiceDelta(self.index, owed.text, finish=self.finish, calls=self._written(owed))
+        return ChoiceDelta(self.index, self._answer.owed, finish=self.finish)
 
     def add(self, event: TokenEvent) -> ChoiceDelta | None:
         """Take an event; returns what there is to say, None if that has to wait."""
@@ -66,13 +78,42 @@ class ChoiceText:
             self._pending.append(event.token)
             if event.logprob is not None:
                 self._logprobs.append(self._logprob(event))
-        text = self._answer.add(event.token, event.finish_reason)
+        new = self._answer.add(event.token, event.finish_reason)
+        text, calls = (new, []) if isinstance(new, str) else (new.text, self._written(new))
         finish = self._answer.finish
-        if not text and finish is None and not self._logprobs:
+        if not text and not calls and finish is None and not self._logprobs:
             return None
-        piece = ChoiceDelta(self.index, text, self._pending, self._logprobs, finish)
+        piece = ChoiceDelta(self.index, text, self._pending, self._logprobs, finish, calls)
         self._pending, self._logprobs = [], []
         return piece
+
+    def echo(self, request: ChoiceRequest, reading: PromptReading | None) -> ChoiceDelta:
+        """Return the prompt, shown before the answer, with how likely its tokens are if that was read."""
+        entries: list[Logprob] = []
+        if reading is not None:
+            scored = zip(request.prompt, reading.logprobs, reading.top, strict=True)
+            for token, logprob, top in scored:
+                entry = self._entry(token, logprob or 0.0)
+                if logprob is None:
+                    entries.append(entry | {"logprob": None, "top_logprobs": None})
+                else:
+                    shown = [self._entry(other, p) for other, p in top]
+                    entries.append(entry | {"top_logprobs": shown})
+        return ChoiceDelta(self.index, request.echo or "", logprobs=entries)
+
+    def _written(self, delta: AnswerDelta) -> list[dict[str, Any]]:
+        form = self._request.calls
+        assert form is not None
+        written = []
+        for call in delta.calls:
+            entry: dict[str, Any] = {"index": call.index}
+            function = {"arguments": call.arguments}
+            if call.name is not None:
+                id_ = form.call_id(self._request.prompt, self.index, call.index)
+                entry |= {"id": id_, "type": "function"}
+                function = {"name": call.name} | function
+            written.append(entry | {"function": function})
+        return written
 
     def _logprob(self, event: TokenEvent) -> Logprob:
         assert event.token is not None
@@ -101,6 +142,7 @@ class ResponseWriter:
             "created": int(time.time()),
             "model": parsed.model,
         }
+        self._greeting = "" if parsed.choices[0].calls is None else None
         self._offsets: dict[int, int] = {}
 
     def usage(self, completion_tokens: int) -> dict[str, int]:
@@ -120,7 +162,7 @@ class ResponseWriter:
                 [
                     {
                         "index": index,
-                        "delta": {"role": "assistant", "content": ""},
+                        "delta": {"role": "assistant", "content": self._greeting},
                         "logprobs": None,
                         "finish_reason": None,
                     }
@@ -133,7 +175,10 @@ class ResponseWriter:
         """Return a piece as an event."""
         choice: dict[str, Any] = {"index": piece.index}
         if self._parsed.is_chat:
-            choice["delta"] = {"content": piece.text} if piece.text or not piece.finish else {}
+            silent = bool(piece.finish or piece.calls) and not piece.text
+            choice["delta"] = {} if silent else {"content": piece.text}
+            if piece.calls:
+                choice["delta"]["tool_calls"] = piece.calls
         else:
             choice["text"] = piece.text
         choice["logprobs"] = self._logprobs(piece.index, piece.logprobs)
@@ -155,7 +200,7 @@ class ResponseWriter:
             text = "".join(piece.text for piece in pieces)
             choice: dict[str, Any] = {"index": index}
             if self._parsed.is_chat:
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+                choice["message"] = self._message(text, pieces)
             else:
                 choice["text"] = text
             logprobs = [entry for piece in pieces for entry in piece.logprobs]
@@ -165,6 +210,22 @@ class ResponseWriter:
             written.append(choice)
         body = self._head | {"choices": written, "usage": self.usage(completion_tokens)}
         return msgspec.json.encode(body)
+
+    def _message(self, text: str, pieces: list[ChoiceDelta]) -> dict[str, Any]:
+        calls: list[dict[str, Any]] = []
+        for entry in (entry for piece in pieces for entry in piece.calls):
+            if entry["index"] == len(calls):
+                calls.append({"id": entry["id"], "type": "function", "function": {"arguments": ""}})
+            function = calls[entry["index"]]["function"]
+            more = entry["function"]
+            calls[entry["index"]]["function"] = {
+                "name": function.get("name", "") + more.get("name", ""),
+                "arguments": function["arguments"] + more["arguments"],
+            }
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+        return message
 
     def _event(self, choices: list[dict[str, Any]], **more: object) -> bytes:
         data = msgspec.json.encode(self._head | {"choices": choices} | more)
@@ -185,7 +246,10 @@ class ResponseWriter:
             "tokens": [entry["token"] for entry in entries],
             "token_logprobs": [entry["logprob"] for entry in entries],
             "top_logprobs": [
-                {top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries
+                None
+                if entry["top_logprobs"] is None
+                else {top["token"]: top["logprob"] for top in entry["top_logprobs"]}
+                for entry in entries
             ],
             "text_offset": offsets,
         }

@@ -3,13 +3,13 @@
 Beside OpenAI's fields, those of vLLM that the engine knows are read (`top_k`, `min_p`,
 `repetition_penalty`, `ignore_eos`, `stop_token_ids`, `guided_regex`), and `atoll.resume`: the part of an
 answer that was given elsewhere, as tokens or, failing that, as text. Messages may hold vectors in place of
-text, in parts of the type `embeds` (`vectors`).
+text, in parts of the type `embeds` (`vectors`). Tools are read in `tools`.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -17,10 +17,21 @@ from msgspec import Meta, Struct
 
 from atoll.core.errors import AtollError
 from atoll.engine.embeds import PromptEmbeds
-from atoll.engine.errors import TextTooLongError
-from atoll.engine.messages import OutputFormat, SamplingParams
+from atoll.engine.errors import EngineError, TextTooLongError
+from atoll.engine.guidance import MatcherFactory, check_guide
+from atoll.engine.messages import OutputFormat, ReadOrder, SamplingParams
 from atoll.engine.prompts import chat_prompt
 from atoll.engine.text import TextCodec
+from atoll.runtime.instance.checks import check_limits
+from atoll.runtime.instance.completing import as_completion, best_of, check_completion, fill_in
+from atoll.runtime.instance.tools.formats import CallFormat, GenericFormat, find_format
+from atoll.runtime.instance.tools.functions import MOST_DEPTH, ToolUse, read_tools, too_deep
+from atoll.runtime.instance.tools.history import (
+    adapt_messages,
+    describe_tools,
+    has_calls,
+    read_messages,
+)
 from atoll.runtime.instance.vectors import read_vectors
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, NonNegative, read_request
 
@@ -30,16 +41,26 @@ _LARGE_BYTES = 2**20
 _SPARE_PARTS = 2**19
 _MOST_GUIDE_CHARS = 2**16
 """Of a schema or regular expression: reading one takes the square of its length, and a node's time."""
+_MOST_GRAMMAR_CHARS = 2**17
+"""Of all functions together, without what only people read."""
 COMPLETION_TOKENS = 16
 """What /v1/completions generates without `max_tokens`, as OpenAI has it."""
 
 
+class ResumedCall(Struct):
+    """A call of the answer so far."""
+
+    name: str = ""
+    arguments: str = ""
+
+
 class ResumeField(Struct):
-    """The answer so far; `token_ids` are exact, `text` is taken where they are missing."""
+    """The answer so far; `token_ids` are exact, `text` and `calls` are taken where they are missing."""
 
     text: str = ""
     tokens: NonNegative = 0
     token_ids: list[NonNegative] | None = None
+    calls: list[ResumedCall] | None = None
 
 
 class AtollField(Struct):
@@ -54,13 +75,16 @@ class _Extras(Struct):
     min_tokens: NonNegative | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[NonNegative] | None = None
     guided_regex: str | None = None
     response_format: dict[str, Any] | None = None
     messages: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
     atoll: AtollField | None = None
 
 
@@ -78,6 +102,16 @@ class ChoiceRequest:
     shown: str = ""
     """Text of the generated tokens that the client has."""
     embeds: PromptEmbeds | None = None
+    read: ReadOrder | None = None
+    """What is wanted of the prompt itself."""
+    echo: str | None = None
+    """The prompt, where it is to be shown before the answer."""
+    is_silent: bool = False
+    """Whether the prompt is all that is wanted."""
+    calls: CallFormat | None = None
+    """How calls are written, where the answer may hold some."""
+    shown_calls: tuple[tuple[str, str], ...] = ()
+    """Names and arguments of the calls that the client has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +124,9 @@ class ParsedRequest:
     include_usage: bool
     logprobs: bool
     choices: tuple[ChoiceRequest, ...]
+    best_of: int = 1
+    """Answers to each prompt of which `n` are kept."""
+    n: int = 1
 
 
 def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedRequest:
@@ -104,51 +141,76 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         raise _too_long(f"the request has more than {most_parts} parts", "prompt")
     request = read_request(path, body)
     assert isinstance(request, ChatRequest | CompletionRequest)
-    try:
-        extras = _EXTRAS.decode(body)
-    except msgspec.ValidationError as error:
-        raise ApiError(400, str(error)) from None
+    extras = _read_extras(body)
+    check_limits(request, extras)
     is_chat = isinstance(request, ChatRequest)
+    use: ToolUse | None = None
+    form: CallFormat | None = None
     if isinstance(request, ChatRequest):
-        prompt, embeds = _chat_prompt(extras, codec, max_length)
+        _refuse_functions(extras)
+        use = read_tools(request.tools, request.tool_choice, extras.parallel_tool_calls)
+        form = None if use is None else find_format(codec)
+    guide = _guide(extras) if use is None or form is None else _call_guide(extras, use, form)
+    if is_chat:
+        prompt, embeds = _chat_prompt(extras, codec, max_length, use, form)
         prompts = [prompt]
     else:
+        assert isinstance(request, CompletionRequest)
+        check_completion(request)
         prompts, embeds = _prompts(request, codec, max_length), None
-    _refuse_unknown(request)
+        if request.suffix:
+            filled = fill_in(prompts, request.suffix, request.model, codec, max_length)
+            prompts = filled.prompts
+            extras.stop_token_ids = [*(extras.stop_token_ids or ()), *filled.ends]
+    count = best_of(request)
     choices = [
-        _choice(request, extras, prompt, codec, max_length, number, embeds)
+        _choice(request, extras, prompt, codec, max_length, number, embeds, guide)
         for prompt in prompts
-        for number in range(request.n or 1)
+        for number in range(count)
     ]
+    if isinstance(request, CompletionRequest):
+        choices = [
+            as_completion(request, choice, number // count, codec)
+            for number, choice in enumerate(choices)
+        ]
+    if guide is not None:
+        _check_guide(guide, codec, "tools" if use else "response_format")
+    choices = [replace(choice, calls=form) for choice in choices]
     if len(choices) > MOST_CHOICES:
         raise _too_many()
     if extras.atoll is not None and extras.atoll.resume is not None:
         if len(choices) != 1:
             raise ApiError(400, "only a single answer can be resumed", param="atoll.resume")
         choices = [_resume_choice(choices[0], extras.atoll.resume, codec, max_length)]
+        if guide is not None:
+            _check_guide(guide, codec, "atoll.resume", choices[0].generated)
     options = request.stream_options
     return ParsedRequest(
         model=request.model,
         is_chat=is_chat,
         stream=bool(request.stream),
         include_usage=bool(getattr(options, "include_usage", False)),
-        logprobs=choices[0].sampling.logprobs is not None,
+        logprobs=request.logprobs is not None and request.logprobs is not False,
         choices=tuple(choices),
+        best_of=count,
+        n=request.n or 1,
     )
 
 
-def _refuse_unknown(request: ChatRequest | CompletionRequest) -> None:
-    """Refuse what would silently be done otherwise than asked."""
-    if isinstance(request, ChatRequest):
-        if request.tools and request.tool_choice != "none":
-            raise ApiError(400, "this engine cannot call tools", param="tools")
-        return
-    if request.echo:
-        raise ApiError(400, "the prompt cannot be echoed", param="echo")
-    if request.suffix:
-        raise ApiError(400, "text cannot be filled in before a suffix", param="suffix")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise ApiError(400, "best_of must equal n", param="best_of")
+def _read_extras(body: bytes) -> _Extras:
+    try:
+        return _EXTRAS.decode(body)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, str(error)) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _refuse_functions(extras: _Extras) -> None:
+    """Refuse what OpenAI replaced by tools."""
+    for name, now in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(extras, name) not in (None, []):
+            raise ApiError(400, f"{name} is not known any more: use {now}", param=name)
 
 
 def _too_many() -> ApiError:
@@ -164,20 +226,38 @@ def _too_many_tokens(count: int, max_length: int, param: str) -> ApiError:
 
 
 def _chat_prompt(
-    extras: _Extras, codec: TextCodec, max_length: int
+    extras: _Extras,
+    codec: TextCodec,
+    max_length: int,
+    use: ToolUse | None,
+    form: CallFormat | None,
 ) -> tuple[tuple[int, ...], PromptEmbeds | None]:
     messages = [
         _read_message(message, f"messages[{number}].content", codec, max_length)
         for number, message in enumerate(extras.messages or ())
     ]
     begins = extras.add_generation_prompt is not False
-    try:
-        tokens, embeds = chat_prompt(codec, messages, generate=begins, most_tokens=max_length)
-        return tuple(tokens), embeds
-    except TextTooLongError as error:
-        raise _too_long(str(error), "messages") from error
-    except AtollError as error:
-        raise ApiError(400, str(error), param="messages") from error
+    plain = read_messages(messages, developer="developer" in codec.template_source)
+    if form is None and has_calls(plain):
+        form = find_format(codec)
+    ways = [plain if form is None else adapt_messages(plain, form, use)]
+    if use is not None and isinstance(form, GenericFormat):
+        # Some templates know no system: the first message of the user tells of the tools as well.
+        told = adapt_messages(plain, form, None)
+        ways.append(describe_tools(told, form.describe(use), "user"))
+    offered = use.offered if use is not None and form is not None and form.own_template else None
+    for number, way in enumerate(ways, 1):
+        try:
+            tokens, embeds = chat_prompt(
+                codec, way, tools=offered, generate=begins, most_tokens=max_length
+            )
+            return tuple(tokens), embeds
+        except TextTooLongError as error:
+            raise _too_long(str(error), "messages") from error
+        except AtollError as error:
+            if number == len(ways):
+                raise ApiError(400, str(error), param="messages") from error
+    raise AssertionError("there is always a way to tell")
 
 
 def _read_message(
@@ -250,6 +330,7 @@ def _choice(
     max_length: int,
     number: int,
     embeds: PromptEmbeds | None,
+    guide: OutputFormat | None,
 ) -> ChoiceRequest:
     room = max_length - len(prompt)
     if not prompt:
@@ -264,13 +345,19 @@ def _choice(
     else:
         most = COMPLETION_TOKENS if most is None else most
         logprobs = request.logprobs
-    if most == 0:
+    if most == 0 and not getattr(request, "echo", False):
         raise ApiError(400, "at least one token must be generated", param="max_tokens")
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     seed = None if request.seed is None else (request.seed + number) % 2**63
     sampling = SamplingParams(
         max_tokens=min(most or room, room),
-        temperature=1.0 if request.temperature is None else request.temperature,
+        min_tokens=min(extras.min_tokens or 0, room),
+        # Of no probability at all the likeliest token is left.
+        temperature=0.0
+        if request.top_p == 0.0
+        else 1.0
+        if request.temperature is None
+        else request.temperature,
         top_p=request.top_p or 1.0,
         top_k=max(0, extras.top_k or 0),
         min_p=extras.min_p or 0.0,
@@ -282,7 +369,7 @@ def _choice(
         frequency_penalty=request.frequency_penalty or 0.0,
         logit_bias=_bias(request.logit_bias, codec),
         logprobs=logprobs,
-        guide=_guide(extras),
+        guide=guide,
     )
     return ChoiceRequest(prompt, sampling, tuple(text for text in stop if text), embeds=embeds)
 
@@ -306,6 +393,37 @@ def _guide(extras: _Extras) -> OutputFormat | None:
     return guide
 
 
+def _call_guide(extras: _Extras, use: ToolUse, form: CallFormat) -> OutputFormat:
+    """Return the grammar of an answer that may call; what is no call has the form that was asked for."""
+    content = None if use.required else _guide(extras)
+    schema: str | None = None
+    if content is not None:
+        if content.kind == "regex" or not form.begins_apart:
+            param = "guided_regex" if content.kind == "regex" else "response_format"
+            raise ApiError(400, "this form cannot be asked for beside tools", param=param)
+        schema = content.text or '{"type": "object"}'
+    text = form.grammar(use, schema)
+    if len(text) > _MOST_GRAMMAR_CHARS:
+        raise ApiError(
+            400,
+            f"the schemas of all tools have at most {_MOST_GRAMMAR_CHARS} characters together",
+            param="tools",
+        )
+    return OutputFormat(kind="lark", text=text)
+
+
+def _check_guide(
+    guide: OutputFormat, codec: TextCodec, param: str, generated: tuple[int, ...] = ()
+) -> None:
+    """Refuse a guide that no answer can follow, before a node has to."""
+    if guide.kind == "regex" and not generated:
+        param = "guided_regex"
+    try:
+        check_guide(MatcherFactory(codec.folder, codec.vocabulary, codec.eos), guide, generated)
+    except EngineError as error:
+        raise ApiError(400, str(error), param=param) from error
+
+
 def _read_guide(extras: _Extras) -> OutputFormat | None:
     if extras.guided_regex:
         return OutputFormat(kind="regex", text=extras.guided_regex)
@@ -317,6 +435,12 @@ def _read_guide(extras: _Extras) -> OutputFormat | None:
         return OutputFormat(kind="json_object")
     if kind == "json_schema":
         schema = (form.get("json_schema") or {}).get("schema")
+        if too_deep(schema):
+            raise ApiError(
+                400,
+                f"a schema has at most {MOST_DEPTH} levels",
+                param="response_format.json_schema.schema",
+            )
         if isinstance(schema, dict):
             return OutputFormat(kind="json_schema", text=json.dumps(schema))
         raise ApiError(400, "there is no schema", param="response_format.json_schema.schema")
@@ -327,18 +451,26 @@ def _resume_choice(
     choice: ChoiceRequest, resume: ResumeField, codec: TextCodec, max_length: int
 ) -> ChoiceRequest:
     """Return a choice with the answer so far as its beginning."""
+    calls = tuple((call.name, call.arguments) for call in resume.calls or ())
+    text, echo = resume.text, choice.echo
+    if echo is not None:
+        # What was shown begins with the prompt.
+        text, echo = text[len(echo) :], echo[len(text) :] or None
     if resume.token_ids is not None:
         generated = _check(resume.token_ids, codec, max_length, "atoll.resume")
     else:
+        text = resume.text
+        if calls and choice.calls is not None:
+            text += choice.calls.write_open(calls)
         try:
-            generated = tuple(codec.encode(resume.text, special=False, most_tokens=max_length))
+            generated = tuple(codec.encode(text, special=False, most_tokens=max_length))
         except TextTooLongError as error:
             raise _too_long(str(error), "atoll.resume") from error
-    return ChoiceRequest(
-        choice.prompt,
-        choice.sampling,
-        choice.stop,
+    return replace(
+        choice,
         generated=generated[: choice.sampling.max_tokens],
-        shown=resume.text,
-        embeds=choice.embeds,
+        shown=text,
+        shown_calls=calls,
+        read=None if generated else choice.read,
+        echo=echo,
     )

@@ -7,13 +7,15 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
 from atoll.core.errors import AtollError
-from atoll.engine.messages import SamplingParams
+from atoll.engine.messages import ReadOrder, SamplingParams
 from atoll.engine.routes import NodeSpec
 from atoll.engine.scheduler import GenerateRequest, Scheduler, SchedulerSettings, TokenEvent
 from atoll.engine.text import TextCodec
@@ -22,28 +24,31 @@ from atoll.runtime.http.handlers import EventStream, HandlerServer, Response
 from atoll.runtime.http.server import Request
 from atoll.runtime.instance import requests
 from atoll.runtime.instance.answers import ChoiceDelta, ChoiceText, ResponseWriter
+from atoll.runtime.instance.checks import is_quick
+from atoll.runtime.instance.completing import keep_best
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, InstanceHelpers
+from atoll.runtime.instance.merging import ChoiceMerger, GenerationError, begin_stream
 from atoll.runtime.instance.metrics import InstanceMetrics
+from atoll.runtime.instance.pooling import Vector, embed, find_pooling, read_embedding
 from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.routes import PlanRouter
+from atoll.runtime.instance.tokenizing import answer_tokens, read_tokens_request
 from atoll.runtime.local.placing import scale_layers
-from atoll.runtime.openai import ApiError, error_body
+from atoll.runtime.openai import DETOKENIZE, EMBEDDINGS, TOKENIZE, ApiError
 from atoll.telemetry.metrics import CONTENT_TYPE
 
 _LOG = logging.getLogger(__name__)
 _FRESH_S = 2.0
 """A token this young proves as much as a request made to see one."""
 _PROBE_S = 10.0
-_SMALL_BODY_BYTES = 2**14
-"""Larger requests are read in a thread, so that no stream waits until a long prompt is tokenised."""
 _READERS = 2
 _GROW_EVERY = 16
 _SMOOTHING = 0.05
 _FIRST_GUESS_TOKENS = 128.0
-
-
-class GenerationError(Exception):
-    """The engine gave a request up; the text says why."""
+P = ParamSpec("P")
+Result = TypeVar("Result")
+Endpoint = Callable[[str, bytes], Awaitable[Response | EventStream]]
+"""Answers a request to a path, given its body."""
 
 
 class InstanceServer:
@@ -72,8 +77,22 @@ class InstanceServer:
         self._created = int(time.time())
         self._last_token_s = float("-inf")
         self._typical_tokens = _FIRST_GUESS_TOKENS
+        self._pooling = cache(lambda: find_pooling(codec.folder))
         self._draining = False
         self._probe: asyncio.Task[None] | None = None
+        self._endpoints: dict[str, Endpoint] = {
+            "/v1/chat/completions": self._generate,
+            "/v1/completions": self._generate,
+            EMBEDDINGS: self._embed,
+            TOKENIZE: self._convert,
+            DETOKENIZE: self._convert,
+        }
+
+    @property
+    def max_length(self) -> int:
+        """Positions that prompt and answer have together: as the model allows, and as KV has room for."""
+        room = [stats.blocks * stats.block_size for stats in self.scheduler.stats().values()]
+        return min(self.codec.max_length, *room) if room else self.codec.max_length
 
     async def start(self) -> tuple[str, int]:
         """Listen; the nodes need not be there yet."""
@@ -119,10 +138,11 @@ class InstanceServer:
     async def handle(self, request: Request) -> Response | EventStream:
         """Answer a request: an endpoint of OpenAI's API, or one of the pages."""
         path, method = request.path.decode("latin-1"), request.method.decode("latin-1")
-        if path in ("/v1/chat/completions", "/v1/completions"):
+        endpoint = self._endpoints.get(path)
+        if endpoint is not None:
             if method != "POST":
                 raise ApiError(405, f"{path} takes POST", allow="POST")
-            return await self._generate(path, request.body)
+            return await endpoint(path, request.body)
         if method not in ("GET", "HEAD"):
             raise ApiError(404 if path not in _GETS else 405, f"no {method} {path[:100]}")
         if path == "/v1/models":
@@ -175,7 +195,7 @@ class InstanceServer:
                     "object": "model",
                     "created": self._created,
                     "owned_by": "atoll",
-                    "max_model_len": self.codec.max_length,
+                    "max_model_len": self.max_length,
                 }
                 for name in self.config.models
             ],
@@ -208,23 +228,8 @@ class InstanceServer:
 
     async def _generate(self, path: str, body: bytes) -> Response | EventStream:
         started_s = time.monotonic()
-        if len(body) <= _SMALL_BODY_BYTES:
-            parsed, choices = self._understand(path, body)
-        else:
-            loop = asyncio.get_running_loop()
-            parsed, choices = await loop.run_in_executor(
-                self._readers, self._understand, path, body
-            )
-        if parsed.model not in self.config.models:
-            raise ApiError(
-                404,
-                f"there is no model {parsed.model[:100]!r} here",
-                param="model",
-                code="model_not_found",
-            )
-        if self._draining or self.scheduler.queued >= self.config.max_waiting:
-            why = "stopping" if self._draining else "too many requests are waiting"
-            raise ApiError(503, why, kind="server_error", code="overloaded", retry_after_s=1)
+        parsed, choices = await self._read(body, self._understand, path, body)
+        self._admit(parsed.model)
         prompt_tokens = len(parsed.choices[0].prompt)
         prompt_tokens += sum(
             len(choice.prompt)
@@ -233,21 +238,85 @@ class InstanceServer:
         )
         self.metrics.prompt_tokens += prompt_tokens
         writer = ResponseWriter(parsed, prompt_tokens)
-        answer = _ChoiceMerger(self, parsed, choices, started_s)
+        answer = ChoiceMerger(self, parsed, choices, started_s)
         if parsed.stream:
-            return EventStream(_stream(answer, writer))
+            return await begin_stream(answer, writer)
         pieces: list[list[ChoiceDelta]] = [[] for _ in parsed.choices]
         try:
             async with contextlib.aclosing(answer.pieces()) as stream:
                 async for piece in stream:
                     pieces[piece.index].append(piece)
         except GenerationError as error:
-            raise ApiError(500, str(error), kind="server_error") from error
+            raise error.api_error() from error
+        pieces = keep_best(pieces, parsed.best_of, parsed.n)
         return Response(writer.whole(pieces, answer.completion_tokens))
+
+    async def _embed(self, path: str, body: bytes) -> Response:
+        del path
+        started_s = time.monotonic()
+        try:
+            order = ReadOrder(pool=self._pooling())
+        except AtollError as error:
+            raise ApiError(400, str(error), param="model") from error
+        parsed = await self._read(body, read_embedding, body, self.codec, self.max_length)
+        self._admit(parsed.model)
+        self.metrics.prompt_tokens += parsed.tokens
+
+        async def pool(tokens: tuple[int, ...]) -> Vector:
+            asked = ChoiceRequest(tokens, _ONE_TOKEN, (), read=order)
+            async for event in self.events(asked):
+                if event.reading is not None and event.reading.vector is not None:
+                    return event.reading.vector
+            raise GenerationError("the request was cancelled")
+
+        ended = "error"
+        try:
+            answer = await embed(parsed, pool)
+            ended = "stop"
+        except GenerationError as error:
+            raise error.api_error() from error
+        finally:
+            self.metrics.finished[ended] += 1
+            self.metrics.whole.observe(time.monotonic() - started_s)
+        return Response(answer)
+
+    async def _convert(self, path: str, body: bytes) -> Response:
+        return await self._read(body, self._convert_tokens, path, body)
+
+    def _convert_tokens(self, path: str, body: bytes) -> Response:
+        request = read_tokens_request(path, body)
+        self._check_model(request.model)
+        return answer_tokens(request, body, self.codec, self.max_length)
+
+    def _check_model(self, model: str) -> None:
+        if model not in self.config.models:
+            message = f"there is no model {model[:100]!r} here"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def _admit(self, model: str) -> None:
+        """Refuse a request for another model, or for which there is no room now."""
+        self._check_model(model)
+        if self._draining or self.scheduler.queued >= self.config.max_waiting:
+            why = "stopping" if self._draining else "too many requests are waiting"
+            raise ApiError(503, why, kind="server_error", code="overloaded", retry_after_s=1)
+
+    async def _read(
+        self, body: bytes, function: Callable[P, Result], *arguments: P.args, **named: P.kwargs
+    ) -> Result:
+        """Read a body: a small one here, a large one, or one of which answers have a form, in a thread."""
+        try:
+            if is_quick(body):
+                return function(*arguments, **named)
+            loop = asyncio.get_running_loop()
+            call = partial(function, *arguments, **named)
+            return await loop.run_in_executor(self._readers, call)
+        except RecursionError:
+            message = "the request is nested too deeply"
+            raise ApiError(400, message, code="invalid_json") from None
 
     def _understand(self, path: str, body: bytes) -> tuple[ParsedRequest, list[ChoiceText]]:
         """Read a request and, of an answer that is resumed, the tokens so far; in any thread."""
-        parsed = requests.read(path, body, self.codec, self.codec.max_length)
+        parsed = requests.read(path, body, self.codec, self.max_length)
         choices = [
             ChoiceText(index, choice, self.codec) for index, choice in enumerate(parsed.choices)
         ]
@@ -266,14 +335,15 @@ class InstanceServer:
             deadline_s=self.config.request_s,
             generated=choice.generated,
             embeds=choice.embeds,
+            read=choice.read,
         )
         events = self.scheduler.generate(request)
         try:
             async with contextlib.aclosing(events):  # type: ignore[type-var]
                 async for event in events:
                     if event.error is not None:
-                        raise GenerationError(event.error)
-                    if event.token is not None:
+                        raise GenerationError(event.error, refused=event.refused)
+                    if event.token is not None or event.reading is not None:
                         self._last_token_s = time.monotonic()
                         count += 1
                         if count % _GROW_EVERY == 0:
@@ -306,105 +376,3 @@ def _list_nodes(config: InstanceConfig) -> list[NodeSpec]:
 
 _ONE_TOKEN = SamplingParams(max_tokens=1)
 _GETS = frozenset({"/v1/models", "/health", "/ping", "/metrics", "/atoll/v1/status"})
-
-
-class _ChoiceMerger:
-    """The pieces of all choices of a request as they come."""
-
-    def __init__(
-        self,
-        server: InstanceServer,
-        parsed: ParsedRequest,
-        choices: list[ChoiceText],
-        started_s: float,
-    ) -> None:
-        self._server = server
-        self._parsed = parsed
-        self._started_s = started_s
-        self._choices = choices
-        self._queue: asyncio.Queue[ChoiceDelta | Exception] = asyncio.Queue()
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens of all choices, those generated elsewhere included."""
-        return sum(choice.completion_tokens for choice in self._choices)
-
-    async def pieces(self) -> AsyncGenerator[ChoiceDelta, None]:
-        """Yield pieces until every choice has ended; GenerationError if one cannot."""
-        if len(self._choices) == 1:
-            only = self._stream_choice(self._choices[0], self._parsed.choices[0])
-            async with contextlib.aclosing(only) as pieces:
-                async for piece in pieces:
-                    yield piece
-            return
-        tasks = [
-            asyncio.create_task(self._collect(choice, request))
-            for choice, request in zip(self._choices, self._parsed.choices, strict=True)
-        ]
-        left = len(tasks)
-        try:
-            while left:
-                item = await self._queue.get()
-                if isinstance(item, Exception):
-                    raise item
-                left -= item.finish is not None
-                yield item
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _collect(self, choice: ChoiceText, request: ChoiceRequest) -> None:
-        try:
-            async with contextlib.aclosing(self._stream_choice(choice, request)) as pieces:
-                async for piece in pieces:
-                    self._queue.put_nowait(piece)
-        except GenerationError as error:
-            self._queue.put_nowait(error)
-
-    async def _stream_choice(
-        self, choice: ChoiceText, request: ChoiceRequest
-    ) -> AsyncGenerator[ChoiceDelta, None]:
-        metrics = self._server.metrics
-        if choice.finish is not None:
-            yield ChoiceDelta(choice.index, choice.owed, finish=choice.finish)
-            return
-        last_s: float | None = None
-        ended = "abort"
-        try:
-            async with contextlib.aclosing(self._server.events(request)) as events:
-                async for event in events:
-                    now_s = time.monotonic()
-                    if event.token is not None:
-                        metrics.generation_tokens += 1
-                        if last_s is None:
-                            metrics.first_token.observe(now_s - self._started_s)
-                        else:
-                            metrics.per_token.observe(now_s - last_s)
-                        last_s = now_s
-                    piece = choice.add(event)
-                    if piece is None:
-                        continue
-                    yield piece
-                    if piece.finish is not None:
-                        ended = piece.finish
-                        break
-        except GenerationError:
-            ended = "error"
-            raise
-        finally:
-            metrics.finished[ended] += 1
-            metrics.whole.observe(time.monotonic() - self._started_s)
-
-
-async def _stream(answer: _ChoiceMerger, writer: ResponseWriter) -> AsyncGenerator[bytes, None]:
-    first = writer.roles()
-    try:
-        async with contextlib.aclosing(answer.pieces()) as pieces:
-            async for piece in pieces:
-                yield first + writer.chunk(piece)
-                first = b""
-    except GenerationError as error:
-        yield first + b"data: " + error_body(str(error), "server_error") + b"\n\n"
-        return
-    yield first + writer.end(answer.completion_tokens)
