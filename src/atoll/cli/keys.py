@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from atoll.runtime.accounts.limits import Counted
 
 T = TypeVar("T")
+_LATEST_S = 253_370_764_800.0
+"""The year 9999: later dates cannot be shown."""
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 DB_HELP = "sqlite:///FILE, postgresql://..., or a file; else $ATOLL_DB, else the user's own."
@@ -96,7 +98,7 @@ def create(options: KeySettings) -> None:
     if demands:
         spec["policy"] = Policy.parse(demands)
     if options.expires is not None:
-        spec["expires_s"] = parse_moment(options.expires, "--expires", ahead=True)
+        spec["expires_s"] = _future(options.expires)
     new_key = NewKey.parse(spec)
     text, key = with_database(options.db, lambda database: database.create_key(new_key))
     if options.as_json:
@@ -108,7 +110,7 @@ def create(options: KeySettings) -> None:
 
 @app.command("list")
 def list_(
-    every: Annotated[bool, typer.Option("--all", help="Revoked and expired ones too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Revoked ones too.")] = False,
     db: Db = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,7 +119,7 @@ def list_(
     keys = [
         key
         for key in with_database(db, lambda database: database.keys())
-        if every or key.state(now_s) == "active"
+        if every or key.state(now_s) != "revoked"
     ]
     columns = ("id", "name", "owner", "state", "models", "nodes", "limits", "made", "expires")
     rows = [
@@ -181,16 +183,35 @@ def revoke(which: Which, db: Db = None, as_json: AsJson = False) -> None:
 
 def with_database(url: str | None, use: Callable[[Database], Awaitable[T]]) -> T:
     """Open the database that a command means, use it and close it."""
-    from atoll.runtime.accounts.database import Database, default_url
+    # First: it says what to install where that is missing.
+    from atoll.runtime.accounts.database import Database, SQLAlchemyError, default_url, unusable
+
+    named = url or default_url()
 
     async def run() -> T:
-        database = await Database.open(url or default_url())
+        database = await Database.open(named)
         try:
             return await use(database)
+        except SQLAlchemyError as error:
+            raise unusable(named, error) from None
         finally:
             await database.close()
 
     return asyncio.run(run())
+
+
+def _future(text: str) -> float:
+    """Read when a key expires; a moment that is over would make a key that never works."""
+    from atoll.core.errors import InputError
+
+    expires_s = parse_moment(text, "--expires", ahead=True)
+    if expires_s <= time.time():
+        hint = "give a span (30d), or a date to come (UTC, from its midnight on)"
+        raise InputError(f"{text} is over already", field="--expires", hint=hint)
+    if expires_s > _LATEST_S:
+        hint = "leave it out for a key that does not expire"
+        raise InputError(f"{text} is too far ahead", field="--expires", hint=hint)
+    return expires_s
 
 
 def parse_moment(text: str, field: str, *, ahead: bool) -> float:

@@ -14,6 +14,7 @@ from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
     from atoll.runtime.accounts.database import Database
+    from atoll.runtime.accounts.gaps import LedgerGap
 
 app = typer.Typer(add_completion=False)
 _SHOWN = 1000
@@ -78,12 +79,15 @@ async def _show(
     as_json: bool,
 ) -> int:
     from atoll.runtime.accounts import report
+    from atoll.runtime.accounts.gaps import read_gaps
 
     span = report.UsagePeriod(
         None if since is None else parse_moment(since, "--since", ahead=False),
         None if until is None else parse_moment(until, "--until", ahead=False),
         None if key is None else (await database.key(key)).id,
     )
+    for gap in await read_gaps(database, span.since_s, span.until_s):
+        note(_describe_gap(gap))
     rows = report.usage(database, by, span)
     columns = report.columns_of(by)
     if parquet is not None:
@@ -104,9 +108,21 @@ async def _show(
     return len(listed)
 
 
+def _describe_gap(gap: LedgerGap) -> str:
+    """Say what the ledger may lack."""
+    since, until = (
+        "an unknown time"
+        if at_s is None
+        else f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S}"
+        for at_s in (gap.since_s, gap.until_s)
+    )
+    lost = f"{gap.lost:,} requests are missing" if gap.lost else "no request is known to be missing"
+    return f"from {since} to {until} (UTC) a gateway served on a full disk: {lost}"
+
+
 _WIDE = ("endpoint", "operation_id", "status", "stream", "estimated", "day", "backend", "number")
 """What only programs want to see."""
-_MEDIA = ("audio_seconds", "speech_seconds", "image_pixels")
+_MEDIA = ("audio_seconds", "speech_seconds", "image_pixels", "bytes_in", "bytes_out")
 """Shown where there are any."""
 
 
@@ -121,7 +137,16 @@ def _draw(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Any:
     if listing:
         shown.remove("started_s")
         shown.insert(0, "started_s")
-    right = ("tokens", "requests", "usd", "seconds", "pixels", "first token s")
+    right = (
+        "tokens",
+        "requests",
+        "usd",
+        "seconds",
+        "pixels",
+        "first token s",
+        "bytes in",
+        "bytes out",
+    )
     titles = [name.replace("_", " ") for name in shown]
     titles = ["started" if title == "started s" else title for title in titles]
     return table(

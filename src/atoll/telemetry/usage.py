@@ -57,6 +57,10 @@ class UsageRecord(NamedTuple):
     """Of speech that was made, and that the client has."""
     image_pixels: int = 0
     """Seen or drawn."""
+    bytes_in: int = 0
+    """Of the body that a service which is no model got; 0 for models. New, as above."""
+    bytes_out: int = 0
+    """And of what the client got from it."""
 
 
 OnUsage = Callable[[UsageRecord], None]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import InputError
+from atoll.runtime.accounts import journal as journal_module
 from atoll.runtime.accounts import slots as module
 from atoll.runtime.accounts.journal import JournalFullError, UsageJournal, read_segment, recover
 from atoll.runtime.accounts.slots import (
@@ -29,8 +30,10 @@ def no_space(*_: object) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("kind", ["mapped", "written"])
+@pytest.mark.parametrize("kind", ["mapped", "written", "database", "serve"])
 def test_a_disk_that_really_is_full_does_not_end_the_process(tmp_path: Path, kind: str) -> None:
+    tmp_path = tmp_path / "disk"
+    tmp_path.mkdir()
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("only root may mount a tmpfs of its own (unshare --mount)")
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
@@ -94,7 +97,7 @@ def test_without_blocks_beforehand_stores_are_written(
     slots.deliver(2, 7)
     assert list(read_slots(tmp_path / "slots")) == [(b"request", 7, NO_MEDIA)]
     slots.use_media(2, MediaCounts(1, 2, 2**40))
-    assert list(read_slots(tmp_path / "slots")) == [(b"request", 7, (1, 2, 2**40))]
+    assert list(read_slots(tmp_path / "slots")) == [(b"request", 7, MediaCounts(1, 2, 2**40))]
     slots.clear(2)
     assert not list(read_slots(tmp_path / "slots"))
     slots.close()
@@ -150,4 +153,53 @@ def test_what_the_disk_did_not_take_of_a_slot_comes_later(
     journal.rotate()
     (segment,) = journal.segments()
     assert [done.tokens for done in read_segment(segment)] == [4]
+    journal.release()
+
+
+def test_a_file_system_that_may_only_be_read_is_a_plain_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        with pytest.raises(InputError, match="read-only file system") as raised:
+            UsageJournal.claim(tmp_path, slots=4)
+    assert "name a folder you may write to" in str(raised.value)
+
+
+def test_spare_slots_are_written_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_SPARE_BYTES", 400)
+    journal = UsageJournal.claim(tmp_path, slots=1)
+    taken = journal.open("k", "taken", "m", "e", 0.0)
+    spare = [journal.open_spare() for _ in range(4)]
+    assert len({taken, *spare}) == 5
+    for number, slot in enumerate(spare):
+        journal.delivered(slot, 7 + number)
+        journal.use_media(slot, MediaCounts(pixels=number))
+    assert [(journal.tokens(s), journal.media(s).pixels) for s in spare] == [
+        (7, 0),
+        (8, 1),
+        (9, 2),
+        (10, 3),
+    ]
+    assert journal.tokens(taken) == 0
+    assert journal.running == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", no_space)
+        # Two frames fit into the memory for them; what comes then is forgotten, and said so.
+        kept = [journal.close(s, "k", 8, 1.0, record(f"s{s}")) for s in spare]
+        assert kept == [True, True, False, False]
+        assert journal.close(taken, "k", 4, 1.0, record("taken"))
+        assert journal.unwritten == 3
+    journal.retry()
+    assert journal.unwritten == journal.running == 0
+    journal.rotate()
+    (segment,) = journal.segments()
+    named = [done.record.request_id for done in read_segment(segment) if done.record]
+    assert named == [f"s{spare[0]}", f"s{spare[1]}", "taken"]
+    assert journal.open("k", "again", "m", "e", 0.0) == taken
     journal.release()

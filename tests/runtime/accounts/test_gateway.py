@@ -110,6 +110,47 @@ def test_models_are_those_of_the_key(tmp_path: Path) -> None:
     run(tmp_path, story, ScriptedEngine(), ScriptedEngine(model="other"))
 
 
+def test_models_are_those_that_the_policy_of_the_key_permits(tmp_path: Path) -> None:
+    """A model of which every node is forbidden is not there; what changes shows at once."""
+
+    async def listed(it: Place, key: str) -> list[str]:
+        header = f"authorization: Bearer {key}\r\n"
+        shown = await it.bench.get("/v1/models", header)
+        names = [model["id"] for model in shown.json["data"]]
+        for name in ("m", "other", "small", "both"):
+            one = await it.bench.get(f"/v1/models/{name}", header)
+            assert one.status == (200 if name in names else 404), name
+        return names
+
+    async def story(it: Place) -> None:
+        pool, gateway = it.bench.gateway.pool, it.bench.gateway
+        place = pool.members["e1"].backend
+        pool.update(
+            place.model_copy(update={"metadata": {"region": "eu-1"}, "aliases": {"small": "other"}})
+        )
+        shares = {"shares": {"m": 1, "other": 1}}
+        gateway.configure(
+            GatewaySettings.parse(
+                gateway.settings.model_dump()
+                | {"choices": {"chat": shares}, "aliases": {"both": "chat"}}
+            )
+        )
+        anybody = await it.key()
+        every = ["chat", "m", "other", "both", "small"]
+        assert await listed(it, anybody) == every
+        key = await it.key(policy={"regions": ("eu",)})
+        assert await listed(it, key) == ["chat", "other", "both", "small"]
+        assert await listed(it, await it.key(policy={"providers": ("ETH",)})) == []
+        narrow = await it.key(policy={"regions": ("eu",)}, models=("m", "small"))
+        assert await listed(it, narrow) == ["small"]
+        pool.update(place.model_copy(update={"metadata": {"region": "us"}}))
+        assert await listed(it, key) == []
+        pool.update(pool.members["e0"].backend.model_copy(update={"metadata": {"region": "eu"}}))
+        assert await listed(it, key) == ["chat", "m", "both"]
+
+    run(tmp_path, story, ScriptedEngine(), ScriptedEngine(model="other"))
+
+
 def test_the_ledger_has_what_clients_received_through_failures(tmp_path: Path) -> None:
     faults = [Fault("die", 5), Fault("500"), Fault("none"), Fault("end_early", 3)]
 

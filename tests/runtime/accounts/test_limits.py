@@ -10,32 +10,10 @@ from atoll.runtime.accounts.limits import (
     Counted,
     KeyUsage,
     day_of,
-    per_minute,
     periods,
     periods_of,
-    resize,
     whole_seconds,
 )
-
-
-def test_a_limit_per_minute_lets_a_minutes_worth_in_at_once() -> None:
-    bucket = per_minute(60, 0.0)
-    assert [bucket.take(0.0) for _ in range(61)] == [True] * 60 + [False]
-    assert bucket.take(1.0)
-    assert not bucket.take(1.5)
-
-
-def test_a_changed_limit_keeps_what_was_used() -> None:
-    bucket = per_minute(100, 0.0)
-    bucket.charge(0.0, 80)
-    smaller = resize(bucket, 50, 0.0)
-    assert smaller is not None
-    assert smaller.level(0.0) == -30
-    assert resize(bucket, 100, 0.0) is bucket
-    assert resize(bucket, None, 0.0) is None
-    fresh = resize(None, 7, 0.0)
-    assert fresh is not None
-    assert fresh.level(0.0) == 7
 
 
 def test_periods_are_utc() -> None:

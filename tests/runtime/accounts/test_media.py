@@ -23,7 +23,7 @@ from atoll.runtime.accounts.journal import FinishedRequest, UsageJournal, read_s
 from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.accounts.ledger import rows_of
 from atoll.runtime.accounts.limits import Counted
-from atoll.runtime.accounts.slots import MediaCounts, make_slots, read_slots
+from atoll.runtime.accounts.slots import NO_MEDIA, MediaCounts, make_slots, read_slots
 from atoll.runtime.openai import Usage
 from tests.runtime.accounts.helpers import record
 from tests.runtime.accounts.test_gateway import Place, run
@@ -35,11 +35,12 @@ SPEECH = {"model": "m", "input": "hello", "voice": "v", "response_format": "pcm"
 FORM = f"content-type: {TYPE.decode()}\r\n"
 
 
-def old_slots(requests: list[tuple[bytes, int]]) -> bytes:
-    """A file as the first version of the journal left it: no words for sound and pictures."""
+def old_slots(requests: list[tuple[bytes, int]], media: tuple[int, ...] = ()) -> bytes:
+    """A file as an older version of the journal left it: the first had no words for sound and pictures."""
     count = len(requests)
-    data = b"ATOLLJ01" + struct.pack("<Q", count)
+    data = (b"ATOLLJ02" if media else b"ATOLLJ01") + struct.pack("<Q", count)
     data += b"".join(struct.pack("<Q", tokens) for _, tokens in requests)
+    data += struct.pack(f"<{len(media)}Q", *media) * count
     for request, _ in requests:
         word = len(request) | zlib.crc32(request) << 32
         data += (struct.pack("<Q", word) + request).ljust(512, b"\0")
@@ -49,7 +50,14 @@ def old_slots(requests: list[tuple[bytes, int]]) -> bytes:
 def test_slots_of_the_first_version_are_read(tmp_path: Path) -> None:
     path = tmp_path / "slots"
     path.write_bytes(old_slots([(b"one", 5), (b"two", 2**40)]))
-    assert list(read_slots(path)) == [(b"one", 5, (0, 0, 0)), (b"two", 2**40, (0, 0, 0))]
+    assert list(read_slots(path)) == [(b"one", 5, NO_MEDIA), (b"two", 2**40, NO_MEDIA)]
+
+
+def test_slots_of_the_second_version_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "slots"
+    path.write_bytes(old_slots([(b"one", 5), (b"two", 6)], (1, 2, 3)))
+    media = MediaCounts(1, 2, 3)
+    assert list(read_slots(path)) == [(b"one", 5, media), (b"two", 6, media)]
 
 
 def test_a_journal_of_the_first_version_is_counted(tmp_path: Path) -> None:
@@ -85,19 +93,19 @@ def test_a_slot_that_is_used_again_forgets_the_sound_before(tmp_path: Path) -> N
     slots = make_slots(path, 2)
     slots.put(1, b"one")
     slots.use_media(1, MediaCounts(1, 2, 3))
-    assert slots.media(1) == (1, 2, 3)
-    assert [s.media for s in read_slots(path)] == [(1, 2, 3)]
+    assert slots.media(1) == MediaCounts(1, 2, 3)
+    assert [s.media for s in read_slots(path)] == [MediaCounts(1, 2, 3)]
     slots.clear(1)
     slots.put(1, b"two")
-    assert slots.media(1) == (0, 0, 0)
-    assert [s.media for s in read_slots(path)] == [(0, 0, 0)]
+    assert slots.media(1) == NO_MEDIA
+    assert [s.media for s in read_slots(path)] == [NO_MEDIA]
     slots.close()
 
 
 def test_nonsense_is_cut() -> None:
-    assert media_counts(Usage(0, 0, 0, math.nan, math.inf, 2**70)) == (0, 10**9, 2**40)
-    assert media_counts(Usage(0, 0, 0, -5.0, 1e300, -1)) == (0, 10**9, 0)
-    assert media_counts(Usage(0, 0, 0, 0.0004, 0.0006, 1)) == (0, 1, 1)
+    assert media_counts(Usage(0, 0, 0, math.nan, math.inf, 2**70)) == MediaCounts(0, 10**9, 2**40)
+    assert media_counts(Usage(0, 0, 0, -5.0, 1e300, -1)) == MediaCounts(0, 10**9, 0)
+    assert media_counts(Usage(0, 0, 0, 0.0004, 0.0006, 1)) == MediaCounts(0, 1, 1)
 
 
 def test_a_database_of_the_version_before_is_brought_up_to_date(tmp_path: Path) -> None:
@@ -111,12 +119,14 @@ def test_a_database_of_the_version_before_is_brought_up_to_date(tmp_path: Path) 
     asyncio.run(make())
     with sqlite3.connect(path) as connection:
         for table, names in (
-            ("operations", ("audio_ms", "speech_ms", "image_pixels")),
+            ("operations", ("audio_ms", "speech_ms", "image_pixels", "bytes_in", "bytes_out")),
             ("attempts", ("audio_ms", "speech_ms", "image_pixels")),
             ("token_counters", ("audio_ms", "pixels")),
         ):
             for name in names:
                 connection.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
+        for table in ("gateways", "rate_buckets", "rate_leases", "ledger_gaps"):
+            connection.execute(f"DROP TABLE {table}")
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
     connection.close()
 

@@ -3,11 +3,13 @@
 All keys are held here and the database is asked once a second whether any changed, so a key that is
 revoked stops working, and a new one starts to, within that time. Finished requests go into the journal at
 once and from there into the database, once a second; as long as the database is away, keys stay as they
-were and the journal grows, up to a limit at which new requests are refused.
+were and the journal grows, up to a limit. There, and where the disk takes no more, `on_full_disk` says what
+becomes of new requests: `refuse` answers 503; `serve` lets them in and marks the gap in the ledger (`gaps`).
+Both end by themselves when there is room again.
 
-Requests and tokens a minute, and requests at the same time, are counted by each gateway for itself.
-Quotas (a day, a month, ever) are of all gateways together; each knows of the others' use a second or two
-late, so a key may go over its quota by what is delivered meanwhile.
+Requests and tokens a minute are shared by all gateways of a database (`rates`); requests at the same time are
+counted by each for itself. Quotas (a day, a month, ever) are of all gateways together; each knows of the
+others' use a second or two late, so a key may go over its quota by what is delivered meanwhile.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from atoll.core.errors import InputError
 from atoll.runtime.accounts.database import AWAY, Database, is_refusal
+from atoll.runtime.accounts.gaps import GapBook
 from atoll.runtime.accounts.grants import (
     ANYBODY,
     ActiveKey,
@@ -32,6 +35,7 @@ from atoll.runtime.accounts.journal import SLOTS, JournalFullError, UsageJournal
 from atoll.runtime.accounts.keys import matches, read_bearer
 from atoll.runtime.accounts.ledger import NO_PRICES, LedgerRows, TokenPrice, rows_of
 from atoll.runtime.accounts.limits import NOTHING, TOTAL, Counted, day_of, periods
+from atoll.runtime.accounts.rates import SharedRates
 from atoll.runtime.accounts.slots import MediaCounts
 from atoll.runtime.openai import ApiError
 from atoll.telemetry.logs import Log, SilentLog
@@ -44,11 +48,15 @@ _ALL_S = 60.0
 """How often quotas of keys that do not ask are read as well."""
 _ANSWER_S = 10.0
 """How long the database may take for one answer."""
+_HURRY_S = 0.1
+"""Between two settlements of limits that cannot wait for the next refresh."""
 _JOURNAL_BYTES = 256 * 2**20
 _TOKENS = 2**26
 """More than any request can have, whose body is not that large: what claims more is cut."""
 _MEDIA_S = 10**6
 _PIXELS = 2**40
+_BYTES = 2**50
+OnFullDisk = Literal["refuse", "serve"]
 
 
 class HasMedia(Protocol):
@@ -103,6 +111,8 @@ class Accounts:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.required = required
+        self.on_full_disk: OnFullDisk = "refuse"
+        """What becomes of new requests while what they use cannot be written down."""
         self.refused: dict[int, int] = {}
         """Requests that were not admitted, by status."""
         self._database = database
@@ -124,6 +134,13 @@ class Accounts:
         self._finished = recovered.finished + recovered.crashed
         self._written = 0
         self._gone: list[str] = []
+        self._kept: set[str] = set()
+        """Segments that are in the database, and that the disk did not let go of."""
+        self._trouble = ""
+        """What the database said when it was last away."""
+        self._gaps = GapBook()
+        self._rates = SharedRates(database, clock())
+        self._hurry = asyncio.Event()
         self._syncing = asyncio.Lock()
         self._periods = periods(wall())
         self._task: asyncio.Task[None] | None = None
@@ -172,15 +189,26 @@ class Accounts:
         if not await self.sync():
             await self.close()
             raise InputError(
-                "the database went away while its keys were read", hint="check that it runs"
+                f"the database cannot be used: {self._trouble}",
+                hint="check that it runs, has room, and is not locked by another program",
             )
         self._task = asyncio.get_running_loop().create_task(self._run(refresh_s))
 
     async def _run(self, refresh_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + refresh_s
         while True:
-            await asyncio.sleep(refresh_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(due_s):
+                    await self._hurry.wait()
+            self._hurry.clear()
             try:
-                await self.sync()
+                if loop.time() >= due_s:
+                    await self.sync()
+                    due_s = loop.time() + refresh_s
+                elif self._up:
+                    await self._settle()
+                    await asyncio.sleep(_HURRY_S)
             except Exception as error:  # noqa: BLE001 - requests go on, and so must this
                 self._log.event("accounts.bug", error=repr(error)[:500])
 
@@ -193,6 +221,9 @@ class Accounts:
         self._journal.rotate()
         try:
             await self.sync()
+            if self._up:
+                with contextlib.suppress(*AWAY):
+                    await self._rates.close(self._wall())
         finally:
             self._journal.release()
             await self._database.close()
@@ -207,7 +238,7 @@ class Accounts:
     def admit(self, authorization: bytes | None, model: str) -> Grant:
         """Let one request of a caller in, or raise 401, 403, 429 or 503."""
         held = self._find_key(authorization)
-        if self._full:
+        if self._full and self.on_full_disk == "refuse":
             raise self._refuse(no_room_error("usage cannot be written down at the moment"))
         if held is None:
             return ANYBODY
@@ -215,6 +246,8 @@ class Accounts:
         if unix_s >= self._periods.day_ends_s:
             self._periods = periods(unix_s)
         error = held.refusal(model, now_s, unix_s, self._periods)
+        if self._rates.gateways > 1 and held.unleased:
+            self._hurry.set()
         if error is not None:
             raise self._refuse(error)
         if held.requests is not None:
@@ -245,7 +278,10 @@ class Accounts:
                 counted = grant.key_id if held is not None and held.quotas else None
                 slot = self._journal.open(counted, "", "", "", self._wall(), track=False)
         except JournalFullError as error:
-            raise self._refuse(no_room_error(str(error))) from None
+            if self.on_full_disk == "refuse":
+                raise self._refuse(no_room_error(str(error))) from None
+            slot = self._journal.open_spare()
+            self._gaps.admit(self._wall())
         if held is not None:
             held.running += 1
         self._running[slot] = _Running(held)
@@ -259,6 +295,10 @@ class Accounts:
         """Note the sound and pictures that a request has used by now."""
         self._journal.use_media(slot, media_counts(usage))
 
+    def passed(self, slot: int, bytes_in: int, bytes_out: int) -> None:
+        """Note the bytes of bodies that went to a service and came from it by now."""
+        self._journal.use_media(slot, MediaCounts(bytes_in=bytes_in, bytes_out=bytes_out))
+
     def closed(self, slot: int, grant: Grant, record: UsageRecord) -> None:
         """Note that a request ended, however it did; its slot is free again."""
         running = self._running.pop(slot)
@@ -268,6 +308,10 @@ class Accounts:
             record = record._replace(prompt_tokens=prompt, completion_tokens=completion)
         tokens = prompt + completion
         media = media_counts(record)
+        if record.bytes_in or record.bytes_out:
+            media = media._replace(
+                bytes_in=min(record.bytes_in, _BYTES), bytes_out=min(record.bytes_out, _BYTES)
+            )
         finished_s = self._wall()
         held = running.held
         if held is not None:
@@ -276,8 +320,15 @@ class Accounts:
         counts = held is not None and held.quotas
         if grant.track or counts:
             kept = record if grant.track else None
-            self._finished += 1
-            self._journal.close(slot, grant.key_id, tokens, finished_s, kept, media)
+            # A journal at its limit takes nothing more, whatever the disk would.
+            full = self._full and self._journal.bytes >= self._journal_bytes
+            if full and self.on_full_disk == "serve":
+                self._journal.drop(slot)
+                self._gaps.lose(finished_s)
+            elif self._journal.close(slot, grant.key_id, tokens, finished_s, kept, media):
+                self._finished += 1
+            else:
+                self._gaps.lose(finished_s)
         else:
             self._journal.drop(slot)
 
@@ -314,7 +365,8 @@ class Accounts:
 
         keys, running, refused (by status), database_up, synced_s (seconds since the database was last in
         step), written (requests since the start), unwritten (finished, and not in the database yet),
-        journal_bytes, journal_full.
+        journal_bytes, journal_full, gap_requests and lost (let in though they could not be written down, and
+        not in the ledger), gateways (of this database), rates_shared (False: equal shares of limits).
         """
         return {
             "keys": len(self._keys),
@@ -326,6 +378,10 @@ class Accounts:
             "unwritten": self._finished - self._written,
             "journal_bytes": self._journal.bytes,
             "journal_full": self._full,
+            "gap_requests": self._gaps.requests,
+            "lost": self._gaps.lost,
+            "gateways": self._rates.gateways,
+            "rates_shared": self._rates.shared,
         }
 
     async def sync(self) -> bool:
@@ -340,6 +396,7 @@ class Accounts:
                 await self._exchange()
             except AWAY as error:
                 self._away(error)
+                self._rates.check(self._clock())
             else:
                 if not self._up:
                     self._log.event("accounts.database_back")
@@ -362,10 +419,11 @@ class Accounts:
 
     async def _exchange(self) -> None:
         if self._up:
-            # What was counted as pending goes with the segment that ends here.
             self._journal.rotate()
-            for held in self._metered.values():
-                held.usage.send()
+            if not self._journal.unwritten:
+                # What was counted as pending goes with the segment that ends here.
+                for held in self._metered.values():
+                    held.usage.send()
         else:
             self._journal.rotate_large()
         for segment in self._journal.segments():
@@ -375,8 +433,18 @@ class Accounts:
             self._gone.clear()
         await self._read_keys()
         await self._read_quotas()
+        await asyncio.wait_for(self._gaps.tell(self._database), _ANSWER_S)
+        await self._rates.settle(self._clock(), self._wall())
+
+    async def _settle(self) -> None:
+        """Settle limits a minute between two refreshes."""
+        with contextlib.suppress(*AWAY):
+            await self._rates.settle(self._clock(), self._wall())
 
     async def _write(self, segment: Path) -> None:
+        if segment.stem in self._kept:
+            self._forget(segment)
+            return
         count = 0
         try:
             rows, count = await asyncio.to_thread(_load, segment, self._prices)
@@ -390,7 +458,17 @@ class Accounts:
             self._log.event("accounts.refused", segment=segment.name, error=repr(error)[:500])
             return
         self._written += count
-        self._journal.forget(segment)
+        self._kept.add(segment.stem)
+        self._forget(segment)
+
+    def _forget(self, segment: Path) -> None:
+        """Remove a segment that is in the database; where the disk does not let it go, later."""
+        try:
+            self._journal.forget(segment)
+        except OSError as error:
+            self._log.event("accounts.segment_stays", segment=segment.name, error=str(error))
+            return
+        self._kept.discard(segment.stem)
         self._gone.append(segment.stem)
 
     async def _read_keys(self) -> None:
@@ -402,6 +480,7 @@ class Accounts:
                 held = self._keys[key.id] = ActiveKey(key, now_s)
             else:
                 held.change(key, now_s)
+            self._rates.know(key.id, held)
             if held.quotas:
                 self._metered[key.id] = held
         if changes.keys:
@@ -427,6 +506,8 @@ class Accounts:
             self._keys[key_id].usage.arrived(used_by_key.get(key_id, {}))
 
     def _away(self, error: BaseException) -> None:
+        cause = getattr(error, "orig", None) or error
+        self._trouble = str(cause) or type(cause).__name__
         if self._up:
             kind = type(getattr(error, "orig", None) or error).__name__
             self._log.event("accounts.database_away", error=kind)
@@ -441,8 +522,11 @@ class Accounts:
                 bytes=journal.bytes,
                 unwritten=journal.unwritten,
                 reason=journal.trouble if journal.unwritten else "",
+                mode=self.on_full_disk,
             )
         self._full = full
+        if not full and self._gaps.current is not None:
+            self._gaps.end(self._wall())
 
 
 def media_counts(usage: HasMedia) -> MediaCounts:

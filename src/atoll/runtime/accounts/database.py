@@ -44,6 +44,11 @@ _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
+_BUSY_S = 5.0
+"""How long SQLite waits for whoever writes; less than a gateway waits for an answer."""
+_MIGRATING_S = 20.0
+"""How long another process may take to change the tables."""
+_LOCK_POLL_S = 0.02
 _FORMS = "write sqlite:///FILE, postgresql://USER@HOST/NAME, or the path of a file"
 
 
@@ -82,24 +87,20 @@ class Database:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         insert: Any = postgresql.insert if engine.dialect.name == "postgresql" else sqlite.insert
-        self._insert = insert
+        self.insert = insert
+        """Begins a statement that may say what to do about rows that are there already."""
 
     @classmethod
     async def open(cls, text: str) -> Database:
         """Connect, and make or change the tables if needed; any number may do so at once."""
         url = read_url(text)
-        shown = url.render_as_string(hide_password=True)
         engine = _engine(url)
         try:
             async with _file_lock(url), engine.connect() as connection:
                 await _migrate(connection)
-        except (DBAPIError, OSError) as error:
+        except (SQLAlchemyError, OSError) as error:
             await engine.dispose()
-            cause = getattr(error, "orig", None) or error
-            raise InputError(
-                f"cannot use the database {shown}: {type(cause).__name__}: {cause}",
-                hint="check its address, and that it runs and lets you in",
-            ) from None
+            raise unusable(text, error) from None
         except BaseException:
             await engine.dispose()
             raise
@@ -115,10 +116,20 @@ class Database:
         async with self._engine.connect() as connection:
             yield connection
 
+    @contextlib.asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncConnection]:
+        """Give a connection to write with: all that is written counts at its end, or nothing does."""
+        async with self._engine.begin() as connection:
+            yield connection
+
     # Keys
 
     async def create_key(self, spec: NewKey) -> tuple[str, ApiKey]:
         """Make a key; return its text, which nobody can find out later, and the key."""
+        if spec.expires_s is not None and spec.expires_s <= time.time():
+            raise InputError(
+                "it would have expired already", field="expires_s", hint="name a time to come"
+            )
         text, key_id, digest = make_key()
         async with self._engine.begin() as connection:
             version = await _next_version(connection)
@@ -207,14 +218,14 @@ class Database:
         """Write a segment of a journal: all of it, once; return False if it was there already."""
         table = schema.segments
         async with self._engine.begin() as connection:
-            added = self._insert(table).values(name=segment).on_conflict_do_nothing()
+            added = self.insert(table).values(name=segment).on_conflict_do_nothing()
             if (await connection.execute(added.returning(table.c.name))).first() is None:
                 return False
             for target, values in (
                 (schema.operations, rows.operations),
                 (schema.attempts, rows.attempts),
             ):
-                statement = self._insert(target).on_conflict_do_nothing()
+                statement = self.insert(target).on_conflict_do_nothing()
                 for start in range(0, len(values), _BATCH):
                     await connection.execute(statement, values[start : start + _BATCH])
             if rows.counters:
@@ -231,7 +242,7 @@ class Database:
         self, connection: AsyncConnection, counted: Mapping[tuple[str, str], Counted]
     ) -> None:
         table = schema.counters
-        statement = self._insert(table)
+        statement = self.insert(table)
         statement = statement.on_conflict_do_update(
             index_elements=[table.c.key_id, table.c.period],
             set_={
@@ -249,6 +260,29 @@ class Database:
 
 AWAY = (SQLAlchemyError, OSError)
 """What a database raises that cannot be used now."""
+
+_CAUSES = (
+    ("locked", "end the program that holds it, or try again when that is done"),
+    ("not a database", "name another file, or restore this one"),
+    ("malformed", "restore it from a copy"),
+    ("full", "free some space on its disk"),
+    ("readonly", "make the file and its folder writable"),
+)
+
+
+def unusable(text: str, error: BaseException) -> InputError:
+    """Return what to tell whoever named a database that cannot be used; passwords are left out."""
+    url = read_url(text)
+    shown = (
+        url.render_as_string(hide_password=True).replace("+aiosqlite", "").replace("+psycopg", "")
+    )
+    cause = getattr(error, "orig", None) or error
+    reason = str(cause) or type(cause).__name__
+    hints = (hint for word, hint in _CAUSES if word in reason)
+    return InputError(
+        f"cannot use the database {shown}: {reason}",
+        hint=next(hints, "check its address, and that it runs and lets you in"),
+    )
 
 
 def is_refusal(error: Exception) -> bool:
@@ -288,7 +322,7 @@ def _engine(url: sa.URL) -> AsyncEngine:
                 pool_pre_ping=True,
                 connect_args={"connect_timeout": 5, "options": "-c statement_timeout=30000"},
             )
-        engine = create_async_engine(url, hide_parameters=True, connect_args={"timeout": 20.0})
+        engine = create_async_engine(url, hide_parameters=True, connect_args={"timeout": _BUSY_S})
     except ModuleNotFoundError as error:
         extra = "postgres" if error.name == "psycopg" else "accounts"
         raise MissingDependencyError(error.name or "", extra) from error
@@ -326,8 +360,15 @@ async def _file_lock(url: sa.URL) -> AsyncIterator[None]:
     path = f"{url.database}.lock"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # Not in this thread: whoever holds the lock may be another task of it.
-        await asyncio.to_thread(fcntl.flock, handle, fcntl.LOCK_EX)
+        # Asked for again and again: whoever holds the lock may be another task of this thread.
+        for _ in range(int(_MIGRATING_S / _LOCK_POLL_S)):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_LOCK_POLL_S)
+        else:
+            raise TimeoutError(f"another process holds {path}: locked for {_MIGRATING_S:g} s")
         yield
     finally:
         os.close(handle)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.core.bucket import TokenBucket
 from atoll.runtime.accounts.keys import ApiKey, ModelFilter
+from atoll.runtime.accounts.leases import SharedLimit
 from atoll.runtime.accounts.limits import (
     TOTAL,
     Counted,
     KeyUsage,
     Periods,
-    resize,
     whole_seconds,
 )
 from atoll.runtime.openai import ApiError
@@ -46,6 +45,7 @@ class ActiveKey:
     """A key and what it is doing here. Times are those of one monotonic clock, in seconds."""
 
     __slots__ = (
+        "asked_s",
         "grant",
         "key",
         "models",
@@ -61,8 +61,10 @@ class ActiveKey:
         self.usage = KeyUsage()
         self.running = 0
         """Requests."""
-        self.requests: TokenBucket | None = None
-        self.tokens: TokenBucket | None = None
+        self.requests: SharedLimit | None = None
+        self.tokens: SharedLimit | None = None
+        self.asked_s = float("-inf")
+        """When it last asked for something, or an answer of it grew."""
         self.change(key, now_s)
 
     def change(self, key: ApiKey, now_s: float) -> None:
@@ -73,8 +75,8 @@ class ActiveKey:
         """When it last asked for something, or was changed."""
         self.grant = Grant(key.id, spec.owner, spec.policy, spec.track, spec.models)
         self.models = ModelFilter(spec.models)
-        self.requests = resize(self.requests, spec.requests_per_min, now_s)
-        self.tokens = resize(self.tokens, spec.tokens_per_min, now_s)
+        self.requests = _resize(self.requests, spec.requests_per_min, now_s)
+        self.tokens = _resize(self.tokens, spec.tokens_per_min, now_s)
         self.quotas = any(
             getattr(spec, f"{what}_{span}") is not None
             for what in _METERED
@@ -83,16 +85,16 @@ class ActiveKey:
 
     def refusal(self, model: str, now_s: float, unix_s: float, now: Periods) -> ApiError | None:
         """Return why a request for a model is not let in: 403, 429, or None if it is."""
-        self.touched_s = now_s
+        self.touched_s = self.asked_s = now_s
         if not self.models.allow(model):
             return model_not_allowed_error(model)
         most = self.key.spec.concurrent
         if most is not None and self.running >= most:
             return rate_limit_error(f"{most} requests of this API key run already.", 1)
-        for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
-            wait_s = 0.0 if bucket is None else bucket.wait_s(now_s)
-            if bucket is not None and wait_s > 0.0:
-                message = f"Rate limit reached: {bucket.capacity:.0f} {what} a minute."
+        for limit, what in ((self.requests, "requests"), (self.tokens, "tokens")):
+            wait_s = 0.0 if limit is None else limit.wait_s(now_s)
+            if limit is not None and wait_s > 0.0:
+                message = f"Rate limit reached: {limit.limit:.0f} {what} a minute."
                 return rate_limit_error(message, whole_seconds(wait_s))
         return self._over_quota(unix_s, now) if self.quotas else None
 
@@ -122,7 +124,8 @@ class ActiveKey:
     def grew(self, more: Counted, now_s: float) -> None:
         """Charge what a running request has delivered."""
         self.usage.running += more
-        if self.tokens is not None:
+        if self.tokens is not None and more.tokens:
+            self.asked_s = now_s
             self.tokens.charge(now_s, more.tokens)
 
     def ended(self, used: Counted, charged: Counted, day: str, now_s: float) -> None:
@@ -137,15 +140,30 @@ class ActiveKey:
     def limit_headers(self, now_s: float) -> tuple[tuple[bytes, bytes], ...]:
         """Return OpenAI's `x-ratelimit-*` headers; none without limits per minute."""
         headers: list[tuple[bytes, bytes]] = []
-        for name, bucket in ((b"requests", self.requests), (b"tokens", self.tokens)):
-            if bucket is not None:
-                left = max(0, int(bucket.level(now_s)))
+        for name, limit in ((b"requests", self.requests), (b"tokens", self.tokens)):
+            if limit is not None:
+                left = max(0, int(limit.level(now_s)))
                 headers += [
-                    (b"x-ratelimit-limit-" + name, b"%d" % bucket.capacity),
+                    (b"x-ratelimit-limit-" + name, b"%d" % limit.limit),
                     (b"x-ratelimit-remaining-" + name, b"%d" % left),
-                    (b"x-ratelimit-reset-" + name, b"%.3fs" % bucket.full_s(now_s)),
+                    (b"x-ratelimit-reset-" + name, b"%.3fs" % limit.full_s(now_s)),
                 ]
         return tuple(headers)
+
+    @property
+    def unleased(self) -> bool:
+        """Whether it has a limit a minute of which this gateway holds nothing."""
+        return any(limit is not None and not limit.leased for limit in (self.requests, self.tokens))
+
+
+def _resize(limit: SharedLimit | None, most: int | None, now_s: float) -> SharedLimit | None:
+    """Return the limit for so much a minute, which may have changed; what was used stays used."""
+    if most is None:
+        return None
+    if limit is None:
+        return SharedLimit(most, now_s)
+    limit.resize(most, now_s)
+    return limit
 
 
 def unknown_key_error(message: str) -> ApiError:
@@ -177,4 +195,4 @@ def rate_limit_error(message: str, retry_after_s: int) -> ApiError:
 
 def no_room_error(message: str) -> ApiError:
     """Return the error for a gateway that cannot write down what a request would use."""
-    return ApiError(503, message, kind="server_error", code="overloaded", retry_after_s=5)
+    return ApiError(503, message, kind="server_error", code="ledger_full", retry_after_s=5)

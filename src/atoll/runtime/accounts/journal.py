@@ -12,7 +12,8 @@ written survives the process, not a power cut: nothing is forced to the disk on 
 
 A full disk ends no request and not the process. The blocks of the slots are taken before the first request
 is let in; a finished request whose frame the disk does not take keeps its slot, and its frame here, until
-`retry` writes it. As long as anything waits for that, new requests are refused (503).
+`retry` writes it. As long as anything waits for that, new requests are refused (503), or let in with a spare
+slot, of which the disk knows nothing (`open_spare`): what those used is kept here up to a limit.
 
 A lock on the folder says that a process uses it. Each gateway takes the first free folder under a common
 base, and on its start adopts those that dead gateways have left.
@@ -27,6 +28,7 @@ import os
 import secrets
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +45,8 @@ _TEXT_BYTES = 120
 """Of a name in a slot; longer ones are cut."""
 _FOLDERS = 64
 _SEGMENT_BYTES = 4 * 2**20
+_SPARE_BYTES = 64 * 2**20
+"""Of frames of spare slots that wait for room on the disk."""
 _FRAME = struct.Struct("<II")
 _NAME = "*.done"
 
@@ -63,6 +67,9 @@ class FinishedRequest(msgspec.Struct, frozen=True, array_like=True):
     """Heard; frames that end before this are read as well."""
     speech_ms: int = 0
     pixels: int = 0
+    bytes_in: int = 0
+    """Of the body that a service got; frames that end before this are read as well."""
+    bytes_out: int = 0
 
 
 class _OpenRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -135,7 +142,11 @@ class UsageJournal:
         self._operations = 0
         self._ops: dict[int, str] = {}
         self._free = list(range(slots - 1, -1, -1))
-        self._unwritten: list[tuple[int, bytes]] = []
+        self._slot_count = self._next_spare = slots
+        self._spare: dict[int, tuple[int, MediaCounts]] = {}
+        """Tokens, sound and pictures of requests in spare slots, whose numbers come after the others."""
+        self._spare_bytes = 0
+        self._unwritten: deque[tuple[int, bytes]] = deque()
         # The current segment.
         self._segment: Path | None = None
         self._descriptor = -1
@@ -202,8 +213,7 @@ class UsageJournal:
         """Note that a request begins; return its slot."""
         if not self._free:
             raise JournalFullError("too many requests at once for the journal")
-        self._operations += 1
-        op = f"{self._run}{self._operations:016x}"
+        op = self._name_operation()
         request = _OpenRequest(op, key_id, track, request_id, model, endpoint, started_s)
         blob = _encode(request)
         if len(blob) > SLOT_BYTES:
@@ -218,21 +228,39 @@ class UsageJournal:
         self._ops[slot] = op
         return slot
 
+    def open_spare(self) -> int:
+        """Let a request begin of which the disk knows nothing until it ends; return its slot."""
+        slot = self._next_spare
+        self._next_spare += 1
+        self._spare[slot] = (0, NO_MEDIA)
+        self._ops[slot] = self._name_operation()
+        return slot
+
+    def _name_operation(self) -> str:
+        self._operations += 1
+        return f"{self._run}{self._operations:016x}"
+
     def delivered(self, slot: int, tokens: int) -> None:
         """Note how many tokens of the answer the client has."""
-        self._slots.deliver(slot, tokens)
+        if slot < self._slot_count:
+            self._slots.deliver(slot, tokens)
+        else:
+            self._spare[slot] = (tokens, self._spare[slot][1])
 
     def use_media(self, slot: int, counts: MediaCounts) -> None:
         """Note the sound and pictures of a request by now."""
-        self._slots.use_media(slot, counts)
+        if slot < self._slot_count:
+            self._slots.use_media(slot, counts)
+        else:
+            self._spare[slot] = (self._spare[slot][0], counts)
 
     def media(self, slot: int) -> MediaCounts:
         """Return what `use_media` said last."""
-        return self._slots.media(slot)
+        return self._slots.media(slot) if slot < self._slot_count else self._spare[slot][1]
 
     def tokens(self, slot: int) -> int:
         """Return what `delivered` said last."""
-        return self._slots.tokens(slot)
+        return self._slots.tokens(slot) if slot < self._slot_count else self._spare[slot][0]
 
     def close(
         self,
@@ -242,16 +270,25 @@ class UsageJournal:
         finished_s: float,
         record: UsageRecord | None,
         media: MediaCounts = NO_MEDIA,
-    ) -> None:
-        """Note that a request ended, and free its slot."""
+    ) -> bool:
+        """Note that a request ended, and free its slot; returns False if it had to be forgotten.
+
+        That is possible only for a spare slot, where neither the disk nor the memory for such has room.
+        """
         done = FinishedRequest(self._ops.pop(slot), key_id, tokens, finished_s, record, *media)
         data = _encode(done)
         frame = _FRAME.pack(len(data), zlib.crc32(data)) + data
-        if self._unwritten or not self._append(frame):
-            # The slot stays taken, so that what was delivered is not forgotten.
-            self._unwritten.append((slot, frame))
-        else:
+        if not self._unwritten and self._append(frame):
             self._release(slot)
+            return True
+        if slot >= self._slot_count:
+            if self._spare_bytes + len(frame) > _SPARE_BYTES:
+                self._release(slot)
+                return False
+            self._spare_bytes += len(frame)
+        # The slot stays taken, so that what was delivered is not forgotten.
+        self._unwritten.append((slot, frame))
+        return True
 
     def drop(self, slot: int) -> None:
         """Free the slot of a request that is not to be written down."""
@@ -259,7 +296,9 @@ class UsageJournal:
         self._release(slot)
 
     def _release(self, slot: int) -> None:
-        if self._slots.clear(slot):
+        if slot >= self._slot_count:
+            del self._spare[slot]
+        elif self._slots.clear(slot):
             self._free.append(slot)
 
     def _note(self, error: OSError) -> None:
@@ -317,7 +356,9 @@ class UsageJournal:
             if not self._append(frame):
                 return
             self._release(slot)
-            del self._unwritten[0]
+            if slot >= self._slot_count:
+                self._spare_bytes -= len(frame)
+            self._unwritten.popleft()
 
     def rotate(self, *, least_bytes: int = 1) -> None:
         """End the current segment if it has as many bytes, so that it can be read into the database.
@@ -343,7 +384,10 @@ class UsageJournal:
         return paths + [path for path in self._folder.segments() if path != self._segment]
 
     def forget(self, segment: Path, *, keep_as: str | None = None) -> None:
-        """Remove a segment that is in the database, or keep it under another ending."""
+        """Remove a segment that is in the database, or keep it under another ending.
+
+        OSError if the disk does not let go of it.
+        """
         size = segment.stat().st_size
         if keep_as is None:
             segment.unlink()
@@ -439,6 +483,8 @@ def _close_crashed(
         audio_seconds=media.audio_ms / 1000,
         speech_seconds=media.speech_ms / 1000,
         image_pixels=media.pixels,
+        bytes_in=media.bytes_in,
+        bytes_out=media.bytes_out,
     )
     kept = record if request.track else None
     return FinishedRequest(request.op, request.key_id, tokens, finished_s, kept, *media)

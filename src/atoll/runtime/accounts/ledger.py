@@ -152,6 +152,8 @@ def _operation_row(done: FinishedRequest, record: UsageRecord, day: str, cost: i
         "first_token_s": record.first_token_s,
         "day": day,
         **_media(done),
+        "bytes_in": done.bytes_in,
+        "bytes_out": done.bytes_out,
     }
 
 

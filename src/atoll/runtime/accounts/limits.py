@@ -1,8 +1,6 @@
-"""Limits of a key: requests and tokens a minute, tokens, sound and pixels a day, month or ever, at once.
+"""Quotas of a key: tokens, sound and pixels a day, a month or ever; limits a minute are in `leases`.
 
-Nothing here knows a clock or does I/O. Limits per minute are token buckets that hold a minute's worth;
-what an answer costs is known only as it grows, so the bucket for tokens goes into debt and nothing more
-is let in until it is paid off. Over time no key gets more than its rate.
+Nothing here knows a clock or does I/O.
 """
 
 from __future__ import annotations
@@ -12,29 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-
-from atoll.core.bucket import TokenBucket
-
-_MINUTE_S = 60.0
-
-
-def per_minute(most: int, now_s: float) -> TokenBucket:
-    """Return a full bucket that holds a minute's worth of a limit per minute."""
-    return TokenBucket(most, most / _MINUTE_S, now_s)
-
-
-def resize(bucket: TokenBucket | None, most: int | None, now_s: float) -> TokenBucket | None:
-    """Return the bucket for a limit per minute that may have changed; what was used stays used."""
-    if most is None:
-        return None
-    if bucket is None:
-        return per_minute(most, now_s)
-    if bucket.capacity == most:
-        return bucket
-    used = bucket.capacity - bucket.level(now_s)
-    changed = per_minute(most, now_s)
-    changed.charge(now_s, used)
-    return changed
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,10 @@ MEDIA = {
     "image_pixels": "image_pixels",
 }
 """Columns of sound and pictures, and what they are called in a report."""
+BYTES = ("bytes_in", "bytes_out")
+"""Columns of services that are no models; of whole requests only."""
 _NUSD = 1e-9
+_WHOLE = ("_tokens", "requests", "attempts", *BYTES)
 _CHUNK = 2000
 Row = dict[str, Any]
 
@@ -75,7 +78,7 @@ def _row(row: Row) -> Row:
     cost = row.pop("cost_nusd")
     plain = {
         # PostgreSQL sums integers to decimals.
-        name: int(value) if name.endswith(("_tokens", "requests", "attempts")) else value
+        name: int(value) if name.endswith(_WHOLE) else value
         for name, value in row.items()
         if name not in MEDIA
     }
@@ -113,6 +116,7 @@ def _sum(by: str, span: UsagePeriod) -> sa.Select[Any]:
         sa.func.sum(counted.c.prompt_tokens).label("prompt_tokens"),
         sa.func.sum(counted.c.completion_tokens).label("completion_tokens"),
         *(sa.func.sum(counted.c[name]).label(name) for name in MEDIA),
+        *(sa.func.sum(operations.c[name]).label(name) for name in BYTES if counted is operations),
         sa.func.sum(counted.c.cost_nusd).label("cost_nusd"),
     ]
     return (
@@ -197,7 +201,7 @@ class ParquetSink:
 
 
 def _arrow_type(pa: Any, name: str) -> Any:
-    if name.endswith(("_tokens", "requests", "_pixels")) or name in ("status", "number"):
+    if name.endswith((*_WHOLE, "_pixels")) or name in ("status", "number"):
         return pa.int64()
     if name in ("stream", "estimated"):
         return pa.bool_()

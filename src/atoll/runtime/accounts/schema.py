@@ -16,7 +16,7 @@ from sqlalchemy import (
     text,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """The migration that makes these tables."""
 
 metadata = MetaData()
@@ -71,6 +71,8 @@ operations = Table(
     Column("first_token_s", Float(53)),
     Column("day", String(10), nullable=False),  # UTC, in which it ended
     *_media(),
+    Column("bytes_in", BigInteger, nullable=False, server_default=text("0")),  # of services only
+    Column("bytes_out", BigInteger, nullable=False, server_default=text("0")),
     Index("operations_day", "day"),
     Index("operations_key", "key_id", "day"),
 )
@@ -108,4 +110,45 @@ segments = Table(
     "journal_segments",
     metadata,
     Column("name", String(64), primary_key=True),
+)
+
+gateways = Table(
+    # Gateways that use this database, and when they last did.
+    "gateways",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("seen_s", Float(53), nullable=False),
+)
+
+buckets = Table(
+    # What is left of a limit a minute, without what is lent to gateways.
+    "rate_buckets",
+    metadata,
+    Column("key_id", String(12), primary_key=True),
+    Column("what", String(16), primary_key=True),  # requests, tokens
+    Column("level", Float(53), nullable=False),
+    Column("at_s", Float(53), nullable=False),
+)
+
+leases = Table(
+    # What of it a gateway has taken ahead.
+    "rate_leases",
+    metadata,
+    Column("key_id", String(12), primary_key=True),
+    Column("what", String(16), primary_key=True),
+    Column("gateway", String(32), primary_key=True),
+    Column("lent", Float(53), nullable=False),
+    Column("expires_s", Float(53), nullable=False),
+    Column("served_s", Float(53), nullable=False),  # when it last got a whole request or token
+)
+
+gaps = Table(
+    # Times in which a gateway could not write down what it served, and went on serving.
+    "ledger_gaps",
+    metadata,
+    Column("id", String(40), primary_key=True),
+    Column("since_s", Float(53), nullable=False),
+    Column("until_s", Float(53)),  # none: it has not ended, or its gateway died in it
+    Column("requests", BigInteger, nullable=False),  # that nothing on the disk knew of as they ran
+    Column("lost", BigInteger, nullable=False),  # that are not in the ledger
 )

@@ -1,10 +1,10 @@
 """The file in which a journal keeps the requests that run, and what a full disk does to it.
 
-    header | tokens delivered, 8 bytes a slot | sound heard, speech delivered (both in milliseconds) and
-    pixels, 24 bytes a slot | slots of 512 bytes: (length, crc), request
+    header | tokens delivered, 8 bytes a slot | sound heard, speech delivered (both in milliseconds), pixels,
+    bytes to and from a service, 40 bytes a slot | slots of 512 bytes: (length, crc), request
 
-The header names the version of this order. Files of the first, which had tokens only, are read as well;
-those of a later one are refused, as they are not understood here.
+The header names the version of this order. Files of the first, which had tokens only, and of the second,
+which had no bytes, are read as well; those of a later one are refused, as they are not understood here.
 
 A store into mapped memory for which the file system finds no block ends the process (SIGBUS); no handler
 can turn that into an error. So a file is mapped only where its blocks are certain: all of them are taken
@@ -33,8 +33,9 @@ from typing import NamedTuple
 from atoll.core.errors import InputError
 
 _FAMILY = b"ATOLLJ"
-_MAGIC = _FAMILY + b"02"
-_MEDIA_WORDS = {_FAMILY + b"01": 0, _MAGIC: 3}
+_MAGIC = _FAMILY + b"03"
+_WORDS = 5
+_MEDIA_WORDS = {_FAMILY + b"01": 0, _FAMILY + b"02": 3, _MAGIC: _WORDS}
 """Words a slot has beside its tokens, by version."""
 _HEADER = 16
 _SLOT = 512
@@ -46,7 +47,7 @@ _MOUNTS = Path("/proc/self/mounts")
 
 
 class MediaCounts(NamedTuple):
-    """Sound and pictures of a request, in whole units."""
+    """Sound and pictures of a request, and bytes of one to a service, in whole units."""
 
     audio_ms: int = 0
     """Of sound that was heard."""
@@ -54,6 +55,10 @@ class MediaCounts(NamedTuple):
     """Of speech that the client has."""
     pixels: int = 0
     """Seen or drawn."""
+    bytes_in: int = 0
+    """Of the bodies that a service got from the client."""
+    bytes_out: int = 0
+    """And of those that the client got from it."""
 
 
 NO_MEDIA = MediaCounts()
@@ -72,7 +77,7 @@ class MappedSlots:
 
     def __init__(self, memory: mmap.mmap, slots: int) -> None:
         self._memory = memory
-        self._base = _HEADER + 32 * slots
+        self._base = _HEADER + 8 * (1 + _WORDS) * slots
         self._media_base = _HEADER + 8 * slots
         self._words = memoryview(memory).cast("Q")
         self._tokens = self._words[_HEADER // 8 : self._media_base // 8]
@@ -92,7 +97,8 @@ class MappedSlots:
         self._tokens[slot] = 0
         if slot in self._with_media:
             self._with_media.discard(slot)
-            self._media[3 * slot] = self._media[3 * slot + 1] = self._media[3 * slot + 2] = 0
+            for word in range(_WORDS * slot, _WORDS * slot + _WORDS):
+                self._media[word] = 0
         self._memory[start + 8 : start + 8 + len(request)] = request
         # The last store makes it count.
         self._words[start >> 3] = len(request) | zlib.crc32(request) << 32
@@ -108,13 +114,14 @@ class MappedSlots:
     def use_media(self, slot: int, counts: MediaCounts) -> None:
         """Note the sound and pictures of a request by now."""
         self._with_media.add(slot)
-        self._media[3 * slot], self._media[3 * slot + 1], self._media[3 * slot + 2] = counts
+        for word, count in enumerate(counts, _WORDS * slot):
+            self._media[word] = count
 
     def media(self, slot: int) -> MediaCounts:
         """Return what `use_media` said last."""
         if slot not in self._with_media:
             return NO_MEDIA
-        return MediaCounts(*self._media[3 * slot : 3 * slot + 3])
+        return MediaCounts(*self._media[_WORDS * slot : _WORDS * (slot + 1)])
 
     def clear(self, slot: int) -> bool:
         """Free a slot; returns whether the disk knows, and with it whether the slot may be used again."""
@@ -155,7 +162,7 @@ class WrittenSlots(MappedSlots):
         try:
             self._write(_HEADER + 8 * slot, 8)
             if had_media:
-                self._write(self._media_base + 24 * slot, 24)
+                self._write(self._media_base + 8 * _WORDS * slot, 8 * _WORDS)
             self._write(start, 8 + len(request))
         except OSError:
             super().clear(slot)
@@ -177,7 +184,7 @@ class WrittenSlots(MappedSlots):
         """Note the sound and pictures of a request by now."""
         super().use_media(slot, counts)
         try:
-            self._write(self._media_base + 24 * slot, 24)
+            self._write(self._media_base + 8 * _WORDS * slot, 8 * _WORDS)
         except OSError:
             self._behind.add(slot)
 
@@ -200,7 +207,7 @@ class WrittenSlots(MappedSlots):
             start = self._base + slot * _SLOT
             try:
                 self._write(_HEADER + 8 * slot, 8)
-                self._write(self._media_base + 24 * slot, 24)
+                self._write(self._media_base + 8 * _WORDS * slot, 8 * _WORDS)
                 self._write(start, 8)
             except OSError:
                 break
@@ -267,7 +274,7 @@ def read_slots(path: Path) -> Iterator[StoredSlot]:
 
 
 def _size(slots: int) -> int:
-    return _HEADER + slots * (8 + 24 + _SLOT)
+    return _HEADER + slots * (8 * (1 + _WORDS) + _SLOT)
 
 
 def _header(slots: int) -> bytes:

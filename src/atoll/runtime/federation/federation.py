@@ -26,19 +26,23 @@ _LOOK_S = 0.5
 _PROBE_AGAIN_S = 60.0
 
 
-class DirectRequest(Protocol):
+class NodeRequest(Protocol):
     """A request that may run at a node."""
 
     def uses(self, member: Member) -> bool:
         """Whether it is at a node now."""
         ...
 
+    def member_down(self, reason: str) -> None:
+        """Leave a node that is gone, for another where that is possible."""
+
+
+class DirectRequest(NodeRequest, Protocol):
+    """A request that may run straight at a node's address."""
+
     def goes_by(self, kind: type) -> bool:
         """Whether it was sent on a connection of a kind."""
         ...
-
-    def member_down(self, reason: str) -> None:
-        """Leave a node that is gone, for another where that is possible."""
 
 
 class FederationContext(Protocol):
@@ -49,6 +53,11 @@ class FederationContext(Protocol):
     @property
     def relays(self) -> Collection[DirectRequest]:
         """Requests that run."""
+        ...
+
+    @property
+    def service_proxies(self) -> Collection[NodeRequest]:
+        """Requests that run at services that are no models."""
         ...
 
     def upstreams(self, member: Member) -> UpstreamPool:
@@ -111,8 +120,11 @@ class Federation:
 
     def _follow_fabric(self, event: str, peer: Peer) -> None:
         sid = peer.sid
-        if event == "left":
+        if event in ("left", "revoked"):
+            member = self._pool.members.get(sid)
             self.members.drop(sid)
+            if member is not None and self.fabric.peer(sid) is None:
+                self._evict(member)
             self.members.unused.pop(sid, None)
             self._upstreams.pop(sid, None)
             self._probed_s.pop(sid, None)
@@ -121,6 +133,21 @@ class Federation:
         if event == "down" and self._context is not None:
             flap_s = self._context.settings.flap_s
             self._loop.call_later(flap_s, self._leave_node, sid)
+
+    def _evict(self, member: Member) -> None:
+        """Take everything from a node that the registry dropped: its certificate is good no more.
+
+        One that leaves by its own word stays known for a while, and finishes what it has.
+        """
+        context = self._context
+        if context is None:
+            return
+        running: list[NodeRequest] = [*context.relays, *context.service_proxies]
+        moved = [request for request in running if request.uses(member)]
+        if moved:
+            self.log.event("fabric.evicted", sid=member.name, requests=len(moved))
+        for request in moved:
+            request.member_down("its certificate is no longer valid")
 
     def _leave_node(self, sid: str) -> None:
         """Move what runs straight at a node whose token did not come back; the tunnel sees to its own."""

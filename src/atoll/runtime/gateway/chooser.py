@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.routing.affinity import Affinity
@@ -110,7 +110,7 @@ class BackendChooser:
         def known(name: str) -> list[Candidate]:
             if turn is not None and name == parsed.model:
                 return self._served(turn.choice.candidates(turn.service))
-            return self._find_candidates(name)
+            return self.find_candidates(name)
 
         candidates = candidates_of(parsed, headers, policies, known, visible)
         if not candidates:
@@ -131,9 +131,10 @@ class BackendChooser:
     def _served(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         return [candidate for candidate in candidates if candidate.model in self._pool.rings]
 
-    def _find_candidates(self, name: str) -> list[Candidate]:
-        pool = self._pool
-        choice = self.choices.by_name.get(name)
+    def find_candidates(self, name: str) -> list[Candidate]:
+        """Return the models behind a name, the best first."""
+        pool, by_name = self._pool, self.choices.by_name
+        choice = by_name.get(name) or by_name.get(self._settings.aliases.get(name, ""))
         if choice is not None:
             # Not what was asked for first: nobody's turn.
             return self._served(choice.candidates(choice.dealer.peek()))
@@ -145,9 +146,13 @@ class BackendChooser:
         candidates += [Candidate(m, "alias", name) for m in aliased if m in pool.rings]
         return candidates
 
+    def tables(self) -> tuple[Mapping[str, object], ...]:
+        """Return what `find_candidates` looks at beside the rings; other objects where it changed."""
+        return self.choices.by_name, self._settings.aliases, self._pool.aliases
+
     def find_alias(self, name: str) -> str | None:
         """Return the model behind another name, None if it is none."""
-        return next((c.model for c in self._find_candidates(name) if c.how == "alias"), None)
+        return next((c.model for c in self.find_candidates(name) if c.how == "alias"), None)
 
     def names(self, *, hidden: bool = False) -> list[str]:
         """Return every name to ask for, choices and models first.

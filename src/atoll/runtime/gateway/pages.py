@@ -19,6 +19,7 @@ from atoll.core.errors import AtollError
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.openapi import document
+from atoll.runtime.gateway.permitted import PermittedModels
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.traffic import TrafficTally
 from atoll.runtime.http.server import Connection, Request
@@ -81,6 +82,7 @@ class Pages:
 
     def __init__(self, context: PagesContext) -> None:
         self._context = context
+        self._permitted = PermittedModels(context.pool, context.chooser)
 
     def answer(self, connection: Connection, request: Request) -> None:
         """Answer what came on the public port and needs no backend."""
@@ -146,7 +148,8 @@ class Pages:
         names = context.chooser.names(hidden=path != "/v1/models")
         if context.accounts is not None:
             grant = context.accounts.authenticate(request.headers.get(b"authorization"))
-            names = list(context.accounts.visible_models(grant, names))
+            visible = context.accounts.visible_models(grant, names)
+            names = self._permitted.choose(grant.policy, visible)
         if path == "/v1/models":
             data = [self._describe_model(name) for name in names]
             _respond(connection, 200, {"object": "list", "data": data})

@@ -1,7 +1,8 @@
 """Requests to services that are no models: `/services/NAME/...` goes to a node that has NAME, as it is.
 
 Nothing is known of such a service, so nothing can be continued: another node is tried only while no answer
-has begun, and only if the first one was never reached or the method may be repeated.
+has begun, and only if the first one was never reached or the method may be repeated. With keys, what it used
+is written down (`service_meter`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from urllib.parse import unquote
 
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.attempt import AttemptContext, Attempts
+from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.requirements import policies_of
+from atoll.runtime.gateway.service_meter import ServiceMeter
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.http.server import Connection, Request
 from atoll.runtime.http.upstream import RequestTemplate
@@ -19,9 +22,11 @@ from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.member import Member
 
 if TYPE_CHECKING:
-    from atoll.runtime.accounts.accounts import Grant
+    from atoll.runtime.accounts.accounts import Accounts, Grant
 
 _PREFIX = b"/services/"
+_ENDPOINT = "/services"
+"""As metrics call all of them."""
 _REPEATED = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"})
 _METHODS = frozenset({*_REPEATED, b"POST", b"PATCH"})
 _NO_BODY = frozenset({204, 304})
@@ -32,6 +37,8 @@ class ProxyContext(AttemptContext, Protocol):
     """What a service proxy needs of a gateway."""
 
     settings: GatewaySettings
+    metrics: GatewayMetrics
+    accounts: Accounts | None
 
     def end_proxy(self, proxy: ServiceProxy) -> None:
         """Forget a request that ended."""
@@ -74,6 +81,12 @@ class ServiceProxy:
         self._begun = self._paused = False
         self._status = 0
         self._began_s = self._heard_s = context.loop.time()
+        self._first_s: float | None = None
+        self._meter: ServiceMeter | None = None
+        if context.accounts is not None and grant is not None:
+            self._meter = ServiceMeter(
+                context.accounts, grant, sent.id.decode(), service, len(self.body), self._began_s
+            )
 
     @staticmethod
     def service_of(path: bytes) -> str:
@@ -124,10 +137,13 @@ class ServiceProxy:
     def _fail_over(self, reason: str, *, reached: bool = True) -> None:
         """Give a node up and try another, as long as that does no harm."""
         context, attempts = self._context, self.attempts
-        attempts.give_up(reason, context.loop.time(), blame=True)
+        now_s = context.loop.time()
+        if self._meter is not None:
+            self._meter.leave(attempts.member, "failed", attempts.began_s, now_s)
+        attempts.give_up(reason, now_s, blame=True)
         if self._begun:
             # The client sees that the answer is cut off.
-            self._end()
+            self._end(self._status, "truncated")
             self._client.abort()
         elif len(attempts.avoid) < context.settings.attempts and (
             not reached or self._sent.method in _REPEATED
@@ -138,19 +154,31 @@ class ServiceProxy:
 
     def _fail(self, error: ApiError) -> None:
         """Tell the client that it did not work."""
-        self._end()
+        self._end(error.status, "error")
         self._client.respond_error(error)
 
-    def _end(self) -> None:
-        self.attempts.drop()
-        self._context.end_proxy(self)
+    def _end(self, status: int, outcome: str) -> None:
+        context, attempts, meter = self._context, self.attempts, self._meter
+        now_s = context.loop.time()
+        prompt = completion = 0
+        if meter is not None:
+            meter.leave(attempts.member, outcome, attempts.began_s, now_s)
+            usage = meter.close(status, outcome, attempts.backends, now_s)
+            prompt, completion = usage.prompt_tokens, usage.completion_tokens
+        tally = context.metrics.tally(self._service, _ENDPOINT, status)
+        tally.add(now_s - self._began_s, self._first_s, prompt, completion)
+        attempts.drop()
+        context.end_proxy(self)
 
     # What the node says
 
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         """Begin to answer the client."""
-        self._heard_s = self._context.loop.time()
+        self._heard_s = now_s = self._context.loop.time()
         self._status = status
+        self._first_s = now_s - self._began_s
+        if self._meter is not None:
+            self._meter.begin(status, content_type, now_s)
         extra = b"retry-after: %b\r\n" % retry_after if retry_after else b""
         if status not in _NO_BODY and self._sent.method != b"HEAD":
             self._begun = True
@@ -160,6 +188,8 @@ class ServiceProxy:
         """Pass a piece on."""
         self._heard_s = self._context.loop.time()
         if self._begun and data:
+            if self._meter is not None:
+                self._meter.take(data)
             self._client.send(data)
 
     def on_end(self) -> None:
@@ -168,7 +198,7 @@ class ServiceProxy:
         member = self.attempts.member
         if member is not None:
             self._context.pool.note_success(member, self._context.loop.time() - self._began_s)
-        self._end()
+        self._end(self._status, "ok")
         if self._begun:
             self._client.end_stream(b"")
         else:
@@ -187,7 +217,7 @@ class ServiceProxy:
 
     def cancel(self) -> None:
         """Stop: the client is gone."""
-        self._end()
+        self._end(499, "cancelled")
 
     def pause(self) -> None:
         """Take nothing from the node until the client keeps up."""
