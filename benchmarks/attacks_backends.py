@@ -9,7 +9,8 @@ from benchmarks.attacks_engine import WAYS
 from benchmarks.attacks_site import AttackedSite
 from benchmarks.attacks_wire import Reply, chat_body, request_of, talk
 
-_FAILED = frozenset({502, 504})
+_FAILED = frozenset({502, 503, 504})
+"""503: the backend was found out, and counts as down."""
 _FINE_ANYWAY = {"big-event", "two-answers", "early", "deep", "gzip"}
 """Ways that a client may get for an answer: odd, but whole."""
 _HELD = {"endless-body": 256 * MIB, "big-event": 32 * MIB, "endless-chunk": 64 * MIB}

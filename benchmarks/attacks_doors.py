@@ -3,7 +3,9 @@
 # ruff: noqa: E501 - a row a line
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 
 from benchmarks.attacks_case import (
     BAD,
@@ -286,6 +288,7 @@ def _keys() -> list[Attack]:
         return raw("keys", name, sent, allowed, target="keyed")
 
     async def expired(site: AttackedSite) -> str:
+        await asyncio.sleep(max(0.0, site.expired_s - time.monotonic()))
         sent = request_of(body, key=site.expired_key)
         return judge(await talk(site.ports["keyed"], [sent]), KEYLESS)
 

@@ -55,7 +55,8 @@ DEADLINES = {
     "resume_s": 2.0,
 }
 """Shorter than by default, in seconds: what is slow on purpose shall not make the run slow."""
-_START_S = 60.0
+_START_S = 120.0
+_EXPIRES_S = 15.0
 _LOOK_S = 0.05
 
 
@@ -104,6 +105,8 @@ class AttackedSite:
         self.folder = folder
         self.ports: dict[str, int] = {}
         self.key = self.expired_key = ""
+        self.expired_s = 0.0
+        """When, on the monotonic clock, that key has expired for certain."""
         self.servers: dict[str, Server] = {}
         self.hostile: dict[str, HostileBackend] = {}
         self.mirror = HostileBackend(None)
@@ -126,9 +129,10 @@ class AttackedSite:
         created = await self._atoll("keys", "create", "attacks", "--db", database, "--json")
         self.key = str(created["key"])
         created = await self._atoll(
-            "keys", "create", "old", "--expires", "2s", "--db", database, "--json"
+            "keys", "create", "old", "--expires", f"{_EXPIRES_S:.0f}s", "--db", database, "--json"
         )
         self.expired_key = str(created["key"])
+        self.expired_s = time.monotonic() + _EXPIRES_S
         accounts = ("--db", database, "--journal", str(self.folder / "journal"))
         await asyncio.gather(
             self._start_gateway("open", backends, "--open"),

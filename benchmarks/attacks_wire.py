@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 HOST = "127.0.0.1"
 CHAT = "/v1/chat/completions"
-_QUIET_S = 0.15
+_QUIET_S = 0.06
 """So long after a whole answer another one, which there must not be, may come."""
 _MOST_BYTES = 8 * 2**20
 
