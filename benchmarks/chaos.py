@@ -1,403 +1,241 @@
-"""Seeded kills of nodes and instances under load: no client may see any of them.
+"""A thousand kills of everything there is, under load: no client may see any of them.
 
-Two instances of a tiny random model, cut differently, run as processes behind a gateway. Clients stream
-greedy answers all the time. Again and again something is broken: a node or an instance is killed (SIGKILL),
-frozen (SIGSTOP, thawed later or never), or its port is closed and its connections reset. The next blow falls
-once all is well again, so that a replica always remains.
+Two replicas of a tiny random model, cut differently, run as processes (nodes and instances, each with its
+guard, forked from a nursery), joined to a fabric of two hubs; two gateways with one database serve it
+(`chaos_site`). Clients stream greedy answers, sampled ones with seeds, answers by JSON schema and tool calls
+all the time (`chaos_clients`). Every half second to ten seconds something is killed (SIGKILL), whatever state
+the rest is in. `python -m benchmarks.chaos_fleet` is smaller; it freezes processes and closes ports as well.
+
+errors, truncated, token_mismatch, hung: answers that were not what an undisturbed run gave.
+no_replica: errors while every replica was dead for longer than the stated limit (`RESUME_S`).
+orphans: processes of the site, of any time, that still run at its end.
+ledger_diff: over both gateways, requests whose ledger is wrong. Of a request whose gateway lived, the ledger
+must have one row with as many tokens as its client got. Of one whose gateway was killed, the ledger may have
+more, by what the client could not read: at most UNREAD tokens, those of one piece that the gateway had
+written down and not sent, or that lay in the kernel; and no row if the client got nothing.
+gap_ms_p99: of the longest wait between two tokens in each answer; for a client whose gateway was killed, that
+until the other gateway's first token counts, too.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import contextlib
 import json
-import os
-import signal
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from atoll.core.rng import stream
-from atoll.plan.plan import Flow, Instance, Node, Plan, Route
-from benchmarks.report import Figure, finish, options
-from benchmarks.tiny_model import LAYERS, write_tiny_model
+from benchmarks.chaos_clients import ChaosClients, Seen
+from benchmarks.chaos_site import RESUME_S, ChaosSite
+from benchmarks.report import Figure, finish
+from benchmarks.tiny_model import write_tiny_model
 
-if TYPE_CHECKING:
-    from atoll.runtime.local.fleet import LocalFleet
-    from atoll.telemetry.usage import UsageRecord
-
-SERVICE = "tiny"
 CLIENTS = 6
-HUNG_S = 60.0
-HEAL_S = 60.0
-_LAYOUTS = {
-    "a": ((0, 1), (0, 1), (1, 4)),
-    "b": ((0, 3), (3, 4), (3, 4)),
+TOKENS = 80
+UNREAD = 16
+_SHARES = {
+    "node": 0.42,
+    "instance": 0.2,
+    "guard": 0.14,
+    "nursery": 0.08,
+    "hub": 0.05,
+    "gateway": 0.07,
+    "member": 0.04,
 }
-_WAYS = (
-    *("kill-node", "kill-node", "kill-instance", "freeze-node", "thaw-node", "freeze-instance"),
-    "close-port",
-)
+_LEAST_S, _MEAN_S, _MOST_S = 0.5, 2.0, 10.0
+_TELL_S = 60.0
+_BARS = ("errors", "truncated", "token_mismatch", "hung")
 
 
-@dataclass
-class Outcome:
-    """What the clients and the ledger saw."""
-
-    kills: int = 0
-    requests: int = 0
-    errors: int = 0
-    truncated: int = 0
-    token_mismatch: int = 0
-    hung: int = 0
-    orphans: int = 0
-    delivered: int = 0
-    ledger: int = 0
-    records: int = 0
-    resumed: int = 0
-    ways: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def ledger_diff(self) -> int:
-        """Tokens, and requests, that ledger and clients count differently."""
-        return abs(self.ledger - self.delivered) + abs(self.records - self.requests)
+def pauses(seed: int, count: int, least_s: float, mean_s: float, most_s: float) -> list[float]:
+    """Return times between kills, in seconds: exponential, cut to a range."""
+    drawn = least_s + stream(seed, "chaos", "pauses").exponential(mean_s - least_s, count)
+    return [float(each) for each in np.minimum(drawn, most_s)]
 
 
-class Relay:
-    """Passes bytes on to an instance, until its port is closed."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
-        self.port = 0
-
-    async def open(self) -> None:
-        """Listen, on the same port as ever."""
-        self._server = await asyncio.start_server(self._pass, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def close(self) -> None:
-        """Stop listening and reset every connection."""
-        if self._server is not None:
-            self._server.close()
-        for writer in list(self._writers):
-            writer.transport.abort()
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            other = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._writers |= {writer, other[1]}
-        with contextlib.suppress(OSError):
-            await asyncio.gather(_copy(reader, other[1]), _copy(other[0], writer))
-        for end in (writer, other[1]):
-            self._writers.discard(end)
-            end.transport.abort()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-    writer.close()
-
-
-def tiny_plan() -> Plan:
-    """Return a plan of two instances that cut the model differently."""
-    instances = tuple(_instance(name, held) for name, held in _LAYOUTS.items())
-    return Plan(
-        problem_hash="chaos",
-        problem_name="chaos",
-        instances=instances,
-        routes=tuple(Route(service=SERVICE, instances=(name,), share=0.5) for name in _LAYOUTS),
-        usd_per_hour=0,
-        status="feasible",
-        solver="hand",
-    )
-
-
-def _instance(name: str, held: tuple[tuple[int, int], ...]) -> Instance:
-    nodes = tuple(
-        Node(id=f"n{i}", node_type="L4:1", market="owned", start=start, end=end, tp=1)
-        for i, (start, end) in enumerate(held)
-    )
-    pairs = [
-        *(("source", n.id) for n in nodes if n.start == 0),
-        *((m.id, n.id) for m in nodes for n in nodes if m.end == n.start),
-        *((n.id, "sink") for n in nodes if n.end == LAYERS),
-    ]
-    return Instance(
-        id=name,
-        service=SERVICE,
-        role="smollm2-135m/llm/both",
-        region="here",
-        stages=2,
-        nodes=nodes,
-        flows=tuple(Flow(src=a, dst=b, per_s=1.0) for a, b in pairs),
-        throughput_per_s=1.0,
-        usd_per_hour=0.0,
-    )
-
-
-class Chaos:
-    """A fleet, its clients and what befalls it."""
-
-    def __init__(self, fleet: LocalFleet, relays: dict[str, Relay], seed: int, tokens: int) -> None:
-        self.fleet = fleet
-        self.outcome = Outcome()
-        self._relays = relays
-        self._random = stream(seed, "chaos")
-        self._tokens = tokens
-        self._expected: dict[int, str] = {}
-        self._over = False
-        self.started: set[tuple[int, str]] = set()
-
-    def used(self, record: UsageRecord) -> None:
-        """Keep the ledger."""
-        self.outcome.records += 1
-        self.outcome.ledger += record.completion_tokens
-        self.outcome.resumed += len(record.backends) > 1
-
-    async def run(self, kills: int) -> None:
-        """Learn the answers, then break things under load."""
-        for number in range(12):
-            self._expected[number] = await self._ask(number) or ""
-            assert self._expected[number], self.outcome.notes
-        clients = [asyncio.create_task(self._client(number)) for number in range(CLIENTS)]
-        try:
-            while self.outcome.kills < kills:
-                await asyncio.sleep(float(self._random.uniform(0.1, 0.5)))
-                self.started |= _children()
-                await self._blow()
-                self.started |= _children()
-                await self._healed()
-        finally:
-            self._over = True
-            await asyncio.gather(*clients)
-
-    async def _client(self, number: int) -> None:
-        chance = stream(number, "client")
-        while not self._over:
-            which = int(chance.integers(len(self._expected)))
-            text = await self._ask(which)
-            if text is not None and text != self._expected[which]:
-                self.outcome.token_mismatch += 1
-                self.outcome.notes.append(f"prompt {which} differs")
-
-    async def _ask(self, which: int) -> str | None:
-        """Stream an answer; returns its text, None where it did not come."""
-        from atoll.runtime.http.client import FetchError, fetch
-
-        self.outcome.requests += 1
-        body = {
-            "model": SERVICE,
-            "prompt": f"Prompt number {which * 7919}: " * (1 + which % 3),
-            "max_tokens": self._tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        try:
-            status, answer = await fetch(
-                f"{self.fleet.url}/v1/completions", body=body, timeout_s=HUNG_S
+def ledger_diff(seen: Seen, rows: list[dict[str, Any]]) -> tuple[int, int, list[str]]:
+    """Return how many requests the ledger has wrong, tokens that killed gateways had in flight, and notes."""
+    ledger: dict[str, list[int]] = {}
+    for row in rows:
+        ledger.setdefault(row["request_id"], []).append(row["completion_tokens"])
+    wrong, unread, notes = 0, 0, []
+    for sending in seen.sendings:
+        if not sending.sent:
+            continue
+        counts = ledger.pop(sending.request_id, [])
+        if sending.cut:
+            fine = (not counts and not sending.seen) or (
+                len(counts) == 1 and 0 <= counts[0] - sending.seen <= UNREAD
             )
-        except FetchError as error:
-            hung = isinstance(error.__cause__, TimeoutError)
-            self.outcome.hung += hung
-            self.outcome.errors += not hung
-            self.outcome.notes.append(str(error))
-            return None
-        events = [line[6:] for line in answer.decode().split("\n\n") if line.startswith("data: ")]
-        if status != 200 or any(event.startswith('{"error"') for event in events):
-            self.outcome.errors += 1
-            self.outcome.notes.append(answer[-300:].decode())
-            return None
-        return self._read(events)
-
-    def _read(self, events: list[str]) -> str | None:
-        chunks: list[dict[str, Any]] = [json.loads(event) for event in events if event != "[DONE]"]
-        choices = [choice for chunk in chunks for choice in chunk["choices"]]
-        tokens = sum(len(choice.get("token_ids") or ()) for choice in choices)
-        self.outcome.delivered += tokens
-        ended = bool(choices) and choices[-1]["finish_reason"] == "length"
-        if not ended or events[-1:] != ["[DONE]"] or tokens != self._tokens:
-            self.outcome.truncated += 1
-            self.outcome.notes.append(f"{tokens} tokens, {events[-1:]}")
-            return None
-        return "".join(choice["text"] for choice in choices)
-
-    async def _blow(self) -> None:
-        """Break one thing."""
-        way = str(self._random.choice(_WAYS))
-        instances = [e.endpoint for e in self.fleet.endpoints]
-        victim = instances[int(self._random.integers(len(instances)))]
-        name = victim.backend.id
-        if way.endswith("node"):
-            name = victim.nodes[int(self._random.integers(len(victim.nodes)))].name
-        if way == "close-port":
-            self._struck(way)
-            self._relays[victim.backend.id].close()
-            await asyncio.sleep(float(self._random.uniform(0.3, 1.2)))
-            await self._relays[victim.backend.id].open()
-            return
-        pid = self.fleet.agent.processes[name].pid
-        if pid is None:
-            return
-        frozen = way.startswith(("freeze", "thaw"))
-        try:
-            os.kill(pid, signal.SIGSTOP if frozen else signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        self._struck(way)
-        if way.startswith("thaw"):
-            await asyncio.sleep(float(self._random.uniform(0.2, 3.0)))
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            unread += max(0, sum(counts) - sending.seen)
         else:
-            # It takes a moment until the agent knows.
-            await self._noticed(name, pid)
-
-    def _struck(self, way: str) -> None:
-        self.outcome.kills += 1
-        self.outcome.ways[way] += 1
-
-    async def _noticed(self, name: str, pid: int) -> None:
-        deadline_s = time.monotonic() + HEAL_S
-        while self.fleet.agent.processes[name].pid == pid and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.05)
-
-    async def _healed(self) -> None:
-        """Wait until every process is ready and every backend is up."""
-        deadline_s = time.monotonic() + HEAL_S
-        while time.monotonic() < deadline_s:
-            ready = all(str(k.state) == "ready" for k in self.fleet.agent.processes.values())
-            up = all(m.state == "up" for m in self.fleet.pool.members.values())
-            if ready and up and await self._all_heard():
-                return
-            await asyncio.sleep(0.05)
-        self.outcome.notes.append("not healed in time")
-        self.outcome.errors += 1
-
-    async def _all_heard(self) -> bool:
-        """Whether every instance hears from all its nodes."""
-        from atoll.runtime.http.client import FetchError, fetch
-
-        for named in self.fleet.endpoints:
-            try:
-                _, body = await fetch(f"{named.endpoint.backend.url}/atoll/v1/status", timeout_s=2)
-                if not all(node["alive"] for node in json.loads(body)["nodes"]):
-                    return False
-            except (FetchError, ValueError):
-                return False
-        return True
+            fine = counts == [sending.seen] or (not counts and not sending.seen)
+        if not fine:
+            wrong += 1
+            notes.append(
+                f"ledger: {sending.kind} {sending.request_id} gateway-{sending.gateway} has {counts}, "
+                f"its client {sending.seen}{', cut' if sending.cut else ''}"
+            )
+    return wrong + len(ledger), unread, notes
 
 
-async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outcome:
-    """Run a fleet of the tiny model in `folder` and strike it so many times."""
-    from atoll.runtime.adapters.base import RunDirectory
-    from atoll.runtime.gateway import GatewaySettings
-    from atoll.runtime.gateway.settings import Deadlines, HealthSettings
-    from atoll.runtime.local.build import LocalModel, LocalOptions, build
-    from atoll.runtime.local.fleet import LivenessTracker, LocalFleet
-    from atoll.runtime.local.state import new_home, remove_home
-    from atoll.runtime.pool.outliers import OutlierSettings
+class ChaosRun:
+    """A site, its clients, and what befalls it."""
 
-    home, liveness = RunDirectory(new_home()), LivenessTracker()
-    model = LocalModel(str(folder), folder)
-    settings = GatewaySettings(
-        port=0,
-        deadlines=Deadlines(first_token_s=4.0, between_tokens_s=4.0, resume_s=40.0, retry_s=40.0),
-        health=HealthSettings(interval_s=0.5, timeout_s=1.5),
-        outliers=OutlierSettings(base_ejection_s=0.5, max_ejection_s=0.5),
-    )
-    relays: dict[str, Relay] = {}
-    records: list[UsageRecord] = []
-    try:
-        made = build(
-            tiny_plan(),
-            {SERVICE: model},
-            home,
-            liveness,
-            LocalOptions(kv_bytes=8 * 2**20, dead_after_s=1.0, silent_s=2.5),
-        )
-        named = []
-        for each in made:
-            backend = each.endpoint.backend
-            relay = relays[backend.id] = Relay(int(backend.url.rpartition(":")[2]))
-            await relay.open()
-            moved = backend.model_copy(update={"url": f"http://127.0.0.1:{relay.port}"})
-            named.append(replace(each, endpoint=replace(each.endpoint, backend=moved)))
-        fleet = LocalFleet(
-            "chaos",
-            named,
-            home,
-            settings,
-            liveness,
-            warm=(str(folder),),
-            on_usage=records.append,
-        )
-        await fleet.start()
-        run = Chaos(fleet, relays, seed, tokens)
+    def __init__(self, site: ChaosSite, seed: int, tokens: int, results: Path | None) -> None:
+        self.site = site
+        self.key, self.ports, self.was_killed = site.key, site.ports, site.was_killed
+        self.is_ready = site.is_ready
+        self.dead_s = site.clock.longest_s
+        self.clients = ChaosClients(self, RESUME_S, tokens)
+        self.kills: Counter[str] = Counter()
+        self._chance = stream(seed, "chaos", "victims")
+        self._results = results
+        self._began_s = time.monotonic()
+
+    async def run(self, waits_s: list[float], clients: int) -> None:
+        """Learn the answers, then kill something after each of the pauses."""
+        begun_s = time.monotonic()
+        await self.clients.learn(print)
+        print(f"answers learned in {time.monotonic() - begun_s:.0f} s", flush=True)
+        self.clients.seen.first_s.clear()
+        asking = asyncio.create_task(self.clients.run(clients))
+        self._began_s = told_s = time.monotonic()
         try:
-            await run.run(kills)
+            for wait_s in waits_s:
+                await asyncio.sleep(wait_s)
+                self._strike()
+                if time.monotonic() - told_s >= _TELL_S or asking.done():
+                    told_s = time.monotonic()
+                    self.tell()
+                    if asking.done():
+                        break
         finally:
-            run.started |= _children()
-            await fleet.stop(10.0)
-        for record in records:
-            run.used(record)
-        await asyncio.sleep(0.2)
-        run.outcome.orphans = sum(_born(pid) == born for pid, born in run.started)
-        return run.outcome
-    finally:
-        for relay in relays.values():
-            relay.close()
-        remove_home(home.folder)
+            self.clients.stop()
+            await asking
+            self.tell()
+
+    def _strike(self) -> None:
+        kinds, shares = list(_SHARES), list(_SHARES.values())
+        while True:
+            kind = str(self._chance.choice(kinds, p=shares))
+            names = self.site.victims(kind)
+            if names and self.site.strike(kind, names[int(self._chance.integers(len(names)))]):
+                self.kills[kind] += 1
+                return
+
+    def tell(self) -> None:
+        """Say how it goes, and write it down: a run that is interrupted is not lost."""
+        figures = self.figures()
+        print(f"{figures['seconds']:.0f} s: {json.dumps(figures)}", flush=True)
+        if self._results is not None:
+            self._results.write_text(
+                json.dumps(figures | {"partial": True, "notes": self.clients.seen.notes}, indent=1)
+            )
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is known so far."""
+        seen = self.clients.seen
+        restarts = {n: p.restarts for n, p in self.site.agent.processes.items()}
+        return {
+            "kills": self.kills.total(),
+            **{name: getattr(seen, name) for name in (*_BARS, "no_replica", "retried")},
+            "gap_ms_p99": percentile_ms(seen.longest_s, 99),
+            "gap_ms_p50": percentile_ms(seen.longest_s, 50),
+            "gap_ms_max": percentile_ms(seen.longest_s, 100),
+            "ttft_ms_p99": percentile_ms(seen.first_s, 99),
+            "answers": seen.answers,
+            "requests": seen.requests,
+            "tokens": seen.delivered,
+            "killed": dict(self.kills),
+            "kinds": seen.kinds,
+            "restarts": sum(restarts.values()),
+            "seconds": round(time.monotonic() - self._began_s, 1),
+        }
 
 
-def _children() -> set[tuple[int, str]]:
-    """Return every process below this one, with when it was born: a number may be used again."""
-    from atoll.runtime.supervise.guard import descendants
-
-    return {(pid, born) for pid in descendants(os.getpid()) if (born := _born(pid))}
+def percentile_ms(seconds: list[float], percent: float) -> float | None:
+    """Return a percentile in milliseconds, of nothing if there is nothing."""
+    return round(float(np.percentile(seconds, percent)) * 1e3, 1) if seconds else None
 
 
-def _born(pid: int) -> str:
-    """Return when a process was born, in ticks; nothing if it is gone or waits to be forgotten."""
+async def chaos_of_all(
+    waits_s: list[float], seed: int, folder: Path, results: Path | None = None, tokens: int = TOKENS
+) -> dict[str, Any]:
+    """Kill as often as there are pauses; return all figures."""
+    from atoll.runtime.local.state import remove_home
+
+    model = write_tiny_model(folder / "tiny")
+    site = ChaosSite(folder, model)
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
+        try:
+            await site.open()
+            run = ChaosRun(site, seed, tokens, results)
+            await run.run(waits_s, CLIENTS)
+            figures = run.figures()
+        finally:
+            await site.close()
+        rows = await site.operations()
+        await asyncio.sleep(0.5)
+    finally:
+        remove_home(site.home.folder)
+    seen = run.clients.seen
+    wrong, unread, notes = ledger_diff(seen, rows)
+    figures |= {
+        "orphans": site.leftovers(),
+        "ledger_diff": wrong,
+        "unread": unread,
+        "ledger_tokens": sum(row["completion_tokens"] for row in rows),
+        "cut": sum(sending.cut for sending in seen.sendings),
+        "notes": [*seen.notes, *notes],
+    }
+    return figures
 
 
 def main() -> None:
-    chosen = options(__doc__ or "")
-    kills = 20 if chosen.quick else 200
-    with tempfile.TemporaryDirectory() as folder:
-        model = write_tiny_model(Path(folder) / "tiny")
-        begun = time.monotonic()
-        seen = asyncio.run(chaos(kills, 0, model))
-    seconds = time.monotonic() - begun
-    print(f"{seen.kills} blows in {seconds:.0f} s: {dict(seen.ways)}")
-    print(f"{seen.requests} answers, {seen.delivered} tokens, {seen.resumed} moved by the gateway")
-    for line in seen.notes[:20]:
-        print(f"  {line}")
-    names = ("errors", "truncated", "token_mismatch", "hung", "orphans", "ledger_diff")
-    finish(
-        [Figure("kills", seen.kills), *(Figure(n, getattr(seen, n), 0) for n in names)],
-        requests=seen.requests,
-        tokens=seen.delivered,
-        resumed=seen.resumed,
-        seconds=round(seconds, 1),
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="40 kills instead of 1000")
+    parser.add_argument("--kills", type=int, help="so many")
+    parser.add_argument(
+        "--apart",
+        type=float,
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="seconds between kills, evenly drawn, instead of 0.5 to 10 with a mean of 2",
     )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="folder for logs and the database")
+    parser.add_argument("--results", type=Path, help="file that is written every minute")
+    chosen = parser.parse_args()
+    kills = chosen.kills or (40 if chosen.quick else 1000)
+    waits_s = pauses(chosen.seed, kills, _LEAST_S, _MEAN_S, _MOST_S)
+    if chosen.apart:
+        least_s, most_s = chosen.apart
+        drawn = stream(chosen.seed, "chaos", "apart").uniform(least_s, most_s, kills)
+        waits_s = [float(each) for each in drawn]
+    with tempfile.TemporaryDirectory(prefix="chaos") as temporary:
+        folder = chosen.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        seen = asyncio.run(chaos_of_all(waits_s, chosen.seed, folder, chosen.results))
+    for line in seen["notes"][:30]:
+        print(f"  {line}")
+    names = (*_BARS, "orphans", "ledger_diff")
+    figures = [
+        Figure("kills", seen["kills"], None if kills < 1000 else 1000, at_least=True),
+        *(Figure(name, seen[name], 0) for name in names),
+        Figure("gap_ms_p99", seen["gap_ms_p99"], 5000),
+        Figure("no_replica", seen["no_replica"]),
+    ]
+    shown = {figure.name for figure in figures} | {"notes"}
+    if chosen.results is not None:
+        chosen.results.write_text(json.dumps(seen | {"partial": False}, indent=1))
+    finish(figures, **{name: value for name, value in seen.items() if name not in shown})
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from atoll.deploy.door import Labels, NodeCommand, Standing, StartOrder
 from atoll.deploy.local import LocalDeployer
 from atoll.deploy.local_keeper import STATE, KeeperState, process_start
 from atoll.plan.plan import Instance
-from atoll.runtime.supervise.process import Nursery
+from atoll.runtime.supervise.forker import Nursery
 from benchmarks.report import ROOT, Figure, finish
 from benchmarks.rollout_changes import (
     MACHINES,

@@ -68,6 +68,7 @@ def number(figures: Figures, key: str) -> float:
     return float(value)
 
 
+@pytest.mark.slow
 def test_perf_speed() -> None:
     figures = last_line(python("-m", "benchmarks.perf_speed", "--quick"))
     for key in ("tables_cpu_s", "scalar_query_us"):

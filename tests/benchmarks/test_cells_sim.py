@@ -47,6 +47,7 @@ def test_classes_are_the_types_of_table_2(omni: Problem) -> None:
     assert seen == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_deployments_fill_sixteen_gpus_and_serve_every_class(omni: Problem) -> None:
     images = images_problem()
     for problem, plan in (

@@ -56,6 +56,14 @@ def test_tokens_are_renewed_with_the_hubs_of_today(
     assert capsys.readouterr().err.count("error:") == 2
 
 
+def test_a_fabric_grows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert atoll(["fabric", "grow", "--slots", "10000"]) == 0
+    assert "atoll hub @fabric/hub-h0.token" in capsys.readouterr().err
+    assert Access.open("@fabric/hub-h0.token").slots == 10_000
+    assert atoll(["fabric", "grow", "--slots", "10001"]) != 0
+    assert "error: --slots: there are 10000 slots" in capsys.readouterr().err
+
+
 def test_members_come_and_go(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = ["fabric", "init", "--name", "demo", "--hub", "h:1", "--folder", "other", "--json"]
     assert atoll(other) == 0

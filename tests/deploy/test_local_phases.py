@@ -45,7 +45,7 @@ def nursery(tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) 
         [*command, str(tiny_folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+        assert process.stdout.readline().startswith(b"ready ")
         monkeypatch.setenv(NURSERY_VARIABLE, str(socket))
         yield socket
         assert process.stdin is not None

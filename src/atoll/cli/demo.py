@@ -109,7 +109,7 @@ async def _show(
 ) -> None:
     from atoll.deploy.commands.stage import NURSERY_VARIABLE
     from atoll.runtime.local.state import new_home, remove_home
-    from atoll.runtime.supervise.process import Nursery
+    from atoll.runtime.supervise.forker import Nursery
 
     home = new_home()
     socket = str(home / "nursery")
@@ -146,7 +146,7 @@ async def _speak(folder: Path, out: Path) -> None:
 async def _serve(path: Path, models: dict[str, LocalModel], question: str, socket: str) -> str:
     """Serve a plan, kill one of its processes, and return the undisturbed answer."""
     from atoll.runtime.local.build import LocalOptions
-    from atoll.runtime.supervise.process import Nursery
+    from atoll.runtime.supervise.forker import Nursery
 
     _say("\n3. A plan for just that small model on four small machines (of the example demo-local)")
     plan = read_plan(path)

@@ -32,7 +32,10 @@ def init(
     ],
     name: Annotated[str, typer.Option("--name", help="Name of the fabric, and its provider.")],
     folder: Folder = _DEFAULT_FOLDER,
-    slots: Annotated[int, typer.Option("--slots", help="Most members there can ever be.")] = 256,
+    slots: Annotated[
+        int,
+        typer.Option("--slots", help="Most members there can be, up to 10000; more later: grow."),
+    ] = 256,
     days: Annotated[int, typer.Option("--days", min=1, help="How long members may stay.")] = 365,
     as_json: AsJson = False,
 ) -> None:
@@ -144,6 +147,23 @@ def add_hub(
     path = Authority(folder).add_hub(address)
     note(f"on its machine (copy the token there): atoll hub @{path}")
     note("then give members new tokens: atoll fabric renew NAME --out FILE")
+
+
+@app.command()
+def grow(
+    slots: Annotated[
+        int, typer.Option("--slots", help="Most members there can be: 10000 at most.")
+    ],
+    folder: Folder = _DEFAULT_FOLDER,
+) -> None:
+    """Have room for more members: hubs started again allow it, nobody else has to be told."""
+    need_fabric()
+    from atoll.fabric.identity.authority import Authority
+
+    paths = Authority(folder).grow(slots)
+    note("restart the hubs, one after the other, with their tokens of now:")
+    for path in paths:
+        note(f"  atoll hub @{path}" if path.exists() else f"  {path} is not here: renew that hub")
 
 
 @app.command()

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.engine.kv import BlockTable
@@ -85,16 +87,9 @@ class PagedBatch:
         self.spans = tuple(spans)
         self.cache = cache
         self.rows = sum(span.count for span in spans)
-        size = cache.block_size
-        slots: list[int] = []
-        positions: list[int] = []
-        for span in spans:
-            blocks = span.table.blocks
-            for at in range(span.position, span.position + span.count):
-                positions.append(at)
-                slots.append(blocks[at // size] * size + at % size)
-        self.positions = torch.tensor([positions], dtype=torch.int64, device=device)
-        self.slots = torch.tensor(slots, dtype=torch.int64, device=device)
+        where = [_span_rows(span, cache.block_size) for span in self.spans]
+        self.positions = torch.from_numpy(np.concatenate([at for at, _ in where])[None]).to(device)
+        self.slots = torch.from_numpy(np.concatenate([slot for _, slot in where])).to(device)
         self._gather: dict[int, Tensor] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         self._tables: tuple[Tensor, Tensor, Tensor, int] | None = None
@@ -150,6 +145,8 @@ class PagedBatch:
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         spans = list(range(len(self.spans)))
         if plain and query.is_cuda:
+            if window is None and self._alike():
+                return self._attend_alike(query, keys, values, scaling)
             spans = self._decode_rows(query, keys, values, scaling, window, output)
         kv_heads = keys.shape[1]
         group = query.shape[1] // kv_heads
@@ -181,6 +178,27 @@ class PagedBatch:
             out = out.reshape(query.shape[1], span.count, -1)
             output[span.row : span.row + span.count] = out.transpose(0, 1)
         return output
+
+    def _alike(self) -> bool:
+        """Whether all are whole prompts of one length."""
+        first = self.spans[0]
+        return first.count > 1 and all(
+            span.position == 0 and span.count == first.count for span in self.spans
+        )
+
+    def _attend_alike(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        """Run whole prompts of one length together."""
+        shape = (len(self.spans), self.spans[0].count, -1, query.shape[2])
+        k, v = (stored.index_select(0, self.slots).view(shape) for stored in (keys, values))
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query.view(shape).transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=query.shape[1] > keys.shape[1],
+        )
+        return out.transpose(1, 2).reshape(query.shape)
 
     def _decode_rows(
         self,
@@ -218,6 +236,16 @@ class PagedBatch:
         else:
             output[rows] = out
         return [i for i, span in enumerate(self.spans) if span.count > 1]
+
+
+def _span_rows(span: RowSpan, block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the positions of a span and their slots in the cache."""
+    if span.count == 1:
+        at, block = span.position, span.table.blocks[span.position // block_size]
+        return np.array([at]), np.array([block * block_size + at % block_size])
+    positions = np.arange(span.position, span.position + span.count)
+    blocks = np.array(span.table.blocks, dtype=np.int64)
+    return positions, blocks[positions // block_size] * block_size + positions % block_size
 
 
 def first_seen(position: int, window: int | None) -> int:

@@ -166,7 +166,12 @@ def from_torch(tensor: Tensor) -> Array:
     """Bring a tensor to the CPU if need be and wrap its bytes."""
     import torch
 
-    solid = tensor.detach().to("cpu").contiguous()
+    solid = tensor.detach()
+    if solid.is_cuda:
+        # Memory that the device writes by itself: a copy to any other goes by way of such memory.
+        landing = torch.empty(solid.shape, dtype=solid.dtype, pin_memory=True)
+        solid = landing.copy_(solid)
+    solid = solid.to("cpu").contiguous()
     name = str(solid.dtype).removeprefix("torch.")
     raw = solid.view(torch.uint8).numpy() if solid.numel() else np.empty(0, np.uint8)
     return Array(name, tuple(solid.shape), raw.reshape(-1).data)

@@ -7,6 +7,7 @@ four matrix products and a handful of small steps instead of some forty.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ PLAIN_LAYERS = frozenset(
 class FusedLayer:
     """One decoder layer; takes and returns (hidden states, residual), both [rows, width]."""
 
-    def __init__(self, layer: Any, ops: Any) -> None:
+    def __init__(self, layer: Any, ops: Any, *, keep: bool = False) -> None:
         self._ops = ops
         attention, mlp = layer.self_attn, layer.mlp
         self.index: int = attention.layer_idx
@@ -31,14 +32,16 @@ class FusedLayer:
         self._scale: float = attention.scaling
         self._window = _window(attention)
         self._heads = attention.q_proj.weight.shape[0] // self._size
-        self._qkv = _join_linears(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._out = _join_linears(attention.o_proj)
-        self._gate_up = _join_linears(mlp.gate_proj, mlp.up_proj)
-        self._down = _join_linears(mlp.down_proj)
-        self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        self._head_norms = (
-            (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
+        # Heads that are normed need their sums; whatever else reads a result in parts adds them up.
+        normed = hasattr(attention, "q_norm")
+        self._qkv = _join_linears(
+            ops, attention.q_proj, attention.k_proj, attention.v_proj, parts=not normed, keep=keep
         )
+        self._out = _join_linears(ops, attention.o_proj, parts=True, keep=keep)
+        self._gate_up = _join_linears(ops, mlp.gate_proj, mlp.up_proj, gated=True, keep=keep)
+        self._down = _join_linears(ops, mlp.down_proj, parts=True, keep=keep)
+        self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self._head_norms = (attention.q_norm, attention.k_norm) if normed else None
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, rope: tuple[Tensor, Tensor], paged: Any
@@ -55,7 +58,7 @@ class FusedLayer:
         attended = paged.attend(q, keys, values, self._scale, self._window)
         x = self._out(attended.reshape(attended.shape[0], -1))
         x, residual = ops.add_norm(x, residual, after.weight, after.variance_epsilon)
-        return self._down(ops.silu_mul(self._gate_up(x))), residual
+        return self._down(self._gate_up(x)), residual
 
     def _norm_heads(self, qkv: Tensor, kv_heads: int) -> None:
         """Norm every query and key head in place (Qwen 3)."""
@@ -74,8 +77,14 @@ def _window(attention: Any) -> int | None:
     return None if window is None else int(window)
 
 
-def _join_linears(*linears: Any) -> Any:
-    """Return one linear layer that gives the outputs of several, one after another."""
+def _join_linears(
+    ops: Any, *linears: Any, parts: bool = False, gated: bool = False, keep: bool = False
+) -> Any:
+    """Return one linear layer that gives the outputs of several, one after another.
+
+    `parts` and `gated` as in `RowLinear`, `keep` as in `PackedLinear`; a result in parts never leaves a layer
+    but to the next norm.
+    """
     weight = torch.cat([linear.weight.data for linear in linears])
     bias = None
     if any(linear.bias is not None for linear in linears):
@@ -87,12 +96,18 @@ def _join_linears(*linears: Any) -> Any:
                 for linear in linears
             ]
         )
+    if weight.is_cuda:
+        return ops.RowLinear(weight, bias, parts=parts, gated=gated)
     if can_pack(weight.device, weight.dtype):
-        return PackedLinear(weight, bias)
-    return lambda rows: torch.nn.functional.linear(rows, weight, bias)
+        joined: Any = PackedLinear(weight, bias, keep=keep)
+    else:
+        joined = partial(torch.nn.functional.linear, weight=weight, bias=bias)
+    return (lambda rows: ops.silu_mul(joined(rows))) if gated else joined
 
 
-def fuse(layers: dict[int, Any], device: torch.device) -> dict[int, FusedLayer] | None:
+def fuse(
+    layers: dict[int, Any], device: torch.device, *, keep: bool = False
+) -> dict[int, FusedLayer] | None:
     """Return fused layers where every layer has the plain shape, else None.
 
     The layers' own weights are let go, so that they are not held twice.
@@ -105,7 +120,7 @@ def fuse(layers: dict[int, Any], device: torch.device) -> dict[int, FusedLayer] 
         from atoll.engine import torch_ops as ops  # type: ignore[no-redef]
     fused = {}
     for index, layer in layers.items():
-        fused[index] = FusedLayer(layer, ops)
+        fused[index] = FusedLayer(layer, ops, keep=keep)
         for module in (layer.self_attn, layer.mlp):
             for name, child in list(module.named_children()):
                 if isinstance(child, torch.nn.Linear):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,9 +31,12 @@ class DecodeBatch:
         self.cache = cache
         self._splits = splits
         spare = cache.blocks * cache.block_size
-        self.positions = torch.zeros((1, rows), dtype=torch.int64, device=device)
-        self.slots = torch.full((rows,), spare, dtype=torch.int64, device=device)
-        self.lengths = torch.ones((rows,), dtype=torch.int32, device=device)
+        self.numbers = torch.zeros((4, rows), dtype=torch.int64, device=device)
+        """Positions, slots, lengths and tokens, one under another: they come to the device at once."""
+        self.positions = self.numbers[:1]
+        self.slots, self.lengths, self.tokens = self.numbers[1:]
+        self.slots.fill_(spare)
+        self.lengths.fill_(1)
         self.tables = torch.full((rows, width), cache.blocks, dtype=torch.int32, device=device)
 
     def attend(
@@ -68,17 +72,22 @@ class DecodeGraphs:
 
     def takes(self, batch: Sequence[Any]) -> bool:
         """Whether a batch is a plain decode step through the whole stage."""
-        stage = self._stage
-        return len(batch) <= SIZES[-1] and all(
-            rows.count == 1
-            and rows.embeds is None
-            and not rows.keep
-            and rows.start == stage.start
-            and rows.end == stage.end
-            and (rows.sample or stage.head is None)
-            and len(rows.table.blocks) <= self._width
-            for rows in batch
-        )
+        if len(batch) > SIZES[-1]:
+            return False
+        start, end, width = self._stage.start, self._stage.end, self._width
+        sampling = self._stage.head is not None
+        for rows in batch:
+            if (
+                rows.count != 1
+                or rows.embeds is not None
+                or rows.keep
+                or rows.start != start
+                or rows.end != end
+                or (sampling and not rows.sample)
+                or len(rows.table.blocks) > width
+            ):
+                return False
+        return True
 
     def run(self, batch: Sequence[Any]) -> Tensor:
         """Run the step; returns logits where the stage has the head, else hidden states.
@@ -100,7 +109,7 @@ class DecodeGraphs:
         splits = triton_ops.splits_for(size, kv_heads, _SPLIT_FOR, processors)
         batch = DecodeBatch(size, self._width, stage.cache, device, splits)
         if stage.embed is not None:
-            inputs = torch.zeros(size, dtype=torch.int64, device=device)
+            inputs = batch.tokens
         else:
             inputs = torch.zeros(size, stage.width, dtype=stage.dtype, device=device)
         stream = torch.cuda.Stream(device)
@@ -119,6 +128,8 @@ class DecodeGraphs:
                 (size, self._width), stage.cache.blocks, dtype=torch.int32
             ).pin_memory(),
         }
+        if stage.embed is None:
+            host["hidden"] = torch.zeros((size, stage.width), dtype=stage.dtype).pin_memory()
         return _Captured(graph, batch, inputs, output, host, [(None, 0)] * size)
 
     def _body(self, inputs: Tensor, batch: DecodeBatch) -> Tensor:
@@ -130,47 +141,67 @@ class DecodeGraphs:
         return hidden
 
     def _fill(self, captured: _Captured, batch: Sequence[Any]) -> None:
-        """Bring positions, slots, tables and inputs of this step to the device."""
+        """Bring positions, slots, tables and inputs of this step to the device.
+
+        Block tables are sent only when one has changed.
+        """
         stage, rows = self._stage, len(batch)
         page = stage.cache.block_size
+        tables = captured.host["tables"].numpy()
+        held = captured.held
+        positions, slots = [], []
+        used, changed = 1, False
+        # The only loop over rows: it runs while the device waits.
+        for row, sequence in enumerate(batch):
+            at, table = sequence.position, sequence.table
+            blocks = table.blocks
+            count = len(blocks)
+            positions.append(at)
+            slots.append(blocks[at // page] * page + at % page)
+            if count > used:
+                used = count
+            if held[row][0] is not table or held[row][1] != count:
+                tables[row, :count] = blocks
+                held[row] = (table, count)
+                changed = True
         ids = captured.host["ids"].numpy()
-        size = ids.shape[1]
-        ids[0, :rows] = [r.position for r in batch]
-        ids[1, :rows] = [
-            r.table.blocks[r.position // page] * page + r.position % page for r in batch
-        ]
+        ids[0, :rows], ids[1, :rows] = positions, slots
         ids[0, rows:], ids[1, rows:] = 0, stage.cache.blocks * page
         ids[2] = ids[0] + 1
         if stage.embed is not None:
-            ids[3, :rows] = [int(r.data) for r in batch]
-        device_ids = captured.host["ids"].to(stage.device, non_blocking=True)
-        captured.batch.positions[0].copy_(device_ids[0])
-        captured.batch.slots.copy_(device_ids[1])
-        captured.batch.lengths.copy_(device_ids[2])
-        if stage.embed is not None:
-            captured.inputs.copy_(device_ids[3])
+            ids[3, :rows] = [sequence.data[0] for sequence in batch]
         else:
-            captured.inputs[:rows].copy_(torch.cat([r.data for r in batch]))
-        self._fill_tables(captured, batch, size)
-
-    def _fill_tables(self, captured: _Captured, batch: Sequence[Any], size: int) -> None:
-        """Send block tables only when one has changed."""
-        tables = captured.host["tables"]
-        array = tables.numpy()
-        used, changed = 1, False
-        for row, rows in enumerate(batch):
-            blocks = rows.table.blocks
-            mark = (rows.table, len(blocks))
-            used = max(used, len(blocks))
-            held = captured.held[row]
-            if held[0] is not mark[0] or held[1] != mark[1]:
-                array[row, : len(blocks)] = blocks
-                captured.held[row] = mark
-                changed = True
-        if captured.filled > len(batch):
-            array[len(batch) : captured.filled] = self._stage.cache.blocks
-            captured.held[len(batch) :] = [(None, 0)] * (size - len(batch))
+            self._fill_hidden(captured, [sequence.data for sequence in batch])
+        captured.batch.numbers.copy_(captured.host["ids"], non_blocking=True)
+        if captured.filled > rows:
+            tables[rows : captured.filled] = stage.cache.blocks
+            held[rows:] = [(None, 0)] * (len(held) - rows)
             used, changed = self._width, True
-        captured.filled = len(batch)
+        captured.filled = rows
         if changed:
-            captured.batch.tables[:, :used].copy_(tables[:, :used], non_blocking=True)
+            captured.batch.tables[:, :used].copy_(
+                captured.host["tables"][:, :used], non_blocking=True
+            )
+
+    def _fill_hidden(self, captured: _Captured, states: list[Tensor]) -> None:
+        """Bring hidden states to the device, by way of memory that it can read by itself."""
+        rows, inputs = len(states), captured.inputs
+        if states[0].is_cuda:
+            torch.cat(states, out=inputs[:rows])
+            return
+        first = states[0]
+        size = first.numel() * first.element_size()
+        base, storage = first.data_ptr(), first.untyped_storage()
+        inside = base + size * rows <= storage.data_ptr() + storage.nbytes()
+        if inside and all(state.data_ptr() == base + size * i for i, state in enumerate(states)):
+            # As they came, side by side, from the stage before.
+            joined = first.as_strided((rows, inputs.shape[1]), (inputs.shape[1], 1))
+        else:
+            joined = torch.cat(states)
+        joined = joined.to(inputs.dtype)
+        if not joined.is_pinned():
+            staged = captured.host["hidden"][:rows]
+            # NumPy copies on this thread; torch would wake others for it.
+            np.copyto(staged.view(torch.uint8).numpy(), joined.view(torch.uint8).numpy())
+            joined = staged
+        inputs[:rows].copy_(joined, non_blocking=True)

@@ -10,7 +10,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +51,7 @@ from atoll.engine.messages import (
 from atoll.engine.pacing import RoutePacer, StepReporter, node_key
 from atoll.engine.prompt_reader import PromptReader
 from atoll.engine.sampling import SampledToken, Sampler, choose_batch
-from atoll.engine.stage import SequenceRows, StageModel
+from atoll.engine.stage import SequenceRows, StageModel, StageOutput
 
 _LOG = logging.getLogger(__name__)
 
@@ -422,7 +421,7 @@ class NodeCore:
             self._ran(unit)
         self._push_kv(units)
         self._read([(units[i], normed) for i, normed in output.kept])
-        self._pass_on(list(zip(units, output.hidden, strict=True)))
+        self._pass_on(units, output)
         if output.logits is not None:
             self._sample([units[i] for i in output.sampled], output.logits)
         for unit in units:
@@ -453,7 +452,7 @@ class NodeCore:
         resident = unit.resident
         data, embeds = unit.data, None
         if resident.is_first:
-            data = torch.tensor(resident.tokens[unit.position : unit.end], dtype=torch.int64)
+            data = resident.tokens[unit.position : unit.end]
         if resident.embeds is not None:
             given = resident.embeds.between(unit.position, unit.end)
             embeds = None if given is None else (torch.tensor(given[0]), torch.tensor(given[1]))
@@ -517,20 +516,20 @@ class NodeCore:
         body = victim.body
         self._send(body.reply_to, Evicted(seq=body.seq, epoch=body.epoch, node=self.name))
 
-    def _pass_on(self, results: list[tuple[BatchUnit, Any]]) -> None:
+    def _pass_on(self, units: list[BatchUnit], output: StageOutput) -> None:
         rows: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-        hidden: dict[str, list[Any]] = defaultdict(list)
+        sources: dict[str, list[int]] = defaultdict(list)
         passing = set()
         leaving = []
-        for unit, state in results:
-            if state is None:
+        for number, unit in enumerate(units):
+            if output.joined is None and output.hidden[number] is None:
                 continue
             resident, body = unit.resident, unit.resident.body
             to = body.route[body.hop + 1].endpoint
             token = resident.tokens[unit.position] if unit.count == 1 else -1
             row = (body.seq, body.epoch, body.hop + 1, unit.position, unit.count)
             rows[to].append((*row, int(unit.sample), token))
-            hidden[to].append(state)
+            sources[to].append(number)
             if not resident.is_first:
                 passing.add(to)
             elif unit.sample and resident.answers:
@@ -539,8 +538,7 @@ class NodeCore:
         if self._pacer is not None:
             self._pacer.note_group(resident.way for resident in leaving)
         for to, table in rows.items():
-            states = hidden[to]
-            joined = states[0] if len(states) == 1 else torch.cat(states)
+            joined = output.of(sources[to])
             reports = self._reporter.table(is_start=to not in passing)
             self._post(to, Activations(table_of(table, Activations.columns), joined, reports))
 

@@ -22,7 +22,7 @@ from atoll.engine import attention
 from atoll.engine.attention import KvCache, PagedBatch, RowSpan
 from atoll.engine.fused import FusedLayer, fuse
 from atoll.engine.kv import BlockTable
-from atoll.engine.packing import can_pack, pack, pack_linears
+from atoll.engine.packing import KEPT_BYTES, can_pack, pack, pack_linears
 from atoll.engine.weights.reader import Progress, WeightReader
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,7 +33,7 @@ _CPU_KV_BYTES = 512 * 2**20
 class SequenceRows:
     """New positions of one sequence: `count` rows from `position` on through layers [start, end).
 
-    `data` is int64 token ids when start is 0 and hidden states [count, width] otherwise. `sample`
+    `data` is a list of tokens when start is 0 and hidden states [count, width] otherwise. `sample`
     asks for the logits of the last row; it has a meaning only where the head is. `embeds` are vectors to
     take instead of tokens: which rows [n], and the vectors [n, width]. `keep` asks, where the last norm is,
     for the hidden states after it.
@@ -57,12 +57,23 @@ class StageOutput:
     `hidden` has, per `SequenceRows`, its hidden states [count, width] where it goes on to another stage,
     else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `SequenceRows` each is of. `kept`
     has the number of each that is to be kept, and its hidden states after the last norm [count, width].
+    Of a plain decode step through a stage without a head, all hidden states are `joined` [rows, width], and
+    `hidden` is empty.
     """
 
     hidden: tuple[Tensor | None, ...]
     logits: Tensor | None = None
     sampled: tuple[int, ...] = ()
     kept: tuple[tuple[int, Tensor], ...] = ()
+    joined: Tensor | None = None
+
+    def of(self, numbers: Sequence[int]) -> Tensor:
+        """Return the hidden states of some `SequenceRows`, one after another."""
+        if self.joined is not None:
+            all_of_them = len(numbers) == self.joined.shape[0]
+            return self.joined if all_of_them else self.joined[list(numbers)]
+        states = [state for n in numbers if (state := self.hidden[n]) is not None]
+        return states[0] if len(states) == 1 else torch.cat(states)
 
 
 class StageModel:
@@ -235,12 +246,18 @@ class StageModel:
                 )
             module.eval()
         with torch.inference_mode():
-            self.fused = fuse(self.layers, self.device)
+            size = sum(p.numel() for _, p in self._parameters()) * self.dtype.itemsize
+            keep = size <= KEPT_BYTES
+            self.fused = fuse(self.layers, self.device, keep=keep)
             if can_pack(self.device, self.dtype):
                 for layer in self.layers.values():
-                    pack_linears(layer)
+                    pack_linears(layer, keep=keep)
                 if self.head is not None:
-                    self.head = pack(self.head)
+                    self.head = pack(self.head, keep=keep)
+            elif self.device.type == "cuda" and self.fused is not None and self.head is not None:
+                from atoll.engine.triton_ops import RowLinear
+
+                self.head = RowLinear(self.head.weight.data, self.head.bias)
 
     def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
         """Run every `SequenceRows` through its own layer range; neighbours share the layers they share.
@@ -252,9 +269,9 @@ class StageModel:
             return self._forward(batch)
 
     def _forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
-        self._check(batch)
         if self.graphs is not None and self.graphs.takes(batch):
             return self._decode(batch)
+        self._check(batch)
         states: list[Any] = [
             rows.data.to(device=self.device, dtype=self.dtype) if rows.start > 0 else None
             for rows in batch
@@ -280,7 +297,7 @@ class StageModel:
     def _decode(self, batch: Sequence[SequenceRows]) -> StageOutput:
         result = self.graphs.run(batch)
         if self.head is None:
-            return StageOutput(result.split(1))
+            return StageOutput((), joined=result)
         rows = len(batch)
         return StageOutput((None,) * rows, result, tuple(range(rows)))
 
@@ -297,7 +314,8 @@ class StageModel:
         if not first or self.embed is None:
             return
         # Marks of vectors are negative; what is embedded in their place is overwritten.
-        tokens = torch.cat([batch[i].data for i in first]).clamp_min(0).to(self.device)
+        tokens = torch.tensor([token for i in first for token in batch[i].data])
+        tokens = tokens.clamp_min_(0).to(self.device)
         embedded = self.embed(tokens)
         row = 0
         for i in first:
@@ -322,11 +340,23 @@ class StageModel:
         logits = self.logits(torch.stack([states[i][-1] for i in last]))
         return StageOutput(hidden, logits, last, kept)
 
+    def _last_norm(self, hidden: Tensor) -> Tensor:
+        if self.norm is None:
+            raise UsageError(f"the stage [{self.start}, {self.end}) has no last norm")
+        if self.device.type == "cuda" and self.fused is not None:
+            from atoll.engine import triton_ops
+
+            return triton_ops.add_norm(hidden, None, self.norm.weight, self.norm.variance_epsilon)[
+                0
+            ]
+        normed: Tensor = self.norm(hidden)
+        return normed
+
     def logits(self, hidden: Tensor, *, normed: bool = False) -> Tensor:
         """Final norm, head and the cap some models put on logits: [rows, vocabulary]."""
         if self.norm is None or self.head is None:
             raise UsageError(f"the stage [{self.start}, {self.end}) has no head")
-        logits: Tensor = self.head(hidden if normed else self.norm(hidden))
+        logits: Tensor = self.head(hidden if normed else self._last_norm(hidden))
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
@@ -357,7 +387,11 @@ class StageModel:
         for index in range(low, high):
             rope = flat[self.layer_types[index]]
             hidden, residual = layers[index](hidden, residual, rope, paged)
-        return hidden if residual is None else hidden + residual
+        if residual is None:
+            return hidden
+        if hidden.dim() == 3:  # the last layer's result, still in parts
+            hidden = hidden.sum(0).to(residual.dtype)
+        return hidden + residual
 
     def _rope(self, hidden: Tensor, positions: Tensor, low: int, high: int) -> dict[str, Any]:
         kinds = set(self.layer_types[low:high])

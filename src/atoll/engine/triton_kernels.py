@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _await_inputs(PDL: tl.constexpr):
+    """Let the next kernel be made ready now, and go on once the one before has written everything."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
 def add_norm(
-    x,
-    residual,
-    weight,
-    out,
-    total,
-    eps,
-    WIDTH: tl.constexpr,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, residual, weight, out, total, rows, eps,
+    WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * WIDTH
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
+    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    _await_inputs(PDL)
     value = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        there = x + part * rows * WIDTH + row
+        value += tl.load(there + columns, mask=inside, other=0.0)
     if ADD:
+        if PARTS > 1:
+            value = value.to(total.dtype.element_ty).to(tl.float32)
         value += tl.load(residual + row + columns, mask=inside, other=0.0).to(tl.float32)
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row + columns, rounded, mask=inside)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value) / WIDTH + eps)
-    w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row + columns, (value * scale * w).to(out.dtype.element_ty), mask=inside)
 
 
@@ -45,31 +54,101 @@ def silu_mul(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def rope_store(
-    qkv, cos, sin, slots, q_out, keys, values,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr,
+    qkv, cos, sin, slots, q_out, keys, values, rows,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, MANY: tl.constexpr,
+    PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Turn and store MANY heads of a row, all of the same kind: queries, keys or values."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    half = tl.arange(0, SIZE // 2)
-    base = qkv + row * (HEADS + 2 * KV_HEADS) * SIZE + head * SIZE
-    low = tl.load(base + half)
-    high = tl.load(base + SIZE // 2 + half)
+    first = tl.program_id(1) * MANY
+    heads = tl.arange(0, MANY)[:, None]
+    half = tl.arange(0, SIZE // 2)[None, :]
+    width: tl.constexpr = (HEADS + 2 * KV_HEADS) * SIZE
+    base = qkv + row * width + (first + heads) * SIZE + half
+    kind = q_out.dtype.element_ty
+    _await_inputs(PDL)
+    low = tl.load(base)
+    high = tl.load(base + SIZE // 2)
+    for part in tl.static_range(1, PARTS):
+        there = base + part * rows * width
+        low += tl.load(there)
+        high += tl.load(there + SIZE // 2)
+    low, high = low.to(kind), high.to(kind)
     slot = tl.load(slots + row)
-    if head < HEADS + KV_HEADS:
-        kind = low.dtype
+    if first < HEADS + KV_HEADS:
         c = tl.load(cos + row * SIZE + half).to(tl.float32)
         s = tl.load(sin + row * SIZE + half).to(tl.float32)
         a, b = low.to(tl.float32), high.to(tl.float32)
         low = (a * c - b * s).to(kind)
         high = (b * c + a * s).to(kind)
-    if head < HEADS:
-        target = q_out + (row * HEADS + head) * SIZE
-    elif head < HEADS + KV_HEADS:
-        target = keys + (slot * KV_HEADS + head - HEADS) * SIZE
+    if first < HEADS:
+        target = q_out + (row * HEADS + first) * SIZE
+    elif first < HEADS + KV_HEADS:
+        target = keys + (slot * KV_HEADS + first - HEADS) * SIZE
     else:
-        target = values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * SIZE
-    tl.store(target + half, low)
-    tl.store(target + SIZE // 2 + half, high)
+        target = values + (slot * KV_HEADS + first - HEADS - KV_HEADS) * SIZE
+    tl.store(target + heads * SIZE + half, low)
+    tl.store(target + heads * SIZE + SIZE // 2 + half, high)
+
+
+@triton.jit
+def linear(
+    x, weight, out, rows, width,
+    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    PARTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK outputs of all rows, over one of PARTS parts of the depth; the weights stream by once."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    part = tl.program_id(1)
+    depth: tl.constexpr = DEPTH // PARTS
+    step = tl.arange(0, STEP)
+    row = tl.arange(0, ROWS)
+    there = row < rows
+    w = weight + column[:, None].to(tl.int64) * DEPTH + part * depth + step[None, :]
+    a = x + row[None, :] * DEPTH + part * depth + step[:, None]
+    acc = tl.zeros((BLOCK, ROWS), tl.float32)
+    _await_inputs(PDL)
+    for _ in range(0, depth, STEP):
+        acc = tl.dot(
+            tl.load(w, eviction_policy="evict_first"),
+            tl.load(a, mask=there[None, :], other=0.0),
+            acc,
+        )
+        w += STEP
+        a += STEP
+    target = out + (part * rows + row[None, :]).to(tl.int64) * width + column[:, None]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :])
+
+
+@triton.jit
+def gated_linear(
+    x, weight, out, rows, width,
+    DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK outputs silu(gate) * up of all rows; gates are the first `width` rows of the weight."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    step = tl.arange(0, STEP)
+    row = tl.arange(0, ROWS)
+    there = row < rows
+    gate_w = weight + column[:, None].to(tl.int64) * DEPTH + step[None, :]
+    up_w = gate_w + width.to(tl.int64) * DEPTH
+    a = x + row[None, :] * DEPTH + step[:, None]
+    gate = tl.zeros((BLOCK, ROWS), tl.float32)
+    up = tl.zeros((BLOCK, ROWS), tl.float32)
+    _await_inputs(PDL)
+    for _ in range(0, DEPTH, STEP):
+        inputs = tl.load(a, mask=there[None, :], other=0.0)
+        gate = tl.dot(tl.load(gate_w, eviction_policy="evict_first"), inputs, gate)
+        up = tl.dot(tl.load(up_w, eviction_policy="evict_first"), inputs, up)
+        gate_w += STEP
+        up_w += STEP
+        a += STEP
+    kind = out.dtype.element_ty
+    gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
+    value = gate * tl.sigmoid(gate) * up
+    target = out + row[None, :].to(tl.int64) * width + column[:, None]
+    tl.store(target, value.to(kind), mask=there[None, :])
 
 
 @triton.jit
@@ -78,11 +157,12 @@ def decode(
     partial, maxima, sums,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, EXACT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    length = tl.load(lengths + row)
+    length = tl.load(lengths + row).to(tl.int32)
     first = tl.maximum(length - window, 0)
     tiles = tl.cdiv(length - first, TILE)
     share = tl.cdiv(tiles, SPLITS) * TILE
@@ -95,6 +175,7 @@ def decode(
     size = tl.arange(0, SIZE)
     mine = heads < group
     head = kv_head * group + heads
+    _await_inputs(PDL)
     query = tl.load(
         q + (row * HEADS + head[:, None]) * SIZE + size[None, :], mask=mine[:, None], other=0.0
     )
@@ -132,7 +213,10 @@ def decode(
 
 
 @triton.jit
-def combine(partial, maxima, sums, out, SIZE: tl.constexpr, SPLITS: tl.constexpr):
+def combine(
+    partial, maxima, sums, out, SIZE: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr
+):
+    _await_inputs(PDL)
     place = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS)
     size = tl.arange(0, SIZE)

@@ -6,6 +6,10 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -14,26 +18,96 @@ from atoll.engine import triton_kernels as kernels
 
 _TILE = 64
 _GROUP_MIN = 16
+_FEW = 64
+"""Rows up to which reading the weights is all the time a linear layer takes."""
+_BLOCK, _STEP, _WIDE = 64, 128, 2**15
+_MANY_HEADS = 8
+
+
+@lru_cache(maxsize=16)
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel can be made ready while the one before still runs (Hopper and later)."""
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def parts_of(x: Tensor) -> int:
+    """Return of how many addends a result is the sum: those of `RowLinear` may come in parts."""
+    return x.shape[0] if x.dim() == 3 else 1
+
+
+class RowLinear:
+    """A linear layer whose weights stream by once for a few rows; many rows are cuBLAS's.
+
+    With `parts`, whoever reads the result of a few rows adds up its parts, float32 [parts, rows, outputs].
+    With `gated`, the result is silu(first half of the outputs) * second half.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, parts: bool = False, gated: bool = False
+    ) -> None:
+        self._weight, self._bias = weight, bias
+        self._gated = gated
+        outputs, depth = weight.shape
+        self._outputs = outputs // 2 if gated else outputs
+        self._parts = 2 if parts and depth % (2 * _STEP) == 0 else 1
+        even = self._outputs % _BLOCK == 0 and depth % _STEP == 0
+        self._streams = even and bias is None and weight.dtype != torch.float32
+        processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
+        wide = outputs >= _WIDE and self._outputs % (2 * _BLOCK) == 0 and not gated
+        self._block = 2 * _BLOCK if wide else _BLOCK
+        blocks = self._outputs // self._block * self._parts
+        # One block on a processor may hold more of the weights in flight than two can.
+        self._stages = 4 if wide or gated else 6 if blocks <= processors else 3
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the outputs of [rows, depth]."""
+        count, depth = rows.shape
+        if not self._streams or count > _FEW:
+            out = torch.nn.functional.linear(rows, self._weight, self._bias)
+            return silu_mul(out) if self._gated else out
+        shape: tuple[int, ...] = (count, self._outputs)
+        kind = rows.dtype
+        if self._parts > 1:
+            shape, kind = (self._parts, *shape), torch.float32
+        out = torch.empty(shape, dtype=kind, device=rows.device)
+        kernel: Any = kernels.gated_linear if self._gated else kernels.linear
+        grid = (self._outputs // self._block, self._parts)
+        pdl = overlaps(rows.device)
+        split = {} if self._gated else {"PARTS": self._parts}
+        kernel[grid](
+            rows, self._weight, out, count, self._outputs,
+            DEPTH=depth, ROWS=max(16, triton.next_power_of_2(count)), BLOCK=self._block,
+            STEP=_STEP, PDL=pdl, num_warps=4, num_stages=self._stages, launch_pdl=pdl, **split,
+        )  # fmt: skip
+        return out
 
 
 def add_norm(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return (norm(x + residual), x + residual); without a residual, (norm(x), x)."""
-    out = torch.empty_like(x)
-    total = x if residual is None else torch.empty_like(x)
-    width = x.shape[-1]
+    """Return (norm(x + residual), x + residual); without a residual, (norm(x), x).
+
+    With a residual, x may come in parts.
+    """
+    rows, width = x.shape[-2:]
+    out = torch.empty((rows, width), dtype=weight.dtype, device=x.device)
+    total = x if residual is None else torch.empty_like(out)
     block = triton.next_power_of_2(width)
-    kernels.add_norm[(x.shape[0],)](
+    pdl = overlaps(x.device)
+    kernels.add_norm[(rows,)](
         x,
         x if residual is None else residual,
         weight,
         out,
         total,
+        rows,
         eps,
         WIDTH=width,
         ADD=residual is not None,
         BLOCK=block,
+        PARTS=parts_of(x),
+        PDL=pdl,
+        launch_pdl=pdl,
         num_warps=8 if block >= 4096 else 4,
     )
     return out, total
@@ -54,12 +128,14 @@ def rope_store(
 ) -> Tensor:
     """Turn queries and keys to their positions, store keys and values, return the queries.
 
-    qkv is [rows, (heads + 2 kv heads) * size], cos and sin [rows, size] with equal halves; the
+    qkv is [rows, (heads + 2 kv heads) * size] or parts of it, cos and sin [rows, size] with equal halves; the
     result is [rows, heads, size].
     """
-    kv_heads, size = keys.shape[1], keys.shape[2]
-    q = torch.empty((qkv.shape[0], heads, size), dtype=qkv.dtype, device=qkv.device)
-    kernels.rope_store[(qkv.shape[0], heads + 2 * kv_heads)](
+    rows, kv_heads, size = qkv.shape[-2], keys.shape[1], keys.shape[2]
+    q = torch.empty((rows, heads, size), dtype=keys.dtype, device=qkv.device)
+    many = math.gcd(_MANY_HEADS if rows > _FEW else 2, heads, kv_heads)
+    pdl = overlaps(qkv.device)
+    kernels.rope_store[(rows, (heads + 2 * kv_heads) // many)](
         qkv,
         cos,
         sin,
@@ -67,10 +143,15 @@ def rope_store(
         q,
         keys,
         values,
+        rows,
         HEADS=heads,
         KV_HEADS=kv_heads,
         SIZE=size,
-        num_warps=1,
+        MANY=many,
+        PARTS=parts_of(qkv),
+        PDL=pdl,
+        launch_pdl=pdl,
+        num_warps=many // 4 or 1,
     )
     return q
 
@@ -109,13 +190,17 @@ def paged_decode(
     partial = torch.empty((*shape, size), dtype=torch.float32, device=q.device)
     maxima = torch.empty(shape, dtype=torch.float32, device=q.device)
     sums = torch.empty(shape, dtype=torch.float32, device=q.device)
+    pdl = overlaps(q.device)
     group = max(_GROUP_MIN, triton.next_power_of_2(heads // kv_heads))
     kernels.decode[(rows, kv_heads, splits)](
         q, keys, values, tables, lengths, out, scale, window or 2**30, tables.shape[1],
         partial, maxima, sums,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAGE=page, GROUP=group, SPLITS=splits,
-        TILE=_TILE, EXACT=q.dtype == torch.float32, num_warps=4, num_stages=3,
+        TILE=_TILE, EXACT=q.dtype == torch.float32, PDL=pdl, launch_pdl=pdl, num_warps=4,
+        num_stages=3,
     )  # fmt: skip
     if splits > 1:
-        kernels.combine[(rows * heads,)](partial, maxima, sums, out, SIZE=size, SPLITS=splits)
+        kernels.combine[(rows * heads,)](
+            partial, maxima, sums, out, SIZE=size, SPLITS=splits, PDL=pdl, launch_pdl=pdl
+        )
     return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -245,7 +245,7 @@ FORMS: dict[str, type[TranscriptionRequest]] = {TRANSCRIPTIONS: TranscriptionReq
 _DECODERS: dict[str, msgspec.json.Decoder[JsonRequest]] = {
     path: msgspec.json.Decoder(kind) for path, kind in REQUESTS.items()
 }
-_PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
 _LARGE_BYTES = 2**20
@@ -255,8 +255,16 @@ _MOST_NAMES = 2**18
 """Colons in a large body: an object of a million names takes as long. No text that a model takes has as many."""
 
 
+_Read = TypeVar("_Read")
+
+
 def read_request(path: str, body: bytes) -> JsonRequest:
     """Read and check the body of a request to one of `REQUESTS`; what is wrong is an ApiError."""
+    return read_body(_DECODERS[path], body)
+
+
+def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
+    """Read and check the body of a request; what is wrong is an ApiError that names the field."""
     if len(body) > _LARGE_BYTES and (
         body.count(b"[") + body.count(b"{") > _MOST_PARTS or body.count(b":") > _MOST_NAMES
     ):
@@ -264,7 +272,7 @@ def read_request(path: str, body: bytes) -> JsonRequest:
     try:
         if not body.isascii():
             body.decode()
-        return _DECODERS[path].decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
         text = str(error)
         place = _PLACE.search(text)

@@ -138,6 +138,15 @@ def test_keys_name_their_writer() -> None:
     assert keys.own_sid(keys.outward(sid, "m002", "7")) is None
 
 
+def test_a_slot_has_one_name() -> None:
+    names = [keys.member_slot(number) for number in range(keys.MAX_SLOTS)]
+    assert (len(set(names)), names[0], names[-1]) == (10_000, "m000", "m9999")
+    assert all(keys.is_slot(name) and keys.is_sid(f"{name}-{'0' * 16}") for name in names)
+    for wrong in ("m00", "m0000", "m0999", "m10000", "m", "h5", "h00", "m1000/", "m1000\n"):
+        assert not keys.is_slot(wrong)
+        assert not keys.is_sid(f"{wrong}-{'0' * 16}")
+
+
 def test_revoked_slots_have_no_rules() -> None:
     rules = keys.hub_rules(3, frozenset({"m001"}))
     assert "m001" not in str(rules)

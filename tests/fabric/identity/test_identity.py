@@ -153,6 +153,24 @@ def test_slots_are_given_once(authority: Authority) -> None:
     assert len(Authority(authority.folder).members) == 2 + 1 + 3
 
 
+def test_a_fabric_grows_and_what_was_issued_stays_good(authority: Authority) -> None:
+    before = [authority.issue(name, "p", "worker") for name in "abc"]
+    hub = Access.open(f"@{authority.folder / 'hub-h0.token'}")
+    with pytest.raises(UsageError, match="all 4 slots") as refused:
+        authority.issue("d", "p", "worker")
+    assert "atoll fabric grow" in str(refused.value.hint)
+    for wrong in (3, 4, 10_001):
+        with pytest.raises(UsageError, match="there are 4 slots"):
+            authority.grow(wrong)
+    assert authority.grow(10_000) == tuple(authority.folder / f"hub-h{n}.token" for n in range(2))
+    grown = Access.open(f"@{authority.folder / 'hub-h0.token'}")
+    assert (hub.slots, grown.slots) == (4, 10_000)
+    assert (grown.certificate, grown.key, grown.hubs) == (hub.certificate, hub.key, hub.hubs)
+    assert authority.issue("d", "p", "worker").identity.slot == "m004"
+    for access in before:
+        assert grown.verifier().person(access.identity.certificate).name == access.identity.name
+
+
 def test_a_name_is_given_once_until_it_is_revoked(authority: Authority) -> None:
     first = authority.issue("alps", "p", "worker")
     with pytest.raises(UsageError, match="already"):

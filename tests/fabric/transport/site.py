@@ -59,6 +59,17 @@ class Site:
     def issue(self, name: str, provider: str = "ethz", role: str = "worker") -> Access:
         return self.authority.issue(name, provider, role)
 
+    def issue_slot(self, slot: str, name: str) -> Access:
+        """Let somebody into a slot that is not the next one."""
+        return self.authority._issue(slot, name, "ethz", "worker", days=1)
+
+    async def grow(self, slots: int) -> None:
+        """Have more slots, and hubs that know of them."""
+        self.authority.grow(slots)
+        for number in tuple(self.hubs):
+            await self.stop_hub(number)
+            await self.hub(number)
+
     async def join(self, access: Access, **more: Any) -> Fabric:
         metadata = Metadata(name=more.pop("name", "x"), provider="", role="worker")
         fabric = await Fabric.connect(

@@ -119,6 +119,7 @@ class FakeFabric:
         self.sid = keys.new_sid(identity.slot, session.to_bytes(8, "big"))
         self.listeners: list[Callable[[str, Any], None]] = []
         self.on_renewed: list[Callable[[str, str], None]] = []
+        self.on_revoked: list[Callable[[], None]] = []
         self.subscriptions: list[tuple[str, Callable[[list[tuple[str, bytes]]], None]]] = []
         self.queryables: dict[str, Callable[[Any], None]] = {}
         self.dead = False

@@ -7,7 +7,7 @@ from atoll.runtime.adapters.executor import executor_process
 from atoll.runtime.adapters.probes import InstanceProbe
 from atoll.runtime.executor.config import ExecutorConfig
 from atoll.runtime.front.config import FrontConfig
-from atoll.runtime.supervise.process import Nursery
+from atoll.runtime.supervise.forker import Nursery
 from atoll.runtime.supervise.supervision import Action, Supervision
 
 

@@ -517,6 +517,26 @@ def test_what_was_seen_of_an_earlier_process_does_not_count() -> None:
     asyncio.run(run())
 
 
+def test_a_server_that_was_withdrawn_is_looked_at_again_soon() -> None:
+    async def run() -> None:
+        inspector = Scripted([ONE, "no", "no", TWO])
+        back = asyncio.Event()
+
+        def changed() -> None:
+            # The interval is a minute: the bad look has to be asked for, the good one not.
+            if watcher.offer == ONE:
+                asyncio.get_running_loop().call_soon(watcher.hurry)
+            elif watcher.offer == TWO:
+                back.set()
+
+        watcher = Watcher(inspector, changed, WatchSettings(60.0, 1))
+        watching = asyncio.create_task(watcher.run())
+        await asyncio.wait_for(back.wait(), 30.0)
+        watching.cancel()
+
+    asyncio.run(run())
+
+
 def test_an_engine_is_hung_only_after_a_while() -> None:
     async def run() -> None:
         inspector = Scripted(["loading", ONE, "no", "no"])

@@ -82,7 +82,7 @@ def serving(
 
 @pytest.fixture(scope="session")
 def running(tiny_folder: Path) -> Iterator[Running]:
-    from benchmarks.chaos import SERVICE, tiny_plan
+    from benchmarks.chaos_fleet import SERVICE, tiny_plan
 
     with serving(tiny_plan(), [SERVICE], tiny_folder) as found:
         yield found

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos import chaos, tiny_plan
+from benchmarks.chaos_fleet import chaos, tiny_plan
 from tests.runtime.supervise.test_agent import gone_within
 
 pytestmark = pytest.mark.engine
@@ -56,8 +56,8 @@ def test_kill_9_of_serve_leaves_nothing(tiny_folder: Path, tmp_path: Path, short
         state = json.loads(serve.stdout.readline())
         assert len(state["endpoints"]) == 2
         pids = descendants(serve.pid)
-        # A nursery, and a guard and a process each for six nodes and two instances.
-        assert len(pids) == 1 + 2 * 8
+        # A nursery and its spare, and a guard and a process each for six nodes and two instances.
+        assert len(pids) == 2 + 2 * 8
         serve.kill()
         serve.wait()
     assert gone_within(pids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.runtime.supervise.supervision import Action, ProcessState, RestartLimits, Supervision
@@ -41,30 +41,108 @@ def test_killed_once_when_not_ready_in_time() -> None:
     assert core.reason == "not ready within 10 s"
 
 
-def test_pauses_double_up_to_a_limit_and_begin_anew_after_calm() -> None:
+def pause_s_of(core: Supervision, now_s: float) -> float:
+    """Wait until a process is started again; returns how long that took."""
+    pause_s = 0.0
+    while core.tick(now_s + pause_s) is not Action.START:
+        pause_s += 0.25
+    return pause_s
+
+
+def test_pauses_double_up_to_a_limit_and_begin_anew_once_it_served() -> None:
     core, now_s, pauses = ready(), 0.0, []
     for _ in range(4):
         core.exited(1, now_s)
-        pause_s = 0.0
-        while core.tick(now_s + pause_s) is not Action.START:
-            pause_s += 0.5
-        pauses.append(pause_s)
-        now_s += pause_s
+        pauses.append(pause_s_of(core, now_s))
+        now_s += pauses[-1]
         core.ready(now_s)
     assert pauses == [1, 2, 4, 4]
-    core.exited(1, now_s + 61)
-    assert core.tick(now_s + 61.9) is None
-    assert core.tick(now_s + 62) is Action.START
-    assert core.restarts == 5
+    core.exited(1, now_s + 1)
+    assert core.tick(now_s + 1) is Action.START
+    core.exited(1, now_s + 1)
+    assert pause_s_of(core, now_s + 1) == 1
+    assert core.restarts == 6
+
+
+def test_served_is_what_was_ready_for_longer_than_it_took_to_start() -> None:
+    core = Supervision(LIMITS)
+    core.tick(0)
+    core.ready(8)
+    core.exited(1, 15)
+    assert core.tick(15) is None
+    core.tick(16)
+    core.ready(24)
+    core.exited(1, 32.1)
+    assert core.tick(32.1) is Action.START
+
+
+def test_a_start_that_takes_an_age_is_paid_for_by_a_calm_while() -> None:
+    core = Supervision(LIMITS.model_copy(update={"ready_s": 1000}))
+    core.tick(0)
+    core.ready(500)
+    core.exited(1, 560)
+    assert core.tick(560) is Action.START
 
 
 @pytest.mark.parametrize("code", [2, 3, 6, 127])
 def test_fatal_codes_are_final(code: int) -> None:
-    core = ready()
+    core = Supervision(LIMITS)
+    core.tick(0)
     core.exited(code, 1)
     assert core.state is ProcessState.FAILED
     assert core.over
     assert core.tick(1000) is None
+
+
+def test_a_fatal_code_of_what_was_ready_before_is_an_end_like_others() -> None:
+    core = ready()
+    core.exited(137, 0)
+    core.tick(1)
+    # Its port was taken for a moment.
+    core.exited(3, 1.1)
+    assert core.state is ProcessState.WAITING
+
+
+def test_what_was_ready_before_gets_more_tries() -> None:
+    core, now_s, starts = ready(), 100.0, 0
+    core.exited(137, now_s)
+    while not core.over:
+        now_s += 100
+        assert core.tick(now_s) is Action.START
+        core.exited(137, now_s)
+        starts += 1
+    assert starts == LIMITS.tries_again
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    st.lists(st.tuples(st.floats(0.05, 0.5), st.floats(1.0, 7.0)), min_size=1, max_size=80),
+)
+def test_under_kills_a_second_apart_no_restart_waits(kills: list[tuple[float, float]]) -> None:
+    # As the agent does it: a look every 50 ms. It takes up to half a second to start.
+    core, now_s = Supervision(), 0.0
+    assert core.tick(now_s) is Action.START
+    for took_s, later_s in kills:
+        core.ready(now_s + took_s)
+        now_s += later_s
+        core.exited(137, now_s)
+        assert core.tick(now_s) is Action.START
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(st.floats(0.0, 0.2), min_size=1, max_size=20), st.floats(0.0, 2.0))
+def test_what_dies_of_its_first_request_backs_off(lives_s: list[float], took_s: float) -> None:
+    limits = RestartLimits()
+    core, now_s = Supervision(limits), 0.0
+    core.tick(now_s)
+    for number, life_s in enumerate(lives_s):
+        core.ready(now_s + took_s)
+        now_s += took_s + life_s
+        core.exited(139, now_s)
+        due_s = min(limits.backoff_s * 2**number, limits.backoff_most_s)
+        assert core.tick(now_s + due_s * 0.99) is None
+        now_s += due_s * 1.01
+        assert core.tick(now_s) is Action.START
 
 
 def test_given_up_when_never_ready() -> None:

@@ -136,7 +136,7 @@ async def _serve(endpoint: Endpoint, nursery: str | None, health: int | None) ->
     `health` is a port to say at whether they are ready.
     """
     from atoll.runtime.supervise.agent import Agent, ProcessError
-    from atoll.runtime.supervise.process import Nursery
+    from atoll.runtime.supervise.forker import Nursery
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -6,7 +6,9 @@
     hub-h0.token, ...   what each hub starts with
     fabric.token        the first member, an operator
 
-Hubs allow every slot its own keys from the start, so issuing a certificate touches no hub.
+Hubs allow every slot its own keys from the start, so issuing a certificate touches no hub. What a hub allows
+costs it memory and time at its start (some 30 KB and 0.4 ms a slot), so a fabric starts with few slots and
+grows: `grow` writes the tokens of the hubs anew, which they read when they are started again.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -172,7 +175,9 @@ class Authority:
             if slot is None:
                 raise UsageError(
                     f"all {self.slots} slots are taken",
-                    hint="make a fabric with more slots: 'atoll fabric init --slots'",
+                    hint="make more with 'atoll fabric grow --slots', then restart the hubs"
+                    if self.slots < keys.MAX_SLOTS
+                    else "let several nodes share a token, or make a second fabric",
                 )
             return self._issue(slot, name, provider, role, days=days)
 
@@ -212,6 +217,27 @@ class Authority:
             path = self.folder / f"hub-{slot}.token"
             write_secret(path, access.pack() + "\n")
             return path
+
+    def grow(self, slots: int) -> tuple[Path, ...]:
+        """Have more slots and return the tokens of the hubs, which say so from now on.
+
+        Certificates and keys stay; tokens of members too. Hubs allow the new slots once they are started
+        again with these files, one after the other. A hub whose token is not in the folder must be renewed.
+        """
+        with self._lock():
+            self._book = self._load()
+            if not self.slots < slots <= keys.MAX_SLOTS:
+                raise UsageError(
+                    f"there are {self.slots} slots, and may be {keys.MAX_SLOTS}",
+                    field="--slots",
+                    hint="name a number between them; slots are never taken away",
+                )
+            self._save(msgspec.structs.replace(self._book, slots=slots))
+            paths = [self.folder / f"hub-{keys.hub_slot(n)}.token" for n in range(len(self.hubs))]
+            for path in filter(Path.exists, paths):
+                access = replace(Access.open(f"@{path}"), slots=slots)
+                write_secret(path, access.pack() + "\n")
+            return tuple(paths)
 
     def _alive(self, name: str) -> IssuedMember:
         alive = {m.name: m for m in self.members if m.revoked_s is None}

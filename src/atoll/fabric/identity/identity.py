@@ -27,7 +27,7 @@ ROLES = ("hub", "worker", "gateway", "operator")
 OPEN_FABRIC = "open"
 
 _SIGNING = ec.ECDSA(hashes.SHA256())
-_CACHE = 4096
+_CACHE = 16_384  # certificates of all members, and some that were renewed
 _BACKDATED = dt.timedelta(minutes=5)
 _MAX_CERTIFICATE_BYTES = 4096
 
@@ -143,6 +143,12 @@ class Verifier:
         if person.serial in self.revoked:
             raise RefusedError("revoked", f"the certificate of {person.name} is revoked")
         return person
+
+    def shunned(self) -> frozenset[str]:
+        """Return the slots all of whose certificates that were seen here are revoked."""
+        people = self._known.values()
+        out = {person.slot for person in people if person.serial in self.revoked}
+        return frozenset(out - {person.slot for person in people if self.believes(person)})
 
     def believes(self, person: Person) -> bool:
         """Whether the certificate of a person, once believed, still is."""

@@ -16,14 +16,16 @@ import re
 
 PREFIX = "atoll"
 MAX_HUBS = 5
-MAX_SLOTS = 1000
+MAX_SLOTS = 10_000
 
-_SLOT = re.compile(r"m[0-9]{3}|h[0-4]")
-_SID = re.compile(r"(m[0-9]{3}|h[0-4])-[0-9a-f]{16}")
+# One spelling each: m000 to m999, then m1000 to m9999.
+_NAMES = r"(?:m[0-9]{3}|m[1-9][0-9]{3}|h[0-4])"
+_SLOT = re.compile(_NAMES)
+_SID = re.compile(_NAMES + r"-[0-9a-f]{16}")
 
 
 def member_slot(number: int) -> str:
-    """Return the name of a member's slot: m000, m001, ..."""
+    """Return the name of a member's slot: m000, m001, ..., m999, m1000, ..."""
     return f"m{number:03d}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.fabric.identity.keys import slot_of
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from atoll.fabric.registry.effects import Effect
     from atoll.fabric.registry.records import Record
 
-_ROUNDS_MOST = 64
+_ROUNDS_MOST = 128
 
 
 def one_of(sids: Sequence[str], rng: random.Random) -> str:
     """Return a session to ask: of a random slot, so that who shows many tokens is not asked more often."""
-    slot = rng.choice(sorted({slot_of(sid) for sid in sids}))
-    return rng.choice([sid for sid in sids if slot_of(sid) == slot])
+    slots = [slot_of(sid) for sid in sids]
+    chosen = rng.choice(list(dict.fromkeys(slots)))
+    return rng.choice([sid for sid, slot in zip(sids, slots, strict=True) if slot == chosen])
 
 
 class SyncedRegistry(Protocol):
@@ -34,8 +35,18 @@ class SyncedRegistry(Protocol):
         """Take in records."""
         ...
 
-    def lacking(self, theirs: dict[str, sync.Version], now_s: float) -> sync.SyncRequest | None:
-        """What to send to a peer that holds `theirs`; None if there is nothing to swap."""
+    def differing(self, digests: Mapping[str, sync.Digest]) -> list[str]:
+        """Places whose hashes are others than a peer's."""
+        ...
+
+    def lacking(
+        self, places: Sequence[str], theirs: Mapping[str, sync.Version], now_s: float
+    ) -> tuple[list[str], list[str]]:
+        """Sessions to ask of a peer that holds `theirs` in these places, and to give to it."""
+        ...
+
+    def fetch(self, sids: Iterable[str]) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+        """Records of these sessions that fit into one message, and the ids of the rest."""
         ...
 
     def exchanged(self, now_s: float) -> None:
@@ -55,7 +66,11 @@ class SyncExchange:
     def __init__(self, registry: SyncedRegistry) -> None:
         self._registry = registry
         self._rounds = 0
-        self.ask: bytes | None = sync.encode_message(sync.SyncRequest(registry.hash))
+        self._places: tuple[str, ...] = ("",)
+        self._want: list[str] = []
+        self._give: list[str] = []
+        first = sync.SyncRequest(registry.hash, places=self._places)
+        self.ask: bytes | None = sync.encode_message(first)
 
     def answered(self, data: bytes, now_s: float) -> list[Effect]:
         """Take in the peer's answer and set the next `ask`; a malformed answer raises InputError."""
@@ -63,13 +78,35 @@ class SyncExchange:
         self._rounds += 1
         answer = sync.decode_answer(data)
         effects = self._registry.merge(answer.records, now_s)
-        following: sync.SyncRequest | None = None
-        if answer.versions is not None:
-            following = self._registry.lacking(answer.versions, now_s)
-        elif answer.rest and answer.records:
-            following = sync.SyncRequest(self._registry.hash, answer.rest[: sync.MOST_WANTED])
-        if following is None or self._rounds >= _ROUNDS_MOST:
+        if self._places:
+            self._compare(answer, now_s)
+        elif answer.records:  # else it has none of them any more
+            self._want = [*answer.rest[: sync.MOST_WANTED], *self._want]
+        following = self._next() if self._rounds < _ROUNDS_MOST else None
+        if following is None:
             self._registry.exchanged(now_s)
         else:
             self.ask = sync.encode_message(following)
         return effects
+
+    def _compare(self, answer: sync.SyncReply, now_s: float) -> None:
+        asked, self._places = self._places, ()
+        if answer.versions is None:  # equal by now
+            return
+        told = [place for place in asked if place not in answer.digests]
+        want, give = self._registry.lacking(told, answer.versions, now_s)
+        self._want += want
+        self._give += give
+        divided = {place: answer.digests[place] for place in asked if place in answer.digests}
+        self._places = tuple(self._registry.differing(divided))
+
+    def _next(self) -> sync.SyncRequest | None:
+        """What to send: places until all that differ are known, then records, a message full at a time."""
+        if self._places:
+            return sync.SyncRequest(self._registry.hash, places=self._places)
+        want = tuple(self._want[: sync.WANTED_AT_ONCE])
+        given, rest = self._registry.fetch(self._give)
+        self._want, self._give = self._want[len(want) :], list(rest)
+        if not want and not given:
+            return None
+        return sync.SyncRequest(self._registry.hash, want, given)

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from atoll.core.errors import InputError, UsageError
 from atoll.fabric.identity.keys import is_hub, is_sid, slot_of
@@ -136,6 +136,10 @@ class Registry:
     def alive(self, sid: str) -> bool:
         """Whether the session's token is up here; this member itself is always alive."""
         return sid == self.sid or sid in self._tokens
+
+    def tokens(self) -> tuple[str, ...]:
+        """Return the sessions of others whose tokens are up here."""
+        return tuple(self._tokens)
 
     def entries(self) -> dict[str, Entry]:
         """Return every session known, LEFT ones and (of a member) its own too."""
@@ -286,21 +290,25 @@ class Registry:
                 self.refusals.add("malformed", "")
             ]
         effects = self.merge(ask.give, now_s)
-        if ask.first:
-            versions = None if ask.hash == self._map.hash else self._map.versions()
-            return sync.encode_message(sync.SyncReply(self._map.hash, versions)), effects
-        held = (self._entries.get(sid) for sid in ask.want)
-        records, rest = sync.batch_records(entry.record for entry in held if entry is not None)
+        if ask.compares:
+            return sync.encode_message(self._map.describe(ask)), effects
+        records, rest = self._map.fetch(ask.want)
         return sync.encode_message(sync.SyncReply(self._map.hash, None, records, rest)), effects
 
-    def lacking(self, theirs: dict[str, sync.Version], now_s: float) -> sync.SyncRequest | None:
-        """What to send to a peer that holds `theirs`; None if there is nothing to swap."""
-        want, give = sync.compare(self._map.versions(), theirs)
-        want = self.refusals.filter_refused(want, theirs, now_s)
-        records, _ = sync.batch_records(self._entries[sid].record for sid in give)
-        if not want and not records:
-            return None
-        return sync.SyncRequest(self._map.hash, tuple(want[: sync.MOST_WANTED]), records)
+    def differing(self, digests: Mapping[str, sync.Digest]) -> list[str]:
+        """Return the parts of places whose hashes are others than a peer's."""
+        return self._map.tree.differing(digests)
+
+    def lacking(
+        self, places: Sequence[str], theirs: Mapping[str, sync.Version], now_s: float
+    ) -> tuple[list[str], list[str]]:
+        """Return which sessions to ask of a peer that holds `theirs` in these places, and to give to it."""
+        want, give = sync.compare(self._map.versions(places), theirs)
+        return self.refusals.filter_refused(want, theirs, now_s), give
+
+    def fetch(self, sids: Iterable[str]) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+        """Return the records of these sessions that fit into one message, and the ids of the rest."""
+        return self._map.fetch(sids)
 
     def exchanged(self, now_s: float) -> None:
         """An exchange was completed."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from atoll.fabric.registry import sync
+from atoll.fabric.registry.digests import DigestTree, place_of
 from atoll.fabric.registry.records import Metadata, Record, SessionState
 
 
@@ -27,13 +29,14 @@ def entry_of(record: Record, metadata: Metadata, since_s: float) -> Entry:
 
 
 class Replica:
-    """Entries by session id; the hash of all and the sums per slot are kept up to date."""
+    """Entries by session id; hashes of all and of parts, and sums per slot, are kept up to date."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.per_slot: Counter[str] = Counter()
         self.bytes_per_slot: Counter[str] = Counter()
         self.hash = bytes(sync.HASH_BYTES)
+        self.tree = DigestTree()
 
     def put(self, record: Record, metadata: Metadata, now_s: float) -> Entry:
         """Replace what is held of the session, whatever it is, and return the new entry."""
@@ -43,10 +46,11 @@ class Replica:
             self.per_slot[record.slot] += 1
         else:
             self.bytes_per_slot[record.slot] -= sync.size(held.record)
-            self.hash = sync.toggle(self.hash, held.version.tag)
             if held.record.state is record.state:
                 entry = Entry(record, metadata, entry.version, held.since_s)
-        self.hash = sync.toggle(self.hash, entry.version.tag)
+        before = None if held is None else held.version.tag
+        self.tree.replace(record.sid, before, entry.version.tag)
+        self.hash = self.tree.hash()
         self.bytes_per_slot[record.slot] += sync.size(record)
         self.entries[record.sid] = entry
         return entry
@@ -54,14 +58,39 @@ class Replica:
     def drop(self, sid: str) -> Entry:
         """Forget a session and return what was known of it."""
         entry = self.entries.pop(sid)
-        self.hash = sync.toggle(self.hash, entry.version.tag)
+        self.tree.replace(sid, entry.version.tag, None)
+        self.hash = self.tree.hash()
         self.per_slot[entry.record.slot] -= 1
         self.bytes_per_slot[entry.record.slot] -= sync.size(entry.record)
         return entry
 
-    def versions(self) -> dict[str, sync.Version]:
-        """Return which record of each session is held."""
-        return {sid: entry.version for sid, entry in self.entries.items()}
+    def versions(self, places: Iterable[str] = ("",)) -> dict[str, sync.Version]:
+        """Return which record of each session in these places is held."""
+        wanted = frozenset(places)
+        if not wanted:
+            return {}
+        if "" in wanted:
+            return {sid: entry.version for sid, entry in self.entries.items()}
+        depths = sorted({len(place) for place in wanted})
+        return {
+            sid: entry.version
+            for sid, entry in self.entries.items()
+            if any(place_of(sid, depth) in wanted for depth in depths)
+        }
+
+    def describe(self, ask: sync.SyncRequest) -> sync.SyncReply:
+        """Answer what is held in the places asked for; who names none is told everything."""
+        if ask.hash == self.hash:
+            return sync.SyncReply(self.hash)
+        divided = {place: self.tree.parts(place) for place in ask.places}
+        digests = {place: parts for place, parts in divided.items() if parts is not None}
+        told = [place for place in ask.places if place not in digests] if ask.places else ("",)
+        return sync.SyncReply(self.hash, self.versions(told), digests=digests)
+
+    def fetch(self, sids: Iterable[str]) -> tuple[tuple[Record, ...], tuple[str, ...]]:
+        """Return the records of these sessions that fit into one message, and the ids of the rest."""
+        held = (self.entries.get(sid) for sid in sids)
+        return sync.batch_records(entry.record for entry in held if entry is not None)
 
 
 def foreign(record: Record, current: Record) -> bool:

@@ -1,14 +1,19 @@
-"""How two replicas find out what the other lacks: a hash of everything first, details if it differs.
+"""How two replicas find out what the other lacks: a hash of everything, then of the parts that differ.
 
     asker                                          answerer
-    SyncRequest(hash)                        ->
-                                             <-    SyncReply(hash)                  equal: done
-                                             <-    SyncReply(hash, versions)        else
+    SyncRequest(hash, places=[""])           ->
+                                             <-    SyncReply(hash)                   equal: done
+                                             <-    SyncReply(hash, digests)          large: hashes of 16 parts
+    SyncRequest(hash, places=[those that     ->
+      differ])
+                                             <-    SyncReply(hash, versions)         small: what is in it
     SyncRequest(hash, want=..., give=...)    ->    merges what it is given
-                                             <-    SyncReply(hash, records, rest)   rest: did not fit
+                                             <-    SyncReply(hash, records, rest)    rest: did not fit
     SyncRequest(hash, want=rest)             ->    ... until nothing is left
 
-One idle exchange is two messages of some twenty bytes, whatever the size of the registry.
+A place is the start of the random digits of session ids ("": all of them), so the registry is a tree of
+hashes. Two equal replicas exchange two messages of some twenty bytes, whatever their size; two that differ
+in one of n records, O(log n). Who asks without places, as earlier versions do, gets all versions at once.
 """
 
 from __future__ import annotations
@@ -28,8 +33,19 @@ BATCH_BYTES = 1024 * 1024
 """Records in one message, roughly; what does not fit goes into the next."""
 MOST_WANTED = 10_000
 HASH_BYTES = 16
+DEPTH = 3
+"""Digits of the longest place: 4096 of them."""
+LEAF = 64
+"""Sessions of a place that are told one by one, rather than by hashes of its parts."""
+WANTED_AT_ONCE = 1000
+"""Records asked for in one message: about as many as fit into the answer."""
+_MOST_PLACES = 16**DEPTH
 
+Place = Annotated[str, Meta(pattern=r"\A[0-9a-f]{0,3}\Z")]
 Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
+
+
+Digest = Annotated[tuple[Hash, ...], Meta(min_length=16, max_length=16)]
 
 
 class Version(Struct, frozen=True, array_like=True):
@@ -46,20 +62,26 @@ class SyncRequest(Struct, frozen=True, array_like=True):
     hash: Hash
     want: Annotated[tuple[str, ...], Meta(max_length=MOST_WANTED)] = ()
     give: tuple[Record, ...] = ()
+    places: Annotated[tuple[Place, ...], Meta(max_length=_MOST_PLACES)] = ()
 
     @property
-    def first(self) -> bool:
-        """Whether this opens an exchange, so that versions may be the answer."""
+    def compares(self) -> bool:
+        """Whether this asks what the other holds, rather than for records."""
         return not self.want and not self.give
 
 
 class SyncReply(Struct, frozen=True, array_like=True):
-    """What comes back; `versions` is None unless the hashes differ."""
+    """What comes back; `versions` is None unless the hashes differ.
+
+    It has the sessions of all places that were asked for, except those in `digests`, which are larger: of
+    these there is the hash of each part.
+    """
 
     hash: Hash
     versions: dict[str, Version] | None = None
     records: tuple[Record, ...] = ()
     rest: tuple[str, ...] = ()
+    digests: Annotated[dict[Place, Digest], Meta(max_length=_MOST_PLACES)] = {}
 
 
 def tag(record: Record) -> bytes:
@@ -70,12 +92,6 @@ def tag(record: Record) -> bytes:
 def size(record: Record) -> int:
     """Return about how many bytes a record takes, without encoding it."""
     return len(record.body) + len(record.certificate) + len(record.signature) + 64
-
-
-def toggle(whole: bytes, member: bytes) -> bytes:
-    """Return the hash of a set after one member, given by its own hash, was added or removed."""
-    mixed = int.from_bytes(whole, "big") ^ int.from_bytes(member, "big")
-    return mixed.to_bytes(HASH_BYTES, "big")
 
 
 def compare(

@@ -41,6 +41,7 @@ from atoll.fabric.registry.records import Metadata, Record, SessionState
 from atoll.fabric.registry.registry import Registry
 from atoll.fabric.registry.replica import Entry
 from atoll.fabric.registry.sync import batch_records, encode_message
+from atoll.fabric.transport.doors import Doorkeeper
 from atoll.fabric.transport.link import Declaration, FabricLink, Question
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.transport.quota import Quota
@@ -71,6 +72,7 @@ class Fabric:
         log: Log,
         link: FabricLink,
         observe: bool = False,
+        hear_loads: bool = True,
     ) -> None:
         """Start the registry; `connect` is what callers use."""
         self.access = access
@@ -81,6 +83,8 @@ class Fabric:
         """Called with joined | changed | up | down | left and the peer."""
         self.on_renewed: list[Callable[[str, str], None]] = []
         """Called with the old and the new session id."""
+        self.on_revoked: list[Callable[[], None]] = []
+        """Called when certificates were revoked, once `verifier` and the registry know."""
         self.loads: dict[str, Load] = {}
         """The last load sample of each live session."""
         self._log = log
@@ -100,6 +104,7 @@ class Fabric:
         self._pushes = Quota(settings.pushes_per_s, settings.pushes_at_once)
         self._asks = Quota(settings.asks_per_s, settings.asks_at_once)
         self._view: dict[str, Peer] = {}
+        self._shunned: frozenset[str] = frozenset()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         self._pulls: set[asyncio.Task[None]] = set()
@@ -109,6 +114,7 @@ class Fabric:
         self._session: list[Declaration] = []
         self._refusals_logged = 0
         self._refusals_from_s = 0.0
+        self._hears_loads = hear_loads
         self._left = False
         self._closing = False
 
@@ -124,18 +130,22 @@ class Fabric:
         listen: Sequence[str] = (),
         denied: frozenset[str] = frozenset(),
         observe: bool = False,
+        hear_loads: bool = True,
     ) -> Fabric:
         """Join, and return once what the others know is known here too.
 
         Provider and role of `metadata` are replaced by the certificate's, and its name goes after the
         certificate's and a slash. With `listen` this member is a hub, and slots in `denied` may say
-        nothing there. One that only wants to `observe` has no token and writes nothing at all. Raises
+        nothing there. One that only wants to `observe` has no token and writes nothing at all. Who does not
+        choose between nodes need not `hear_loads`: those of thousands are thousands a second. Raises
         UnreachableError if no hub answers.
         """
         settings = settings or FabricSettings()
         link = await FabricLink.open(access, settings, listen=listen, denied=denied)
         try:
-            fabric = cls(access, metadata, state, settings, log or SilentLog(), link, observe)
+            fabric = cls(
+                access, metadata, state, settings, log or SilentLog(), link, observe, hear_loads
+            )
             fabric._begin()
         except BaseException:
             await link.close()
@@ -218,7 +228,12 @@ class Fabric:
 
     def recheck(self) -> None:
         """Verify everything again, after certificates were revoked in `verifier`."""
-        self._do(self._registry.recheck(time.time()))
+        self._do(self._put_out())
+        self._call_revoked()
+
+    def guard(self, noticed: Callable[[str], None]) -> Doorkeeper:
+        """Watch who connects to this hub; `noticed` is called with slots that do."""
+        return self._link.guard(noticed)
 
     def say_load(self, load: Load) -> None:
         """Tell everybody how busy this member is."""
@@ -240,6 +255,10 @@ class Fabric:
     def put(self, key: str, payload: bytes) -> None:
         """Send; returns at once, keeps the order, lost if no hub is there."""
         self._link.put(key, payload)
+
+    async def flush(self) -> None:
+        """Wait until everything said so far is on its way; a second at most."""
+        await self._link.flush()
 
     def subscribe(
         self, key: str, callback: Callable[[list[tuple[str, bytes]]], None]
@@ -265,7 +284,8 @@ class Fabric:
     def _begin(self) -> None:
         link = self._link
         link.hear(f"{keys.PREFIX}/reg/**", self._pushed)
-        link.hear(f"{keys.PREFIX}/load/**", self._loaded)
+        if self._hears_loads:
+            link.hear(f"{keys.PREFIX}/load/**", self._loaded)
         self._declare()
         link.watch(f"{keys.PREFIX}/alive/**", self._tokens)
         self._tick()
@@ -306,6 +326,9 @@ class Fabric:
             sid = keys.own_sid(key)
             if sid == self.sid:
                 continue
+            if sid is not None and keys.slot_of(sid) in self._shunned:
+                effects.append(self._registry.refusals.add("revoked", sid))
+                continue
             if sid is None or not self._pushes.take(keys.slot_of(sid), now_s, len(data)):
                 effects.append(
                     self._registry.refusals.add("flood" if sid else "malformed", key[:80])
@@ -340,6 +363,8 @@ class Fabric:
                 if up:
                     effects.append(self._registry.refusals.add("token of another", key[:80]))
                 continue
+            if up and slot in self._shunned:
+                continue
             if not up and (sid == self.sid or keys.is_hub(sid)):
                 self._shaken_s = self._loop.time()
             if sid == self.sid:
@@ -373,6 +398,7 @@ class Fabric:
     def _do(self, effects: Iterable[Effect]) -> None:
         pending = list(effects)
         unpublished: list[Record] = []
+        revoked = False
         while pending:
             effect = pending.pop(0)
             if isinstance(effect, Publish):
@@ -388,16 +414,34 @@ class Fabric:
             elif isinstance(effect, Revoked):
                 self._log.event("fabric.revoked", serials=sorted(effect.serials))
                 self.verifier.revoke(int(serial, 16) for serial in effect.serials)
-                pending += self._registry.recheck(time.time())
+                pending += self._put_out()
+                revoked = True
             elif isinstance(effect, Obituary):
                 self._log.event("fabric.obituary", sid=effect.sid)
         while unpublished:  # in one message, if it fits
             records, _ = batch_records(unpublished)
             self._link.put(keys.reg(self.sid), encode_message(records))
             unpublished = unpublished[len(records) :]
+        if revoked:
+            self._call_revoked()
         if self._registry.synced:
             self._first_sync.set()
         self._schedule()
+
+    def _put_out(self) -> list[Effect]:
+        """Drop what revoked members said, their tokens too, and hear nothing more of them."""
+        now_s = time.time()
+        self._shunned = self.verifier.shunned()
+        effects = self._registry.recheck(now_s)
+        for sid in self._registry.tokens():
+            if keys.slot_of(sid) in self._shunned:
+                effects += self._registry.token_down(keys.slot_of(sid), sid, now_s)
+                self.loads.pop(sid, None)
+        return effects
+
+    def _call_revoked(self) -> None:
+        for callback in tuple(self.on_revoked):
+            callback()
 
     def _pull(self, sid: str) -> None:
         if len(self._pulls) >= _PULLS_AT_ONCE or self._closing:

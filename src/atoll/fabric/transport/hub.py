@@ -17,6 +17,7 @@ import msgspec
 import zenoh
 
 from atoll.core.errors import InputError, UsageError
+from atoll.fabric.identity import keys
 from atoll.fabric.identity.access import (
     DEFAULT_PORT,
     PREFIX,
@@ -27,11 +28,19 @@ from atoll.fabric.identity.access import (
 )
 from atoll.fabric.identity.authority import Authority, read_revoked
 from atoll.fabric.registry.records import Metadata, SessionState
+from atoll.fabric.transport.doors import Doorkeeper
 from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.link import UnreachableError
+from atoll.fabric.transport.panics import hushed
 from atoll.fabric.transport.settings import FabricSettings
 from atoll.telemetry.logs import Log, SilentLog
 
 _LOOK_S = 2.0
+_LAST_WORD_S = 0.1
+_RELOAD_S = 1.0
+"""From putting somebody out to reading the rules again: more may follow."""
+_TURN_S = 5.0
+"""Between two hubs that do so."""
 _FLUSH_S = 0.5
 _MOST_REVOKED = 1024
 # Names of hubs are not verified on purpose (see `link`), which needs no warning.
@@ -100,48 +109,114 @@ def _revoked_beside(fabric: str) -> Path | None:
 
 
 class Hub:
-    """A running hub: a member that listens, and tells everybody which certificates are revoked."""
+    """A running hub: a member that listens, and tells everybody which certificates are revoked.
 
-    def __init__(self, options: HubOptions, fabric: Fabric, log: Log) -> None:
-        """Take over a connected fabric; `start` is what callers use."""
+    A member that is revoked is told so, then cut off, and again whenever it comes back. Meanwhile the hub
+    opens its session anew, with rules by which that slot may say and hear nothing; hubs do so one after the
+    other, so that members have one to go to.
+    """
+
+    def __init__(self, options: HubOptions, log: Log) -> None:
+        """Take the options; `start` is what callers use."""
         self.options = options
-        self.fabric = fabric
+        self.fabric: Fabric
+        self.reloads = 0
+        """How often the rules were read again."""
         self._log = log
-        self._revoked: tuple[int, ...] = ()
+        self._revoked = _serials(options.revoked)
+        self._denied: frozenset[str] = frozenset()
+        self._doors: Doorkeeper | None = None
         self._seen: tuple[int, int] | None = None
-        self._task = asyncio.get_running_loop().create_task(self._look())
+        self._unknown: set[str] = set()
+        self._news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
     async def start(cls, options: HubOptions, log: Log | None = None) -> Hub:
         """Listen and join the registry."""
-        log = log or SilentLog()
-        access = options.access
-        revoked = _serials(options.revoked)
-        fabric = await Fabric.connect(
-            access,
+        hub = cls(options, log or SilentLog())
+        await hub._open()
+        loop = asyncio.get_running_loop()
+        hub._tasks = [loop.create_task(hub._look()), loop.create_task(hub._follow())]
+        return hub
+
+    async def _open(self) -> None:
+        options, identity = self.options, self.options.access.identity
+        self._denied |= _slots_of(options.revoked, self._revoked)
+        self.fabric = await Fabric.connect(
+            options.access,
             Metadata(
-                name=access.identity.name,
-                provider=access.identity.provider,
+                name=identity.name,
+                provider=identity.provider,
                 role="hub",
-                revoked=_hex(revoked),
+                revoked=_hex(self._revoked),
             ),
             state=SessionState.SERVING,
             settings=options.settings,
-            log=log,
+            log=self._log,
             listen=options.listen,
-            denied=_slots_of(options.revoked, revoked),
+            denied=self._denied,
+            hear_loads=False,
         )
-        fabric.verifier.revoke(revoked)
-        hub = cls(options, fabric, log)
-        hub._revoked = revoked
-        return hub
+        self.fabric.verifier.revoke(self._revoked)
+        self.fabric.on_revoked.append(self._deny)
+        if not options.access.is_open:
+            self._doors = self.fabric.guard(self._noticed)
 
     async def close(self) -> None:
         """Leave and stop listening."""
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        await self.fabric.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._close_fabric()
+
+    async def _close_fabric(self) -> None:
+        with hushed() as panics:
+            await self.fabric.close()
+        if panics:
+            self._log.event("hub.transport_failed", panics=panics[:4], count=len(panics))
+
+    def _deny(self) -> None:
+        """Cut off whoever is revoked and still has rights here, and have the rules read again."""
+        revoked = self.fabric.verifier.shunned() | _slots_of(self.options.revoked, self._revoked)
+        if self._doors is None or revoked <= self._denied:
+            return
+        self._log.event("hub.cut_off", slots=sorted(revoked - self._denied))
+        self._doors.deny(revoked - self._denied)
+        self._denied |= revoked
+        self._news.set()
+
+    async def _follow(self) -> None:
+        """Read the rules again whenever somebody was put out."""
+        number = int(self.options.access.identity.slot[1:])
+        while True:
+            await self._news.wait()
+            others = [p for p in self.fabric.peers() if p.metadata.role == "hub" and p.alive]
+            await asyncio.sleep(_RELOAD_S + (number * _TURN_S if others else 0.0))
+            self._news.clear()
+            await self._close_fabric()
+            for pause_s in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, None):
+                try:
+                    await self._open()
+                    break
+                except UnreachableError:  # the port is not free yet
+                    if pause_s is None:
+                        raise
+                    await asyncio.sleep(pause_s)
+            self.reloads += 1
+            self._log.event("hub.reloaded", denied=sorted(self._denied), sid=self.fabric.sid)
+
+    def _noticed(self, slot: str) -> None:
+        """Somebody has connected: one whose slot is newer than this hub's rules can do nothing here."""
+        number = int(slot[1:]) if keys.is_slot(slot) and not keys.is_hub(slot) else 0
+        if number >= self.options.access.slots and slot not in self._unknown:
+            self._unknown.add(slot)
+            self._log.event(
+                "hub.slot_unknown",
+                slot=slot,
+                slots=self.options.access.slots,
+                hint="the fabric has grown: restart this hub with its token of now",
+            )
 
     async def _look(self) -> None:
         while True:
@@ -161,14 +236,21 @@ class Hub:
             if set(serials) <= set(self._revoked):
                 continue
             self._revoked = serials
-            self.fabric.verifier.revoke(serials)
-            self._log.event("hub.revoked", serials=_hex(serials))
-            if len(serials) > _MOST_REVOKED:
-                self._log.event("hub.revoked_too_many", told=_MOST_REVOKED, of=len(serials))
-            await self.fabric.announce(
-                metadata=msgspec.structs.replace(self.fabric.metadata, revoked=_hex(serials))
-            )
-            self.fabric.recheck()
+            await self._tell()
+
+    async def _tell(self) -> None:
+        """Tell everybody who is revoked: first the members, so that theirs know why they are cut off."""
+        fabric, serials = self.fabric, self._revoked
+        fabric.verifier.revoke(serials)
+        self._log.event("hub.revoked", serials=_hex(serials))
+        if len(serials) > _MOST_REVOKED:
+            self._log.event("hub.revoked_too_many", told=_MOST_REVOKED, of=len(serials))
+        await fabric.announce(
+            metadata=msgspec.structs.replace(fabric.metadata, revoked=_hex(serials))
+        )
+        await fabric.flush()
+        await asyncio.sleep(_LAST_WORD_S)
+        fabric.recheck()
 
 
 def _serials(path: Path | None) -> tuple[int, ...]:

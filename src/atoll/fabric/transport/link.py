@@ -27,7 +27,9 @@ import zenoh
 from atoll.core.errors import AtollError
 from atoll.fabric.identity import keys
 from atoll.fabric.identity.access import Access, is_loopback, split_address
+from atoll.fabric.transport.doors import Doorkeeper
 from atoll.fabric.transport.forward import Forwarder, proxy_for
+from atoll.fabric.transport.panics import CONTAINED
 from atoll.fabric.transport.settings import FabricSettings
 from atoll.fabric.transport.wire import session_config
 
@@ -36,6 +38,7 @@ _CHANNEL = 8192
 _BATCH = 512
 _SWITCH_S = 0.0005
 _END_S = 2.0
+_CLOSE_S = 10.0
 _RETRY_EMPTY_S = 0.02
 _RETRY_EMPTY_MOST_S = 0.5
 _BLOCK = zenoh.CongestionControl.BLOCK
@@ -60,6 +63,7 @@ class FabricLink:
         )
         self._open: set[Declaration] = set()
         self._closed = False
+        self._doors: Doorkeeper | None = None
         self.sent = 0
         self._threads: list[threading.Thread] = []
         self._sender = self._start(self._send, "fabric-send")
@@ -114,6 +118,13 @@ class FabricLink:
     def id(self) -> str:
         """Id of this session, as hubs list it."""
         return str(self._session.zid())
+
+    def guard(self, noticed: Callable[[str], None]) -> Doorkeeper:
+        """Watch who connects to this hub; `noticed` is called in the loop with slots that do."""
+        self._doors = self._doors or Doorkeeper(
+            self._session, lambda slot: self._call(noticed, slot)
+        )
+        return self._doors
 
     @property
     def queued(self) -> int:
@@ -194,8 +205,10 @@ class FabricLink:
                         if more is None:
                             break
                         batch.append(more)
-                except zenoh.ZError:
-                    return
+                except BaseException as error:
+                    if CONTAINED.__exit__(type(error), error, None):
+                        return
+                    raise
                 self._call(
                     deliver, [(str(sample.key_expr), sample.payload.to_bytes()) for sample in batch]
                 )
@@ -270,11 +283,22 @@ class FabricLink:
     def end(self) -> None:
         """Disconnect now, from any thread; what is queued is lost."""
         self._closed = True
-        with contextlib.suppress(zenoh.ZError):
-            self._session.close()  # type: ignore[no-untyped-call]
+        # In a thread of its own: after a panic inside, closing may never return.
+        closer = threading.Thread(target=self._disconnect, name="fabric-close", daemon=True)
+        try:
+            closer.start()
+            closer.join(_CLOSE_S)
+        except RuntimeError:  # the interpreter ends: no thread starts any more
+            self._disconnect()
         self._outbox.put(None)
         for thread in self._threads:
             thread.join(_END_S)
+
+    def _disconnect(self) -> None:
+        if self._doors is not None:
+            self._doors.close()
+        with CONTAINED:
+            self._session.close()  # type: ignore[no-untyped-call]
 
     def _start(self, target: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=target, name=name, daemon=True)
@@ -289,7 +313,7 @@ class FabricLink:
     def _send(self) -> None:
         session, get = self._session, self._outbox.get
         while (item := get()) is not None:
-            with contextlib.suppress(zenoh.ZError):  # no hub, or closing: lost, as promised
+            with CONTAINED:  # no hub, or closing: lost, as promised
                 if isinstance(item, tuple):
                     session.put(item[0], item[1], congestion_control=_BLOCK, express=True)
                     self.sent += 1
@@ -370,7 +394,7 @@ class Declaration:
             return
         self.silence()
         for action in self._actions:
-            with contextlib.suppress(zenoh.ZError):  # the session is gone, and this with it
+            with CONTAINED:  # the session is gone, and this with it
                 action()
 
     def silence(self) -> None:

@@ -16,6 +16,8 @@ from atoll.fabric.identity.access import Access
 from atoll.fabric.transport.settings import FabricSettings
 
 _MAX_MESSAGE_BYTES = 32 * 2**20
+_MAX_SESSIONS = 2 * keys.MAX_SLOTS
+"""Links one hub takes: all members, with some that are not yet known to be gone."""
 
 
 def session_config(
@@ -28,7 +30,7 @@ def session_config(
     """Return the configuration of a client that dials `endpoints`, or of a hub that listens too."""
     protocol = "tcp" if access.is_open else "tls"
     transport: dict[str, Any] = {
-        "unicast": {"max_sessions": 4096, "accept_pending": 1000},
+        "unicast": {"max_sessions": _MAX_SESSIONS, "accept_pending": 1000},
         "link": {
             "protocols": [protocol],
             "tx": {"lease": round(settings.lease_s * 1000), "keep_alive": 4},

@@ -49,6 +49,7 @@ class TunnelClient:
         self._endpoint = keys.new_sid(slot, secrets.token_bytes(8))
         self._subscription = fabric.subscribe(keys.outward_all(self._endpoint), self._receive)
         fabric.listeners.append(self._heard_of)
+        fabric.on_revoked.append(self.recheck)
         self._ticks = TickClock(self._loop.time(), self._settings.keep_alive_s)
         """When last nothing could be heard here, whoever said what."""
         self._timer = self._loop.call_later(self._settings.keep_alive_s, self._tick)
@@ -230,18 +231,22 @@ class TunnelClient:
 
     # Time
 
+    def recheck(self) -> None:
+        """Lose the lines to workers whose certificates are no longer believed."""
+        for link in list(self._lines.values()):
+            person = link.person
+            if person is not None and not self._fabric.verifier.believes(person):
+                self._lose(link, "the worker's certificate was revoked or has expired")
+
     def _tick(self) -> None:
         settings = self._settings
         now_s = self._loop.time()
         self._timer = self._loop.call_later(settings.keep_alive_s, self._tick)
-        slow = self._ticks.beat(now_s)
-        verifier = self._fabric.verifier
+        if self._ticks.beat(now_s):
+            self.recheck()
         for link in list(self._lines.values()):
             line = link.line
             if line is None or not line.open:
-                continue
-            if slow and link.person is not None and not verifier.believes(link.person):
-                self._lose(link, "the worker's certificate was revoked or has expired")
                 continue
             channel = line.channel
             busy = bool(link.calls)
@@ -300,6 +305,8 @@ class TunnelClient:
             return
         self._closed = True
         self._timer.cancel()
+        if self.recheck in self._fabric.on_revoked:
+            self._fabric.on_revoked.remove(self.recheck)
         if self._heard_of in self._fabric.listeners:
             self._fabric.listeners.remove(self._heard_of)
         links = {id(k): k for k in (*self._links.values(), *self._lines.values())}

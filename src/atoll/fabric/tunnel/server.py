@@ -74,6 +74,7 @@ class TunnelServer:
         self._door: Subscription = fabric.queryable(keys.req(fabric.sid), self._asked)
         fabric.listeners.append(self._heard_of)
         fabric.on_renewed.append(self._renewed)
+        fabric.on_revoked.append(self.recheck)
         self._ticks = TickClock(self._loop.time(), self._settings.keep_alive_s)
         self._timer = self._loop.call_later(self._settings.keep_alive_s, self._tick)
 
@@ -289,19 +290,23 @@ class TunnelServer:
 
     # Time
 
+    def recheck(self) -> None:
+        """Lose the lines of callers whose certificates are no longer believed."""
+        for number, link in list(self._links.items()):
+            if not self._fabric.verifier.believes(link.person):
+                self._lose(number, "the caller's certificate was revoked or has expired")
+
     def _tick(self) -> None:
-        settings, fabric = self._settings, self._fabric
+        settings = self._settings
         now_s = self._loop.time()
         self._timer = self._loop.call_later(settings.keep_alive_s, self._tick)
         slow = self._ticks.beat(now_s)
         if slow:
             self._handshakes = 0
             self._handshakes_of.clear()
+            self.recheck()
         for number, link in list(self._links.items()):
             channel = link.line.channel
-            if slow and not fabric.verifier.believes(link.person):
-                self._lose(number, "the caller's certificate was revoked or has expired")
-                continue
             busy = bool(link.streams)
             if busy or not channel.settled:
                 heard_s = max(channel.heard_s, self._ticks.excused_s)
@@ -349,6 +354,8 @@ class TunnelServer:
             return
         self._closed = True
         self._timer.cancel()
+        if self.recheck in self._fabric.on_revoked:
+            self._fabric.on_revoked.remove(self.recheck)
         if self._heard_of in self._fabric.listeners:
             self._fabric.listeners.remove(self._heard_of)
         if self._renewed in self._fabric.on_renewed:

@@ -98,6 +98,10 @@ class SharedRates:
             except AWAY:
                 self.check(now_s)
                 raise
+            if answer.gateways != self.gateways:
+                # Who is not alone any more believes less of what it holds no lease of.
+                for _, limit in self._limits(self._limited):
+                    limit.begin(limit.level(now_s), answer.gateways, now_s)
             self.gateways, self.shared = answer.gateways, True
             self._settled_s = self._beat_s = now_s
             for ask in asks:

@@ -4,6 +4,7 @@ The way of one request, in order:
 
 1. It arrives. `http.server` reads it from a connection, within limits and deadlines, and hands it whole to
    `Gateway.handle`, which gives it an id and a trace and looks at its path: a model is asked (2),
+   perhaps in another dialect, which is translated at once and on the way back (`dialects`),
    `/services/NAME` goes to a node as it is (`service_proxy`, which shares steps 4 and 5), and everything
    else the gateway answers by itself (`pages`; for those who run it, also through `admin`).
 2. It is let in. Its key is checked (`accounts`), its body is read and checked in one pass (`openai`; `form`
@@ -41,8 +42,10 @@ from typing import TYPE_CHECKING
 from atoll.runtime.gateway.admin import AdminListener, default_socket
 from atoll.runtime.gateway.choices import DealtTurn
 from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.gateway.client import AnsweredClient
 from atoll.runtime.gateway.content import check_content
 from atoll.runtime.gateway.cors import CorsDoor
+from atoll.runtime.gateway.dialects import DIALECTS, Dialect, TranslatedClient, shape_error
 from atoll.runtime.gateway.form import TranscriptionForm, read_form
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
@@ -151,6 +154,8 @@ class Gateway:
         self.deadlines = settings.deadlines
         self.chooser.configure(settings)
         self._health.settings = settings.health
+        if self.accounts is not None:
+            self.accounts.on_full_disk = settings.on_full_disk
         for listener in self._listeners:
             listener.limits, listener.deadlines = settings.limits, settings.deadlines
         self._all_special = self.detailed or self._recorded or settings.affinity
@@ -263,10 +268,13 @@ class Gateway:
             return
         if self._cors is not None:
             self._cors.mark(request)
-        if self.accounts is not None:
-            self.accounts.authenticate(shown_key(request.headers))
-        if self.draining or len(self.relays) >= self.limits.requests:
-            raise self._full()
+        try:
+            if self.accounts is not None:
+                self.accounts.authenticate(shown_key(request.headers))
+            if self.draining or len(self.relays) >= self.limits.requests:
+                raise self._full()
+        except ApiError as error:
+            raise shape_error(error, request.path) from None
 
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer a request, now or later."""
@@ -289,6 +297,8 @@ class Gateway:
             endpoint = ENDPOINTS.get(request.path)
             if endpoint is not None and request.method == b"POST":
                 self._relay(connection, request, endpoint)
+            elif request.path in DIALECTS:
+                self._translate(connection, request, DIALECTS[request.path])
             elif request.path.startswith(b"/services/"):
                 self._proxy(connection, request)
             else:
@@ -296,7 +306,7 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - the edge: whatever is wrong, the client is told
             self._refuse(connection, request, error)
 
-    def _refuse(self, connection: Connection, request: Request, error: Exception) -> None:
+    def _refuse(self, connection: AnsweredClient, request: Request, error: Exception) -> None:
         """Answer a request with an error; one that nobody foresaw is told to the log only."""
         if isinstance(error, ApiError):
             self.refused(error, request)
@@ -318,7 +328,20 @@ class Gateway:
                 error=error.message[:500],
             )
 
-    def _relay(self, connection: Connection, request: Request, endpoint: str) -> None:
+    def _translate(self, connection: Connection, request: Request, dialect: Dialect) -> None:
+        """Let a request in that is asked in another way than it is answered."""
+        client = TranslatedClient(connection, dialect, request)
+        try:
+            if self.accounts is not None:
+                # As in `_relay`: before the body is read.
+                self.accounts.authenticate(request.headers.get(b"authorization"))
+            self._relay(client, client.translate(), dialect.endpoint, asked=dialect.path)
+        except Exception as error:  # noqa: BLE001 - the edge, as in `handle`
+            self._refuse(client, request, error)
+
+    def _relay(
+        self, connection: AnsweredClient, request: Request, endpoint: str, asked: str = ""
+    ) -> None:
         """Let a request for a model in, and send it on its way."""
         if self.accounts is not None:
             # Before anything is read that a stranger sent.
@@ -347,7 +370,7 @@ class Gateway:
         state = request.headers.get(b"tracestate")
         if state is not None:
             passed += b"tracestate: %b\r\n" % state
-        if is_media and isinstance(parsed, MediaRequest):
+        if is_media and isinstance(parsed, MediaRequest) and isinstance(connection, Connection):
             relay: Relay = MediaRelay(self, connection, request, parsed, passed, form)
         elif endpoint in TOKEN_ENDPOINTS and isinstance(parsed, TokensRequest):
             # Work for a tokenizer: it says nothing of how much a model is asked.
@@ -356,6 +379,8 @@ class Gateway:
         else:
             relay = Relay(self, connection, request, parsed, passed)
         relay.tally = tally
+        if asked:
+            relay.endpoint = endpoint = asked
         if (
             turn is not None
             or self._all_special

@@ -50,6 +50,7 @@ class MediaRelay(Relay):
     """Whether the answer passes to the client as it comes."""
     _kind = b""
     """Type of such an answer."""
+    client: Connection
     _passed = 0
     """Bytes of it that the client has."""
     _tail = b""

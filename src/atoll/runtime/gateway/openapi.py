@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from atoll.core.version import __version__
+from atoll.runtime.gateway.dialects import DIALECTS
 from atoll.runtime.openai import (
     DETOKENIZE,
     EMBEDDINGS,
@@ -35,6 +36,19 @@ _ERROR = {
         }
     },
 }
+_MESSAGES_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
 _SUMMARIES = {
     "/v1/chat/completions": "Answer a conversation",
     "/v1/completions": "Complete a text",
@@ -42,6 +56,9 @@ _SUMMARIES = {
     TRANSCRIPTIONS: "Write down what is said in a recording",
     SPEECH: "Speak a text",
     IMAGES: "Draw pictures",
+    "/v1/responses": "Answer a conversation of items; nothing is stored",
+    "/v1/messages": "Answer a conversation, in Anthropic's way",
+    "/v1/messages/count_tokens": "Count the tokens of a conversation, in Anthropic's way",
     TOKENIZE: "Turn a text or a conversation into tokens",
     DETOKENIZE: "Turn tokens into text",
 }
@@ -54,6 +71,8 @@ _ANSWERS: dict[str, dict[str, Any]] = {
 }
 """What may come besides JSON; elsewhere, and where sound is asked for as events, streams of events."""
 _EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_WHOLE = frozenset({EMBEDDINGS, TOKENIZE, DETOKENIZE, "/v1/messages/count_tokens"})
+"""Where answers are never streams of events."""
 _FAILURES = {
     "400": "the request is malformed",
     "401": "a valid key is needed",
@@ -69,20 +88,29 @@ _FAILURES = {
 }
 
 
+_DIALECTS = {dialect.path: dialect.request for dialect in DIALECTS.values()}
+_ERRORS = dict.fromkeys(("/v1/messages", "/v1/messages/count_tokens"), "MessagesError")
+"""Shapes of errors where they are not OpenAI's."""
+
+
 @cache
 def document() -> dict[str, Any]:
     """Return the OpenAPI document."""
     _, schemas = msgspec.json.schema_components(
-        (*REQUESTS.values(), *FORMS.values()), ref_template="#/components/schemas/{name}"
+        (*REQUESTS.values(), *FORMS.values(), *_DIALECTS.values()),
+        ref_template="#/components/schemas/{name}",
     )
     schemas["Error"] = _ERROR
+    schemas["MessagesError"] = _MESSAGES_ERROR
     for kind in FORMS.values():
         # The file passes unread, so no type has it.
         form = schemas[kind.__name__]
         form["properties"]["file"] = _BYTES["schema"]
         form["required"] = [*form["required"], "file"]
         del form["properties"]["models"]
-    paths: dict[str, Any] = {path: {"post": _post(path)} for path in (*REQUESTS, *FORMS)}
+    paths: dict[str, Any] = {
+        path: {"post": _post(path)} for path in (*REQUESTS, *FORMS, *_DIALECTS)
+    }
     paths["/v1/models"] = {"get": _get("List the models", "application/json")}
     paths["/v1/models/{model}"] = {
         "get": _get("Describe a model", "application/json", "404")
@@ -105,11 +133,11 @@ def document() -> dict[str, Any]:
 
 
 def _post(path: str) -> dict[str, Any]:
-    name = (FORMS[path] if path in FORMS else REQUESTS[path]).__name__
+    name = ({**REQUESTS, **FORMS, **_DIALECTS}[path]).__name__
     body_type = "multipart/form-data" if path in FORMS else "application/json"
     content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
     content |= _ANSWERS.get(path, {})
-    if path not in (EMBEDDINGS, TOKENIZE, DETOKENIZE):
+    if path not in _WHOLE:
         content |= _EVENTS
     return {
         "summary": _SUMMARIES[path],
@@ -118,7 +146,9 @@ def _post(path: str) -> dict[str, Any]:
             "content": {body_type: {"schema": {"$ref": f"#/components/schemas/{name}"}}},
         },
         "responses": {"200": {"description": "the answer", "content": content}}
-        | {status: _failure(text) for status, text in _FAILURES.items()},
+        | {
+            status: _failure(text, _ERRORS.get(path, "Error")) for status, text in _FAILURES.items()
+        },
     }
 
 
@@ -137,8 +167,8 @@ def _get(summary: str, content_type: str, *failures: str) -> dict[str, Any]:
     }
 
 
-def _failure(text: str) -> dict[str, Any]:
+def _failure(text: str, shape: str) -> dict[str, Any]:
     return {
         "description": text,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{shape}"}}},
     }

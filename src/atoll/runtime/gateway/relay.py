@@ -15,13 +15,14 @@ from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.answer import Answer, BrokenStreamError
 from atoll.runtime.gateway.attempt import AttemptContext, Attempts
 from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.gateway.client import AnsweredClient
 from atoll.runtime.gateway.events import DONE, StreamJournal, audio_chars_in, tokens_in
 from atoll.runtime.gateway.requirements import Requirements
 from atoll.runtime.gateway.resume import DivergedError, resume
 from atoll.runtime.gateway.retry import RetryBudget
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings
 from atoll.runtime.gateway.traffic import ModelTally
-from atoll.runtime.http.server import Connection, Request
+from atoll.runtime.http.server import Request
 from atoll.runtime.openai import (
     AnyRequest,
     ApiError,
@@ -91,6 +92,8 @@ class Relay:
     """What is special about it; most requests of a plain gateway have nothing."""
     tally: ModelTally | None = None
     """What counts it for a controller, if its model is known."""
+    endpoint = ""
+    """Where it was asked, if that is not where backends are (`dialects`)."""
     slot: int | None = None
     """Where the journal of the accounts counts its tokens."""
     begun = False
@@ -122,7 +125,7 @@ class Relay:
     def __init__(
         self,
         context: RelayContext,
-        client: Connection,
+        client: AnsweredClient,
         sent: Request,
         request: AnyRequest,
         headers: bytes,

@@ -225,6 +225,30 @@ def _accounts(stats: Mapping[str, Any]) -> list[Metric]:
             (),
             [((), float(bool(stats.get("database_up"))))],
         ),
+        make_gauge(
+            "atoll_accounts_journal_full",
+            "1 while what requests use cannot be written down.",
+            (),
+            [((), float(bool(stats.get("journal_full"))))],
+        ),
+        make_counter(
+            "atoll_accounts_lost_total",
+            "Requests served on a full disk that the ledger will not have.",
+            (),
+            [((), float(stats.get("lost", 0)))],
+        ),
+        make_gauge(
+            "atoll_accounts_gateways",
+            "Gateways that share limits through the database.",
+            (),
+            [((), float(stats.get("gateways", 1)))],
+        ),
+        make_gauge(
+            "atoll_accounts_rates_shared",
+            "1 while limits a minute are shared; 0: each gateway goes by an equal share of them.",
+            (),
+            [((), float(bool(stats.get("rates_shared", True))))],
+        ),
     ]
 
 

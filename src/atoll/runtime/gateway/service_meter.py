@@ -10,9 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from atoll.runtime.openai import Usage, usage_of
+from atoll.runtime.openai import Usage, loose_usage
 from atoll.runtime.pool.member import Member
 from atoll.telemetry.usage import Attempt, UsageRecord
 
@@ -22,13 +20,6 @@ if TYPE_CHECKING:
 _JSON_BYTES = 2**20
 _TAIL_BYTES = 16 * 2**10
 _NOTHING = Usage()
-
-
-class _ServiceAnswer(msgspec.Struct):
-    usage: dict[str, object] | None = None
-
-
-_decoder = msgspec.json.Decoder(_ServiceAnswer)
 
 
 class ServiceMeter:
@@ -137,10 +128,4 @@ class ServiceMeter:
             events = data.replace(b"\r\n", b"\n").split(b"\n\n")
             said = [e for e in events if b'"usage"' in e and e.startswith(b"data:")]
             data = said[-1].removeprefix(b"data:") if said else b""
-        if b'"usage"' not in data:
-            return _NOTHING
-        try:
-            found = _decoder.decode(data).usage
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _NOTHING
-        return _NOTHING if found is None else usage_of(found)
+        return (b'"usage"' in data and loose_usage(data)) or _NOTHING

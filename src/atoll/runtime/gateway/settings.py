@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
@@ -131,6 +131,8 @@ class GatewaySettings(Frozen):
     cors: CorsSettings | None = None
     """Whose pages may ask from a browser; None: no page of another origin."""
     access_log: bool = True
+    on_full_disk: Literal["refuse", "serve"] = "refuse"
+    """With keys, while the disk does not take what requests use: 503, or serve and mark the ledger."""
 
     @field_validator("metrics")
     @classmethod

@@ -67,7 +67,7 @@ class UsageWriter:
             delivered = relay.journal.read()
             tokens, spoken_s = delivered.tokens, spoken_seconds(delivered.audio_chars)
             usage = Usage(0, tokens, tokens, speech_seconds=spoken_s)
-        endpoint = ENDPOINTS[relay.sent.path]
+        endpoint = relay.endpoint or ENDPOINTS[relay.sent.path]
         turn = None if relay.requirements is None else relay.requirements.turn
         # A choice between models is written down as what was asked for; backends say who answered.
         model = relay.model if turn is None else turn.choice.name

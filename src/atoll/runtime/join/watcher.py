@@ -109,14 +109,14 @@ class Watcher:
         pause_s = _FIRST_PAUSE_S
         while True:
             await self.look()
-            # While an engine loads, its first answer should not be missed for long.
-            pause_s = _FIRST_PAUSE_S if self.health.served else pause_s * 1.5
+            # While an engine loads, or is away, its next answer should not be missed for long.
+            serves = self.health.offer is not None
+            pause_s = _FIRST_PAUSE_S if serves else pause_s * 1.5
             interval_s = self.settings.interval_s
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(
-                    self._wake.wait(),
-                    interval_s if self.health.served else min(pause_s, interval_s),
+                    self._wake.wait(), interval_s if serves else min(pause_s, interval_s)
                 )
 
     async def look(self) -> None:

@@ -17,7 +17,7 @@ from atoll.runtime.local.state import EndpointState, FleetState, NodeState, writ
 from atoll.runtime.pool.member import STAND_IN
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.supervise.agent import Agent, SupervisedProcess
-from atoll.runtime.supervise.process import Nursery
+from atoll.runtime.supervise.forker import Nursery
 from atoll.runtime.supervise.supervision import ProcessState
 from atoll.telemetry.logs import Log
 from atoll.telemetry.usage import OnUsage

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
-from atoll.runtime.supervise.process import Command, GuardedProcess, Nursery, last_lines
+from atoll.runtime.supervise.forker import Nursery
+from atoll.runtime.supervise.process import Command, GuardedProcess, last_lines
 from atoll.runtime.supervise.supervision import Action, ProcessState, RestartLimits, Supervision
 
 _LOG = logging.getLogger(__name__)
@@ -131,6 +132,8 @@ class SupervisedProcess:
             if self._core.tick(time.monotonic()) is Action.START:
                 self._tell()
                 await self._run()
+                self._tell()
+                continue
             self._tell()
             self._wake.clear()
             with contextlib.suppress(TimeoutError):

@@ -8,14 +8,19 @@ Run with the number of a socket and the folders of the models that nodes will ho
 socket is a JSON order for a guard, with two descriptors: what the guard reads orders from, and what it
 answers on. It ends when the socket closes.
 
+It is forked itself, too: a spare of it waits for its end and takes its place at once, sockets and all, since
+loading anew would take seconds of CPU time while the processes it would have forked are missing. A spare
+costs next to nothing, for it shares all memory. Whoever forks from now on says "ready PID".
+
 `python -m atoll.runtime.supervise.nursery --listen PATH FOLDER ...` does the same for whoever of this user
 connects to the socket at PATH: agents in different processes share it where $ATOLL_NURSERY names it. It says
-"ready" on its standard output, and ends when its standard input closes.
+"ready PID" on its standard output, and ends when its standard input closes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -50,37 +55,78 @@ def warm(folders: list[str]) -> None:
             AutoModelForCausalLM.from_config(load_config(folder))
 
 
-def serve(orders: socket.socket) -> None:
-    """Fork a guard for every order until nobody is left to give one."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def spare() -> socket.socket:
+    """Fork a spare of this process; returns the line to it, on which nothing ever comes but its end.
+
+    In the spare this returns, too: once its parent is gone, and with a spare of its own by then. A word on
+    the line ends it.
+    """
     while True:
-        message, descriptors, _, _ = socket.recv_fds(orders, _MOST_BYTES, 2)
-        if not message:
-            return
-        _fork([orders], message, descriptors)
+        ours, theirs = socket.socketpair()
+        if os.fork():
+            theirs.close()
+            return ours
+        ours.close()
+        with theirs, contextlib.suppress(OSError):
+            if theirs.recv(1):
+                _end()
 
 
-def serve_many(listening: socket.socket, until: int) -> None:
-    """Fork a guard for every order of anybody who connects, until the descriptor `until` is closed."""
+def serve(orders: socket.socket | None, listening: socket.socket | None) -> None:
+    """Serve, with a spare, until there is nobody to serve; neither is left then."""
+    line = _serve(orders, listening)
+    with contextlib.suppress(OSError):
+        line.send(b"\n")
+
+
+def _serve(orders: socket.socket | None, listening: socket.socket | None) -> socket.socket:
+    """Fork a guard for every order, until nobody is left to give one.
+
+    Orders come from `orders`, until that closes, or from whoever connects to `listening`, until the standard
+    input closes. Returns the line to the spare.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    agents: list[socket.socket] = []
+    agents: list[socket.socket] = [] if orders is None else [orders]
+    line, told = spare(), 0
     while True:
-        watched: list[int | socket.socket] = [until, listening, *agents]
+        if told != os.getpid():
+            told = os.getpid()
+            _tell(orders)
+        watched: list[int | socket.socket] = [line, *agents]
+        if listening is not None:
+            watched += [0, listening]
         ready, _, _ = select.select(watched, [], [])
-        if until in ready and not os.read(until, 4096):
-            return
         for agent in [agent for agent in agents if agent in ready]:
             try:
                 message, descriptors, _, _ = socket.recv_fds(agent, _MOST_BYTES, 2)
             except OSError:
                 message, descriptors = b"", []
             if message:
-                _fork([listening, *agents], message, descriptors)
+                sockets = [line, *agents] if listening is None else [line, listening, *agents]
+                _fork(sockets, message, descriptors)
+            elif agent is orders:
+                return line
             else:
                 agents.remove(agent)
                 agent.close()
-        if listening in ready:
-            agents.append(listening.accept()[0])
+        if listening is not None:
+            if 0 in ready and not os.read(0, 4096):
+                return line
+            if listening in ready:
+                agents.append(listening.accept()[0])
+        if line in ready:
+            line.close()
+            line = spare()
+
+
+def _tell(orders: socket.socket | None) -> None:
+    """Say that this process forks from now on."""
+    word = f"ready {os.getpid()}\n".encode()
+    with contextlib.suppress(OSError):
+        if orders is not None:
+            orders.send(word)
+        else:
+            os.write(1, word)
 
 
 def _fork(sockets: list[socket.socket], message: bytes, descriptors: list[int]) -> None:
@@ -98,6 +144,8 @@ def _guard(sockets: list[socket.socket], order: dict[str, object], descriptors: 
             each.close()
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if _is_gone(descriptors[0]):
+            return
         for descriptor, target in zip(descriptors, (0, 1), strict=True):
             os.dup2(descriptor, target)
             os.close(descriptor)
@@ -109,19 +157,30 @@ def _guard(sockets: list[socket.socket], order: dict[str, object], descriptors: 
         os._exit(code)
 
 
+def _is_gone(orders: int) -> bool:
+    """Whether whoever gave the order does not wait any more: we may have been frozen since."""
+    look = select.poll()
+    look.register(orders, 0)
+    return any(events & select.POLLHUP for _, events in look.poll(0))
+
+
 def main(arguments: list[str]) -> int:
     """Load, say so, and serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if arguments[:1] == ["--listen"]:
         _listen(Path(arguments[1]), arguments[2:])
-        return 0
+        _end()
     with socket.socket(fileno=int(arguments[0])) as orders:
         warm(arguments[1:])
         gc.freeze()
-        with contextlib.suppress(OSError):
-            orders.send(b"ready")
-            serve(orders)
+        serve(orders, None)
+    _end()
     return 0
+
+
+def _end() -> None:
+    """End without the interpreter's way out: in a spare libraries would wait for threads it never had."""
+    os._exit(0)
 
 
 def _listen(path: Path, folders: list[str]) -> None:
@@ -131,16 +190,26 @@ def _listen(path: Path, folders: list[str]) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         mask = os.umask(0o177)
         try:
-            listening.bind(str(path))
+            _bind(listening, path)
         finally:
             os.umask(mask)
         listening.listen()
         try:
-            sys.stdout.write("ready\n")
-            sys.stdout.flush()
-            serve_many(listening, 0)
+            serve(None, listening)
         finally:
             path.unlink(missing_ok=True)
+
+
+def _bind(listening: socket.socket, path: Path) -> None:
+    """Bind to the path, also where one that was killed has left its socket."""
+    try:
+        listening.bind(str(path))
+    except OSError:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            if other.connect_ex(str(path)) != errno.ECONNREFUSED:
+                raise
+        path.unlink(missing_ok=True)
+        listening.bind(str(path))
 
 
 if __name__ == "__main__":

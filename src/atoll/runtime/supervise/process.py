@@ -7,19 +7,20 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from atoll.core.errors import InternalError, UsageError
 from atoll.runtime.supervise import guard as guard_program
 
 _GUARD = Path(guard_program.__file__)
 _TAIL_BYTES = 16 * 2**10
 _GUARD_TERM_S = 2.0
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_FORK_S = 5.0
+_GONE_S = 5.0
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,19 @@ class Command:
         }
 
 
+class Forker(Protocol):
+    """Starts commands faster than from scratch (`atoll.runtime.supervise.forker`)."""
+
+    def fork(self, command: Command, orders: int, answers: int) -> bool:
+        """Have the command forked under a guard; False if this cannot be done here and now."""
+        ...
+
+
 class GuardedProcess:
-    """A running command. It does not outlive this object's process."""
+    """A running command. It does not outlive this object's process.
+
+    `pid` is 0 where the guard ended before it could start the command.
+    """
 
     def __init__(
         self,
@@ -104,13 +116,22 @@ class GuardedProcess:
         self.pid = pid
 
     @classmethod
-    async def start(cls, command: Command, nursery: Nursery | None = None) -> GuardedProcess:
+    async def start(cls, command: Command, forker: Forker | None = None) -> GuardedProcess:
         """Start the command; whether it gets anywhere shows later."""
+        process = await cls._start(command, forker)
+        if process._guard is None and not process.pid:
+            # Who was to fork it ended with the order in hand.
+            process.close()
+            process = await cls._start(command, None)
+        return process
+
+    @classmethod
+    async def _start(cls, command: Command, forker: Forker | None) -> GuardedProcess:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
         try:
             guard = None
-            if nursery is None or not nursery.fork(command, theirs_in, theirs_out):
+            if forker is None or not forker.fork(command, theirs_in, theirs_out):
                 guard = await asyncio.create_subprocess_exec(
                     *(
                         sys.executable,
@@ -133,14 +154,13 @@ class GuardedProcess:
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours_in, "rb")
         )
-        word, _, number = (await reader.readline()).partition(b" ")
-        if word != b"pid":
-            transport.close()
-            os.close(ours_out)
-            if guard is not None:
-                await guard.wait()
-            raise InternalError(f"the guard of {command.arguments[0]} did not start")
-        return cls(guard, ours_out, reader, transport, int(number))
+        try:
+            async with asyncio.timeout(_FORK_S if guard is None else None):
+                word, _, number = (await reader.readline()).partition(b" ")
+        except TimeoutError:
+            # A forker that is frozen; should it wake, its guard finds nobody there.
+            word, number = b"", b""
+        return cls(guard, ours_out, reader, transport, int(number) if word == b"pid" else 0)
 
     def term(self) -> None:
         """Ask the process and its group to end."""
@@ -159,9 +179,25 @@ class GuardedProcess:
         if word == b"exit":
             return int(number)
         # Someone killed the guard: the kernel ends the process, and this what it had started.
-        with contextlib.suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.pid:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)
+            await self._gone()
         return 128 + signal.SIGKILL
+
+    async def _gone(self) -> None:
+        """Wait until the process, which nobody but the kernel sees to, holds no port any more."""
+        for _ in range(round(_GONE_S / _LOOK_S)):
+            try:
+                if sys.platform.startswith("linux"):
+                    stat = Path(f"/proc/{self.pid}/stat").read_bytes()
+                    if stat.rpartition(b")")[2].split()[0] in b"ZX":
+                        return
+                else:
+                    os.kill(self.pid, 0)
+            except OSError:
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
         """Let go of the guard, which ends the process if it still runs."""
@@ -174,120 +210,6 @@ class GuardedProcess:
         if self._orders is not None:
             with contextlib.suppress(OSError):
                 os.write(self._orders, order)
-
-
-class Nursery:
-    """Forks processes that need much code from one that has loaded it (see `nursery`)."""
-
-    modules = frozenset(
-        {
-            "atoll.engine.node",
-            "atoll.runtime.executor.process",
-            "atoll.runtime.instance.process",
-        }
-    )
-
-    def __init__(self, process: asyncio.subprocess.Process | None, orders: socket.socket) -> None:
-        self._process = process
-        self._orders = orders
-
-    @classmethod
-    async def share(cls, folders: Sequence[str], path: str, timeout_s: float = 120.0) -> Nursery:
-        """Start one that others connect to at the socket `path`; this one ends it."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "atoll.runtime.supervise.nursery", "--listen", path, *folders),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=dict(os.environ) | _ONE_THREAD,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(timeout_s):
-                word = await process.stdout.readline()
-        except TimeoutError:
-            process.kill()
-            word = b""
-        found = cls.connect(path) if word == b"ready\n" else None
-        if found is None:
-            process.stdin.close()  # type: ignore[union-attr]
-            raise await _explain_nursery(process)
-        found._process = process
-        return found
-
-    @classmethod
-    def connect(cls, path: str) -> Nursery | None:
-        """Return one that others use as well, by its socket; None if it does not answer."""
-        orders = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            orders.connect(path)
-        except OSError:
-            orders.close()
-            return None
-        return cls(None, orders)
-
-    @classmethod
-    async def start(cls, folders: Sequence[str], timeout_s: float = 120.0) -> Nursery:
-        """Start it and wait until it has loaded what nodes of these models need."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "atoll.runtime.supervise.nursery"),
-                *(str(theirs.fileno()), *folders),
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                pass_fds=(theirs.fileno(),),
-                env=dict(os.environ) | _ONE_THREAD,
-                start_new_session=True,
-            )
-        try:
-            async with asyncio.timeout(timeout_s):
-                greeting = await asyncio.get_running_loop().sock_recv(ours, 64)
-        except TimeoutError:
-            process.kill()
-            greeting = b""
-        except asyncio.CancelledError:
-            # Whoever stops while it loads need not wait for it.
-            ours.close()
-            process.kill()
-            await process.wait()
-            raise
-        if greeting != b"ready":
-            ours.close()
-            raise await _explain_nursery(process)
-        ours.setblocking(True)
-        return cls(process, ours)
-
-    def fork(self, command: Command, orders: int, answers: int) -> bool:
-        """Have the command forked under a guard; False if this cannot be done here."""
-        ended = self._process is not None and self._process.returncode is not None
-        if command.module not in self.modules or ended:
-            return False
-        try:
-            message = json.dumps(command.order(fork=True)).encode()
-            socket.send_fds(self._orders, [message], [orders, answers])
-        except OSError:
-            return False
-        return True
-
-    async def close(self) -> None:
-        """End it; what it forked stays."""
-        self._orders.close()
-        if self._process is not None:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-            await self._process.wait()
-
-
-async def _explain_nursery(process: asyncio.subprocess.Process) -> UsageError:
-    """Return why a nursery that is ending did not become ready, from its last words."""
-    assert process.stderr is not None
-    words = (await process.stderr.read()).decode("utf-8", "replace").strip()
-    await process.wait()
-    last = words.splitlines()[-1] if words else "no word"
-    return UsageError(f"the stage engine cannot be loaded: {last}")
 
 
 def last_lines(log: Path, most: int = 12) -> tuple[str, ...]:

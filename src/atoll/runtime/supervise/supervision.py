@@ -5,9 +5,11 @@
        +----- backoff -----+------ exit -----+          FAILED: not started again
 
 A process that is not ready by its deadline, or not well several times in a row, is killed and counts as one
-that ended. One that ended is started again after a pause that doubles each time and begins anew after a
-calm while. It is given up when it ends with a code that says starting again is no use, or never gets
-ready several times in a row.
+that ended. One that had served is started again at once: it was ready for longer than it had taken to start
+(or for `calm_s`), so the time spent on starting it is well spent again. Others are started after a pause that
+doubles each time. A process is given up when it ends with a code that says starting again is no use, or never
+gets ready several times in a row. One that was ready before has shown that what it was told is right: it gets
+more tries, whatever the code.
 """
 
 from __future__ import annotations
@@ -41,6 +43,9 @@ class Action(StrEnum):
 class RestartLimits(Frozen):
     """How patient to be, in seconds unless it is a number of times.
 
+    backoff_s: the pause after a process ended that had not served; it doubles each time, to backoff_most_s.
+    A process has not served, either, that was ready for less than backoff_s. tries: starts in a row without
+    getting ready until it is given up; tries_again: the same once it was ready before.
     fatal_codes: exit codes after which starting again is no use; by default those of errors in what
     the process was told (see `atoll.core.errors`) and of a command that is not there.
     """
@@ -50,6 +55,7 @@ class RestartLimits(Frozen):
     backoff_most_s: float = Field(30.0, ge=0)
     calm_s: float = Field(60.0, ge=0)
     tries: int = Field(4, ge=1)
+    tries_again: int = Field(12, ge=1)
     unwell: int = Field(3, ge=1)
     term_s: float = Field(10.0, ge=0)
     fatal_codes: tuple[int, ...] = (2, 3, 4, 6, 126, 127)
@@ -65,10 +71,12 @@ class Supervision:
         self.restarts = 0
         self._start_at_s = float("-inf")
         self._since_s = 0.0
+        self._took_s = 0.0
         self._in_a_row = 0
         self._never_ready = 0
         self._unwell = 0
         self._killed = False
+        self._proven = False
 
     @property
     def over(self) -> bool:
@@ -79,6 +87,11 @@ class Supervision:
     def runs(self) -> bool:
         """Whether there is a process."""
         return self.state in (ProcessState.STARTING, ProcessState.READY, ProcessState.STOPPING)
+
+    @property
+    def _served_s(self) -> float:
+        """For how long it has to be ready to have served, in seconds."""
+        return min(max(self._took_s, self.limits.backoff_s), self.limits.calm_s)
 
     def tick(self, now_s: float) -> Action | None:
         """Return what is to be done now, if anything."""
@@ -96,8 +109,10 @@ class Supervision:
     def ready(self, now_s: float) -> None:
         """Note that the process can do its work."""
         if self.state is ProcessState.STARTING and not self._killed:
+            self._took_s = now_s - self._since_s
             self._enter(ProcessState.READY, now_s)
             self.reason = ""
+            self._proven = True
             self._never_ready = 0
 
     def probed(self, problem: str | None) -> Action | None:
@@ -122,15 +137,21 @@ class Supervision:
             self.reason = (
                 f"ended by signal {code - 128}" if code > 128 else f"ended with code {code}"
             )
+        served = was is ProcessState.READY and now_s - since_s >= self._served_s
         if was is ProcessState.STARTING:
             self._never_ready += 1
-        elif now_s - since_s >= self.limits.calm_s:
-            self._in_a_row = 0
-        if code in self.limits.fatal_codes or self._never_ready >= self.limits.tries:
+        limits = self.limits
+        useless = not self._proven and code in limits.fatal_codes
+        if useless or self._never_ready >= (limits.tries_again if self._proven else limits.tries):
             self._enter(ProcessState.FAILED, now_s)
             return
-        pause_s = min(self.limits.backoff_s * 2**self._in_a_row, self.limits.backoff_most_s)
-        self._in_a_row += 1
+        if served:
+            self._in_a_row, pause_s = 0, 0.0
+        else:
+            # The exponent is bounded: a process may fail for years.
+            doubled = limits.backoff_s * 2 ** min(self._in_a_row, 30)
+            pause_s = min(doubled, limits.backoff_most_s)
+            self._in_a_row += 1
         self.restarts += 1
         self._start_at_s = now_s + pause_s
         self._enter(ProcessState.WAITING, now_s)

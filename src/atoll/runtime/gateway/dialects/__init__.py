@@ -1,0 +1,32 @@
+"""Other APIs than OpenAI's chat, translated into chat at the edge of the gateway.
+
+A request in a dialect becomes one to `/v1/chat/completions` before anything else looks at it, and what
+comes back is translated on its way to the client (`translated`). So keys, policies, failover, continued
+streams and the ledger hold for all dialects alike, whatever a backend itself could speak.
+
+`responses` is OpenAI's `/v1/responses`, `messages` is Anthropic's `/v1/messages`. What they share:
+`reading` (checks), `conversation` (turns into messages), `chat` and `pieces` (answers and streams of chat,
+taken apart).
+"""
+
+from __future__ import annotations
+
+from atoll.runtime.gateway.dialects.dialect import Dialect
+from atoll.runtime.gateway.dialects.messages.dialect import CountDialect, MessagesDialect
+from atoll.runtime.gateway.dialects.responses.dialect import ResponsesDialect
+from atoll.runtime.gateway.dialects.translated import ShapedError, TranslatedClient
+from atoll.runtime.openai import ApiError
+
+__all__ = ["DIALECTS", "Dialect", "TranslatedClient", "shape_error"]
+
+DIALECTS: dict[bytes, Dialect] = {
+    dialect.path.encode(): dialect
+    for dialect in (ResponsesDialect(), MessagesDialect(), CountDialect())
+}
+"""By their paths as in a request."""
+
+
+def shape_error(error: ApiError, path: bytes) -> ApiError:
+    """Return an error as it is said at a path."""
+    dialect = DIALECTS.get(path)
+    return error if dialect is None else ShapedError(error, dialect)

@@ -1,0 +1,143 @@
+"""A client that speaks a dialect: a relay answers it in chat, and it hears its own language."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.runtime.gateway.dialects.dialect import Dialect, StreamTranslator, Translation
+from atoll.runtime.http.answering import headers_of
+from atoll.runtime.http.server import Connection, Request, Responder
+from atoll.runtime.openai import ApiError
+
+
+class ShapedError(ApiError):
+    """An error in the shape of a dialect, for what answers before a request is translated."""
+
+    def __init__(self, error: ApiError, dialect: Dialect) -> None:
+        super().__init__(
+            error.status,
+            error.message,
+            kind=error.kind,
+            param=error.param,
+            code=error.code,
+            retry_after_s=error.retry_after_s,
+            allow=error.allow,
+        )
+        self._body = dialect.error(error, "")
+
+    def body(self) -> bytes:
+        """Return the JSON that clients of the dialect read."""
+        return self._body
+
+
+class TranslatedClient:
+    """Stands before a connection, for a relay (`client.AnsweredClient`)."""
+
+    def __init__(self, connection: Connection, dialect: Dialect, request: Request) -> None:
+        self._connection = connection
+        self._dialect = dialect
+        self._request = request
+        self._translation: Translation | None = None
+        self._stream: StreamTranslator | None = None
+        authorization = dialect.authorization(request.headers)
+        if authorization is not None:
+            request.headers[b"authorization"] = authorization
+
+    def translate(self) -> Request:
+        """Return the request as backends get it; what is wrong with it is an ApiError."""
+        asked = self._request
+        if asked.method != b"POST":
+            raise ApiError(
+                405,
+                f"use POST for {self._dialect.path}",
+                code="method_not_allowed",
+                allow="POST",
+            )
+        # Of all requests with the same trace, each is a span of its own.
+        seed = asked.trace[3:35] + asked.trace[36:52]
+        self._translation = translation = self._dialect.translate(asked.body, seed)
+        sent = Request(asked.method, self._dialect.endpoint.encode(), asked.headers, asked.query)
+        sent.body = translation.body
+        sent.id, sent.trace = asked.id, asked.trace
+        sent.keep_alive, sent.old = asked.keep_alive, asked.old
+        return sent
+
+    @property
+    def exchange(self) -> Responder | None:
+        """Whoever answers the request."""
+        return self._connection.exchange
+
+    @exchange.setter
+    def exchange(self, exchange: Responder | None) -> None:
+        self._connection.exchange = exchange
+
+    def respond(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        extra: bytes = b"",
+    ) -> None:
+        """Answer with a whole answer of chat, or with a backend's error."""
+        if status >= 400 or self._translation is None:
+            self.respond_error(_read_error(status, body))
+            return
+        try:
+            body = self._translation.answer(body)
+        except ApiError as error:
+            self.respond_error(error)
+            return
+        del content_type
+        self._connection.respond(200, body, extra=extra + self._headers())
+
+    def respond_error(self, error: ApiError) -> None:
+        """Answer with an error, in the dialect's shape."""
+        body = self._dialect.error(error, self._request.id.decode())
+        self._connection.respond(error.status, body, extra=headers_of(error) + self._headers())
+
+    def begin_stream(self, headers: bytes = b"") -> None:
+        """Begin a stream of events."""
+        if self._translation is not None:
+            self._stream = self._translation.stream()
+        self._connection.begin_stream(headers + self._headers())
+
+    def send(self, data: bytes) -> None:
+        """Send what events of chat bring; some bring nothing."""
+        if self._stream is not None:
+            events = self._stream.feed(data)
+            if events:
+                self._connection.send(events)
+
+    def end_stream(self, data: bytes) -> None:
+        """Send what the last events bring, and end the stream."""
+        events = b""
+        if self._stream is not None:
+            events = self._stream.feed(data) + self._stream.end()
+        self._connection.end_stream(events)
+
+    def abort(self) -> None:
+        """Close without another word."""
+        self._connection.abort()
+
+    def _headers(self) -> bytes:
+        return self._dialect.headers(self._request.id)
+
+
+def _read_error(status: int, body: bytes) -> ApiError:
+    """Return an error of a backend, which has OpenAI's shape."""
+    try:
+        data = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        data = None
+    found = data.get("error") if isinstance(data, dict) else None
+    said = found if isinstance(found, dict) else {}
+    message, kind = said.get("message"), said.get("type")
+    param, code = said.get("param"), said.get("code")
+    usual = "invalid_request_error" if status < 500 else "server_error"
+    return ApiError(
+        status,
+        message if isinstance(message, str) else f"the backend answered with status {status}",
+        kind=kind if isinstance(kind, str) else usual,
+        param=param if isinstance(param, str) else None,
+        code=code if isinstance(code, str) else None,
+    )

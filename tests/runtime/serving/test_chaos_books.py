@@ -1,0 +1,80 @@
+"""What the chaos benchmark counts: it must not overlook anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.chaos import UNREAD, ledger_diff, pauses
+from benchmarks.chaos_clients import AnswerReader, BrokenAnswerError, Seen, Sending
+
+
+def sending(seen: int, *, cut: bool = False, sent: bool = True) -> Sending:
+    return Sending("r", 0, "greedy", 0.0, seen, cut, sent)
+
+
+@pytest.mark.parametrize(
+    ("made", "rows", "wrong"),
+    [
+        (sending(5), [5], 0),
+        (sending(5), [6], 1),
+        (sending(5), [4], 1),
+        (sending(5), [], 1),
+        (sending(5), [5, 5], 1),
+        (sending(0, sent=False), [], 0),
+        (sending(0, sent=False), [3], 1),
+        (sending(5, cut=True), [5], 0),
+        (sending(5, cut=True), [5 + UNREAD], 0),
+        (sending(5, cut=True), [6 + UNREAD], 1),
+        # What a client has, the ledger must have.
+        (sending(5, cut=True), [4], 1),
+        (sending(5, cut=True), [], 1),
+        (sending(0, cut=True), [], 0),
+    ],
+)
+def test_the_ledger_is_held_against_each_client(made: Sending, rows: list[int], wrong: int) -> None:
+    ledger = [{"request_id": "r", "completion_tokens": count} for count in rows]
+    assert ledger_diff(Seen(sendings=[made]), ledger)[0] == wrong
+
+
+def test_a_row_for_a_request_that_nobody_made_is_wrong() -> None:
+    assert ledger_diff(Seen(), [{"request_id": "x", "completion_tokens": 1}])[0] == 1
+
+
+def test_pauses_are_within_their_range_and_have_their_mean() -> None:
+    found = pauses(0, 4000, 0.5, 2.0, 10.0)
+    assert min(found) >= 0.5
+    assert max(found) <= 10.0
+    assert sum(found) / len(found) == pytest.approx(2.0, rel=0.05)
+
+
+def event(choice: dict[str, Any], **more: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [choice], **more}).encode() + b"\n\n"
+
+
+def test_a_reader_takes_text_and_calls_however_they_are_cut() -> None:
+    call = {"index": 0, "function": {"name": "f", "arguments": '{"a"'}}
+    rest = {"index": 0, "function": {"arguments": ":1}"}}
+    stream = b"".join(
+        [
+            event({"delta": {"content": "x"}, "token_ids": [1], "finish_reason": None}),
+            event({"delta": {"tool_calls": [call]}, "token_ids": [2, 3], "finish_reason": None}),
+            event(
+                {"delta": {"tool_calls": [rest]}, "token_ids": [4], "finish_reason": "tool_calls"}
+            ),
+            b'data: {"choices": [], "usage": {"completion_tokens": 4}}\n\ndata: [DONE]\n\n',
+        ]
+    )
+    for size in (1, 7, len(stream)):
+        reader = AnswerReader()
+        for at in range(0, len(stream), size):
+            reader.feed(stream[at : at + size])
+        assert reader.answer == ("x", "{0: ['f', '{\"a\":1}']}", (1, 2, 3, 4), "tool_calls")
+        assert (reader.done, reader.usage) == (True, 4)
+
+
+def test_an_error_in_a_stream_is_an_error() -> None:
+    with pytest.raises(BrokenAnswerError):
+        AnswerReader().feed(b'data: {"error": {"message": "no"}}\n\n')
