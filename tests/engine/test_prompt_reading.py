@@ -11,7 +11,8 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 
 import torch
 
-from atoll.engine.messages import ReadOrder, SamplingParams
+from atoll.engine.messages import OutputFormat, ReadOrder, SamplingParams
+from atoll.engine.sampling import Sampler
 from atoll.engine.scheduler_core import GenerateRequest
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS, VOCABULARY
@@ -153,3 +154,51 @@ def test_many_biases_are_one_step(tiny: Callable[[str], Any]) -> None:
     )
     cluster.run()
     assert cluster.tokens("r0") == [33] * 3
+
+
+class BrokenMatchers:
+    """Breaks over every guide, in ways nobody foresaw."""
+
+    def matcher(self, guide: OutputFormat) -> Any:
+        raise ZeroDivisionError("boom")
+
+
+@LAYOUTS
+def test_a_request_that_cannot_be_done_ends_alone(
+    tiny: Callable[[str], Any], setups: list[NodeSetup]
+) -> None:
+    model = tiny("llama")
+    cluster = Cluster(model.folder, LAYERS, setups, matchers=BrokenMatchers())
+    guided = SamplingParams(guide=OutputFormat(kind="regex", text="x"))
+    cluster.submit(GenerateRequest(tuple(PROMPTS[1]), guided, id="bad"))
+    cluster.submit(GenerateRequest(tuple(PROMPTS[1]), SamplingParams(max_tokens=3), id="good"))
+    cluster.run()
+    (event,) = cluster.events["bad"]
+    assert event.refused
+    assert "boom" in (event.error or "")
+    assert cluster.tokens("good") == model.answer(PROMPTS[1], 3)
+    cluster.settle()
+
+
+def test_so_does_one_whose_choice_breaks(
+    tiny: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("llama")
+    adjust = Sampler._adjust
+
+    def breaks(self: Sampler, scores: torch.Tensor) -> torch.Tensor:
+        if self.params.seed == 13 and len(self.tokens) > len(PROMPTS[1]):
+            raise IndexError("boom")
+        return adjust(self, scores)
+
+    monkeypatch.setattr(Sampler, "_adjust", breaks)
+    cluster = Cluster(model.folder, LAYERS, CUT)
+    unlucky = SamplingParams(max_tokens=5, temperature=1.0, seed=13)
+    cluster.submit(GenerateRequest(tuple(PROMPTS[1]), unlucky, id="bad"))
+    lucky = SamplingParams(max_tokens=5, temperature=1.0, seed=14)
+    cluster.submit(GenerateRequest(tuple(PROMPTS[1]), lucky, id="good"))
+    cluster.run()
+    assert len(cluster.tokens("bad")) == 1
+    assert cluster.events["bad"][-1].refused
+    assert len(cluster.tokens("good")) == 5
+    cluster.settle()

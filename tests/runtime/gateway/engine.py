@@ -154,12 +154,28 @@ class ScriptedEngine:
             return
         if path.startswith(("/v1/audio/", "/v1/images/")):
             _write(writer, 404, {"error": {"message": "nothing here", "type": "x"}})
+        elif path in ("/tokenize", "/detokenize"):
+            _write(writer, 200, self._convert(path, body))
         elif path == "/v1/embeddings":
             _write(writer, 200, {"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 3}})
         elif body.get("stream"):
             await self._stream(writer, path, body, fault)
         else:
             await self._whole(writer, path, body, fault)
+
+    def _convert(self, path: str, body: Json) -> Json:
+        """Tokens are the codes of characters; every kind of engine has its own names for things."""
+        if path == "/detokenize":
+            text = "".join(map(chr, body["tokens"]))
+            return {{"llamacpp": "content", "sglang": "text"}.get(self.kind, "prompt"): text}
+        if self.kind == "llamacpp":
+            text = body["content"]
+            if body["with_pieces"]:
+                return {"tokens": [{"id": ord(c), "piece": c} for c in text]}
+            return {"tokens": list(map(ord, text))}
+        text = body["prompt"] if "prompt" in body else template(body["messages"])
+        tokens = list(map(ord, text))
+        return {"count": len(tokens), "max_model_len": 99, "tokens": tokens, "token_strs": None}
 
     def _prompt(self, path: str, body: Json) -> tuple[str, str]:
         """The text to go on from, and the part of it that was said before."""

@@ -452,14 +452,14 @@ def _resume_choice(
 ) -> ChoiceRequest:
     """Return a choice with the answer so far as its beginning."""
     calls = tuple((call.name, call.arguments) for call in resume.calls or ())
-    text, echo = resume.text, choice.echo
+    shown, echo = resume.text, choice.echo
     if echo is not None:
         # What was shown begins with the prompt.
-        text, echo = text[len(echo) :], echo[len(text) :] or None
+        shown, echo = shown[len(echo) :], echo[len(shown) :] or None
     if resume.token_ids is not None:
         generated = _check(resume.token_ids, codec, max_length, "atoll.resume")
     else:
-        text = resume.text
+        text = shown
         if calls and choice.calls is not None:
             text += choice.calls.write_open(calls)
         try:
@@ -469,7 +469,7 @@ def _resume_choice(
     return replace(
         choice,
         generated=generated[: choice.sampling.max_tokens],
-        shown=text,
+        shown=shown,
         shown_calls=calls,
         read=None if generated else choice.read,
         echo=echo,
