@@ -264,7 +264,12 @@ class HostileBackend:
                 await writer.drain()
                 await asyncio.sleep(0.002)
             return
-        told = {"id": "mirror", "object": "chat.completion", "choices": [], "model": MIRROR}
+        told: dict[str, object] = {
+            "id": "mirror",
+            "object": "chat.completion",
+            "choices": [],
+            "model": MIRROR,
+        }
         told |= {"head": head.decode("latin-1"), "usage": {"prompt_tokens": 1}}
         data = json.dumps(told).encode()
         writer.write(_JSON + b"content-length: %d\r\n\r\n" % len(data) + data)
