@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -121,7 +122,8 @@ def post(
     """Return an attack that posts a body: bytes, what makes them (large ones), or what JSON is made of."""
 
     async def run(site: AttackedSite) -> str:
-        made = body() if callable(body) else body
+        # In a thread: the backends of this process must go on answering meanwhile.
+        made = await asyncio.to_thread(body) if callable(body) else body
         data = made if isinstance(made, bytes) else json.dumps(made).encode()
         key = site.key if with_key else None
         sent = request_of(data, path, *headers, kind=kind, key=key)

@@ -214,7 +214,7 @@ class AttackedSite:
             "deadlines": DEADLINES,
             "limits": limits,
             "queue_s": 1.0,
-            "health": {"interval_s": 1.0, "timeout_s": 2.0},
+            "health": {"interval_s": 1.0, "timeout_s": 5.0, "failures": 3},
             "outliers": {"base_ejection_s": 0.5, "max_ejection_s": 0.5},
             "backends": backends,
         }
