@@ -5,7 +5,7 @@ error.
 from __future__ import annotations
 
 from benchmarks.attacks_case import MIB, Attack, judge
-from benchmarks.attacks_engine import WAYS
+from benchmarks.attacks_engine import POISON, WAYS
 from benchmarks.attacks_site import AttackedSite
 from benchmarks.attacks_wire import Reply, chat_body, request_of, talk
 
@@ -15,6 +15,8 @@ _FINE_ANYWAY = {"big-event", "two-answers", "early", "deep", "gzip"}
 """Ways that a client may get for an answer: odd, but whole."""
 _HELD = {"endless-body": 256 * MIB, "big-event": 32 * MIB, "endless-chunk": 64 * MIB}
 _LONG_S = 40.0
+_MOST_DEATHS = 4
+"""Backends that one request may take down, however often it is asked."""
 
 
 def _ended(reply: Reply) -> str:
@@ -50,6 +52,22 @@ def _attack(way: str, *, stream: bool) -> Attack:
     )
 
 
+async def _poison(site: AttackedSite) -> str:
+    """Ask what backends die of, again and again: few of them may see it."""
+    backend = site.hostile["resets"]
+    before = backend.asked
+    for _ in range(5):
+        reply = await talk(site.ports["open"], [request_of(chat_body(POISON))], read_s=_LONG_S)
+        wrong = judge(reply, _FAILED | {422})
+        if wrong:
+            return wrong
+    seen = backend.asked - before
+    return f"it was sent to backends {seen} times" if seen > _MOST_DEATHS else ""
+
+
 def attacks() -> list[Attack]:
     """Return every way of misbehaving, asked for an answer and for a stream."""
-    return [_attack(way, stream=stream) for way in (*WAYS, "early") for stream in (False, True)]
+    return [
+        Attack("backends", "a request that backends die of", _poison, quick=True),
+        *(_attack(way, stream=stream) for way in (*WAYS, "early") for stream in (False, True)),
+    ]

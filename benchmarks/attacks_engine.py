@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 
 MIRROR = "mirror"
 NARROW = "narrow"
+POISON = "poison"
+"""A model whose backends all die of every request."""
 _SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 _BLOCK = b"x" * 65536
@@ -204,6 +206,8 @@ class HostileBackend:
         self.port = 0
         self.requests: list[bytes] = []
         """Everything but health checks that came here, as it came."""
+        self.asked = 0
+        """Requests that came here whole, health checks apart."""
         self.running = 0
         """Requests that are being answered."""
 
@@ -243,6 +247,7 @@ class HostileBackend:
                 writer.write(_JSON + b"content-length: %d\r\n\r\n" % len(body) + body)
                 return
             body = await reader.readexactly(size)
+            self.asked += 1
             self.running += 1
             try:
                 if self._way is None:

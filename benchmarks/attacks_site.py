@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.attacks_engine import MIRROR, NARROW, WAYS, HostileBackend
+from benchmarks.attacks_engine import MIRROR, NARROW, POISON, WAYS, HostileBackend
 from benchmarks.attacks_proxy import PlainProxy
 from benchmarks.attacks_wire import HOST, head_of, talk
 from benchmarks.churn_processes import _dies_with_parent
@@ -158,6 +158,8 @@ class AttackedSite:
         for way, backend in self.hostile.items():
             await backend.open()
             backends.append(_backend(way, backend.port, [f"hostile-{way}"]))
+        port = self.hostile["resets"].port
+        backends += [_backend(f"{POISON}-{number}", port, [POISON]) for number in range(4)]
         return backends
 
     async def _start_model(self) -> dict[str, Any]:
@@ -167,7 +169,7 @@ class AttackedSite:
         from atoll.runtime.local.build import LocalModel, LocalOptions, build
         from atoll.runtime.local.fleet import LivenessTracker, LocalFleet
         from atoll.runtime.local.state import new_home
-        from benchmarks.chaos import SERVICE, tiny_plan
+        from benchmarks.chaos_fleet import SERVICE, tiny_plan
 
         model = await self._tiny_model()
         plan = tiny_plan()

@@ -123,6 +123,15 @@ async def _bomb_unfinished_with_key(site: AttackedSite) -> str:
     return summarise([judge(r, frozenset({408, 413, 503}), may_close=True) for r in replies])
 
 
+async def _bomb_whole(site: AttackedSite) -> str:
+    body = await asyncio.to_thread(chat_body, MIRROR, "a" * (20 * MIB))
+    sent = request_of(body)
+    replies = await asyncio.gather(
+        *(talk(site.ports["open"], [sent], read_s=30.0, quiet_s=0.0) for _ in range(10))
+    )
+    return summarise([judge(r, frozenset({200, 408, 503}), may_close=True) for r in replies])
+
+
 async def _bomb_held_headers(site: AttackedSite) -> str:
     async def _bomb_one() -> str:
         sent = b"GET /v1/models HTTP/1.1\r\n" + b"".join(
@@ -148,6 +157,7 @@ def _bombs() -> list[Attack]:
             _bomb_unfinished_with_key,
             held_bytes=BUFFERED_BYTES["keyed"],
         ),
+        Attack("bombs", "10 x 20 MiB, whole", _bomb_whole, held_bytes=BUFFERED_BYTES["open"]),
         Attack("bombs", "500 x 28 kB of headers", _bomb_held_headers, held_bytes=500 * 32 * 1024),
     ]
 
