@@ -30,6 +30,8 @@ class Reply:
     heads: list[bytes] = field(default_factory=list)
     closed: bool = False
     """Whether the other side closed the connection."""
+    whole: bool = False
+    """Whether the last answer is all there."""
     seconds: float = 0.0
 
     @property
@@ -151,7 +153,7 @@ async def talk(
         writer.transport.abort()
     reply.raw = bytes(parts)
     reply.seconds = time.monotonic() - began_s
-    found, _ = take_apart(reply.raw, head_only=head_only)
+    found, reply.whole = take_apart(reply.raw, head_only=head_only)
     for status, head, body in found:
         reply.statuses.append(status)
         reply.heads.append(head)
