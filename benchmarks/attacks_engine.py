@@ -265,7 +265,7 @@ class HostileBackend:
         if b"for-ever" in body:
             writer.write(_SSE)
             while not writer.is_closing():
-                writer.write(_chunk(_event("more " * 200)))
+                writer.write(_chunk(_event("more " * 4000)))
                 await writer.drain()
                 await asyncio.sleep(0.002)
             return

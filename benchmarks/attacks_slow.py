@@ -82,7 +82,8 @@ def _bomb_pieces(start: bytes, count: int = _ROUNDS) -> list[Piece]:
 
 async def _bomb_one(site: AttackedSite) -> str:
     reply = await talk(site.ports["open"], _bomb_pieces(_HEAD), read_s=20.0)
-    return judge(reply, frozenset({400, 413}), may_close=True)
+    # On a busy machine it may also have been too slow.
+    return judge(reply, frozenset({400, 408, 413}), may_close=True)
 
 
 async def _bomb_strangers(site: AttackedSite) -> str:
