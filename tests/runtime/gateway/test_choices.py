@@ -74,7 +74,7 @@ def test_what_stays_as_it_is_goes_on_where_it_was() -> None:
 
 
 def test_a_conversation_is_known_by_how_it_began() -> None:
-    opening = (("system", "be brief"), ("user", "why?"))
+    opening: tuple[tuple[Role, str], ...] = (("system", "be brief"), ("user", "why?"))
     key = conversation_key(ask(*opening), {})
     later = ask(*opening, ("assistant", "because"), ("user", "and?"))
     assert key is not None

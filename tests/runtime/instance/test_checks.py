@@ -14,8 +14,8 @@ pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
 from atoll.runtime import openai
 from atoll.runtime.instance import requests
+from atoll.runtime.instance.asked import ParsedRequest
 from atoll.runtime.instance.checks import MOST_STOP_CHARS, is_quick
-from atoll.runtime.instance.requests import ParsedRequest
 from atoll.runtime.openai import ApiError
 from tests.runtime.instance.codecs import PlainCodec
 

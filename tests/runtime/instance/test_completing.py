@@ -13,8 +13,9 @@ pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 from atoll.engine.messages import ReadOrder
 from atoll.runtime.instance import requests
 from atoll.runtime.instance.answers import ChoiceDelta
-from atoll.runtime.instance.completing import FAMILIES, keep_best
-from atoll.runtime.instance.requests import ParsedRequest
+from atoll.runtime.instance.asked import ParsedRequest
+from atoll.runtime.instance.completing import FAMILIES
+from atoll.runtime.instance.ranking import keep_best
 from atoll.runtime.openai import ApiError
 from tests.runtime.instance.codecs import PlainCodec
 

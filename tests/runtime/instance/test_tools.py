@@ -21,7 +21,7 @@ from atoll.runtime.gateway.events import Delivered, choices_of, payload, read_ch
 from atoll.runtime.gateway.resume import resume
 from atoll.runtime.instance import requests
 from atoll.runtime.instance.answers import ChoiceText, ResponseWriter
-from atoll.runtime.instance.requests import ParsedRequest
+from atoll.runtime.instance.asked import ParsedRequest
 from atoll.runtime.instance.tools.formats import find_format
 from atoll.runtime.instance.tools.functions import read_tools
 from atoll.runtime.instance.tools.parser import CallParser

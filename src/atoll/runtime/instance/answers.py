@@ -18,7 +18,7 @@ from atoll.engine.answer import AnswerText
 from atoll.engine.prompt_reading import PromptReading
 from atoll.engine.scheduler_core import TokenEvent
 from atoll.engine.text import TextCodec
-from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
+from atoll.runtime.instance.asked import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.tools.answer import CallAnswer, ShownAnswer
 from atoll.runtime.instance.tools.parser import AnswerDelta
 

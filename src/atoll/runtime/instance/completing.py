@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atoll.engine.errors import TextTooLongError
 from atoll.engine.messages import ReadOrder
 from atoll.engine.text import TextCodec
+from atoll.runtime.instance.asked import ChoiceRequest
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest
-
-if TYPE_CHECKING:
-    from atoll.runtime.instance.answers import ChoiceDelta
-    from atoll.runtime.instance.requests import ChoiceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +139,3 @@ def as_completion(
         if request.max_tokens == 0:
             update["sampling"] = choice.sampling.model_copy(update={"max_tokens": 1})
     return replace(choice, **update) if update else choice
-
-
-def keep_best(
-    answers: list[list[ChoiceDelta]], best_of: int, count: int
-) -> list[list[ChoiceDelta]]:
-    """Return, of every `best_of` answers in a row, the `count` whose tokens are likeliest on average."""
-    if best_of <= count:
-        return answers
-    kept = []
-    for start in range(0, len(answers), best_of):
-        group = sorted(answers[start : start + best_of], key=_likelihood, reverse=True)
-        kept += group[:count]
-    return kept
-
-
-def _likelihood(pieces: list[ChoiceDelta]) -> float:
-    # A prompt that is shown first has no tokens of the answer.
-    values = [entry["logprob"] for piece in pieces if piece.tokens for entry in piece.logprobs]
-    return sum(values) / len(values) if values else float("-inf")

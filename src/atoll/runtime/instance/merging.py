@@ -11,8 +11,8 @@ from typing import Protocol
 from atoll.engine.scheduler import TokenEvent
 from atoll.runtime.http.handlers import EventStream
 from atoll.runtime.instance.answers import ChoiceDelta, ChoiceText, ResponseWriter
+from atoll.runtime.instance.asked import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.metrics import InstanceMetrics
-from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
 from atoll.runtime.openai import ApiError, error_body
 
 

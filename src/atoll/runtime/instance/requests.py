@@ -9,7 +9,7 @@ text, in parts of the type `embeds` (`vectors`). Tools are read in `tools`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -19,9 +19,10 @@ from atoll.core.errors import AtollError
 from atoll.engine.embeds import PromptEmbeds
 from atoll.engine.errors import EngineError, TextTooLongError
 from atoll.engine.guidance import MatcherFactory, check_guide
-from atoll.engine.messages import OutputFormat, ReadOrder, SamplingParams
+from atoll.engine.messages import OutputFormat, SamplingParams
 from atoll.engine.prompts import chat_prompt
 from atoll.engine.text import TextCodec
+from atoll.runtime.instance.asked import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.checks import check_limits
 from atoll.runtime.instance.completing import as_completion, best_of, check_completion, fill_in
 from atoll.runtime.instance.tools.formats import CallFormat, GenericFormat, find_format
@@ -89,44 +90,6 @@ class _Extras(Struct):
 
 
 _EXTRAS = msgspec.json.Decoder(_Extras)
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceRequest:
-    """What the engine has to do for one choice, and how much of it is done."""
-
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    stop: tuple[str, ...]
-    generated: tuple[int, ...] = ()
-    shown: str = ""
-    """Text of the generated tokens that the client has."""
-    embeds: PromptEmbeds | None = None
-    read: ReadOrder | None = None
-    """What is wanted of the prompt itself."""
-    echo: str | None = None
-    """The prompt, where it is to be shown before the answer."""
-    is_silent: bool = False
-    """Whether the prompt is all that is wanted."""
-    calls: CallFormat | None = None
-    """How calls are written, where the answer may hold some."""
-    shown_calls: tuple[tuple[str, str], ...] = ()
-    """Names and arguments of the calls that the client has."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
-    """A request, understood: what each choice asks of the engine, and how to answer."""
-
-    model: str
-    is_chat: bool
-    stream: bool
-    include_usage: bool
-    logprobs: bool
-    choices: tuple[ChoiceRequest, ...]
-    best_of: int = 1
-    """Answers to each prompt of which `n` are kept."""
-    n: int = 1
 
 
 def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedRequest:

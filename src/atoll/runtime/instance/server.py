@@ -24,13 +24,13 @@ from atoll.runtime.http.handlers import EventStream, HandlerServer, Response
 from atoll.runtime.http.server import Request
 from atoll.runtime.instance import requests
 from atoll.runtime.instance.answers import ChoiceDelta, ChoiceText, ResponseWriter
+from atoll.runtime.instance.asked import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.checks import is_quick
-from atoll.runtime.instance.completing import keep_best
 from atoll.runtime.instance.config import NODES_MISSING, InstanceConfig, InstanceHelpers
 from atoll.runtime.instance.merging import ChoiceMerger, GenerationError, begin_stream
 from atoll.runtime.instance.metrics import InstanceMetrics
 from atoll.runtime.instance.pooling import Vector, embed, find_pooling, read_embedding
-from atoll.runtime.instance.requests import ChoiceRequest, ParsedRequest
+from atoll.runtime.instance.ranking import keep_best
 from atoll.runtime.instance.routes import PlanRouter
 from atoll.runtime.instance.tokenizing import answer_tokens, read_tokens_request
 from atoll.runtime.local.placing import scale_layers
