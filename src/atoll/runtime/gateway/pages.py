@@ -17,11 +17,13 @@ import msgspec
 
 from atoll.core.errors import AtollError
 from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.gateway.dialects.messages import models
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.openapi import document
 from atoll.runtime.gateway.permitted import PermittedModels
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.traffic import TrafficTally
+from atoll.runtime.http.request import shown_key
 from atoll.runtime.http.server import Connection, Request
 from atoll.runtime.openai import FORMS, REQUESTS, ApiError
 from atoll.runtime.pool.member import ConfiguredBackend
@@ -165,7 +167,7 @@ class Pages:
             page["without_backend"] = missing
             if context.accounts is not None and missing:
                 try:
-                    context.accounts.authenticate(request.headers.get(b"authorization"))
+                    context.accounts.authenticate(shown_key(request.headers))
                 except ApiError:
                     page["without_backend"] = len(missing)
         _respond(connection, 200 if ready else 503, page)
@@ -175,13 +177,18 @@ class Pages:
         context = self._context
         names = context.chooser.names(hidden=path != "/v1/models")
         if context.accounts is not None:
-            grant = context.accounts.authenticate(request.headers.get(b"authorization"))
+            grant = context.accounts.authenticate(shown_key(request.headers))
             visible = context.accounts.visible_models(grant, names)
             names = self._permitted.choose(grant.policy, visible)
-        if path == "/v1/models":
+        anthropic = models.is_asked(request.headers)
+        if path == "/v1/models" and anthropic:
+            _respond(connection, 200, models.listing(names, context.started_s))
+        elif path == "/v1/models":
             data = [self._describe_model(name) for name in names]
             _respond(connection, 200, {"object": "list", "data": data})
-        elif (name := unquote(path.removeprefix("/v1/models/"))) in names:
+        elif (name := unquote(path.removeprefix("/v1/models/"))) in names and anthropic:
+            _respond(connection, 200, models.describe(name, context.started_s))
+        elif name in names:
             _respond(connection, 200, self._describe_model(name))
         else:
             raise ApiError(404, f"The model {name[:200]!r} does not exist", code="model_not_found")

@@ -199,6 +199,10 @@ def test_who_is_let_in_and_what_is_counted(tmp_path: Path) -> None:
         assert (await it.bench.post(MESSAGES, b"{", with_key)).status == 400
         forbidden = await ask(MESSAGES, with_key, model="other")
         assert (forbidden.status, forbidden.json["error"]["type"]) == (403, "permission_error")
+        listing = "GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        listed = await it.bench.ask(f"{listing}{with_key}\r\n".encode())
+        assert [model["id"] for model in listed.json["data"]] == ["m"]
+        assert (await it.bench.ask(f"{listing}\r\n".encode())).status == 401
         streamed = await it.bench.post(MESSAGES, stream, with_key)
         assert text_of(MESSAGES, streamed.body) == answer.text
         asked = await ask(RESPONSES, f"authorization: Bearer {key}\r\n")

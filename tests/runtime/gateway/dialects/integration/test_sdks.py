@@ -146,6 +146,11 @@ def test_messages_with_tools() -> None:
             assert second._request_id is not None
             with pytest.raises(anthropic.NotFoundError):
                 await sdk.messages.create(messages=turns, **(about | {"model": "none"}))
+            listed = await sdk.models.list()
+            assert [model.id for model in listed.data] == ["m"]
+            assert (await sdk.models.retrieve("m")).display_name == "m"
+            with pytest.raises(anthropic.NotFoundError):
+                await sdk.models.retrieve("none")
             search: Any = {"type": "web_search_20250305", "name": "web_search"}
             with pytest.raises(anthropic.BadRequestError, match="web_search"):
                 await sdk.messages.create(messages=turns, **(about | {"tools": [search]}))

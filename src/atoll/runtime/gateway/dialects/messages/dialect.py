@@ -18,6 +18,7 @@ from atoll.runtime.gateway.dialects.messages.request import (
     read_messages,
 )
 from atoll.runtime.gateway.dialects.messages.stream import MessagesStream
+from atoll.runtime.http.request import shown_key
 from atoll.runtime.openai import CHAT, TOKENIZE, ApiError
 
 _KINDS = {
@@ -61,9 +62,7 @@ class MessagesDialect:
 
     def authorization(self, headers: dict[bytes, bytes]) -> bytes | None:
         """Return the `authorization` header, else one made of `x-api-key`."""
-        key = headers.get(b"x-api-key")
-        given = headers.get(b"authorization")
-        return given if given is not None or key is None else b"Bearer " + key
+        return shown_key(headers)
 
     def translate(self, body: bytes, seed: str) -> TranslatedMessages | TranslatedCount:
         """Read a request."""
