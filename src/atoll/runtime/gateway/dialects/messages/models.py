@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 _VERSION = b"anthropic-version"
 
+
 def is_asked(headers: Mapping[bytes, bytes]) -> bool:
     """Return whether it is a client of Anthropic's that asks: all of them say which version they speak."""
     return _VERSION in headers
