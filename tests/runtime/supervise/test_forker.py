@@ -121,6 +121,18 @@ def test_a_process_ends_with_its_guard_and_is_started_again(tmp_path: Path) -> N
     run(Unloaded.start([]), body)
 
 
+def test_a_reader_that_left_ends_nobody(tmp_path: Path) -> None:
+    async def body(agent: Agent, _nursery: Nursery) -> None:
+        agent.add(sleeper(tmp_path))
+        await agent.ready(["p"])
+        status = Path(f"/proc/{agent.processes['p'].pid}/status").read_text()
+        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+        # As in every program of Python: writing to who is gone is an error, not the end.
+        assert ignored >> (signal.SIGPIPE - 1) & 1
+
+    run(Unloaded.start([]), body)
+
+
 def test_a_shared_nursery_is_found_again_by_those_who_use_it(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
 

@@ -211,8 +211,10 @@ class Guard:
             os.execvp(self._command[0], self._command)
         import importlib
 
-        # Python's own way with Ctrl-C, as a fresh interpreter would have it.
+        # Python's own ways, as a fresh interpreter would have them: a client that leaves ends no process.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)
         code = importlib.import_module(str(self._module)).main(self._command[1:])
         sys.stdout.flush()
         sys.stderr.flush()
