@@ -33,7 +33,6 @@ from atoll.runtime.supervise.process import Command, last_lines
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
 
 ORDER, STATE, LOCK = "order.json", "state.json", "keeper.lock"
-_ALL_CODES = tuple(range(256))
 """A command that ends is not started again: whether its instance shall stand is the controller's to say."""
 _REASON = 300
 _EVENT = '{"time":'
@@ -186,8 +185,7 @@ class InstanceKeeper:
             ready_s=self._order.ready_s,
             unwell=2**31,  # an engine that hangs is the affair of whoever joined it
             term_s=self._order.drain_s,
-            fatal_codes=_ALL_CODES,
-            tries=1,
+            again=False,
         )
         self._write("starting")
         for node in self._order.nodes:

@@ -103,6 +103,16 @@ def test_a_fatal_code_of_what_was_ready_before_is_an_end_like_others() -> None:
     assert core.state is ProcessState.WAITING
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_is_not_to_be_started_again_is_not(ready: bool) -> None:
+    made = Supervision(RestartLimits(again=False))
+    assert made.tick(0.0) is Action.START
+    if ready:
+        made.ready(1.0)
+    made.exited(137, 100.0)
+    assert (made.state, made.restarts) == (ProcessState.FAILED, 0)
+
+
 def test_what_was_ready_before_gets_more_tries() -> None:
     core, now_s, starts = ready(), 100.0, 0
     core.exited(137, now_s)

@@ -46,8 +46,9 @@ class RestartLimits(Frozen):
     backoff_s: the pause after a process ended that had not served; it doubles each time, to backoff_most_s.
     A process has not served, either, that was ready for less than backoff_s. tries: starts in a row without
     getting ready until it is given up; tries_again: the same once it was ready before.
-    fatal_codes: exit codes after which starting again is no use; by default those of errors in what
-    the process was told (see `atoll.core.errors`) and of a command that is not there.
+    again: whether what has ended is started again at all. fatal_codes: exit codes after which starting again
+    is no use; by default those of errors in what the process was told (see `atoll.core.errors`) and of a
+    command that is not there.
     """
 
     ready_s: float = Field(120.0, gt=0)
@@ -58,6 +59,7 @@ class RestartLimits(Frozen):
     tries_again: int = Field(12, ge=1)
     unwell: int = Field(3, ge=1)
     term_s: float = Field(10.0, ge=0)
+    again: bool = True
     fatal_codes: tuple[int, ...] = (2, 3, 4, 6, 126, 127)
 
 
@@ -141,7 +143,7 @@ class Supervision:
         if was is ProcessState.STARTING:
             self._never_ready += 1
         limits = self.limits
-        useless = not self._proven and code in limits.fatal_codes
+        useless = not limits.again or (not self._proven and code in limits.fatal_codes)
         if useless or self._never_ready >= (limits.tries_again if self._proven else limits.tries):
             self._enter(ProcessState.FAILED, now_s)
             return
