@@ -320,6 +320,7 @@ async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outco
     )
     relays: dict[str, Relay] = {}
     records: list[UsageRecord] = []
+    others = _children()
     try:
         made = build(
             tiny_plan(),
@@ -350,6 +351,7 @@ async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outco
             await run.run(kills)
         finally:
             run.started |= _children()
+            run.started -= others
             await fleet.stop(10.0)
         for record in records:
             run.used(record)

@@ -110,8 +110,9 @@ def draw_answer(
         drawn = random.Random(seed * 100_003 + len(tokens))
         allowed = matcher.compute_allowed(codec.vocabulary).nonzero()[0].tolist()
         ends = [token for token in allowed if token in codec.eos]
-        # Among all letters the few that end something would hardly ever come.
-        token = ends[0] if ends and drawn.random() < 0.3 else drawn.choice(allowed)
+        # Among all letters the few that end something would hardly ever come; half of `most` is long enough.
+        over = drawn.random() < 0.3 or len(tokens) >= most // 2
+        token = ends[0] if ends and over else drawn.choice(allowed)
         tokens.append(token)
         matcher.feed([token])
         if token in codec.eos:
