@@ -32,9 +32,11 @@ _SPECIAL = (END, USER, ASSISTANT, CALLER, GREETER, "<|system|>", "<|tool|>")
 _LEGS = tuple(f"-{number:03d}" for number in range(100))
 _BEGIN = '<tool_call>\u010a{"name":\u0120"get_weather",\u0120"arguments":\u0120{'
 _CALLS = (
-    *(_BEGIN, '"city":"', "Paris", *_LEGS, '"}}\u010a</tool_call>'),
-    *(f'\u010a{_BEGIN}"city":"', "Rome", '"}}\u010a', "</tool_call>", END),
+    *(_BEGIN, '"city', '":', '"Paris', *_LEGS, '"}}\u010a</tool_call>'),
+    *(f'\u010a{_BEGIN}"city":"', 'Rome"}}\u010a</tool_call>', END),
 )
+# Grammars that leave no choice of bytes leave none of tokens: these are read as they are said.
+_MERGES = (("c", "i"), ("ci", "t"), ("cit", "y"), ('"', ":"))
 HELLO = "Hello"
 """The short answer, to those who say hello."""
 CITIES = ("Paris" + "".join(_LEGS), "Rome")
@@ -85,14 +87,14 @@ def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
     from tokenizers import pre_tokenizers
 
     words = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    merges = []
+    merges = [*_MERGES]
     # " 123" comes to be from the left, digit by digit.
     for length in range(3):
         for number in range(10**length):
             left = "\u0120" + (f"{number:0{length}d}" if length else "")
             merges += [(left, str(digit)) for digit in range(10)]
     words += [left + right for left, right in merges]
-    # No merge leads to these: they are said, and never read.
+    # No merge leads to the others: they are said, and never read.
     words += [piece for piece in (HELLO, *_CALLS) if piece not in words]
     return words, merges
 
