@@ -35,7 +35,8 @@ TOOLS = [_tool("get_weather", "city"), _tool("get_time", "zone")]
 _COLOURS = ("red", "green", "blue")
 
 
-def _schema(fields: int) -> Json:
+def build_schema(fields: int) -> Json:
+    """Return a form with so many fields, each of three words."""
     names = [f"field{number:02d}" for number in range(fields)]
     schema = {
         "type": "object",
@@ -227,7 +228,7 @@ def _tool_history(door: Door) -> None:
 
 
 def _json_schema(door: Door) -> None:
-    body = need(door.post(CHAT, chat(COUNT, response_format=_schema(FEW_FIELDS))))
+    body = need(door.post(CHAT, chat(COUNT, response_format=build_schema(FEW_FIELDS))))
     require(fits_schema(_text(body), FEW_FIELDS), "not heeded")
 
 
@@ -371,9 +372,9 @@ def _vectors(model: CountingModel, text: str) -> str:
     import io
 
     import torch
-    import transformers
+    from tokenizers import Tokenizer
 
-    tokens = transformers.AutoTokenizer.from_pretrained(model.folder)(text)["input_ids"]
+    tokens = Tokenizer.from_file(str(model.folder / "tokenizer.json")).encode(text).ids
     width = json.loads((model.folder / "config.json").read_text())["hidden_size"]
     file = io.BytesIO()
     # Embeddings of the counting model are unit vectors.

@@ -442,8 +442,9 @@ def with_usage(request: Generation, body: bytes) -> bytes:
 def with_seed(request: Generation, body: bytes) -> bytes:
     """Return the body of a request that comes out the same when it is asked again, as far as a seed helps.
 
-    Answers that text alone cannot continue (several at once, calls, forced forms, prompts of vectors) go on elsewhere only by
-    being repeated. Where the client does not care, a seed of ours makes that possible; `request` knows it.
+    Answers that text alone cannot continue (several at once, calls, forced forms, prompts of vectors) go on
+    elsewhere only by being repeated. Where the client does not care, a seed of ours makes that possible;
+    `request` knows it.
     """
     if request.seed is not None or request.temperature == 0.0:
         return body
