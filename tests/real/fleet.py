@@ -164,6 +164,8 @@ class Fleet:
         self.run(
             *("assign", name, "--fabric", self.fabric, "--engine", "atoll"),
             *("--model", str(self.model.folder), "--name", MODEL, "--wait", f"{READY_S:.0f}s"),
+            # Room for 4,096 tokens, so that something may have to wait.
+            *("--arg", "kv-mib=16"),
         )
 
     def wait_until_serving(self, *names: str) -> None:
