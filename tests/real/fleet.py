@@ -186,11 +186,6 @@ class Fleet:
         found: list[Json] = json.loads(self.run("nodes", "--fabric", self.fabric, "--json"))
         return found
 
-    def load(self, name: str) -> Json:
-        """Return how busy a node says it is; empty: it has not said."""
-        found = next((node for node in self.nodes() if node["name"] == name), {})
-        return found.get("load") or {}
-
     def kill(self, name: str) -> None:
         """End a node, its engine included, as a power cut would."""
         process = self._processes.pop(name)

@@ -1,11 +1,15 @@
-"""Whether an engine's own figures reach the registry: what runs, what waits, how full its KV cache is."""
+"""Whether an engine's own figures reach the fabric: what runs, what waits, how full its KV cache is."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-import time
 from collections.abc import Mapping
 
+from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.records import Metadata
+from atoll.fabric.transport.fabric import Fabric
 from tests.real.features import CHAT, COUNT, chat
 from tests.real.fleet import Fleet, Stream
 
@@ -13,31 +17,48 @@ RUNNING, WAITING, KV = "metrics read: running", "metrics read: waiting", "metric
 _STREAMS = 8
 """Twice what the engines are told to run at a time."""
 _TOKENS = 900
-_LOOK_S = 60.0
+_LOOK_S = 30.0
 
 
 def read_loads(fleet: Fleet, node: str) -> dict[str, Mapping[str, str]]:
-    """Keep a node busy and return which figures the registry gets to see."""
+    """Keep a node busy and return which figures its fabric gets to see."""
     streams = [fleet.door(node).stream(CHAT, chat(COUNT, _TOKENS)) for _ in range(_STREAMS // 2)]
-    late = [threading.Thread(target=_ask, args=(fleet, node, streams)) for _ in range(_STREAMS // 2)]
+    late = [
+        threading.Thread(target=_ask, args=(fleet, node, streams)) for _ in range(_STREAMS // 2)
+    ]
     for thread in late:
         thread.start()
-    seen = {RUNNING: False, WAITING: False, KV: False}
-    told = False
-    until_s = time.monotonic() + _LOOK_S
-    while time.monotonic() < until_s and not all(seen.values()):
-        load = fleet.load(node)
-        seen[RUNNING] |= (load.get("running") or 0) > 1
-        seen[WAITING] |= (load.get("waiting") or 0) > 0
-        seen[KV] |= (load.get("kv_used") or 0) > 0
-        told |= load.get("kv_used") is not None
-        if told and seen[RUNNING] and not load.get("running"):
-            break
+    loads = asyncio.run(_watch(fleet, node))
     for stream in streams:
         stream.close()
     for thread in late:
         thread.join()
+    seen = {
+        RUNNING: any(load.running > 1 for load in loads),
+        WAITING: any(load.waiting for load in loads),
+        KV: any(load.kv_used for load in loads),
+    }
+    told = any(load.kv_used is not None for load in loads)
     return {name: {"word": "yes"} if found else _lack(name, told) for name, found in seen.items()}
+
+
+async def _watch(fleet: Fleet, node: str) -> list[Load]:
+    """Return what a member of the fabric hears of a node until it has heard all, or for a while."""
+    access = Access.open(fleet.fabric)
+    metadata = Metadata(name="watcher", provider=access.identity.provider, role="worker")
+    fabric = await Fabric.connect(access, metadata, observe=True)
+    heard: list[Load] = []
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            while not any(load.running > 1 and load.waiting and load.kv_used for load in heard):
+                await asyncio.sleep(0.2)
+                sids = {peer.sid for peer in fabric.peers() if peer.name == node}
+                heard += [load for sid, load in fabric.loads.items() if sid in sids]
+    except TimeoutError:
+        pass
+    finally:
+        await fabric.close()
+    return heard
 
 
 def _ask(fleet: Fleet, node: str, streams: list[Stream]) -> None:
@@ -50,4 +71,4 @@ def _ask(fleet: Fleet, node: str, streams: list[Stream]) -> None:
 def _lack(name: str, told: bool) -> Mapping[str, str]:
     if name == KV and not told:
         return {"word": "no", "why": "not published"}
-    return {"word": "no", "why": "never seen in the registry"}
+    return {"word": "no", "why": "never heard in the fabric"}
