@@ -40,7 +40,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RealEngine:
-    """An engine that can run here: its version, the Python to start it with, and what that needs to be told."""
+    """An engine that can run here: its version, the Python that starts it, and what that must be told."""
 
     name: str
     version: str
@@ -170,14 +170,18 @@ def _version_of(python: Path, distribution: str) -> str:
 
 
 def _pip(python: Path, command: str, *arguments: str) -> None:
-    _run([str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", command, *arguments])
+    _run(
+        [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", command, *arguments]
+    )
 
 
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_INSTALL_S)
     if done.returncode:
         lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        said = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "")
+        said = next(
+            (line for line in lines if line.startswith("ERROR")), lines[-1] if lines else ""
+        )
         raise UnavailableError(f"`{' '.join(command[1:6])} ...` failed: {said}")
     return done.stdout
 

@@ -1,5 +1,7 @@
-"""A model that counts: whatever it is asked, it says 000 001 002 ...; asked for the weather, it calls a tool, twice;
-and if it may not end, it calls.
+"""A model that counts, or calls a tool.
+
+Whatever it is asked, it says 000 001 002 ...; asked for the weather, it calls a tool, twice; to those who
+say hello it says so, and if it may not end there, it calls.
 
 Its next token is a function of its last one: embeddings are unit vectors, layers cost time and add nothing,
 and the head holds the table of successors. So every engine says the same, also one that goes on from the
@@ -16,6 +18,7 @@ import io
 import json
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +124,7 @@ def _write_tokenizer(folder: Path, words: list[str], merges: list[tuple[str, str
 def _successors() -> dict[str, str]:
     numbers = [f"\u0120{number:03d}" for number in range(NUMBERS)]
     chains = ([ASSISTANT, *numbers, END], [CALLER, *_CALLS], [GREETER, HELLO, END])
-    return {a: b for chain in chains for a, b in zip(chain, chain[1:], strict=False)}
+    return {a: b for chain in chains for a, b in pairwise(chain)}
 
 
 def _head(words: list[str]) -> NDArray[np.float32]:
@@ -197,7 +200,7 @@ def _write_gguf(path: Path, model: Any, words: list[str], merges: list[tuple[str
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
-    kinds = {word: gguf.TokenType.CONTROL for word in _SPECIAL}
+    kinds = dict.fromkeys(_SPECIAL, gguf.TokenType.CONTROL)
     writer.add_token_types([int(kinds.get(word, gguf.TokenType.NORMAL)) for word in words])
     writer.add_token_merges([f"{left} {right}" for left, right in merges])
     writer.add_eos_token_id(0)

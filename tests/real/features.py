@@ -66,7 +66,7 @@ class Lacks(Exception):  # noqa: N818 - what it says is no error
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A row of the table. `compared`: an engine that fails alone and not behind the gateway is translated for."""
+    """A row of the table. `compared`: what an engine does behind the gateway and not alone is translated."""
 
     name: str
     probe: Callable[[Door], None]
@@ -242,7 +242,9 @@ def _json_object(door: Door) -> None:
 
 
 def _n(door: Door) -> None:
-    choices = need(door.post(CHAT, chat(COUNT, 4, n=2) | {"temperature": 1.0, "seed": 1}))["choices"]
+    choices = need(door.post(CHAT, chat(COUNT, 4, n=2) | {"temperature": 1.0, "seed": 1}))[
+        "choices"
+    ]
     require([c["message"]["content"] for c in choices] == [count(0, 4)] * 2, "not heeded")
 
 

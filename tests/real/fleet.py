@@ -1,4 +1,4 @@
-"""Engines of others under `atoll join`, behind a gateway, all started from the command line on this machine."""
+"""Engines of others under `atoll join`, behind a gateway, all started from the command line."""
 
 from __future__ import annotations
 
@@ -123,6 +123,8 @@ class Fleet:
             "gateway",
             [
                 *(*_ATOLL, "gateway", "--fabric", self.fabric, "--open", "--no-affinity"),
+                # Everybody in turn: who serves does not depend on who was fast before.
+                *("--policy", "iwrr"),
                 *("--port", str(self.port), "--log", str(self.folder / "requests.jsonl")),
             ],
         )

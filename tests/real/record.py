@@ -1,6 +1,6 @@
 """All probes on all engines that can run here; what they did goes to `features.json` and into the docs.
 
-    python -m tests.real.record
+python -m tests.real.record
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from tests.real.features import FEATURES, Feature, prompt_embeds, try_feature
 from tests.real.fleet import Fleet
 from tests.real.kills import kill_in_midstream
 from tests.real.loads import read_loads
-from tests.real.table import NOTED, TITLES, main as write_table
+from tests.real.table import NOTED, TITLES
+from tests.real.table import main as write_table
 from tools.real_engines import NAMES, RealEngine, UnavailableError, find_engine
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def probe_node(fleet: Fleet, node: str) -> Cells:
 
 
 def kill_nodes(fleet: Fleet, engines: Mapping[str, RealEngine]) -> dict[str, Cells]:
-    """Kill engines in mid-stream and return how each other one took over: by vLLM's death last, as it is slow."""
+    """Kill engines in mid-stream and return how the others took over; vLLM is last, as it starts slowly."""
     cells: dict[str, Cells] = {}
     heirs = [name for name in ("atoll", "vllm") if name == "atoll" or name in engines]
     if "llamacpp" in engines:

@@ -1,6 +1,6 @@
 """The table of features by engine in the reference of the gateway, from what a run of the probes has noted.
 
-    python -m tests.real.table    writes it
+python -m tests.real.table    writes it
 """
 
 from __future__ import annotations
