@@ -214,7 +214,7 @@ def _tools_streamed(door: Door) -> None:
 
 def _tool_history(door: Door) -> None:
     call = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
-    messages = [
+    messages: list[Json] = [
         *WEATHER,
         {
             "role": "assistant",
