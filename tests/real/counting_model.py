@@ -18,7 +18,7 @@ import io
 import json
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ CALLER, GREETER = "<|caller|>", "<|greeter|>"
 """Begin an answer that calls, and one that is short; some engines take a token `<|call|>` for an end."""
 _SPECIAL = (END, USER, ASSISTANT, CALLER, GREETER, "<|system|>", "<|tool|>")
 # A space is written as byte-level tokenizers write it, and so is the end of a line.
-_LEGS = tuple(f"-{number:03d}" for number in range(100))
+_LETTERS = "abcde"
+_LEGS = tuple(f"\u0120{''.join(leg)}" for leg in product(_LETTERS, repeat=3))
 _BEGIN = '<tool_call>\u010a{"name":\u0120"get_weather",\u0120"arguments":\u0120{'
 _CALLS = (
     *(_BEGIN, '"city', '":', '"Paris', *_LEGS, '"}}\u010a</tool_call>'),
@@ -42,7 +43,7 @@ _CALLS = (
 _MERGES = (("c", "i"), ("ci", "t"), ("cit", "y"), ('"', ":"))
 HELLO = "Hello"
 """The short answer, to those who say hello."""
-CITIES = ("Paris" + "".join(_LEGS), "Rome")
+CITIES = ("Paris" + "".join(_LEGS).replace("\u0120", " "), "Rome")
 """Of which the model asks the weather, where it may call `get_weather` as it likes."""
 _TEMPLATE = (
     "{% if tools %}<|system|>{{ tools | tojson }}<|end|>{% endif %}"
@@ -91,11 +92,11 @@ def _vocabulary() -> tuple[list[str], list[tuple[str, str]]]:
 
     words = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     merges = [*_MERGES]
-    # " 123" comes to be from the left, digit by digit.
-    for length in range(3):
-        for number in range(10**length):
-            left = "\u0120" + (f"{number:0{length}d}" if length else "")
-            merges += [(left, str(digit)) for digit in range(10)]
+    # " 123" and " abc" come to be from the left, sign by sign.
+    for signs in ("0123456789", _LETTERS):
+        for length in range(3):
+            for left in product(signs, repeat=length):
+                merges += [("\u0120" + "".join(left), sign) for sign in signs]
     words += [left + right for left, right in merges]
     # No merge leads to the others: they are said, and never read.
     words += [piece for piece in (HELLO, *_CALLS) if piece not in words]

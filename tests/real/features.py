@@ -261,7 +261,9 @@ def _echo(door: Door) -> None:
 
 
 def _suffix(door: Door) -> None:
-    need(door.post(COMPLETIONS, completion(suffix=" 200")))
+    plain = need(door.post(COMPLETIONS, completion()))["usage"]["prompt_tokens"]
+    body = need(door.post(COMPLETIONS, completion(suffix=" 200")))
+    require(body["usage"]["prompt_tokens"] > plain, "ignored")
 
 
 def _chat_logprobs(door: Door) -> None:

@@ -29,10 +29,13 @@ def read_loads(fleet: Fleet, node: str) -> dict[str, Mapping[str, str]]:
     for thread in late:
         thread.start()
     loads = asyncio.run(_watch(fleet, node))
-    for stream in streams:
+    # Those that wait come to their turn once the others have left.
+    for stream in [*streams]:
         stream.close()
     for thread in late:
         thread.join()
+    for stream in streams:
+        stream.close()
     seen = {
         RUNNING: any(load.running > 1 for load in loads),
         WAITING: any(load.waiting for load in loads),
@@ -65,7 +68,6 @@ def _ask(fleet: Fleet, node: str, streams: list[Stream]) -> None:
     # An engine that is full lets a request wait for its first byte, and a node that is full refuses.
     stream = fleet.door(node).stream(CHAT, chat(COUNT, _TOKENS))
     streams.append(stream)
-    stream.close()
 
 
 def _lack(name: str, told: bool) -> Mapping[str, str]:
