@@ -102,14 +102,16 @@ def test_completions_get_a_longer_prompt() -> None:
 
 def test_a_prompt_of_vectors_gets_no_text_added() -> None:
     said = delivered({"choices": [{"index": 0, "text": " upon", "finish_reason": None}]})
-    for fields in ({}, {"prompt": ""}):
-        assert replays("vllm", said, path="/v1/completions", prompt_embeds="AAAA", **fields)
+    bodies: list[Json] = [{}, {"prompt": ""}]
+    for body in bodies:
+        assert replays("vllm", said, path="/v1/completions", prompt_embeds="AAAA", **body)
 
 
 def test_a_prompt_is_needed_where_there_are_no_vectors() -> None:
-    for fields in ({}, {"prompt": []}, {"prompt_embeds": ""}):
+    bodies: list[Json] = [{}, {"prompt": []}, {"prompt_embeds": ""}]
+    for body in bodies:
         with pytest.raises(ApiError, match="missing required field `prompt`"):
-            plan("vllm", path="/v1/completions", **fields)
+            plan("vllm", path="/v1/completions", **body)
 
 
 @pytest.mark.parametrize(
