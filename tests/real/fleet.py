@@ -88,12 +88,15 @@ class Stream:
 
     def __iter__(self) -> Iterator[Json]:
         """Yield events until the stream ends; what is no stream is one event with the answer."""
-        if self.status != 200:
-            yield {"error": self._response.read().decode(errors="replace")}
-            return
-        for line in self._response:
-            if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                yield json.loads(line[5:])
+        try:
+            if self.status != 200:
+                yield {"error": self._response.read().decode(errors="replace")}
+                return
+            for line in self._response:
+                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                    yield json.loads(line[5:])
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Leave before the end."""
