@@ -36,6 +36,9 @@ try_reference = $(MAKE) $(VENV)/reference || echo "skipped: CP-SAT and Gurobi (e
 # And llama.cpp, which nodes of the end-to-end test run.
 try_llamacpp = $(MAKE) $(VENV)/llamacpp || echo "skipped: everything that needs the extra 'llamacpp' (not installed)"
 
+# And engines of others, in environments of their own that are kept (tools/real_engines.py says where).
+try_engines = $(BIN)/python tools/real_engines.py || echo "skipped: engines of others"
+
 .PHONY: help
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +56,7 @@ test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow
 	@$(try_aic)
 	@$(try_reference)
 	@$(try_llamacpp)
+	@$(try_engines)
 	@$(BIN)/python tools/check.py --full
 
 .PHONY: bench

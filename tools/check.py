@@ -50,10 +50,17 @@ STATIC = (
 )
 
 
-def tests(*, full: bool) -> Check:
+# Engines of others in one process of tests: each takes minutes to start and all the cores there are.
+REAL = "tests/real"
+
+
+def tests(*, full: bool) -> tuple[Check, ...]:
     """Return the tests: all of them, or those that are fast and need nothing that may be missing."""
-    selection = () if full else ("-m", "not slow and not aic")
-    return Check("pytest", ("pytest", "-q", "-rs", "-n", "2", *selection))
+    selection = ("--ignore", REAL) if full else ("-m", "not slow and not aic")
+    most = Check("pytest", ("pytest", "-q", "-rs", "-n", "2", *selection))
+    if not full:
+        return (most,)
+    return most, Check("real engines", ("pytest", "-q", "-rs", REAL))
 
 
 def run(check: Check, *, aloud: bool = False) -> Outcome:
@@ -90,9 +97,14 @@ def main() -> int:
     options = parser.parse_args()
     outcomes = run_static()
     if not options.no_tests:
-        print("pytest ...", flush=True)
-        outcomes.append(run(tests(full=options.full), aloud=True))
+        for check in tests(full=options.full):
+            print(f"{check.name} ...", flush=True)
+            outcomes.append(run(check, aloud=True))
     print()
+    if options.full and not options.no_tests:
+        # What the tests could not run, and why, is the last thing to be read but the verdict.
+        run(Check("engines", ("python", "tools/real_engines.py", "--no-build")), aloud=True)
+        print()
     for outcome in outcomes:
         word = "ok    " if outcome.passed else "FAILED"
         print(f"  {word}  {outcome.check.name:12} {outcome.seconds:6.1f} s")

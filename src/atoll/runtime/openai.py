@@ -137,11 +137,18 @@ class ChatRequest(Generation, kw_only=True):
 class CompletionRequest(Generation, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | NonNegative | list[NonNegative]]
+    prompt: str | list[str | NonNegative | list[NonNegative]] = msgspec.field(default_factory=list)
+    prompt_embeds: str | list[str] | None = None
+    """Of vLLM and SGLang: vectors, in place of the prompt's tokens."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Choices | None = None
     suffix: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a request that asks nothing."""
+        if self.prompt == [] and not self.prompt_embeds:
+            raise ValueError("Object missing required field `prompt`")
 
 
 class EmbeddingRequest(Struct, kw_only=True):
@@ -435,14 +442,16 @@ def with_usage(request: Generation, body: bytes) -> bytes:
 def with_seed(request: Generation, body: bytes) -> bytes:
     """Return the body of a request that comes out the same when it is asked again, as far as a seed helps.
 
-    Answers that text alone cannot continue (several at once, calls, forced forms) go on elsewhere only by
-    being repeated. Where the client does not care, a seed of ours makes that possible; `request` knows it.
+    Answers that text alone cannot continue (several at once, calls, forced forms, prompts of vectors) go on
+    elsewhere only by being repeated. Where the client does not care, a seed of ours makes that possible;
+    `request` knows it.
     """
     if request.seed is not None or request.temperature == 0.0:
         return body
     form = request.response_format
     formed = form is not None and form.type != "text"
-    if not formed and (request.n or 1) == 1 and not getattr(request, "tools", None):
+    told = getattr(request, "tools", None) or getattr(request, "prompt_embeds", None)
+    if not formed and (request.n or 1) == 1 and not told:
         return body
     if b'"seed"' in body and "seed" in msgspec.json.decode(body):
         return body

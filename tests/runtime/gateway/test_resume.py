@@ -17,7 +17,7 @@ from atoll.runtime.gateway.resume import (
     Resumption,
     resume,
 )
-from atoll.runtime.openai import ChatRequest, Generation, Message, read_request
+from atoll.runtime.openai import ApiError, ChatRequest, Generation, Message, read_request
 from atoll.runtime.pool.member import Kind
 
 CHAT = "/v1/chat/completions"
@@ -98,6 +98,20 @@ def test_completions_get_a_longer_prompt() -> None:
     assert body["prompt"] == "Once upon"
     assert body["max_tokens"] == 15
     assert "max_tokens" not in asked("llamacpp", said=said, path="/v1/completions", prompt="Once")
+
+
+def test_a_prompt_of_vectors_gets_no_text_added() -> None:
+    said = delivered({"choices": [{"index": 0, "text": " upon", "finish_reason": None}]})
+    bodies: list[Json] = [{}, {"prompt": ""}]
+    for body in bodies:
+        assert replays("vllm", said, path="/v1/completions", prompt_embeds="AAAA", **body)
+
+
+def test_a_prompt_is_needed_where_there_are_no_vectors() -> None:
+    bodies: list[Json] = [{}, {"prompt": []}, {"prompt_embeds": ""}]
+    for body in bodies:
+        with pytest.raises(ApiError, match="missing required field `prompt`"):
+            plan("vllm", path="/v1/completions", **body)
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,9 @@ def test_only_the_api_can_be_reached(path: bytes, may: bool) -> None:
 def test_methods() -> None:
     assert not reachable(b"DELETE", b"/v1/models", generic=False)
     assert not reachable(b"POST", b"/health", generic=False)
+    assert reachable(b"POST", b"/tokenize", generic=False)
+    assert reachable(b"POST", b"/detokenize", generic=False)
+    assert not reachable(b"GET", b"/tokenize", generic=False)
     assert reachable(b"DELETE", b"/any/thing?x=/../y", generic=True)
     assert not reachable(b"CONNECT", b"/x", generic=True)
     assert not reachable(b"GET", b"/a/../b", generic=True)

@@ -235,6 +235,9 @@ def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
     if not (answer.only_calls if kind == "atoll" else answer.only_text):
         return False
     if isinstance(request, CompletionRequest):
+        if request.prompt_embeds:
+            # Text cannot be added to vectors.
+            return False
         special = request.echo or request.suffix or (request.best_of or 1) > 1
         if special and kind != "atoll":
             return False

@@ -261,6 +261,9 @@ def _read_message(
 def _prompts(
     request: CompletionRequest, codec: TextCodec, max_length: int
 ) -> list[tuple[int, ...]]:
+    if request.prompt_embeds:
+        message = "vectors are taken as parts of messages only, of type embeds"
+        raise ApiError(400, message, param="prompt_embeds")
     prompt = request.prompt
     if isinstance(prompt, str):
         return [_encode(prompt, codec, max_length)]

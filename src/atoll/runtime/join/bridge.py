@@ -21,6 +21,8 @@ from atoll.runtime.pool.outliers import Outliers, OutlierSettings
 
 _CONNECT_S = 5.0
 _READ = frozenset({b"/health", b"/metrics", b"/v1/models"})
+_ASKED = frozenset({b"/tokenize", b"/detokenize"})
+"""What gateways ask of an instance beside /v1."""
 _PATH = re.compile(rb"/[!-~]*")
 _DOTS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|\\|%2f|%5c|%00|//", re.IGNORECASE)
 # Under /v1, but for whoever runs the engine.
@@ -304,6 +306,8 @@ def reachable(method: bytes, path: bytes, *, generic: bool) -> bool:
         return method in _METHODS
     if plain in _READ:
         return method == b"GET"
+    if plain in _ASKED:
+        return method == b"POST"
     # Escapes would be undone by the engine, after this check.
     named = plain.startswith(b"/v1/") and b"%" not in plain and plain.rstrip(b"/") not in _KEPT
     return named and method in (b"GET", b"POST")
