@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.runtime.gateway.events import (
     StreamJournal,
+    UnfinishedEvent,
     event_of,
     payload,
     read_chunk,
@@ -42,6 +43,22 @@ def test_carriage_returns_cut_anywhere(cut: int) -> None:
     said = [payload(event) for event in one + two]
     assert [s for s in said if s is not None] == [b"1\n2", b"3"]
     assert carry == b""
+
+
+@given(st.lists(st.integers(0, 60), max_size=12))
+def test_an_unfinished_event_cut_anywhere_ends_where_it_ends(cuts: list[int]) -> None:
+    whole = b": ping\r\n\r\ndata: 1\ndata: 2\n\ndata: 3\r\rdata: 4\r\n\r\n"
+    places = sorted({min(c, len(whole)) for c in cuts} | {0, len(whole)})
+    said: list[bytes | None] = []
+    unfinished = UnfinishedEvent(b"")
+    for begin, end in pairwise(places):
+        ended = unfinished.add(whole[begin:end])
+        if ended is not None:
+            events, rest = split_events(ended)
+            said += map(payload, events)
+            unfinished = UnfinishedEvent(rest)
+    assert [s for s in said if s is not None] == [b"1\n2", b"3", b"4"]
+    assert len(unfinished) == 0
 
 
 def test_payload() -> None:

@@ -88,3 +88,26 @@ def test_trailers_are_no_headers_of_the_next_answer() -> None:
     first = HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\nretry-after: 9\r\n\r\n"
     _, second = ask([first, HEAD + b"content-type: a/b\r\ncontent-length: 0\r\n\r\n"])
     assert second.heads == [(200, b"a/b", b"")]
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        HEAD + b"x-long: " + b"x" * 600_000,
+        HEAD + b"x: y\r\n" * 100_000,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 24_000,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-long: " + b"x" * 600_000,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n" + b"x: y\r\n" * 100_000,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"x" * 600_000,
+    ],
+    ids=["a header", "one header again", "interim", "a trailer", "one trailer again", "extension"],
+)
+def test_what_is_around_a_body_has_an_end(endless: bytes) -> None:
+    (heard,) = ask([endless])
+    assert heard.lost == "the headers or trailers of the answer are too large"
+
+
+def test_a_large_body_is_not_around_itself() -> None:
+    body = b"%x\r\n%b\r\n" % (700_000, b"x" * 700_000)
+    (heard,) = ask([HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"])
+    assert heard.lost == ""

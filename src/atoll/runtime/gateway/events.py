@@ -37,6 +37,30 @@ def _unix(data: bytes) -> bytes:
     return kept.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + tail
 
 
+class UnfinishedEvent:
+    """The beginning of an event whose end has not come.
+
+    Events may be large and come in many pieces: each is looked at once, and only where it begins.
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = bytearray(data)
+
+    def __len__(self) -> int:
+        """Return how many bytes there are of it."""
+        return len(self._data)
+
+    def add(self, data: bytes) -> bytes | None:
+        """Take what comes next; return all there is once an event ends in it."""
+        # Its end are at most four bytes, of which the last is new.
+        seam = bytes(self._data[-3:]) + data
+        self._data += data
+        ended = b"\n\n" in (_unix(seam) if b"\r" in seam else seam)
+        return bytes(self._data) if ended else None
+
+
 def payload(event: bytes) -> bytes | None:
     """Return what the `data:` lines of an event say; None for a comment or an event without data."""
     if event.startswith(b"data: ") and event.count(b"\n") == 2:

@@ -249,7 +249,7 @@ class Relay:
 
     def _is_silent(self) -> bool:
         """Whether nothing of an answer has come, from any backend."""
-        return not (self.begun or self._answer.parts or self._answer.carry)
+        return not (self.begun or self._answer.parts or self._answer.unfinished)
 
     def _fail_over(
         self,
@@ -345,7 +345,7 @@ class Relay:
         # text the quotes would be escaped.)
         if (
             answer.plain
-            and not answer.carry
+            and answer.unfinished is None
             and data.endswith(b"\n\n")
             and b'"finish_reason":"' not in data
             and b'"finish_reason": "' not in data

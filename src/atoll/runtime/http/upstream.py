@@ -22,6 +22,8 @@ _DRAIN_S = 5.0
 _MAX_IDLE = 1024
 _MOST_HEADERS = 1000
 """Of an answer; a backend that says more is not listened to."""
+_AROUND_BYTES = 128 * 2**10
+"""Of headers, trailers and extensions of chunks between two pieces of a body, the same."""
 _NOTES = frozenset({b"x-atoll-path", b"x-atoll-usage", b"x-atoll-rate-hz"})
 
 
@@ -117,6 +119,7 @@ class HttpUpstream(asyncio.Protocol):
     """One connection to a backend."""
 
     __slots__ = (
+        "_around",
         "_ended",
         "_headers",
         "_pool",
@@ -146,6 +149,7 @@ class HttpUpstream(asyncio.Protocol):
         self.notes: Mapping[bytes, bytes] | None = None
         self.drain_until_s = 0.0
         self._status = 0
+        self._around = 0
         self._sized = self._touched = self._ended = False
 
     def send(self, receiver: Receiver, request: bytes) -> None:
@@ -219,6 +223,7 @@ class HttpUpstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came; the receiver hears of it."""
         self._touched = True
+        self._around += len(data)
         if self.receiver is None and not self.drain_until_s:
             # Nobody asked.
             self.transport.abort()
@@ -232,6 +237,8 @@ class HttpUpstream(asyncio.Protocol):
         else:
             if len(self._headers) > _MOST_HEADERS:
                 self._fail("the answer has too many headers")
+            elif self._around > _AROUND_BYTES:
+                self._fail("the headers or trailers of the answer are too large")
 
     def _fail(self, reason: str) -> None:
         receiver = self.receiver
@@ -259,6 +266,7 @@ class HttpUpstream(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the body on."""
+        self._around = 0
         if self.receiver is not None:
             self.receiver.on_body(data)
 
@@ -267,6 +275,7 @@ class HttpUpstream(asyncio.Protocol):
         if self._status < 200:
             return
         self._ended = True
+        self._around = 0
         # Trailers are nothing to us, and no headers of the next answer.
         self._headers.clear()
         receiver, self.receiver = self.receiver, None
