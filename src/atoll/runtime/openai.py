@@ -364,11 +364,16 @@ _LOOSE = msgspec.json.Decoder(_LooseBody)
 
 
 def answer_usage(body: bytes) -> Usage | None:
-    """Return the usage that a complete answer reports, if it does."""
+    """Return the usage that a complete answer reports, if it does; ValueError: it is no JSON object."""
     try:
         return _ANSWER.decode(body).usage
-    except msgspec.DecodeError:
-        return None
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    return None
 
 
 def loose_usage(body: bytes) -> Usage | None:

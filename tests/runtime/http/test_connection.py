@@ -222,10 +222,30 @@ def test_whole_large_bodies_count_until_they_are_answered() -> None:
     second, wire = connect(app)
     second.data_received(POST + b"content-length: 60000\r\n\r\n" + b"a" * 60_000)
     assert (status(wire), app.buffered) == (503, 60_000)
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError) as caught:
         first.hold(50_000)
+    # That is more than all requests together may take: there is no use in coming again.
+    assert caught.value.status == 413
     first.respond(200, b"")
     assert app.buffered == 0
+
+
+def test_a_request_that_never_fits_is_told_apart_from_one_that_comes_too_early() -> None:
+    app = App(buffered_bytes=100_000)
+    first, _ = connect(app)
+    first.data_received(POST + b"content-length: 60000\r\n\r\n" + b"a" * 60_000)
+    second, _ = connect(app)
+    second.data_received(POST + b"content-length: 30000\r\n\r\n" + b"a" * 30_000)
+    with pytest.raises(ApiError) as caught:
+        second.hold(30_000)
+    assert caught.value.status == 503
+    whole, wire = connect(app)
+    whole.data_received(POST + b"content-length: 120000\r\n\r\n" + b"a" * 120_000)
+    assert status(wire) == 413
+    pieces, wire = connect(App(buffered_bytes=100_000))
+    pieces.data_received(POST + b"content-length: 120000\r\n\r\n")
+    pieces.data_received(b"a" * 110_000)
+    assert status(wire) == 413
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,9 @@ class Relay:
         if member is not None:
             if context.detailed:
                 self._record_share(member, "failed", self.journal.read().tokens, now_s)
-            if self.begun and self._last_s > attempts.began_s:
+            rewriter = self._answer.rewriter
+            mute = rewriter is not None and rewriter.mute
+            if self.begun and self._last_s > attempts.began_s and not mute:
                 budget.note_progress()
                 attempts.tries = 0
                 attempts.reopened = False
@@ -330,6 +332,12 @@ class Relay:
         answer.begin(status, content_type, retry_after)
         if upstream is not None:
             answer.notes = upstream.notes
+        if answer.streaming and not self._takes_events():
+            self._fail_over("events instead of an answer")
+
+    def _takes_events(self) -> bool:
+        """Whether an answer may be a stream: the client has to be able to read it."""
+        return self.stream
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the answer on."""
@@ -377,7 +385,11 @@ class Relay:
         status = answer.status
         body = b"".join(answer.parts)
         if status == 200 and not self.begun:
-            answer.usage = usage = self._find_usage(body)
+            try:
+                answer.usage = usage = self._find_usage(body)
+            except ValueError as error:
+                self._fail_over(f"the answer is no JSON: {error}")
+                return
             self._note_success()
             self.first_s = self._context.loop.time()
             headers = self._headers()
@@ -405,7 +417,7 @@ class Relay:
             self._fail_over(f"unexpected status {status}")
 
     def _find_usage(self, body: bytes) -> Usage | None:
-        """Return what a whole answer says of its usage, in it or beside it."""
+        """Return what a whole answer says of its usage, in it or beside it; ValueError: it is none."""
         usage = answer_usage(body)
         if usage is not None or self._answer.notes is None:
             return usage

@@ -220,7 +220,7 @@ class Connection(AnswerWriter):
             if self._received > limits.header_bytes or count > limits.headers:
                 self._refuse(_headers_too_large())
             elif app.buffered > limits.buffered_bytes:
-                self._refuse(too_much_held())
+                self._refuse(too_much_held(self._reserved, limits.buffered_bytes))
             return
         if self._current is None:
             try:
@@ -238,7 +238,7 @@ class Connection(AnswerWriter):
             # Extensions of chunks, or trailers: the headers were taken out.
             self._refuse(_headers_too_large())
         elif app.buffered > limits.buffered_bytes:
-            self._refuse(too_much_held())
+            self._refuse(too_much_held(self._reserved, limits.buffered_bytes))
 
     def _expect_body(self) -> None:
         """Say to a client whose headers are there that the body may come, or that it may not."""
@@ -332,7 +332,7 @@ class Connection(AnswerWriter):
         most = app.limits.body_limit(request.path)
         error = _too_large(most) if size > most else None
         if error is None and app.buffered > app.limits.buffered_bytes:
-            error = too_much_held()
+            error = too_much_held(size, app.limits.buffered_bytes)
         if error is not None:
             app.buffered -= size
             self._current = request
@@ -356,8 +356,9 @@ class Connection(AnswerWriter):
         if serving is not None:
             serving.held += size
             app.buffered += size
+            size = serving.held
         if app.buffered > app.limits.buffered_bytes:
-            raise too_much_held()
+            raise too_much_held(size, app.limits.buffered_bytes)
 
     def _request(self) -> Request:
         """Return the request whose headers are there."""
@@ -495,8 +496,14 @@ def _checked_host(host: bytes | None) -> bytes:
     return host
 
 
-def too_much_held() -> ApiError:
-    """Return what a client is told that comes while too much of others' is held."""
+def too_much_held(size: int, most: int) -> ApiError:
+    """Return what a client is told whose request is not held: of others there is too much, or of it."""
+    if size > most:
+        return ApiError(
+            413,
+            f"the request takes more than {most} bytes once it is read",
+            code="request_too_large",
+        )
     return ApiError(
         503,
         "too many large requests at once",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.settings import HealthSettings
 from atoll.runtime.http.upstream import GET, HttpUpstream, HttpUpstreamPool
-from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
+from tests.runtime.gateway.engine import BAD_ANSWERS, Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
     CHAT,
     COMPLETIONS,
@@ -93,6 +94,35 @@ def test_stream_goes_on_elsewhere(what: str, kind: str) -> None:
     reply, bench = run(body, [Fault(what, 7)], kind=kind)
     check_stream(reply, bench, CHAT, body)
     assert bench.records[0].backends == ("e0", "e1")
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_mistake_of_the_client_in_mid_stream_is_passed_on(batch: int) -> None:
+    reply, bench = run(streamed(), [Fault("mistake_event", 8)], batch=batch)
+    error = json.loads(reply.events[-1])["error"]
+    assert (error["message"], error["type"]) == ("no such tool", "invalid_request_error")
+    assert error["param"] == "tools"
+    assert bench.records[0].backends == ("e0",)
+    assert [m.failures for m in bench.gateway.pool.members.values()] == [0, 0]
+
+
+def test_a_stream_as_long_as_it_may_be_waits_for_its_end_as_often_as_others() -> None:
+    """The end is all that is missing: a backend that stalls again has not gone on with it."""
+    body = streamed(max_tokens=5)
+    stalls = [Fault("stall_at_end")] * 20
+    reply, bench = run(body, stalls, stalls, spare=0)
+    assert json.loads(reply.events[-1])["error"]["code"] == "stream_interrupted"
+    assert len(bench.records[0].backends) <= 4
+
+
+@pytest.mark.parametrize("what", list(BAD_ANSWERS))
+def test_an_answer_that_is_none_is_asked_for_elsewhere(what: str) -> None:
+    reply, bench = run(chat(), [Fault(what)])
+    assert reply.json["choices"][0]["message"]["content"] == expected(CHAT, chat()).text
+    assert bench.records[0].backends == ("e0", "e1")
+    assert bench.gateway.pool.members["e0"].failures == 1
+    reply, bench = run(chat(), [Fault(what)] * 3, spare=0)
+    assert (reply.status, reply.json["error"]["code"]) == (502, "upstream_error")
 
 
 @pytest.mark.parametrize("what", BEFORE)
