@@ -20,6 +20,8 @@ from atoll.runtime.pool.member import Member
 
 _DRAIN_S = 5.0
 _MAX_IDLE = 1024
+_IDLE_S = 60.0
+"""A connection that nobody took for so long is not kept: once there were more requests."""
 _MOST_HEADERS = 1000
 """Of an answer; a backend that says more is not listened to."""
 _AROUND_BYTES = 128 * 2**10
@@ -127,6 +129,7 @@ class HttpUpstream(asyncio.Protocol):
         "_status",
         "_touched",
         "drain_until_s",
+        "kept_s",
         "notes",
         "on_header",
         "parser",
@@ -147,7 +150,7 @@ class HttpUpstream(asyncio.Protocol):
         self.reused = False
         self.unsent = False
         self.notes: Mapping[bytes, bytes] | None = None
-        self.drain_until_s = 0.0
+        self.drain_until_s = self.kept_s = 0.0
         self._status = 0
         self._around = 0
         self._sized = self._touched = self._ended = False
@@ -358,6 +361,7 @@ class HttpUpstreamPool:
         ):
             link.transport.close()
         else:
+            link.kept_s = self._loop.time()
             self._idle.append(link)
 
     def drain(self, link: HttpUpstream) -> None:
@@ -378,9 +382,11 @@ class HttpUpstreamPool:
             self._idle.pop().transport.close()
 
     def tick(self, now_s: float) -> None:
-        """Close what drains for too long."""
+        """Close what drains for too long, and what was not needed for long: those at the left end."""
         for link in [k for k in self._draining if now_s >= k.drain_until_s]:
             link.close()
+        while self._idle and now_s - self._idle[0].kept_s > _IDLE_S:
+            self._idle.popleft().transport.close()
 
     def close(self) -> None:
         """Open no more and close what is idle."""

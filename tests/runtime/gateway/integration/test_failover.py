@@ -11,7 +11,7 @@ import pytest
 
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.settings import HealthSettings
-from atoll.runtime.http.upstream import GET, HttpUpstream, HttpUpstreamPool
+from atoll.runtime.http.upstream import GET, HttpUpstreamPool
 from tests.runtime.gateway.engine import BAD_ANSWERS, Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
     CHAT,
@@ -344,29 +344,44 @@ def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() -> Non
     asyncio.run(go())
 
 
-def test_health_check_lets_go_of_its_connection() -> None:
-    """Once answered, the connection is kept, and whoever takes it next must not lose it."""
+def test_health_checks_leave_no_connection_behind() -> None:
+    """Each has one of its own, however often it asks; requests keep theirs."""
 
     async def go() -> None:
         async with running([ScriptedEngine()]) as bench:
-            member = bench.gateway.pool.members["e0"]
-            upstreams = bench.gateway.upstreams(member)
-            assert isinstance(upstreams, HttpUpstreamPool)
-            taken: list[HttpUpstream | None] = []
-            keep = upstreams.keep
-
-            def keep_and_take(link: HttpUpstream) -> None:
-                keep(link)
-                taken.append(upstreams.take())
-
-            upstreams.keep = keep_and_take  # type: ignore[method-assign]
             gateway = bench.gateway
+            member = gateway.pool.members["e0"]
+            upstreams = gateway.upstreams(member)
+            assert isinstance(upstreams, HttpUpstreamPool)
+            assert (await bench.post(CHAT, chat())).status == 200
+            kept = upstreams.open
             monitor = HealthMonitor(gateway.pool, gateway.upstreams, HealthSettings())
-            assert await monitor._ask(member, GET, "/health", b"", 2.0) == 200
-            (link,) = taken
-            assert link is not None
-            assert not link.transport.is_closing()
-            link.close()
+            for _ in range(5):
+                assert await monitor._ask(member, GET, "/health", b"", 2.0) == 200
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert upstreams.open == kept == 1
+            assert upstreams.take() is not None
+
+    asyncio.run(go())
+
+
+def test_connections_that_nobody_needs_any_more_are_closed() -> None:
+    async def go() -> None:
+        async with running([ScriptedEngine(step_s=0.01)]) as bench:
+            gateway = bench.gateway
+            upstreams = gateway.upstreams(gateway.pool.members["e0"])
+            assert isinstance(upstreams, HttpUpstreamPool)
+            await asyncio.gather(*(bench.post(CHAT, chat()) for _ in range(5)))
+            assert upstreams.open > 1
+            now_s = gateway.loop.time()
+            upstreams.tick(now_s + 30.0)
+            assert upstreams.take() is not None
+            upstreams.tick(now_s + 90.0)
+            assert upstreams.take() is None
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert upstreams.open == 1
 
     asyncio.run(go())
 
