@@ -111,3 +111,33 @@ def test_a_large_body_is_not_around_itself() -> None:
     body = b"%x\r\n%b\r\n" % (700_000, b"x" * 700_000)
     (heard,) = ask([HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"])
     assert heard.lost == ""
+
+
+@pytest.mark.parametrize("more", [HEAD, HEAD + b"content-length: 1\r\n\r\nb", b"HTTP/1.1 2"])
+def test_an_answer_that_nobody_asked_for_goes_to_nobody(more: bytes) -> None:
+    """Of two answers at once the second is not that to the next request."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + b"content-length: 1\r\n\r\na" + more)
+        await reader.read()
+        writer.transport.abort()
+
+    async def go() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        backend = Backend(id="b", url=f"http://127.0.0.1:{port}", models=("m",))
+        pool = HttpUpstreamPool(Member(backend, Outliers()), asyncio.get_running_loop())
+        upstream, receiver = await pool.connect(), Kept()
+        upstream.ask(receiver, b"/", b"", b"")
+        async with asyncio.timeout(PATIENCE_S):
+            await receiver.over.wait()
+        # Neither now, as others would take it who waited for a place, nor later.
+        assert pool.take() is None
+        await asyncio.sleep(0)
+        assert pool.take() is None
+        upstream.close()
+        server.close()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(go())

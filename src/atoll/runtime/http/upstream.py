@@ -130,6 +130,7 @@ class HttpUpstream(asyncio.Protocol):
         "_touched",
         "drain_until_s",
         "kept_s",
+        "lasts",
         "notes",
         "on_header",
         "parser",
@@ -148,6 +149,8 @@ class HttpUpstream(asyncio.Protocol):
         self.receiver: Receiver | None = None
         self.transport: asyncio.Transport
         self.reused = False
+        self.lasts = False
+        """Whether the backend keeps the connection after its answer."""
         self.unsent = False
         self.notes: Mapping[bytes, bytes] | None = None
         self.drain_until_s = self.kept_s = 0.0
@@ -242,6 +245,9 @@ class HttpUpstream(asyncio.Protocol):
                 self._fail("the answer has too many headers")
             elif self._around > _AROUND_BYTES:
                 self._fail("the headers or trailers of the answer are too large")
+            elif self._ended:
+                # Not before all that came was read: it might be more than this answer.
+                self._pool.keep(self)
 
     def _fail(self, reason: str) -> None:
         receiver = self.receiver
@@ -250,6 +256,11 @@ class HttpUpstream(asyncio.Protocol):
             receiver.on_lost(reason, unused=False)
 
     # Parser
+
+    def on_message_begin(self) -> None:
+        """Close if there was an answer already: nobody asked for another, and the next must not get it."""
+        if self._ended:
+            self.transport.abort()
 
     def on_headers_complete(self) -> None:
         """Tell that the answer begins."""
@@ -279,10 +290,11 @@ class HttpUpstream(asyncio.Protocol):
             return
         self._ended = True
         self._around = 0
+        # Asked later, the parser has forgotten.
+        self.lasts = self.parser.should_keep_alive()
         # Trailers are nothing to us, and no headers of the next answer.
         self._headers.clear()
         receiver, self.receiver = self.receiver, None
-        self._pool.keep(self)
         if receiver is not None:
             receiver.on_end()
 
@@ -356,7 +368,7 @@ class HttpUpstreamPool:
         if (
             self.closed
             or len(self._idle) >= _MAX_IDLE
-            or not link.parser.should_keep_alive()
+            or not link.lasts
             or link.transport.is_closing()
         ):
             link.transport.close()
