@@ -214,6 +214,48 @@ def test_requests_that_wait_are_few_and_counted() -> None:
     assert len(app.asked) == 3
 
 
+def test_many_requests_at_once_leave_room_for_others() -> None:
+    """Answered at once or not, no more of them are than a few before others have their turn."""
+
+    class Quick(App):
+        def handle(self, connection: Connection, request: Request) -> None:
+            super().handle(connection, request)
+            connection.respond(200, b"one")
+
+    app = Quick()
+    connection, wire = connect(app)
+    connection.data_received(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n" * 60)
+    assert (len(app.asked), wire.paused) == (16, True)
+    app.clock.run(1.0)
+    assert (len(app.asked), wire.paused) == (60, False)
+    assert wire.written.count(b"HTTP/1.1 200") == 60
+    assert app.buffered == 0
+    # More than may wait: the first that waits is the last that is answered.
+    connection.data_received(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n" * 600)
+    app.clock.run(1.0)
+    assert len(app.asked) == 60 + 17
+    assert wire.written.count(b"HTTP/1.1 ") == 60 + 17
+    assert (wire.closed, app.buffered) == (True, 0)
+
+
+def test_a_client_that_does_not_read_is_not_answered_further() -> None:
+    class Quick(App):
+        def handle(self, connection: Connection, request: Request) -> None:
+            super().handle(connection, request)
+            connection.respond(200, b"one")
+            if len(self.asked) == 3:
+                connection.pause_writing()
+
+    app = Quick()
+    connection, wire = connect(app)
+    connection.data_received(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n" * 10)
+    app.clock.run(1.0)
+    assert (len(app.asked), wire.paused) == (3, True)
+    connection.resume_writing()
+    app.clock.run(1.0)
+    assert (len(app.asked), wire.paused) == (10, False)
+
+
 def test_whole_large_bodies_count_until_they_are_answered() -> None:
     app = App(buffered_bytes=100_000)
     first, _ = connect(app)

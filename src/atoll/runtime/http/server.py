@@ -34,6 +34,8 @@ _LINGER_S = 2.0
 _HIGH_WATER = 256 * 2**10
 _UNCOUNTED_BYTES = 16 * 2**10
 """Of a body that came whole: what is smaller is not worth counting."""
+_MOST_AT_ONCE = 16
+"""Requests of one connection that are answered before others have their turn."""
 _MOST_QUEUED = 64
 """Requests of a connection that wait for the answer to the one before."""
 _QUEUED_BYTES = 2**10
@@ -98,6 +100,8 @@ class Connection(AnswerWriter):
         "_queue",
         "_received",
         "_reserved",
+        "_stalled",
+        "_turns",
         "_url",
         "exchange",
         "on_body",
@@ -126,6 +130,10 @@ class Connection(AnswerWriter):
         self._closing = False
         self._half_closed = False
         """Whether the client says no more."""
+        self._stalled = False
+        """Whether it does not read what it is answered."""
+        self._turns = 0
+        """Requests served of what was read last."""
         self._received = 0
         """Bytes of a request that is not complete."""
         self._reserved = 0
@@ -194,6 +202,7 @@ class Connection(AnswerWriter):
             return
         fresh = self._received == 0
         self._received += len(data)
+        self._turns = 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -264,13 +273,17 @@ class Connection(AnswerWriter):
 
     def pause_writing(self) -> None:
         """Have the source of the answer wait."""
+        self._stalled = True
         if self.exchange is not None:
             self.exchange.pause()
 
     def resume_writing(self) -> None:
         """Have the source of the answer go on."""
+        self._stalled = False
         if self.exchange is not None:
             self.exchange.resume()
+        elif self._queue:
+            self._next()
 
     # Parser
 
@@ -309,11 +322,15 @@ class Connection(AnswerWriter):
         if size > _UNCOUNTED_BYTES or size > self._app.limits.body_bytes or self._reserved:
             self._count(request)
         request.keep_alive = not request.old and self._parser.should_keep_alive()
-        if self._serving is None:
+        if self._serving is not None or self._queue or self._stalled:
+            self._enqueue(request)
+        elif self._turns >= _MOST_AT_ONCE:
+            self._enqueue(request)
+            self._app.loop.call_soon(self._next)
+        else:
+            self._turns += 1
             self._serving = request
             self._app.handle(self, request)
-        else:
-            self._enqueue(request)
 
     def _forget_trailers(self) -> None:
         """Leave out what came after the last chunk, of which there may be no more than headers."""
@@ -419,7 +436,7 @@ class Connection(AnswerWriter):
             self._app.loop.call_soon(self._next)
 
     def _next(self) -> None:
-        if self._queue and self._serving is None and not self._closing:
+        if self._queue and self._serving is None and not self._closing and not self._stalled:
             request = self._queue.popleft()
             if not self._queue:
                 self.transport.resume_reading()
@@ -428,12 +445,16 @@ class Connection(AnswerWriter):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot be read on and close, once the client had time to read it."""
-        if self._serving is not None:
+        waiting = self._queue.popleft() if self._serving is None and self._queue else None
+        last = self._serving or waiting
+        if last is not None:
             # The answer to the request before is still to come; it is the last.
-            self._serving.keep_alive = False
+            last.keep_alive = False
             self._release_unserved()
             self._body.clear()
             self.transport.pause_reading()
+            if waiting is not None:
+                self._queue.append(waiting)
             return
         self._closing = True
         body = error.body()
