@@ -238,6 +238,19 @@ def test_many_requests_at_once_leave_room_for_others() -> None:
     assert (wire.closed, app.buffered) == (True, 0)
 
 
+def test_a_body_of_many_chunks_is_read_a_little_at_a_time() -> None:
+    app = App()
+    connection, wire = connect(app)
+    connection.data_received(CHUNKED + b"2\r\nab\r\n" * 500)
+    assert not wire.paused
+    connection.data_received(b"2\r\nab\r\n" * 600)
+    assert wire.paused
+    app.clock.run(0.0)
+    assert not wire.paused
+    connection.data_received(b"0\r\n\r\n")
+    assert len(app.asked[0].body) == 2200
+
+
 def test_a_client_that_does_not_read_is_not_answered_further() -> None:
     class Quick(App):
         def handle(self, connection: Connection, request: Request) -> None:

@@ -42,6 +42,8 @@ _QUEUED_BYTES = 2**10
 """What such a request takes besides its body."""
 _CHUNK_BYTES = 16
 """What may stand around a chunk of a body: its length, line ends, a word of extension."""
+_MANY_CHUNKS = 1000
+"""A body of so many is read a little at a time: each costs as much as a request."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PROBES_S = (0.05, 0.2, 1.0, 5.0)
 """Between two looks whether a client that says no more is still there."""
@@ -248,6 +250,14 @@ class Connection(AnswerWriter):
             self._refuse(_headers_too_large())
         elif app.buffered > limits.buffered_bytes:
             self._refuse(too_much_held(self._reserved, limits.buffered_bytes))
+        elif self._chunks > _MANY_CHUNKS and not self._queue:
+            self.transport.pause_reading()
+            app.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Read again, now that others had their turn."""
+        if not self._queue and not self._closing:
+            self.transport.resume_reading()
 
     def _expect_body(self) -> None:
         """Say to a client whose headers are there that the body may come, or that it may not."""
