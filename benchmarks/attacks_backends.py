@@ -27,7 +27,8 @@ def _ended(reply: Reply) -> str:
 def _attack(way: str, *, stream: bool) -> Attack:
     async def run(site: AttackedSite) -> str:
         content = "a" * (5 * MIB) if way == "early" else "Hello"
-        body = chat_body(f"hostile-{way}", content, **({"stream": True} if stream else {}))
+        asked: dict[str, object] = {"stream": True} if stream else {}
+        body = chat_body(f"hostile-{way}", content, max_tokens=1, **asked)
         limit_s = 10.0 if way == "drip" else _LONG_S
         reply = await talk(site.ports["open"], [request_of(body)], read_s=limit_s)
         if way == "drip" and not reply.statuses and not reply.closed:

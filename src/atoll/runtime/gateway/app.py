@@ -45,7 +45,13 @@ from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.client import AnsweredClient
 from atoll.runtime.gateway.content import check_content
 from atoll.runtime.gateway.cors import CorsDoor
-from atoll.runtime.gateway.dialects import DIALECTS, Dialect, TranslatedClient, shape_error
+from atoll.runtime.gateway.dialects import (
+    DIALECTS,
+    Dialect,
+    TranslatedClient,
+    shape_error,
+    shown_key,
+)
 from atoll.runtime.gateway.form import TranscriptionForm, read_form
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
@@ -63,7 +69,7 @@ from atoll.runtime.gateway.traffic import TrafficTally
 from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter, ended_request
 from atoll.runtime.http.listening import cannot_listen
 from atoll.runtime.http.memory import return_large_memory
-from atoll.runtime.http.request import TRACE_STATE, shown_key
+from atoll.runtime.http.request import TRACE_STATE
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
 from atoll.runtime.openai import (
@@ -267,7 +273,7 @@ class Gateway:
             self._cors.mark(request)
         try:
             if self.accounts is not None:
-                self.accounts.authenticate(shown_key(request.headers))
+                self.accounts.authenticate(shown_key(request.path, request.headers))
             if self.draining or len(self.relays) >= self.limits.requests:
                 raise self._full()
         except ApiError as error:
@@ -331,7 +337,7 @@ class Gateway:
         try:
             if self.accounts is not None:
                 # As in `_relay`: before the body is read.
-                self.accounts.authenticate(request.headers.get(b"authorization"))
+                self.accounts.authenticate(client.show_key())
             self._relay(client, client.translate(), dialect.endpoint, asked=dialect.path)
         except Exception as error:  # noqa: BLE001 - the edge, as in `handle`
             self._refuse(client, request, error)
