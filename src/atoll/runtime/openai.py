@@ -307,8 +307,12 @@ def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
         raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
 
 
+_MOST_USED = 2**40
+"""Of anything, by one request; who reports more, or less than nothing, counts otherwise."""
+
+
 class Usage(Struct):
-    """What a request used, as engines report it."""
+    """What a request used, as engines report it: numbers that can be none are 0, or as large as may be."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -319,6 +323,22 @@ class Usage(Struct):
     """Of speech that was made."""
     image_pixels: int = 0
     """Seen or drawn."""
+
+    def __post_init__(self) -> None:
+        """Bring every number into its bounds."""
+        if (
+            0 <= self.prompt_tokens <= _MOST_USED
+            and 0 <= self.completion_tokens <= _MOST_USED
+            and 0 <= self.total_tokens <= _MOST_USED
+            and 0 <= self.image_pixels <= _MOST_USED
+            and 0.0 <= self.audio_seconds <= _MOST_USED
+            and 0.0 <= self.speech_seconds <= _MOST_USED
+        ):
+            return
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not 0 <= value <= _MOST_USED:
+                setattr(self, name, type(value)(_MOST_USED if value > 0 else 0))
 
     @property
     def has_media(self) -> bool:

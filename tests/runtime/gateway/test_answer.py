@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from atoll.runtime.gateway import answer as module
 from atoll.runtime.gateway.answer import Answer, BrokenStreamError
 from atoll.runtime.gateway.events import split_events
+from atoll.runtime.openai import answer_usage, usage_of
 
 _PIECE = b"x" * 4096
 _MIB = 2**20
@@ -52,3 +55,22 @@ def test_a_mistake_of_the_client_in_mid_stream_is_told_apart() -> None:
         list(answer.read(said, wants_usage=False))
     assert caught.value.fault is not None
     assert caught.value.fault.status == 400
+
+
+def test_a_usage_that_cannot_be_is_brought_into_bounds() -> None:
+    said = {"prompt_tokens": -5, "completion_tokens": 10**18, "speech_seconds": -1.0}
+    for usage in (answer_usage(json.dumps({"usage": said}).encode()), usage_of(said)):
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens) == (0, 2**40)
+        assert (usage.total_tokens, usage.speech_seconds) == (0, 0.0)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"<html>", b'{"x":' + b"[" * 100_000])
+def test_what_is_no_object_is_no_answer(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        answer_usage(body)
+
+
+def test_an_answer_whose_usage_makes_no_sense_is_one() -> None:
+    assert answer_usage(b'{"choices":[],"usage":5}') is None
+    assert answer_usage(b'{"choices":[]}') is None
