@@ -28,6 +28,7 @@ from pathlib import Path
 from benchmarks import (
     attacks_backends,
     attacks_bodies,
+    attacks_dialects,
     attacks_doors,
     attacks_floods,
     attacks_framing,
@@ -55,6 +56,7 @@ def all_attacks() -> list[Attack]:
         attacks_doors,
         attacks_bodies,
         attacks_prompts,
+        attacks_dialects,
         attacks_backends,
         attacks_slow,
         attacks_floods,

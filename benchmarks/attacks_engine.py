@@ -18,6 +18,16 @@ _SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 _JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 _BLOCK = b"x" * 65536
 
+LIES: dict[str, object] = {
+    "negative": {"prompt_tokens": -5, "completion_tokens": -(10**9), "total_tokens": -1},
+    "huge": {"prompt_tokens": 10**18, "completion_tokens": 10**18, "speech_seconds": 1e300},
+    "beyond": {"prompt_tokens": 10**300, "completion_tokens": 10**300, "image_pixels": 10**300},
+    "words": {"prompt_tokens": "many", "completion_tokens": None, "audio_seconds": "long"},
+    "a list": [1, 2],
+    "a number": 5,
+}
+"""What the mirror says was used, where a request asks for `usage-NAME`."""
+
 Way = Callable[["asyncio.StreamWriter"], Awaitable[None]]
 
 
@@ -276,6 +286,17 @@ class HostileBackend:
             "model": MIRROR,
         }
         told |= {"head": head.decode("latin-1"), "usage": {"prompt_tokens": 1}}
+        for name, usage in LIES.items():
+            if f"usage-{name}".encode() in body:
+                told["usage"] = usage
+        if b'"stream":true' in body:
+            end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+            last = [end, {"choices": [], "usage": told["usage"]}]
+            events = b"".join(f"data: {json.dumps(told | each)}\n\n".encode() for each in last)
+            writer.write(_SSE + _chunk(_event("a")) + _chunk(events + b"data: [DONE]\n\n"))
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+            return
         data = json.dumps(told).encode()
         writer.write(_JSON + b"content-length: %d\r\n\r\n" % len(data) + data)
         await writer.drain()

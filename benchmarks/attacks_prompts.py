@@ -243,48 +243,6 @@ def _tool_bombs() -> list[Attack]:
     return _rows("tools", rows, CHAT)
 
 
-def _other_endpoints() -> list[Attack]:
-    """Endpoints that are younger than the rest; where one is not there, 404 is its answer."""
-    absent = frozenset({404, 405})
-    rows: list[tuple[str, str, object]] = [
-        ("deep input", "/v1/responses", b'{"model":"tiny","input":' + b"[" * 100_000),
-        ("an item of no known type", "/v1/responses", {"model": TINY, "input": [{"type": "x"}]}),
-        ("input that is a number", "/v1/responses", {"model": TINY, "input": 5}),
-        ("a previous response", "/v1/responses", {"model": TINY, "input": "a", "previous_response_id": "../x"}),
-        ("a file to fetch", "/v1/responses", {"model": TINY, "input": [{"role": "user", "content": [{"type": "input_file", "file_url": "http://169.254.169.254/"}]}]}),
-        ("a picture to fetch", "/v1/responses", {"model": TINY, "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "file:///etc/passwd"}]}]}),
-        ("a tool of no known type", "/v1/responses", {"model": TINY, "input": "a", "tools": [{"type": "code_interpreter"}]}),
-        ("deep messages", "/v1/messages", b'{"model":"tiny","max_tokens":4,"messages":' + b"[" * 100_000),
-        ("no max_tokens", "/v1/messages", {"model": TINY, "messages": [{"role": "user", "content": "a"}]}),
-        ("an unknown role", "/v1/messages", {"model": TINY, "max_tokens": 4, "messages": [{"role": "x", "content": "a"}]}),
-        ("a picture to fetch", "/v1/messages", {"model": TINY, "max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/"}}]}]}),
-        ("a tool result of nothing", "/v1/messages", {"model": TINY, "max_tokens": 4, "messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}),
-        ("a schema that is none", "/v1/messages", {"model": TINY, "max_tokens": 4, "messages": [{"role": "user", "content": "a"}], "tools": [{"name": "f", "input_schema": 5}]}),
-        ("20 MB", "/tokenize", lambda: b'{"model":"tiny","prompt":"' + b"a" * 20_000_000 + b'"}'),
-        ("a number", "/tokenize", {"model": TINY, "prompt": 5}),
-        ("tokens too large", "/detokenize", {"model": TINY, "tokens": [10**9]}),
-        ("negative tokens", "/detokenize", {"model": TINY, "tokens": [-1]}),
-        ("embeddings: 20 MB", "/v1/embeddings", lambda: b'{"model":"tiny","input":"' + b"a" * 20_000_000 + b'"}'),
-        ("embeddings: tokens too large", "/v1/embeddings", {"model": TINY, "input": [10**9]}),
-        ("embeddings: dimensions", "/v1/embeddings", {"model": TINY, "input": "a", "dimensions": 10**9}),
-        ("embeddings: 2,000 long texts", "/v1/embeddings", {"model": TINY, "input": ["a" * 2000] * 2000}),
-    ]  # fmt: skip
-    return [
-        post(
-            "endpoints",
-            f"{path} {name}",
-            body,
-            _TOO_MUCH | absent,
-            path=path,
-            needs_model=True,
-            quick=not callable(body),
-            held_bytes=BODY_BYTES,
-            instance_bytes=4 * BODY_BYTES,
-        )
-        for name, path, body in rows
-    ]
-
-
 def attacks() -> list[Attack]:
     """Return the attacks on the engine."""
-    return [*_prompts(), *_lists(), *_schemas(), *_tool_bombs(), *_other_endpoints()]
+    return [*_prompts(), *_lists(), *_schemas(), *_tool_bombs()]
