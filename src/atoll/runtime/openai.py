@@ -265,6 +265,8 @@ _MOST_NAMES = 2**18
 """Colons in a large body: an object of a million names takes as long. No text for a model has as many."""
 _MOST_ITEMS = 2**22
 """Commas in a large body: as many numbers take 160 MiB."""
+_MOST_QUOTES = 2**20
+"""Quotes in a large body that are not part of a text: two for each."""
 
 
 def parsed_bytes(body: bytes) -> int:
@@ -289,6 +291,7 @@ def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
         body.count(b"[") + body.count(b"{") > _MOST_PARTS
         or body.count(b":") > _MOST_NAMES
         or body.count(b",") > _MOST_ITEMS
+        or body.count(b'"') - body.count(b'\\"') > _MOST_QUOTES
     ):
         raise ApiError(400, "the request has too many parts", code="request_too_large")
     try:

@@ -214,6 +214,8 @@ class ScriptedEngine:
                 yield None, "length"
                 return
             word = next_word(text)
+            if word is None and body.get("ignore_eos"):
+                word, text = 0, ""
             if word is None:
                 yield None, "stop"
                 return

@@ -9,7 +9,7 @@ import pytest
 from atoll.runtime.gateway import answer as module
 from atoll.runtime.gateway.answer import Answer, BrokenStreamError
 from atoll.runtime.gateway.events import split_events
-from atoll.runtime.openai import answer_usage, usage_of
+from atoll.runtime.openai import ApiError, answer_usage, read_request, usage_of
 
 _PIECE = b"x" * 4096
 _MIB = 2**20
@@ -74,3 +74,12 @@ def test_what_is_no_object_is_no_answer(body: bytes) -> None:
 def test_an_answer_whose_usage_makes_no_sense_is_one() -> None:
     assert answer_usage(b'{"choices":[],"usage":5}') is None
     assert answer_usage(b'{"choices":[]}') is None
+
+
+def test_a_body_of_many_texts_is_not_read() -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"a"}],"stop":['
+    with pytest.raises(ApiError, match="too many parts"):
+        read_request("/v1/chat/completions", body + b'"a",' * 600_000 + b'"a"]}')
+    # Quotes in a text are none around one.
+    text = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b'\\"' * 1_100_000)
+    assert read_request("/v1/chat/completions", text).model == "m"

@@ -138,3 +138,12 @@ def test_tokens_counted_piece_by_piece_are_those_of_the_journal(
         counted += tokens_in(data)
     assert counted == journal.read().tokens
     assert tokens_in(b": a comment\n\ndata: [DONE]\n\ndata: nonsense\n\n") == 0
+
+
+def test_a_journal_says_how_much_it_has_read() -> None:
+    journal = StreamJournal()
+    for _ in range(20_000):
+        journal.append(EVENT)
+    assert 0 < journal.folded <= 20_000 * len(EVENT)
+    journal.read()
+    assert journal.folded == 20_000 * len(EVENT)

@@ -67,7 +67,7 @@ from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.token_relay import TOKEN_ENDPOINTS, TokenRelay
 from atoll.runtime.gateway.traffic import TrafficTally
 from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter, ended_request
-from atoll.runtime.http.listening import cannot_listen
+from atoll.runtime.http.listening import cannot_listen, limit_unsent
 from atoll.runtime.http.memory import return_large_memory
 from atoll.runtime.http.request import TRACE_STATE
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
@@ -198,6 +198,7 @@ class Gateway:
             )
         except OSError as error:
             raise cannot_listen(error, host, port) from error
+        limit_unsent(self._server)
         host, port = self._server.sockets[0].getsockname()[:2]
         try:
             await self._admin.open(self.settings, port)

@@ -263,11 +263,13 @@ class Delivered:
 class StreamJournal:
     """The events a client has received: bytes until someone asks what they say."""
 
-    __slots__ = ("_delivered", "_raw", "_size")
+    __slots__ = ("_delivered", "_raw", "_size", "folded")
 
     def __init__(self) -> None:
         self._raw: list[bytes] = []
         self._size = 0
+        self.folded = 0
+        """Bytes of events that were read; what is kept of them is no more than that."""
         self._delivered = Delivered()
 
     def append(self, data: bytes) -> None:
@@ -288,6 +290,7 @@ class StreamJournal:
         data = b"".join(self._raw)
         self._raw.clear()
         self._size = 0
+        self.folded += len(data)
         for event in split_events(data)[0]:
             data_field = payload(event)
             chunk = read_chunk(data_field) if data_field is not None else None

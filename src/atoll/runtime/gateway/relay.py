@@ -589,6 +589,9 @@ class Relay:
         deadlines = self._context.settings.deadlines
         if now_s - self.started_s > deadlines.request_s:
             self._fail(faults.too_long())
+        elif self.journal.folded > self._context.settings.limits.answer_bytes:
+            # Elsewhere it would be as long.
+            self._blame_length(now_s)
         elif self._wake_s is not None:
             if now_s >= self._wake_s:
                 self.attempts.attempt(self)
@@ -597,6 +600,11 @@ class Relay:
                 self.client.abort()
         else:
             self._check_silence(now_s, deadlines)
+
+    def _blame_length(self, now_s: float) -> None:
+        """Give up a stream that has no end, and hold it against its backend."""
+        self.attempts.give_up("the answer is too large", now_s, blame=True)
+        self._fail(faults.stream_interrupted("the answer is too large"))
 
     def _check_silence(self, now_s: float, deadlines: Deadlines) -> None:
         """Give up a backend that takes too long to connect, to answer, or over the next token."""

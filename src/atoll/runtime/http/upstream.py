@@ -24,6 +24,8 @@ _IDLE_S = 60.0
 """A connection that nobody took for so long is not kept: once there were more requests."""
 _MOST_HEADERS = 1000
 """Of an answer; a backend that says more is not listened to."""
+_LARGE_BYTES = 64 * 2**10
+"""Of a body that is sent by itself."""
 _AROUND_BYTES = 128 * 2**10
 """Of headers, trailers and extensions of chunks between two pieces of a body, the same."""
 _NOTES = frozenset({b"x-atoll-path", b"x-atoll-usage", b"x-atoll-rate-hz"})
@@ -177,7 +179,12 @@ class HttpUpstream(asyncio.Protocol):
         self.receiver = receiver
         self._status = 0
         self._sized = self._touched = self._ended = False
-        self.transport.write(self._pool.request(path, body, extra, ask))
+        if len(body) < _LARGE_BYTES:
+            self.transport.write(self._pool.head(path, len(body), extra, ask) + body)
+        else:
+            # There is no second one of it in memory while it is sent.
+            self.transport.write(self._pool.head(path, len(body), extra, ask))
+            self.transport.write(body)
 
     def leave(self) -> None:
         """Listen no more; the connection is kept if the answer ends before long."""
@@ -327,8 +334,8 @@ class HttpUpstreamPool:
             f" HTTP/1.1\r\nhost: {parts.netloc}\r\n{auth}user-agent: atoll\r\ncontent-type: "
         ).encode()
 
-    def request(self, path: bytes, body: bytes, extra: bytes, ask: RequestTemplate = JSON) -> bytes:
-        """Return a request; `extra` are headers with their line ends."""
+    def head(self, path: bytes, length: int, extra: bytes, ask: RequestTemplate = JSON) -> bytes:
+        """Return a request up to its body of a length; `extra` are headers with their line ends."""
         head = self._heads.get(path) if ask is JSON else None
         if head is None:
             head = b"%b %b%b%b%b\r\n" % (
@@ -341,7 +348,7 @@ class HttpUpstreamPool:
             if ask is JSON:
                 # There are as many as there are endpoints.
                 self._heads[path] = head
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, extra, len(body), body)
+        return b"%b%bcontent-length: %d\r\n\r\n" % (head, extra, length)
 
     def take(self) -> HttpUpstream | None:
         """Return a kept connection, the one used last, or None."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import sys
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from atoll.runtime.gateway import events
 from atoll.runtime.gateway.health import HealthMonitor
-from atoll.runtime.gateway.settings import HealthSettings
+from atoll.runtime.gateway.settings import GatewayLimits, HealthSettings
 from atoll.runtime.http.upstream import GET, HttpUpstreamPool
 from tests.runtime.gateway.engine import BAD_ANSWERS, Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
@@ -408,6 +412,51 @@ def test_client_that_leaves_cancels_the_work() -> None:
     (record,) = bench.records
     assert (record.status, record.outcome, record.estimated) == (499, "cancelled", True)
     assert record.completion_tokens >= 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sockets are told so on Linux only")
+def test_little_is_sent_to_a_client_that_does_not_read() -> None:
+    """Not what fits into the buffers of the machine, which are megabytes."""
+
+    async def go() -> tuple[int, int]:
+        engine = ScriptedEngine(batch=4000)
+        async with running([engine], deadlines=replace(QUICK, between_tokens_s=30.0)) as bench:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect(("127.0.0.1", bench.port))
+                body = json.dumps(streamed(max_tokens=10**6) | {"ignore_eos": True}).encode()
+                head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+                client.send(head % (CHAT.encode(), len(body)) + body)
+                before = -1
+                for _ in range(100):
+                    await asyncio.sleep(0.05)
+                    (relay,) = bench.gateway.relays
+                    relay.journal.read()
+                    if relay.journal.folded == before > 0:
+                        break
+                    before = relay.journal.folded
+                return before, engine.running
+
+    sent, running_now = asyncio.run(go())
+    assert sent < 2 * 2**20
+    assert running_now == 1
+
+
+def test_a_stream_without_an_end_is_given_up() -> None:
+    async def go() -> tuple[Reply, Bench]:
+        limits = GatewayLimits(answer_bytes=20_000)
+        async with running([ScriptedEngine(step_s=0.001)], limits=limits) as bench:
+            reply = await bench.post(CHAT, streamed(max_tokens=100_000, ignore_eos=True))
+            return reply, bench
+
+    with patch.object(events, "_FOLD_BYTES", 4096):
+        reply, bench = asyncio.run(go())
+    error = json.loads(reply.events[-1])["error"]
+    assert (error["code"], error["message"]) == (
+        "stream_interrupted",
+        "the stream broke off: the answer is too large",
+    )
+    assert bench.gateway.pool.members["e0"].failures == 1
 
 
 def test_slow_reader_does_not_fill_the_memory() -> None:
