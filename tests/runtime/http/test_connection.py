@@ -238,6 +238,15 @@ def test_many_requests_at_once_leave_room_for_others() -> None:
     assert (wire.closed, app.buffered) == (True, 0)
 
 
+def test_what_cannot_be_expected_is_told_at_once() -> None:
+    connection, wire = connect(App())
+    connection.data_received(POST + b"expect: 200-ok\r\ncontent-length: 9\r\n\r\n")
+    assert status(wire) == 417
+    connection, wire = connect(App())
+    connection.data_received(POST + b"expect: 100-Continue\r\ncontent-length: 9\r\n\r\n")
+    assert wire.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
 def test_a_body_of_many_chunks_is_read_a_little_at_a_time() -> None:
     app = App()
     connection, wire = connect(app)

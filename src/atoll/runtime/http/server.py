@@ -270,10 +270,13 @@ class Connection(AnswerWriter):
         coding = headers.get(b"transfer-encoding")
         if coding is not None and (request.old or coding.strip().lower() != b"chunked"):
             raise ApiError(400, "transfer-encoding: only chunked is taken, by HTTP/1.1")
+        expected = headers.get(b"expect")
+        if expected is not None and expected.lower() != b"100-continue":
+            raise ApiError(417, "expect: only 100-continue is known")
         app.expect(request)
         if self._serving is None:
             self._deadline_s = app.loop.time() + app.deadlines.body_s
-            if headers.get(b"expect", b"").lower() == b"100-continue":
+            if expected is not None:
                 self.transport.write(_CONTINUE)
 
     def _body_limit(self) -> int:
