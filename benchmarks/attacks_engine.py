@@ -69,6 +69,13 @@ async def _endless_body(writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
+async def _endless_trailer(writer: asyncio.StreamWriter) -> None:
+    writer.write(_JSON + b"transfer-encoding: chunked\r\n\r\n" + _chunk(b"{}") + b"0\r\nx-long: ")
+    for _ in range(16384):
+        writer.write(_BLOCK)
+        await writer.drain()
+
+
 async def _no_end(writer: asyncio.StreamWriter) -> None:
     writer.write(_SSE + _chunk(_event("a")))
     await asyncio.sleep(60)
@@ -145,6 +152,20 @@ async def _deep(writer: asyncio.StreamWriter) -> None:
     await writer.drain()
 
 
+async def _deep_field(writer: asyncio.StreamWriter) -> None:
+    body = b'{"choices":[],"x":' + b"[" * 500_000 + b"]" * 500_000 + b"}"
+    writer.write(_JSON + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+
+
+async def _mistake(writer: asyncio.StreamWriter) -> None:
+    error = {"message": "no such tool", "type": "invalid_request_error"}
+    event = f"data: {json.dumps({'error': error})}\n\n".encode()
+    writer.write(_SSE + _chunk(_event("a")) + _chunk(event))
+    await writer.drain()
+    await asyncio.sleep(60)
+
+
 async def _deep_events(writer: asyncio.StreamWriter) -> None:
     writer.write(_SSE + _chunk(b'data: {"finish_reason":"' + b"[" * 200_000 + b"\n\n"))
     writer.write(b"0\r\n\r\n")
@@ -185,6 +206,7 @@ WAYS: dict[str, Way] = {
     "endless-header": _endless_header,
     "endless-chunk": _endless_chunk,
     "endless-body": _endless_body,
+    "endless-trailer": _endless_trailer,
     "no-end": _no_end,
     "silent": _silent,
     "garbage": _garbage,
@@ -197,7 +219,9 @@ WAYS: dict[str, Way] = {
     "two-lengths": _two_lengths,
     "short": _short,
     "deep": _deep,
+    "deep-field": _deep_field,
     "deep-events": _deep_events,
+    "mistake": _mistake,
     "redirect": _redirect,
     "upgrade": _upgrade,
     "gzip": _gzip,
