@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -276,6 +277,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="attacks whose family or name contain this")
     parser.add_argument("--verbose", action="store_true", help="tell of each as it is done")
     options = parser.parse_args()
+    if options.verbose:
+        logging.basicConfig(level=logging.INFO)
     chosen = chosen_attacks(quick=options.quick, only=options.only)
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -48,7 +48,7 @@ NARROW_INFLIGHT = 4
 HEALTH_S = 5.0
 DEADLINES = {
     "header_s": 3.0,
-    "body_s": 6.0,
+    "body_s": 8.0,
     "idle_s": 20.0,
     "client_s": 3.0,
     "first_token_s": 5.0,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.events import (
+    DeliveredChoice,
     StreamJournal,
     UnfinishedEvent,
     event_of,
@@ -147,3 +148,19 @@ def test_a_journal_says_how_much_it_has_read() -> None:
     assert 0 < journal.folded <= 20_000 * len(EVENT)
     journal.read()
     assert journal.folded == 20_000 * len(EVENT)
+
+
+def test_text_of_a_long_stream_is_put_together_seldom() -> None:
+    joined: list[int] = []
+
+    class Counted(DeliveredChoice):
+        @property
+        def strings(self) -> dict[tuple[str, ...], str]:
+            joined.append(self._whole + self._loose)
+            return super().strings
+
+    answer = Counted()
+    for _ in range(2000):
+        answer.add({"delta": {"content": "x" * 1000}})
+    assert sum(joined) < 6_000_000
+    assert len(answer.text) == 2_000_000

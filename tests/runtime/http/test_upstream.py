@@ -141,3 +141,33 @@ def test_an_answer_that_nobody_asked_for_goes_to_nobody(more: bytes) -> None:
         await asyncio.sleep(0.01)
 
     asyncio.run(go())
+
+
+def test_a_connection_that_still_sends_is_not_kept() -> None:
+    """A backend may answer before it has read: what it has not would come before the next request."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + b"content-length: 1\r\n\r\na")
+        # It reads no more, and waits for the end of the connection.
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof() and reader.exception() is None:
+                await asyncio.sleep(0.01)
+        writer.transport.abort()
+
+    async def go() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=2**16)
+        port = server.sockets[0].getsockname()[1]
+        backend = Backend(id="b", url=f"http://127.0.0.1:{port}", models=("m",))
+        pool = HttpUpstreamPool(Member(backend, Outliers()), asyncio.get_running_loop())
+        upstream, receiver = await pool.connect(), Kept()
+        upstream.ask(receiver, b"/", b"x" * 32 * 2**20, b"")
+        async with asyncio.timeout(PATIENCE_S):
+            await receiver.over.wait()
+        assert receiver.lost == ""
+        assert pool.take() is None
+        upstream.close()
+        server.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(go())

@@ -13,6 +13,7 @@ import msgspec
 
 DONE = b"data: [DONE]\n\n"
 _FOLD_BYTES = 512 * 2**10
+_LOOSE_CHARS = 64 * 2**10
 
 Chunk = dict[str, Any]
 """A chunk as plain data; what engines add to it is kept."""
@@ -135,7 +136,6 @@ def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
 class DeliveredChoice:
     """One answer (choice) as far as the client has it."""
 
-    strings: dict[tuple[str, ...], str] = field(default_factory=dict)
     tokens: int = 0
     """Tokens: those named by the engine, else those with log-probabilities, else chunks with text."""
     token_ids: list[int] | None = field(default_factory=list)
@@ -145,6 +145,23 @@ class DeliveredChoice:
     """Whether sound was begun: no text holds its state."""
     audio_chars: int = 0
     """Of sound, in base64."""
+    _joined: dict[tuple[str, ...], str] = field(default_factory=dict)
+    _pieces: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    """Those that came since, by place."""
+    _loose: int = 0
+    """Characters in them."""
+    _whole: int = 0
+    """Characters in `_joined`."""
+
+    @property
+    def strings(self) -> dict[tuple[str, ...], str]:
+        """Return all text so far, by where it belongs."""
+        for place, pieces in self._pieces.items():
+            self._joined[place] = self._joined.get(place, "") + "".join(pieces)
+        self._pieces.clear()
+        self._whole += self._loose
+        self._loose = 0
+        return self._joined
 
     @property
     def text(self) -> str:
@@ -168,8 +185,12 @@ class DeliveredChoice:
         """Take in a choice of one more chunk."""
         some = False
         for place, piece in strings_of(choice):
-            self.strings[place] = self.strings.get(place, "") + piece
+            self._pieces.setdefault(place, []).append(piece)
+            self._loose += len(piece)
             some = some or bool(piece)
+        if self._loose > max(self._whole, _LOOSE_CHARS):
+            # Now and then, and less often the longer it is: text that is put together is copied.
+            _ = self.strings
         ids = choice.get("token_ids")
         if isinstance(ids, list):
             self.tokens += len(ids)

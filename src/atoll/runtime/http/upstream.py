@@ -372,7 +372,10 @@ class HttpUpstreamPool:
         """Keep a connection whose answer is complete for the next request, if it can be."""
         self._draining.discard(link)
         link.drain_until_s = 0.0
-        if (
+        if link.unsent:
+            # It was answered before it was read: the rest would come before the next request.
+            link.transport.abort()
+        elif (
             self.closed
             or len(self._idle) >= _MAX_IDLE
             or not link.lasts
