@@ -314,7 +314,9 @@ class HostileBackend:
             if f"usage-{name}".encode() in body:
                 told["usage"] = usage
         if b'"stream":true' in body:
-            end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+            end: dict[str, object] = {
+                "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+            }
             last = [end, {"choices": [], "usage": told["usage"]}]
             events = b"".join(f"data: {json.dumps(told | each)}\n\n".encode() for each in last)
             writer.write(_SSE + _chunk(_event("a")) + _chunk(events + b"data: [DONE]\n\n"))

@@ -59,7 +59,11 @@ def test_a_mistake_of_the_client_in_mid_stream_is_told_apart() -> None:
 
 
 def test_a_usage_that_cannot_be_is_brought_into_bounds() -> None:
-    said = {"prompt_tokens": -5, "completion_tokens": 10**18, "speech_seconds": -1.0}
+    said: dict[str, object] = {
+        "prompt_tokens": -5,
+        "completion_tokens": 10**18,
+        "speech_seconds": -1.0,
+    }
     for usage in (answer_usage(json.dumps({"usage": said}).encode()), usage_of(said)):
         assert usage is not None
         assert (usage.prompt_tokens, usage.completion_tokens) == (0, 2**40)

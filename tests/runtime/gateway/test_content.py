@@ -216,18 +216,18 @@ def test_all_base64_passes(data: bytes) -> None:
             {
                 "model": "m",
                 "input": "x",
-                "messages": [{"role": "u", "content": [image("http://x/")]}],
+                "messages": [{"role": "user", "content": [image("http://x/")]}],
             },
             "messages[0].content[0].image_url.url",
         ),
         (
             CHAT,
-            {"model": "m", "messages": [{"role": "u"}], "modalities": ["smell"]},
+            {"model": "m", "messages": [{"role": "user"}], "modalities": ["smell"]},
             "modalities[0]",
         ),
         (
             CHAT,
-            {"model": "m", "messages": [{"role": "u"}], "audio": {"format": "exe"}},
+            {"model": "m", "messages": [{"role": "user"}], "audio": {"format": "exe"}},
             "audio.format",
         ),
     ],

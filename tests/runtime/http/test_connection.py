@@ -251,11 +251,11 @@ def test_a_body_of_many_chunks_is_read_a_little_at_a_time() -> None:
     app = App()
     connection, wire = connect(app)
     connection.data_received(CHUNKED + b"2\r\nab\r\n" * 500)
-    assert not wire.paused
+    seen = [wire.paused]
     connection.data_received(b"2\r\nab\r\n" * 600)
-    assert wire.paused
+    seen.append(wire.paused)
     app.clock.run(0.0)
-    assert not wire.paused
+    assert [*seen, wire.paused] == [False, True, False]
     connection.data_received(b"0\r\n\r\n")
     assert len(app.asked[0].body) == 2200
 

@@ -182,3 +182,18 @@ def test_close_leaves_neither_nursery_nor_spare() -> None:
         return found
 
     assert gone_within(asyncio.run(main()))
+
+
+def test_a_forked_process_does_not_die_of_who_has_left(tmp_path: Path) -> None:
+    """It ignores what Python ignores: a write to a closed connection is an error, no more."""
+
+    async def body(agent: Agent, nursery: Nursery) -> None:
+        del nursery
+        agent.add(sleeper(tmp_path))
+        await agent.ready(["p"])
+        process = agent.processes["p"]
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        (line,) = [line for line in status.splitlines() if line.startswith("SigIgn:")]
+        assert int(line.split()[1], 16) >> (signal.SIGPIPE - 1) & 1
+
+    run(Unloaded.start([]), body)

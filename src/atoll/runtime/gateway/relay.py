@@ -387,8 +387,8 @@ class Relay:
         if status == 200 and not self.begun:
             try:
                 answer.usage = usage = self._find_usage(body)
-            except ValueError as error:
-                self._fail_over(f"the answer is no JSON: {error}")
+            except ValueError as problem:
+                self._fail_over(f"the answer is no JSON: {problem}")
                 return
             self._note_success()
             self.first_s = self._context.loop.time()

@@ -209,6 +209,9 @@ class Guard:
             os.dup2(source, target)
         if self._module is None:
             os.execvp(self._command[0], self._command)
+        # As Python begins: a write to someone who has left is an error, not the end.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_IGN)
         import importlib
 
         # Python's own way with Ctrl-C, as a fresh interpreter would have it.
