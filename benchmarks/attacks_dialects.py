@@ -57,7 +57,9 @@ def _rows(family: str, path: str, rows: list[Row]) -> list[Attack]:
             path=path,
             needs_model=True,
             quick=not callable(body),
-            held_bytes=BODY_BYTES if callable(body) else 8 * MIB,
+            # What is translated is there as it came, as it was read and as it is passed on: the gateway
+            # counts all of these.
+            held_bytes=2 * BODY_BYTES if callable(body) else 8 * MIB,
             instance_bytes=4 * BODY_BYTES if callable(body) else 16 * MIB,
             read_s=30.0,
         )
