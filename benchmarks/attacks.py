@@ -45,6 +45,8 @@ from benchmarks.report import Figure, finish
 
 _CASE_S = 90.0
 _QUIET_S = 5.0
+_SETTLE_S = 6.0
+"""After the last attack, before memory is looked at."""
 _QUICK = 12
 """Attacks of a family in a quick run."""
 _NICE = 5
@@ -119,7 +121,7 @@ async def attack(
         if verbose:
             _tell(outcomes[-1])
     core_share = read_core_share(schedule, read_schedule_s(pids))
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(_SETTLE_S)
     end = {
         server.name: server.resident() / server.idle_bytes
         for server in site.servers.values()

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import socket
 
-from benchmarks.attacks_case import BAD, KEYLESS, MIB, Attack, judge, summarise
+from benchmarks.attacks_case import KEYLESS, MIB, TOO_LARGE, Attack, judge, summarise
 from benchmarks.attacks_engine import MIRROR
 from benchmarks.attacks_site import BODY_BYTES, BUFFERED_BYTES, DEADLINES, AttackedSite
 from benchmarks.attacks_wire import HOST, Piece, Reply, chat_body, chunk, head_of, request_of, talk
@@ -84,7 +84,8 @@ def _bomb_pieces(start: bytes, count: int = _ROUNDS) -> list[Piece]:
 
 async def _bomb_one(site: AttackedSite) -> str:
     reply = await talk(site.ports["open"], _bomb_pieces(_HEAD), read_s=20.0)
-    return judge(reply, BAD)
+    # What came around it counts, too.
+    return judge(reply, TOO_LARGE)
 
 
 async def _bomb_strangers(site: AttackedSite) -> str:

@@ -150,17 +150,13 @@ def test_a_journal_says_how_much_it_has_read() -> None:
     assert journal.folded == 20_000 * len(EVENT)
 
 
-def test_text_of_a_long_stream_is_put_together_seldom() -> None:
-    joined: list[int] = []
-
-    class Counted(DeliveredChoice):
-        @property
-        def strings(self) -> dict[tuple[str, ...], str]:
-            joined.append(self._whole + self._loose)
-            return super().strings
-
-    answer = Counted()
+def test_text_of_a_long_stream_is_put_together_when_it_is_asked_for() -> None:
+    answer = DeliveredChoice()
     for _ in range(2000):
         answer.add({"delta": {"content": "x" * 1000}})
-    assert sum(joined) < 6_000_000
+    (parts,) = answer._blocks.values()
+    assert 10 < len(parts) < 50
+    assert max(map(len, parts)) < 70_000
     assert len(answer.text) == 2_000_000
+    answer.add({"delta": {"content": "yz"}})
+    assert answer.text.endswith("xyz")

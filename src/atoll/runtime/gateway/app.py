@@ -68,7 +68,7 @@ from atoll.runtime.gateway.token_relay import TOKEN_ENDPOINTS, TokenRelay
 from atoll.runtime.gateway.traffic import TrafficTally
 from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter, ended_request
 from atoll.runtime.http.listening import cannot_listen, limit_unsent
-from atoll.runtime.http.memory import return_large_memory
+from atoll.runtime.http.memory import return_large_memory, return_unused_memory
 from atoll.runtime.http.request import TRACE_STATE
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
@@ -95,6 +95,8 @@ if TYPE_CHECKING:
     from atoll.telemetry.spans import Spans
 
 _TICK_S = 0.1
+_TRIM_S = 5.0
+"""So often what large requests left is given back."""
 _BACKLOG = 2048
 _LARGE_BYTES = 64 * 2**10
 """Of a body: what it is read into is counted, too."""
@@ -161,6 +163,7 @@ class Gateway:
         self._server: asyncio.Server | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._trim_s = 0.0
         self.configure(chosen)
 
     def configure(self, settings: GatewaySettings) -> None:
@@ -576,3 +579,6 @@ class Gateway:
                 del self._upstreams[member]
         self.pool.tick(now_s)
         self.log.flush()
+        if now_s >= self._trim_s:
+            self._trim_s = now_s + _TRIM_S
+            return_unused_memory()

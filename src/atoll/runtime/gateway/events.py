@@ -145,23 +145,26 @@ class DeliveredChoice:
     """Whether sound was begun: no text holds its state."""
     audio_chars: int = 0
     """Of sound, in base64."""
-    _joined: dict[tuple[str, ...], str] = field(default_factory=dict)
+    _blocks: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    """Text by place, in long parts: what is put together is copied."""
     _pieces: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
-    """Those that came since, by place."""
+    """What came since."""
     _loose: int = 0
-    """Characters in them."""
-    _whole: int = 0
-    """Characters in `_joined`."""
+    """Characters in that."""
 
     @property
     def strings(self) -> dict[tuple[str, ...], str]:
         """Return all text so far, by where it belongs."""
+        self._pack()
+        for parts in self._blocks.values():
+            parts[:] = ["".join(parts)]
+        return {place: parts[0] for place, parts in self._blocks.items()}
+
+    def _pack(self) -> None:
         for place, pieces in self._pieces.items():
-            self._joined[place] = self._joined.get(place, "") + "".join(pieces)
+            self._blocks.setdefault(place, []).append("".join(pieces))
         self._pieces.clear()
-        self._whole += self._loose
         self._loose = 0
-        return self._joined
 
     @property
     def text(self) -> str:
@@ -188,9 +191,8 @@ class DeliveredChoice:
             self._pieces.setdefault(place, []).append(piece)
             self._loose += len(piece)
             some = some or bool(piece)
-        if self._loose > max(self._whole, _LOOSE_CHARS):
-            # Now and then, and less often the longer it is: text that is put together is copied.
-            _ = self.strings
+        if self._loose > _LOOSE_CHARS:
+            self._pack()
         ids = choice.get("token_ids")
         if isinstance(ids, list):
             self.tokens += len(ids)
