@@ -9,13 +9,15 @@ all servers must be there, unrestarted, and say within five seconds that they ar
   attack over what it had just before plus what its limits let that attack hold (a body, all bodies together,
   the largest answer); and of what each has at the end over what it had after warming up.
 - `other_clients_delay_ms_max`: the longest that a well-behaved client waited for its next token, less the
-  longest it waited before the attacks began.
+  longest it waited before the attacks began. `unattacked_delay_ms_max` is the same of a client of a gateway
+  beside, which nobody attacks: on a machine with other work to do, all wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -28,6 +30,7 @@ from pathlib import Path
 from benchmarks import (
     attacks_backends,
     attacks_bodies,
+    attacks_dialects,
     attacks_doors,
     attacks_floods,
     attacks_framing,
@@ -35,13 +38,15 @@ from benchmarks import (
     attacks_slow,
 )
 from benchmarks.attacks_case import MIB, Attack
-from benchmarks.attacks_site import AttackedSite
+from benchmarks.attacks_site import UNATTACKED, AttackedSite
 from benchmarks.attacks_watcher import Gap, read_gaps
 from benchmarks.process_cpu import read_core_share, read_schedule_s
 from benchmarks.report import Figure, finish
 
 _CASE_S = 90.0
 _QUIET_S = 5.0
+_SETTLE_S = 6.0
+"""After the last attack, before memory is looked at."""
 _QUICK = 12
 """Attacks of a family in a quick run."""
 _NICE = 5
@@ -55,6 +60,7 @@ def all_attacks() -> list[Attack]:
         attacks_doors,
         attacks_bodies,
         attacks_prompts,
+        attacks_dialects,
         attacks_backends,
         attacks_slow,
         attacks_floods,
@@ -78,6 +84,8 @@ class Outcome:
     left_bytes: int = 0
     """What the servers have in memory after it that they did not have before."""
     delay_s: float = 0.0
+    unattacked_s: float = 0.0
+    """What the client of a gateway that nobody attacks waited meanwhile."""
 
 
 @dataclass
@@ -113,7 +121,7 @@ async def attack(
         if verbose:
             _tell(outcomes[-1])
     core_share = read_core_share(schedule, read_schedule_s(pids))
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(_SETTLE_S)
     end = {
         server.name: server.resident() / server.idle_bytes
         for server in site.servers.values()
@@ -124,8 +132,10 @@ async def attack(
     for gap in seen:
         if began_s <= gap.ended_s < quiet_until_s:
             quiet[gap.client] = max(quiet[gap.client], gap.length_s)
-    disturbed = [gap for gap in seen if gap.ended_s >= quiet_until_s]
+    later = [gap for gap in seen if gap.ended_s >= quiet_until_s]
+    disturbed = [gap for gap in later if gap.client != UNATTACKED]
     blame(outcomes, disturbed, quiet)
+    compare(outcomes, [gap for gap in later if gap.client == UNATTACKED], quiet)
     errors = [gap for gap in disturbed if gap.wrong]
     return Report(outcomes, end, dict(quiet), errors, site.proxy_kind, core_share)
 
@@ -177,23 +187,34 @@ def blame(outcomes: list[Outcome], gaps: list[Gap], undisturbed_s: dict[str, flo
         blamed.delay_s = max(blamed.delay_s, extra_s)
 
 
+def compare(outcomes: list[Outcome], gaps: list[Gap], undisturbed_s: dict[str, float]) -> None:
+    """Note with each attack what a client waited meanwhile that it does not reach."""
+    for gap in gaps:
+        extra_s = gap.length_s - undisturbed_s.get(gap.client, 0.0)
+        for outcome in outcomes:
+            if gap.ended_s - gap.length_s < outcome.ended_s and gap.ended_s > outcome.began_s:
+                outcome.unattacked_s = max(outcome.unattacked_s, extra_s)
+
+
 def show(report: Report) -> None:
     """Print a table of families, then what went wrong."""
     families: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in report.outcomes:
         families[outcome.attack.family].append(outcome)
     print(
-        f"{'family':12s} {'cases':>5s} {'wrong':>5s} {'down':>5s} {'growth':>7s} {'other gap':>12s} {'s':>6s}"
+        f"{'family':12s} {'cases':>5s} {'wrong':>5s} {'down':>5s} {'growth':>7s} {'other gap':>12s} "
+        f"{'unattacked':>12s} {'s':>6s}"
     )
     for family, outcomes in families.items():
         wrong = sum(bool(o.wrong) for o in outcomes)
         down = sum(bool(o.down) for o in outcomes)
         growth = max(o.growth for o in outcomes)
         delay_ms = 1e3 * max(o.delay_s for o in outcomes)
+        beside_ms = 1e3 * max(o.unattacked_s for o in outcomes)
         seconds = sum(o.ended_s - o.began_s for o in outcomes)
         print(
             f"{family:12s} {len(outcomes):5d} {wrong:5d} {down:5d} {growth:7.2f} "
-            f"{delay_ms:9.0f} ms {seconds:6.1f}"
+            f"{delay_ms:9.0f} ms {beside_ms:9.0f} ms {seconds:6.1f}"
         )
     for outcome in report.outcomes:
         name = f"{outcome.attack.family} / {outcome.attack.name}"
@@ -206,7 +227,8 @@ def show(report: Report) -> None:
         if outcome.left_bytes > 16 * MIB:
             print(f"  LEFT {name}: {outcome.left_bytes / MIB:.0f} MiB")
         if outcome.delay_s > 0.5:
-            print(f"  DELAY {name}: {outcome.delay_s:.2f} s")
+            beside = f"unattacked {outcome.unattacked_s:.2f} s"
+            print(f"  DELAY {name}: {outcome.delay_s:.2f} s ({beside})")
     for gap in report.client_errors[:10]:
         print(f"  CLIENT {gap.client} after {gap.length_s:.2f} s: {gap.wrong[:200]}")
     shown = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in report.undisturbed_s.items())
@@ -257,6 +279,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="attacks whose family or name contain this")
     parser.add_argument("--verbose", action="store_true", help="tell of each as it is done")
     options = parser.parse_args()
+    if options.verbose:
+        logging.basicConfig(level=logging.INFO)
     chosen = chosen_attacks(quick=options.quick, only=options.only)
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -277,6 +301,9 @@ def main() -> None:
                 1000,
             ),
         ],
+        unattacked_delay_ms_max=round(
+            1e3 * max((o.unattacked_s for o in outcomes), default=0.0), 1
+        ),
         other_clients_errors=len(report.client_errors),
         families=len({o.attack.family for o in outcomes}),
         proxy=report.proxy,

@@ -4,16 +4,18 @@ error.
 
 from __future__ import annotations
 
-from benchmarks.attacks_case import MIB, Attack, judge
-from benchmarks.attacks_engine import POISON, WAYS
-from benchmarks.attacks_site import AttackedSite
-from benchmarks.attacks_wire import Reply, chat_body, request_of, talk
+import asyncio
+
+from benchmarks.attacks_case import FINE, MIB, Attack, judge
+from benchmarks.attacks_engine import MIRROR, POISON, WAYS
+from benchmarks.attacks_site import ANSWER_BYTES, AttackedSite
+from benchmarks.attacks_wire import HOST, Reply, chat_body, request_of, talk
 
 _FAILED = frozenset({502, 503, 504})
 """503: the backend was found out, and counts as down."""
-_FINE_ANYWAY = {"big-event", "two-answers", "early", "deep", "gzip"}
-"""Ways that a client may get for an answer: odd, but whole."""
-_HELD = {"endless-body": 256 * MIB, "big-event": 32 * MIB, "endless-chunk": 64 * MIB}
+_FINE_ANYWAY = {"two-answers", "early"}
+"""Ways that a client gets for an answer: odd, but whole."""
+_HELD = {"endless-body": ANSWER_BYTES, "big-event": 32 * MIB, "endless-chunk": 64 * MIB}
 _LONG_S = 40.0
 _MOST_DEATHS = 4
 """Backends that one request may take down, however often it is asked."""
@@ -27,15 +29,19 @@ def _ended(reply: Reply) -> str:
 def _attack(way: str, *, stream: bool) -> Attack:
     async def run(site: AttackedSite) -> str:
         content = "a" * (5 * MIB) if way == "early" else "Hello"
-        body = chat_body(f"hostile-{way}", content, **({"stream": True} if stream else {}))
+        asked: dict[str, object] = {"stream": True} if stream else {}
+        body = chat_body(f"hostile-{way}", content, max_tokens=1, **asked)
         limit_s = 10.0 if way == "drip" else _LONG_S
         reply = await talk(site.ports["open"], [request_of(body)], read_s=limit_s)
         if way == "drip" and not reply.statuses and not reply.closed:
             # It gives signs of life; who waits for it may.
             return ""
+        if way == "mistake" and stream:
+            told = b'"type":"invalid_request_error"' in reply.raw
+            return judge(reply, FINE) or ("" if told else f"told otherwise: {reply.raw[-200:]!r}")
         if stream and reply.status == 200:
             return "" if way == "drip" else _ended(reply)
-        allowed = _FAILED | {200} if way in _FINE_ANYWAY else _FAILED
+        allowed = FINE if way in _FINE_ANYWAY else _FAILED
         if b"\r\nset-cookie" in reply.raw.lower() or b"\rx: y" in reply.raw:
             return "a backend wrote headers of the answer"
         return judge(reply, allowed)
@@ -64,9 +70,30 @@ async def _poison(site: AttackedSite) -> str:
     return f"it was sent to backends {seen} times" if seen > _MOST_DEATHS else ""
 
 
+async def _endless(site: AttackedSite) -> str:
+    """Read a stream that has no end: the gateway gives it one."""
+    body = chat_body(MIRROR, "for-ever", stream=True)
+    reader, writer = await asyncio.open_connection(HOST, site.ports["open"])
+    try:
+        writer.write(request_of(body))
+        tail = b""
+        async with asyncio.timeout(_LONG_S):
+            while b'"code":"stream_interrupted"' not in tail:
+                data = await reader.read(2**18)
+                if not data:
+                    return "the stream was cut"
+                tail = tail[-1000:] + data
+    except TimeoutError:
+        return "the stream has no end"
+    finally:
+        writer.transport.abort()
+    return ""
+
+
 def attacks() -> list[Attack]:
     """Return every way of misbehaving, asked for an answer and for a stream."""
     return [
         Attack("backends", "a request that backends die of", _poison, quick=True),
+        Attack("backends", "a stream without an end", _endless, held_bytes=ANSWER_BYTES),
         *(_attack(way, stream=stream) for way in (*WAYS, "early") for stream in (False, True)),
     ]

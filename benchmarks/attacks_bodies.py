@@ -9,14 +9,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.attacks_case import BAD, FINE, MIB, Attack, Statuses, post
+from benchmarks.attacks_case import BAD, FINE, MIB, TOO_LARGE, Attack, Statuses, post
 from benchmarks.attacks_engine import MIRROR
 from benchmarks.attacks_site import BODY_BYTES
 from benchmarks.attacks_wire import chat_body
 from benchmarks.fake_engine import MODEL
 
 _REST = f'"model":"{MIRROR}","messages":[{{"role":"user","content":"a"}}]'.encode()
-_TOO_MUCH = frozenset({400, 413, 422})
 _MEDIA_BYTES = 64 * MIB
 
 
@@ -39,28 +38,28 @@ def _json() -> list[Attack]:
         ("UTF-16", chat_body(MIRROR).decode().encode("utf-16"), BAD),
         ("bad UTF-8", b'{"model":"mirror","messages":[{"role":"user","content":"\xff\xfe"}]}', BAD),
         ("overlong UTF-8", b'{"model":"mirror","messages":[{"role":"user","content":"\xc0\xaf"}]}', BAD),
-        ("a lone surrogate", _with(rb'"user":"\ud800"'), FINE | BAD),
+        ("a lone surrogate", _with(rb'"user":"\ud800"'), BAD),
         ("surrogates as bytes", _with(b'"user":"\xed\xa0\x80"'), BAD),
-        ("NUL in a text", _with(rb'"user":"\u0000"'), FINE | BAD),
+        ("NUL in a text", _with(rb'"user":"\u0000"'), FINE),
         ("a raw control byte", _with(b'"user":"\x01"'), BAD),
         ("depth 100,000", b"[" * 100_000 + b"]" * 100_000, BAD),
         ("depth 100,000 in a field", _with(b'"x":' + b"[" * 100_000 + b"]" * 100_000), BAD),
-        ("depth 900 in a field", _with(b'"x":' + b"[" * 900 + b"]" * 900), FINE | BAD),
+        ("depth 900 in a field", _with(b'"x":' + b"[" * 900 + b"]" * 900), FINE),
         ("objects 50,000 deep", _with(b'"x":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000), BAD),
-        ("1,000,000 fields", lambda: _with(b",".join(b'"k%d":1' % i for i in range(1_000_000))), FINE | _TOO_MUCH),
-        ("5,000,000 numbers", lambda: _with(b'"x":[' + b"1," * 5_000_000 + b"1]"), FINE | _TOO_MUCH),
-        ("2,000,000 lists", lambda: _with(b'"x":[' + b"[]," * 2_000_000 + b"[]]"), FINE | _TOO_MUCH),
-        ("2,000,000 messages", lambda: b'{"model":"mirror","messages":[' + b'{"role":"a"},' * 2_000_000 + b'{"role":"a"}]}', _TOO_MUCH),
-        ("100,000 messages", lambda: json.dumps({"model": MIRROR, "messages": [{"role": "user", "content": "a"}] * 100_000}).encode(), FINE | _TOO_MUCH),
-        ("30 MB of text", lambda: chat_body(MIRROR, "word " * 6_000_000), FINE | _TOO_MUCH),
+        ("1,000,000 fields", lambda: _with(b",".join(b'"k%d":1' % i for i in range(1_000_000))), BAD),
+        ("5,000,000 numbers", lambda: _with(b'"x":[' + b"1," * 5_000_000 + b"1]"), TOO_LARGE),
+        ("2,000,000 lists", lambda: _with(b'"x":[' + b"[]," * 2_000_000 + b"[]]"), TOO_LARGE),
+        ("2,000,000 messages", lambda: b'{"model":"mirror","messages":[' + b'{"role":"a"},' * 2_000_000 + b'{"role":"a"}]}', TOO_LARGE),
+        ("100,000 messages", lambda: json.dumps({"model": MIRROR, "messages": [{"role": "user", "content": "a"}] * 100_000}).encode(), FINE),
+        ("30 MB of text", lambda: chat_body(MIRROR, "word " * 6_000_000), FINE),
         ("33 MiB", lambda: chat_body(MIRROR, "a" * (33 * MIB)), frozenset({413})),
         ("a number of 1,000,000 digits", lambda: _with(b'"seed":' + b"9" * 1_000_000), BAD),
-        ("a number of 1,000,000 digits that is not read", lambda: _with(b'"x":' + b"9" * 1_000_000), FINE | BAD),
+        ("a number of 1,000,000 digits that is not read", lambda: _with(b'"x":' + b"9" * 1_000_000), FINE),
         ("an exponent of 10^9", _with(b'"temperature":1e999999999'), BAD),
         ("NaN", _with(b'"temperature":NaN'), BAD),
         ("Infinity", _with(b'"top_p":Infinity'), BAD),
         ("NaN that is not read", _with(b'"x":NaN'), BAD),
-        ("duplicate keys", b'{"model":"none","model":"mirror","messages":[{"role":"user","content":"a"}]}', FINE | BAD | {404}),
+        ("duplicate keys", b'{"model":"none","model":"mirror","messages":[{"role":"user","content":"a"}]}', FINE),
         ("true as a number", _with(b'"n":true'), BAD),
         ("a string as a number", _with(b'"max_tokens":"9"'), BAD),
         ("1.5 tokens", _with(b'"max_tokens":1.5'), BAD),
@@ -71,10 +70,10 @@ def _json() -> list[Attack]:
         ("temperature 10^308", _with(b'"temperature":1e308'), BAD),
         ("temperature -0.1", _with(b'"temperature":-0.1'), BAD),
         ("a million stops", lambda: _with(b'"stop":[' + b'"a",' * 1_000_000 + b'"a"]'), BAD),
-        ("a stop of 20 MB", lambda: _with(b'"stop":"' + b"a" * 20_000_000 + b'"'), FINE | _TOO_MUCH),
+        ("a stop of 20 MB", lambda: _with(b'"stop":"' + b"a" * 20_000_000 + b'"'), BAD),
         ("no messages", b'{"model":"mirror","messages":[]}', BAD),
         ("messages as a text", b'{"model":"mirror","messages":"hello"}', BAD),
-        ("an unknown role", b'{"model":"mirror","messages":[{"role":"root","content":"a"}]}', FINE | BAD),
+        ("an unknown role", b'{"model":"mirror","messages":[{"role":"root","content":"a"}]}', BAD),
         ("an unknown modality", _with(b'"modalities":["smell"]'), BAD),
     ]  # fmt: skip
     return [
@@ -94,17 +93,16 @@ def _json() -> list[Attack]:
 def _encodings() -> list[Attack]:
     good = chat_body(MODEL)
     bomb = gzip.compress(b'{"a":"' + b"a" * 2_000_000 + b'"}')
-    unsupported = frozenset({400, 415})
     return [
-        post("encodings", "gzip", gzip.compress(good), unsupported, headers=("content-encoding: gzip",), quick=True),
-        post("encodings", "a gzip bomb", bomb, unsupported, headers=("content-encoding: gzip",), quick=True),
-        post("encodings", "gzip that is none", good, FINE | unsupported, headers=("content-encoding: gzip",), quick=True),
-        post("encodings", "br", b"\x0b\x02\x80hello\x03", unsupported, headers=("content-encoding: br",), quick=True),
-        post("encodings", "text/plain", good, FINE | unsupported, kind="text/plain", quick=True),
-        post("encodings", "a form", b"model=fake&messages=a", unsupported, kind="application/x-www-form-urlencoded", quick=True),
-        post("encodings", "no content type", good, FINE | unsupported, kind=None, quick=True),
-        post("encodings", "XML with entities", b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><a>&b;</a>', unsupported, kind="application/xml", quick=True),
-        post("encodings", "charset utf-7", b"+AHsAfQ-", unsupported, kind="application/json; charset=utf-7", quick=True),
+        post("encodings", "gzip", gzip.compress(good), BAD, headers=("content-encoding: gzip",), quick=True),
+        post("encodings", "a gzip bomb", bomb, BAD, headers=("content-encoding: gzip",), quick=True),
+        post("encodings", "gzip that is none", good, FINE, headers=("content-encoding: gzip",), quick=True),
+        post("encodings", "br", b"\x0b\x02\x80hello\x03", BAD, headers=("content-encoding: br",), quick=True),
+        post("encodings", "text/plain", good, FINE, kind="text/plain", quick=True),
+        post("encodings", "a form", b"model=fake&messages=a", BAD, kind="application/x-www-form-urlencoded", quick=True),
+        post("encodings", "no content type", good, FINE, kind=None, quick=True),
+        post("encodings", "XML with entities", b'<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><a>&b;</a>', BAD, kind="application/xml", quick=True),
+        post("encodings", "charset utf-7", b"+AHsAfQ-", BAD, kind="application/json; charset=utf-7", quick=True),
     ]  # fmt: skip
 
 
@@ -227,7 +225,7 @@ def _forms() -> list[Attack]:
             "forms",
             name,
             body,
-            frozenset({400, 413, 415, 422}),
+            TOO_LARGE if name == "65 MiB" else BAD,
             path=path,
             kind=made_of,
             quick=isinstance(body, bytes),
@@ -242,7 +240,7 @@ def _services() -> list[Attack]:
     return [
         post("services", "33 MiB", lambda: b"a" * (33 * MIB), frozenset({413}), path=path),
         post("services", "20 MiB", lambda: b"a" * (20 * MIB), FINE, path=path, held_bytes=BODY_BYTES),
-        post("services", "a content type with a line end", b"a", FINE | BAD, path=path, kind="a/b\rx-evil: c", quick=True),
+        post("services", "a content type with a line end", b"a", BAD, path=path, kind="a/b\rx-evil: c", quick=True),
     ]  # fmt: skip
 
 

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 BAD = frozenset({400})
-MALFORMED = frozenset({400, 411, 413, 414, 431, 501, 505})
-"""What a request that is no HTTP may get; the connection may also be closed without a word."""
-REFUSED = frozenset({400, 403, 404, 405})
+TOO_LARGE = frozenset({413})
 KEYLESS = frozenset({401})
 FINE = frozenset({200})
 Statuses = frozenset[int]

@@ -18,6 +18,16 @@ _SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 _JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 _BLOCK = b"x" * 65536
 
+LIES: dict[str, object] = {
+    "negative": {"prompt_tokens": -5, "completion_tokens": -(10**9), "total_tokens": -1},
+    "huge": {"prompt_tokens": 10**18, "completion_tokens": 10**18, "speech_seconds": 1e300},
+    "beyond": {"prompt_tokens": 10**300, "completion_tokens": 10**300, "image_pixels": 10**300},
+    "words": {"prompt_tokens": "many", "completion_tokens": None, "audio_seconds": "long"},
+    "a list": [1, 2],
+    "a number": 5,
+}
+"""What the mirror says was used, where a request asks for `usage-NAME`."""
+
 Way = Callable[["asyncio.StreamWriter"], Awaitable[None]]
 
 
@@ -54,6 +64,13 @@ async def _endless_chunk(writer: asyncio.StreamWriter) -> None:
 
 async def _endless_body(writer: asyncio.StreamWriter) -> None:
     writer.write(_JSON + b"content-length: 999999999999\r\n\r\n")
+    for _ in range(16384):
+        writer.write(_BLOCK)
+        await writer.drain()
+
+
+async def _endless_trailer(writer: asyncio.StreamWriter) -> None:
+    writer.write(_JSON + b"transfer-encoding: chunked\r\n\r\n" + _chunk(b"{}") + b"0\r\nx-long: ")
     for _ in range(16384):
         writer.write(_BLOCK)
         await writer.drain()
@@ -135,6 +152,20 @@ async def _deep(writer: asyncio.StreamWriter) -> None:
     await writer.drain()
 
 
+async def _deep_field(writer: asyncio.StreamWriter) -> None:
+    body = b'{"choices":[],"x":' + b"[" * 500_000 + b"]" * 500_000 + b"}"
+    writer.write(_JSON + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await writer.drain()
+
+
+async def _mistake(writer: asyncio.StreamWriter) -> None:
+    error = {"message": "no such tool", "type": "invalid_request_error"}
+    event = f"data: {json.dumps({'error': error})}\n\n".encode()
+    writer.write(_SSE + _chunk(_event("a")) + _chunk(event))
+    await writer.drain()
+    await asyncio.sleep(60)
+
+
 async def _deep_events(writer: asyncio.StreamWriter) -> None:
     writer.write(_SSE + _chunk(b'data: {"finish_reason":"' + b"[" * 200_000 + b"\n\n"))
     writer.write(b"0\r\n\r\n")
@@ -175,6 +206,7 @@ WAYS: dict[str, Way] = {
     "endless-header": _endless_header,
     "endless-chunk": _endless_chunk,
     "endless-body": _endless_body,
+    "endless-trailer": _endless_trailer,
     "no-end": _no_end,
     "silent": _silent,
     "garbage": _garbage,
@@ -187,7 +219,9 @@ WAYS: dict[str, Way] = {
     "two-lengths": _two_lengths,
     "short": _short,
     "deep": _deep,
+    "deep-field": _deep_field,
     "deep-events": _deep_events,
+    "mistake": _mistake,
     "redirect": _redirect,
     "upgrade": _upgrade,
     "gzip": _gzip,
@@ -276,6 +310,19 @@ class HostileBackend:
             "model": MIRROR,
         }
         told |= {"head": head.decode("latin-1"), "usage": {"prompt_tokens": 1}}
+        for name, usage in LIES.items():
+            if f"usage-{name}".encode() in body:
+                told["usage"] = usage
+        if b'"stream":true' in body:
+            end: dict[str, object] = {
+                "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+            }
+            last = [end, {"choices": [], "usage": told["usage"]}]
+            events = b"".join(f"data: {json.dumps(told | each)}\n\n".encode() for each in last)
+            writer.write(_SSE + _chunk(_event("a")) + _chunk(events + b"data: [DONE]\n\n"))
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+            return
         data = json.dumps(told).encode()
         writer.write(_JSON + b"content-length: %d\r\n\r\n" % len(data) + data)
         await writer.drain()

@@ -7,8 +7,8 @@ of others. Each of these is refused, or the connection closed; none may be answe
 # ruff: noqa: E501 - a row a line
 from __future__ import annotations
 
-from benchmarks.attacks_case import FINE, KEYLESS, MALFORMED, Attack, raw
-from benchmarks.attacks_site import AttackedSite
+from benchmarks.attacks_case import BAD, FINE, KEYLESS, TOO_LARGE, Attack, raw
+from benchmarks.attacks_site import DEADLINES, AttackedSite
 from benchmarks.attacks_wire import Reply, chat_body, chunk, head_of
 from benchmarks.fake_engine import MODEL
 
@@ -17,6 +17,8 @@ _HEAD = head_of() + b"content-type: application/json\r\n"
 _INNER = b"GET /smuggled HTTP/1.1\r\nhost: a\r\n\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _END = b"0\r\n\r\n"
+_LATE = frozenset({408})
+_LARGE = frozenset({431})
 _WHOLE = chunk(_BODY) + _END
 
 
@@ -55,7 +57,7 @@ def _lengths() -> list[Attack]:
         ("length with an underscore", _HEAD + b"content-length: 1_0\r\n\r\n" + _BODY),
     ]  # fmt: skip
     return [
-        raw("smuggling", name, sent, MALFORMED, may_close=True, check=_smuggled)
+        raw("smuggling", name, sent, TOO_LARGE if "limit" in name else BAD, check=_smuggled)
         for name, sent in rows
     ]
 
@@ -64,7 +66,6 @@ def _chunks() -> list[Attack]:
     head = _HEAD + _CHUNKED + b"\r\n"
     rows: list[tuple[str, bytes]] = [
         ("chunk size overflow", head + b"fffffffffffffffff\r\n" + _BODY),
-        ("chunk size of 2^64 - 1", head + b"ffffffffffffffff\r\n" + _BODY),
         ("negative chunk size", head + b"-5\r\n" + _BODY + b"\r\n" + _END),
         ("chunk size 0x5", head + b"0x5\r\n" + _BODY),
         ("chunk size with a space", head + b" 5\r\nhello\r\n" + _END),
@@ -75,17 +76,17 @@ def _chunks() -> list[Attack]:
         ("LF in a chunk extension", head + b"%x;a\nb\r\n" % len(_BODY) + _BODY + b"\r\n" + _END),
         ("NUL in a chunk extension", head + b"%x;\0\r\n" % len(_BODY) + _BODY + b"\r\n" + _END),
     ]
-    made = [
-        # A chunk that never ends may also be waited for, within limits.
-        raw("chunks", name, sent, MALFORMED | {408}, may_close=True, check=_smuggled, read_s=8.0)
-        for name, sent in rows
-    ]
+    made = [raw("chunks", name, sent, BAD, check=_smuggled) for name, sent in rows]
+    # Whatever its length, it is waited for as long as for any body.
     made.append(
-        raw("chunks", "chunk extensions", head + chunk(_BODY, b";a=b;c") + _END, FINE | MALFORMED)
-    )
+        raw("chunks", "chunk size of 2^64 - 1", head + b"ffffffffffffffff\r\n" + _BODY, _LATE,
+            check=_smuggled, read_s=DEADLINES["body_s"] + 3.0, quick=False)
+    )  # fmt: skip
+    made.append(raw("chunks", "chunk extensions", head + chunk(_BODY, b";a=b;c") + _END, FINE))
     # Nothing of it is held, but what comes is bounded, too.
     long = [head, b"5;", *([b"e" * 250_000] * 160), b"\r\nhello\r\n" + _END]
-    made.append(raw("chunks", "extension of 40 MB", long, MALFORMED, may_close=True, quick=False))
+    # Who still sends when it is answered may find the connection closed.
+    made.append(raw("chunks", "extension of 40 MB", long, _LARGE, may_close=True, quick=False))
     return made
 
 
@@ -117,10 +118,16 @@ def _lines() -> list[Attack]:
         ("5,000 headers", get + b"host: a\r\n" + b"".join(b"x%d: y\r\n" % i for i in range(5000)) + b"\r\n"),
         ("one header 5,000 times", get + b"host: a\r\n" + b"x: y\r\n" * 5000 + b"\r\n"),
     ]  # fmt: skip
-    made = [raw("lines", name, sent, MALFORMED, may_close=True) for name, sent in rows]
+    large = (
+        "a first line of 100 kB",
+        "a header of 100 kB",
+        "5,000 headers",
+        "one header 5,000 times",
+    )
+    made = [raw("lines", name, sent, _LARGE if name in large else BAD) for name, sent in rows]
     # Readers may take several spaces for one.
     spaced = b"GET  /v1/models  HTTP/1.1\r\nhost: a\r\n\r\n"
-    made.append(raw("lines", "two spaces in the first line", spaced, FINE | MALFORMED))
+    made.append(raw("lines", "two spaces in the first line", spaced, FINE))
     made.append(
         raw("lines", "empty lines before a request", b"\r\n" * 3 + get + b"host: a\r\n\r\n", FINE)
     )
@@ -137,12 +144,12 @@ def _trailers() -> list[Attack]:
 
     rows: list[tuple[str, list[bytes], frozenset[int], str]] = [
         ("authorization", [b"authorization: Bearer KEY\r\n"], KEYLESS, "keyed"),
-        ("content-length", [b"content-length: 0\r\n"], FINE | MALFORMED, "open"),
-        ("host", [b"host: evil\r\nx-request-id: evil\r\n"], FINE | MALFORMED, "open"),
-        ("transfer-encoding", [b"transfer-encoding: chunked\r\n"], FINE | MALFORMED, "open"),
-        ("10,000 trailers", [b"t%d: y\r\n" % i for i in range(10_000)], MALFORMED, "open"),
-        ("one trailer of 40 MB", [b"t: ", *([b"x" * 250_000] * 160), b"\r\n"], MALFORMED, "open"),
-        ("one trailer 500,000 times", [b"t: y\r\n" * 5000] * 100, MALFORMED, "open"),
+        ("content-length", [b"content-length: 0\r\n"], BAD, "open"),
+        ("host", [b"host: evil\r\nx-request-id: evil\r\n"], FINE, "open"),
+        ("transfer-encoding", [b"transfer-encoding: chunked\r\n"], BAD, "open"),
+        ("10,000 trailers", [b"t%d: y\r\n" % i for i in range(10_000)], _LARGE, "open"),
+        ("one trailer of 40 MB", [b"t: ", *([b"x" * 250_000] * 160), b"\r\n"], _LARGE, "open"),
+        ("one trailer 500,000 times", [b"t: y\r\n" * 5000] * 100, _LARGE, "open"),
     ]
     made = [
         raw(
@@ -151,7 +158,7 @@ def _trailers() -> list[Attack]:
             [head + b"\r\n" + body, *([b"".join(lines)] if len(lines) > 1000 else lines), b"\r\n"],
             allowed,
             target=target,
-            may_close=allowed is MALFORMED,
+            may_close=len(lines) in (100, 162),
             check=with_key if target == "keyed" else _smuggled,
             quick=len(lines) != 100 and len(lines) != 162,
         )
@@ -168,7 +175,6 @@ def _trailers() -> list[Attack]:
             KEYLESS,
             target="keyed",
             most=2,
-            may_close=False,
         )
     )
     return made

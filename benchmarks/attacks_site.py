@@ -2,7 +2,8 @@
 
 Two gateways run as processes: `open` asks for no keys, `keyed` has accounts on SQLite and small limits, so
 that floods reach them. Behind both are two fake engines, backends that misbehave and, where asked for, an
-instance of the tiny model with two nodes. `proxied` is a plain reverse proxy before `open`.
+instance of the tiny model with two nodes. `proxied` is a plain reverse proxy before `open`. `unattacked` is
+a third gateway with an engine of its own: what its client waits, it waits for the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ MIB = 2**20
 TINY = "tiny"
 ECHO = "echo"
 HOSTILE = (*WAYS, "early")
+UNATTACKED = "unattacked"
 BODY_BYTES = 32 * MIB
+ANSWER_BYTES = 64 * MIB
 BUFFERED_BYTES = {"open": 128 * MIB, "keyed": 64 * MIB}
 """What bodies of requests may hold of each gateway together."""
 CONNECTIONS = {"open": 4000, "keyed": 1500}
@@ -45,12 +48,12 @@ NARROW_INFLIGHT = 4
 HEALTH_S = 5.0
 DEADLINES = {
     "header_s": 3.0,
-    "body_s": 6.0,
+    "body_s": 8.0,
     "idle_s": 20.0,
-    "client_s": 5.0,
-    "first_token_s": 8.0,
-    "between_tokens_s": 4.0,
-    "answer_s": 8.0,
+    "client_s": 3.0,
+    "first_token_s": 5.0,
+    "between_tokens_s": 3.0,
+    "answer_s": 5.0,
     "retry_s": 1.0,
     "resume_s": 2.0,
 }
@@ -137,19 +140,12 @@ class AttackedSite:
         await asyncio.gather(
             self._start_gateway("open", backends, "--open"),
             self._start_gateway("keyed", backends, *accounts),
+            self._start_gateway(UNATTACKED, [await self._start_engine("fake-2")], "--open"),
         )
         await self._start_proxy()
 
     async def _start_engines(self) -> list[dict[str, Any]]:
-        backends = []
-        for number in range(2):
-            process = await self._start(
-                "-m", "benchmarks.fake_engine", "--step-ms", "20", stdout=PIPE, log="engine"
-            )
-            assert process.stdout is not None
-            port = int(await asyncio.wait_for(process.stdout.readline(), _START_S))
-            models = [MODEL, "speech", "image"]
-            backends.append(_backend(f"fake-{number}", port, models, services=[ECHO]))
+        backends = [await self._start_engine(f"fake-{number}") for number in range(2)]
         self.hostile = {way: HostileBackend(way) for way in HOSTILE}
         await self.mirror.open()
         backends.append(_backend(MIRROR, self.mirror.port, [MIRROR], services=[MIRROR]))
@@ -161,6 +157,14 @@ class AttackedSite:
         port = self.hostile["resets"].port
         backends += [_backend(f"{POISON}-{number}", port, [POISON]) for number in range(4)]
         return backends
+
+    async def _start_engine(self, name: str) -> dict[str, Any]:
+        process = await self._start(
+            "-m", "benchmarks.fake_engine", "--step-ms", "20", stdout=PIPE, log="engine"
+        )
+        assert process.stdout is not None
+        port = int(await asyncio.wait_for(process.stdout.readline(), _START_S))
+        return _backend(name, port, [MODEL, "speech", "image"], services=[ECHO])
 
     async def _start_model(self) -> dict[str, Any]:
         """Start one instance of the tiny model, cut in two."""
@@ -206,9 +210,10 @@ class AttackedSite:
 
     async def _start_gateway(self, name: str, backends: list[dict[str, Any]], *more: str) -> None:
         limits = {
-            "buffered_bytes": BUFFERED_BYTES[name],
-            "connections": CONNECTIONS[name],
+            "buffered_bytes": BUFFERED_BYTES.get(name, BUFFERED_BYTES["open"]),
+            "connections": CONNECTIONS.get(name, CONNECTIONS["open"]),
             "body_bytes": BODY_BYTES,
+            "answer_bytes": ANSWER_BYTES,
         }
         if name == "keyed":
             limits["requests"] = REQUESTS
@@ -274,6 +279,7 @@ class AttackedSite:
         clients = [
             f"open={self.ports['open']},{MODEL}",
             f"keyed={self.ports['keyed']},{MODEL},{self.key}",
+            f"{UNATTACKED}={self.ports[UNATTACKED]},{MODEL}",
         ]
         if self._with_model:
             clients.append(f"model={self.ports['open']},{TINY}")

@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import socket
 
-from benchmarks.attacks_case import KEYLESS, MIB, Attack, judge, summarise
+from benchmarks.attacks_case import KEYLESS, MIB, TOO_LARGE, Attack, judge, summarise
 from benchmarks.attacks_engine import MIRROR
 from benchmarks.attacks_site import BODY_BYTES, BUFFERED_BYTES, DEADLINES, AttackedSite
 from benchmarks.attacks_wire import HOST, Piece, Reply, chat_body, chunk, head_of, request_of, talk
 
-_LATE = frozenset({408, 400})
+_LATE = frozenset({408})
+_HELD = frozenset({408, 503})
+"""What is held of unfinished bodies is so much that some are refused; the rest is too late."""
 _CHUNKED = "transfer-encoding: chunked"
 _SMALL_CHUNKS = chunk(b"  ") * 4096
 _ROUNDS = 30 * MIB // (2 * 4096)
@@ -25,14 +27,14 @@ async def _slow_headers(site: AttackedSite) -> str:
     for number in range(12):
         pieces += [0.5, b"x-%d: y\r\n" % number]
     reply = await talk(site.ports["open"], pieces, read_s=4.0)
-    return judge(reply, _LATE, may_close=True)
+    return judge(reply, _LATE)
 
 
 async def _slow_first_line(site: AttackedSite) -> str:
     pieces: list[Piece] = []
     for byte in b"GET /v1/mo":
         pieces += [bytes((byte,)), 0.5]
-    return judge(await talk(site.ports["open"], pieces, read_s=4.0), _LATE, may_close=True)
+    return judge(await talk(site.ports["open"], pieces, read_s=4.0), _LATE)
 
 
 async def _slow_nothing(site: AttackedSite) -> str:
@@ -44,14 +46,14 @@ async def _slow_body(site: AttackedSite) -> str:
     pieces: list[Piece] = [head_of() + b"content-length: 1000\r\n\r\n"]
     for _ in range(20):
         pieces += [b" ", 0.5]
-    return judge(await talk(site.ports["open"], pieces, read_s=4.0), _LATE, may_close=True)
+    return judge(await talk(site.ports["open"], pieces, read_s=4.0), _LATE)
 
 
 async def _slow_chunked_body(site: AttackedSite) -> str:
     pieces: list[Piece] = [head_of("POST", "/v1/chat/completions", _CHUNKED) + b"\r\n"]
     for _ in range(20):
         pieces += [chunk(b" "), 0.5]
-    return judge(await talk(site.ports["open"], pieces, read_s=4.0), _LATE, may_close=True)
+    return judge(await talk(site.ports["open"], pieces, read_s=4.0), _LATE)
 
 
 async def _slow_many(site: AttackedSite) -> str:
@@ -59,7 +61,7 @@ async def _slow_many(site: AttackedSite) -> str:
         pieces: list[Piece] = [b"GET /v1/models HTTP/1.1\r\n"]
         for _ in range(5):
             pieces += [1.0, b"x: y\r\n"]
-        return judge(await talk(site.ports["open"], pieces, read_s=6.0), _LATE, may_close=True)
+        return judge(await talk(site.ports["open"], pieces, read_s=6.0), _LATE)
 
     return summarise(await asyncio.gather(*(one() for _ in range(300))))
 
@@ -82,8 +84,8 @@ def _bomb_pieces(start: bytes, count: int = _ROUNDS) -> list[Piece]:
 
 async def _bomb_one(site: AttackedSite) -> str:
     reply = await talk(site.ports["open"], _bomb_pieces(_HEAD), read_s=20.0)
-    # On a busy machine it may also have been too slow.
-    return judge(reply, frozenset({400, 408, 413}), may_close=True)
+    # What came around it counts, too.
+    return judge(reply, TOO_LARGE)
 
 
 async def _bomb_strangers(site: AttackedSite) -> str:
@@ -116,12 +118,12 @@ async def _bomb_held(site: AttackedSite, target: str, count: int) -> list[Reply]
 
 async def _bomb_unfinished(site: AttackedSite) -> str:
     replies = await _bomb_held(site, "open", 10)
-    return summarise([judge(r, frozenset({408, 413, 503}), may_close=True) for r in replies])
+    return summarise([judge(r, _HELD, may_close=True) for r in replies])
 
 
 async def _bomb_unfinished_with_key(site: AttackedSite) -> str:
     replies = await _bomb_held(site, "keyed", 8)
-    return summarise([judge(r, frozenset({408, 413, 503}), may_close=True) for r in replies])
+    return summarise([judge(r, _HELD, may_close=True) for r in replies])
 
 
 async def _bomb_whole(site: AttackedSite) -> str:
@@ -130,7 +132,7 @@ async def _bomb_whole(site: AttackedSite) -> str:
     replies = await asyncio.gather(
         *(talk(site.ports["open"], [sent], read_s=30.0, quiet_s=0.0) for _ in range(10))
     )
-    return summarise([judge(r, frozenset({200, 408, 503}), may_close=True) for r in replies])
+    return summarise([judge(r, frozenset({200, 503}), may_close=True) for r in replies])
 
 
 async def _bomb_held_headers(site: AttackedSite) -> str:
@@ -139,7 +141,7 @@ async def _bomb_held_headers(site: AttackedSite) -> str:
             b"x%d: %b\r\n" % (i, b"y" * 300) for i in range(90)
         )
         reply = await talk(site.ports["open"], [sent], read_s=DEADLINES["header_s"] + 3.0)
-        return judge(reply, _LATE, may_close=True)
+        return judge(reply, _LATE)
 
     return summarise(await asyncio.gather(*(_bomb_one() for _ in range(500))))
 

@@ -13,7 +13,10 @@ HOST = "127.0.0.1"
 CHAT = "/v1/chat/completions"
 _QUIET_S = 0.06
 """So long after a whole answer another one, which there must not be, may come."""
-_MOST_BYTES = 8 * 2**20
+_MOST_BYTES = 16 * 2**20
+_LARGE_BYTES = 2**20
+_LARGE_S = 0.05
+"""Answers that are larger are looked at no more often than this."""
 
 Piece = bytes | float
 """What is sent next, or how many seconds to wait before the next."""
@@ -142,6 +145,8 @@ async def talk(
         until_s = time.monotonic() + read_s
         while not reply.closed and time.monotonic() < until_s:
             heard.clear()
+            if len(parts) > _LARGE_BYTES:
+                await asyncio.sleep(_LARGE_S)
             found, whole = take_apart(bytes(parts), head_only=head_only)
             wait_s = quiet_s if whole and len(found) >= answers else until_s - time.monotonic()
             try:

@@ -9,7 +9,7 @@ load, which decides whether the advice is taken.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _MOST_PARTS = 128
 BLOCK_CHARACTERS = 1024
@@ -33,12 +33,13 @@ def chain(start: str, parts: Iterable[object]) -> list[int]:
     return hashes
 
 
-def blocks(text: str) -> list[str]:
-    """Return the whole blocks of a long prompt; a short one is its own only block."""
+def blocks(text: str) -> Iterator[str]:
+    """Yield the whole blocks of a long prompt, one at a time; a short one is its own only block."""
     size = BLOCK_CHARACTERS
     if len(text) < size:
-        return [text]
-    return [text[at : at + size] for at in range(0, len(text) - size + 1, size)]
+        yield text
+    for at in range(0, len(text) - size + 1, size):
+        yield text[at : at + size]
 
 
 class Affinity:

@@ -272,6 +272,8 @@ _MOST_NAMES = 2**18
 """Colons in a large body: an object of a million names takes as long. No text for a model has as many."""
 _MOST_ITEMS = 2**22
 """Commas in a large body: as many numbers take 160 MiB."""
+_MOST_QUOTES = 2**20
+"""Quotes in a large body that are not part of a text: two for each."""
 
 
 def parsed_bytes(body: bytes) -> int:
@@ -296,6 +298,7 @@ def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
         body.count(b"[") + body.count(b"{") > _MOST_PARTS
         or body.count(b":") > _MOST_NAMES
         or body.count(b",") > _MOST_ITEMS
+        or body.count(b'"') - body.count(b'\\"') > _MOST_QUOTES
     ):
         raise ApiError(400, "the request has too many parts", code="request_too_large")
     try:
@@ -314,8 +317,12 @@ def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
         raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
 
 
+_MOST_USED = 2**40
+"""Of anything, by one request; who reports more, or less than nothing, counts otherwise."""
+
+
 class Usage(Struct):
-    """What a request used, as engines report it."""
+    """What a request used, as engines report it: numbers that can be none are 0, or as large as may be."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -326,6 +333,22 @@ class Usage(Struct):
     """Of speech that was made."""
     image_pixels: int = 0
     """Seen or drawn."""
+
+    def __post_init__(self) -> None:
+        """Bring every number into its bounds."""
+        if (
+            0 <= self.prompt_tokens <= _MOST_USED
+            and 0 <= self.completion_tokens <= _MOST_USED
+            and 0 <= self.total_tokens <= _MOST_USED
+            and 0 <= self.image_pixels <= _MOST_USED
+            and 0.0 <= self.audio_seconds <= _MOST_USED
+            and 0.0 <= self.speech_seconds <= _MOST_USED
+        ):
+            return
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not 0 <= value <= _MOST_USED:
+                setattr(self, name, type(value)(_MOST_USED if value > 0 else 0))
 
     @property
     def has_media(self) -> bool:
@@ -371,11 +394,16 @@ _LOOSE = msgspec.json.Decoder(_LooseBody)
 
 
 def answer_usage(body: bytes) -> Usage | None:
-    """Return the usage that a complete answer reports, if it does."""
+    """Return the usage that a complete answer reports, if it does; ValueError: it is no JSON object."""
     try:
         return _ANSWER.decode(body).usage
-    except msgspec.DecodeError:
-        return None
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    return None
 
 
 def loose_usage(body: bytes) -> Usage | None:

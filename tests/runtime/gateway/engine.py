@@ -31,6 +31,14 @@ WORDS = [
 ]
 _TOKEN = re.compile("|".join(map(re.escape, WORDS)) + "|.", re.DOTALL)
 READERS: WeakKeyDictionary[asyncio.StreamWriter, asyncio.StreamReader] = WeakKeyDictionary()
+BAD_ANSWERS = {
+    "events": ("text/event-stream", b'data: {"choices":[]}\n\ndata: [DONE]\n\n'),
+    "no_json": ("application/json", b"<html>"),
+    "half_json": ("application/json", b'{"choices":['),
+    "deep_json": ("application/json", b'{"x":' + b"[" * 100_000),
+    "gzip": ("application/json", b"\x1f\x8b\x08\x00"),
+}
+"""What is no answer, though its status says so."""
 Json = dict[str, Any]
 
 
@@ -206,6 +214,8 @@ class ScriptedEngine:
                 yield None, "length"
                 return
             word = next_word(text)
+            if word is None and body.get("ignore_eos"):
+                word, text = 0, ""
             if word is None:
                 yield None, "stop"
                 return
@@ -254,6 +264,11 @@ class ScriptedEngine:
             )
             writer.write(raw[: len(raw) // 2])
             await _die(writer)
+        if fault.what in BAD_ANSWERS:
+            kind, raw = BAD_ANSWERS[fault.what]
+            head = f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: {len(raw)}\r\n\r\n"
+            writer.write(head.encode() + raw)
+            return
         _write(writer, 200, data)
 
     async def _stream(
@@ -285,6 +300,8 @@ class ScriptedEngine:
                 pending = []
         if pending:
             await chunks.send(chunks.event([chunks.choice(None, pending)]))
+        if fault.what == "stall_at_end":
+            await _stall(writer)
         await chunks.send(chunks.event([chunks.choice(reason, [])]))
         await self._end(writer, chunks, fault.what, self._usage(path, body, made))
 
@@ -376,6 +393,10 @@ async def _misbehave(
         error = {"message": "bad schema", "type": "BadRequestError", "code": 400}
         await send(f"data: {json.dumps({'error': error})}\n\n".encode())
         await _die(writer)
+    elif what == "mistake_event":
+        error = {"message": "no such tool", "type": "invalid_request_error", "param": "tools"}
+        await send(f"data: {json.dumps({'error': error})}\n\n".encode())
+        await _stall(writer)
     elif what == "bad_json":
         await send(b'data: {"choices": [\n\ndata: "error"\n\n')
     elif what == "end_early":

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.events import (
+    DeliveredChoice,
     StreamJournal,
+    UnfinishedEvent,
     event_of,
     payload,
     read_chunk,
@@ -42,6 +44,22 @@ def test_carriage_returns_cut_anywhere(cut: int) -> None:
     said = [payload(event) for event in one + two]
     assert [s for s in said if s is not None] == [b"1\n2", b"3"]
     assert carry == b""
+
+
+@given(st.lists(st.integers(0, 60), max_size=12))
+def test_an_unfinished_event_cut_anywhere_ends_where_it_ends(cuts: list[int]) -> None:
+    whole = b": ping\r\n\r\ndata: 1\ndata: 2\n\ndata: 3\r\rdata: 4\r\n\r\n"
+    places = sorted({min(c, len(whole)) for c in cuts} | {0, len(whole)})
+    said: list[bytes | None] = []
+    unfinished = UnfinishedEvent(b"")
+    for begin, end in pairwise(places):
+        ended = unfinished.add(whole[begin:end])
+        if ended is not None:
+            events, rest = split_events(ended)
+            said += map(payload, events)
+            unfinished = UnfinishedEvent(rest)
+    assert [s for s in said if s is not None] == [b"1\n2", b"3", b"4"]
+    assert len(unfinished) == 0
 
 
 def test_payload() -> None:
@@ -121,3 +139,24 @@ def test_tokens_counted_piece_by_piece_are_those_of_the_journal(
         counted += tokens_in(data)
     assert counted == journal.read().tokens
     assert tokens_in(b": a comment\n\ndata: [DONE]\n\ndata: nonsense\n\n") == 0
+
+
+def test_a_journal_says_how_much_it_has_read() -> None:
+    journal = StreamJournal()
+    for _ in range(20_000):
+        journal.append(EVENT)
+    assert 0 < journal.folded <= 20_000 * len(EVENT)
+    journal.read()
+    assert journal.folded == 20_000 * len(EVENT)
+
+
+def test_text_of_a_long_stream_is_put_together_when_it_is_asked_for() -> None:
+    answer = DeliveredChoice()
+    for _ in range(2000):
+        answer.add({"delta": {"content": "x" * 1000}})
+    (parts,) = answer._blocks.values()
+    assert 10 < len(parts) < 50
+    assert max(map(len, parts)) < 70_000
+    assert len(answer.text) == 2_000_000
+    answer.add({"delta": {"content": "yz"}})
+    assert answer.text.endswith("xyz")

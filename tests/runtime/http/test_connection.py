@@ -214,6 +214,70 @@ def test_requests_that_wait_are_few_and_counted() -> None:
     assert len(app.asked) == 3
 
 
+def test_many_requests_at_once_leave_room_for_others() -> None:
+    """Answered at once or not, no more of them are than a few before others have their turn."""
+
+    class Quick(App):
+        def handle(self, connection: Connection, request: Request) -> None:
+            super().handle(connection, request)
+            connection.respond(200, b"one")
+
+    app = Quick()
+    connection, wire = connect(app)
+    connection.data_received(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n" * 60)
+    assert (len(app.asked), wire.paused) == (16, True)
+    app.clock.run(1.0)
+    assert (len(app.asked), wire.paused) == (60, False)
+    assert wire.written.count(b"HTTP/1.1 200") == 60
+    assert app.buffered == 0
+    # More than may wait: the first that waits is the last that is answered.
+    connection.data_received(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n" * 600)
+    app.clock.run(1.0)
+    assert len(app.asked) == 60 + 17
+    assert wire.written.count(b"HTTP/1.1 ") == 60 + 17
+    assert (wire.closed, app.buffered) == (True, 0)
+
+
+def test_what_cannot_be_expected_is_told_at_once() -> None:
+    connection, wire = connect(App())
+    connection.data_received(POST + b"expect: 200-ok\r\ncontent-length: 9\r\n\r\n")
+    assert status(wire) == 417
+    connection, wire = connect(App())
+    connection.data_received(POST + b"expect: 100-Continue\r\ncontent-length: 9\r\n\r\n")
+    assert wire.written == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def test_a_body_of_many_chunks_is_read_a_little_at_a_time() -> None:
+    app = App()
+    connection, wire = connect(app)
+    connection.data_received(CHUNKED + b"2\r\nab\r\n" * 500)
+    seen = [wire.paused]
+    connection.data_received(b"2\r\nab\r\n" * 600)
+    seen.append(wire.paused)
+    app.clock.run(0.0)
+    assert [*seen, wire.paused] == [False, True, False]
+    connection.data_received(b"0\r\n\r\n")
+    assert len(app.asked[0].body) == 2200
+
+
+def test_a_client_that_does_not_read_is_not_answered_further() -> None:
+    class Quick(App):
+        def handle(self, connection: Connection, request: Request) -> None:
+            super().handle(connection, request)
+            connection.respond(200, b"one")
+            if len(self.asked) == 3:
+                connection.pause_writing()
+
+    app = Quick()
+    connection, wire = connect(app)
+    connection.data_received(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n" * 10)
+    app.clock.run(1.0)
+    assert (len(app.asked), wire.paused) == (3, True)
+    connection.resume_writing()
+    app.clock.run(1.0)
+    assert (len(app.asked), wire.paused) == (10, False)
+
+
 def test_whole_large_bodies_count_until_they_are_answered() -> None:
     app = App(buffered_bytes=100_000)
     first, _ = connect(app)
@@ -222,10 +286,30 @@ def test_whole_large_bodies_count_until_they_are_answered() -> None:
     second, wire = connect(app)
     second.data_received(POST + b"content-length: 60000\r\n\r\n" + b"a" * 60_000)
     assert (status(wire), app.buffered) == (503, 60_000)
-    with pytest.raises(ApiError):
+    with pytest.raises(ApiError) as caught:
         first.hold(50_000)
+    # That is more than all requests together may take: there is no use in coming again.
+    assert caught.value.status == 413
     first.respond(200, b"")
     assert app.buffered == 0
+
+
+def test_a_request_that_never_fits_is_told_apart_from_one_that_comes_too_early() -> None:
+    app = App(buffered_bytes=100_000)
+    first, _ = connect(app)
+    first.data_received(POST + b"content-length: 60000\r\n\r\n" + b"a" * 60_000)
+    second, _ = connect(app)
+    second.data_received(POST + b"content-length: 30000\r\n\r\n" + b"a" * 30_000)
+    with pytest.raises(ApiError) as caught:
+        second.hold(30_000)
+    assert caught.value.status == 503
+    whole, wire = connect(app)
+    whole.data_received(POST + b"content-length: 120000\r\n\r\n" + b"a" * 120_000)
+    assert status(wire) == 413
+    pieces, wire = connect(App(buffered_bytes=100_000))
+    pieces.data_received(POST + b"content-length: 120000\r\n\r\n")
+    pieces.data_received(b"a" * 110_000)
+    assert status(wire) == 413
 
 
 @pytest.mark.parametrize(

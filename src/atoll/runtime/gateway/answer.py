@@ -9,7 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from atoll.runtime.gateway.events import event_of, finishes, payload, read_chunk, split_events
+from atoll.runtime.gateway.events import (
+    UnfinishedEvent,
+    event_of,
+    finishes,
+    payload,
+    read_chunk,
+    split_events,
+)
 from atoll.runtime.gateway.resume import Rewriter
 from atoll.runtime.gateway.verdict import fault_in
 from atoll.runtime.openai import ApiError, Usage, usage_of
@@ -38,7 +45,7 @@ class Answer:
     streaming = False
     plain = False
     """Whether events may pass unread."""
-    carry = b""
+    unfinished: UnfinishedEvent | None = None
     """The beginning of an event whose end has not come."""
     finished = False
     """Whether the chunk with the reason is there."""
@@ -82,10 +89,7 @@ class Answer:
         An error in the stream is a BrokenStreamError, a replay that says something else a DivergedError.
         `wants_usage`: the client asked for the chunk with the usage.
         """
-        events, self.carry = split_events(self.carry + data)
-        if len(self.carry) > _EVENT_BYTES:
-            raise BrokenStreamError(f"an event has more than {_EVENT_BYTES} bytes")
-        for event in events:
+        for event in self._events(data):
             data_field = payload(event)
             if data_field is None:
                 if self.rewriter is None:
@@ -97,6 +101,19 @@ class Answer:
                 return
             else:
                 raise BrokenStreamError("the stream ended early")
+
+    def _events(self, data: bytes) -> list[bytes]:
+        """Return the events that end with what came, and keep the beginning of the next."""
+        whole: bytes | None = data
+        events: list[bytes] = []
+        if self.unfinished is not None:
+            whole = self.unfinished.add(data)
+        if whole is not None:
+            events, rest = split_events(whole)
+            self.unfinished = UnfinishedEvent(rest) if rest else None
+        if self.unfinished is not None and len(self.unfinished) > _EVENT_BYTES:
+            raise BrokenStreamError(f"an event has more than {_EVENT_BYTES} bytes")
+        return events
 
     def _take(self, event: bytes, data_field: bytes, wants_usage: bool) -> Iterator[bytes]:
         """Yield what one chunk brings, or hold it."""

@@ -45,7 +45,13 @@ from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.client import AnsweredClient
 from atoll.runtime.gateway.content import check_content
 from atoll.runtime.gateway.cors import CorsDoor
-from atoll.runtime.gateway.dialects import DIALECTS, Dialect, TranslatedClient, shape_error
+from atoll.runtime.gateway.dialects import (
+    DIALECTS,
+    Dialect,
+    TranslatedClient,
+    shape_error,
+    shown_key,
+)
 from atoll.runtime.gateway.form import TranscriptionForm, read_form
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
@@ -61,9 +67,9 @@ from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.token_relay import TOKEN_ENDPOINTS, TokenRelay
 from atoll.runtime.gateway.traffic import TrafficTally
 from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter, ended_request
-from atoll.runtime.http.listening import cannot_listen
-from atoll.runtime.http.memory import return_large_memory
-from atoll.runtime.http.request import TRACE_STATE, shown_key
+from atoll.runtime.http.listening import cannot_listen, limit_unsent
+from atoll.runtime.http.memory import return_large_memory, return_unused_memory
+from atoll.runtime.http.request import TRACE_STATE
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
 from atoll.runtime.openai import (
@@ -89,6 +95,8 @@ if TYPE_CHECKING:
     from atoll.telemetry.spans import Spans
 
 _TICK_S = 0.1
+_TRIM_S = 5.0
+"""So often what large requests left is given back."""
 _BACKLOG = 2048
 _LARGE_BYTES = 64 * 2**10
 """Of a body: what it is read into is counted, too."""
@@ -155,6 +163,7 @@ class Gateway:
         self._server: asyncio.Server | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._trim_s = 0.0
         self.configure(chosen)
 
     def configure(self, settings: GatewaySettings) -> None:
@@ -192,6 +201,7 @@ class Gateway:
             )
         except OSError as error:
             raise cannot_listen(error, host, port) from error
+        limit_unsent(self._server)
         host, port = self._server.sockets[0].getsockname()[:2]
         try:
             await self._admin.open(self.settings, port)
@@ -267,7 +277,7 @@ class Gateway:
             self._cors.mark(request)
         try:
             if self.accounts is not None:
-                self.accounts.authenticate(shown_key(request.headers))
+                self.accounts.authenticate(shown_key(request.path, request.headers))
             if self.draining or len(self.relays) >= self.limits.requests:
                 raise self._full()
         except ApiError as error:
@@ -331,7 +341,7 @@ class Gateway:
         try:
             if self.accounts is not None:
                 # As in `_relay`: before the body is read.
-                self.accounts.authenticate(request.headers.get(b"authorization"))
+                self.accounts.authenticate(client.show_key())
             self._relay(client, client.translate(), dialect.endpoint, asked=dialect.path)
         except Exception as error:  # noqa: BLE001 - the edge, as in `handle`
             self._refuse(client, request, error)
@@ -569,3 +579,6 @@ class Gateway:
                 del self._upstreams[member]
         self.pool.tick(now_s)
         self.log.flush()
+        if now_s >= self._trim_s:
+            self._trim_s = now_s + _TRIM_S
+            return_unused_memory()

@@ -13,6 +13,7 @@ import msgspec
 
 DONE = b"data: [DONE]\n\n"
 _FOLD_BYTES = 512 * 2**10
+_LOOSE_CHARS = 64 * 2**10
 
 Chunk = dict[str, Any]
 """A chunk as plain data; what engines add to it is kept."""
@@ -35,6 +36,30 @@ def _unix(data: bytes) -> bytes:
     tail = b"\r" if data.endswith(b"\r") else b""
     kept = data[: len(data) - len(tail)]
     return kept.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + tail
+
+
+class UnfinishedEvent:
+    """The beginning of an event whose end has not come.
+
+    Events may be large and come in many pieces: each is looked at once, and only where it begins.
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = bytearray(data)
+
+    def __len__(self) -> int:
+        """Return how many bytes there are of it."""
+        return len(self._data)
+
+    def add(self, data: bytes) -> bytes | None:
+        """Take what comes next; return all there is once an event ends in it."""
+        # Its end are at most four bytes, of which the last is new.
+        seam = bytes(self._data[-3:]) + data
+        self._data += data
+        ended = b"\n\n" in (_unix(seam) if b"\r" in seam else seam)
+        return bytes(self._data) if ended else None
 
 
 def payload(event: bytes) -> bytes | None:
@@ -111,7 +136,6 @@ def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
 class DeliveredChoice:
     """One answer (choice) as far as the client has it."""
 
-    strings: dict[tuple[str, ...], str] = field(default_factory=dict)
     tokens: int = 0
     """Tokens: those named by the engine, else those with log-probabilities, else chunks with text."""
     token_ids: list[int] | None = field(default_factory=list)
@@ -121,6 +145,26 @@ class DeliveredChoice:
     """Whether sound was begun: no text holds its state."""
     audio_chars: int = 0
     """Of sound, in base64."""
+    _blocks: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    """Text by place, in long parts: what is put together is copied."""
+    _pieces: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    """What came since."""
+    _loose: int = 0
+    """Characters in that."""
+
+    @property
+    def strings(self) -> dict[tuple[str, ...], str]:
+        """Return all text so far, by where it belongs."""
+        self._pack()
+        for parts in self._blocks.values():
+            parts[:] = ["".join(parts)]
+        return {place: parts[0] for place, parts in self._blocks.items()}
+
+    def _pack(self) -> None:
+        for place, pieces in self._pieces.items():
+            self._blocks.setdefault(place, []).append("".join(pieces))
+        self._pieces.clear()
+        self._loose = 0
 
     @property
     def text(self) -> str:
@@ -144,8 +188,11 @@ class DeliveredChoice:
         """Take in a choice of one more chunk."""
         some = False
         for place, piece in strings_of(choice):
-            self.strings[place] = self.strings.get(place, "") + piece
+            self._pieces.setdefault(place, []).append(piece)
+            self._loose += len(piece)
             some = some or bool(piece)
+        if self._loose > _LOOSE_CHARS:
+            self._pack()
         ids = choice.get("token_ids")
         if isinstance(ids, list):
             self.tokens += len(ids)
@@ -239,11 +286,13 @@ class Delivered:
 class StreamJournal:
     """The events a client has received: bytes until someone asks what they say."""
 
-    __slots__ = ("_delivered", "_raw", "_size")
+    __slots__ = ("_delivered", "_raw", "_size", "folded")
 
     def __init__(self) -> None:
         self._raw: list[bytes] = []
         self._size = 0
+        self.folded = 0
+        """Bytes of events that were read; what is kept of them is no more than that."""
         self._delivered = Delivered()
 
     def append(self, data: bytes) -> None:
@@ -264,6 +313,7 @@ class StreamJournal:
         data = b"".join(self._raw)
         self._raw.clear()
         self._size = 0
+        self.folded += len(data)
         for event in split_events(data)[0]:
             data_field = payload(event)
             chunk = read_chunk(data_field) if data_field is not None else None

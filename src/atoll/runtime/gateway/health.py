@@ -20,12 +20,12 @@ replaces by itself while its requests wait."""
 
 
 class _Reply:
-    """Waits for one answer."""
+    """Waits for one answer, and keeps nothing of its connection: there is one for every question."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, upstream: Upstream, loop: asyncio.AbstractEventLoop) -> None:
         self.status: asyncio.Future[int] = loop.create_future()
+        self._upstream = upstream
         self._status = 0
-        self.answered = False
 
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         del content_type, retry_after
@@ -35,7 +35,7 @@ class _Reply:
         pass
 
     def on_end(self) -> None:
-        self.answered = True
+        self._upstream.close()
         if not self.status.done():
             self.status.set_result(self._status)
 
@@ -114,15 +114,13 @@ class HealthMonitor:
     async def _ask(
         self, member: Member, ask: RequestTemplate, path: str, body: bytes, timeout_s: float
     ) -> int:
-        upstream: Upstream | None = None
-        reply = _Reply(asyncio.get_running_loop())
-        try:
-            async with asyncio.timeout(timeout_s):
-                # A new connection: a kept one says nothing about who listens now.
-                upstream = await self._upstreams(member).connect()
+        async with asyncio.timeout(timeout_s):
+            # A new connection: a kept one says nothing about who listens now.
+            upstream = await self._upstreams(member).connect()
+            reply = _Reply(upstream, asyncio.get_running_loop())
+            try:
                 upstream.ask(reply, path.encode(), body, b"", ask)
                 return await reply.status
-        finally:
-            # Once answered, the connection is kept and may serve another already.
-            if upstream is not None and not reply.answered:
-                upstream.close()
+            finally:
+                if not reply.status.done() or reply.status.cancelled():
+                    upstream.close()

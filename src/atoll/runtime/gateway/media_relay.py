@@ -91,6 +91,10 @@ class MediaRelay(Relay):
         self._piecewise = status == 200 and kind.startswith(_PIECEWISE)
         self._kind = kind
 
+    def _takes_events(self) -> bool:
+        # They are asked for in several ways.
+        return True
+
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the answer on."""
         if not self._piecewise:

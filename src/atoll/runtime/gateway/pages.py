@@ -17,13 +17,13 @@ import msgspec
 
 from atoll.core.errors import AtollError
 from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.gateway.dialects import shown_key
 from atoll.runtime.gateway.dialects.messages import models
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.openapi import document
 from atoll.runtime.gateway.permitted import PermittedModels
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.traffic import TrafficTally
-from atoll.runtime.http.request import shown_key
 from atoll.runtime.http.server import Connection, Request
 from atoll.runtime.openai import FORMS, REQUESTS, ApiError
 from atoll.runtime.pool.member import ConfiguredBackend
@@ -167,7 +167,7 @@ class Pages:
             page["without_backend"] = missing
             if context.accounts is not None and missing:
                 try:
-                    context.accounts.authenticate(shown_key(request.headers))
+                    context.accounts.authenticate(request.headers.get(b"authorization"))
                 except ApiError:
                     page["without_backend"] = len(missing)
         _respond(connection, 200 if ready else 503, page)
@@ -177,7 +177,7 @@ class Pages:
         context = self._context
         names = context.chooser.names(hidden=path != "/v1/models")
         if context.accounts is not None:
-            grant = context.accounts.authenticate(shown_key(request.headers))
+            grant = context.accounts.authenticate(shown_key(request.path, request.headers))
             visible = context.accounts.visible_models(grant, names)
             names = self._permitted.choose(grant.policy, visible)
         anthropic = models.is_asked(request.headers)

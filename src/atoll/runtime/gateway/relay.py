@@ -249,7 +249,7 @@ class Relay:
 
     def _is_silent(self) -> bool:
         """Whether nothing of an answer has come, from any backend."""
-        return not (self.begun or self._answer.parts or self._answer.carry)
+        return not (self.begun or self._answer.parts or self._answer.unfinished)
 
     def _fail_over(
         self,
@@ -276,7 +276,9 @@ class Relay:
         if member is not None:
             if context.detailed:
                 self._record_share(member, "failed", self.journal.read().tokens, now_s)
-            if self.begun and self._last_s > attempts.began_s:
+            rewriter = self._answer.rewriter
+            mute = rewriter is not None and rewriter.mute
+            if self.begun and self._last_s > attempts.began_s and not mute:
                 budget.note_progress()
                 attempts.tries = 0
                 attempts.reopened = False
@@ -330,6 +332,12 @@ class Relay:
         answer.begin(status, content_type, retry_after)
         if upstream is not None:
             answer.notes = upstream.notes
+        if answer.streaming and not self._takes_events():
+            self._fail_over("events instead of an answer")
+
+    def _takes_events(self) -> bool:
+        """Whether an answer may be a stream: the client has to be able to read it."""
+        return self.stream
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the answer on."""
@@ -345,7 +353,7 @@ class Relay:
         # text the quotes would be escaped.)
         if (
             answer.plain
-            and not answer.carry
+            and answer.unfinished is None
             and data.endswith(b"\n\n")
             and b'"finish_reason":"' not in data
             and b'"finish_reason": "' not in data
@@ -377,7 +385,11 @@ class Relay:
         status = answer.status
         body = b"".join(answer.parts)
         if status == 200 and not self.begun:
-            answer.usage = usage = self._find_usage(body)
+            try:
+                answer.usage = usage = self._find_usage(body)
+            except ValueError as problem:
+                self._fail_over(f"the answer is no JSON: {problem}")
+                return
             self._note_success()
             self.first_s = self._context.loop.time()
             headers = self._headers()
@@ -405,7 +417,7 @@ class Relay:
             self._fail_over(f"unexpected status {status}")
 
     def _find_usage(self, body: bytes) -> Usage | None:
-        """Return what a whole answer says of its usage, in it or beside it."""
+        """Return what a whole answer says of its usage, in it or beside it; ValueError: it is none."""
         usage = answer_usage(body)
         if usage is not None or self._answer.notes is None:
             return usage
@@ -577,6 +589,9 @@ class Relay:
         deadlines = self._context.settings.deadlines
         if now_s - self.started_s > deadlines.request_s:
             self._fail(faults.too_long())
+        elif self.journal.folded > self._context.settings.limits.answer_bytes:
+            # Elsewhere it would be as long.
+            self._blame_length(now_s)
         elif self._wake_s is not None:
             if now_s >= self._wake_s:
                 self.attempts.attempt(self)
@@ -585,6 +600,11 @@ class Relay:
                 self.client.abort()
         else:
             self._check_silence(now_s, deadlines)
+
+    def _blame_length(self, now_s: float) -> None:
+        """Give up a stream that has no end, and hold it against its backend."""
+        self.attempts.give_up("the answer is too large", now_s, blame=True)
+        self._fail(faults.stream_interrupted("the answer is too large"))
 
     def _check_silence(self, now_s: float, deadlines: Deadlines) -> None:
         """Give up a backend that takes too long to connect, to answer, or over the next token."""

@@ -44,17 +44,17 @@ class Continuation:
         self._head = delivered.head
         self._before = delivered.tokens
         self._whole = whole
-        self._mute = mute
+        self.mute = mute
 
     def chunk(self, chunk: Chunk) -> Chunk | None:
         """Return the chunk as the client should see it, or None: nothing of it is news."""
         _same_stream(chunk, self._head)
         usage = chunk.get("usage")
         if isinstance(usage, dict) and not self._whole:
-            _move_tokens(usage, self._before, mute=self._mute)
+            _move_tokens(usage, self._before, mute=self.mute)
         kept = []
         for choice in choices_of(chunk):
-            if self._mute:
+            if self.mute:
                 _silence(choice)
             _without_role(choice)
             if _says_something(choice):
@@ -67,6 +67,8 @@ class Continuation:
 
 class ReplayFilter:
     """Leaves out of a repeated answer what the client has already."""
+
+    mute = False
 
     def __init__(self, delivered: Delivered) -> None:
         self._head = delivered.head

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
 
+from atoll.runtime.http.listening import limit_unsent
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.openai import ApiError
 
@@ -114,6 +115,7 @@ class HandlerServer:
         self._server = await self.loop.create_server(
             lambda: Connection(self), host, port, backlog=_BACKLOG
         )
+        limit_unsent(self._server)
         address = self._server.sockets[0].getsockname()
         return str(address[0]), int(address[1])
 

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import socket
 
 from atoll.core.errors import InputError
+
+_UNSENT_BYTES = 128 * 2**10
+_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+"""Of Linux."""
+
+
+def limit_unsent(server: asyncio.Server) -> None:
+    """Have the machine keep little of what its clients have not read, so that the server learns of it soon.
+
+    Otherwise it takes megabytes for every client that does not read. What is under way to a client that
+    does is not limited. Connections have it from the socket that is listened on.
+    """
+    for listening in server.sockets:
+        if listening.family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError):
+                listening.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
 def cannot_listen(error: OSError, host: str, port: int, field: str = "--port") -> InputError:

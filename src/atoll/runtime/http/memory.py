@@ -10,6 +10,12 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LARGE_BYTES = 2**20
 
 
+def return_unused_memory() -> None:
+    """Have the allocator give back what is free in the midst of its memory; takes a millisecond or few."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def return_large_memory() -> None:
     """Have the allocator give back what large bodies took when they are gone.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Protocol
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -59,10 +58,3 @@ class Responder(Protocol):
 
     def resume(self) -> None:
         """Send again after `pause`: the client keeps up."""
-
-
-def shown_key(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """Return the `authorization` of a request; Anthropic's clients show their key in another header."""
-    shown = headers.get(b"authorization")
-    other = headers.get(b"x-api-key") if shown is None else None
-    return shown if other is None else b"Bearer " + other

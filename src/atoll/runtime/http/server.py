@@ -34,12 +34,16 @@ _LINGER_S = 2.0
 _HIGH_WATER = 256 * 2**10
 _UNCOUNTED_BYTES = 16 * 2**10
 """Of a body that came whole: what is smaller is not worth counting."""
+_MOST_AT_ONCE = 16
+"""Requests of one connection that are answered before others have their turn."""
 _MOST_QUEUED = 64
 """Requests of a connection that wait for the answer to the one before."""
 _QUEUED_BYTES = 2**10
 """What such a request takes besides its body."""
 _CHUNK_BYTES = 16
 """What may stand around a chunk of a body: its length, line ends, a word of extension."""
+_MANY_CHUNKS = 1000
+"""A body of so many is read a little at a time: each costs as much as a request."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PROBES_S = (0.05, 0.2, 1.0, 5.0)
 """Between two looks whether a client that says no more is still there."""
@@ -98,6 +102,8 @@ class Connection(AnswerWriter):
         "_queue",
         "_received",
         "_reserved",
+        "_stalled",
+        "_turns",
         "_url",
         "exchange",
         "on_body",
@@ -126,6 +132,10 @@ class Connection(AnswerWriter):
         self._closing = False
         self._half_closed = False
         """Whether the client says no more."""
+        self._stalled = False
+        """Whether it does not read what it is answered."""
+        self._turns = 0
+        """Requests served of what was read last."""
         self._received = 0
         """Bytes of a request that is not complete."""
         self._reserved = 0
@@ -194,6 +204,7 @@ class Connection(AnswerWriter):
             return
         fresh = self._received == 0
         self._received += len(data)
+        self._turns = 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -220,7 +231,7 @@ class Connection(AnswerWriter):
             if self._received > limits.header_bytes or count > limits.headers:
                 self._refuse(_headers_too_large())
             elif app.buffered > limits.buffered_bytes:
-                self._refuse(too_much_held())
+                self._refuse(too_much_held(self._reserved, limits.buffered_bytes))
             return
         if self._current is None:
             try:
@@ -238,7 +249,15 @@ class Connection(AnswerWriter):
             # Extensions of chunks, or trailers: the headers were taken out.
             self._refuse(_headers_too_large())
         elif app.buffered > limits.buffered_bytes:
-            self._refuse(too_much_held())
+            self._refuse(too_much_held(self._reserved, limits.buffered_bytes))
+        elif self._chunks > _MANY_CHUNKS and not self._queue:
+            self.transport.pause_reading()
+            app.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Read again, now that others had their turn."""
+        if not self._queue and not self._closing:
+            self.transport.resume_reading()
 
     def _expect_body(self) -> None:
         """Say to a client whose headers are there that the body may come, or that it may not."""
@@ -251,10 +270,13 @@ class Connection(AnswerWriter):
         coding = headers.get(b"transfer-encoding")
         if coding is not None and (request.old or coding.strip().lower() != b"chunked"):
             raise ApiError(400, "transfer-encoding: only chunked is taken, by HTTP/1.1")
+        expected = headers.get(b"expect")
+        if expected is not None and expected.lower() != b"100-continue":
+            raise ApiError(417, "expect: only 100-continue is known")
         app.expect(request)
         if self._serving is None:
             self._deadline_s = app.loop.time() + app.deadlines.body_s
-            if headers.get(b"expect", b"").lower() == b"100-continue":
+            if expected is not None:
                 self.transport.write(_CONTINUE)
 
     def _body_limit(self) -> int:
@@ -264,13 +286,17 @@ class Connection(AnswerWriter):
 
     def pause_writing(self) -> None:
         """Have the source of the answer wait."""
+        self._stalled = True
         if self.exchange is not None:
             self.exchange.pause()
 
     def resume_writing(self) -> None:
         """Have the source of the answer go on."""
+        self._stalled = False
         if self.exchange is not None:
             self.exchange.resume()
+        elif self._queue:
+            self._next()
 
     # Parser
 
@@ -309,11 +335,15 @@ class Connection(AnswerWriter):
         if size > _UNCOUNTED_BYTES or size > self._app.limits.body_bytes or self._reserved:
             self._count(request)
         request.keep_alive = not request.old and self._parser.should_keep_alive()
-        if self._serving is None:
+        if self._serving is not None or self._queue or self._stalled:
+            self._enqueue(request)
+        elif self._turns >= _MOST_AT_ONCE:
+            self._enqueue(request)
+            self._app.loop.call_soon(self._next)
+        else:
+            self._turns += 1
             self._serving = request
             self._app.handle(self, request)
-        else:
-            self._enqueue(request)
 
     def _forget_trailers(self) -> None:
         """Leave out what came after the last chunk, of which there may be no more than headers."""
@@ -332,7 +362,7 @@ class Connection(AnswerWriter):
         most = app.limits.body_limit(request.path)
         error = _too_large(most) if size > most else None
         if error is None and app.buffered > app.limits.buffered_bytes:
-            error = too_much_held()
+            error = too_much_held(size, app.limits.buffered_bytes)
         if error is not None:
             app.buffered -= size
             self._current = request
@@ -356,8 +386,9 @@ class Connection(AnswerWriter):
         if serving is not None:
             serving.held += size
             app.buffered += size
+            size = serving.held
         if app.buffered > app.limits.buffered_bytes:
-            raise too_much_held()
+            raise too_much_held(size, app.limits.buffered_bytes)
 
     def _request(self) -> Request:
         """Return the request whose headers are there."""
@@ -418,7 +449,7 @@ class Connection(AnswerWriter):
             self._app.loop.call_soon(self._next)
 
     def _next(self) -> None:
-        if self._queue and self._serving is None and not self._closing:
+        if self._queue and self._serving is None and not self._closing and not self._stalled:
             request = self._queue.popleft()
             if not self._queue:
                 self.transport.resume_reading()
@@ -427,12 +458,16 @@ class Connection(AnswerWriter):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot be read on and close, once the client had time to read it."""
-        if self._serving is not None:
+        waiting = self._queue.popleft() if self._serving is None and self._queue else None
+        last = self._serving or waiting
+        if last is not None:
             # The answer to the request before is still to come; it is the last.
-            self._serving.keep_alive = False
+            last.keep_alive = False
             self._release_unserved()
             self._body.clear()
             self.transport.pause_reading()
+            if waiting is not None:
+                self._queue.append(waiting)
             return
         self._closing = True
         body = error.body()
@@ -495,8 +530,14 @@ def _checked_host(host: bytes | None) -> bytes:
     return host
 
 
-def too_much_held() -> ApiError:
-    """Return what a client is told that comes while too much of others' is held."""
+def too_much_held(size: int, most: int) -> ApiError:
+    """Return what a client is told whose request is not held: of others there is too much, or of it."""
+    if size > most:
+        return ApiError(
+            413,
+            f"the request takes more than {most} bytes once it is read",
+            code="request_too_large",
+        )
     return ApiError(
         503,
         "too many large requests at once",

@@ -20,8 +20,14 @@ from atoll.runtime.pool.member import Member
 
 _DRAIN_S = 5.0
 _MAX_IDLE = 1024
+_IDLE_S = 60.0
+"""A connection that nobody took for so long is not kept: once there were more requests."""
 _MOST_HEADERS = 1000
 """Of an answer; a backend that says more is not listened to."""
+_LARGE_BYTES = 64 * 2**10
+"""Of a body that is sent by itself."""
+_AROUND_BYTES = 128 * 2**10
+"""Of headers, trailers and extensions of chunks between two pieces of a body, the same."""
 _NOTES = frozenset({b"x-atoll-path", b"x-atoll-usage", b"x-atoll-rate-hz"})
 
 
@@ -117,6 +123,7 @@ class HttpUpstream(asyncio.Protocol):
     """One connection to a backend."""
 
     __slots__ = (
+        "_around",
         "_ended",
         "_headers",
         "_pool",
@@ -124,6 +131,8 @@ class HttpUpstream(asyncio.Protocol):
         "_status",
         "_touched",
         "drain_until_s",
+        "kept_s",
+        "lasts",
         "notes",
         "on_header",
         "parser",
@@ -142,10 +151,13 @@ class HttpUpstream(asyncio.Protocol):
         self.receiver: Receiver | None = None
         self.transport: asyncio.Transport
         self.reused = False
+        self.lasts = False
+        """Whether the backend keeps the connection after its answer."""
         self.unsent = False
         self.notes: Mapping[bytes, bytes] | None = None
-        self.drain_until_s = 0.0
+        self.drain_until_s = self.kept_s = 0.0
         self._status = 0
+        self._around = 0
         self._sized = self._touched = self._ended = False
 
     def send(self, receiver: Receiver, request: bytes) -> None:
@@ -167,7 +179,12 @@ class HttpUpstream(asyncio.Protocol):
         self.receiver = receiver
         self._status = 0
         self._sized = self._touched = self._ended = False
-        self.transport.write(self._pool.request(path, body, extra, ask))
+        if len(body) < _LARGE_BYTES:
+            self.transport.write(self._pool.head(path, len(body), extra, ask) + body)
+        else:
+            # There is no second one of it in memory while it is sent.
+            self.transport.write(self._pool.head(path, len(body), extra, ask))
+            self.transport.write(body)
 
     def leave(self) -> None:
         """Listen no more; the connection is kept if the answer ends before long."""
@@ -219,6 +236,7 @@ class HttpUpstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came; the receiver hears of it."""
         self._touched = True
+        self._around += len(data)
         if self.receiver is None and not self.drain_until_s:
             # Nobody asked.
             self.transport.abort()
@@ -232,6 +250,11 @@ class HttpUpstream(asyncio.Protocol):
         else:
             if len(self._headers) > _MOST_HEADERS:
                 self._fail("the answer has too many headers")
+            elif self._around > _AROUND_BYTES:
+                self._fail("the headers or trailers of the answer are too large")
+            elif self._ended:
+                # Not before all that came was read: it might be more than this answer.
+                self._pool.keep(self)
 
     def _fail(self, reason: str) -> None:
         receiver = self.receiver
@@ -240,6 +263,11 @@ class HttpUpstream(asyncio.Protocol):
             receiver.on_lost(reason, unused=False)
 
     # Parser
+
+    def on_message_begin(self) -> None:
+        """Close if there was an answer already: nobody asked for another, and the next must not get it."""
+        if self._ended:
+            self.transport.abort()
 
     def on_headers_complete(self) -> None:
         """Tell that the answer begins."""
@@ -259,6 +287,7 @@ class HttpUpstream(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Pass a piece of the body on."""
+        self._around = 0
         if self.receiver is not None:
             self.receiver.on_body(data)
 
@@ -267,10 +296,12 @@ class HttpUpstream(asyncio.Protocol):
         if self._status < 200:
             return
         self._ended = True
+        self._around = 0
+        # Asked later, the parser has forgotten.
+        self.lasts = self.parser.should_keep_alive()
         # Trailers are nothing to us, and no headers of the next answer.
         self._headers.clear()
         receiver, self.receiver = self.receiver, None
-        self._pool.keep(self)
         if receiver is not None:
             receiver.on_end()
 
@@ -303,8 +334,8 @@ class HttpUpstreamPool:
             f" HTTP/1.1\r\nhost: {parts.netloc}\r\n{auth}user-agent: atoll\r\ncontent-type: "
         ).encode()
 
-    def request(self, path: bytes, body: bytes, extra: bytes, ask: RequestTemplate = JSON) -> bytes:
-        """Return a request; `extra` are headers with their line ends."""
+    def head(self, path: bytes, length: int, extra: bytes, ask: RequestTemplate = JSON) -> bytes:
+        """Return a request up to its body of a length; `extra` are headers with their line ends."""
         head = self._heads.get(path) if ask is JSON else None
         if head is None:
             head = b"%b %b%b%b%b\r\n" % (
@@ -317,7 +348,7 @@ class HttpUpstreamPool:
             if ask is JSON:
                 # There are as many as there are endpoints.
                 self._heads[path] = head
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, extra, len(body), body)
+        return b"%b%bcontent-length: %d\r\n\r\n" % (head, extra, length)
 
     def take(self) -> HttpUpstream | None:
         """Return a kept connection, the one used last, or None."""
@@ -341,14 +372,18 @@ class HttpUpstreamPool:
         """Keep a connection whose answer is complete for the next request, if it can be."""
         self._draining.discard(link)
         link.drain_until_s = 0.0
-        if (
+        if link.unsent:
+            # It was answered before it was read: the rest would come before the next request.
+            link.transport.abort()
+        elif (
             self.closed
             or len(self._idle) >= _MAX_IDLE
-            or not link.parser.should_keep_alive()
+            or not link.lasts
             or link.transport.is_closing()
         ):
             link.transport.close()
         else:
+            link.kept_s = self._loop.time()
             self._idle.append(link)
 
     def drain(self, link: HttpUpstream) -> None:
@@ -369,9 +404,11 @@ class HttpUpstreamPool:
             self._idle.pop().transport.close()
 
     def tick(self, now_s: float) -> None:
-        """Close what drains for too long."""
+        """Close what drains for too long, and what was not needed for long: those at the left end."""
         for link in [k for k in self._draining if now_s >= k.drain_until_s]:
             link.close()
+        while self._idle and now_s - self._idle[0].kept_s > _IDLE_S:
+            self._idle.popleft().transport.close()
 
     def close(self) -> None:
         """Open no more and close what is idle."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core.errors import AtollError, InputError, MissingDependencyError
 from atoll.core.files import read_text_limited
+from atoll.runtime.http.memory import return_large_memory
 from atoll.runtime.http.program import close_when_told, run_program
 from atoll.runtime.instance.config import InstanceConfig, InstanceHelpers
 
@@ -33,6 +34,7 @@ async def _serve(config: InstanceConfig) -> None:
         name = error.name or "httptools"
         raise MissingDependencyError(name, "serve", needed_for="an instance") from error
 
+    return_large_memory()
     server = InstanceServer(config, TextCodec(resolve(config.model)))
     try:
         host, port = await server.start()

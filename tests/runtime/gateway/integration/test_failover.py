@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+import sys
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from atoll.runtime.gateway import events
 from atoll.runtime.gateway.health import HealthMonitor
-from atoll.runtime.gateway.settings import HealthSettings
-from atoll.runtime.http.upstream import GET, HttpUpstream, HttpUpstreamPool
-from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
+from atoll.runtime.gateway.settings import GatewayLimits, HealthSettings
+from atoll.runtime.http.upstream import GET, HttpUpstreamPool
+from tests.runtime.gateway.engine import BAD_ANSWERS, Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
     CHAT,
     COMPLETIONS,
@@ -93,6 +98,35 @@ def test_stream_goes_on_elsewhere(what: str, kind: str) -> None:
     reply, bench = run(body, [Fault(what, 7)], kind=kind)
     check_stream(reply, bench, CHAT, body)
     assert bench.records[0].backends == ("e0", "e1")
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_mistake_of_the_client_in_mid_stream_is_passed_on(batch: int) -> None:
+    reply, bench = run(streamed(), [Fault("mistake_event", 8)], batch=batch)
+    error = json.loads(reply.events[-1])["error"]
+    assert (error["message"], error["type"]) == ("no such tool", "invalid_request_error")
+    assert error["param"] == "tools"
+    assert bench.records[0].backends == ("e0",)
+    assert [m.failures for m in bench.gateway.pool.members.values()] == [0, 0]
+
+
+def test_a_stream_as_long_as_it_may_be_waits_for_its_end_as_often_as_others() -> None:
+    """The end is all that is missing: a backend that stalls again has not gone on with it."""
+    body = streamed(max_tokens=5)
+    stalls = [Fault("stall_at_end")] * 20
+    reply, bench = run(body, stalls, stalls, spare=0)
+    assert json.loads(reply.events[-1])["error"]["code"] == "stream_interrupted"
+    assert len(bench.records[0].backends) <= 4
+
+
+@pytest.mark.parametrize("what", list(BAD_ANSWERS))
+def test_an_answer_that_is_none_is_asked_for_elsewhere(what: str) -> None:
+    reply, bench = run(chat(), [Fault(what)])
+    assert reply.json["choices"][0]["message"]["content"] == expected(CHAT, chat()).text
+    assert bench.records[0].backends == ("e0", "e1")
+    assert bench.gateway.pool.members["e0"].failures == 1
+    reply, bench = run(chat(), [Fault(what)] * 3, spare=0)
+    assert (reply.status, reply.json["error"]["code"]) == (502, "upstream_error")
 
 
 @pytest.mark.parametrize("what", BEFORE)
@@ -314,29 +348,44 @@ def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() -> Non
     asyncio.run(go())
 
 
-def test_health_check_lets_go_of_its_connection() -> None:
-    """Once answered, the connection is kept, and whoever takes it next must not lose it."""
+def test_health_checks_leave_no_connection_behind() -> None:
+    """Each has one of its own, however often it asks; requests keep theirs."""
 
     async def go() -> None:
         async with running([ScriptedEngine()]) as bench:
-            member = bench.gateway.pool.members["e0"]
-            upstreams = bench.gateway.upstreams(member)
-            assert isinstance(upstreams, HttpUpstreamPool)
-            taken: list[HttpUpstream | None] = []
-            keep = upstreams.keep
-
-            def keep_and_take(link: HttpUpstream) -> None:
-                keep(link)
-                taken.append(upstreams.take())
-
-            upstreams.keep = keep_and_take  # type: ignore[method-assign]
             gateway = bench.gateway
+            member = gateway.pool.members["e0"]
+            upstreams = gateway.upstreams(member)
+            assert isinstance(upstreams, HttpUpstreamPool)
+            assert (await bench.post(CHAT, chat())).status == 200
+            kept = upstreams.open
             monitor = HealthMonitor(gateway.pool, gateway.upstreams, HealthSettings())
-            assert await monitor._ask(member, GET, "/health", b"", 2.0) == 200
-            (link,) = taken
-            assert link is not None
-            assert not link.transport.is_closing()
-            link.close()
+            for _ in range(5):
+                assert await monitor._ask(member, GET, "/health", b"", 2.0) == 200
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert upstreams.open == kept == 1
+            assert upstreams.take() is not None
+
+    asyncio.run(go())
+
+
+def test_connections_that_nobody_needs_any_more_are_closed() -> None:
+    async def go() -> None:
+        async with running([ScriptedEngine(step_s=0.01)]) as bench:
+            gateway = bench.gateway
+            upstreams = gateway.upstreams(gateway.pool.members["e0"])
+            assert isinstance(upstreams, HttpUpstreamPool)
+            await asyncio.gather(*(bench.post(CHAT, chat()) for _ in range(5)))
+            assert upstreams.open > 1
+            now_s = gateway.loop.time()
+            upstreams.tick(now_s + 30.0)
+            assert upstreams.take() is not None
+            upstreams.tick(now_s + 90.0)
+            assert upstreams.take() is None
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert upstreams.open == 1
 
     asyncio.run(go())
 
@@ -363,6 +412,53 @@ def test_client_that_leaves_cancels_the_work() -> None:
     (record,) = bench.records
     assert (record.status, record.outcome, record.estimated) == (499, "cancelled", True)
     assert record.completion_tokens >= 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sockets are told so on Linux only")
+def test_little_is_sent_to_a_client_that_does_not_read() -> None:
+    """Not what fits into the buffers of the machine, which are megabytes."""
+
+    async def go() -> tuple[int, int]:
+        engine = ScriptedEngine(batch=4000)
+        async with running([engine], deadlines=replace(QUICK, between_tokens_s=30.0)) as bench:
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect(("127.0.0.1", bench.port))
+                body = json.dumps(streamed(max_tokens=10**6) | {"ignore_eos": True}).encode()
+                head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+                client.send(head % (CHAT.encode(), len(body)) + body)
+                before = same = 0
+                while same < 6:
+                    await asyncio.sleep(0.05)
+                    relay = next(iter(bench.gateway.relays), None)
+                    if relay is None:
+                        continue
+                    relay.journal.read()
+                    sent = relay.journal.folded
+                    same = same + 1 if sent == before > 0 else 0
+                    before = sent
+                return before, engine.running
+
+    sent, running_now = asyncio.run(go())
+    assert sent < 2 * 2**20
+    assert running_now == 1
+
+
+def test_a_stream_without_an_end_is_given_up() -> None:
+    async def go() -> tuple[Reply, Bench]:
+        limits = GatewayLimits(answer_bytes=20_000)
+        async with running([ScriptedEngine(step_s=0.001)], limits=limits) as bench:
+            reply = await bench.post(CHAT, streamed(max_tokens=100_000, ignore_eos=True))
+            return reply, bench
+
+    with patch.object(events, "_FOLD_BYTES", 4096):
+        reply, bench = asyncio.run(go())
+    error = json.loads(reply.events[-1])["error"]
+    assert (error["code"], error["message"]) == (
+        "stream_interrupted",
+        "the stream broke off: the answer is too large",
+    )
+    assert bench.gateway.pool.members["e0"].failures == 1
 
 
 def test_slow_reader_does_not_fill_the_memory() -> None:

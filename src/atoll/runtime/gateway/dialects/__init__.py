@@ -17,16 +17,26 @@ from atoll.runtime.gateway.dialects.responses.dialect import ResponsesDialect
 from atoll.runtime.gateway.dialects.translated import ShapedError, TranslatedClient
 from atoll.runtime.openai import ApiError
 
-__all__ = ["DIALECTS", "Dialect", "TranslatedClient", "shape_error"]
+__all__ = ["DIALECTS", "Dialect", "TranslatedClient", "shape_error", "shown_key"]
 
 DIALECTS: dict[bytes, Dialect] = {
     dialect.path.encode(): dialect
     for dialect in (ResponsesDialect(), MessagesDialect(), CountDialect())
 }
 """By their paths as in a request."""
+_ALL_KINDS = DIALECTS[MessagesDialect.path.encode()]
 
 
 def shape_error(error: ApiError, path: bytes) -> ApiError:
     """Return an error as it is said at a path."""
     dialect = DIALECTS.get(path)
     return error if dialect is None else ShapedError(error, dialect)
+
+
+def shown_key(path: bytes, headers: dict[bytes, bytes]) -> bytes | None:
+    """Return the key that a caller of a path shows, as an `authorization` header holds it.
+
+    Lists of models are asked for by clients of every kind.
+    """
+    dialect = _ALL_KINDS if path.startswith(b"/v1/models") else DIALECTS.get(path)
+    return headers.get(b"authorization") if dialect is None else dialect.authorization(headers)

@@ -57,7 +57,7 @@ class Dialect(Protocol):
         ...
 
     def authorization(self, headers: dict[bytes, bytes]) -> bytes | None:
-        """Return the key of a caller, as an `authorization` header holds it."""
+        """Return the key of a caller, as an `authorization` header holds it; two keys are an ApiError."""
         ...
 
     def translate(self, body: bytes, seed: str) -> Translation:

@@ -41,9 +41,14 @@ class TranslatedClient:
         self._request = request
         self._translation: Translation | None = None
         self._stream: StreamTranslator | None = None
-        authorization = dialect.authorization(request.headers)
+
+    def show_key(self) -> bytes | None:
+        """Put the key of the caller where it is looked for, and return it; two keys are an ApiError."""
+        headers = self._request.headers
+        authorization = self._dialect.authorization(headers)
         if authorization is not None:
-            request.headers[b"authorization"] = authorization
+            headers[b"authorization"] = authorization
+        return authorization
 
     def translate(self) -> Request:
         """Return the request as backends get it; what is wrong with it is an ApiError."""

@@ -18,7 +18,6 @@ from atoll.runtime.gateway.dialects.messages.request import (
     read_messages,
 )
 from atoll.runtime.gateway.dialects.messages.stream import MessagesStream
-from atoll.runtime.http.request import shown_key
 from atoll.runtime.openai import CHAT, TOKENIZE, ApiError
 
 _KINDS = {
@@ -61,8 +60,18 @@ class MessagesDialect:
     request: type[MessageInput] = MessagesRequest
 
     def authorization(self, headers: dict[bytes, bytes]) -> bytes | None:
-        """Return the `authorization` header, else one made of `x-api-key`."""
-        return shown_key(headers)
+        """Return the `authorization` header, or one made of `x-api-key`; two that differ are an ApiError.
+
+        Whoever stands before us may have read the other one.
+        """
+        key = headers.get(b"x-api-key")
+        given = headers.get(b"authorization")
+        if key is None:
+            return given
+        made = b"Bearer " + key
+        if given is not None and given != made:
+            raise ApiError(400, "authorization and x-api-key show two keys", code="two_keys")
+        return made
 
     def translate(self, body: bytes, seed: str) -> TranslatedMessages | TranslatedCount:
         """Read a request."""
