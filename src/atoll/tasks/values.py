@@ -6,6 +6,7 @@ dictionaries with text keys. Tensors, sound and pictures stay where they were ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
@@ -75,3 +76,15 @@ Value: TypeAlias = (
     "bool | int | float | str | bytes | list[Value] | dict[str, Value] | Handle | None"
 )
 """What may be handed over between processes."""
+
+
+def handles_in(value: Value) -> Iterator[Handle]:
+    """Yield every handle in a value, in a fixed order."""
+    if isinstance(value, Handle):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from handles_in(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from handles_in(part)

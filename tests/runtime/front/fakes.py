@@ -12,9 +12,8 @@ import numpy as np
 
 from atoll.runtime.executor.arrays import inline, open_handle
 from atoll.runtime.front.fleet import ExecutorOrder, ExecutorOutcome
-from atoll.runtime.front.leases import handles_in
 from atoll.runtime.front.recovery import TroubleError
-from atoll.tasks.values import Handle, Value
+from atoll.tasks.values import Handle, Value, handles_in
 
 _TURNS = 20
 """Turns of the loop between two pieces of a stream: enough for what they set off to be done."""

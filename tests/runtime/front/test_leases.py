@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.runtime.front.leases import HandleLedger, array_bytes, handles_in
-from atoll.tasks.values import Handle, Value
+from atoll.runtime.front.leases import HandleLedger, array_bytes
+from atoll.tasks.values import Handle, Value, handles_in
 
 
 def handle(number: int, *, inline: bool = False) -> Handle:

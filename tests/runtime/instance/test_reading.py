@@ -175,7 +175,7 @@ def test_a_guide_that_takes_a_node_long_to_read_is_refused(
 
 
 def test_a_bias_for_a_number_without_end_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(ApiError, match="logit_bias: .* of length <= 32"):
+    with pytest.raises(ApiError, match=r"logit_bias: .* of length <= 32"):
         requests.read(
             "/v1/completions",
             completion("a", logit_bias={"9" * 5000: 1}),

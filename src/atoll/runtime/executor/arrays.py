@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import AtollError, InputError
-from atoll.tasks.values import ITEM_BYTES, NOT_SUMMED, Handle
+from atoll.tasks.values import ITEM_BYTES, NOT_SUMMED, Handle, handles_in
 
 Array: TypeAlias = NDArray[Any]
 INLINE_BYTES = 4096
@@ -176,17 +176,7 @@ def replace_handles(value: Any, open_: Callable[[Handle], Array]) -> Any:
 
 def list_handles(value: Any) -> list[Handle]:
     """Return every handle in a value, each once."""
-    found: dict[str, Handle] = {}
-
-    def note(handle: Handle) -> Array:
-        found[handle.id] = handle
-        return _NOTHING
-
-    replace_handles(value, note)
-    return list(found.values())
-
-
-_NOTHING: Array = np.empty(0)
+    return list({handle.id: handle for handle in handles_in(value)}.values())
 
 
 def replace_arrays(value: Any, put: Callable[[Array], Handle]) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
@@ -42,7 +42,7 @@ from atoll.runtime.executor.wire import (
     encode_frame,
     pack_value,
 )
-from atoll.tasks.values import Handle, Value
+from atoll.tasks.values import Handle, Value, handles_in
 
 if TYPE_CHECKING:
     from atoll.runtime.executor.arrays import Array
@@ -153,13 +153,13 @@ class ExecutorClient:
         deadline_s: float = 600.0,
         request: str = "",
     ) -> Finished:
-        """Run a component and return its whole result; pieces that come before are dropped.
+        """Run a component and return its whole result; pieces that come before are given back.
 
         Arrays in the result are handles, leased to the holder for `lease_s` seconds. Cancelled, it tells the
         executor. `InvocationError` if it could not be done, `ExecutorLostError` if the executor is gone.
         """
         packed = {name: pack_value(value) for name, value in inputs.items()}
-        last = _LastAnswer()
+        last = _LastAnswer(self._give_back)
         number = self._begin(last)
         patience = last.future.get_loop().call_later(deadline_s + _GRACE_S, last.give_up)
         over = False
@@ -177,6 +177,7 @@ class ExecutorClient:
             patience.cancel()
             del self._waiting[number]
             if not over:
+                last.discard()
                 self._tell(Cancel(number))
 
     async def stream(
@@ -283,6 +284,8 @@ class ExecutorClient:
             yield number, answers
         finally:
             del self._waiting[number]
+            while not answers.empty():
+                self._give_back(answers.get_nowait())
 
     def _begin(self, answers: _Answers | _LastAnswer) -> int:
         """Return the number of a new exchange, whose answers are put there."""
@@ -304,6 +307,13 @@ class ExecutorClient:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(encode_frame(message))
 
+    def _give_back(self, answer: _Answer) -> None:
+        """Release the arrays of an answer that nobody takes."""
+        if isinstance(answer, (StreamPiece, Finished)):
+            ids = [handle.id for handle in handles_in(answer.value) if not handle.is_inline]
+            if ids:
+                self._tell(ReleaseArrays(ids))
+
     async def _read(self, reader: asyncio.StreamReader, decoder: FrameDecoder) -> None:
         reason = "it closed the connection"
         try:
@@ -312,6 +322,9 @@ class ExecutorClient:
                     message = decode_answer(body)
                     if (answers := self._waiting.get(message.id)) is not None:
                         answers.put_nowait(message)
+                    else:
+                        # Sent before the executor heard that nobody waits any more.
+                        self._give_back(message)
         except (OSError, WireError) as error:
             reason = str(error)
         finally:
@@ -335,17 +348,26 @@ def _check(answer: _Answer) -> FromExecutor:
 
 
 class _LastAnswer:
-    """Waits for the end of an invocation; pieces that come before are dropped."""
+    """Waits for the end of an invocation; what nobody will take is given back."""
 
-    __slots__ = ("future",)
+    __slots__ = ("_give_back", "future")
 
-    def __init__(self) -> None:
+    def __init__(self, give_back: Callable[[_Answer], None]) -> None:
         self.future: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+        self._give_back = give_back
 
     def put_nowait(self, answer: _Answer) -> None:
-        if not isinstance(answer, StreamPiece) and not self.future.done():
+        if isinstance(answer, StreamPiece) or self.future.done():
+            self._give_back(answer)
+        else:
             self.future.set_result(answer)
 
     def give_up(self) -> None:
         if not self.future.done():
             self.future.set_exception(TimeoutError())
+
+    def discard(self) -> None:
+        """Give back the end, if it came and whoever waited was cancelled before it could look."""
+        future = self.future
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._give_back(future.result())

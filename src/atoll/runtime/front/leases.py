@@ -5,21 +5,9 @@ Nothing here does I/O: it says what to renew and what to release, and each handl
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 
-from atoll.tasks.values import Handle, Value
-
-
-def handles_in(value: Value) -> Iterator[Handle]:
-    """Yield every handle in a value, in a fixed order."""
-    if isinstance(value, Handle):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from handles_in(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from handles_in(part)
+from atoll.tasks.values import Handle, Value, handles_in
 
 
 def array_bytes(value: Value) -> int:
