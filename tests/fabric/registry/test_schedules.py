@@ -36,14 +36,14 @@ def run(seeds: range) -> Counter[str]:
 
 
 def test_nobody_comes_back_and_no_ghost_stays() -> None:
-    seen = run(range(10_000))
+    seen = run(range(4_000))
     for what in ("killed", "buried alive", "well again", "obituaries"):
-        assert seen[what] > 500, f"{what} hardly ever happened"
+        assert seen[what] > 200, f"{what} hardly ever happened"
 
 
 @pytest.mark.slow
 def test_nobody_comes_back_and_no_ghost_stays_in_a_hundred_thousand_schedules() -> None:
-    run(range(10_000, 110_000))
+    run(range(4_000, 104_000))
 
 
 def rev_first(self: Record) -> object:
