@@ -23,12 +23,18 @@ def split_events(data: bytes) -> tuple[list[bytes], bytes]:
     """Return the complete events in `data`, each with the blank line that ends it, and the rest."""
     if b"\r" in data:
         data = _unix(data)
-    end = data.rfind(b"\n\n")
-    if end < 0:
+    last = data.rfind(b"\n\n")
+    if last < 0:
         return [], data
-    whole, rest = data[: end + 2], data[end + 2 :]
-    events = [part + b"\n\n" for part in whole.split(b"\n\n") if part.strip(b"\n")]
-    return events, rest
+    events: list[bytes] = []
+    begin = 0
+    # One copy of each: an event may have megabytes.
+    while (end := data.find(b"\n\n", begin)) >= 0:
+        event = data[begin : end + 2]
+        if event.strip(b"\n"):
+            events.append(event)
+        begin = end + 2
+    return events, data[last + 2 :]
 
 
 def _unix(data: bytes) -> bytes:
@@ -58,8 +64,12 @@ class UnfinishedEvent:
         # Its end are at most four bytes, of which the last is new.
         seam = bytes(self._data[-3:]) + data
         self._data += data
-        ended = b"\n\n" in (_unix(seam) if b"\r" in seam else seam)
-        return bytes(self._data) if ended else None
+        if b"\n\n" not in (_unix(seam) if b"\r" in seam else seam):
+            return None
+        whole = bytes(self._data)
+        # It may be large, and is not to be held twice.
+        self._data.clear()
+        return whole
 
 
 def payload(event: bytes) -> bytes | None:
