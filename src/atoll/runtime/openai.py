@@ -134,10 +134,14 @@ class ChatRequest(Generation, kw_only=True):
     function_call: None = None
 
 
+_UNSAID = "\0"
+"""Stands for a prompt that is not there; known by being this very object."""
+
+
 class CompletionRequest(Generation, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | NonNegative | list[NonNegative]] = msgspec.field(default_factory=list)
+    prompt: str | list[str | NonNegative | list[NonNegative]] = _UNSAID
     prompt_embeds: str | list[str] | None = None
     """Of vLLM and SGLang: vectors, in place of the prompt's tokens."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -147,8 +151,10 @@ class CompletionRequest(Generation, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse a request that asks nothing."""
-        if self.prompt == [] and not self.prompt_embeds:
-            raise ValueError("Object missing required field `prompt`")
+        if self.prompt is _UNSAID:
+            if not self.prompt_embeds:
+                raise ValueError("Object missing required field `prompt`")
+            self.prompt = []
 
 
 class EmbeddingRequest(Struct, kw_only=True):
