@@ -117,11 +117,14 @@ def test_a_large_body_is_not_around_itself() -> None:
 def test_an_answer_that_nobody_asked_for_goes_to_nobody(more: bytes) -> None:
     """Of two answers at once the second is not that to the next request."""
 
+    ended = asyncio.Event()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD + b"content-length: 1\r\n\r\na" + more)
         await reader.read()
         writer.transport.abort()
+        ended.set()
 
     async def go() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -138,7 +141,9 @@ def test_an_answer_that_nobody_asked_for_goes_to_nobody(more: bytes) -> None:
         assert pool.take() is None
         upstream.close()
         server.close()
-        await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            await ended.wait()
+        await asyncio.sleep(0)
 
     asyncio.run(go())
 
@@ -146,14 +151,15 @@ def test_an_answer_that_nobody_asked_for_goes_to_nobody(more: bytes) -> None:
 def test_a_connection_that_still_sends_is_not_kept() -> None:
     """A backend may answer before it has read: what it has not would come before the next request."""
 
+    ended, over = asyncio.Event(), asyncio.Event()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(HEAD + b"content-length: 1\r\n\r\na")
-        # It reads no more, and waits for the end of the connection.
-        with contextlib.suppress(ConnectionError):
-            while not reader.at_eof() and reader.exception() is None:
-                await asyncio.sleep(0.01)
+        # It reads no more.
+        await over.wait()
         writer.transport.abort()
+        ended.set()
 
     async def go() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=2**16)
@@ -167,7 +173,10 @@ def test_a_connection_that_still_sends_is_not_kept() -> None:
         assert receiver.lost == ""
         assert pool.take() is None
         upstream.close()
+        over.set()
         server.close()
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE_S):
+            await ended.wait()
+        await asyncio.sleep(0)
 
     asyncio.run(go())
