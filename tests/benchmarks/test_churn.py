@@ -183,6 +183,7 @@ def test_books_that_differ_are_seen() -> None:
     assert outcome.ledger_diff == 4
 
 
+@pytest.mark.slow
 def test_nobody_notices_when_nodes_die() -> None:
     for needed in ("zenoh", "cryptography", "sqlalchemy", "alembic", "aiosqlite", "uvloop"):
         pytest.importorskip(needed, reason="needs the extras 'accounts', 'fabric' and 'serve'")

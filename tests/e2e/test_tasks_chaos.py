@@ -48,6 +48,7 @@ def small_deployment() -> TaskDeployment:
     return TaskDeployment((service,), executors)
 
 
+@pytest.mark.slow
 def test_ten_kills_change_no_answer_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     tasks = small_deployment()
