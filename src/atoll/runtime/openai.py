@@ -155,6 +155,8 @@ class CompletionRequest(Generation, kw_only=True):
             if not self.prompt_embeds:
                 raise ValueError("Object missing required field `prompt`")
             self.prompt = []
+        elif self.prompt == [] and not self.prompt_embeds:
+            raise ValueError("the prompt is empty - at `$.prompt`")
 
 
 class EmbeddingRequest(Struct, kw_only=True):

@@ -108,10 +108,13 @@ def test_a_prompt_of_vectors_gets_no_text_added() -> None:
 
 
 def test_a_prompt_is_needed_where_there_are_no_vectors() -> None:
-    bodies: list[Json] = [{}, {"prompt": []}, {"prompt_embeds": ""}]
+    bodies: list[Json] = [{}, {"prompt_embeds": ""}]
     for body in bodies:
         with pytest.raises(ApiError, match="missing required field `prompt`"):
             plan("vllm", path="/v1/completions", **body)
+    with pytest.raises(ApiError, match="the prompt is empty") as refused:
+        plan("vllm", path="/v1/completions", prompt=[])
+    assert refused.value.param == "prompt"
 
 
 @pytest.mark.parametrize(
