@@ -1,0 +1,1 @@
+"""The web page: models, machines, plans, keys, chat and what-if in a browser, over HTTP only."""

@@ -1,0 +1,42 @@
+// One stream of events from the server, for all pages: the last word on each topic is kept.
+
+const topics = ["gateway", "fleets", "health"];
+
+export function openLive() {
+  const last = new Map();
+  const listeners = new Map(topics.map((topic) => [topic, new Set()]));
+  let source = null;
+  let retry = null;
+  let closed = false;
+
+  function tell(topic, value) {
+    last.set(topic, value);
+    for (const listener of [...listeners.get(topic)]) listener(value);
+  }
+
+  function open() {
+    source = new EventSource("/live");
+    for (const topic of topics) source.addEventListener(topic, (event) => tell(topic, JSON.parse(event.data)));
+    source.onerror = () => {
+      tell("health", { ...(last.get("health") ?? {}), page: "down" });
+      if (source.readyState === EventSource.CLOSED && !closed) retry = setTimeout(open, 3000);
+    };
+    source.onopen = () => tell("health", { ...(last.get("health") ?? {}), page: "up" });
+  }
+  open();
+
+  return {
+    /** Hear of a topic, now if there is a word on it, and from then on; returns how to stop. */
+    on(topic, listener) {
+      listeners.get(topic).add(listener);
+      if (last.has(topic)) listener(last.get(topic));
+      return () => listeners.get(topic).delete(listener);
+    },
+    last: (topic) => last.get(topic) ?? null,
+    close() {
+      closed = true;
+      clearTimeout(retry);
+      source.close();
+    },
+  };
+}
