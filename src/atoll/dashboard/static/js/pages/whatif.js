@@ -89,7 +89,7 @@ function side(name, which, other) {
   const kept = which.plan.services ?? [];
   return card(name, {},
     h("div", { class: "figures" },
-      figure("Cost", perHour(which.usd_per_hour), { note: other ? `${dearer >= 0 ? "+" : ""}${usd(dearer)} an hour` : null, tone: !other ? null : dearer > 0.005 ? "warn" : "good" }),
+      figure("Cost", perHour(which.usd_per_hour), { note: !other ? null : Math.abs(dearer) < 0.005 ? "the same" : `${dearer > 0 ? "+" : ""}${usd(dearer)} an hour`, tone: !other ? null : dearer > 0.005 ? "warn" : "good" }),
       figure("Served", percent(which.served), { tone: which.served >= 0.9995 ? "good" : "bad", note: "of what is asked" }),
       figure("Instances", number((which.plan.instances ?? []).length))),
     table([
@@ -104,6 +104,8 @@ function side(name, which, other) {
     h("details", {}, h("summary", {}, "Machines"), planPicture(which.plan), table(instanceColumns, group(which.plan.instances ?? []), { caption: `${name}: instances` })));
 }
 
+const sentence = (text) => `${String(text ?? "").slice(0, 1).toUpperCase()}${String(text ?? "").slice(1).replace(/\.$/, "")}.`;
+
 function download(name, text) {
   const link = h("a", { href: URL.createObjectURL(new Blob([text], { type: "application/yaml" })), download: name });
   link.click();
@@ -113,8 +115,8 @@ function download(name, text) {
 function drawResult(found, fleet) {
   const diff = found.diff ?? {};
   const name = `${fleet.replace(/[^A-Za-z0-9_-]+/g, "-").replace(/-ya?ml$/, "")}-whatif.yaml`;
-  return [h("p", { class: "verdict", role: "status" }, found.verdict, h("span", { class: "note" }, ` Planned and simulated in ${seconds(found.seconds)}.`)),
-    h("div", { class: "columns" }, side("Now", found.now, null), side("Then", found.then, found.now)),
+  return [h("p", { class: "verdict", role: "status" }, sentence(found.verdict), h("span", { class: "note" }, ` Planned and simulated in ${seconds(found.seconds)}.`)),
+    h("div", { class: "sides" }, side("Now", found.now, null), side("Then", found.then, found.now)),
     card("What changes", {}, diff.text?.length ? h("ul", { class: "bullets" }, diff.text.map((text) => h("li", {}, text))) : h("p", { class: "note" }, "Nothing: the plan of now is still the best.")),
     card("Take it along", { note: "A fleet file with these changes: plan it, review it, bring it up.", actions: [button("Download", () => download(name, found.fleet_file), { symbol: "download" }), copyButton(found.fleet_file)] }, h("pre", { class: "file", tabindex: "0" }, h("code", {}, found.fleet_file)))];
 }
