@@ -90,14 +90,14 @@ function side(name, which, other) {
   return card(name, {},
     h("div", { class: "figures" },
       figure("Cost", perHour(which.usd_per_hour), { note: !other ? null : Math.abs(dearer) < 0.005 ? "the same" : `${dearer > 0 ? "+" : ""}${usd(dearer)} an hour`, tone: !other ? null : dearer > 0.005 ? "warn" : "good" }),
-      figure("Served", percent(which.served), { tone: which.served >= 0.9995 ? "good" : "bad", note: "of what is asked" }),
+      figure("Served", percent(which.served), { tone: which.served >= 0.9995 ? "good" : "bad", note: "of demand" }),
       figure("Instances", number((which.plan.instances ?? []).length))),
     table([
       { name: "Service", key: "name" },
       { name: "Asked", right: true, value: (one) => rate(one.requests_per_s) },
-      { name: "Promises kept", cell: (one) => {
+      { name: "Kept", cell: (one) => {
         const share = which.kept?.[one.name] ?? null;
-        return share === null ? DASH : badge(`${percent(share)} of ${percent(one.target ?? 0.95)}`, share >= (one.target ?? 0.95) ? "good" : "bad");
+        return share === null ? DASH : badge(percent(share), share >= (one.target ?? 0.95) ? "good" : "bad");
       } },
       { name: "Cost", right: true, value: (one) => perHour(one.usd_per_hour) },
     ], kept, { caption: `${name}: services` }),
