@@ -89,6 +89,8 @@ class Federation:
         self._upstreams: dict[str, NodeUpstreamPool] = {}
         self._probed_s: dict[str, float] = {}
         self._probes: set[asyncio.Task[None]] = set()
+        self.changes = 0
+        """Rises with all news of nodes, but for their loads."""
         self._watching: asyncio.Task[None] | None = None
         fabric.listeners.append(self._follow_fabric)
         for peer in fabric.peers():
@@ -120,6 +122,7 @@ class Federation:
 
     def _follow_fabric(self, event: str, peer: Peer) -> None:
         sid = peer.sid
+        self.changes += 1
         if event in ("left", "revoked"):
             member = self._pool.members.get(sid)
             self.members.drop(sid)

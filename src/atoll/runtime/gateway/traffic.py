@@ -1,8 +1,9 @@
 """A tally of what is asked and kept, for a controller: by model, over the last minute, five minutes, hour.
 
 Sums are kept for every ten seconds of the last hour, in a ring; what happens now moves a few numbers of the
-newest one. Of the last day, ten minutes at a time, it is kept how many requests kept their promise. Only models that are served or that a controller told of are counted, so names that clients make
-up cost nothing. Time is a parameter, in seconds of any clock that does not step back.
+newest one. Of the last day it is kept, ten minutes at a time, how many requests kept their promise. Only models
+that are served or that a controller told of are counted, so names that clients make up cost nothing. Time is a
+parameter, in seconds of any clock that does not step back.
 
 Who keeps a promise (`keeps_promise`): times count from the arrival, whatever was waited for. Requests that
 were refused for want of room or that failed have not kept it. What was the client's own fault is not judged.
@@ -29,7 +30,7 @@ _DAY_STEPS = 144
 _STEPS_A_DAY_STEP = 60
 """A day is kept in steps of ten minutes."""
 _MOST_MODELS = 256
-"""Models that are counted without having been told of; each takes 35 kB once it is asked for, 37 with a promise."""
+"""Models that are counted without having been told of; each takes 37 kB at most once it is asked for."""
 _MOST_TOKENS = 10_000_000
 """More is no length of a request, whatever a backend says."""
 
@@ -188,7 +189,12 @@ class ModelTally:
             self._judged += 1
 
     def measure(
-        self, now_s: float, read: int, written: int, first_s: float | None = None, rest_s: float = 0.0
+        self,
+        now_s: float,
+        read: int,
+        written: int,
+        first_s: float | None = None,
+        rest_s: float = 0.0,
     ) -> None:
         """Take in the lengths in tokens of a request that was answered whole.
 
@@ -264,6 +270,15 @@ class ModelTally:
         )
 
 
+class ModelLook(NamedTuple):
+    """The traffic of a model, how many were judged and kept the promise within a day, and the promise."""
+
+    traffic: ModelTraffic
+    judged_day: int
+    kept_day: int
+    promise: ModelPromise | None
+
+
 class OtherNames(Protocol):
     """Whoever knows which models other names stand for."""
 
@@ -284,6 +299,13 @@ class TrafficTally:
         """Return what counts requests for a name; None for one that nobody serves or told of."""
         tally = self._tallies.get(name)
         return tally if tally is not None else self._begin(name, now_s)
+
+    def look(self, name: str, now_s: float) -> ModelLook | None:
+        """Return what is known of a model for those who watch; None where nothing was asked or told."""
+        tally = self._tallies.get(name)
+        if tally is None:
+            return None
+        return ModelLook(tally.read(now_s, self._since_s), *tally.day(now_s), tally.promise)
 
     def _begin(self, name: str, now_s: float) -> ModelTally | None:
         if name not in self._pool.rings:
