@@ -13,7 +13,7 @@ import secrets
 import string
 from dataclasses import dataclass, field
 from fnmatch import translate
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
@@ -108,6 +108,16 @@ class ApiKey:
             return "revoked"
         expires_s = self.spec.expires_s
         return "active" if expires_s is None or now_s < expires_s else "expired"
+
+    def describe(self, now_s: float) -> dict[str, Any]:
+        """Return all that may be said of it, as JSON has it: not its digest."""
+        return {
+            "id": self.id,
+            "state": self.state(now_s),
+            **self.spec.model_dump(mode="json"),
+            "created_s": self.created_s,
+            "revoked_s": self.revoked_s,
+        }
 
 
 def make_key() -> tuple[str, str, str]:
