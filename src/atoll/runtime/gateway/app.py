@@ -585,6 +585,7 @@ class Gateway:
         for connection in list(self.connections):
             connection.tick(now_s)
         self._admin.tick(now_s, self.date)
+        self._pages.tick(now_s)
         for member, upstreams in list(self._upstreams.items()):
             upstreams.tick(now_s)
             if member.removed and not upstreams.open and not member.inflight:
