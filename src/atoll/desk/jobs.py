@@ -134,11 +134,13 @@ class JobRunner:
                 if message.event != "progress":
                     return
         except TimeoutError:
+            await _kill(worker)
             text = f"not done within {self._limit_s:g} s: ask for less"
             yield _failure(504, text, "timeout")
             return
         except (ConnectionError, ValueError):
             pass
+        await _kill(worker)
         # The system may have ended it for its memory.
         yield _failure(500, "the process that worked on it has ended: ask for less", None)
 
