@@ -2,7 +2,7 @@
 
 import { keptBar, sparkline } from "../lib/charts.js";
 import { h, icon } from "../lib/dom.js";
-import { DASH, moment, number, percent, perHour, plural, rate, seconds, usd } from "../lib/format.js";
+import { DASH, moment, number, percent, perHour, plural, promiseText, rate, seconds, usd } from "../lib/format.js";
 import { patch } from "../lib/patch.js";
 import { badge, card, copyButton, failed, figure, loading, snippet, stateBadge, table } from "../lib/ui.js";
 
@@ -106,8 +106,9 @@ const rank = (alarm) => ["bad", "warn", "info"].indexOf((LEVELS[alarm.level] ?? 
 function alarms(list) {
   if (!list.length) return null;
   const sorted = [...list].sort((a, b) => rank(a) - rank(b));
-  return h("section", { class: "card alarms", "aria-label": "Alarms", dataset: { key: "alarms" } },
-    h("header", { class: "card-head" }, h("h2", {}, "Needs attention"), badge(plural(list.length, "alarm"), (LEVELS[sorted[0].level] ?? LEVELS.info)[1])),
+  const worst = (LEVELS[sorted[0].level] ?? LEVELS.info)[1];
+  return h("section", { class: ["card", "alarms", worst], "aria-label": "Alarms", dataset: { key: "alarms" } },
+    h("header", { class: "card-head" }, h("h2", {}, "Needs attention"), badge(plural(list.length, "alarm"), worst)),
     h("ul", { class: "alarm-list" }, sorted.map((alarm) => {
       const [word, tone] = LEVELS[alarm.level] ?? LEVELS.info;
       return h("li", { class: ["alarm", tone], dataset: { key: `${alarm.id} ${alarm.fix}` } },
@@ -123,15 +124,6 @@ function state(model) {
   const all = model.backends ?? 0, up = model.up ?? 0;
   if (!up) return badge("down", "bad");
   return up < all ? badge(`${up} of ${all} up`, "warn") : badge(all > 1 ? `${all} up` : "up", "good");
-}
-
-export function promiseText(promise) {
-  if (!promise) return "no promise";
-  const parts = [];
-  if (promise.ttft_s) parts.push(`first token in ${seconds(promise.ttft_s)}`);
-  if (promise.tpot_s) parts.push(`then ${seconds(promise.tpot_s)} a token`);
-  if (promise.target) parts.push(`for ${percent(promise.target)}`);
-  return parts.join(", ") || "no promise";
 }
 
 function keptCell(model, window, words) {
