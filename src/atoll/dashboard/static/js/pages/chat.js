@@ -1,7 +1,7 @@
 // Chat: a conversation with any model that is served, in the memory of this page only.
 
 import { h, icon, set } from "../lib/dom.js";
-import { count, plural } from "../lib/format.js";
+import { number, plural } from "../lib/format.js";
 import { badge, button, empty, failed, field, iconButton, input, loading, snippet, toast } from "../lib/ui.js";
 import { picture, sound, Tray } from "./chat/attachments.js";
 import { ask, newAnswer, requestBody } from "./chat/conversation.js";
@@ -127,7 +127,7 @@ function openChat(place, ctx, state, models) {
     choice.title = chosen.name;
     const up = upOf(chosen);
     set(about, badge(up ? `${plural(up, "machine")} up` : "no machine up", up ? "good" : "bad"),
-      h("span", {}, `takes ${words(chosen.takes)}${chosen.context ? `, ${count(chosen.context)} tokens of context` : ""}`));
+      h("span", {}, `takes ${words(chosen.takes)}${chosen.context ? `, ${number(chosen.context)} tokens of context` : ""}`));
     const [pictures, sounds] = ["image", "audio"].map((kind) => chosen.takes.includes(kind));
     attach.hidden = !may || !(pictures || sounds);
     mic.hidden = !may || !sounds || !canRecord();

@@ -54,13 +54,18 @@ export function blocks(text, from = 0) {
       while (end < lines.length && QUOTE.test(lines[end].text)) end += 1;
       take("quote", end);
     } else if (ITEM.test(line)) {
+      const [, indent, mark] = ITEM.exec(line);
       for (; end < lines.length; end += 1) {
         const more = lines[end].text;
+        const item = ITEM.exec(more);
         if (blank(lines[end])) {
           const next = lines[end + 1];
           if (!next || !(ITEM.test(next.text) || /^\s{2,}\S/.test(next.text))) break;
-        } else if (!ITEM.test(more) && !/^\s{2,}/.test(more) && (blank(lines[end - 1]) || startsBlock(lines, end))) break;
-        else if (RULE.test(more)) break;
+        } else if (RULE.test(more)) break;
+        else if (item) {
+          // Numbers after bullets are another list.
+          if (item[1].length <= indent.length + 1 && /\d/.test(item[2]) !== /\d/.test(mark)) break;
+        } else if (!/^\s{2,}/.test(more) && (blank(lines[end - 1]) || startsBlock(lines, end))) break;
       }
       take("list", end);
     } else if (isTable(lines, i)) {
