@@ -148,6 +148,8 @@ class HandlerServer:
             request.id = request_id
         else:
             request.id = b"req-" + secrets.token_hex(16).encode()
+        peer = connection.transport.get_extra_info("peername")
+        request.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         call = HandlerCall(self, connection, request)
         connection.exchange = call
         self.running.add(call)
