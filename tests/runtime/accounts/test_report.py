@@ -100,8 +100,9 @@ def test_sums_by_two(url: str) -> None:
         both = rows(url, (one, two))
         assert all(tuple(row) == columns_of((one, two)) for row in both)
         assert [row[one] for row in both] == sorted(row[one] for row in both)
-        for by, row in [(by, row) for by in (one, two) for row in single[by]]:
-            parts = [part for part in both if part[by] == row[by]]
+        pairs = [(by, row) for by in (one, two) for row in single[by]]
+        for name, row in pairs:
+            parts = [part for part in both if part[name] == row[name]]
             for what in ("prompt_tokens", "completion_tokens", "cost_usd"):
                 assert sum(part[what] for part in parts) == pytest.approx(row[what])
     assert len(rows(url, ("day", "provider"))) == 3
@@ -193,13 +194,21 @@ def test_commands_make_show_and_revoke_keys(
     assert run(["keys", "list", "--all", *db]) == 0
     assert "revoked" in capsys.readouterr().out
     assert run(["keys", "create", "other", "--json", *db]) == 0
-    assert json.loads(capsys.readouterr().out)["key"].startswith("atoll-")
+    made_json = json.loads(capsys.readouterr().out)
+    assert made_json["key"].startswith("atoll-")
+    assert made_json["role"] == "member"
+    assert run(["keys", "create", "guest", "--role", "viewer", *db]) == 0
+    capsys.readouterr()
+    for shows in (["keys", "list"], ["keys", "show", "guest"]):
+        assert run([*shows, *db]) == 0
+        assert "viewer" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         (["keys", "create", "x", "--expires", "soon"], "--expires"),
+        (["keys", "create", "x", "--role", "root"], "role"),
         (["keys", "create", "x", "--tokens-per-day", "many"], "--tokens-per-day"),
         (["keys", "create", "x", "--min-precision", "good"], "min_precision"),
         (["keys", "create", "x", "--stability", "rock"], "stability"),
