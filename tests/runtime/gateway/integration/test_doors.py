@@ -282,7 +282,8 @@ _WRITINGS = (
 )
 _CLAIMS = (
     "x-forwarded-for: 127.0.0.1\r\nforwarded: for=127.0.0.1;host=localhost\r\nx-real-ip: 127.0.0.1\r\n"
-    "x-atoll-role: admin\r\nx-atoll-owner: root\r\nx-original-url: {0}\r\nx-rewrite-url: {0}\r\nauthorization: Bearer \r\n"
+    "x-atoll-role: admin\r\nx-atoll-owner: root\r\n"
+    "x-original-url: {0}\r\nx-rewrite-url: {0}\r\nauthorization: Bearer \r\n"
 )
 
 
