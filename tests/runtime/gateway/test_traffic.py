@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.runtime.gateway.traffic import EndedRequest, ModelTally, TrafficTally, keeps_promise
+from atoll.runtime.gateway.traffic import (
+    EndedRequest,
+    ModelTally,
+    SumRing,
+    TrafficTally,
+    keeps_promise,
+)
 from atoll.runtime.pool.member import Backend, Facts
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.pool.routes import ModelPromise, ModelRoutes, RoutesTold
@@ -99,6 +107,96 @@ def test_windows_hold_what_came_since_their_beginning(
         assert window.input_square_sum == sum(r * r for r, _ in inside)
         assert window.output_sum == sum(w for _, w in inside)
         assert window.output_square_sum == sum(w * w for _, w in inside)
+
+
+class EventList:
+    """The same windows by a list of all that ever happened."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[float, str, float, int]] = []
+
+    def since(self, since_s: float, kind: str) -> list[tuple[float, int]]:
+        return [(x, n) for at_s, k, x, n in self.events if k == kind and at_s >= since_s]
+
+
+ONE_EVENT = st.tuples(
+    st.floats(0, 90_000),
+    st.sampled_from(["stream", "whole", "kept", "missed", "refused", "look"]),
+    st.floats(0.001, 50),
+    st.integers(0, 300),
+)
+DAY_S = 86_400.0
+
+
+@given(st.lists(ONE_EVENT, max_size=80), st.floats(0, 200_000))
+def test_day_and_times_are_those_of_a_list(
+    events: list[tuple[float, str, float, int]], later_s: float
+) -> None:
+    tally, known = ModelTally(0.0), EventList()
+    tally.promise = PROMISE
+    for at_s, kind, seconds, tokens in sorted(events):
+        if kind == "stream":
+            tally.measure(at_s, 7, tokens, seconds, 2 * seconds)
+        elif kind == "whole":
+            tally.measure(at_s, 7, tokens)
+        elif kind == "kept":
+            tally.judge(at_s, FINE)
+        elif kind == "missed":
+            tally.judge(at_s, FINE._replace(first_s=5.0, seconds=6.0))
+        elif kind == "refused":
+            tally.refuse(at_s)
+        else:
+            # Whoever looks changes nothing.
+            tally.day(at_s)
+            tally.read(at_s, 0.0)
+        known.events.append((at_s, kind, seconds, tokens))
+    now_s = max((at_s for at_s, *_ in known.events), default=0.0) + later_s
+    day_s = (now_s // 600.0 - 144) * 600.0
+    kept = len(known.since(day_s, "kept"))
+    missed = len(known.since(day_s, "missed")) + len(known.since(day_s, "refused"))
+    assert tally.day(now_s) == (kept + missed, kept)
+    assert now_s - 600.0 - DAY_S <= day_s <= now_s - DAY_S
+    said = tally.read(now_s, 0.0)
+    for window, steps in ((said.minute, 6), (said.five_minutes, 30), (said.hour, 360)):
+        streams = known.since((now_s // 10.0 - steps) * 10.0, "stream")
+        assert window.firsts == len(streams)
+        assert window.first_sum_s == pytest.approx(sum(s for s, _ in streams))
+        assert window.rest_tokens == sum(n - 1 for _, n in streams if n > 1)
+        assert window.rest_sum_s == pytest.approx(sum(2 * s for s, n in streams if n > 1))
+
+
+@given(
+    st.integers(1, 7),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.integers(0, 5)), max_size=30),
+    st.integers(0, 40),
+    st.integers(0, 40),
+)
+def test_ring_holds_its_last_steps(
+    steps: int, added: list[tuple[int, int, int]], begin: int, length: int
+) -> None:
+    ring, rows = SumRing(steps, 2), dict[int, list[int]]()
+    step = 0
+    for gap, a, b in added:
+        step += gap
+        ring.add(step, (a, b))
+        row = rows.setdefault(step, [0, 0])
+        row[0], row[1] = row[0] + a, row[1] + b
+    oldest = step - steps + 1
+    inside = [row for at, row in rows.items() if max(begin, oldest) <= at < begin + length]
+    assert ring.total(begin, begin + length) == [sum(r[k] for r in inside) for k in (0, 1)]
+
+
+def test_watched_model_is_looked_at_without_counting() -> None:
+    _, tally = tally_of("m")
+    assert tally.look("m", 0.0) is None
+    counted = tally.find("m", 0.0)
+    assert counted is not None
+    tally.promise(RoutesTold(models={"m": ModelRoutes(promise=PROMISE)}), 0.0)
+    counted.judge(1.0, FINE)
+    look = tally.look("m", 2.0)
+    assert look is not None
+    assert (look.judged_day, look.kept_day, look.promise) == (1, 1, PROMISE)
+    assert look.traffic == counted.read(2.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +318,12 @@ def test_page_survives_json() -> None:
     routes = RoutesTold(models={"m": ModelRoutes(weights={"b0": 1.0})})
     pool.route(routes)
     assert tally.page(1.0).routes == routes.content_hash()
+    # An earlier gateway does not say how long first tokens took.
+    said = json.loads(page.to_json())
+    for window in said["models"]["m"].values():
+        for name in ("firsts", "first_sum_s", "rest_tokens", "rest_sum_s"):
+            del window[name]
+    assert type(page).from_json(json.dumps(said)) == page
     # A field of a later version is left out.
     later = page.to_json().replace('"ends":', '"later": 1, "ends":')
     assert type(page).from_json(later) == page

@@ -47,6 +47,40 @@ def test_busy_and_slow_ones_are_passed_over() -> None:
     assert {picked(them) for _ in range(10)} == {"b0", "b1"}
 
 
+def test_drained_ones_get_nothing_until_they_are_taken_back() -> None:
+    them = pool(1.0, 1.0)
+    told: list[tuple[str, str]] = []
+    them.listeners.append(lambda event, member: told.append((event, member.name)))
+    them.drain("b0")
+    them.drain("b0")
+    assert {picked(them, squeeze=True) for _ in range(10)} == {"b1"}
+    assert them.pick("m", {"b1"}, squeeze=True) is them.members["b1"]
+    # Its health is watched all the same, and says nothing of whether it serves.
+    them.set_health("b0", up=False, reason="gone")
+    assert them.members["b0"].state == "down"
+    them.set_health("b0", up=True)
+    assert (them.members["b0"].state, them.members["b0"].up) == ("drained", False)
+    them.update(backend("b0", 2.0))
+    assert them.members["b0"].drained
+    them.drain("b1")
+    assert picked(them, squeeze=True) is None
+    assert them.unserved() == ["m"]
+    them.take_back("b0")
+    assert {picked(them) for _ in range(10)} == {"b0"}
+    assert told == [
+        ("drained", "b0"),
+        ("down", "b0"),
+        ("up", "b0"),
+        ("changed", "b0"),
+        ("drained", "b1"),
+        ("returned", "b0"),
+    ]
+    # A backend that was removed and comes again is a new one.
+    them.remove("b1")
+    them.add(backend("b1"))
+    assert not them.members["b1"].drained
+
+
 def test_full_down_and_avoided() -> None:
     them = BackendPool([backend("b0", max_inflight=2), backend("b1", max_inflight=1)])
     them.members["b0"].inflight = 2

@@ -5,8 +5,9 @@ from __future__ import annotations
 from atoll.core.errors import InputError
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory
 from atoll.runtime.adapters.probes import InstanceProbe
-from atoll.runtime.front.config import EXECUTORS_MISSING, FrontConfig
+from atoll.runtime.front.config import EXECUTORS_MISSING, FrontConfig, modalities
 from atoll.runtime.pool.member import Backend
+from atoll.runtime.pool.modalities import MODALITIES, write_modalities
 from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.process import Command
 from atoll.runtime.supervise.supervision import RestartLimits
@@ -53,5 +54,8 @@ def front_endpoint(
         weight=weight,
         kind="tasks",
         max_inflight=config.most_requests,
+        metadata={
+            MODALITIES: write_modalities({s.name: modalities(s.tasks) for s in config.services})
+        },
     )
     return Endpoint(backend, (config.name,), server=server)

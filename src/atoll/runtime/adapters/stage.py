@@ -137,10 +137,15 @@ def _limits(served: ServedModel) -> dict[str, Any]:
     return {name: value for name, value in limits.items() if value is not None}
 
 
+def format_name(dtype: str) -> str:
+    """Return what fleet files call a number format."""
+    return _NAMES.get(dtype, dtype)
+
+
 def list_unkept(launch: EngineLaunch, dtype: str) -> tuple[str, ...]:
     """Return what the stage engine does otherwise than a plan reckons with, KV cache being in `dtype`."""
     unkept = []
-    kv, own = launch.kv_cache_dtype, _NAMES.get(dtype, dtype)
+    kv, own = launch.kv_cache_dtype, format_name(dtype)
     if kv is not None and kv != own:
         unkept.append(f"kv_cache_dtype {kv}: its KV cache is in {own}")
     if launch.gpu_memory_utilization is not None:

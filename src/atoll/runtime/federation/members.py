@@ -15,6 +15,7 @@ from atoll.fabric.registry.records import NodeService, SessionState
 from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.accept import accepts
 from atoll.runtime.pool.member import FABRIC, FLEET, INSTANCE, STAND_IN, Backend, Facts, Kind
+from atoll.runtime.pool.modalities import MODALITIES, write_modalities
 from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log
@@ -30,6 +31,7 @@ _KINDS: dict[str, Kind] = {
 }
 _INSTANCE_LABEL, _FLEET_LABEL = "atoll.instance", "atoll.fleet"
 """Labels with which deployers have instances join."""
+_EMBEDS = (("text",), ("embedding",))
 _STAND_IN_LABEL = "atoll.stand-in"
 """With it a node says that other weights answer than were asked for, which anybody may say of himself."""
 
@@ -110,6 +112,7 @@ def backend_of(peer: Peer, *, weighs: bool = True) -> Backend:
     labels = metadata.labels if weighs else {}
     services = [s for s in metadata.services if whole(s)]
     models = [s for s in services if s.kind != "generic"]
+    known = {s.model: _EMBEDS for s in models if s.kind == "embedding"}
     fields: dict[str, object] = {
         "id": peer.sid,
         "url": f"{FABRIC}://{peer.sid}",
@@ -130,6 +133,7 @@ def backend_of(peer: Peer, *, weighs: bool = True) -> Backend:
                 (INSTANCE, labels.get(_INSTANCE_LABEL, "")),
                 (FLEET, labels.get(_FLEET_LABEL, "")),
                 (STAND_IN, metadata.labels.get(_STAND_IN_LABEL, "")),
+                (MODALITIES, write_modalities(known) if known else ""),
             )
             if value
         },

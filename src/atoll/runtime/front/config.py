@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from atoll.core.frozen import Frozen
 from atoll.plan.plan import RequestPath
 from atoll.runtime.media.limits import MediaLimits
+from atoll.workload.classes import INPUTS, OUTPUTS
 
 EXECUTORS_MISSING = "executors_missing"
 """Code of the error with which /health says that components have no executor."""
@@ -20,6 +22,19 @@ ENDPOINT_PATHS: dict[str, Endpoint] = {
     "/v1/images/generations": "images",
     "/v1/embeddings": "embeddings",
 }
+_BRINGS: dict[str, tuple[str, ...]] = {"chat": INPUTS, "transcriptions": ("audio",)}
+_GIVES: dict[str, tuple[str, ...]] = {
+    "chat": ("text", "audio"),
+    "speech": ("audio",),
+    "images": ("image",),
+}
+
+
+def modalities(endpoints: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return what can be brought to these endpoints, and what they give."""
+    inputs = {m for endpoint in endpoints for m in _BRINGS.get(endpoint, ("text",))}
+    outputs = {m for endpoint in endpoints for m in _GIVES.get(endpoint, ("text",))}
+    return [m for m in INPUTS if m in inputs], [m for m in OUTPUTS if m in outputs]
 
 
 class ExecutorAddress(Frozen):

@@ -7,13 +7,15 @@ from importlib import import_module
 from typing import Any
 
 from atoll.core.errors import InputError
-from atoll.runtime.front.config import ENDPOINT_PATHS, Endpoint, ExecutorAddress, FrontService
+from atoll.runtime.front.config import (
+    ENDPOINT_PATHS,
+    Endpoint,
+    ExecutorAddress,
+    FrontService,
+    modalities,
+)
 from atoll.runtime.front.dealing import PathRouter
 from atoll.tasks.task import Task, unit_tasks
-from atoll.workload.classes import INPUTS, OUTPUTS
-
-_BRINGS = {"chat": INPUTS, "transcriptions": ("audio",)}
-_GIVES = {"chat": ("text", "audio"), "speech": ("audio",), "images": ("image",)}
 
 
 class LoadedService:
@@ -33,17 +35,13 @@ class LoadedService:
     def shown(self, created: int) -> dict[str, Any]:
         """Return it as an entry of /v1/models."""
         paths = {endpoint: path for path, endpoint in ENDPOINT_PATHS.items()}
-        inputs = {m for endpoint in self.tasks for m in _BRINGS.get(endpoint, ("text",))}
-        outputs = {m for endpoint in self.tasks for m in _GIVES.get(endpoint, ("text",))}
+        inputs, outputs = modalities(self.tasks)
         return {
             "id": self.name,
             "object": "model",
             "created": created,
             "owned_by": "atoll",
-            "modalities": {
-                "input": [m for m in INPUTS if m in inputs],
-                "output": [m for m in OUTPUTS if m in outputs],
-            },
+            "modalities": {"input": inputs, "output": outputs},
             "endpoints": [paths[endpoint] for endpoint in self.tasks],
         }
 

@@ -43,6 +43,7 @@ from atoll.runtime.gateway.admin import AdminDoors
 from atoll.runtime.gateway.choices import DealtTurn
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.client import AnsweredClient
+from atoll.runtime.gateway.console.board import GatewayBoard
 from atoll.runtime.gateway.content import check_content
 from atoll.runtime.gateway.cors import CorsDoor
 from atoll.runtime.gateway.dialects import (
@@ -157,6 +158,7 @@ class Gateway:
             spans=spans,
         )
         self._health = HealthMonitor(pool, self.upstreams, chosen.health)
+        self.board = GatewayBoard(self)
         self._pages = Pages(self)
         self._admin = AdminDoors(self._pages, self._refuse, self.refused)
         self._upstreams: dict[Member, UpstreamPool] = {}
@@ -225,6 +227,7 @@ class Gateway:
         self.draining = True
         if self._server is not None:
             self._server.close()
+        self.board.close()
         for connection in list(self.connections):
             connection.finish_up()
         until_s = self.loop.time() + seconds
@@ -237,6 +240,7 @@ class Gateway:
         self.draining = True
         if self._server is not None:
             self._server.close()
+        self.board.close()
         self._admin.close()
         for connection in list(self.connections):
             connection.abort()

@@ -7,6 +7,7 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.gateway.console.board import GatewayBoard
 from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.traffic import TrafficTally
@@ -40,6 +41,8 @@ class PagesContext(Protocol):
     accounts: Accounts | None
     draining: bool
     started_s: float
+    board: GatewayBoard
+    """What people watch of it."""
 
     @property
     def relays(self) -> Sized:

@@ -1,9 +1,9 @@
 """A tally of what is asked and kept, for a controller: by model, over the last minute, five minutes, hour.
 
 Sums are kept for every ten seconds of the last hour, in a ring; what happens now moves a few numbers of the
-newest one. Of the last day it is kept, ten minutes at a time, how many requests kept their promise. Only models
-that are served or that a controller told of are counted, so names that clients make up cost nothing. Time is a
-parameter, in seconds of any clock that does not step back.
+newest one. Of the last day it is kept, ten minutes at a time, how many requests kept their promise. Only
+models that are served or that a controller told of are counted, so names that clients make up cost nothing.
+Time is a parameter, in seconds of any clock that does not step back.
 
 Who keeps a promise (`keeps_promise`): times count from the arrival, whatever was waited for. Requests that
 were refused for want of room or that failed have not kept it. What was the client's own fault is not judged.

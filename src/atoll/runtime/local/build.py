@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from atoll.core.errors import InputError
 from atoll.engine.batcher import MaxInFlight
@@ -16,13 +16,14 @@ from atoll.plan.plan import Instance, Plan
 from atoll.runtime.adapters.base import Endpoint, MachineShare, RunDirectory, ServedModel
 from atoll.runtime.adapters.llamacpp import llamacpp_endpoint
 from atoll.runtime.adapters.sglang import sglang_endpoint
-from atoll.runtime.adapters.stage import list_unkept, stage_endpoint
+from atoll.runtime.adapters.stage import format_name, list_unkept, stage_endpoint
 from atoll.runtime.adapters.vllm import vllm_endpoint
 from atoll.runtime.instance.config import engine_name
 from atoll.runtime.local.cores import assign_cores, usable_cores
 from atoll.runtime.local.fleet import LivenessTracker, ServiceEndpoint
 from atoll.runtime.local.placing import PlannedEndpoint, standings
-from atoll.runtime.pool.member import STAND_IN
+from atoll.runtime.pool.member import INSTANCE, STAND_IN
+from atoll.runtime.pool.stages import STAGES, BackendStage, write_stages
 from atoll.runtime.supervise.agent import ProcessSpec
 
 Engine = Literal["atoll", "llamacpp", "vllm", "sglang"]
@@ -45,8 +46,19 @@ class LocalModel:
     @property
     def layers(self) -> int:
         """How many layers the model has."""
-        config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-        return int((config.get("text_config") or config)["num_hidden_layers"])
+        return int(self._config()["num_hidden_layers"])
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens of prompt and answer together, if its configuration says so."""
+        most = self._config().get("max_position_embeddings")
+        return most if isinstance(most, int) and most > 0 else None
+
+    def _config(self) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads(
+            (self.folder / "config.json").read_text(encoding="utf-8")
+        )
+        return config.get("text_config") or config
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +98,14 @@ def build(
         model = models[standing.service]
         launch = plan.engines.get(standing.service, EngineLaunch())
         endpoint = _endpoint(standing, model, launch, port, home, share, liveness, chosen)
-        if model.stand_in is not None:
-            endpoint = _mark(endpoint, model.stand_in)
         kinds = {
             engine_name(instance.id, node.id): node.node_type
             for instance in standing.instances
             for node in instance.nodes
         }
+        endpoint = _describe(endpoint, model, kinds, share)
+        if model.stand_in is not None:
+            endpoint = _mark(endpoint, model.stand_in)
         named.append(ServiceEndpoint(endpoint, standing.service, kinds))
     return tuple(named)
 
@@ -146,6 +159,35 @@ def _endpoint(
         "sglang": sglang_endpoint,
     }[options.engine]
     return make(_only_one(standing), served, port, home, share, weight=standing.weight)
+
+
+def _describe(
+    endpoint: Endpoint, model: LocalModel, kinds: Mapping[str, str], share: MachineShare
+) -> Endpoint:
+    """The endpoint that says of itself what those who watch want to know: who holds which layers, on what.
+
+    What types of nodes were planned is said apart: it is no hardware of this machine.
+    """
+    processes = dict.fromkeys(process for process, _, _, _ in endpoint.held)
+    known = {
+        INSTANCE: endpoint.backend.id,
+        "cores": str(sum(len(share.cpus.get(process, ())) for process in processes)),
+    }
+    if endpoint.nodes:
+        known["precision"] = format_name(share.dtype)
+        known["context"] = "" if model.context is None else str(model.context)
+        known[STAGES] = write_stages(
+            BackendStage(
+                process,
+                process.rpartition("/")[0] or process,
+                (start, end),
+                cores=len(share.cpus.get(process, ())),
+                planned=kinds.get(process, ""),
+            )
+            for process, _, start, end in endpoint.held
+        )
+    metadata = endpoint.backend.metadata | {name: text for name, text in known.items() if text}
+    return replace(endpoint, backend=endpoint.backend.model_copy(update={"metadata": metadata}))
 
 
 def _mark(endpoint: Endpoint, stand_in: str) -> Endpoint:

@@ -1,4 +1,4 @@
-"""The stages of an instance as a backend's metadata say them: which process holds which layers, on what."""
+"""The processes behind a backend as its metadata say them: who holds which layers, on what."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ _Layer = Annotated[int, Meta(ge=0, le=1_000_000)]
 
 
 class BackendStage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One process: the instance it belongs to, its layers [start, end), cores, and what was planned."""
+    """One process: the instance it belongs to, its layers [start, end), cores, and what was planned.
+
+    One that runs parts of a model that are no layers says in `holds` which.
+    """
 
     name: _Name
     instance: _Name
-    layers: tuple[_Layer, _Layer]
+    layers: tuple[_Layer, _Layer] | None = None
+    holds: Annotated[str, Meta(max_length=512)] = ""
     cores: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     planned: Annotated[str, Meta(max_length=128)] = ""
     """The type of node that a plan has for it, which is not what runs here where a CPU stands in."""

@@ -20,6 +20,7 @@ from atoll.runtime.local.cores import assign_cores
 from atoll.runtime.local.fleet import ServiceEndpoint
 from atoll.runtime.media.limits import MediaLimits
 from atoll.runtime.pool.member import STAND_IN
+from atoll.runtime.pool.stages import STAGES, BackendStage, write_stages
 from atoll.runtime.task_fleet.deployment import TaskDeployment
 
 FRONT = "front"
@@ -29,6 +30,8 @@ _DRAIN_S = 10.0
 _EXECUTOR_BYTES = 250 * 2**20
 _LLM_BYTES = 900 * 2**20
 _STORE_BYTES = 512 * 2**20
+_SHOWN = 512
+"""Characters of what an executor holds, for those who watch."""
 
 
 def task_endpoint(
@@ -82,12 +85,23 @@ def task_endpoint(
         routing="dynamic" if routing == "dynamic" else "static",
     )
     endpoint = front_endpoint(front, home)
+    known = endpoint.backend.metadata | {
+        STAGES: write_stages(
+            BackendStage(
+                executor.id,
+                executor.id,
+                holds="+".join(executor.parts or executor.components)[:_SHOWN],
+                cores=executor.threads or share.threads(executor.id),
+                planned=executor.node_type or "",
+            )
+            for executor in deployment.executors
+        )
+    }
     if deployment.stand_ins:
-        known = endpoint.backend.metadata | {STAND_IN: "; ".join(deployment.stand_ins.values())}
-        backend = endpoint.backend.model_copy(update={"metadata": known})
-        endpoint = replace(endpoint, backend=backend)
+        known[STAND_IN] = "; ".join(deployment.stand_ins.values())
     endpoint = replace(
         endpoint,
+        backend=endpoint.backend.model_copy(update={"metadata": known}),
         instances=tuple(executor.id for executor in deployment.executors),
         nodes=tuple(processes),
         held=tuple((executor.id, "n0", 0, 1) for executor in deployment.executors),

@@ -44,6 +44,14 @@ def test_sync(sdk_fleet: Fleet) -> None:
             chunks = list(stream)
         assert "".join(c.choices[0].delta.content or "" for c in chunks) == answer.text
         assert all(c.usage is None for c in chunks)
+        with sdk.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "hi"}],
+            temperature=0,
+            stream=True,
+            extra_headers={"x-atoll-events": "1"},
+        ) as told:
+            assert "".join(c.choices[0].delta.content or "" for c in told) == answer.text
         assert chunks[-1].choices[0].finish_reason == answer.reason
         assert chunks[1].choices[0].logprobs is not None
         text = sdk.completions.create(model="m", prompt="Once", max_tokens=8, temperature=0)

@@ -8,6 +8,15 @@
     me              who asks
     keys            make, change, revoke, list
     usage           sums, as JSON and CSV
+    watching        those who watch: snapshot, live, models, machines; machines drained
+    board           what stands behind these, once for all who ask
+    snapshot        how the gateway stands; made once, however many ask
+    live            snapshots as events
+    models          models with who serves them
+    machines        nodes and backends; pipelines over them are in `pipelines`
+    alarms          what is wrong, and what to do
+    draining        machines out of service and back
+    view            what all of these see of a gateway
 
 `docs/reference/http.md` is the contract.
 """

@@ -18,9 +18,10 @@ from collections.abc import Awaitable
 from urllib.parse import unquote
 
 from atoll.runtime.accounts.grants import role_forbids_error
-from atoll.runtime.gateway.console import administration, keys, me, usage
+from atoll.runtime.gateway.console import administration, keys, me, usage, watching
 from atoll.runtime.gateway.console.caller import ADMIN, Caller, find_caller, lower
 from atoll.runtime.gateway.console.gate import DatabaseGate
+from atoll.runtime.gateway.console.live import LiveAnswer
 from atoll.runtime.gateway.console.route import (
     ConsoleCall,
     ConsoleRoute,
@@ -33,7 +34,13 @@ from atoll.runtime.http.server import Connection, ConnectionDeadlines, Request
 from atoll.runtime.openai import ApiError
 
 PREFIX = "/atoll/v1/"
-TABLE: tuple[ConsoleRoute, ...] = (*administration.ROUTES, *me.ROUTES, *keys.ROUTES, *usage.ROUTES)
+TABLE: tuple[ConsoleRoute, ...] = (
+    *administration.ROUTES,
+    *me.ROUTES,
+    *watching.ROUTES,
+    *keys.ROUTES,
+    *usage.ROUTES,
+)
 _ID = "{id}"
 
 
@@ -105,6 +112,8 @@ class Console:
         answer = route.handler(call)
         if isinstance(answer, Response):
             send_response(connection, answer)
+        elif isinstance(answer, LiveAnswer):
+            answer.take(connection)
         else:
             HandlerCall(self, connection, request, lambda request: self._wait(request, answer))
 

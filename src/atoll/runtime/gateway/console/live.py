@@ -1,14 +1,14 @@
 """Snapshots as server-sent events: made once every two seconds for all who listen, and not while nobody does.
 
-A listener has at most one snapshot on its way. Whoever reads slower gets the newest one next, and whoever does
-not read at all for as long as clients may is let go. Listeners are no requests: nothing waits for them, and they
-wait for nothing but the next snapshot, for days if they like.
+A listener has at most one snapshot on its way. Whoever reads slower gets the newest one next, and whoever
+does not read at all for as long as clients may is let go. Listeners are no requests: nothing waits for them,
+and they wait for nothing but the next snapshot, for days if they like.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from atoll.runtime.gateway.settings import GatewaySettings
@@ -17,6 +17,8 @@ from atoll.runtime.openai import ApiError
 from atoll.telemetry.logs import Log
 
 _EVERY_S = 2.0
+_CHECKED_TICKS = 15
+"""So many apart it is asked whether listeners may still listen."""
 _MOST = 1000
 _RETRY_S = 5
 
@@ -52,11 +54,14 @@ class ListenedConnection(Protocol):
 class LiveListener:
     """One who listens (`http.server.Responder`)."""
 
-    __slots__ = ("_connection", "_feed", "_stalled_s")
+    __slots__ = ("_connection", "_feed", "_stalled_s", "allowed")
 
-    def __init__(self, feed: LiveFeed, connection: ListenedConnection) -> None:
+    def __init__(
+        self, feed: LiveFeed, connection: ListenedConnection, allowed: Callable[[], bool] | None
+    ) -> None:
         self._feed = feed
         self._connection = connection
+        self.allowed = allowed
         self._stalled_s: float | None = None
         """Since when it has not read what was sent."""
 
@@ -95,10 +100,16 @@ class LiveFeed:
         self._timer: asyncio.TimerHandle | None = None
         self._event = b""
         self._made_s = float("-inf")
+        self._ticks = 0
         self.listeners: set[LiveListener] = set()
 
-    def join(self, connection: ListenedConnection) -> None:
-        """Begin to tell a client; 503 where too many listen, or where the gateway stops."""
+    def join(
+        self, connection: ListenedConnection, allowed: Callable[[], bool] | None = None
+    ) -> None:
+        """Begin to tell a client; 503 where too many listen, or where the gateway stops.
+
+        Whether it is still `allowed` to listen is asked now and then.
+        """
         context = self._context
         if context.draining or len(self.listeners) >= self._most:
             raise ApiError(
@@ -111,7 +122,7 @@ class LiveFeed:
         now_s = context.loop.time()
         if now_s - self._made_s >= _EVERY_S or not self._event:
             self._renew(now_s)
-        listener = LiveListener(self, connection)
+        listener = LiveListener(self, connection, allowed)
         self.listeners.add(listener)
         connection.exchange = listener
         connection.begin_stream()
@@ -136,6 +147,9 @@ class LiveFeed:
         except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the others
             context.log.event("live.bug", error=repr(error))
             return
+        self._ticks += 1
+        if self._ticks % _CHECKED_TICKS == 0:
+            self._end([each for each in self.listeners if each.allowed and not each.allowed()])
         most_s = context.settings.deadlines.client_s
         for listener in list(self.listeners):
             listener.tell(self._event, now_s, most_s)
@@ -146,7 +160,9 @@ class LiveFeed:
 
     def close(self) -> None:
         """End all streams, so that clients look elsewhere."""
-        listeners = list(self.listeners)
+        self._end(list(self.listeners))
+
+    def _end(self, listeners: Sequence[LiveListener]) -> None:
         for listener in listeners:
             self.leave(listener)
             listener.end()
@@ -155,9 +171,10 @@ class LiveFeed:
 class LiveAnswer:
     """An answer that stays: whoever gets it listens from then on."""
 
-    def __init__(self, feed: LiveFeed) -> None:
+    def __init__(self, feed: LiveFeed, allowed: Callable[[], bool] | None = None) -> None:
         self._feed = feed
+        self._allowed = allowed
 
     def take(self, connection: Connection) -> None:
         """Begin to tell the client of a connection."""
-        self._feed.join(connection)
+        self._feed.join(connection, self._allowed)

@@ -74,6 +74,8 @@ class ShownMachine(msgspec.Struct, frozen=True, kw_only=True):
     fleet: str | None = None
     drained: bool = False
     can_drain: bool = False
+    holds: str | None = None
+    """Parts of models that are no layers."""
     planned: str | None = None
     """The type of node that a plan has for it, where this machine stands in for one."""
 
@@ -131,13 +133,13 @@ def _show_backend(member: Member) -> ShownMachine:
 def _show_stage(stage: BackendStage, member: Member) -> ShownMachine:
     """Return a process behind a backend, which fares as that does as far as is known here."""
     metadata = member.backend.metadata
-    model = next(iter(member.backend.models), "")
-    precision = metadata.get("precision")
+    model, precision = next(iter(member.backend.models), ""), metadata.get("precision")
+    part = ShownService(model, stage.layers, precision, _whole(metadata.get("context")))
     return ShownMachine(
         id=stage.name,
         name=stage.name,
         role="node",
-        services=(ShownService(model, stage.layers, precision, _whole(metadata.get("context"))),),
+        services=() if stage.layers is None else (part,),
         cpus=stage.cores or None,
         state=state_of(member),
         reason=reason_of(member),
@@ -146,6 +148,7 @@ def _show_stage(stage: BackendStage, member: Member) -> ShownMachine:
         instance=stage.instance,
         fleet=metadata.get(FLEET),
         drained=member.drained,
+        holds=stage.holds or None,
         planned=stage.planned or None,
     )
 

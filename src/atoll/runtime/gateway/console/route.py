@@ -16,6 +16,7 @@ import msgspec
 from atoll.runtime.accounts.keys import ROLES, Role
 from atoll.runtime.gateway.console.caller import Caller
 from atoll.runtime.gateway.console.gate import DatabaseGate
+from atoll.runtime.gateway.console.live import LiveAnswer
 from atoll.runtime.gateway.context import PagesContext
 from atoll.runtime.http.handlers import Answer, Headers, Response
 from atoll.runtime.http.request import Request
@@ -76,7 +77,7 @@ class ConsoleCall:
         return fields
 
 
-ConsoleHandler = Callable[[ConsoleCall], Answer | Awaitable[Answer]]
+ConsoleHandler = Callable[[ConsoleCall], Answer | LiveAnswer | Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""What is asked by those who watch a gateway, and machines taken out of service."""
+
+from __future__ import annotations
+
+import msgspec
+
+from atoll.runtime.gateway.console.live import LiveAnswer
+from atoll.runtime.gateway.console.route import (
+    ADMINS,
+    ANY,
+    NO_STORE,
+    ConsoleCall,
+    ConsoleRoute,
+    show,
+)
+from atoll.runtime.http.handlers import Response
+from atoll.runtime.openai import ApiError
+
+
+def show_snapshot(call: ConsoleCall) -> Response:
+    """Return how the gateway stands."""
+    return Response(call.context.board.pages.snapshot(), headers=NO_STORE)
+
+
+def listen(call: ConsoleCall) -> LiveAnswer:
+    """Return how the gateway stands now and from now on, for as long as the caller's key is good."""
+    accounts, shown = call.context.accounts, call.request.headers.get(b"authorization")
+    if accounts is None or call.caller.key_id is None:
+        return LiveAnswer(call.context.board.live)
+
+    def is_allowed() -> bool:
+        try:
+            return accounts.identify(shown) is not None
+        except ApiError:
+            return False
+
+    return LiveAnswer(call.context.board.live, is_allowed)
+
+
+def show_models(call: ConsoleCall) -> Response:
+    """Return models with who serves them."""
+    return Response(call.context.board.pages.models(), headers=NO_STORE)
+
+
+def show_machines(call: ConsoleCall) -> Response:
+    """Return nodes and backends, and pipelines over them."""
+    return Response(call.context.board.pages.machines(), headers=NO_STORE)
+
+
+def drain_machine(call: ConsoleCall) -> Response:
+    """Take a machine out of service."""
+    machine = call.context.board.drain(call.name, call.request.body, _who(call))
+    return show(msgspec.to_builtins(machine))
+
+
+def take_machine_back(call: ConsoleCall) -> Response:
+    """Take a machine back into service."""
+    return show(msgspec.to_builtins(call.context.board.take_back(call.name, _who(call))))
+
+
+def _who(call: ConsoleCall) -> str:
+    """Return who asks, for the log."""
+    return call.caller.key_id or call.caller.owner or "admin"
+
+
+_DRAIN = "machines/{id}/drain"
+ROUTES = (
+    ConsoleRoute("GET", "snapshot", ANY, "How the gateway stands", show_snapshot),
+    ConsoleRoute("GET", "live", ANY, "How the gateway stands, as events", listen),
+    ConsoleRoute("GET", "models", ANY, "Models with who serves them", show_models),
+    ConsoleRoute("GET", "machines", ANY, "Nodes, backends and pipelines over them", show_machines),
+    ConsoleRoute("POST", _DRAIN, ADMINS, "Take a machine out of service", drain_machine),
+    ConsoleRoute("DELETE", _DRAIN, ADMINS, "Take a machine back into service", take_machine_back),
+)
