@@ -14,8 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 
 from pydantic import Field
 
@@ -24,6 +23,7 @@ from atoll.core.errors import AtollError, UsageError
 from atoll.report.terminal import note
 
 DASHBOARD_PORT = 8090
+_PANEL = "Dashboard"
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 _STEADY_S = 60.0
 """One that has run for so long is started anew at once when it ends."""
@@ -34,18 +34,22 @@ _STDERR = 2
 
 
 class CompanionProcess:
-    """A command that is kept running in a process of its own; what it prints goes to our stderr."""
+    """A command that is kept running in a process of its own.
+
+    What it prints goes to our stderr; of a `quiet` one only what it writes to stderr itself.
+    """
 
     def __init__(
         self,
         arguments: Sequence[str],
         say: Callable[[str], None],
-        environment: Mapping[str, str] = MappingProxyType({}),
+        *,
+        quiet: bool = False,
     ) -> None:
         self._command = (sys.executable, "-m", "atoll", *arguments)
         self._name = arguments[0]
         self._say = say
-        self._environment = environment
+        self._stdout = subprocess.DEVNULL if quiet else _STDERR
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -86,8 +90,7 @@ class CompanionProcess:
                 self._process = process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.PIPE,
-                    stdout=_STDERR,
-                    env={**os.environ, **self._environment},
+                    stdout=self._stdout,
                     start_new_session=True,
                 )
             code = process.wait()
@@ -123,11 +126,12 @@ class DashboardOptions(VerbSettings):
     dashboard: bool = Field(
         False,
         description=f"Show it in a browser too, at port {DASHBOARD_PORT}, else at any that is free.",
+        json_schema_extra={"panel": _PANEL},
     )
     dashboard_at: str | None = Field(
         None,
         description="The same at another address.",
-        json_schema_extra={"metavar": "[HOST:]PORT"},
+        json_schema_extra={"metavar": "[HOST:]PORT", "panel": _PANEL},
     )
 
 
@@ -135,14 +139,13 @@ def start_dashboard(
     options: DashboardOptions,
     arguments: tuple[str, ...],
     say: Callable[[str], None] = note,
-    environment: dict[str, str] | None = None,
 ) -> CompanionProcess | None:
     """Start a dashboard beside, where it is asked for; `arguments` say of what. It prints its address."""
     if not options.dashboard and options.dashboard_at is None:
         return None
     host, port = _choose_address(options)
     command = ("dashboard", *arguments, "--host", host, "--port", str(port), "--with-parent")
-    process = CompanionProcess(command, say, environment or {})
+    process = CompanionProcess(command, say)
     process.start()
     return process
 

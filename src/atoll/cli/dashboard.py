@@ -191,7 +191,7 @@ def _find_services(options: DashboardCommandSettings) -> ServiceDirectory:
     from atoll.dashboard.services import ServiceAddress, ServiceDirectory
 
     desk = None
-    if options.desk and _has_desk():
+    if options.desk:
         desk = ServiceAddress(socket=runtime_dir() / f"desk-{os.getpid()}.sock")
     named = None
     if options.gateway is not None:
@@ -211,12 +211,6 @@ def _read_token(options: DashboardCommandSettings) -> str | None:
     return os.environ.get(TOKEN_VARIABLE) or None
 
 
-def _has_desk() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("atoll.desk") is not None
-
-
 def _start_desk(
     options: DashboardCommandSettings, services: ServiceDirectory
 ) -> CompanionProcess | None:
@@ -225,7 +219,7 @@ def _start_desk(
     arguments = ["desk", "--socket", str(services.desk.socket), "--with-parent"]
     for path in options.fleets:
         arguments += ["--fleet", str(path.resolve())]
-    process = CompanionProcess(arguments, note)
+    process = CompanionProcess(arguments, note, quiet=True)
     process.start()
     return process
 
