@@ -64,9 +64,10 @@ class CompanionProcess:
         with self._lock:
             self._stopping.set()
             process = self._process
-            if process is not None:
-                process.terminate()
         if process is not None:
+            if process.stdin is not None:
+                # What it ends with.
+                process.stdin.close()
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:

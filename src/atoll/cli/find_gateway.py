@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core.errors import AtollError, UsageError
 from atoll.core.files import read_text_limited
-from atoll.core.paths import runtime_dir
+from atoll.core.paths import runtime_dir, state_dir
 
 if TYPE_CHECKING:
     from atoll.dashboard.services import ServiceAddress
@@ -64,6 +64,8 @@ def list_gateways(fleet: str | None = None) -> Iterator[ServiceAddress]:
 
 
 def _list_operated(fleet: str | None) -> Iterator[ServiceAddress]:
+    if not any((state_dir() / "fleets").glob("*")):
+        return  # and what knows of them need not be loaded
     from atoll.control.operation.home import list_homes
     from atoll.dashboard.services import ServiceAddress
 
