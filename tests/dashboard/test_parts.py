@@ -232,7 +232,7 @@ class TestStatic:
         first = files.serve("js/app.js", {b"accept-encoding": b"gzip"})
         tag = dict(first.headers)["etag"].encode()
         again = files.serve("js/app.js", {b"accept-encoding": b"gzip", b"if-none-match": tag})
-        assert (again.status, again.body) == (304, b"")
+        assert again.status == 304
         other = files.serve("js/app.js", {b"if-none-match": tag})
         assert other.status == 200  # packed and plain are two things
 

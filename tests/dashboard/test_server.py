@@ -58,6 +58,20 @@ def test_a_link_logs_in_once(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_a_link_that_is_used_up_logs_nobody_out(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_bench(tmp_path) as bench:
+            browser = bench.browser()
+            token = bench.links.make()
+            await browser.log_in(token=token)
+            again = await browser.log_in(token=token)
+            assert again.status == 401
+            assert "set-cookie" not in again.headers
+            assert (await browser.ask("GET", "/session")).status == 200
+
+    asyncio.run(play())
+
+
 def test_logging_in_again_ends_the_session_before(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_bench(tmp_path) as bench:
@@ -245,7 +259,13 @@ def test_pages(tmp_path: Path) -> None:
                 "/x.js",
             ):
                 assert (await browser.ask("GET", path)).status == 404, path
-            assert (await browser.ask("GET", "/static/index.html")).status == 200
+            page = await browser.ask("GET", "/static/index.html")
+            assert page.status == 200
+            known = await browser.ask(
+                "GET", "/static/index.html", if_none_match=page.headers["etag"]
+            )
+            assert (known.status, known.body) == (304, b"")
+            assert known.headers["content-length"] == str(len(page.body))
             assert (await browser.ask("POST", "/keys", {})).status == 405
             assert json.loads((await browser.ask("GET", "/healthz")).body)["status"] == "ok"
 
