@@ -77,6 +77,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("fabric", "atoll.cli.fabric", "Make a fabric, let members in, put them out."),
     Verb("hub", "atoll.cli.hub", "Run the meeting point of a fabric."),
     Verb("gateway", "atoll.cli.gateway", "Serve every model of a fabric behind one address."),
+    Verb("dashboard", "atoll.cli.dashboard", "Show and run it all in a browser."),
     Verb("join", "atoll.cli.join", "Offer this machine, or an engine on it, to a fabric."),
     Verb("nodes", "atoll.cli.nodes", "Show who is in a fabric, and who has what."),
     Verb("assign", "atoll.cli.assign", "Have a node that waits serve a model."),

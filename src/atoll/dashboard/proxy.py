@@ -36,6 +36,9 @@ _KEY_LASTS_S = 12 * 3600.0
 _WHOLE_BYTES = 256 * 2**10
 """An answer of this length or less is read before it is passed on."""
 _JSON = "application/json"
+_SILENCE_S = 600.0
+_BEAT_S = 2.0
+"""How often a page that waits for events is sent a comment: one that has gone away is noticed by it."""
 
 
 class SessionOverError(Exception):
@@ -162,12 +165,20 @@ class ServiceForwarder:
 async def _relay(
     answer: StreamedResponse, stack: contextlib.AsyncExitStack
 ) -> AsyncGenerator[bytes, None]:
+    is_events = answer.headers.get("content-type", "").startswith("text/event-stream")
+    beat_s = _BEAT_S if is_events else None
     async with stack:
         # The headers go out before there is a first piece.
         yield b""
+        between = True
         try:
-            async for piece in answer.pieces():
-                yield piece
+            async with contextlib.aclosing(answer.pieces(_SILENCE_S, beat_s)) as pieces:
+                async for piece in pieces:
+                    if piece:
+                        between = piece.endswith(b"\n\n")
+                        yield piece
+                    elif between:
+                        yield b": still here\n\n"
         except FetchError as error:
             # Cut short for the page, too: it must not take this for the whole.
             raise ConnectionError(str(error)) from error

@@ -350,7 +350,7 @@ class Dashboard:
             "fresh": gateway is None,
         }
         headers: tuple[tuple[str, str], ...] = ()
-        if read_cookie(request.headers) is not None:
+        if read_cookie(request.headers) is not None and self._find_session(request) is None:
             headers = (write_cookie("", max_age_s=0, secure=self._is_secure(request)),)
         return _json(body, 401, headers)
 

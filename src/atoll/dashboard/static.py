@@ -95,11 +95,14 @@ def _answer(file: StaticFile, headers: Mapping[bytes, bytes]) -> Response:
     if known and (
         known == "*" or tag in (part.strip().removeprefix("W/") for part in known.split(","))
     ):
-        return Response(b"", 304, file.content_type, tuple(extra))
-    if packed and file.packed is not None:
+        return Response(_body(file, packed=packed), 304, file.content_type, tuple(extra))
+    if packed:
         extra.append(("content-encoding", "gzip"))
-        return Response(file.packed, 200, file.content_type, tuple(extra))
-    return Response(file.data, 200, file.content_type, tuple(extra))
+    return Response(_body(file, packed=packed), 200, file.content_type, tuple(extra))
+
+
+def _body(file: StaticFile, *, packed: bool) -> bytes:
+    return file.packed if packed and file.packed is not None else file.data
 
 
 def _takes_gzip(accepted: bytes) -> bool:

@@ -70,7 +70,8 @@ class AnswerWriter(asyncio.Protocol):
         """Answer the request being served, completely."""
         request = self._serving
         head = self.head(status, content_type, extra, len(body))
-        if request is not None and request.method == b"HEAD":
+        if status == 304 or (request is not None and request.method == b"HEAD"):
+            # The length is said that it would have.
             body = b""
         self.transport.write(head + body)
         self._finish_serving()

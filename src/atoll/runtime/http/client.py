@@ -153,18 +153,29 @@ class StreamedResponse:
         self.status = reader.status
         self.headers: Mapping[str, str] = dict(reader.headers)
 
-    async def pieces(self, timeout_s: float | None = None) -> AsyncGenerator[bytes, None]:
-        """Yield the body as it comes; FetchError if it is cut short or nothing comes for `timeout_s`."""
+    async def pieces(
+        self, timeout_s: float = 600.0, beat_s: float | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the body as it comes; FetchError if it is cut short or nothing comes for `timeout_s`.
+
+        With `beat_s` it yields b"" as often while nothing comes.
+        """
+        silent_s = 0.0
         while True:
             if data := self._reader.take():
+                silent_s = 0.0
                 yield data
             if self._reader.complete:
                 return
+            wait_s = timeout_s - silent_s if beat_s is None else min(beat_s, timeout_s - silent_s)
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(wait_s):
                     await self._reader.read(self._connection)
             except TimeoutError as error:
-                raise FetchError(f"{self._url} said nothing for {timeout_s:g} s") from error
+                silent_s += wait_s
+                if silent_s >= timeout_s:
+                    raise FetchError(f"{self._url} said nothing for {timeout_s:g} s") from error
+                yield b""
             except (OSError, ValueError) as error:
                 raise FetchError(f"{self._url} stopped answering: {error}") from error
 
