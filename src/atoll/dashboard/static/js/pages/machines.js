@@ -18,6 +18,7 @@ export const page = {
     const view = openView(place, ctx);
     let asked = 0;
     let version = null;
+    let handled = null;
     let running = null;
     let busy = false;
     let gone = false;
@@ -41,11 +42,12 @@ export const page = {
     /** Ask again where machines changed; for loads only where something runs, and not too often. */
     function look(told) {
       if (!told || document.visibilityState !== "visible" || gone) return;
-      const changed = version !== null && told.version !== undefined && told.version !== version;
+      const changed = version !== null && told.version !== undefined && told.version !== version && told.version !== handled;
       const stale = performance.now() - asked >= OFTEN_MS && (told.running || told.running !== running);
       if (!changed && !stale) return;
-      running = told.running;
       if (changed && performance.now() - asked < 1000) return; // the next snapshot tells it again
+      running = told.running;
+      handled = told.version;
       load();
     }
     const again = () => look(ctx.live.last("gateway"));
@@ -132,7 +134,7 @@ function openView(place, ctx) {
     const kinds = workers.flatMap((machine) => machine.gpus ?? []);
     const memory = kinds.reduce((sum, gpu) => sum + (gpu.memory_bytes ?? 0) * gpu.count, 0);
     // Stages behind a backend run what the backend runs: each request counts once.
-    const entry = workers.filter((machine) => machine.can_drain || machine.drained);
+    const entry = workers.filter((machine) => machine.can_drain);
     const runs = (entry.length ? entry : workers).reduce((sum, machine) => sum + (machine.load?.running ?? 0), 0);
     const priced = workers.filter((machine) => machine.usd_per_hour !== null && machine.usd_per_hour !== undefined);
     const sites = new Set(workers.map(placeWords).filter(Boolean)).size;

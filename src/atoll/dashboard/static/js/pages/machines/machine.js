@@ -1,7 +1,7 @@
 // One machine in the list: the main things in a line, everything when it is opened. It is changed in place, so that nothing jumps.
 
 import { h, set } from "../../lib/dom.js";
-import { ago, bytes, count, DASH, moment, number, percent, perHour, plural } from "../../lib/format.js";
+import { ago, bytes, count, DASH, moment, number, percent, perHour, plural, seconds } from "../../lib/format.js";
 import { badge, button, meter, stateBadge } from "../../lib/ui.js";
 import { layerWords, loadWords } from "./pipeline.js";
 
@@ -17,8 +17,14 @@ function trust(machine) {
 
 function hardware(machine) {
   const gpus = gpuWords(machine.gpus);
-  if (gpus) return gpus;
-  return machine.cpus ? `${number(machine.cpus)} cores` : null;
+  const memory = gpus ? (machine.gpus ?? []).reduce((sum, gpu) => sum + (gpu.memory_bytes ?? 0) * gpu.count, 0) : machine.memory_bytes;
+  const words = gpus || (machine.cpus ? `${number(machine.cpus)} cores` : null);
+  return words ? [h("bdi", { class: "cut", title: words }, words), memory ? h("span", { class: "note" }, bytes(memory)) : null] : null;
+}
+
+function standing(machine) {
+  const left = machine.ends_s ? machine.ends_s - Date.now() / 1000 : null;
+  return [stateBadge(machine.state), left !== null && left < 86400 && machine.state !== "left" ? h("span", { class: "note" }, left > 0 ? `ends in ${seconds(60 * Math.ceil(left / 60))}` : "ends now") : null];
 }
 
 function serves(machine) {
@@ -69,11 +75,11 @@ export class MachineLine {
     cell("name", [name, role], () => [h("bdi", { class: "cut", title: name }, name), role === "node" ? null : badge(role)]);
     cell("trust", [provider, verified], () => trust(machine));
     cell("place", [machine.region, machine.site], () => [machine.region, machine.site].filter(Boolean).map((name, at) => h("bdi", { class: ["cut", at && "note"], title: name }, name)));
-    cell("hardware", [gpus, cpus], () => (hardware(machine) ? h("span", { class: "cut", title: hardware(machine) }, hardware(machine)) : null));
+    cell("hardware", [gpus, cpus, machine.memory_bytes], () => hardware(machine));
     cell("serves", services, () => serves(machine));
     cell("load", load, () => loadMeter(machine));
     cell("price", usd_per_hour, () => (usd_per_hour === null || usd_per_hour === undefined ? null : perHour(usd_per_hour)));
-    cell("state", state, () => stateBadge(state));
+    cell("state", [state, machine.ends_s, machine.ends_s ? Math.floor(Date.now() / 60000) : 0], () => standing(machine));
     if (this.details.open) this.#drawMore();
   }
 
@@ -118,10 +124,11 @@ export class MachineLine {
       } finally {
         this.#busy = false;
         this.#drawMore();
+        if (document.activeElement === document.body) this.#body.querySelector("button")?.focus({ preventScroll: true });
       }
     };
     if (!this.#doing.admin) return h("p", { class: "note" }, `Taking a machine out of service is for admins; you are logged in as ${this.#doing.role}.`);
-    if (machine.drained) return [button("Take back into service", run(this.#doing.undrain), { symbol: "power", disabled: this.#busy }), h("p", { class: "note" }, "It gets no new requests now.")];
+    if (machine.drained && machine.can_drain) return [button("Take back into service", run(this.#doing.undrain), { symbol: "power", disabled: this.#busy }), h("p", { class: "note" }, "It gets no new requests now.")];
     if (!machine.can_drain) return h("p", { class: "note" }, machine.role === "hub" ? "A hub answers no requests itself, so there is nothing to drain." : "No requests go to this machine directly: drain what serves the whole model.");
     return [button("Drain…", run(this.#doing.drain), { kind: "danger", symbol: "power", disabled: this.#busy }), h("p", { class: "note" }, "It gets no new requests; what runs goes on elsewhere or ends there.")];
   }
