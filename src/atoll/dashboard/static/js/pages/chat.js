@@ -31,6 +31,7 @@ export const page = {
     let chat = null;
     let version = null;
     let gone = false;
+    let broken = false;
     const load = async () => {
       try {
         const told = await ctx.api.get("/api/gateway/models");
@@ -41,15 +42,24 @@ export const page = {
         else if (models.length) chat = openChat(place, ctx, kept.get(ctx.session), models);
         else set(place, nothing());
       } catch (error) {
-        if (!gone && !chat) set(place, failed(error, () => { set(place, loading()); load(); }));
+        if (gone || chat) return;
+        broken = true;
+        set(place, error.code === "no_gateway" ? noGateway() : failed(error, start));
       }
     };
-    set(place, loading());
-    load();
-    const deaf = ctx.live.on("gateway", (told) => { if (version !== null && told.version !== undefined && told.version !== version) { version = told.version; load(); } });
+    const start = () => { broken = false; set(place, loading()); load(); };
+    start();
+    const deaf = ctx.live.on("gateway", (told) => {
+      if (broken) start();
+      else if (version !== null && told.version !== undefined && told.version !== version) { version = told.version; load(); }
+    });
     return () => { gone = true; deaf(); chat?.close(); };
   },
 };
+
+function noGateway() {
+  return h("div", { class: "card" }, empty("No gateway runs here", "A gateway answers for all models. Start one, and this page finds it:", snippet("atoll serve examples/demo-local.yaml")));
+}
 
 function nothing() {
   return h("div", { class: "card" }, empty("No model to talk to yet", "As soon as a machine serves a model, you can choose it here. On a machine with a GPU and vLLM:", snippet('atoll join --fabric @site.token -- vllm serve MODEL --port "{port}"'), h("a", { href: "/machines" }, "More on adding machines")));

@@ -22,6 +22,7 @@ export const page = {
     let running = null;
     let busy = false;
     let gone = false;
+    let broken = false;
 
     async function load() {
       if (busy) return;
@@ -33,7 +34,7 @@ export const page = {
         version = told.version ?? version;
         view.show(told);
       } catch (error) {
-        if (!gone) view.fail(error, () => { set(place, loading()); load(); });
+        broken = !gone && view.fail(error, again);
       } finally {
         busy = false;
       }
@@ -41,6 +42,7 @@ export const page = {
 
     /** Ask again where machines changed; for loads only where something runs, and not too often. */
     function look(told) {
+      if (broken && told) again();
       if (!told || document.visibilityState !== "visible" || gone) return;
       const changed = version !== null && told.version !== undefined && told.version !== version && told.version !== handled;
       const stale = performance.now() - asked >= OFTEN_MS && (told.running || told.running !== running);
@@ -50,20 +52,24 @@ export const page = {
       handled = told.version;
       load();
     }
-    const again = () => look(ctx.live.last("gateway"));
-    set(place, loading());
-    load();
+    const again = () => { broken = false; set(place, loading()); load(); };
+    const seen = () => look(ctx.live.last("gateway"));
+    again();
     const deaf = ctx.live.on("gateway", look);
-    document.addEventListener("visibilitychange", again);
+    document.addEventListener("visibilitychange", seen);
     view.reload = load;
     return () => {
       gone = true;
       deaf();
-      document.removeEventListener("visibilitychange", again);
+      document.removeEventListener("visibilitychange", seen);
       view.close();
     };
   },
 };
+
+function noGateway() {
+  return h("div", { class: "card" }, h("div", { class: "state empty" }, icon("machines"), h("h3", {}, "No gateway runs here"), h("p", {}, "Machines are known to a gateway. Start one, and this page finds it:"), snippet("atoll serve examples/demo-local.yaml")));
+}
 
 function noMachines() {
   return h("div", { class: "card" }, h("div", { class: "state empty" }, icon("machines"), h("h3", {}, "No machine has joined yet"),
@@ -266,8 +272,11 @@ function openView(place, ctx) {
 
   const api = {
     show,
-    /** Say what went wrong, unless something is shown already: then that stays, and the shell says that the gateway is away. */
-    fail(error, again) { if (!built) set(place, failed(error, again)); },
+    /** Say what went wrong, unless something is shown already: then that stays, and the shell says that the gateway is away. Returns whether it was said. */
+    fail(error, again) {
+      if (!built) set(place, error.code === "no_gateway" ? noGateway() : failed(error, again));
+      return !built;
+    },
     reload: () => {},
     close: () => watcher.disconnect(),
   };

@@ -83,6 +83,7 @@ function box(stage, machine, place, total, open) {
   const name = machine?.name ?? stage.machine;
   const state = machine?.state ?? "gone";
   const load = loadWords(machine?.load);
+  const busy = load && widthOf(load) > place.w - 24 ? load.replace(/ requests?$/, "") : load;
   const kv = machine?.load?.kv_share ?? null;
   const inner = place.w - 24;
   const layers = layerWords(stage.layers);
@@ -94,7 +95,7 @@ function box(stage, machine, place, total, open) {
     s("title", {}, told),
     s("rect", { class: "pipe-back", x: place.x, y: place.y, width: place.w, height: place.h, rx: 8 }),
     s("rect", { class: "pipe-edge", x: place.x, y: place.y, width: 5, height: place.h, rx: 2.5 }),
-    text(name, 22, "pipe-name"), text(widthOf(`${layers} of ${total}`) <= inner ? `${layers} of ${total}` : layers, 40, "pipe-dim"), text(state === "up" ? load ?? "up" : state, 58, state === "up" ? "pipe-dim" : "pipe-state"),
+    text(name, 22, "pipe-name"), text(widthOf(`${layers} of ${total}`) <= inner ? `${layers} of ${total}` : layers, 40, "pipe-dim"), text(state === "up" ? busy ?? "up" : state, 58, state === "up" ? "pipe-dim" : "pipe-state"),
     kv === null ? null : [s("rect", { class: "pipe-track", ...track }), s("rect", { class: ["pipe-fill", kv >= 0.95 ? "bad" : kv >= 0.75 ? "warn" : "good"], ...track, width: Math.max(2, Math.min(1, kv) * inner) })]);
 }
 
