@@ -441,7 +441,15 @@ def make_next(now_s: float) -> Json:
                 "reason": "cheaper than small-4 by $0.10/h",
             }
         ],
-        "goes": [{"instance": "chat-2", "reason": "demand fell to 2.1 requests/s"}],
+        "goes": [
+            {
+                "instance": "chat-2",
+                "target": "aws/us-east-2",
+                "layout": "L40S:4",
+                "usd_per_hour": 4.6,
+                "reason": "demand fell to 2.1 requests/s",
+            }
+        ],
         "stops": [],
         "usd_before": 11.6,
         "usd_after": 7.7,

@@ -485,7 +485,7 @@ class FakeDesk(FakeService):
 
     def _traces(self, request: Request, rest: str) -> Answer:
         if request.method == b"POST":
-            name = request.headers.get(b"x-atoll-filename", b"trace.csv").decode("latin-1")
+            name = unquote(request.headers.get(b"x-atoll-filename", b"trace.csv").decode("latin-1"))
             lines = max(0, request.body.count(b"\n") - 1)
             trace = {
                 "id": f"u-{secrets.token_hex(2)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from pydantic import Field
@@ -42,6 +42,9 @@ class KeySettings(VerbSettings):
 
     name: str = Field(description="What the key is for.", json_schema_extra={"argument": True})
     owner: str = Field("", description="Whose it is.")
+    role: str = Field(
+        "member", description="admin (changes everything), member, or viewer (looks only)."
+    )
     models: tuple[str, ...] = Field(
         (),
         description="A model it may use, or a pattern (llama-*); repeatable.",
@@ -100,7 +103,7 @@ def create(options: KeySettings) -> None:
     new_key = NewKey.parse(spec)
     text, key = with_database(options.db, lambda database: database.create_key(new_key))
     if options.as_json:
-        emit({"key": text} | describe_key(key), True)
+        emit({"key": text} | key.describe(time.time()), True)
         return
     console().print(text)
     note(f"key {key.id} ({options.name}): shown this once; keep it safe")
@@ -119,12 +122,24 @@ def list_(
         for key in with_database(db, lambda database: database.keys())
         if every or key.state(now_s) != "revoked"
     ]
-    columns = ("id", "name", "owner", "state", "models", "nodes", "limits", "made", "expires")
+    columns = (
+        "id",
+        "name",
+        "owner",
+        "role",
+        "state",
+        "models",
+        "nodes",
+        "limits",
+        "made",
+        "expires",
+    )
     rows = [
         (
             key.id,
             key.spec.name,
             key.spec.owner or None,
+            key.spec.role,
             key.state(now_s),
             ", ".join(key.spec.models) or "all",
             _demands(key) or "any",
@@ -134,7 +149,7 @@ def list_(
         )
         for key in keys
     ]
-    emit([describe_key(key) for key in keys], as_json, lambda: table(columns, rows))
+    emit([key.describe(time.time()) for key in keys], as_json, lambda: table(columns, rows))
 
 
 @app.command()
@@ -150,7 +165,9 @@ def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
         return key, {name: used.get(period, NOTHING) for name, period in named.items()}
 
     key, used = with_database(db, look)
-    shown = describe_key(key) | {"tokens_used": {name: u.tokens for name, u in used.items()}}
+    shown = key.describe(time.time()) | {
+        "tokens_used": {name: u.tokens for name, u in used.items()}
+    }
     if any(u.audio_ms for u in used.values()):
         shown["audio_seconds_used"] = {name: u.audio_ms / 1000 for name, u in used.items()}
     if any(u.pixels for u in used.values()):
@@ -174,7 +191,7 @@ def revoke(which: Which, db: Db = None, as_json: AsJson = False) -> None:
 
     key = with_database(db, end)
     if as_json:
-        emit(describe_key(key), True)
+        emit(key.describe(time.time()), True)
     else:
         note(f"key {key.id} ({key.spec.name}) is revoked")
 
@@ -227,17 +244,6 @@ def parse_moment(text: str, field: str, *, ahead: bool) -> float:
             raise InputError(f"{text!r} is no date or span", field=field, hint=hint) from None
         return time.time() + (span_s if ahead else -span_s)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def describe_key(key: ApiKey) -> dict[str, Any]:
-    """Return all that may be said of a key."""
-    return {
-        "id": key.id,
-        "state": key.state(time.time()),
-        **key.spec.model_dump(mode="json"),
-        "created_s": key.created_s,
-        "revoked_s": key.revoked_s,
-    }
 
 
 def _limits(key: ApiKey) -> str:

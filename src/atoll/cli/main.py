@@ -81,6 +81,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("nodes", "atoll.cli.nodes", "Show who is in a fabric, and who has what."),
     Verb("assign", "atoll.cli.assign", "Have a node that waits serve a model."),
     Verb("status", "atoll.cli.status", "Show how fleets stand: instances, cost, what is wrong."),
+    Verb("desk", "atoll.cli.desk", "Answer what pages and programs ask about plans."),
     Verb("keys", "atoll.cli.keys", "Make, list and revoke the API keys of a gateway."),
     Verb("usage", "atoll.cli.usage", "Show what keys used, and what it cost."),
     Verb("profile", "atoll.cli.profile", "Measure how fast this machine runs a model."),

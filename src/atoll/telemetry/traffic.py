@@ -25,7 +25,8 @@ class WindowSums(_Said):
 
     `arrivals` are requests that came. Of the `measured` ones that were answered whole there are sums of
     prompt (`input`) and answer (`output`) lengths in tokens and of their squares. Of the `judged` ones, all
-    that ended and had a promise, `kept` kept it.
+    that ended and had a promise, `kept` kept it. Of the measured ones `firsts` were streams, with the sum of
+    their seconds to the first token; of their further tokens, `rest_tokens`, there is the sum of seconds.
     """
 
     seconds: float = Field(gt=0)
@@ -37,6 +38,10 @@ class WindowSums(_Said):
     output_square_sum: Total
     judged: Counted
     kept: Counted
+    firsts: Counted = 0
+    first_sum_s: Total = 0.0
+    rest_tokens: Counted = 0
+    rest_sum_s: Total = 0.0
 
 
 class ModelTraffic(_Said):

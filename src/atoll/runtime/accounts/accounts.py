@@ -32,7 +32,7 @@ from atoll.runtime.accounts.grants import (
     unknown_key_error,
 )
 from atoll.runtime.accounts.journal import SLOTS, JournalFullError, UsageJournal, read_segment
-from atoll.runtime.accounts.keys import matches, read_bearer
+from atoll.runtime.accounts.keys import ApiKey, matches, read_bearer
 from atoll.runtime.accounts.ledger import NO_PRICES, LedgerRows, TokenPrice, rows_of
 from atoll.runtime.accounts.limits import NOTHING, TOTAL, Counted, day_of, periods
 from atoll.runtime.accounts.rates import SharedRates
@@ -235,6 +235,13 @@ class Accounts:
         held = self._find_key(authorization)
         return ANYBODY if held is None else held.grant
 
+    def identify(self, authorization: bytes | None) -> ApiKey | None:
+        """Return the key that a caller shows; None without one of ours, 401 for one that does not work."""
+        if authorization is None or read_bearer(authorization) is None:
+            return None
+        held = self._find_key(authorization)
+        return None if held is None else held.key
+
     def admit(self, authorization: bytes | None, model: str) -> Grant:
         """Let one request of a caller in, or raise 401, 403, 429 or 503."""
         held = self._find_key(authorization)
@@ -361,6 +368,26 @@ class Accounts:
         return error
 
     # Beside it
+
+    @property
+    def database(self) -> Database:
+        """Where keys and usage are; for what may wait."""
+        return self._database
+
+    @property
+    def keys(self) -> list[ApiKey]:
+        """All keys as they are known here, oldest first."""
+        return sorted((held.key for held in self._keys.values()), key=lambda key: key.created_s)
+
+    def key(self, key_id: str) -> ApiKey | None:
+        """Return the key with an id, if it is known here."""
+        held = self._keys.get(key_id)
+        return None if held is None else held.key
+
+    async def learn_keys(self) -> None:
+        """Read now which keys changed, as happens once a second by itself."""
+        async with self._syncing:
+            await self._read_keys()
 
     def stats(self) -> dict[str, object]:
         """Return what metrics show.

@@ -8,7 +8,7 @@ import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,10 +126,7 @@ class Database:
 
     async def create_key(self, spec: NewKey) -> tuple[str, ApiKey]:
         """Make a key; return its text, which nobody can find out later, and the key."""
-        if spec.expires_s is not None and spec.expires_s <= time.time():
-            raise InputError(
-                "it would have expired already", field="expires_s", hint="name a time to come"
-            )
+        _check_expiry(spec)
         text, key_id, digest = make_key()
         async with self._engine.begin() as connection:
             version = await _next_version(connection)
@@ -147,6 +144,31 @@ class Database:
                 )
             )
         return text, key
+
+    async def change_key(self, key_id: str, changes: Mapping[str, object]) -> ApiKey:
+        """Give fields of a key (`NewKey`) other values; return it. Its text stays valid.
+
+        InputError where a value cannot be, UnknownNameError without such a key, UsageError if it is revoked.
+        """
+        table = schema.keys
+        async with self._engine.begin() as connection:
+            # First: whoever changes a key waits here for others who do, and then reads what they wrote.
+            version = await _next_version(connection)
+            row = (await connection.execute(sa.select(table).where(table.c.id == key_id))).first()
+            if row is None:
+                raise UnknownNameError("key", key_id, ())
+            key = _key(row._asdict())
+            if key.revoked_s is not None:
+                raise UsageError("the key is revoked", hint="make another one")
+            spec = NewKey.parse(key.spec.model_dump() | dict(changes))
+            if "expires_s" in changes:
+                _check_expiry(spec)
+            await connection.execute(
+                table.update()
+                .where(table.c.id == key_id)
+                .values(name=spec.name, owner=spec.owner, spec=spec.to_json(), version=version)
+            )
+        return replace(key, spec=spec, version=version)
 
     async def revoke_key(self, key_id: str) -> ApiKey:
         """Make a key useless for good; return it."""
@@ -294,6 +316,13 @@ def is_refusal(error: Exception) -> bool:
             error, sa.exc.DataError | sa.exc.IntegrityError
         )
     return isinstance(error, ValueError | OverflowError | TypeError)
+
+
+def _check_expiry(spec: NewKey) -> None:
+    if spec.expires_s is not None and spec.expires_s <= time.time():
+        raise InputError(
+            "it would have expired already", field="expires_s", hint="name a time to come"
+        )
 
 
 def _key(row: Mapping[str, Any]) -> ApiKey:

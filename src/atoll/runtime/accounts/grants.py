@@ -46,6 +46,7 @@ class ActiveKey:
 
     __slots__ = (
         "asked_s",
+        "asks",
         "grant",
         "key",
         "models",
@@ -74,6 +75,8 @@ class ActiveKey:
         self.touched_s = now_s
         """When it last asked for something, or was changed."""
         self.grant = Grant(key.id, spec.owner, spec.policy, spec.track, spec.models)
+        self.asks = spec.role != "viewer"
+        """Whether it may ask models at all."""
         self.models = ModelFilter(spec.models)
         self.requests = _resize(self.requests, spec.requests_per_min, now_s)
         self.tokens = _resize(self.tokens, spec.tokens_per_min, now_s)
@@ -86,6 +89,8 @@ class ActiveKey:
     def refusal(self, model: str, now_s: float, unix_s: float, now: Periods) -> ApiError | None:
         """Return why a request for a model is not let in: 403, 429, or None if it is."""
         self.touched_s = self.asked_s = now_s
+        if not self.asks:
+            return role_forbids_error("A viewer's API key looks only: it asks no models.")
         if not self.models.allow(model):
             return model_not_allowed_error(model)
         most = self.key.spec.concurrent
@@ -180,6 +185,11 @@ def model_not_allowed_error(model: str) -> ApiError:
         param="model",
         code="model_not_allowed",
     )
+
+
+def role_forbids_error(message: str) -> ApiError:
+    """Return the error for a caller whose role is not enough."""
+    return ApiError(403, message, kind="permission_error", code="role_forbids")
 
 
 def rate_limit_error(message: str, retry_after_s: int) -> ApiError:

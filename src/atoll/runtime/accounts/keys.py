@@ -13,7 +13,7 @@ import secrets
 import string
 from dataclasses import dataclass, field
 from fnmatch import translate
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
@@ -29,6 +29,10 @@ _TEXT = re.compile(rb"atoll-([a-z0-9]{12})-([A-Za-z0-9]{43})")
 _KNOWN_MODELS = 1024
 _WORST = "0" * 64
 
+Role = Literal["admin", "member", "viewer"]
+"""What a key may do besides asking models: change everything, look after its own, or only look."""
+ROLES: tuple[Role, ...] = get_args(Role)
+
 
 class PresentedKey(NamedTuple):
     """A key as a client sent it; the secret itself is not kept."""
@@ -42,6 +46,8 @@ class NewKey(Frozen):
 
     name: str = Field(min_length=1, max_length=120)
     owner: str = Field("", max_length=120)
+    role: Role = "member"
+    """Viewers ask no models."""
     models: tuple[str, ...] = ()
     """Names or patterns (`llama-*`); empty for all."""
     requests_per_min: int | None = Field(None, ge=1, le=10**9)
@@ -102,6 +108,16 @@ class ApiKey:
             return "revoked"
         expires_s = self.spec.expires_s
         return "active" if expires_s is None or now_s < expires_s else "expired"
+
+    def describe(self, now_s: float) -> dict[str, Any]:
+        """Return all that may be said of it, as JSON has it: not its digest."""
+        return {
+            "id": self.id,
+            "state": self.state(now_s),
+            **self.spec.model_dump(mode="json"),
+            "created_s": self.created_s,
+            "revoked_s": self.revoked_s,
+        }
 
 
 def make_key() -> tuple[str, str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TextIO
@@ -37,11 +37,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class UsagePeriod:
-    """Which requests: begun at or after one moment and before another (Unix time), of one key."""
+    """Which requests: begun at or after one moment and before another (Unix time), of one key or owner."""
 
     since_s: float | None = None
     until_s: float | None = None
     key_id: str | None = None
+    owner: str | None = None
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """Return the condition in SQL."""
@@ -54,6 +55,9 @@ class UsagePeriod:
             clauses.append(operations.c.started_s < self.until_s)
         if self.key_id is not None:
             clauses.append(operations.c.key_id == self.key_id)
+        if self.owner is not None:
+            own = sa.select(keys.c.id).where(keys.c.owner == self.owner)
+            clauses.append(operations.c.key_id.in_(own))
         return clauses
 
 
@@ -61,17 +65,25 @@ EVER = UsagePeriod()
 """All requests."""
 
 
-async def usage(database: Database, by: str, span: UsagePeriod = EVER) -> AsyncIterator[Row]:
-    """Yield usage: a row a group for one of SUMS, a row each for one of LISTS.
+async def usage(
+    database: Database, by: str | Sequence[str], span: UsagePeriod = EVER, most: int | None = None
+) -> AsyncGenerator[Row, None]:
+    """Yield usage: a row a group for one or several of SUMS, a row each for one of LISTS; `most` rows.
 
     Tokens of requests are in sums exactly once, and so is their cost, in US dollars. Sums by provider or
     node are over attempts: a request that moved counts in each place with what was delivered there.
     """
-    statement = _listing(by, span) if by in LISTS else _sum(by, span)
     async with database.reading() as connection:
+        statement = _statement(by, span).limit(most)
         result = await connection.stream(statement.execution_options(yield_per=_CHUNK))
         async for row in result:
             yield _row(row._asdict())
+
+
+def _statement(by: str | Sequence[str], span: UsagePeriod) -> sa.Select[Any]:
+    if isinstance(by, str):
+        return _listing(by, span) if by in LISTS else _sum((by,), span)
+    return _sum(by, span)
 
 
 def _row(row: Row) -> Row:
@@ -88,29 +100,30 @@ def _row(row: Row) -> Row:
     return plain | media | {"cost_usd": int(cost) * _NUSD}
 
 
-def _sum(by: str, span: UsagePeriod) -> sa.Select[Any]:
-    if by in ("provider", "node"):
-        group = sa.func.coalesce(attempts.c[by], "").label(by)
+def _sum(by: Sequence[str], span: UsagePeriod) -> sa.Select[Any]:
+    table: sa.FromClause = operations.outerjoin(keys, keys.c.id == operations.c.key_id)
+    count = sa.func.count().label("requests")
+    counted = operations
+    if not {"provider", "node"}.isdisjoint(by):
+        table = table.join(attempts, operations.c.id == attempts.c.operation_id)
         count = sa.func.count(sa.distinct(attempts.c.operation_id)).label("requests")
-        table: sa.FromClause = attempts.join(operations, operations.c.id == attempts.c.operation_id)
         counted = attempts
-    else:
-        table = operations.outerjoin(keys, keys.c.id == operations.c.key_id)
-        count = sa.func.count().label("requests")
-        counted = operations
-        group = {
-            "key": sa.func.coalesce(operations.c.key_id, ""),
-            "owner": sa.func.coalesce(keys.c.owner, ""),
-            "model": operations.c.model,
-            "outcome": operations.c.outcome,
-            "day": operations.c.day,
-        }[by].label(by)
-    columns: list[sa.ColumnElement[Any]] = [group]
-    grouped: list[sa.ColumnElement[Any]] = [group]
-    if by == "key":
-        name = sa.func.coalesce(keys.c.name, "").label("name")
-        columns.append(name)
-        grouped.append(name)
+    groups: dict[str, sa.ColumnElement[Any]] = {
+        "key": sa.func.coalesce(operations.c.key_id, ""),
+        "owner": sa.func.coalesce(keys.c.owner, ""),
+        "model": operations.c.model,
+        "outcome": operations.c.outcome,
+        "day": operations.c.day,
+        "provider": sa.func.coalesce(attempts.c.provider, ""),
+        "node": sa.func.coalesce(attempts.c.node, ""),
+    }
+    ordered = [groups[name].label(name) for name in by]
+    columns: list[sa.ColumnElement[Any]] = []
+    for group in ordered:
+        columns.append(group)
+        if group.name == "key":
+            columns.append(sa.func.coalesce(keys.c.name, "").label("name"))
+    grouped = list(columns)
     columns += [
         count,
         sa.func.sum(counted.c.prompt_tokens).label("prompt_tokens"),
@@ -124,7 +137,7 @@ def _sum(by: str, span: UsagePeriod) -> sa.Select[Any]:
         .select_from(table)
         .where(*span.conditions())
         .group_by(*grouped)
-        .order_by(group)
+        .order_by(*ordered)
     )
 
 
@@ -143,10 +156,9 @@ def _listing(by: str, span: UsagePeriod) -> sa.Select[Any]:
     )
 
 
-def columns_of(by: str) -> tuple[str, ...]:
+def columns_of(by: str | Sequence[str]) -> tuple[str, ...]:
     """Return the names of the columns of `usage`."""
-    statement = _listing(by, UsagePeriod()) if by in LISTS else _sum(by, UsagePeriod())
-    names = [column.name for column in statement.selected_columns]
+    names = [column.name for column in _statement(by, EVER).selected_columns]
     kept = [name for name in names if name != "cost_nusd" and name not in MEDIA]
     return (*kept, *MEDIA.values(), "cost_usd")
 

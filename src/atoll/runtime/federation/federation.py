@@ -89,6 +89,8 @@ class Federation:
         self._upstreams: dict[str, NodeUpstreamPool] = {}
         self._probed_s: dict[str, float] = {}
         self._probes: set[asyncio.Task[None]] = set()
+        self.changes = 0
+        """Rises with all news of nodes, but for their loads."""
         self._watching: asyncio.Task[None] | None = None
         fabric.listeners.append(self._follow_fabric)
         for peer in fabric.peers():
@@ -120,6 +122,7 @@ class Federation:
 
     def _follow_fabric(self, event: str, peer: Peer) -> None:
         sid = peer.sid
+        self.changes += 1
         if event in ("left", "revoked"):
             member = self._pool.members.get(sid)
             self.members.drop(sid)
@@ -152,7 +155,7 @@ class Federation:
     def _leave_node(self, sid: str) -> None:
         """Move what runs straight at a node whose token did not come back; the tunnel sees to its own."""
         member = self._pool.members.get(sid)
-        if member is None or member.up or self._context is None or not self.fabric.connected:
+        if member is None or member.well or self._context is None or not self.fabric.connected:
             return
         for relay in [
             r for r in self._context.relays if r.uses(member) and r.goes_by(HttpUpstream)
@@ -171,7 +174,7 @@ class Federation:
         now_s = self._loop.time()
         for member in self._pool.members.values():
             address = member.backend.metadata.get("direct")
-            if not member.node or not address or not member.up:
+            if not member.node or not address or not member.well:
                 continue
             upstreams = self._upstreams.get(member.name)
             if upstreams is not None and upstreams.direct is not None:

@@ -63,7 +63,7 @@ class Members:
             pool.update(backend, facts)
         else:
             pool.add(backend, facts)
-        if peer.alive and not pool.members[sid].up:
+        if peer.alive and not pool.members[sid].well:
             pool.set_health(sid, up=True)
         elif not peer.alive:
             pool.mask(sid, "its token is gone")

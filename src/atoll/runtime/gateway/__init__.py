@@ -21,6 +21,8 @@ What happens to a request, in order, stands at the top of `app`. The modules:
     usage          what is written down of a request when it ends
     traffic        what is asked and kept, for a controller
     pages          what the gateway answers by itself
+    console        what is asked under /atoll/v1/, by whom: keys, usage, administration
+    context        what these two see of it
     admin          where those who run it ask: a Unix socket, a port for Prometheus
     openapi        its description of itself
     metrics        what it counts

@@ -523,7 +523,17 @@ class Gateway:
             and outcome == "ok"
             and (usage.completion_tokens or not usage.has_media)
         ):
-            tally.measure(now_s, usage.prompt_tokens, usage.completion_tokens)
+            first_s = relay.first_s
+            if first_s is None or not relay.stream:
+                tally.measure(now_s, usage.prompt_tokens, usage.completion_tokens)
+            else:
+                tally.measure(
+                    now_s,
+                    usage.prompt_tokens,
+                    usage.completion_tokens,
+                    first_s - relay.started_s,
+                    now_s - first_s,
+                )
         if tally.promise is not None:
             tally.judge(now_s, ended_request(relay, status, outcome, usage, seconds))
 
@@ -537,7 +547,7 @@ class Gateway:
         """Do what a change of a backend asks for."""
         if event == "removed" and member.node:
             self.chooser.note_loss(member.backend.models, self.loop.time())
-        elif event in ("added", "up", "changed", "restored"):
+        elif event in ("added", "up", "changed", "restored", "returned"):
             self.queue.wake()
         self.log.event(
             f"backend.{event}", backend=member.name, state=member.state, reason=member.reason
@@ -551,6 +561,8 @@ class Gateway:
             for request in self._running():
                 if request.uses(member):
                     request.member_down(f"backend down: {member.reason}")
+        elif event == "drained":
+            self.chooser.vacate(member, self.relays, self.loop.time())
         elif upstreams is not None and event == "removed":
             upstreams.close()
         elif upstreams is not None and event == "changed":
@@ -573,6 +585,7 @@ class Gateway:
         for connection in list(self.connections):
             connection.tick(now_s)
         self._admin.tick(now_s, self.date)
+        self._pages.tick(now_s)
         for member, upstreams in list(self._upstreams.items()):
             upstreams.tick(now_s)
             if member.removed and not upstreams.open and not member.inflight:

@@ -51,6 +51,11 @@ _WHY = {
 class Movable(Protocol):
     """A request that may be moved to another backend."""
 
+    @property
+    def begun(self) -> bool:
+        """Whether the client has a part of the answer."""
+        ...
+
     def uses(self, member: Member) -> bool:
         """Whether it is at a backend now."""
         ...
@@ -346,6 +351,12 @@ class BackendChooser:
             for relay in [r for r in relays if r.uses(member)]:
                 if relay.can_move(now_s):
                     relay.member_down("the node is about to end", died=False)
+
+    def vacate(self, member: Member, relays: Iterable[Movable], now_s: float) -> None:
+        """Move streams from a backend that is drained, where another can go on; the rest ends there."""
+        for relay in [r for r in relays if r.begun and r.uses(member)]:
+            if relay.can_move(now_s):
+                relay.member_down("the machine is drained", died=False)
 
     def headers(self, requirements: Requirements, member: Member, model: str) -> bytes:
         """Return headers that say who serves a request, and what its key has left."""

@@ -35,6 +35,7 @@ _SENT = (
     "x-atoll-node",
     "x-atoll-fallback",
     "x-atoll-session",
+    "x-atoll-events",
     "openai-organization",
     "openai-project",
     "openai-beta",

@@ -6,6 +6,7 @@ that was moved, and when a stream has to move.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +97,11 @@ def read_chunk(data: bytes) -> Chunk | None:
 def event_of(chunk: Chunk) -> bytes:
     """Return the event that carries a chunk."""
     return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+def comment_of(said: Mapping[str, object]) -> bytes:
+    """Return a comment for those who read Atoll's; it is one line, and whoever reads events leaves it out."""
+    return b": atoll " + msgspec.json.encode(said) + b"\n\n"
 
 
 def choices_of(chunk: Chunk) -> list[Chunk]:

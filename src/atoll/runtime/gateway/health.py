@@ -88,7 +88,7 @@ class HealthMonitor:
             path = _LISTED if member.backend.kind in _LISTING else settings.path
             status = await self._ask(member, GET, path, b"", settings.timeout_s)
             fine, reason = status < 500, f"{path} answered with status {status}"
-            if fine and not member.up:
+            if fine and not member.well:
                 fine, reason = await self._try_token(member)
         except (OSError, TimeoutError) as error:
             fine, reason = False, str(error) or f"no answer in {settings.timeout_s:g} s"
@@ -96,11 +96,11 @@ class HealthMonitor:
             return
         if fine:
             self._failures[name] = 0
-            if not member.up:
+            if not member.well:
                 self._pool.set_health(name, up=True)
             return
         self._failures[name] = self._failures.get(name, 0) + 1
-        if member.up and self._failures[name] >= settings.failures:
+        if member.well and self._failures[name] >= settings.failures:
             self._pool.set_health(name, up=False, reason=reason)
 
     async def _try_token(self, member: Member) -> tuple[bool, str]:

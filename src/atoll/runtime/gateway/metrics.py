@@ -17,7 +17,7 @@ from atoll.telemetry.metrics import (
     render_page,
 )
 
-STATES = ("up", "down", "ejected")
+STATES = ("up", "down", "ejected", "drained")
 _MOST_TALLIES = 10_000
 
 

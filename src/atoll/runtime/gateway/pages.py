@@ -1,82 +1,33 @@
-"""Everything the gateway answers by itself: models, health, its own description; metrics and its backends.
+"""Everything the gateway answers by itself: models, health, its own description; metrics and its console.
 
-The last two are for those who run it: on the public port they ask for the admin token, and without one
-they are not there at all (`admin` has other places for them).
+The last two are not for everybody: on the public port they ask for the admin token or an API key, and without
+either they are not there at all (`admin` has other places for them).
 """
 
 from __future__ import annotations
 
-import asyncio
-import hmac
-import time
-from collections.abc import Sized
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
-from atoll.core.errors import AtollError
-from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.accounts.grants import role_forbids_error
+from atoll.runtime.gateway.console.caller import Caller
+from atoll.runtime.gateway.console.console import PREFIX, Console
+from atoll.runtime.gateway.console.route import not_allowed, nothing_at
+from atoll.runtime.gateway.context import PagesContext
 from atoll.runtime.gateway.dialects import shown_key
 from atoll.runtime.gateway.dialects.messages import models
-from atoll.runtime.gateway.metrics import GatewayMetrics
 from atoll.runtime.gateway.openapi import document
 from atoll.runtime.gateway.permitted import PermittedModels
-from atoll.runtime.gateway.settings import GatewaySettings
-from atoll.runtime.gateway.traffic import TrafficTally
 from atoll.runtime.http.server import Connection, Request
 from atoll.runtime.openai import FORMS, REQUESTS, ApiError
-from atoll.runtime.pool.member import ConfiguredBackend
-from atoll.runtime.pool.pool import BackendPool
-from atoll.runtime.pool.routes import MOST_BYTES, RoutesTold
-from atoll.telemetry.logs import Log
 from atoll.telemetry.metrics import CONTENT_TYPE
 
-if TYPE_CHECKING:
-    from atoll.runtime.accounts.accounts import Accounts
-
-_ADMIN = "/atoll/v1/"
 _METRICS = "/metrics"
-_PRIVATE = (_ADMIN.encode(), _METRICS.encode())
+_CONSOLE = PREFIX.encode()
+_PRIVATE = (_CONSOLE, _METRICS.encode())
 _PAGES = ("/health", "/ready", _METRICS, "/openapi.json", "/v1/models")
-
-
-class FabricView(Protocol):
-    """A fabric, for people."""
-
-    def snapshot(self) -> dict[str, object]:
-        """Return the nodes as this gateway sees them."""
-        ...
-
-
-class PagesContext(Protocol):
-    """What the pages show of a gateway."""
-
-    pool: BackendPool
-    settings: GatewaySettings
-    chooser: BackendChooser
-    metrics: GatewayMetrics
-    traffic: TrafficTally
-    log: Log
-    loop: asyncio.AbstractEventLoop
-    accounts: Accounts | None
-    draining: bool
-    started_s: float
-
-    @property
-    def relays(self) -> Sized:
-        """Requests that run."""
-        ...
-
-    @property
-    def connections(self) -> Sized:
-        """Connections of clients."""
-        ...
-
-    @property
-    def federation(self) -> FabricView | None:
-        """The fabric, if there is one."""
-        ...
 
 
 class Pages:
@@ -84,50 +35,63 @@ class Pages:
 
     def __init__(self, context: PagesContext) -> None:
         self._context = context
+        self._console = Console(context)
         self._permitted = PermittedModels(context.pool, context.chooser)
 
     def answer(self, connection: Connection, request: Request) -> None:
         """Answer what came on the public port and needs no backend."""
         path = _path(request)
         if is_private(request.path):
-            self.authorize(request)
-        self._answer(connection, request, path)
+            self._answer_private(connection, request, path, self._console.find_caller(request))
+        else:
+            self._answer(connection, request, path)
 
     def answer_admin(self, connection: Connection, request: Request) -> None:
         """Answer what came on the admin socket, which only those who may ask can open."""
-        self._answer(connection, request, _path(request))
+        path = _path(request)
+        if is_private(request.path):
+            self._answer_private(connection, request, path, self._console.find_admin(request))
+        else:
+            self._answer(connection, request, path)
+
+    def _answer_private(
+        self, connection: Connection, request: Request, path: str, caller: Caller
+    ) -> None:
+        """Answer what is not public to somebody it may be for."""
+        if path.startswith(PREFIX):
+            self._console.answer(connection, request, caller)
+        elif caller.role == "admin":
+            self._answer(connection, request, path)
+        else:
+            raise role_forbids_error(f"A {caller.role} may not do this.")
 
     def answer_metrics(self, connection: Connection, request: Request) -> None:
         """Answer what came on the port for Prometheus."""
         path = _path(request)
         if path not in (_METRICS, "/health", "/ready"):
-            raise _nothing_at(path)
+            raise nothing_at(path)
         self._answer(connection, request, path)
 
     def authorize(self, request: Request) -> None:
-        """Refuse whoever asks on the public port for what is not public, unless with the admin token."""
-        token = self._context.settings.admin_token
-        if token is None:
-            raise ApiError(
-                403,
-                "this is not served here: ask on the admin socket, or set admin_token",
-                kind="permission_error",
-            )
-        authorization = request.headers.get(b"authorization", b"")
-        if not hmac.compare_digest(authorization, b"Bearer " + token.encode()):
-            raise ApiError(401, "a valid admin token is needed", kind="authentication_error")
+        """Refuse whoever asks on the public port for what is not public and not for them."""
+        caller = self._console.find_caller(request)
+        if request.path.startswith(_CONSOLE):
+            self._console.check(request, caller)
+        elif caller.role != "admin":
+            raise role_forbids_error(f"A {caller.role} may not do this.")
+
+    def tick(self, now_s: float) -> None:
+        """Give up on clients that stopped reading."""
+        self._console.tick(now_s)
 
     def _answer(self, connection: Connection, request: Request, path: str) -> None:
-        if path.startswith(_ADMIN):
-            self._administer(connection, request, path)
-        elif path in REQUESTS or path in FORMS:
-            raise _not_allowed(request, "POST")
-        elif path not in _PAGES and not path.startswith("/v1/models/"):
-            raise _nothing_at(path)
-        elif request.method not in (b"GET", b"HEAD"):
-            raise _not_allowed(request, "GET, HEAD")
-        else:
-            self._show(connection, request, path)
+        if path in REQUESTS or path in FORMS:
+            raise not_allowed(request, "POST")
+        if path not in _PAGES and not path.startswith("/v1/models/"):
+            raise nothing_at(path)
+        if request.method not in (b"GET", b"HEAD"):
+            raise not_allowed(request, "GET, HEAD")
+        self._show(connection, request, path)
 
     def _show(self, connection: Connection, request: Request, path: str) -> None:
         context = self._context
@@ -204,94 +168,6 @@ class Pages:
             "owned_by": "atoll" if by_atoll else "atoll-gateway",
         }
 
-    # Administration
-
-    def _administer(self, connection: Connection, request: Request, path: str) -> None:
-        what, _, name = path.removeprefix(_ADMIN).partition("/")
-        method = request.method.decode()
-        if what == "status" and not name:
-            if method != "GET":
-                raise _not_allowed(request, "GET")
-            _respond(connection, 200, self.status())
-        elif what == "fabric" and not name and self._context.federation is not None:
-            if method != "GET":
-                raise _not_allowed(request, "GET")
-            _respond(connection, 200, self._context.federation.snapshot())
-        elif what == "traffic" and not name:
-            if method != "GET":
-                raise _not_allowed(request, "GET")
-            page = self._context.traffic.page(self._context.loop.time())
-            connection.respond(200, page.to_json().encode())
-        elif what == "routes" and not name:
-            self._change_routes(connection, request, method)
-        elif what == "backends":
-            self._change_backends(connection, request, method, name)
-        else:
-            raise _nothing_at(path)
-
-    def status(self) -> dict[str, object]:
-        """Return the state of the gateway, for people and for `atoll status`."""
-        context = self._context
-        return {
-            "status": "draining" if context.draining else "serving",
-            "uptime_s": round(time.time() - context.started_s, 3),
-            "running": len(context.relays),
-            "connections": len(context.connections),
-            "models": context.pool.models,
-            "backends": context.pool.snapshot(),
-        }
-
-    def _change_routes(self, connection: Connection, request: Request, method: str) -> None:
-        """Take weights and promises of a controller, or show those it told."""
-        context = self._context
-        if method == "PUT":
-            if len(request.body) > MOST_BYTES:
-                raise ApiError(413, f"routes take at most {MOST_BYTES} bytes")
-            try:
-                routes = RoutesTold.from_json(request.body)
-            except AtollError as error:
-                raise ApiError(400, str(error), param=error.field) from None
-            context.pool.route(routes)
-            context.chooser.choices.tell(routes.choices)
-            context.traffic.promise(routes, context.loop.time())
-            instances = {name for told in routes.models.values() for name in told.weights}
-            context.log.event(
-                "routes.told",
-                fleet=routes.fleet,
-                models=len(routes.models),
-                instances=len(instances),
-            )
-        elif method != "GET":
-            raise _not_allowed(request, "GET, PUT")
-        told = context.pool.routes
-        shown = {"fleet": "", "models": {}} if told is None else told.model_dump(mode="json")
-        hashed = None if told is None else told.content_hash()
-        _respond(connection, 200, shown | {"hash": hashed})
-
-    def _change_backends(
-        self, connection: Connection, request: Request, method: str, name: str
-    ) -> None:
-        pool = self._context.pool
-        if method == "GET" and not name:
-            _respond(connection, 200, {"backends": pool.snapshot()})
-        elif method == "DELETE" and name:
-            if name not in pool.members:
-                raise ApiError(404, f"there is no backend {name[:200]!r}", code="not_found")
-            pool.remove(name)
-            _respond(connection, 200, {"backends": pool.snapshot()})
-        elif method in ("POST", "PUT") and not name:
-            try:
-                backend = ConfiguredBackend.from_json(request.body)
-                if backend.id in pool.members:
-                    pool.update(backend)
-                else:
-                    pool.add(backend)
-            except AtollError as error:
-                raise ApiError(400, str(error), param=error.field) from None
-            _respond(connection, 200, {"backends": pool.snapshot()})
-        else:
-            raise _not_allowed(request, "DELETE" if name else "GET, POST")
-
 
 def is_private(path: bytes) -> bool:
     """Whether what is asked for is for those who run the gateway only."""
@@ -303,20 +179,6 @@ def _path(request: Request) -> str:
         return request.path.decode("ascii")
     except UnicodeDecodeError:
         raise ApiError(404, "there is nothing here") from None
-
-
-def _nothing_at(path: str) -> ApiError:
-    return ApiError(404, f"there is nothing at {path[:200]}", code="not_found")
-
-
-def _not_allowed(request: Request, allowed: str) -> ApiError:
-    method = request.method.decode(errors="replace")
-    return ApiError(
-        405,
-        f"{method} is not allowed here; use {allowed}",
-        code="method_not_allowed",
-        allow=allowed,
-    )
 
 
 def _respond(connection: Connection, status: int, data: Any) -> None:

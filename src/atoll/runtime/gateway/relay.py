@@ -8,6 +8,7 @@ between; a connection that is refused costs no attempt, but the search for a bac
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Protocol
 
 from atoll.runtime.gateway import faults
@@ -15,7 +16,13 @@ from atoll.runtime.gateway.answer import Answer, BrokenStreamError
 from atoll.runtime.gateway.attempt import AttemptContext, Attempts
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.client import AnsweredClient
-from atoll.runtime.gateway.events import DONE, StreamJournal, audio_chars_in, tokens_in
+from atoll.runtime.gateway.events import (
+    DONE,
+    StreamJournal,
+    audio_chars_in,
+    comment_of,
+    tokens_in,
+)
 from atoll.runtime.gateway.requirements import Requirements
 from atoll.runtime.gateway.resume import DivergedError, resume
 from atoll.runtime.gateway.retry import RetryBudget
@@ -334,6 +341,8 @@ class Relay:
             answer.notes = upstream.notes
         if answer.streaming and not self._takes_events():
             self._fail_over("events instead of an answer")
+        elif answer.streaming and self.begun:
+            self._say_who()
 
     def _takes_events(self) -> bool:
         """Whether an answer may be a stream: the client has to be able to read it."""
@@ -463,8 +472,34 @@ class Relay:
     def _begin(self) -> None:
         self.begun = True
         self.journal = StreamJournal()
-        self.first_s = self._context.loop.time()
+        self.first_s = now_s = self._context.loop.time()
+        member = self.attempts.member
+        if member is not None:
+            member.note_first(now_s - self.attempts.began_s)
         self.client.begin_stream(self._headers())
+        if b"x-atoll-events" in self.sent.headers:
+            self._say_who()
+
+    def _say_who(self) -> None:
+        """Tell a client that asked for it who works on its stream, in a comment that SDKs leave out."""
+        member = self.attempts.member
+        if (
+            member is None
+            or self.sent.headers.get(b"x-atoll-events") != b"1"
+            or self.endpoint
+            or not isinstance(self.request, Generation)
+        ):
+            return
+        offer = member.offer(self.model)
+        said = {
+            "event": "node",
+            "node": offer.node,
+            "backend": member.name,
+            "provider": offer.provider or None,
+            # A kept connection that was closed already is no attempt of its own.
+            "attempt": sum(1 for _ in groupby(self.attempts.backends)),
+        }
+        self.client.send(comment_of(said))
 
     def _headers(self) -> bytes:
         """Return headers that say who answers."""

@@ -1,8 +1,9 @@
 """A tally of what is asked and kept, for a controller: by model, over the last minute, five minutes, hour.
 
 Sums are kept for every ten seconds of the last hour, in a ring; what happens now moves a few numbers of the
-newest one. Only models that are served or that a controller told of are counted, so names that clients make
-up cost nothing. Time is a parameter, in seconds of any clock that does not step back.
+newest one. Of the last day it is kept, ten minutes at a time, how many requests kept their promise. Only models
+that are served or that a controller told of are counted, so names that clients make up cost nothing. Time is a
+parameter, in seconds of any clock that does not step back.
 
 Who keeps a promise (`keeps_promise`): times count from the arrival, whatever was waited for. Requests that
 were refused for want of room or that failed have not kept it. What was the client's own fault is not judged.
@@ -10,7 +11,10 @@ were refused for want of room or that failed have not kept it. What was the clie
 
 from __future__ import annotations
 
+import math
 from array import array
+from collections.abc import Sequence
+from operator import add
 from typing import NamedTuple, Protocol
 
 from atoll.runtime.pool.pool import BackendPool
@@ -21,9 +25,12 @@ _STEP_S = 10.0
 _STEPS = 360
 _WINDOWS = {"minute": 6, "five_minutes": 30, "hour": _STEPS}
 """Whole steps of each; the one that is not over comes on top."""
-_SUMS = 8
+_SUMS = 12
+_DAY_STEPS = 144
+_STEPS_A_DAY_STEP = 60
+"""A day is kept in steps of ten minutes."""
 _MOST_MODELS = 256
-"""Models that are counted without having been told of; each takes 23 kB once it is asked for."""
+"""Models that are counted without having been told of; each takes 37 kB at most once it is asked for."""
 _MOST_TOKENS = 10_000_000
 """More is no length of a request, whatever a backend says."""
 
@@ -63,11 +70,57 @@ def keeps_promise(promise: ModelPromise, ended: EndedRequest) -> bool | None:
     return in_time and first_s <= promise.ttft_s
 
 
+class SumRing:
+    """Sums of the last `steps` steps of time, a row of `sums` numbers for each; the oldest is overwritten.
+
+    Rows are added to in order of time. Until there is something to keep, no memory is taken.
+    """
+
+    __slots__ = ("_last", "_rows", "_steps", "_sums")
+
+    def __init__(self, steps: int, sums: int) -> None:
+        self._steps, self._sums = steps, sums
+        self._rows = array("d")
+        self._last = 0
+        """The newest step that was added to."""
+
+    def add(self, step: int, sums: Sequence[float]) -> None:
+        """Add to the row of a step, which is the newest or a later one."""
+        if not self._rows:
+            if not any(sums):
+                return
+            self._rows = array("d", bytes(8 * self._sums * self._steps))
+            self._last = step
+        width = self._sums
+        for empty in range(max(self._last + 1, step - self._steps + 1), step + 1):
+            at = empty % self._steps * width
+            self._rows[at : at + width] = array("d", bytes(8 * width))
+        self._last = step
+        at = step % self._steps * width
+        for k, value in enumerate(sums):
+            self._rows[at + k] += value
+
+    def total(self, begin: int, end: int) -> list[float]:
+        """Return the sums of the steps from `begin` up to but not with `end`."""
+        width = self._sums
+        begin, end = max(begin, self._last - self._steps + 1), min(end, self._last + 1)
+        if not self._rows or begin >= end:
+            return [0.0] * width
+        first, last = begin % self._steps * width, (end - 1) % self._steps * width + width
+        rows = self._rows
+        # Columns of one stretch, or of two where it goes over the edge: slices are summed without a loop.
+        parts = [rows[first:last]] if first < last else [rows[first:], rows[:last]]
+        return [math.fsum(sum(part[k::width]) for part in parts) for k in range(width)]
+
+
 class ModelTally:
     """What is counted of one model."""
 
     __slots__ = (
         "_arrivals",
+        "_day",
+        "_first",
+        "_firsts",
         "_input",
         "_input_square",
         "_judged",
@@ -75,23 +128,31 @@ class ModelTally:
         "_measured",
         "_output",
         "_output_square",
+        "_rest",
+        "_rest_tokens",
         "_ring",
         "_step",
         "_step_ends_s",
+        "_totals",
         "promise",
     )
 
     def __init__(self, now_s: float) -> None:
         self.promise: ModelPromise | None = None
-        self._ring = array("d")
+        self._ring = SumRing(_STEPS, _SUMS)
+        self._day = SumRing(_DAY_STEPS + 1, 2)
         self._begin(int(now_s // _STEP_S))
 
     def _begin(self, step: int) -> None:
         self._step, self._step_ends_s = step, (step + 1) * _STEP_S
         self._arrivals = self._measured = self._judged = self._kept = 0
         self._input = self._input_square = self._output = self._output_square = 0
+        self._firsts = self._rest_tokens = 0
+        self._first = self._rest = 0.0
+        self._totals: dict[int, list[float]] = {}
+        """Sums of whole steps, by how many: they stay until the next step."""
 
-    def _sums(self) -> tuple[int, ...]:
+    def _sums(self) -> tuple[float, ...]:
         """The newest step, in the order of `WindowSums`."""
         return (
             self._arrivals,
@@ -102,22 +163,18 @@ class ModelTally:
             self._output_square,
             self._judged,
             self._kept,
+            self._firsts,
+            self._first,
+            self._rest_tokens,
+            self._rest,
         )
 
     def _roll(self, now_s: float) -> None:
-        """Put the newest step into the ring and begin another."""
-        step, last = int(now_s // _STEP_S), self._step
-        if any(self._sums()) and not self._ring:
-            self._ring = array("d", bytes(8 * _SUMS * _STEPS))
-        if self._ring:
-            self._put(last, self._sums())
-            for empty in range(max(last + 1, step - _STEPS), step):
-                self._put(empty, (0,) * _SUMS)
-        self._begin(step)
-
-    def _put(self, step: int, sums: tuple[int, ...]) -> None:
-        at = step % _STEPS * _SUMS
-        self._ring[at : at + _SUMS] = array("d", sums)
+        """Put the newest step into the rings and begin another."""
+        self._ring.add(self._step, self._sums())
+        if self._judged:
+            self._day.add(self._step // _STEPS_A_DAY_STEP, (self._judged, self._kept))
+        self._begin(int(now_s // _STEP_S))
 
     def arrive(self, now_s: float) -> None:
         """Count a request that came."""
@@ -131,8 +188,19 @@ class ModelTally:
         if self.promise is not None:
             self._judged += 1
 
-    def measure(self, now_s: float, read: int, written: int) -> None:
-        """Take in the lengths in tokens of a request that was answered whole."""
+    def measure(
+        self,
+        now_s: float,
+        read: int,
+        written: int,
+        first_s: float | None = None,
+        rest_s: float = 0.0,
+    ) -> None:
+        """Take in the lengths in tokens of a request that was answered whole.
+
+        Of a stream, `first_s` are the seconds from its arrival to the first token, `rest_s` those from there
+        to the end.
+        """
         if now_s >= self._step_ends_s:
             self._roll(now_s)
         if not (0 <= read <= _MOST_TOKENS and 0 <= written <= _MOST_TOKENS):
@@ -142,6 +210,12 @@ class ModelTally:
         self._input_square += read * read
         self._output += written
         self._output_square += written * written
+        if first_s is not None:
+            self._firsts += 1
+            self._first += first_s
+            if written > 1:
+                self._rest_tokens += written - 1
+                self._rest += rest_s
 
     def judge(self, now_s: float, ended: EndedRequest) -> None:
         """Count whether a request kept the promise, if there is one."""
@@ -160,14 +234,23 @@ class ModelTally:
             **{name: self._window(steps, now_s, since_s) for name, steps in _WINDOWS.items()}
         )
 
+    def day(self, now_s: float) -> tuple[int, int]:
+        """Return how many requests were judged and how many kept the promise, over the last 24 hours.
+
+        That is 144 whole steps of ten minutes and the one that is not over.
+        """
+        if now_s >= self._step_ends_s:
+            self._roll(now_s)
+        newest = self._step // _STEPS_A_DAY_STEP
+        judged, kept = self._day.total(newest - _DAY_STEPS, newest + 1)
+        return int(judged) + self._judged, int(kept) + self._kept
+
     def _window(self, steps: int, now_s: float, since_s: float) -> WindowSums:
         begin = self._step - steps
-        total = list(map(float, self._sums()))
-        if self._ring:
-            for step in range(begin, self._step):
-                at = step % _STEPS * _SUMS
-                for k in range(_SUMS):
-                    total[k] += self._ring[at + k]
+        before = self._totals.get(steps)
+        if before is None:
+            before = self._totals[steps] = self._ring.total(begin, self._step)
+        total = [*map(add, before, self._sums())]
         # In the first seconds a rate would be chance: until a step is over it counts as a whole one.
         seconds = max(_STEP_S, now_s - max(begin * _STEP_S, since_s))
         return WindowSums(
@@ -180,7 +263,20 @@ class ModelTally:
             output_square_sum=total[5],
             judged=int(total[6]),
             kept=int(total[7]),
+            firsts=int(total[8]),
+            first_sum_s=total[9],
+            rest_tokens=int(total[10]),
+            rest_sum_s=total[11],
         )
+
+
+class ModelLook(NamedTuple):
+    """The traffic of a model, how many were judged and kept the promise within a day, and the promise."""
+
+    traffic: ModelTraffic
+    judged_day: int
+    kept_day: int
+    promise: ModelPromise | None
 
 
 class OtherNames(Protocol):
@@ -203,6 +299,13 @@ class TrafficTally:
         """Return what counts requests for a name; None for one that nobody serves or told of."""
         tally = self._tallies.get(name)
         return tally if tally is not None else self._begin(name, now_s)
+
+    def look(self, name: str, now_s: float) -> ModelLook | None:
+        """Return what is known of a model for those who watch; None where nothing was asked or told."""
+        tally = self._tallies.get(name)
+        if tally is None:
+            return None
+        return ModelLook(tally.read(now_s, self._since_s), *tally.day(now_s), tally.promise)
 
     def _begin(self, name: str, now_s: float) -> ModelTally | None:
         if name not in self._pool.rings:

@@ -13,9 +13,11 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
+from pathlib import Path
+from typing import Protocol
 
-from atoll.runtime.http.listening import limit_unsent
-from atoll.runtime.http.server import REQUEST_ID, Connection, Request
+from atoll.runtime.http.listening import bind_private, limit_unsent
+from atoll.runtime.http.server import REQUEST_ID, Connection, ConnectionDeadlines, Request
 from atoll.runtime.openai import ApiError
 
 _LOG = logging.getLogger(__name__)
@@ -106,6 +108,7 @@ class HandlerServer:
         self.draining = False
         self.loop: asyncio.AbstractEventLoop
         self._server: asyncio.Server | None = None
+        self._socket: Path | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
@@ -119,12 +122,29 @@ class HandlerServer:
         address = self._server.sockets[0].getsockname()
         return str(address[0]), int(address[1])
 
+    async def start_on_socket(self, path: Path) -> None:
+        """Listen on a Unix socket that only this user can open; it is removed at the end."""
+        self.loop = asyncio.get_running_loop()
+        bound = bind_private(
+            path,
+            field="--socket",
+            taken=f"another process listens at {path}",
+            hint="name a path that can be written",
+        )
+        self._tick()
+        self._server = await self.loop.create_unix_server(
+            lambda: Connection(self), sock=bound, backlog=_BACKLOG
+        )
+        self._socket = path
+
     async def close(self, drain_s: float = 0.0) -> None:
         """Accept nothing more, wait for what runs, then cut off what is left."""
         self.draining = True
         if self._server is None:
             return
         self._server.close()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
         for connection in list(self.connections):
             connection.finish_up()
         deadline_s = self.loop.time() + drain_s
@@ -150,9 +170,7 @@ class HandlerServer:
             request.id = b"req-" + secrets.token_hex(16).encode()
         peer = connection.transport.get_extra_info("peername")
         request.peer = str(peer[0]) if isinstance(peer, tuple) else ""
-        call = HandlerCall(self, connection, request)
-        connection.exchange = call
-        self.running.add(call)
+        HandlerCall(self, connection, request, self.handler)
 
     def refused(self, error: ApiError) -> None:
         """Note a request that could not be read."""
@@ -168,20 +186,50 @@ class HandlerServer:
             call.tick(now_s)
 
 
+class HandlerHost(Protocol):
+    """Whoever has requests answered by handlers: a `HandlerServer`, or a part of another application."""
+
+    running: set[HandlerCall]
+    """What is being answered; `tick` of each is to be called now and then."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where it runs."""
+        ...
+
+    @property
+    def deadlines(self) -> ConnectionDeadlines:
+        """How long clients may take."""
+        ...
+
+
 class HandlerCall:
-    """One request being answered by the handler (`atoll.runtime.http.server.Responder`)."""
+    """One request being answered by a handler (`atoll.runtime.http.server.Responder`)."""
 
-    __slots__ = ("_connection", "_paused_s", "_request", "_server", "_task", "_writable")
+    __slots__ = (
+        "_connection",
+        "_handler",
+        "_paused_s",
+        "_request",
+        "_server",
+        "_task",
+        "_writable",
+    )
 
-    def __init__(self, server: HandlerServer, connection: Connection, request: Request) -> None:
+    def __init__(
+        self, server: HandlerHost, connection: Connection, request: Request, handler: Handler
+    ) -> None:
         self._server = server
         self._connection = connection
         self._request = request
+        self._handler = handler
         self._paused_s: float | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._task = server.loop.create_task(self._answer())
         self._task.add_done_callback(self._done)
+        connection.exchange = self
+        server.running.add(self)
 
     def cancel(self) -> None:
         """Stop: the client is gone."""
@@ -211,7 +259,7 @@ class HandlerCall:
     async def _answer(self) -> None:
         connection = self._connection
         try:
-            answer = await self._server.handler(self._request)
+            answer = await self._handler(self._request)
         except ApiError as error:
             connection.respond_error(error)
             return
@@ -220,8 +268,7 @@ class HandlerCall:
             connection.respond_error(ApiError(500, "internal error", kind="server_error"))
             return
         if isinstance(answer, Response):
-            extra = _lines(answer.headers)
-            connection.respond(answer.status, answer.body, answer.content_type.encode(), extra)
+            send_response(connection, answer)
         else:
             await self._send(answer)
 
@@ -248,6 +295,12 @@ class HandlerCall:
             self._connection.begin_stream(_lines(answer.headers))
         else:
             self._connection.begin(200, answer.content_type.encode(), _lines(answer.headers))
+
+
+def send_response(connection: Connection, answer: Response) -> None:
+    """Answer the request being served on a connection."""
+    extra = _lines(answer.headers)
+    connection.respond(answer.status, answer.body, answer.content_type.encode(), extra)
 
 
 def _lines(headers: Headers) -> bytes:

@@ -48,7 +48,9 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PROBES_S = (0.05, 0.2, 1.0, 5.0)
 """Between two looks whether a client that says no more is still there."""
 _HOST = re.compile(rb"([A-Za-z0-9._~!$&'()*+,;=%-]{0,255}|\[[0-9A-Za-z:.%]{2,100}\])(:[0-9]{0,5})?")
-_ONCE = frozenset({b"host", b"authorization", b"content-type", b"x-api-key"})
+_ONCE = frozenset(
+    {b"host", b"authorization", b"content-type", b"x-api-key", b"x-atoll-role", b"x-atoll-owner"}
+)
 """Headers that say two things if they are there twice: whoever stands before us may have read the other."""
 
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from atoll.core.frozen import Frozen
+from atoll.fabric.identity.keys import slot_of
 from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.routes import Seat
@@ -21,6 +22,7 @@ STAND_IN = "stand_in"
 """Metadata that says which weights answer instead of which: every answer has it in a header."""
 INSTANCE, FLEET = "instance", "fleet"
 """Metadata that say as which instance of which fleet a controller knows a backend."""
+_SMOOTHING = 0.1
 FABRIC = "fabric"
 """Scheme of the URLs of nodes that are reached through the fabric: fabric://SESSION."""
 
@@ -103,10 +105,12 @@ class Member:
         "_area",
         "_area_s",
         "backend",
+        "drained",
         "elsewhere",
         "ends_s",
         "facts",
         "failures",
+        "first_s",
         "headers",
         "inflight",
         "masked",
@@ -119,7 +123,9 @@ class Member:
         "reason",
         "removed",
         "requests",
+        "since_s",
         "up",
+        "well",
     )
 
     def __init__(self, backend: Backend, outliers: Outliers) -> None:
@@ -129,7 +135,14 @@ class Member:
         self.requests = 0
         self.failures = 0
         self.mean_s = 1.0
-        self.up = True
+        self.first_s: float | None = None
+        """Seconds to the first token of its streams, lately; None: there was none."""
+        self.up = self.well = True
+        """Whether it may be sent requests; `well`: it answers, whether or not it is drained."""
+        self.drained = False
+        """Taken out of service by a person: it gets nothing more, and what runs there goes on."""
+        self.since_s = 0.0
+        """Unix time since which it is as it is."""
         self.masked = False
         """Not to be used for the moment, though what runs there goes on."""
         self.removed = False
@@ -182,16 +195,33 @@ class Member:
 
     @property
     def state(self) -> str:
-        """`up`, `down`, `ejected` or `removed`."""
+        """`up`, `down`, `drained`, `ejected` or `removed`."""
         if self.removed:
             return "removed"
-        if not self.up:
+        if not self.well:
             return "down"
+        if self.drained:
+            return "drained"
         return "up" if self.outlier.ejected_until_s is None else "ejected"
+
+    @property
+    def machine(self) -> str:
+        """What stays the same when it comes back: of a node whose session is over, who owns it."""
+        return machine_of(self.name) if self.node else self.name
 
     def full(self) -> bool:
         """Whether it runs as many requests as it may."""
         return self.most is not None and self.inflight >= self.most
+
+    def note_first(self, seconds: float) -> None:
+        """Note how long the first token of a stream took."""
+        first_s = self.first_s
+        self.first_s = seconds if first_s is None else first_s + _SMOOTHING * (seconds - first_s)
+
+
+def machine_of(sid: str) -> str:
+    """Return who owns the session of a node, which is what stays when it comes back."""
+    return slot_of(sid)
 
 
 def _say_stand_in(text: str) -> bytes:

@@ -9,12 +9,13 @@ traffic itself says how fast each is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.routing import decisions
 from atoll.routing.policies import LEARNED, gateway_policy_code
-from atoll.runtime.pool.member import SECRETS, Allow, Backend, Facts, Member
+from atoll.runtime.pool.member import SECRETS, Allow, Backend, Facts, Member, machine_of
 from atoll.runtime.pool.outliers import Outliers, OutlierSettings
 from atoll.runtime.pool.rings import Ring, usable_by
 from atoll.runtime.pool.routes import RoutesTold
@@ -22,7 +23,8 @@ from atoll.runtime.pool.routes import RoutesTold
 _SMOOTHING = 0.1
 
 Listener = Callable[[str, Member], None]
-"""Called with `added`, `changed`, `removed`, `masked`, `down`, `up`, `ejected` or `restored`."""
+"""Called with `added`, `changed`, `removed`, `masked`, `down`, `up`, `ejected`, `restored`, `drained` or
+`returned`."""
 
 
 class BackendPool:
@@ -40,6 +42,8 @@ class BackendPool:
         self.members: dict[str, Member] = {}
         self.listeners: list[Listener] = []
         self._outliers = Outliers(outliers)
+        self._drained: set[str] = set()
+        """Machines that were taken out of service, also such as are away."""
         self._policy = gateway_policy_code(policy)
         self._seed = seed
         self.learns = learn or self._policy == LEARNED
@@ -84,6 +88,8 @@ class BackendPool:
             raise InputError(f"there is a backend {backend.id!r} already", field="id")
         member = Member(backend, self._outliers)
         member.know(facts)
+        member.drained = member.machine in self._drained
+        member.up = not member.drained
         self.members[backend.id] = member
         self._rebuild()
         self._tell("added", member)
@@ -106,6 +112,8 @@ class BackendPool:
         member = self._member(name)
         del self.members[name]
         self._outliers.remove(name)
+        if not member.node:
+            self._drained.discard(name)
         member.removed = True
         self._rebuild()
         self._tell("removed", member)
@@ -129,8 +137,9 @@ class BackendPool:
     def set_health(self, name: str, up: bool, reason: str = "") -> None:
         """Say that a backend is dead (what runs there moves on) or well again."""
         member = self._member(name)
-        was, masked = member.up, member.masked
-        member.up, member.reason = up, "" if up else reason
+        was, masked = member.well, member.masked
+        member.well, member.reason = up, "" if up else reason
+        member.up = up and not member.drained
         member.masked = False
         if up:
             self._outliers.restore(member.outlier)
@@ -140,9 +149,31 @@ class BackendPool:
     def mask(self, name: str, reason: str) -> None:
         """Send a backend nothing for the moment; what runs there is left alone."""
         member = self._member(name)
-        if member.up:
-            member.up, member.masked, member.reason = False, True, reason
+        if member.well:
+            member.up = member.well = False
+            member.masked, member.reason = True, reason
             self._tell("masked", member)
+
+    def drain(self, name: str) -> None:
+        """Take a machine out of service until `take_back`: what runs there goes on, and nothing new comes.
+
+        That holds over its coming back: a node's next session is drained too.
+        """
+        machine = self._member(name).machine
+        self._drained.add(machine)
+        for member in [m for m in self.members.values() if m.machine == machine]:
+            if not member.drained:
+                member.drained, member.up = True, False
+                self._tell("drained", member)
+
+    def take_back(self, name: str) -> None:
+        """Use a machine again that was drained; of a node also a session that is over may be named."""
+        member = self.members.get(name)
+        machine = machine_of(name) if member is None else member.machine
+        self._drained.discard(machine)
+        for each in [m for m in self.members.values() if m.machine == machine and m.drained]:
+            each.drained, each.up = False, each.well
+            self._tell("returned", each)
 
     def pick(
         self,
@@ -310,5 +341,7 @@ class BackendPool:
         return self.routes.weigh(model, [member.seat(model) for member in serving])
 
     def _tell(self, event: str, member: Member) -> None:
+        if event != "changed":
+            member.since_s = time.time()
         for listener in self.listeners:
             listener(event, member)

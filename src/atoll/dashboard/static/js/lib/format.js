@@ -93,3 +93,13 @@ export function bytes(value) {
 
 /** "1 machine", "3 machines". */
 export const plural = (n, word, many = `${word}s`) => `${count(n)} ${Number(n) === 1 ? word : many}`;
+
+/** A promise in words: "first token in 1 s, then 50 ms a token, for 95 %". */
+export function promiseText(promise) {
+  if (!promise) return "no promise";
+  const parts = [];
+  if (promise.ttft_s) parts.push(`first token in ${seconds(promise.ttft_s)}`);
+  if (promise.tpot_s) parts.push(`then ${seconds(promise.tpot_s)} a token`);
+  if (promise.target) parts.push(`for ${percent(promise.target)}`);
+  return parts.join(", ") || "no promise";
+}

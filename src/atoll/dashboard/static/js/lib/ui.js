@@ -148,19 +148,27 @@ export const select = (options, props = {}) => h("select", props, options.map((o
   return h("option", { value, selected: value === props.value }, text);
 }));
 
-/** A question in a dialog; resolves to what `read` returns, or null if it was left. */
+/**
+ * A question in a dialog; resolves to what `read` returns, or null if it was left. `check` may take its time (a request): the
+ * dialog stays open until it has said yes. Without a `cancel` it is left by its button only.
+ */
 export function ask(title, content, { ok = "OK", kind = "primary", cancel = "Cancel", read = () => true, check = () => true } = {}) {
   return new Promise((resolve) => {
     const box = h("dialog", { class: "dialog", "aria-label": title });
     let result = null;
     const okButton = button(ok, null, { kind, type: "submit" });
-    const form = h("form", { method: "dialog", onsubmit: (event) => {
+    const form = h("form", { method: "dialog", onsubmit: async (event) => {
       event.preventDefault();
-      if (!check()) return;
+      if (okButton.disabled) return;
+      okButton.disabled = true;
+      const fine = await check();
+      okButton.disabled = false;
+      if (!fine) return;
       result = read();
       box.close();
     } }, h("h2", {}, title), h("div", { class: "dialog-body" }, content), h("div", { class: "dialog-foot" }, cancel ? button(cancel, () => box.close()) : null, okButton));
     box.append(form);
+    if (!cancel) box.addEventListener("cancel", (event) => event.preventDefault());
     box.addEventListener("close", () => { box.remove(); resolve(result); });
     document.body.append(box);
     box.showModal();

@@ -1,0 +1,115 @@
+"""For those who run the gateway: how it stands, its backends, and what a controller tells and asks."""
+
+from __future__ import annotations
+
+import time
+
+from atoll.core.errors import AtollError
+from atoll.runtime.gateway.console.route import ADMINS, ConsoleCall, ConsoleRoute, nothing_at, show
+from atoll.runtime.gateway.context import PagesContext
+from atoll.runtime.http.handlers import Response
+from atoll.runtime.openai import ApiError
+from atoll.runtime.pool.member import ConfiguredBackend
+from atoll.runtime.pool.routes import MOST_BYTES, RoutesTold
+
+
+def show_status(call: ConsoleCall) -> Response:
+    """Return the state of the gateway, for people and for `atoll status`."""
+    context = call.context
+    return show(
+        {
+            "status": "draining" if context.draining else "serving",
+            "uptime_s": round(time.time() - context.started_s, 3),
+            "running": len(context.relays),
+            "connections": len(context.connections),
+            "models": context.pool.models,
+            "backends": context.pool.snapshot(),
+        }
+    )
+
+
+def show_fabric(call: ConsoleCall) -> Response:
+    """Return the nodes of the fabric, where there is one."""
+    if call.context.federation is None:
+        raise nothing_at(call.request.path.decode())
+    return show(call.context.federation.snapshot())
+
+
+def show_traffic(call: ConsoleCall) -> Response:
+    """Return what is asked and kept, for a controller."""
+    page = call.context.traffic.page(call.context.loop.time())
+    return Response(page.to_json().encode())
+
+
+def show_routes(call: ConsoleCall) -> Response:
+    """Return the weights and promises that a controller told."""
+    told = call.context.pool.routes
+    shown = {"fleet": "", "models": {}} if told is None else told.model_dump(mode="json")
+    return show(shown | {"hash": None if told is None else told.content_hash()})
+
+
+def take_routes(call: ConsoleCall) -> Response:
+    """Take weights and promises of a controller."""
+    context, body = call.context, call.request.body
+    if len(body) > MOST_BYTES:
+        raise ApiError(413, f"routes take at most {MOST_BYTES} bytes")
+    try:
+        routes = RoutesTold.from_json(body)
+    except AtollError as error:
+        raise ApiError(400, str(error), param=error.field) from None
+    context.pool.route(routes)
+    context.chooser.choices.tell(routes.choices)
+    context.traffic.promise(routes, context.loop.time())
+    instances = {name for told in routes.models.values() for name in told.weights}
+    context.log.event(
+        "routes.told",
+        fleet=routes.fleet,
+        models=len(routes.models),
+        instances=len(instances),
+    )
+    return show_routes(call)
+
+
+def show_backends(call: ConsoleCall) -> Response:
+    """Return all backends."""
+    return _backends(call.context)
+
+
+def take_backend(call: ConsoleCall) -> Response:
+    """Add a backend, or change one with an id that is there."""
+    pool = call.context.pool
+    try:
+        backend = ConfiguredBackend.from_json(call.request.body)
+        if backend.id in pool.members:
+            pool.update(backend)
+        else:
+            pool.add(backend)
+    except AtollError as error:
+        raise ApiError(400, str(error), param=error.field) from None
+    return _backends(call.context)
+
+
+def remove_backend(call: ConsoleCall) -> Response:
+    """Remove a backend; what runs there may finish there."""
+    pool, name = call.context.pool, call.name
+    if name not in pool.members:
+        raise ApiError(404, f"there is no backend {name[:200]!r}", code="not_found")
+    pool.remove(name)
+    return _backends(call.context)
+
+
+def _backends(context: PagesContext) -> Response:
+    return show({"backends": context.pool.snapshot()})
+
+
+ROUTES = (
+    ConsoleRoute("GET", "status", ADMINS, "Backends, what runs, uptime", show_status),
+    ConsoleRoute("GET", "fabric", ADMINS, "Nodes and hubs of the fabric", show_fabric),
+    ConsoleRoute("GET", "traffic", ADMINS, "What is asked and kept", show_traffic),
+    ConsoleRoute("GET", "routes", ADMINS, "What a controller told", show_routes),
+    ConsoleRoute("PUT", "routes", ADMINS, "Tell weights and promises", take_routes),
+    ConsoleRoute("GET", "backends", ADMINS, "List backends", show_backends),
+    ConsoleRoute("POST", "backends", ADMINS, "Add or change a backend", take_backend),
+    ConsoleRoute("PUT", "backends", ADMINS, "Add or change a backend", take_backend),
+    ConsoleRoute("DELETE", "backends/{id}", ADMINS, "Remove a backend", remove_backend),
+)

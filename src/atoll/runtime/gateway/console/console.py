@@ -1,0 +1,127 @@
+"""The table of all that is asked under `/atoll/v1/`, and the way of such a request to its answer.
+
+To add a request, write a handler (`route`: it takes a `ConsoleCall`, with the caller and the gateway's
+`PagesContext`, and returns a `Response`, an `EventStream`, or a coroutine of either) and one line of a table,
+
+    ROUTES = (ConsoleRoute("GET", "machines", ANY, "Nodes and backends", show_machines),)
+
+in its module, which stands in `TABLE` here. Roles, 404, 405, errors, the log, a client that goes away or
+stops reading, and the line in `/openapi.json` are seen to. What handlers share (a feed of events, say)
+belongs to the gateway: give `PagesContext` a field for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable
+from urllib.parse import unquote
+
+from atoll.runtime.accounts.grants import role_forbids_error
+from atoll.runtime.gateway.console import administration, keys, me, usage
+from atoll.runtime.gateway.console.caller import ADMIN, Caller, find_caller, lower
+from atoll.runtime.gateway.console.gate import DatabaseGate
+from atoll.runtime.gateway.console.route import (
+    ConsoleCall,
+    ConsoleRoute,
+    not_allowed,
+    nothing_at,
+)
+from atoll.runtime.gateway.context import PagesContext
+from atoll.runtime.http.handlers import Answer, HandlerCall, Response, send_response
+from atoll.runtime.http.server import Connection, ConnectionDeadlines, Request
+from atoll.runtime.openai import ApiError
+
+PREFIX = "/atoll/v1/"
+TABLE: tuple[ConsoleRoute, ...] = (*administration.ROUTES, *me.ROUTES, *keys.ROUTES, *usage.ROUTES)
+_ID = "{id}"
+
+
+class Console:
+    """Answers under `/atoll/v1/` (`atoll.runtime.http.handlers.HandlerHost` for what takes time)."""
+
+    def __init__(self, context: PagesContext, table: tuple[ConsoleRoute, ...] = TABLE) -> None:
+        self._context = context
+        self._gate = DatabaseGate()
+        self.running: set[HandlerCall] = set()
+        self._exact: dict[str, dict[str, ConsoleRoute]] = {}
+        self._named: dict[re.Pattern[str], dict[str, ConsoleRoute]] = {}
+        for route in table:
+            if _ID in route.path:
+                pattern = re.compile("(.+)".join(map(re.escape, route.path.split(_ID))))
+                self._named.setdefault(pattern, {})[route.method] = route
+            else:
+                self._exact.setdefault(route.path, {})[route.method] = route
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where the gateway runs."""
+        return self._context.loop
+
+    @property
+    def deadlines(self) -> ConnectionDeadlines:
+        """How long clients may take."""
+        return self._context.settings.deadlines
+
+    def find_caller(self, request: Request) -> Caller:
+        """Return who asks on the public port for what is not public, or raise 400, 401 or 403."""
+        context = self._context
+        return find_caller(request.headers, context.settings.admin_token, context.accounts)
+
+    def find_admin(self, request: Request) -> Caller:
+        """Return who asks on the admin socket: an admin, or whom that one speaks for."""
+        return lower(ADMIN, request.headers)
+
+    def check(self, request: Request, caller: Caller) -> tuple[ConsoleRoute, str]:
+        """Return what answers a request and the id in its path, or raise 403, 404 or 405."""
+        try:
+            path = request.path.decode("ascii")
+        except UnicodeDecodeError:
+            raise ApiError(404, "there is nothing here") from None
+        routes, name = self._find(path.removeprefix(PREFIX))
+        if not routes:
+            raise nothing_at(path)
+        route = routes.get(request.method.decode("latin-1"))
+        if route is None:
+            raise not_allowed(request, ", ".join(sorted(routes)))
+        if caller.role not in route.roles:
+            raise role_forbids_error(f"A {caller.role} may not do this.")
+        return route, name
+
+    def _find(self, path: str) -> tuple[dict[str, ConsoleRoute], str]:
+        routes = self._exact.get(path)
+        if routes is not None:
+            return routes, ""
+        for pattern, named in self._named.items():
+            match = pattern.fullmatch(path)
+            if match is not None:
+                return named, unquote(match[1])
+        return {}, ""
+
+    def answer(self, connection: Connection, request: Request, caller: Caller) -> None:
+        """Answer a request of a caller, now or later, or raise an error that nobody was told."""
+        route, name = self.check(request, caller)
+        call = ConsoleCall(request, caller, self._context, self._gate, name)
+        answer = route.handler(call)
+        if isinstance(answer, Response):
+            send_response(connection, answer)
+        else:
+            HandlerCall(self, connection, request, lambda request: self._wait(request, answer))
+
+    async def _wait(self, request: Request, answer: Answer | Awaitable[Answer]) -> Answer:
+        """Return an answer that takes time; what goes wrong is noted as elsewhere."""
+        context = self._context
+        try:
+            return await answer if isinstance(answer, Awaitable) else answer
+        except ApiError as error:
+            context.refused(error, request)
+            raise
+        except Exception as error:  # noqa: BLE001 - the edge: it is told to the log only
+            context.metrics.rejected(500)
+            context.log.event("request.bug", id=request.id.decode(), error=repr(error))
+            raise ApiError(500, "internal error", kind="server_error") from None
+
+    def tick(self, now_s: float) -> None:
+        """Give up on clients that stopped reading."""
+        for call in list(self.running):
+            call.tick(now_s)

@@ -1,0 +1,52 @@
+"""The way to the database: a few requests at a time, so that the gateway's own writing never waits long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from atoll.runtime.openai import ApiError
+
+_AT_ONCE = 3
+_MOST_WAITING = 100
+_ANSWER_S = 30.0
+"""For one of them, and for its turn."""
+
+
+class DatabaseGate:
+    """Lets requests at the database, some at a time."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(_AT_ONCE)
+        self._inside = 0
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncIterator[None]:
+        """Wait for a turn; 503 where too many wait, and where the database is away or too slow."""
+        # There where accounts are: they need what the database needs.
+        from atoll.runtime.accounts.database import AWAY
+
+        if self._inside >= _MOST_WAITING:
+            raise ApiError(
+                503,
+                "too many ask for keys and usage at once",
+                kind="server_error",
+                code="overloaded",
+                retry_after_s=1,
+            )
+        self._inside += 1
+        try:
+            async with asyncio.timeout(_ANSWER_S), self._free:
+                yield
+        except AWAY:
+            # A time that is over is one of these.
+            raise ApiError(
+                503,
+                "the database of keys and usage does not answer",
+                kind="server_error",
+                code="database_away",
+                retry_after_s=5,
+            ) from None
+        finally:
+            self._inside -= 1

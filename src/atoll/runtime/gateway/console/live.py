@@ -1,0 +1,163 @@
+"""Snapshots as server-sent events: made once every two seconds for all who listen, and not while nobody does.
+
+A listener has at most one snapshot on its way. Whoever reads slower gets the newest one next, and whoever does
+not read at all for as long as clients may is let go. Listeners are no requests: nothing waits for them, and they
+wait for nothing but the next snapshot, for days if they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from atoll.runtime.gateway.settings import GatewaySettings
+from atoll.runtime.http.server import Connection, Responder
+from atoll.runtime.openai import ApiError
+from atoll.telemetry.logs import Log
+
+_EVERY_S = 2.0
+_MOST = 1000
+_RETRY_S = 5
+
+
+class LiveContext(Protocol):
+    """What a feed needs of a gateway."""
+
+    settings: GatewaySettings
+    log: Log
+    loop: asyncio.AbstractEventLoop
+    draining: bool
+
+
+class ListenedConnection(Protocol):
+    """A connection on which a stream of events is written (`http.server.Connection`)."""
+
+    transport: asyncio.Transport
+    exchange: Responder | None
+
+    def begin_stream(self, headers: bytes = b"") -> None:
+        """Begin a stream of events."""
+
+    def send(self, data: bytes) -> None:
+        """Send whole events."""
+
+    def end_stream(self, data: bytes) -> None:
+        """Send the last events of the stream and end it."""
+
+    def abort(self) -> None:
+        """Close without another word."""
+
+
+class LiveListener:
+    """One who listens (`http.server.Responder`)."""
+
+    __slots__ = ("_connection", "_feed", "_stalled_s")
+
+    def __init__(self, feed: LiveFeed, connection: ListenedConnection) -> None:
+        self._feed = feed
+        self._connection = connection
+        self._stalled_s: float | None = None
+        """Since when it has not read what was sent."""
+
+    def tell(self, event: bytes, now_s: float, most_s: float) -> None:
+        """Send an event if the one before was read; let go of whoever has read none for `most_s` seconds."""
+        if not self._connection.transport.get_write_buffer_size():
+            self._stalled_s = None
+            self._connection.send(event)
+        elif self._stalled_s is None:
+            self._stalled_s = now_s
+        elif now_s - self._stalled_s > most_s:
+            self._connection.abort()
+
+    def end(self) -> None:
+        """End the stream."""
+        self._connection.end_stream(b"")
+
+    def cancel(self) -> None:
+        """Stop: the client is gone."""
+        self._feed.leave(self)
+
+    def pause(self) -> None:
+        """Nothing: `tell` sees for itself whether the client keeps up."""
+
+    def resume(self) -> None:
+        """Nothing: the next snapshot comes by itself."""
+
+
+class LiveFeed:
+    """Tells all who listen how the gateway stands; `make` returns that as one line."""
+
+    def __init__(self, context: LiveContext, make: Callable[[], bytes], most: int = _MOST) -> None:
+        self._context = context
+        self._make = make
+        self._most = most
+        self._timer: asyncio.TimerHandle | None = None
+        self._event = b""
+        self._made_s = float("-inf")
+        self.listeners: set[LiveListener] = set()
+
+    def join(self, connection: ListenedConnection) -> None:
+        """Begin to tell a client; 503 where too many listen, or where the gateway stops."""
+        context = self._context
+        if context.draining or len(self.listeners) >= self._most:
+            raise ApiError(
+                503,
+                "the gateway is shutting down" if context.draining else "too many listen already",
+                kind="server_error",
+                code="overloaded",
+                retry_after_s=_RETRY_S,
+            )
+        now_s = context.loop.time()
+        if now_s - self._made_s >= _EVERY_S or not self._event:
+            self._renew(now_s)
+        listener = LiveListener(self, connection)
+        self.listeners.add(listener)
+        connection.exchange = listener
+        connection.begin_stream()
+        connection.send(self._event)
+        if self._timer is None:
+            self._timer = context.loop.call_later(_EVERY_S, self.tick)
+
+    def leave(self, listener: LiveListener) -> None:
+        """Tell a client no more; with the last one all work ends."""
+        self.listeners.discard(listener)
+        if not self.listeners and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def tick(self) -> None:
+        """Tell all who listen."""
+        context = self._context
+        self._timer = context.loop.call_later(_EVERY_S, self.tick)
+        now_s = context.loop.time()
+        try:
+            self._renew(now_s)
+        except Exception as error:  # noqa: BLE001 - a page that cannot be made must not end the others
+            context.log.event("live.bug", error=repr(error))
+            return
+        most_s = context.settings.deadlines.client_s
+        for listener in list(self.listeners):
+            listener.tell(self._event, now_s, most_s)
+
+    def _renew(self, now_s: float) -> None:
+        self._event = b"event: snapshot\ndata: " + self._make() + b"\n\n"
+        self._made_s = now_s
+
+    def close(self) -> None:
+        """End all streams, so that clients look elsewhere."""
+        listeners = list(self.listeners)
+        for listener in listeners:
+            self.leave(listener)
+            listener.end()
+
+
+class LiveAnswer:
+    """An answer that stays: whoever gets it listens from then on."""
+
+    def __init__(self, feed: LiveFeed) -> None:
+        self._feed = feed
+
+    def take(self, connection: Connection) -> None:
+        """Begin to tell the client of a connection."""
+        self._feed.join(connection)

@@ -1,0 +1,111 @@
+"""A request that is answered under `/atoll/v1/`: its method and path, who may ask, and who answers.
+
+A handler takes a `ConsoleCall` and returns an answer at once (`Response`, made by `show`), or later: a
+coroutine that returns one, or an `EventStream` or `ByteStream` of pieces, which ends when its client goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from atoll.runtime.accounts.keys import ROLES, Role
+from atoll.runtime.gateway.console.caller import Caller
+from atoll.runtime.gateway.console.gate import DatabaseGate
+from atoll.runtime.gateway.context import PagesContext
+from atoll.runtime.http.handlers import Answer, Headers, Response
+from atoll.runtime.http.request import Request
+from atoll.runtime.openai import ApiError
+
+if TYPE_CHECKING:
+    from atoll.runtime.accounts.accounts import Accounts
+
+ANY: frozenset[Role] = frozenset(ROLES)
+MEMBERS: frozenset[Role] = frozenset({"admin", "member"})
+"""All who may change something."""
+ADMINS: frozenset[Role] = frozenset({"admin"})
+NO_STORE: Headers = (("cache-control", "no-store"),)
+_FIELDS = 32
+"""Of a query."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleCall:
+    """A request, who asks, and what answers it may use."""
+
+    request: Request
+    caller: Caller
+    context: PagesContext
+    gate: DatabaseGate
+    name: str = ""
+    """What stands for `{id}` in the path, decoded."""
+
+    @property
+    def accounts(self) -> Accounts:
+        """Keys and usage, or 404."""
+        accounts = self.context.accounts
+        if accounts is None:
+            raise ApiError(
+                404, "this gateway has no keys, and writes no usage down", code="no_accounts"
+            )
+        return accounts
+
+    def query(self, *names: str) -> Mapping[str, str]:
+        """Return the fields of the query; 400 for one that is not among these names, or there twice."""
+        try:
+            pairs = parse_qsl(
+                self.request.query.decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=_FIELDS,
+            )
+        except ValueError:
+            raise ApiError(400, "the query cannot be read") from None
+        fields = dict(pairs)
+        for field in fields.keys() - set(names):
+            raise ApiError(
+                400, f"there is no field {field[:100]!r} of the query", param=field[:100]
+            )
+        if len(fields) != len(pairs):
+            raise ApiError(400, "a field of the query is there twice")
+        return fields
+
+
+ConsoleHandler = Callable[[ConsoleCall], Answer | Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleRoute:
+    """One line of the table of requests."""
+
+    method: str
+    path: str
+    """After `/atoll/v1/`; `{id}` stands for anything, also with slashes in it."""
+    roles: frozenset[Role]
+    summary: str
+    handler: ConsoleHandler
+
+
+def show(data: Any, status: int = 200) -> Response:
+    """Return data as JSON, which nobody in between keeps."""
+    return Response(msgspec.json.encode(data), status, headers=NO_STORE)
+
+
+def nothing_at(path: str) -> ApiError:
+    """Return the error for a path where nothing is."""
+    return ApiError(404, f"there is nothing at {path[:200]}", code="not_found")
+
+
+def not_allowed(request: Request, allowed: str) -> ApiError:
+    """Return the error for a method that is not one of those allowed (`GET, HEAD`)."""
+    method = request.method.decode(errors="replace")
+    return ApiError(
+        405,
+        f"{method} is not allowed here; use {allowed}",
+        code="method_not_allowed",
+        allow=allowed,
+    )

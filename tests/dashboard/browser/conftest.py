@@ -1,0 +1,182 @@
+"""A real browser on the dashboard, in front of a gateway and a desk that are not there (`tests.dashboard.fakes`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from atoll.dashboard.links import LoginLinks
+from atoll.dashboard.server import Dashboard, DashboardSettings
+from atoll.dashboard.services import ServiceAddress, ServiceDirectory
+from tests.dashboard.fakes import FakeDesk, FakeGateway
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def find_chromium() -> str | None:
+    """Return the browser of this machine: $ATOLL_CHROMIUM, or the first that is installed."""
+    named = os.environ.get("ATOLL_CHROMIUM")
+    return named or next((path for name in _NAMES if (path := shutil.which(name))), None)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = find_chromium()
+    if path is None:
+        pytest.skip("no chromium here: install it, or name it in ATOLL_CHROMIUM")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield opened
+        opened.close()
+
+
+class Site:
+    """The dashboard and the fakes behind it, on a loop of their own."""
+
+    def __init__(self, folder: Path, *, gateway: bool = True, desk: bool = True) -> None:
+        self._with = gateway, desk
+        self._folder = folder
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self.url = ""
+
+    def start(self) -> None:
+        self._thread.start()
+        self._do(self._start())
+
+    def stop(self) -> None:
+        self._do(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def link(self) -> str:
+        """Return an address that logs in as the admin of this machine, once."""
+        return f"{self.url}/#token={self._links.make()}"
+
+    def _do(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+
+    async def _start(self) -> None:
+        self.gateway = FakeGateway(interval_s=0.5, token_s=0.005)
+        self.desk = FakeDesk(step_s=0.02)
+        await self.gateway.start()
+        await self.desk.start()
+        has_gateway, has_desk = self._with
+        services = ServiceDirectory(
+            ServiceAddress(self.gateway.url, token=self.gateway.token) if has_gateway else None,
+            ServiceAddress(self.desk.url, token=self.desk.token) if has_desk else None,
+        )
+        self._links = LoginLinks(self._folder)
+        self._dashboard = Dashboard(DashboardSettings(port=0), services, self._links)
+        host, port = await self._dashboard.start()
+        self.url = f"http://{host}:{port}"
+
+    async def _stop(self) -> None:
+        await self._dashboard.close()
+        await self.gateway.close()
+        await self.desk.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def bare_site(tmp_path: Path) -> Iterator[Site]:
+    """A fresh install: no gateway."""
+    made = Site(tmp_path, gateway=False)
+    made.start()
+    yield made
+    made.stop()
+
+
+class Visitor:
+    """A page in the browser that notes what must not happen: errors in the console, strangers asked."""
+
+    def __init__(self, page: Page, origin: str) -> None:
+        self.page = page
+        self.origin = origin
+        self.faults: list[str] = []
+        self.expected: list[str] = []
+        """Parts of messages that a test provokes."""
+        page.on("console", lambda m: self._note(f"console {m.type}: {m.text}", m.type == "error"))
+        page.on("pageerror", lambda error: self._note(f"exception: {error}", True))
+        page.on("dialog", lambda dialog: (self._note(f"alert: {dialog.message}", True), dialog.dismiss()))
+        page.on("request", self._check_request)
+
+    def go(self, path: str) -> None:
+        """Open a page of the dashboard without loading the whole again, and wait for its content."""
+        self.page.evaluate("p => import('/static/js/app.js').then((app) => app.go(p))", path)
+        self.page.wait_for_function(
+            "() => !document.querySelector('main .state.loading, main .boot')", timeout=20_000
+        )
+
+    def check(self) -> None:
+        """Fail if anything happened that must not."""
+        assert [f for f in self.faults if not any(e in f for e in self.expected)] == []
+
+    def _note(self, text: str, fault: bool) -> None:
+        if fault:
+            self.faults.append(text)
+
+    def _check_request(self, request: Any) -> None:
+        address = urlsplit(request.url)
+        if address.scheme in ("http", "https", "ws", "wss"):
+            self._note(f"asked a stranger: {request.url}", not request.url.startswith(self.origin))
+
+
+Visit = Callable[..., Visitor]
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    """Open the dashboard as somebody: by link, or with a key of the fake gateway."""
+    opened: list[Any] = []
+    visitors: list[Visitor] = []
+
+    def enter(
+        site: Site, *, key: str | None = None, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> Visitor:
+        context = browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            reduced_motion="reduce",
+        )
+        opened.append(context)
+        page = context.new_page()
+        visitor = Visitor(page, site.url)
+        visitors.append(visitor)
+        if key is None:
+            page.goto(site.link())
+        else:
+            visitor.expected.append("401")  # Nobody is logged in when the page asks first.
+            page.goto(site.url)
+            page.get_by_label("API key").fill(key)
+            page.get_by_role("button", name="Log in").click()
+        page.wait_for_selector("#nav", state="attached")
+        return visitor
+
+    yield enter
+    for visitor in visitors:
+        visitor.check()
+    for context in opened:
+        context.close()
