@@ -31,6 +31,7 @@ export const page = {
     let chat = null;
     let version = null;
     let gone = false;
+    let broken = false;
     const load = async () => {
       try {
         const told = await ctx.api.get("/api/gateway/models");
@@ -41,15 +42,24 @@ export const page = {
         else if (models.length) chat = openChat(place, ctx, kept.get(ctx.session), models);
         else set(place, nothing());
       } catch (error) {
-        if (!gone && !chat) set(place, failed(error, () => { set(place, loading()); load(); }));
+        if (gone || chat) return;
+        broken = true;
+        set(place, error.code === "no_gateway" ? noGateway() : failed(error, start));
       }
     };
-    set(place, loading());
-    load();
-    const deaf = ctx.live.on("gateway", (told) => { if (version !== null && told.version !== undefined && told.version !== version) { version = told.version; load(); } });
+    const start = () => { broken = false; set(place, loading()); load(); };
+    start();
+    const deaf = ctx.live.on("gateway", (told) => {
+      if (broken) start();
+      else if (version !== null && told.version !== undefined && told.version !== version) { version = told.version; load(); }
+    });
     return () => { gone = true; deaf(); chat?.close(); };
   },
 };
+
+function noGateway() {
+  return h("div", { class: "card" }, empty("No gateway runs here", "A gateway answers for all models. Start one, and this page finds it:", snippet("atoll serve examples/demo-local.yaml")));
+}
 
 function nothing() {
   return h("div", { class: "card" }, empty("No model to talk to yet", "As soon as a machine serves a model, you can choose it here. On a machine with a GPU and vLLM:", snippet('atoll join --fabric @site.token -- vllm serve MODEL --port "{port}"'), h("a", { href: "/machines" }, "More on adding machines")));
@@ -89,7 +99,7 @@ function openChat(place, ctx, state, models) {
   const form = h("form", { class: "composer", "aria-label": "Write to the model", onsubmit: (event) => { event.preventDefault(); submit(); } },
     toEnd, tray.node, h("div", { class: "composer-row" }, attach, mic, box, send, stop, files),
     h("p", { class: "note composer-note" }, may ? [h("span", { class: "keys" }, h("kbd", {}, "Enter"), " sends, ", h("kbd", {}, "Shift"), "+", h("kbd", {}, "Enter"), " is a new line. "), "Nothing is stored: the conversation is in this page’s memory and gone when you reload or log out."]
-      : "Your role is viewer: you can look at everything, but not ask models. An admin can make you a key of role member."));
+      : "Asking is for members and admins."));
   set(place,
     h("div", { class: "chat-bar" }, h("div", { class: "chat-choice" }, h("label", { for: choice.id, class: "unseen" }, "Model"), choice, about), fresh),
     h("div", { class: "chat-grid" }, h("section", { class: "chat-main", "aria-label": "Conversation" }, h("h2", { class: "unseen" }, "Conversation"), hint, thread, form), settingsPanel()),
@@ -162,7 +172,8 @@ function openChat(place, ctx, state, models) {
   function drawHint() {
     hint.hidden = state.turns.length > 0;
     if (state.turns.length || !chosen) return;
-    set(hint, h("div", { class: "state empty" }, icon("chat"), h("h3", {}, "Say hello to ", h("bdi", {}, chosen.name)),
+    if (!may) set(hint, h("div", { class: "state empty" }, icon("info"), h("h3", {}, "You can look, but not ask models"), h("p", {}, "You are logged in as viewer. An admin can make you a key of role member on the page Keys and usage.")));
+    else set(hint, h("div", { class: "state empty" }, icon("chat"), h("h3", {}, "Say hello to ", h("bdi", {}, chosen.name)),
       h("p", {}, "Each answer tells which machine gave it, how long the first token took and how fast it wrote. If a machine fails in the middle, another one goes on.")));
   }
 
