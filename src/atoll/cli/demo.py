@@ -33,6 +33,7 @@ _LONG_TOKENS = 160
 _KILL_AFTER = 24
 # Planning takes a second; a busy machine may take longer, and should show the same.
 _PATIENCE = "10min"
+_DASHBOARD_S = 20.0
 
 
 class DemoError(AtollError):
@@ -164,10 +165,46 @@ async def _serve(path: Path, models: dict[str, LocalModel], question: str, socke
         fleet.agent.nursery = Nursery.connect(socket)
         _say("\n4. Serve: every machine a process that holds only its layers, a gateway in front")
         await fleet.start()
+        shown = await _show_dashboard(fleet)
         try:
             return await _ask_and_kill(fleet, question)
         finally:
+            if shown is not None:
+                await _end(shown)
             await fleet.stop(5.0)
+
+
+async def _show_dashboard(fleet: LocalFleet) -> asyncio.subprocess.Process | None:
+    """Start the dashboard beside the fleet and say where it is; the demonstration goes on without it."""
+    state = fleet.state()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "atoll", "dashboard", "--json", "--no-desk", "--with-parent"),
+        *("--port", "0", "--gateway", state.url, "--admin-socket", state.admin_socket),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_DASHBOARD_S):
+            link = json.loads(await process.stdout.readline())["link"]
+    except (TimeoutError, ValueError, KeyError):
+        await _end(process)
+        return None
+    _say(f"   dashboard, while this is served: {link}")
+    return process
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(5.0):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 async def _change(model: LocalModel, home: Path, question: str, expected: str) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import typer
 from pydantic import Field
 
+from atoll.cli.beside import CompanionProcess, DashboardOptions, check_dashboard, start_dashboard
 from atoll.cli.keys import DB_HELP
-from atoll.cli.options import VerbSettings, verb
+from atoll.cli.options import verb
 from atoll.cli.serving import need_fabric, need_serving
 from atoll.core.errors import MissingDependencyError, UsageError
 from atoll.core.files import check_target
@@ -34,7 +35,7 @@ _RETRY_S = 15.0
 _ATTEMPTS = 6
 
 
-class GatewayCommandSettings(VerbSettings):
+class GatewayCommandSettings(DashboardOptions):
     """What `atoll gateway` is told; what `--config` says of the same counts where it is not given here."""
 
     fabric: str | None = Field(
@@ -109,6 +110,7 @@ def gateway(options: GatewayCommandSettings) -> None:
         check_listen(settings.host, settings.port)
     if options.log is not None:
         check_target(options.log)
+    check_dashboard(options)
     _check_open(settings.host, open_to_all=options.open_to_all, insecure=options.insecure)
     service_options = ServiceOptions(
         settings=settings,
@@ -125,7 +127,7 @@ def gateway(options: GatewayCommandSettings) -> None:
         spans=options.otel,
         drain_s=options.drain,
     )
-    _run(service_options, as_json=options.as_json)
+    _run(service_options, options)
 
 
 def _overrules(options: GatewayCommandSettings, file: GatewayFile) -> dict[str, object]:
@@ -174,7 +176,7 @@ def _database(url: str | None, *, open_to_all: bool) -> str | None:
     return url or default_url()
 
 
-def _run(options: ServiceOptions, *, as_json: bool) -> None:
+def _run(service_options: ServiceOptions, options: GatewayCommandSettings) -> None:
     import gc
 
     from atoll.runtime.federation.service import serve
@@ -183,15 +185,31 @@ def _run(options: ServiceOptions, *, as_json: bool) -> None:
     # What is loaded by now stays; a request leaves few cycles, so looking for them can be rarer.
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-    run(serve(options, lambda service: _ready(service, as_json=as_json)))
+    beside: list[CompanionProcess] = []
+
+    def ready(service: GatewayProcess) -> None:
+        _ready(service, as_json=options.as_json)
+        admin = service.gateway.admin_socket
+        reached = () if admin is None else ("--admin-socket", str(admin))
+        shown = start_dashboard(options, ("--gateway", _url_of(service), *reached))
+        beside.extend(() if shown is None else (shown,))
+
+    try:
+        run(serve(service_options, ready))
+    finally:
+        for process in beside:
+            process.stop()
     note("stopped")
+
+
+def _url_of(service: GatewayProcess) -> str:
+    host, port = service.address
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _ready(service: GatewayProcess, *, as_json: bool) -> None:
     """Say where to ask."""
-    host, port = service.address
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{port}"
+    url = _url_of(service)
     models = service.gateway.chooser.names()
     admin_socket = service.gateway.admin_socket
     if as_json:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 from pydantic import Field
 
+from atoll.cli.beside import DashboardOptions, check_dashboard, start_dashboard
 from atoll.cli.operating import (
     OperatingSettings,
     ask,
@@ -42,7 +43,7 @@ app = typer.Typer(add_completion=False)
 _SIMULATED = "In virtual time"
 
 
-class OperateSettings(OperatingSettings):
+class OperateSettings(OperatingSettings, DashboardOptions):
     """What `atoll operate` is told."""
 
     fleet: str = Field(
@@ -107,6 +108,7 @@ def operate(options: OperateSettings) -> None:
     need_serving()
     need_fabric()
     check_reach(options)
+    check_dashboard(options)
     if not options.dry_run:
         check_can_ask(options.yes)
     from atoll.control.decision.view import ControlPolicy
@@ -127,11 +129,15 @@ def operate(options: OperateSettings) -> None:
         return
     home.make()
     with _stopping() as stop:
+        shown = start_dashboard(options, ("--gateway", record.name, "--fleet", str(file.path)))
         try:
             _Operation(options, home, record, file, policy, stop).run()
         except AtollError as error:
             _write_down(home, "failure", str(error))
             raise
+        finally:
+            if shown is not None:
+                shown.stop()
 
 
 def _find_file(options: OperateSettings) -> Path:

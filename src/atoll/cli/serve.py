@@ -132,7 +132,7 @@ def serve(options: ServeSettings) -> None:
         ) as fleet:
             token = options.fabric
             offer = None if token is None else FabricOffer(token, options.name, fleet)
-            run(serve_until_stopped(fleet, started, options.drain, options.as_json, offer))
+            run(serve_until_stopped(fleet, started, options, offer))
 
 
 def _check_offer(options: ServeSettings) -> None:

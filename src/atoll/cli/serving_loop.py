@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from atoll.cli.options import VerbSettings
+from atoll.cli.beside import DashboardOptions, check_dashboard, start_dashboard
 from atoll.cli.serving import StartProgress
 from atoll.core.errors import AtollError
 from atoll.core.files import check_target
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _CHAT = "/v1/chat/completions"
 
 
-class FleetSettings(VerbSettings):
+class FleetSettings(DashboardOptions):
     """What is told wherever a fleet is brought up on this machine."""
 
     host: str = Field("127.0.0.1", description="Where the gateway listens.")
@@ -56,6 +56,7 @@ def check_places(options: FleetSettings) -> None:
         check_target(options.log)
     if options.port:
         check_listen(options.host, options.port)
+    check_dashboard(options)
 
 
 def make_teller(
@@ -107,8 +108,7 @@ class FabricOffer:
 async def serve_until_stopped(
     fleet: LocalFleet,
     started: StartProgress,
-    drain_s: float,
-    as_json: bool,
+    options: FleetSettings,
     offer: FabricOffer | None = None,
 ) -> None:
     """Start a fleet, say where it answers, and stop it when told to; a second signal stops it at once."""
@@ -145,10 +145,15 @@ async def serve_until_stopped(
             started.tell(f"{endpoint.id} answers with other weights than the plan's")
     choices = fleet.gateway.chooser.choices.by_name
     asked = {name: c.name for c in choices.values() for name in c.dealer.shares}
-    _announce(fleet.state(), as_json, asked)
+    state = fleet.state()
+    _announce(state, options.as_json, asked)
+    reached = ("--gateway", state.url, "--admin-socket", state.admin_socket)
+    beside = start_dashboard(options, reached, started.tell)
     await stopped
+    if beside is not None:
+        await asyncio.to_thread(beside.stop)
     started.say("finishing what runs (Ctrl-C again stops at once)")
-    stopping = asyncio.create_task(_stop(fleet, drain_s, offer))
+    stopping = asyncio.create_task(_stop(fleet, options.drain, offer))
     hurried = asyncio.create_task(at_once.wait())
     await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
     if not stopping.done():

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.fleet_status import (
-    FleetStanding,
-    draw_fabric,
-    draw_standing,
-    look_at_fleet,
-    read_fabric,
-)
+from atoll.cli.fleet_status import draw_fabric, draw_standing, read_fabric
 from atoll.cli.operating import STATE_HELP
 from atoll.core.errors import UnknownNameError
 from atoll.core.units import format_duration
@@ -25,6 +19,7 @@ from atoll.report.terminal import console, emit, table
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from atoll.control.operation.standing import FleetStanding
     from atoll.runtime.local.state import EndpointState, FleetState
 
 _SAY_MORE = ("atoll", "tasks")
@@ -89,14 +84,19 @@ def _look_at_operated(
 
     if name is None and state is None:
         known = [(home, record) for home in list_homes() if (record := home.read()) is not None]
-        return [look_at_fleet(home, record, now_s) for home, record in known if record.up]
-    try:
-        home, record = find_home(name, state)
-    except UnknownNameError:
-        if missing_is_wrong:
-            raise
+        meant = [(home, record) for home, record in known if record.up]
+    else:
+        try:
+            meant = [find_home(name, state)]
+        except UnknownNameError:
+            if missing_is_wrong:
+                raise
+            return []
+    if not meant:
         return []
-    return [look_at_fleet(home, record, now_s)]
+    from atoll.control.operation.standing import look_at_fleet
+
+    return [look_at_fleet(home, record, now_s) for home, record in meant]
 
 
 async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:

@@ -93,4 +93,4 @@ def serve_tasks(options: TasksServeSettings) -> None:
             on_progress=started,
             tasks=deployment,
         ) as fleet:
-            run(serve_until_stopped(fleet, started, options.drain, options.as_json))
+            run(serve_until_stopped(fleet, started, options))

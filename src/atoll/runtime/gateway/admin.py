@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from atoll.core.errors import InputError
 from atoll.core.paths import runtime_dir
 from atoll.runtime.gateway.settings import GatewaySettings, split_address
-from atoll.runtime.http.listening import cannot_listen
+from atoll.runtime.http.listening import bind_private, cannot_listen, is_listening
 from atoll.runtime.http.server import Connection, ConnectionDeadlines, ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
 
-_MODE = 0o600
 _BACKLOG = 64
 _REQUEST_ID = b"admin"
 
@@ -35,7 +32,7 @@ def default_socket(port: int) -> Path:
     for path in folder.glob("gateway-*.sock"):
         # Whatever else has such a name is not ours, and none of it keeps a gateway from starting.
         with contextlib.suppress(OSError):
-            if path.is_socket() and not _is_listening(path):
+            if path.is_socket() and not is_listening(path):
                 path.unlink()
     return folder / f"gateway-{port}.sock"
 
@@ -65,7 +62,12 @@ class AdminListener:
 
     async def listen_on_socket(self, path: Path) -> None:
         """Listen on a Unix socket that only this user can open."""
-        bound = _bind(path)
+        bound = bind_private(
+            path,
+            field="admin_socket",
+            taken=f"another gateway is administered at {path}",
+            hint='name a path that can be written, or "" for no socket',
+        )
         self._server = await self.loop.create_unix_server(
             lambda: Connection(self), sock=bound, backlog=_BACKLOG
         )
@@ -176,45 +178,3 @@ class AdminDoors:
         """Stop at once."""
         for listener in self._listeners:
             listener.close()
-
-
-def _is_listening(path: Path) -> bool:
-    """Whether a process listens on a Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        # One that is busy refuses at once too, but says that it is.
-        asking.setblocking(False)
-        try:
-            asking.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except BlockingIOError:
-            return True
-    return True
-
-
-def _bind(path: Path) -> socket.socket:
-    """Return a socket bound to a path, not listening yet; one that a dead process left is replaced."""
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.is_socket():
-            if _is_listening(path):
-                raise InputError(
-                    f"another gateway is administered at {path}",
-                    field="admin_socket",
-                    hint="name another path, or stop that gateway",
-                )
-            path.unlink(missing_ok=True)
-        bound.bind(str(path))
-        # Nobody can connect before it listens.
-        path.chmod(_MODE)
-    except OSError as error:
-        bound.close()
-        raise InputError(
-            f"cannot listen at {path}: {error.strerror or error}",
-            field="admin_socket",
-            hint='name a path that can be written, or "" for no socket',
-        ) from error
-    except InputError:
-        bound.close()
-        raise
-    return bound

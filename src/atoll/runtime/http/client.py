@@ -23,6 +23,8 @@ _READ_BYTES = 2**16
 _MOST_HEADER_BYTES = 64 * 2**10
 _MOST_BYTES = 64 * 2**20
 _MOST_ERROR_BYTES = 2**14
+_MOST_STREAMED_BYTES = 2**50
+"""Of an answer that is passed on as it comes: nothing of it is kept."""
 
 
 @cache
@@ -141,6 +143,66 @@ async def stream_lines(
         yield rest
 
 
+class StreamedResponse:
+    """An answer whose body is read as it comes; names of headers are in small letters."""
+
+    def __init__(self, url: str, reader: ResponseReader, connection: asyncio.StreamReader) -> None:
+        self._url = url
+        self._reader = reader
+        self._connection = connection
+        self.status = reader.status
+        self.headers: Mapping[str, str] = dict(reader.headers)
+
+    async def pieces(self, timeout_s: float | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield the body as it comes; FetchError if it is cut short or nothing comes for `timeout_s`."""
+        while True:
+            if data := self._reader.take():
+                yield data
+            if self._reader.complete:
+                return
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._reader.read(self._connection)
+            except TimeoutError as error:
+                raise FetchError(f"{self._url} said nothing for {timeout_s:g} s") from error
+            except (OSError, ValueError) as error:
+                raise FetchError(f"{self._url} stopped answering: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def open_stream(
+    url: str,
+    *,
+    method: str = "GET",
+    data: bytes = b"",
+    timeout_s: float = 60.0,
+    api_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    unix_socket: Path | str | None = None,
+) -> AsyncIterator[StreamedResponse]:
+    """Send a request and give its answer once the headers are there; leaving cancels what is left of it.
+
+    FetchError if there are none within `timeout_s`. `unix_socket` is as in `request`.
+    """
+    try:
+        parts = urlsplit(url)
+        sent = _compose(parts, method, None, api_key, headers or {}, data)
+        reader = ResponseReader(_MOST_STREAMED_BYTES, is_head=method == "HEAD")
+    except ValueError as error:
+        raise FetchError(f"{url} cannot be asked: {error}") from error
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = await stack.enter_async_context(_send(parts, unix_socket, sent))
+                while not reader.status:
+                    await reader.read(connection)
+        except TimeoutError as error:
+            raise FetchError(f"{url} did not answer within {timeout_s:g} s") from error
+        except (OSError, ValueError) as error:
+            raise FetchError(f"{url} did not answer: {error}") from error
+        yield StreamedResponse(url, reader, connection)
+
+
 async def _exchange(
     parts: SplitResult, unix_socket: Path | str | None, sent: bytes, answer: ResponseReader
 ) -> HttpResponse:
@@ -187,7 +249,7 @@ def _compose(
         f"{method} {target} HTTP/1.1",
         f"host: {parts.netloc.rpartition('@')[2]}",
         "connection: close",
-        "accept: application/json",
+        *(() if "accept" in headers else ("accept: application/json",)),
         f"content-length: {len(data)}",
         *(f"{name}: {value}" for name, value in headers.items()),
     ]

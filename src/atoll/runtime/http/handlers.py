@@ -13,8 +13,9 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
+from pathlib import Path
 
-from atoll.runtime.http.listening import limit_unsent
+from atoll.runtime.http.listening import bind_private, limit_unsent
 from atoll.runtime.http.server import REQUEST_ID, Connection, Request
 from atoll.runtime.openai import ApiError
 
@@ -106,6 +107,7 @@ class HandlerServer:
         self.draining = False
         self.loop: asyncio.AbstractEventLoop
         self._server: asyncio.Server | None = None
+        self._socket: Path | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
@@ -119,12 +121,29 @@ class HandlerServer:
         address = self._server.sockets[0].getsockname()
         return str(address[0]), int(address[1])
 
+    async def start_on_socket(self, path: Path) -> None:
+        """Listen on a Unix socket that only this user can open; it is removed at the end."""
+        self.loop = asyncio.get_running_loop()
+        bound = bind_private(
+            path,
+            field="--socket",
+            taken=f"another process listens at {path}",
+            hint="name a path that can be written",
+        )
+        self._tick()
+        self._server = await self.loop.create_unix_server(
+            lambda: Connection(self), sock=bound, backlog=_BACKLOG
+        )
+        self._socket = path
+
     async def close(self, drain_s: float = 0.0) -> None:
         """Accept nothing more, wait for what runs, then cut off what is left."""
         self.draining = True
         if self._server is None:
             return
         self._server.close()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
         for connection in list(self.connections):
             connection.finish_up()
         deadline_s = self.loop.time() + drain_s
@@ -148,6 +167,8 @@ class HandlerServer:
             request.id = request_id
         else:
             request.id = b"req-" + secrets.token_hex(16).encode()
+        peer = connection.transport.get_extra_info("peername")
+        request.peer = str(peer[0]) if isinstance(peer, tuple) else ""
         call = HandlerCall(self, connection, request)
         connection.exchange = call
         self.running.add(call)

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import errno
 import socket
+from pathlib import Path
 
 from atoll.core.errors import InputError
 
+_MODE = 0o600
 _UNSENT_BYTES = 128 * 2**10
 _NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 """Of Linux."""
@@ -65,3 +67,43 @@ def check_listen(host: str, port: int, field: str = "--port") -> None:
                 tried.bind(address)
     except OSError as error:
         raise cannot_listen(error, host, port, field) from error
+
+
+def is_listening(path: Path) -> bool:
+    """Whether a process listens on a Unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        # One that is busy refuses at once too, but says that it is.
+        asking.setblocking(False)
+        try:
+            asking.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:
+            return True
+    return True
+
+
+def bind_private(path: Path, *, field: str, taken: str, hint: str) -> socket.socket:
+    """Return a Unix socket that only this user can open, bound to a path and not listening yet.
+
+    One that a dead process left is replaced; `taken` says what is wrong where a living one listens, and
+    `field` and `hint` belong to what is said of a path that cannot be used.
+    """
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            if is_listening(path):
+                raise InputError(taken, field=field, hint="name another path, or stop that one")
+            path.unlink(missing_ok=True)
+        bound.bind(str(path))
+        # Nobody can connect before it listens.
+        path.chmod(_MODE)
+    except OSError as error:
+        bound.close()
+        raise InputError(
+            f"cannot listen at {path}: {error.strerror or error}", field=field, hint=hint
+        ) from error
+    except InputError:
+        bound.close()
+        raise
+    return bound

@@ -24,6 +24,7 @@ class Request:
         "method",
         "old",
         "path",
+        "peer",
         "query",
         "trace",
     )
@@ -43,6 +44,8 @@ class Request:
         """HTTP/1.0: no chunks, one request a connection."""
         self.extra = b""
         """Headers of whatever answers it, with their line ends."""
+        self.peer = ""
+        """Address of who is connected, where the application keeps it; "" for a Unix socket."""
         self.held = 0
         """Bytes of memory that count as taken until it is answered."""
 

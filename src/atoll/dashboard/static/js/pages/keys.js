@@ -41,7 +41,7 @@ function quotas(key) {
 function expiry(key) {
   if (key.revoked_s) return h("span", { class: "note" }, `revoked ${day(key.revoked_s)}`);
   if (!key.expires_s) return h("span", { class: "note" }, "never");
-  return h("span", { title: moment(key.expires_s) }, day(key.expires_s), h("div", { class: "note" }, ago(key.expires_s)));
+  return h("span", { class: "date", title: moment(key.expires_s) }, day(key.expires_s), h("div", { class: "note" }, ago(key.expires_s)));
 }
 
 // Keys: the dialog that makes and changes them

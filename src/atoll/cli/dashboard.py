@@ -1,0 +1,277 @@
+"""`atoll dashboard`: pages that show and run what is served, planned and used."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from pydantic import Field
+
+from atoll.cli.beside import DASHBOARD_PORT, CompanionProcess, end_with_input
+from atoll.cli.find_gateway import find_gateway, read_gateway
+from atoll.cli.options import VerbSettings, verb
+from atoll.cli.serving import need_serving
+from atoll.core.errors import UsageError
+from atoll.core.files import read_text_limited
+from atoll.core.paths import runtime_dir
+from atoll.report.terminal import console, note
+
+if TYPE_CHECKING:
+    from atoll.dashboard.server import DashboardSettings
+    from atoll.dashboard.services import ServiceAddress, ServiceDirectory
+    from atoll.dashboard.trust import ProxyTrust
+
+app = typer.Typer(add_completion=False)
+TOKEN_VARIABLE = "ATOLL_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
+_PROXY = "Behind a reverse proxy"
+_VALID = "good once, for 10 minutes; `atoll dashboard --link` makes another"
+
+
+def _proxied(default: object, description: str, **extra: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"panel": _PROXY, **extra})
+
+
+class DashboardCommandSettings(VerbSettings):
+    """What `atoll dashboard` is told."""
+
+    gateway: str | None = Field(
+        None,
+        description="The gateway: a URL, its admin socket, or the name of a fleet. Default: what runs here.",
+        json_schema_extra={"metavar": "URL|SOCKET|FLEET"},
+    )
+    admin_socket: Path | None = Field(None, description="The admin socket of the gateway at a URL.")
+    admin_token: Path | None = Field(
+        None,
+        description="File with the gateway's admin token; else $ATOLL_ADMIN_TOKEN is the token.",
+    )
+    fleets: tuple[Path, ...] = Field(
+        (),
+        description="A fleet file to plan with; repeatable.",
+        json_schema_extra={"flag": "--fleet", "metavar": "FILE"},
+    )
+    desk: bool = Field(
+        True,
+        description="Start the desk, which plans and simulates, in a process beside.",
+        json_schema_extra={"flag": "--desk/--no-desk"},
+    )
+    host: str = Field("127.0.0.1", description="Where to listen.")
+    port: int = Field(DASHBOARD_PORT, ge=0, le=65535, description="0: any.")
+    insecure: bool = Field(False, description="Listen beyond this machine, without TLS.")
+    open_browser: bool = Field(
+        False, description="Open it in a browser.", json_schema_extra={"flag": "--open"}
+    )
+    link: bool = Field(False, description="Print a new link to the dashboard that runs, and end.")
+    base_url: str | None = Field(
+        None, description="The address of models that pages show. Default: the gateway's, with /v1."
+    )
+    static: Path | None = Field(None, description="Other pages, read anew for every request.")
+    public_url: tuple[str, ...] = _proxied(
+        (), "Address that browsers have; repeatable.", metavar="URL"
+    )
+    secure: bool = _proxied(False, "Browsers come by https only: cookies say so.")
+    trust_proxy: tuple[str, ...] = _proxied(
+        (), "Address whose X-Forwarded- headers are believed; repeatable.", metavar="IP"
+    )
+    trust_header: str | None = _proxied(
+        None, "Header in which that proxy says who is logged in, X-Forwarded-User."
+    )
+    role_header: str | None = _proxied(
+        None, "Header with that person's groups, X-Forwarded-Groups."
+    )
+    roles: str | None = _proxied(None, "Roles of groups.", metavar="GROUP=ROLE,...")
+    default_role: str = _proxied("viewer", "Role of who is in none of these groups.")
+    with_parent: bool = Field(
+        False, description="End when standard input does: for who starts it beside another."
+    )
+    as_json: bool = Field(
+        False,
+        description="Print the address as JSON once it listens.",
+        json_schema_extra={"flag": "--json"},
+    )
+
+
+@verb(app, DashboardCommandSettings)
+def dashboard(options: DashboardCommandSettings) -> None:
+    """Show what is served, planned and used in a browser, and change it there.
+
+    Without --gateway it shows the gateway that runs on this machine, and waits for one. The link that it
+    prints logs in once, as an admin; others log in with their API keys and have the role of the key.
+    """
+    need_serving()
+    if options.link:
+        _print_link(options)
+        return
+    from atoll.runtime.http.listening import check_listen
+    from atoll.runtime.http.loop import run
+
+    settings = _read_settings(options)
+    if options.port:
+        check_listen(options.host, options.port)
+    services = _find_services(options)
+    desk = _start_desk(options, services)
+    try:
+        run(_serve(options, settings, services))
+    finally:
+        if desk is not None:
+            desk.stop()
+
+
+def _print_link(options: DashboardCommandSettings) -> None:
+    from atoll.dashboard.links import LoginLinks, list_dashboards
+
+    running = list_dashboards()
+    if "port" in options.model_fields_set:
+        running = tuple(d for d in running if d.folder.name == f"dashboard-{options.port}")
+    if not running:
+        raise UsageError("no dashboard of yours runs here", hint="start one: atoll dashboard")
+    for each in running:
+        link = f"{each.url}/#token={LoginLinks(each.folder).make()}"
+        _announce(each.url, link, as_json=options.as_json)
+
+
+def _read_settings(options: DashboardCommandSettings) -> DashboardSettings:
+    from atoll.dashboard.headers import is_loopback
+    from atoll.dashboard.server import DashboardSettings
+    from atoll.dashboard.static import FOLDER
+
+    local = is_loopback(options.host)
+    if not local and not options.insecure:
+        raise UsageError(
+            f"beyond this machine keys and cookies would travel to {options.host} without TLS",
+            field="--host",
+            hint="leave --host out and put a web server with TLS in front (--public-url), or insist with "
+            "--insecure",
+        )
+    if options.trust_header is not None and not local and not options.trust_proxy:
+        raise UsageError(
+            "anybody who reaches this address could say who they are",
+            field="--trust-header",
+            hint="name the proxy's address: --trust-proxy 10.0.0.7",
+        )
+    return DashboardSettings(
+        host=options.host,
+        port=options.port,
+        public_urls=options.public_url,
+        base_url=options.base_url,
+        secure=options.secure,
+        trust=_read_trust(options, local=local),
+        static=options.static or FOLDER,
+        follow_static=options.static is not None,
+    )
+
+
+def _read_trust(options: DashboardCommandSettings, *, local: bool) -> ProxyTrust:
+    from atoll.dashboard.trust import ProxyTrust, read_network
+
+    proxies = options.trust_proxy
+    if options.trust_header is not None and local and not proxies:
+        proxies = ("127.0.0.1", "::1")
+    roles = {}
+    for part in filter(None, (options.roles or "").split(",")):
+        group, sign, role = part.partition("=")
+        if not sign or not group:
+            raise UsageError(
+                f"cannot read {part!r}", field="--roles", hint="admins=admin,lab=member"
+            )
+        roles[group.strip()] = role.strip()
+    return ProxyTrust(
+        proxies=tuple(map(read_network, proxies)),
+        header=options.trust_header,
+        role_header=options.role_header,
+        roles=roles,
+        default_role=options.default_role,
+    )
+
+
+def _find_services(options: DashboardCommandSettings) -> ServiceDirectory:
+    from atoll.dashboard.services import ServiceAddress, ServiceDirectory
+
+    desk = None
+    if options.desk:
+        desk = ServiceAddress(socket=runtime_dir() / f"desk-{os.getpid()}.sock")
+    named = None
+    if options.gateway is not None:
+        named = read_gateway(options.gateway, options.admin_socket, _read_token(options))
+    if named is not None:
+        return ServiceDirectory(named, desk)
+
+    def find() -> ServiceAddress | None:
+        return find_gateway(options.gateway)
+
+    return ServiceDirectory(find(), desk, find)
+
+
+def _read_token(options: DashboardCommandSettings) -> str | None:
+    if options.admin_token is not None:
+        return read_text_limited(options.admin_token).strip()
+    return os.environ.get(TOKEN_VARIABLE) or None
+
+
+def _start_desk(
+    options: DashboardCommandSettings, services: ServiceDirectory
+) -> CompanionProcess | None:
+    if services.desk is None or services.desk.socket is None:
+        return None
+    arguments = ["desk", "--socket", str(services.desk.socket), "--with-parent"]
+    for path in options.fleets:
+        arguments += ["--fleet", str(path.resolve())]
+    process = CompanionProcess(arguments, note, quiet=True)
+    process.start()
+    return process
+
+
+async def _serve(
+    options: DashboardCommandSettings, settings: DashboardSettings, services: ServiceDirectory
+) -> None:
+    from atoll.dashboard.links import LoginLinks, links_folder
+    from atoll.dashboard.server import Dashboard
+    from atoll.runtime.http.listening import cannot_listen
+    from atoll.runtime.http.program import close_when_told
+
+    # The folder is called by the port, which is known once it is listened on.
+    dashboard = Dashboard(settings, services, LoginLinks(runtime_dir()))
+    try:
+        host, port = await dashboard.start()
+    except OSError as error:
+        raise cannot_listen(error, options.host, options.port) from error
+    links = dashboard.links = LoginLinks(links_folder(port))
+    url = options.public_url[0].rstrip("/") if options.public_url else _write_url(host, port)
+    links.announce(url)
+    gateway = services.gateway
+    # Without rights of its own at the gateway a link would open empty pages.
+    link = url
+    if gateway is None or gateway.is_owned:
+        link = f"{url}/#token={links.make()}"
+    _announce(url, link, as_json=options.as_json)
+    if gateway is None and not options.as_json:
+        note("no gateway runs here yet; pages show one as soon as there is one")
+    if options.open_browser:
+        import webbrowser
+
+        webbrowser.open(link)
+    if options.with_parent:
+        end_with_input()
+    try:
+        await close_when_told(dashboard.close)
+    finally:
+        links.forget()
+
+
+def _write_url(host: str, port: int) -> str:
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _announce(url: str, link: str, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps({"url": url, "link": link}) + "\n")
+    else:
+        out = console()
+        out.print(f"dashboard: {link}", soft_wrap=True, markup=False, highlight=False)
+        if link != url:
+            out.print(f"           ({_VALID})", soft_wrap=True, markup=False, highlight=False)
+    sys.stdout.flush()

@@ -1,0 +1,204 @@
+"""Requests of pages, passed on to a service with the credentials of the session, and answered as they come.
+
+Nothing of an answer that is streamed is kept: a page that reads slowly has the service wait, and one that
+goes away has the service stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
+from urllib.parse import unquote
+
+import msgspec
+
+from atoll.dashboard.headers import select_answered, select_sent
+from atoll.dashboard.services import (
+    ADMIN_PATH,
+    ServiceCall,
+    ServiceDirectory,
+    at_public_port,
+    own,
+    reaching,
+)
+from atoll.dashboard.sessions import LoginSession, MadeKey
+from atoll.runtime.http.client import FetchError, StreamedResponse
+from atoll.runtime.http.handlers import Answer, ByteStream, Response
+from atoll.runtime.http.server import Request
+from atoll.runtime.openai import ApiError
+
+_LOG = logging.getLogger(__name__)
+METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE"})
+READING = frozenset({b"GET", b"HEAD"})
+_KEY_LASTS_S = 12 * 3600.0
+_WHOLE_BYTES = 256 * 2**10
+"""An answer of this length or less is read before it is passed on."""
+_JSON = "application/json"
+
+
+class SessionOverError(Exception):
+    """The gateway no longer knows the key of a session."""
+
+
+class _KeyMade(msgspec.Struct):
+    key: str
+    id: str = ""
+
+
+class ServiceForwarder:
+    """Passes requests on."""
+
+    def __init__(self, services: ServiceDirectory) -> None:
+        self._services = services
+
+    async def forward(self, request: Request, session: LoginSession) -> Answer:
+        """Answer a request to `/api/...`; SessionOverError where the session's key is no longer good."""
+        if request.method not in METHODS:
+            raise ApiError(405, "this method is not known here", allow="GET, POST, PATCH, DELETE")
+        _, _, service, *rest = request.path.decode("latin-1").split("/", 3)
+        target = _read_target("/".join(rest), request.query)
+        if service == "v1":
+            return await self._ask_model(request, session, f"/v1/{target}")
+        if service == "gateway":
+            call = self._services.call_gateway(session)
+        elif service == "desk":
+            call = self._services.call_desk(session)
+        else:
+            raise ApiError(404, "there is no such service", code="not_found")
+        answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}", service)
+        if service == "gateway" and session.kind == "key" and _status(answer) == 401:
+            raise SessionOverError
+        return answer
+
+    async def _ask_model(self, request: Request, session: LoginSession, target: str) -> Answer:
+        """Ask the gateway's public port; who has no key of his own gets one for the purpose."""
+        if session.role == "viewer" and request.method not in READING:
+            raise ApiError(
+                403,
+                "viewers look, and do not ask models",
+                kind="permission_error",
+                code="role_forbids",
+            )
+        address = self._services.need("gateway")
+        key = session.key or await self._make_key(session)
+        answer = await self._pass_on(request, at_public_port(address, key), target, "gateway")
+        if _status(answer) != 401:
+            return answer
+        if session.kind == "key":
+            raise SessionOverError
+        # It was revoked, or the gateway has other accounts by now.
+        session.made = None
+        session.keys_needed = True
+        key = await self._make_key(session)
+        return await self._pass_on(request, at_public_port(address, key), target, "gateway")
+
+    async def _make_key(self, session: LoginSession) -> str | None:
+        """Return the key that stands for a session without one, made now if need be."""
+        if not session.keys_needed:
+            return None
+        async with session.making:
+            if session.made is not None:
+                return session.made.text
+            call = own(self._services.need("gateway"))
+            wanted = {
+                "name": "dashboard",
+                "owner": session.owner,
+                "role": session.role,
+                "expires_s": time.time() + _KEY_LASTS_S,
+            }
+            async with reaching("gateway"):
+                answer = await call.ask("POST", f"{ADMIN_PATH}/keys", wanted)
+            if answer.status not in (200, 201):
+                raise ApiError(
+                    502,
+                    f"the gateway made no key to ask with (status {answer.status})",
+                    kind="server_error",
+                    code="no_key",
+                )
+            made = msgspec.json.decode(answer.body, type=_KeyMade)
+            session.made = MadeKey(made.id, made.key)
+            if session.ended:
+                await self.revoke(session)
+            return made.key
+
+    async def revoke(self, session: LoginSession) -> None:
+        """Revoke the key that was made for a session, if there is one; it ends by itself otherwise."""
+        made, session.made = session.made, None
+        gateway = self._services.gateway
+        if made is None or gateway is None:
+            return
+        try:
+            answer = await own(gateway).ask("DELETE", f"{ADMIN_PATH}/keys/{made.id}")
+        except (FetchError, ApiError) as error:
+            _LOG.warning("key %s of the dashboard could not be revoked: %s", made.id, error)
+            return
+        if answer.status >= 300:
+            _LOG.warning("key %s of the dashboard was not revoked: %d", made.id, answer.status)
+
+    async def _pass_on(
+        self, request: Request, call: ServiceCall, target: str, service: str
+    ) -> Answer:
+        method = request.method.decode("latin-1")
+        stack = contextlib.AsyncExitStack()
+        try:
+            async with reaching(service):
+                opened = call.open(method, target, request.body, select_sent(request.headers))
+                answer = await stack.enter_async_context(opened)
+                if _comes_whole(answer, method):
+                    body = b"".join([piece async for piece in answer.pieces(60.0)])
+                    await stack.aclose()
+                    kind = answer.headers.get("content-type", _JSON)
+                    return Response(body, answer.status, kind, select_answered(answer.headers))
+        except BaseException:
+            await stack.aclose()
+            raise
+        headers = (*select_answered(answer.headers), ("x-accel-buffering", "no"))
+        kind = answer.headers.get("content-type", "application/octet-stream")
+        return ByteStream(_relay(answer, stack), kind, headers)
+
+
+async def _relay(
+    answer: StreamedResponse, stack: contextlib.AsyncExitStack
+) -> AsyncGenerator[bytes, None]:
+    async with stack:
+        # The headers go out before there is a first piece.
+        yield b""
+        try:
+            async for piece in answer.pieces():
+                yield piece
+        except FetchError as error:
+            # Cut short for the page, too: it must not take this for the whole.
+            raise ConnectionError(str(error)) from error
+
+
+def _comes_whole(answer: StreamedResponse, method: str) -> bool:
+    if answer.status != 200 or method == "HEAD":
+        return True
+    length = answer.headers.get("content-length", "")
+    return length.isdigit() and int(length) <= _WHOLE_BYTES
+
+
+def _status(answer: Answer) -> int:
+    return answer.status if isinstance(answer, Response) else 200
+
+
+def _read_target(rest: str, query: bytes) -> str:
+    """Return the path and query to ask for; one that climbs out of the service's own is refused."""
+    plain = unquote(rest)
+    if (
+        not rest.isascii()
+        or not rest.isprintable()
+        or not plain.isprintable()
+        or "\\" in plain
+        or any(c in rest for c in ' "<>{}|^`#')
+        or any(part in (".", "..") for part in plain.split("/"))
+    ):
+        raise ApiError(400, "the path is none", code="bad_path")
+    asked = query.decode("latin-1")
+    if not asked:
+        return rest
+    if not asked.isascii() or not asked.isprintable() or " " in asked:
+        raise ApiError(400, "the query is none", code="bad_path")
+    return f"{rest}?{asked}"

@@ -1,0 +1,423 @@
+"""The dashboard's server: pages, sessions, and what goes on to the gateway and the desk.
+
+A request, in order: is it for a host that we are; if it may change something, does it come from a page of
+ours; whose session is it; does it show that session's token; then it is answered here, or passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from atoll.core.version import __version__
+from atoll.dashboard.headers import (
+    DATA_POLICY,
+    PAGE_POLICY,
+    REPORT_POLICY,
+    KnownHosts,
+    read_cookie,
+    safety_lines,
+    write_cookie,
+)
+from atoll.dashboard.links import LoginLinks
+from atoll.dashboard.live import LiveEvents
+from atoll.dashboard.proxy import READING, ServiceForwarder, SessionOverError
+from atoll.dashboard.services import ADMIN_PATH, ServiceDirectory, at_public_port, own, reaching
+from atoll.dashboard.sessions import ABSOLUTE_S, ROLES, LoginLimiter, LoginSession, SessionStore
+from atoll.dashboard.static import FOLDER, StaticFiles
+from atoll.dashboard.trust import ProxyTrust
+from atoll.runtime.http.client import FetchError
+from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response, ServerLimits
+from atoll.runtime.http.server import Request
+from atoll.runtime.openai import ApiError
+
+_LOG = logging.getLogger(__name__)
+_PAGE, _DATA, _REPORT = map(safety_lines, (PAGE_POLICY, DATA_POLICY, REPORT_POLICY))
+_API = b"/api/"
+_REPORTS = b"/api/desk/reports/"
+_STATIC = b"/static/"
+_PASSED_BYTES = 64 * 2**20 + 2**16
+"""Of a body that is passed on: a trace of 64 MiB, or the sound and pictures of a conversation."""
+_OWN_BYTES = 64 * 2**10
+_LOOK_S = 60.0
+"""How often sessions are looked through, and keys of open pages are asked about."""
+_NO_STORE = ("cache-control", "no-store")
+_MOST_KEY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardSettings:
+    """What a dashboard is told; `base_url` is what pages show as the address of models."""
+
+    host: str = "127.0.0.1"
+    port: int = 8090
+    public_urls: tuple[str, ...] = ()
+    base_url: str | None = None
+    secure: bool = False
+    trust: ProxyTrust = field(default_factory=ProxyTrust)
+    static: Path = FOLDER
+    follow_static: bool = False
+    most_pages: int = 1000
+
+
+class _Login(msgspec.Struct):
+    key: str | None = None
+    token: str | None = None
+
+
+class Asker(msgspec.Struct):
+    """Who a gateway takes somebody for (`GET /atoll/v1/me`)."""
+
+    role: str
+    id: str | None = None
+    name: str | None = None
+    owner: str | None = None
+    keys_needed: bool = False
+    accounts: bool = False
+
+
+_LOGIN = msgspec.json.Decoder(_Login)
+_ASKER = msgspec.json.Decoder(Asker)
+
+
+class PageLimits(ServerLimits):
+    """What clients may send: much only of what is passed on."""
+
+    def body_limit(self, path: bytes) -> int:
+        """Return how many bytes the body of a request may have."""
+        return _PASSED_BYTES if path.startswith(_API) else self.body_bytes
+
+
+class DashboardListener(HandlerServer):
+    """Refuses by its headers what would be refused after its body."""
+
+    def __init__(self, dashboard: Dashboard) -> None:
+        super().__init__(dashboard.answer, PageLimits(body_bytes=_OWN_BYTES))
+        self._dashboard = dashboard
+
+    def expect(self, request: Request) -> None:
+        """Let a body come only of who is logged in, or logs in."""
+        self._dashboard.check_early(request)
+
+
+class Dashboard:
+    """See the module."""
+
+    def __init__(
+        self,
+        settings: DashboardSettings,
+        services: ServiceDirectory,
+        links: LoginLinks,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.services = services
+        self.links = links
+        self._clock = clock
+        self.sessions = SessionStore()
+        self.limiter = LoginLimiter()
+        self._static = StaticFiles(settings.static, follow=settings.follow_static)
+        self._forwarder = ServiceForwarder(services)
+        self._hosts = KnownHosts(settings.host, settings.port, settings.public_urls)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.live: LiveEvents
+        self.listener: DashboardListener
+
+    async def start(self) -> tuple[str, int]:
+        """Listen, and return the host and port listened on."""
+        self.live = LiveEvents(
+            self.services, self._is_over, self._end, most_pages=self.settings.most_pages
+        )
+        self.listener = DashboardListener(self)
+        host, port = await self.listener.start(self.settings.host, self.settings.port)
+        self._hosts = KnownHosts(self.settings.host, port, self.settings.public_urls)
+        self.live.start()
+        self._spawn(self._look_after_sessions())
+        return host, port
+
+    async def close(self) -> None:
+        """Stop at once; keys that were made for sessions are revoked."""
+        await self.live.close()
+        await self.listener.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*map(self._forwarder.revoke, self.sessions))
+
+    # Requests
+
+    def check_early(self, request: Request) -> None:
+        """Refuse a request whose body is still to come: of another host or page, or of nobody."""
+        request.extra = _PAGE
+        self._hosts.check_host(request.headers)
+        if request.method not in READING:
+            self._hosts.check_origin(request.headers)
+        if request.path.startswith(_API) and self._find_session(request) is None:
+            raise ApiError(401, "nobody is logged in", kind="authentication_error", code="login")
+
+    async def answer(self, request: Request) -> Answer:
+        """Answer a request."""
+        path = request.path
+        request.extra = _DATA if path.startswith(_API) else _PAGE
+        if path == b"/healthz":
+            # Asked by address, whatever name it has.
+            return _json({"status": "ok", "version": __version__})
+        self._hosts.check_host(request.headers)
+        if request.method not in READING:
+            self._hosts.check_origin(request.headers)
+        if path == b"/session":
+            return await self._answer_session(request)
+        if path == b"/live" or path.startswith(_API):
+            return await self._answer_session_owner(request)
+        if request.method not in READING:
+            raise ApiError(405, "only looked at", allow="GET, HEAD")
+        if path.startswith(_STATIC):
+            return self._static.serve(path.removeprefix(_STATIC).decode("latin-1"), request.headers)
+        if b"." in path or path == b"/api":
+            raise ApiError(404, "there is no such page", code="not_found")
+        return self._static.serve_index(request.headers)
+
+    async def _answer_session_owner(self, request: Request) -> Answer:
+        session = self._find_session(request)
+        if session is None:
+            return self._refuse_login(request)
+        if request.path == b"/live":
+            if request.method != b"GET":
+                raise ApiError(405, "only listened to", allow="GET")
+            return EventStream(await self.live.tell(session))
+        if request.method not in READING:
+            session.check_csrf(request.headers.get(b"x-csrf-token"))
+        try:
+            answer = await self._forwarder.forward(request, session)
+        except SessionOverError:
+            self._end(session)
+            return self._refuse_login(request, "the key was revoked or has expired")
+        if request.path.startswith(_REPORTS):
+            request.extra = _REPORT
+        return answer
+
+    async def _answer_session(self, request: Request) -> Answer:
+        if request.method == b"GET":
+            return await self._show_session(request)
+        if request.method == b"POST":
+            return await self._log_in(request)
+        if request.method == b"DELETE":
+            session = self._find_session(request)
+            if session is not None:
+                session.check_csrf(request.headers.get(b"x-csrf-token"))
+                self._end(session)
+            cookie = write_cookie("", max_age_s=0, secure=self._is_secure(request))
+            return Response(b"{}", headers=(_NO_STORE, cookie))
+        raise ApiError(405, "not with this method", allow="GET, POST, DELETE")
+
+    # Sessions
+
+    async def _show_session(self, request: Request) -> Answer:
+        session = self._find_session(request)
+        if session is None:
+            visitor = self.settings.trust.identify(request)
+            if visitor is None:
+                return self._refuse_login(request)
+            session = LoginSession("header", visitor.owner, visitor.role, visitor.owner)
+            await self._refresh(session)
+            _LOG.info("%s is logged in by the proxy, as %s", visitor.owner, visitor.role)
+            return self._greet(request, session)
+        if not await self._refresh(session):
+            self._end(session)
+            return self._refuse_login(request, "the key was revoked or has expired")
+        return _json(self._describe(request, session))
+
+    async def _log_in(self, request: Request) -> Answer:
+        if (
+            request.headers.get(b"content-type", b"").partition(b";")[0].strip()
+            != b"application/json"
+        ):
+            raise ApiError(415, "JSON is needed, with content-type application/json")
+        try:
+            login = _LOGIN.decode(request.body)
+        except msgspec.DecodeError as error:
+            raise ApiError(400, 'write {"key": "..."} or {"token": "..."}') from error
+        client = self.settings.trust.client(request)
+        self.limiter.check(client, self._clock())
+        if login.token is not None:
+            session = self._use_link(login.token)
+        else:
+            session = await self._use_key(login.key or "")
+        if session is None:
+            self.limiter.note_failure(client, self._clock())
+            _LOG.info("a login from %s failed", client)
+            reason = (
+                "the link was used before or is too old" if login.token else "this key is not good"
+            )
+            return self._refuse_login(request, reason, code="invalid_api_key")
+        if session.kind == "link":
+            await self._refresh(session)
+        # Whoever was logged in here before is no more.
+        if (before := self._find_session(request)) is not None:
+            self._end(before)
+        _LOG.info(
+            "%s is logged in by %s from %s, as %s", session.name, session.kind, client, session.role
+        )
+        return self._greet(request, session)
+
+    def _use_link(self, token: str) -> LoginSession | None:
+        if not self.links.use(token):
+            return None
+        return LoginSession("link", "this machine", "admin")
+
+    async def _use_key(self, key: str) -> LoginSession | None:
+        """Return a session for a key that the gateway knows, or None."""
+        if (
+            not key
+            or len(key) > _MOST_KEY
+            or not key.isascii()
+            or not key.isprintable()
+            or " " in key
+        ):
+            return None
+        call = at_public_port(self.services.need("gateway"), key)
+        async with reaching("gateway"):
+            answer = await call.ask("GET", f"{ADMIN_PATH}/me")
+        if answer.status in (401, 403):
+            return None
+        if answer.status != 200:
+            raise ApiError(
+                502, f"the gateway answers with status {answer.status}", code="gateway_down"
+            )
+        session = LoginSession("key", "", "viewer", key=key)
+        _note_asker(session, answer.body)
+        return session
+
+    async def _refresh(self, session: LoginSession) -> bool:
+        """Ask the gateway who somebody is; returns False where it knows the session's key no more."""
+        gateway = self.services.gateway
+        if gateway is None or (session.kind != "key" and not gateway.is_owned):
+            return True
+        try:
+            call = self.services.call_gateway(session) if session.kind == "key" else own(gateway)
+            answer = await call.ask("GET", f"{ADMIN_PATH}/me")
+        except (FetchError, ApiError):
+            return True  # not there now; what is known of the session stays
+        if answer.status == 200:
+            _note_asker(session, answer.body)
+        return answer.status != 401 or session.kind != "key"
+
+    def _greet(self, request: Request, session: LoginSession) -> Response:
+        """Answer with a new session and its cookie."""
+        text, gone = self.sessions.add(session, self._clock())
+        for each in gone:
+            self._clean_up(each)
+        cookie = write_cookie(text, max_age_s=int(ABSOLUTE_S), secure=self._is_secure(request))
+        return _json(self._describe(request, session), headers=(cookie,))
+
+    def _describe(self, request: Request, session: LoginSession) -> dict[str, Any]:
+        gateway = self.services.gateway
+        url = None if gateway is None else gateway.url
+        return {
+            "name": session.name,
+            "owner": session.owner,
+            "role": session.role,
+            "csrf": session.csrf,
+            "keys_needed": session.keys_needed,
+            "accounts": session.accounts,
+            "gateway": url,
+            "base_url": self.settings.base_url or _base_url(request, url),
+            "desk": self.services.desk is not None,
+            "version": __version__,
+            "login": session.kind,
+        }
+
+    def _refuse_login(
+        self, request: Request, reason: str = "nobody is logged in", code: str = "login"
+    ) -> Response:
+        gateway = self.services.gateway
+        error = {"message": reason, "type": "authentication_error", "param": None, "code": code}
+        body = {
+            "error": error,
+            "login": {
+                "key": gateway is not None and gateway.url is not None,
+                "link": gateway is None or gateway.is_owned,
+                "header": self.settings.trust.header is not None,
+            },
+            "fresh": gateway is None,
+        }
+        headers: tuple[tuple[str, str], ...] = ()
+        if read_cookie(request.headers) is not None:
+            headers = (write_cookie("", max_age_s=0, secure=self._is_secure(request)),)
+        return _json(body, 401, headers)
+
+    def _find_session(self, request: Request) -> LoginSession | None:
+        """Return the session of a request; one by the proxy's word lasts while the proxy says the same."""
+        session = self.sessions.find(read_cookie(request.headers), self._clock())
+        if session is not None and session.kind == "header":
+            visitor = self.settings.trust.identify(request)
+            if visitor is None or visitor.owner != session.owner:
+                return None
+            session.role = visitor.role
+        return session
+
+    def _is_secure(self, request: Request) -> bool:
+        return self.settings.secure or self.settings.trust.came_by_https(request)
+
+    def _is_over(self, session: LoginSession) -> bool:
+        return self.sessions.is_over(session, self._clock())
+
+    def _end(self, session: LoginSession) -> None:
+        self.sessions.end(session)
+        self._clean_up(session)
+
+    def _clean_up(self, session: LoginSession) -> None:
+        self.live.wake(session)
+        if session.made is not None:
+            self._spawn(self._forwarder.revoke(session))
+
+    async def _look_after_sessions(self) -> None:
+        """End what is too old, and what has a key that was revoked while a page only listens."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for session in self.sessions.expire(self._clock()):
+                self._clean_up(session)
+            for session in self.sessions:
+                if session.kind == "key" and session.pages and not await self._refresh(session):
+                    self._end(session)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _note_asker(session: LoginSession, body: bytes) -> None:
+    try:
+        asker = _ASKER.decode(body)
+    except msgspec.DecodeError as error:
+        raise ApiError(502, "the gateway does not say who asks", code="gateway_down") from error
+    session.keys_needed, session.accounts = asker.keys_needed, asker.accounts
+    if session.kind == "key":
+        session.name = asker.name or asker.id or "key"
+        session.owner = asker.owner
+        session.role = asker.role if asker.role in ROLES else "viewer"
+
+
+def _base_url(request: Request, url: str | None) -> str | None:
+    """Return where models are asked; a gateway on all addresses is at the one that the page came by."""
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    if parts.hostname in ("0.0.0.0", "::"):
+        asked = urlsplit("//" + request.headers.get(b"host", b"").decode("latin-1")).hostname
+        host = f"[{asked}]" if ":" in (asked or "") else asked
+        return f"{parts.scheme}://{host}:{parts.port}/v1"
+    return f"{url.rstrip('/')}/v1"
+
+
+def _json(body: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+    return Response(msgspec.json.encode(body), status, headers=(_NO_STORE, *headers))

@@ -1,0 +1,170 @@
+"""Where gateway and desk are, and how they are asked: with a session's own key, or as whoever runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from atoll.dashboard.sessions import LoginSession
+from atoll.runtime.http.client import (
+    FetchError,
+    HttpResponse,
+    StreamedResponse,
+    open_stream,
+    request,
+)
+from atoll.runtime.openai import ApiError
+
+ADMIN_PATH = "/atoll/v1"
+_MOST_ANSWER_BYTES = 64 * 2**20
+_QUESTION_S = 10.0
+_ANSWER_S = 600.0
+"""Until the headers of an answer: one that is not streamed comes when it is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAddress:
+    """A service: its address, and what its owner asks it with: a socket, or a token."""
+
+    url: str | None = None
+    socket: Path | None = None
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether it can be asked without anybody's key."""
+        return self.socket is not None or self.token is not None
+
+    @property
+    def base(self) -> str:
+        """What paths are put behind; on a socket the host says nothing."""
+        return (self.url or "http://localhost").rstrip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceCall:
+    """With which credentials a service is asked."""
+
+    address: ServiceAddress
+    key: str | None = field(default=None, repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    over_socket: bool = True
+
+    def open(
+        self, method: str, target: str, data: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> contextlib.AbstractAsyncContextManager[StreamedResponse]:
+        """Ask for a path with its query, and read the answer as it comes."""
+        return open_stream(
+            self.address.base + target,
+            method=method,
+            data=data,
+            timeout_s=_ANSWER_S,
+            api_key=self.key,
+            headers={**(headers or {}), **self.headers},
+            unix_socket=self.address.socket if self.over_socket else None,
+        )
+
+    async def ask(self, method: str, target: str, body: object = None) -> HttpResponse:
+        """Ask for a path and return the whole answer; FetchError if there is none."""
+        data = None if body is None else json.dumps(body).encode()
+        return await request(
+            self.address.base + target,
+            method=method,
+            data=data,
+            headers={
+                **self.headers,
+                **({} if data is None else {"content-type": "application/json"}),
+            },
+            timeout_s=_QUESTION_S,
+            api_key=self.key,
+            most_bytes=_MOST_ANSWER_BYTES,
+            unix_socket=self.address.socket if self.over_socket else None,
+        )
+
+
+class ServiceDirectory:
+    """The gateway and the desk, either of which may be missing; the gateway may be looked for again."""
+
+    def __init__(
+        self,
+        gateway: ServiceAddress | None = None,
+        desk: ServiceAddress | None = None,
+        find_gateway: Callable[[], ServiceAddress | None] | None = None,
+    ) -> None:
+        self.gateway = gateway
+        self.desk = desk
+        self._find_gateway = find_gateway
+
+    async def look_again(self) -> None:
+        """Find out where the gateway is now, where nobody said it for good."""
+        if self._find_gateway is not None:
+            self.gateway = await asyncio.to_thread(self._find_gateway) or self.gateway
+
+    def need(self, name: str) -> ServiceAddress:
+        """Return a service, or raise ApiError where there is none."""
+        address = self.gateway if name == "gateway" else self.desk
+        if address is None:
+            raise ApiError(
+                503,
+                f"no {name} is known here",
+                kind="server_error",
+                code=f"no_{name}",
+            )
+        return address
+
+    def call_gateway(self, session: LoginSession) -> ServiceCall:
+        """Return how the gateway's own endpoints are asked for a session."""
+        address = self.need("gateway")
+        if session.kind == "key":
+            if address.url is None:
+                raise _no_way("the gateway's address is not known, only its socket")
+            return ServiceCall(address, session.key, over_socket=False)
+        return own(address, session)
+
+    def call_desk(self, session: LoginSession) -> ServiceCall:
+        """Return how the desk is asked for a session."""
+        return own(self.need("desk"), session)
+
+
+def own(address: ServiceAddress, session: LoginSession | None = None) -> ServiceCall:
+    """Return how a service is asked by its owner, with no more rights than a session has."""
+    if not address.is_owned:
+        raise _no_way("this needs a login by key: the dashboard has no rights of its own here")
+    headers = {}
+    if session is not None and session.role != "admin":
+        headers["x-atoll-role"] = session.role
+        if session.owner:
+            headers["x-atoll-owner"] = session.owner
+    token = None if address.socket is not None else address.token
+    return ServiceCall(address, token, headers)
+
+
+def at_public_port(address: ServiceAddress, key: str | None) -> ServiceCall:
+    """Return how models are asked."""
+    if address.url is None:
+        raise _no_way("the gateway's address is not known, only its socket")
+    return ServiceCall(replace(address, socket=None, token=None), key, over_socket=False)
+
+
+def unreachable(name: str, error: FetchError) -> ApiError:
+    """Return what a page is told of a service that does not answer."""
+    return ApiError(
+        502, f"the {name} does not answer: {error}", kind="server_error", code=f"{name}_down"
+    )
+
+
+@contextlib.asynccontextmanager
+async def reaching(name: str) -> AsyncIterator[None]:
+    """Have what goes wrong on the way to a service be told as an answer of ours."""
+    try:
+        yield
+    except FetchError as error:
+        raise unreachable(name, error) from error
+
+
+def _no_way(message: str) -> ApiError:
+    return ApiError(403, message, kind="permission_error", code="key_needed")

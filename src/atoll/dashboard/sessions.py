@@ -1,0 +1,167 @@
+"""Who is logged in: sessions in memory, and how often an address may try to log in.
+
+A browser has a session's id, 256 random bits; we keep only its SHA-256, so that what is read out of memory
+logs nobody in. A session ends when it was not used for a time, at the latest some days after its start, and
+with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from atoll.core.bucket import TokenBucket
+from atoll.runtime.openai import ApiError
+
+IDLE_S = 12 * 3600.0
+ABSOLUTE_S = 7 * 24 * 3600.0
+Kind = Literal["key", "link", "header"]
+"""How somebody logged in."""
+ROLES = ("viewer", "member", "admin")
+_MOST = 10_000
+_TRIES = 10
+_TRIES_PER_S = 1 / 30
+_MOST_ADDRESSES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class MadeKey:
+    """A key that was made for a session that has none of its own."""
+
+    id: str
+    text: str = field(repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class LoginSession:
+    """Somebody who is logged in; times are of the clock that the store is given, in seconds."""
+
+    kind: Kind
+    name: str
+    role: str
+    owner: str | None = None
+    key: str | None = field(default=None, repr=False)
+    """The API key that was shown; nobody but the gateway is told."""
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    keys_needed: bool = False
+    accounts: bool = False
+    made: MadeKey | None = None
+    making: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    pages: int = 0
+    """Open pages that are told what happens."""
+    started_s: float = 0.0
+    seen_s: float = 0.0
+    ended: bool = False
+
+    def check_csrf(self, token: bytes | None) -> None:
+        """Raise ApiError unless a request shows the token that only our pages know."""
+        if token is None or not hmac.compare_digest(token, self.csrf.encode()):
+            raise ApiError(
+                403,
+                "the header x-csrf-token is missing or of another session",
+                kind="permission_error",
+                code="csrf",
+            )
+
+
+class SessionStore:
+    """All sessions; the one that was unused for longest makes room for a new one."""
+
+    def __init__(
+        self, *, idle_s: float = IDLE_S, absolute_s: float = ABSOLUTE_S, most: int = _MOST
+    ) -> None:
+        self._idle_s = idle_s
+        self._absolute_s = absolute_s
+        self._most = most
+        self._by_hash: dict[bytes, LoginSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    def __iter__(self) -> Iterator[LoginSession]:
+        return iter(tuple(self._by_hash.values()))
+
+    def add(self, session: LoginSession, now_s: float) -> tuple[str, list[LoginSession]]:
+        """Keep a session; returns its id, which only the browser keeps, and the sessions that ended."""
+        gone = self.expire(now_s)
+        while len(self._by_hash) >= self._most:
+            oldest = min(self._by_hash, key=lambda h: self._by_hash[h].seen_s)
+            gone.append(self._end(oldest))
+        text = secrets.token_urlsafe(32)
+        session.started_s = session.seen_s = now_s
+        self._by_hash[_hash(text)] = session
+        return text, gone
+
+    def find(self, text: str | None, now_s: float) -> LoginSession | None:
+        """Return the session of an id, which counts as used now, or None."""
+        if text is None:
+            return None
+        found = self._by_hash.get(_hash(text))
+        if found is None or self.is_over(found, now_s):
+            return None
+        found.seen_s = now_s
+        return found
+
+    def is_over(self, session: LoginSession, now_s: float) -> bool:
+        """Whether a session has ended or is too old."""
+        return (
+            session.ended
+            or now_s - session.seen_s > self._idle_s
+            or now_s - session.started_s > self._absolute_s
+        )
+
+    def expire(self, now_s: float) -> list[LoginSession]:
+        """Forget sessions that are over, and return them."""
+        over = [h for h, session in self._by_hash.items() if self.is_over(session, now_s)]
+        return [self._end(each) for each in over]
+
+    def end(self, session: LoginSession) -> None:
+        """Forget a session."""
+        for each, kept in tuple(self._by_hash.items()):
+            if kept is session:
+                self._end(each)
+
+    def _end(self, hashed: bytes) -> LoginSession:
+        session = self._by_hash.pop(hashed)
+        session.ended = True
+        session.key = None
+        return session
+
+
+class LoginLimiter:
+    """How often an address may fail to log in: some times at once, then twice a minute."""
+
+    def __init__(self, tries: int = _TRIES, per_s: float = _TRIES_PER_S) -> None:
+        self._tries = tries
+        self._per_s = per_s
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def check(self, address: str, now_s: float) -> None:
+        """Raise ApiError where an address has failed too often."""
+        bucket = self._buckets.get(address)
+        if bucket is not None and (wait_s := bucket.wait_s(now_s)) > 0:
+            raise ApiError(
+                429,
+                "too many failed logins from this address",
+                kind="rate_limit_error",
+                code="login_limit",
+                retry_after_s=int(wait_s) + 1,
+            )
+
+    def note_failure(self, address: str, now_s: float) -> None:
+        """Count a login that failed."""
+        if address not in self._buckets and len(self._buckets) >= _MOST_ADDRESSES:
+            full = [a for a, b in self._buckets.items() if b.full_s(now_s) <= 0]
+            for each in full or list(self._buckets)[: _MOST_ADDRESSES // 10]:
+                del self._buckets[each]
+        bucket = self._buckets.setdefault(address, TokenBucket(self._tries, self._per_s, now_s))
+        bucket.charge(now_s, 1.0)
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

@@ -1,0 +1,31 @@
+"""Jobs for tests of the desk, which its workers load by their names."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from atoll.core.errors import InputError
+from atoll.desk.worker import Report, Said
+
+
+def count(arguments: Said, report: Report) -> Said:
+    for at in range(arguments["to"]):
+        report({"at": at})
+    sys.stdout.write("what libraries say is no answer\n")
+    return {"sum": sum(range(arguments["to"])), "process": os.getpid()}
+
+
+def refuse(arguments: Said, report: Report) -> Said:
+    raise InputError("no such thing", field="thing", hint="name another")
+
+
+def fail(arguments: Said, report: Report) -> Said:
+    raise ZeroDivisionError
+
+
+def die(arguments: Said, report: Report) -> Said:
+    os._exit(1)
+
+
+JOBS = {job.__name__: job for job in (count, refuse, fail, die)}

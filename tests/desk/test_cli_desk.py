@@ -1,0 +1,59 @@
+"""`atoll desk` as a process: it can be asked, and ends with whoever started it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.desk import start_desk
+from atoll.runtime.http.client import fetch
+
+
+def test_desk_beside_a_process_answers_and_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    fleet = tmp_path / "mine.yaml"
+    fleet.write_text("models: {}\n")
+    with start_desk([fleet], socket=tmp_path / "s") as desk:
+        assert desk.is_alive()
+        path = "http://desk/atoll/v1/fleets"
+        status, body = asyncio.run(fetch(path, unix_socket=desk.socket, timeout_s=30.0))
+        assert status == 200
+        assert {"name": "mine.yaml", "kind": "file"} in json.loads(body)["fleets"]
+    assert not desk.is_alive()
+    assert not (tmp_path / "s").exists()
+
+
+def test_desk_ends_with_a_killed_parent(tmp_path: Path) -> None:
+    text = (
+        "import sys, os, time; from pathlib import Path; from atoll.cli.desk import start_desk\n"
+        f"d = start_desk(socket=Path({str(tmp_path / 's')!r})); print(d.process.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    environment = os.environ | {"ATOLL_STATE": str(tmp_path / "state")}
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        # The desk holds its parent's output: it is at its end once the desk is gone, too.
+        parent.stdout.read()
+    handle = None
+    try:
+        handle = os.pidfd_open(pid)
+        import select
+
+        assert select.select([handle], [], [], 30.0)[0]
+    except ProcessLookupError:
+        pass
+    finally:
+        if handle is not None:
+            os.close(handle)

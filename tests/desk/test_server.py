@@ -1,0 +1,149 @@
+"""The desk on loopback: who may ask what, what it lists, and jobs that tell how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.core.errors import InputError
+from atoll.desk.desk import Desk, DeskRequest, Route
+from atoll.desk.jobs import JobRunner, stream_job
+from atoll.desk.server import ROUTES, DeskAddress, DeskOptions, DeskServer
+from atoll.runtime.http.client import request
+from atoll.runtime.http.handlers import Answer
+from tests.desk.desk_jobs import JOBS
+
+
+async def ask_job(desk: Desk, asked: DeskRequest) -> Answer:
+    return stream_job(desk.jobs, JOBS[asked.names["job"]], asked.object())
+
+
+TEST_ROUTES = (*ROUTES, Route("POST", "/atoll/v1/test/{job}", "member", ask_job))
+
+
+@contextlib.asynccontextmanager
+async def running(options: DeskOptions) -> AsyncIterator[DeskAddress]:
+    server = DeskServer(Desk(options.files, JobRunner(2, modules=())), TEST_ROUTES)
+    try:
+        yield await server.start(options)
+    finally:
+        await server.close()
+
+
+async def ask(
+    at: DeskAddress, method: str, path: str, body: object = None, **headers: str
+) -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    answer = await request(
+        f"{at.url or 'http://desk'}{path}",
+        method=method,
+        data=data,
+        headers=named,
+        unix_socket=at.socket,
+        timeout_s=60.0,
+    )
+    if answer.headers.get("content-type", "").startswith("text/event-stream"):
+        return answer.status, events(answer.body)
+    return answer.status, json.loads(answer.body)
+
+
+def events(body: bytes) -> list[tuple[str, Any]]:
+    found = []
+    for block in body.decode().split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if lines:
+            found.append((lines["event"], json.loads(lines["data"])))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
+    return tmp_path
+
+
+def test_socket_is_its_users_alone_and_goes_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "desk.sock"
+
+    async def main() -> None:
+        async with running(DeskOptions(socket=path)) as at:
+            assert at == DeskAddress(socket=str(path))
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            status, said = await ask(at, "GET", "/atoll/v1/fleets")
+            assert status == 200
+            assert {fleet["kind"] for fleet in said["fleets"]} == {"example"}
+            with pytest.raises(InputError, match="listens"):
+                async with running(DeskOptions(socket=path)):
+                    pass
+        assert not path.exists()
+
+    asyncio.run(main())
+
+
+def test_port_needs_the_token() -> None:
+    async def main() -> None:
+        async with running(DeskOptions(port=0)) as at:
+            status, said = await ask(at, "GET", "/atoll/v1/fleets")
+            assert (status, said["error"]["code"]) == (401, "invalid_token")
+            wrong = {"authorization": "Bearer x"}
+            assert (await ask(at, "GET", "/atoll/v1/fleets", **wrong))[0] == 401
+            right = {"authorization": f"Bearer {at.token}"}
+            assert (await ask(at, "GET", "/atoll/v1/fleets", **right))[0] == 200
+
+    asyncio.run(main())
+
+
+def test_refusals_are_in_openais_format(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(DeskOptions(socket=tmp_path / "s")) as at:
+            cases = [
+                ("GET", "/atoll/v1/nothing", {}, 404),
+                ("PUT", "/atoll/v1/fleets", {}, 405),
+                ("GET", "/atoll/v1/fleets/nobody", {}, 404),
+                ("POST", "/atoll/v1/test/count", {"x_atoll_role": "viewer"}, 403),
+                ("GET", "/atoll/v1/fleets", {"x_atoll_role": "king"}, 400),
+            ]
+            for method, path, headers, expected in cases:
+                status, said = await ask(at, method, path, **headers)
+                assert status == expected
+                assert set(said["error"]) == {"message", "type", "code", "param"}
+            status, said = await ask(at, "POST", "/atoll/v1/test/count", [1])
+            assert (status, said["error"]["message"]) == (400, "the body must be a JSON object")
+            huge = "x" * (3 * 2**20)
+            assert (await ask(at, "POST", "/atoll/v1/test/count", {"to": huge}))[0] == 413
+
+    asyncio.run(main())
+
+
+def test_job_tells_how_far_it_is_and_its_result(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(DeskOptions(socket=tmp_path / "s")) as at:
+            headers = {"x_atoll_role": "member"}
+            status, said = await ask(at, "POST", "/atoll/v1/test/count", {"to": 3}, **headers)
+            assert status == 200
+            assert [kind for kind, _ in said] == ["progress"] * 3 + ["result"]
+            assert said[-1][1]["sum"] == 3
+            _, again = await ask(at, "POST", "/atoll/v1/test/count", {"to": 0})
+            # A worker is kept for the next job.
+            assert again[-1][1]["process"] == said[-1][1]["process"]
+            _, said = await ask(at, "POST", "/atoll/v1/test/refuse", {})
+            ((kind, error),) = said
+            assert kind == "error"
+            assert error["error"]["param"] == "thing"
+            assert "name another" in error["error"]["message"]
+            _, said = await ask(at, "POST", "/atoll/v1/test/fail", {})
+            assert said[0][1]["error"]["message"] == "internal error"
+            _, said = await ask(at, "POST", "/atoll/v1/test/die", {})
+            assert "has ended" in said[0][1]["error"]["message"]
+            _, said = await ask(at, "POST", "/atoll/v1/test/count", {"to": 2})
+            assert said[-1][1]["sum"] == 1
+
+    asyncio.run(main())
