@@ -74,7 +74,8 @@ function costFigure(models) {
 
 function figures(snapshot) {
   const models = snapshot.models ?? [];
-  const spark = (key, words) => (trail.points.length > 2 ? sparkline(trail.points.map((point) => point[key]), { label: `${words} of the last ${seconds(trail.points.at(-1).at_s - trail.points[0].at_s)}` }) : null);
+  const points = trail.points;
+  const spark = (key, words) => sparkline(points.map((point) => point[key]), { label: points.length > 1 ? `${words} of the last ${seconds(points.at(-1).at_s - points[0].at_s)}` : words });
   return h("div", { class: "figures" },
     promiseFigure("Promises now", "last 5 min", models, "now"),
     promiseFigure("Promises today", "last 24 h", models, "day"),
