@@ -115,7 +115,7 @@ function describeHealth(told) {
 function start() {
   live = openLive();
   frame();
-  go(location.pathname, { replace: true });
+  go(location.pathname + location.search, { replace: true });
 }
 
 const ctx = {

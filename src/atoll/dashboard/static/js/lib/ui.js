@@ -57,7 +57,7 @@ export function toast(text, tone = "good") {
 
 /** Nothing is there yet: what that means, and what to do next. */
 export function empty(title, text, ...more) {
-  return h("div", { class: "state empty" }, icon("info"), h("h3", {}, title), text ? h("p", {}, text) : null, more);
+  return h("div", { class: "state empty" }, icon("info"), h("h2", {}, title), text ? h("p", {}, text) : null, more);
 }
 
 /** Something is on its way. */
@@ -67,7 +67,7 @@ export function loading(text = "Loading…") {
 
 /** Something went wrong: what, and a way to try again. */
 export function failed(error, again = null) {
-  return h("div", { class: "state failed", role: "alert" }, icon("alert"), h("h3", {}, "This did not work"), h("p", {}, error?.message ?? String(error)), again ? button("Try again", again, { symbol: "refresh" }) : null);
+  return h("div", { class: "state failed", role: "alert" }, icon("alert"), h("h2", {}, "This did not work"), h("p", {}, error?.message ?? String(error)), again ? button("Try again", again, { symbol: "refresh" }) : null);
 }
 
 /** Fill a place with what a promise brings: loading, then it, or what went wrong. Returns a function that loads again. */

@@ -169,8 +169,7 @@ export const page = {
     const found = h("p", { class: "note", role: "status" });
     const clear = button("Clear", () => {
       for (const id of Object.keys(filter)) filter[id] = "";
-      box.value = "";
-      drawFacets();
+      for (const control of [box, ...facets.querySelectorAll("select")]) control.value = "";
       change();
       box.focus();
     }, { kind: "small" });
@@ -193,7 +192,7 @@ export const page = {
         if (filter[id] && !values.includes(filter[id])) values.push(filter[id]);
         return [id, title, values];
       }).filter(([id, , values]) => values.length > 1 || filter[id]);
-      patch(facets, wanted.map(([id, title, values]) => h("div", { dataset: { key: `${id} ${filter[id] ? "" : "any"} ${JSON.stringify(values)}`, keep: "" } },
+      patch(facets, wanted.map(([id, title, values]) => h("div", { dataset: { key: `${id} ${JSON.stringify(values)}`, keep: "" } },
         field(title, select([["", "any"], ...values.map((value) => [value, value])], { value: filter[id], onchange: (event) => change(id, event.target.value) })))));
     }
 

@@ -61,7 +61,7 @@ function promiseFigure(title, span, models, window) {
 function costFigure(models) {
   const priced = models.filter((model) => Number.isFinite(model.usd_per_mtoken));
   const title = "Cost per million tokens";
-  if (!priced.length) return figure(title, DASH, { note: "machines say what they cost with --price, or tokens are still missing" });
+  if (!priced.length) return figure(title, DASH, { note: "known once machines say a price and answer requests" });
   const prices = priced.map((model) => model.usd_per_mtoken);
   const low = Math.min(...prices), high = Math.max(...prices);
   const span = `${usd(low)} to ${usd(high)}`;
@@ -74,13 +74,14 @@ function costFigure(models) {
 
 function figures(snapshot) {
   const models = snapshot.models ?? [];
-  const spark = (key, words) => (trail.points.length > 2 ? sparkline(trail.points.map((point) => point[key]), { label: `${words} of the last ${seconds(trail.points.at(-1).at_s - trail.points[0].at_s)}` }) : null);
+  const points = trail.points;
+  const spark = (key, words) => sparkline(points.map((point) => point[key]), { label: points.length > 1 ? `${words} of the last ${seconds(points.at(-1).at_s - points[0].at_s)}` : words });
   return h("div", { class: "figures" },
     promiseFigure("Promises now", "last 5 min", models, "now"),
     promiseFigure("Promises today", "last 24 h", models, "day"),
     figure("Requests", rate(total(models, "requests_per_s")), { note: `${plural(snapshot.running ?? 0, "request")} running`, extra: spark("requests", "Requests per second") }),
     figure("Tokens", rate(tokensOf(models)), { note: `${number(total(models, "output_tokens_per_s"))}/s of answers`, extra: spark("tokens", "Tokens per second") }),
-    figure("Cost per hour", perHour(snapshot.usd_per_hour), { note: snapshot.usd_per_hour === null || snapshot.usd_per_hour === undefined ? "no machine says what it costs" : `${usd(snapshot.usd_per_hour * 24)} a day` }),
+    figure("Cost per hour", perHour(snapshot.usd_per_hour), { note: snapshot.usd_per_hour === null || snapshot.usd_per_hour === undefined ? "no machine says a price (atoll join --price)" : `${usd(snapshot.usd_per_hour * 24)} a day` }),
     costFigure(models));
 }
 
@@ -214,7 +215,7 @@ export const page = {
       if (health.gateway === "none" || (!snapshot && health.gateway !== "down")) {
         return health.gateway === "none" && Date.now() - opened > GRACE_MS ? [fleets, noGateway()] : [loading("Asking the gateway…"), fleets];
       }
-      if (!snapshot) return [failed(new Error(health.why ? `The gateway does not answer (${health.why}). This page goes on by itself when it does.` : "The gateway does not answer. This page goes on by itself when it does.")), snippet("atoll status"), fleets];
+      if (!snapshot) return [h("section", { class: "card silent", "aria-label": "The gateway does not answer", dataset: { key: `silent ${health.why ?? ""}`, keep: "" } }, failed(new Error(`The gateway does not answer${health.why ? ` (${health.why})` : ""}. This page goes on by itself once it does.`)), h("p", { class: "note" }, "On its machine, this shows what runs:"), snippet("atoll status")), fleets];
       const stale = health.gateway === "down" ? h("p", { class: "notice", role: "status" }, `The gateway does not answer. What you see is of ${moment(snapshot.time_s)}.`) : null;
       const models = snapshot.models ?? [];
       const first = [stale, alarms(snapshot.alarms ?? [])];
