@@ -109,7 +109,9 @@ def measure_browser(site: DashboardSite, times: int) -> dict[str, float] | None:
                 page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
             )
             for name in PAGES:
-                page.evaluate("p => import('/static/js/app.js').then((app) => app.go(p))", f"/{name}")
+                page.evaluate(
+                    "p => import('/static/js/app.js').then((app) => app.go(p))", f"/{name}"
+                )
                 page.wait_for_timeout(1500)
             sizes.append(sum(received) / 1000)
             context.close()

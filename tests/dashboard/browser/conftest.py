@@ -120,7 +120,10 @@ class Visitor:
         """Parts of messages that a test provokes."""
         page.on("console", lambda m: self._note(f"console {m.type}: {m.text}", m.type == "error"))
         page.on("pageerror", lambda error: self._note(f"exception: {error}", True))
-        page.on("dialog", lambda dialog: (self._note(f"alert: {dialog.message}", True), dialog.dismiss()))
+        page.on(
+            "dialog",
+            lambda dialog: (self._note(f"alert: {dialog.message}", True), dialog.dismiss()),
+        )
         page.on("request", self._check_request)
 
     def go(self, path: str) -> None:
@@ -154,7 +157,12 @@ def visit(browser: Browser) -> Iterator[Visit]:
     visitors: list[Visitor] = []
 
     def enter(
-        site: Site, *, key: str | None = None, width: int = 1280, height: int = 900, dark: bool = False
+        site: Site,
+        *,
+        key: str | None = None,
+        width: int = 1280,
+        height: int = 900,
+        dark: bool = False,
     ) -> Visitor:
         context = browser.new_context(
             viewport={"width": width, "height": height},

@@ -13,7 +13,9 @@ pytestmark = pytest.mark.slow
 
 
 def _serious(page: Any) -> list[str]:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is not installed"
+    )
     found = axe.Axe().run(page).response["violations"]
     return [
         f"{one['id']}: {node['target']} {node.get('failureSummary', '')[:160]}"

@@ -12,9 +12,7 @@ from tests.dashboard.browser.conftest import Site, Visit
 pytestmark = pytest.mark.slow
 
 _EVIL = "<img src=x onerror=alert(1)>"
-_PIXEL = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 
 def _ask(page: Any, text: str) -> None:
@@ -124,7 +122,9 @@ def test_what_a_model_says_stays_text(site: Site, visit: Visit) -> None:
         page,
         f": atoll {node}\n\n",
         _piece(reasoning_content=_EVIL),
-        _piece(content=f"{_EVIL} **bold** [a](javascript:alert(1)) [b](https://site.example/x)\n\n"),
+        _piece(
+            content=f"{_EVIL} **bold** [a](javascript:alert(1)) [b](https://site.example/x)\n\n"
+        ),
         _piece(content=f"```{_EVIL}\n{_EVIL}\n```\n\n| {_EVIL} |\n|---|\n| {_EVIL} |\n"),
         "data: [DONE]\n\n",
     )

@@ -15,7 +15,9 @@ _EVIL = "<img src=x onerror=alert(1)>"
 
 
 def _line(page: Any, name: str) -> Any:
-    return page.locator(".machine").filter(has=page.locator("summary").get_by_text(name, exact=True))
+    return page.locator(".machine").filter(
+        has=page.locator("summary").get_by_text(name, exact=True)
+    )
 
 
 def test_machines_and_pipelines_are_shown(site: Site, visit: Visit) -> None:

@@ -21,7 +21,9 @@ def test_what_if_plans_again_when_a_dial_is_turned(site: Site, visit: Visit) -> 
     dial.focus()
     for _ in range(12):
         page.keyboard.press("ArrowRight")
-    page.wait_for_function("old => document.querySelector('.verdict').innerText !== old", arg=before)
+    page.wait_for_function(
+        "old => document.querySelector('.verdict').innerText !== old", arg=before
+    )
     asked = [r for r in site.desk.seen if r.path.endswith(b"/whatif")]
     assert b'"demand":{"chat":' in asked[-1].body.replace(b" ", b"")
     # Side by side, with both costs.
