@@ -1,7 +1,7 @@
 """What the dashboard costs and how long people wait for it, in a real browser and with 200 pages open.
 
 - first_paint_ms: from the address to the figures of the overview, with nothing cached (median of several).
-- whatif_s: the slowest of several what-ifs about the quickstart fleet, planned and simulated, none asked twice.
+- whatif_s: the slowest of several what-ifs about the quickstart fleet, all different, planned and simulated.
 - pages200_gateway_cpu_share: how much of a core 200 open pages cost the gateway, beyond what it uses idle.
 - transfer_kb: all that goes over the wire to see every page once, with nothing cached.
 
@@ -77,7 +77,7 @@ def measure_pages(site: DashboardSite, visitor: Visitor, seconds: float) -> tupl
 
 
 def measure_browser(site: DashboardSite, times: int) -> dict[str, float] | None:
-    """Return milliseconds to the first paint and to the figures, and kB for all pages; None without a browser."""
+    """Return milliseconds to first paint and figures, and kB for all pages; None without a browser."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -98,10 +98,8 @@ def measure_browser(site: DashboardSite, times: int) -> dict[str, float] | None:
             page = context.new_page()
             devtools = context.new_cdp_session(page)
             devtools.send("Network.enable")
-            received: list[float] = []
-            devtools.on(
-                "Network.loadingFinished", lambda event: received.append(event["encodedDataLength"])
-            )
+            received: list[dict[str, float]] = []
+            devtools.on("Network.loadingFinished", received.append)
             page.goto(site.make_link())
             page.wait_for_selector("main .figure-value")
             figures.append(page.evaluate("performance.now()"))
@@ -113,7 +111,7 @@ def measure_browser(site: DashboardSite, times: int) -> dict[str, float] | None:
                     "p => import('/static/js/app.js').then((app) => app.go(p))", f"/{name}"
                 )
                 page.wait_for_timeout(1500)
-            sizes.append(sum(received) / 1000)
+            sizes.append(sum(event["encodedDataLength"] for event in received) / 1000)
             context.close()
         browser.close()
     return {

@@ -1,4 +1,4 @@
-"""A gateway with keys in front of a fake engine, and the dashboard beside it: processes as users start them."""
+"""A gateway with keys before a fake engine, and the dashboard beside it: processes as users start them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ class DashboardSite:
     """Where things are, and which processes to charge."""
 
     url: str
-    links: str
-    """Folder and flags with which `atoll dashboard --link` makes another link."""
     gateway_pid: int
     dashboard_pid: int
     folder: Path
@@ -131,7 +129,7 @@ def open_site(folder: Path) -> Iterator[DashboardSite]:
             *("--gateway", told["admin_socket"], "--fleet", str(FLEET), "--port", "0", "--json"),
         )
         stack.callback(_stop, dashboard)
-        yield DashboardSite(page["url"], page["link"], gateway.pid, dashboard.pid, folder)
+        yield DashboardSite(page["url"], gateway.pid, dashboard.pid, folder)
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

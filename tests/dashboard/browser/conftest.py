@@ -1,4 +1,4 @@
-"""A real browser on the dashboard, in front of a gateway and a desk that are not there (`tests.dashboard.fakes`)."""
+"""A real browser on the dashboard, before a gateway and a desk that are not there (`fakes`)."""
 
 from __future__ import annotations
 

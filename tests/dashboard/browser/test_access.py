@@ -1,4 +1,4 @@
-"""Who cannot see or cannot use a mouse: what axe finds, what a keyboard reaches, what fits on a narrow screen."""
+"""Without eyes, a mouse or a wide screen: what axe finds, what a keyboard reaches, what fits."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ export const page = {
       const reload = [load(plan, () => ctx.api.get(url(fleet, "plan")), (told) => {
         if (told.plan) return drawPlan(told.plan);
         const here = h("div", { class: "stack" });
-        set(here, card("No plan yet", {}, empty("No plan yet", told.reason ?? "This fleet was not planned here so far.", ctx.can("member") ? button("Plan it now", () => planNow(fleet, here), { kind: "primary", symbol: "play" }) : null)));
+        set(here, card("Plan", {}, empty("No plan yet", "This fleet was not planned here so far.", ctx.can("member") ? button("Plan it now", () => planNow(fleet, here), { kind: "primary", symbol: "play" }) : null)));
         return here;
       })];
       if (operated) {
