@@ -9,6 +9,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Where Python is told to write no bytecode, it is kept apart from the sources: without any, each process of an
+# engine would compile torch and transformers anew, ten seconds of work.
+ifdef PYTHONDONTWRITEBYTECODE
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
+endif
+
 # Torch first and exactly: what follows would otherwise bring the version it likes best, and with it
 # gigabytes for GPUs that may not be there.
 TORCH := torch==2.13.0

@@ -43,7 +43,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "good.yaml").write_text(FLEET)
     (folder / "cluster.yaml").write_text(CLUSTER)
     (folder / "folder").mkdir()
-    assert run(["plan", str(folder / "good.yaml"), "-o", str(folder / "plan.json")]) == 0
+    plan = ["plan", str(folder / "good.yaml"), "--capacity-only", "-o", str(folder / "plan.json")]
+    assert run(plan) == 0
     return folder
 
 

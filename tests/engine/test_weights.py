@@ -27,6 +27,7 @@ from atoll.engine.weights.sources import (
     fetch_wheel_files,
     resolve,
 )
+from tests.gguf_head import begin_gguf
 
 pytestmark = pytest.mark.engine
 
@@ -115,15 +116,7 @@ def write_gguf(path: Path, model: Any) -> None:
     import gguf
 
     config = model.config
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
+    writer = begin_gguf(path, config)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     tokens = ["<|end|>", "ab", *(chr(97 + i) for i in range(26))]

@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.gguf_head import begin_gguf
+
 CONTEXT = 2048
 NUMBERS = 1000
 END, USER, ASSISTANT = "<|end|>", "<|user|>", "<|assistant|>"
@@ -184,19 +186,11 @@ def _write_gguf(path: Path, model: Any, words: list[str], merges: list[tuple[str
     import gguf
 
     config = model.config
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = begin_gguf(path, config)
     writer.add_name("counting")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(_HEAD)
     writer.add_value_length(_HEAD)
     writer.add_rope_dimension_count(_HEAD)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

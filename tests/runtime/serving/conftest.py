@@ -80,7 +80,7 @@ def serving(
         remove_home(home.folder)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running(tiny_folder: Path) -> Iterator[Running]:
     from benchmarks.chaos_fleet import SERVICE, tiny_plan
 
