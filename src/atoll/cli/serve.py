@@ -22,6 +22,7 @@ from atoll.cli.serving import (
     need_fabric,
     need_serving,
     plan_fleet,
+    promises_of,
     services_of,
 )
 from atoll.cli.serving_loop import (
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.runtime.local.build import LocalModel
+    from atoll.runtime.pool.routes import ModelPromise
     from atoll.runtime.task_fleet.deployment import TaskDeployment
     from atoll.runtime.task_fleet.parts import ServedParts
 
@@ -112,7 +114,7 @@ def serve(options: ServeSettings) -> None:
     )
     check_places(options)
     _check_offer(options)
-    plan, models, tasks = _plan_and_weights(options)
+    plan, models, tasks, promises = _plan_and_weights(options)
     tell = make_teller(models, tasks)
     for line in list_warnings(plan, models, local):
         tell(f"warning: {line}")
@@ -129,6 +131,7 @@ def serve(options: ServeSettings) -> None:
             log=options.log,
             on_progress=started,
             tasks=tasks,
+            promises=promises,
         ) as fleet:
             token = options.fabric
             offer = None if token is None else FabricOffer(token, options.name, fleet)
@@ -153,8 +156,8 @@ def _check_offer(options: ServeSettings) -> None:
 
 def _plan_and_weights(
     options: ServeSettings,
-) -> tuple[Plan, dict[str, LocalModel], TaskDeployment | None]:
-    """Return what to serve; a fleet is planned only once its weights and parts are known."""
+) -> tuple[Plan, dict[str, LocalModel], TaskDeployment | None, dict[str, ModelPromise]]:
+    """Return what to serve and promise; a fleet is planned only once its weights and parts are known."""
     from atoll.api.fleet import Fleet
     from atoll.catalog.catalog import Catalog
     from atoll.engine.weights.sources import DEFAULT_MODEL
@@ -200,7 +203,10 @@ def _plan_and_weights(
         model = models[needed.service]
         if model.stand_in is None:
             check_weights(needed, model.folder)
-    return plan, models, _deploy_parts(plan, services, parts)
+    # What a stand-in keeps says nothing of the model.
+    own = [name for name in services if name not in models or models[name].stand_in is None]
+    promises = {} if fleet is None else promises_of(fleet.problem, own)
+    return plan, models, _deploy_parts(plan, services, parts), promises
 
 
 def _choose_parts(

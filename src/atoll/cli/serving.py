@@ -16,10 +16,11 @@ from atoll.report.terminal import note
 if TYPE_CHECKING:
     from atoll.api.fleet import Fleet
     from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem
     from atoll.runtime.local.build import LocalModel, LocalOptions
     from atoll.runtime.local.fleet import LocalFleet
     from atoll.runtime.local.weights import WeightSource
-    from atoll.runtime.pool.routes import ChoiceRoutes
+    from atoll.runtime.pool.routes import ChoiceRoutes, ModelPromise
     from atoll.runtime.task_fleet.deployment import TaskDeployment
     from atoll.telemetry.usage import OnUsage
 
@@ -127,6 +128,17 @@ def choices_of(plan: Plan, services: Collection[str]) -> dict[str, ChoiceRoutes]
     return choices
 
 
+def promises_of(problem: Problem, services: Collection[str]) -> dict[str, ModelPromise]:
+    """Return what a fleet promises for services that answer with tokens."""
+    from atoll.runtime.pool.routes import ModelPromise
+
+    return {
+        one.name: ModelPromise(ttft_s=one.ttft_s, tpot_s=one.tpot_s, target=one.attainment)
+        for one in problem.services
+        if one.name in services and not one.is_graph
+    }
+
+
 def choose_services(known: Sequence[str], only: Sequence[str]) -> list[str]:
     """Return the services that are there, or of them those asked for."""
     for name in only:
@@ -172,10 +184,12 @@ def local_fleet(
     on_progress: Callable[[str, object, str], None],
     on_usage: OnUsage | None = None,
     tasks: TaskDeployment | None = None,
+    promises: Mapping[str, ModelPromise] | None = None,
 ) -> Iterator[LocalFleet]:
     """Return a fleet that is not started yet; its folder goes when it is left.
 
-    `name` is what others see, the plan's unless given. Without a plan only `tasks` stand.
+    `name` is what others see, the plan's unless given. Without a plan only `tasks` stand. The gateway counts
+    who keeps `promises`.
     """
     import os
 
@@ -209,7 +223,12 @@ def local_fleet(
             name or (plan.problem_name if plan else "tasks"),
             named,
             home,
-            GatewaySettings(host=host, port=port, choices=choices_of(plan, models) if plan else {}),
+            GatewaySettings(
+                host=host,
+                port=port,
+                choices=choices_of(plan, models) if plan else {},
+                promises=dict(promises or {}),
+            ),
             liveness,
             warm=tuple(dict.fromkeys(warm)),
             on_progress=on_progress,

@@ -327,3 +327,22 @@ def test_page_survives_json() -> None:
     # A field of a later version is left out.
     later = page.to_json().replace('"ends":', '"later": 1, "ends":')
     assert type(page).from_json(later) == page
+
+
+def test_promises_of_the_settings_count_where_a_controller_gives_none() -> None:
+    pool, _ = tally_of("m", "n")
+    stated = {name: ModelPromise(ttft_s=2.0, tpot_s=0.1, target=0.9) for name in ("m", "n", "x")}
+    tally = TrafficTally(pool, Aliases(), 0.0, stated)
+    look = tally.look("m", 1.0)
+    assert look is not None
+    assert look.promise == stated["m"]
+    assert tally.look("x", 1.0) is None  # nobody serves it
+    told = ModelPromise(ttft_s=1.0, tpot_s=0.05, target=0.95)
+    routes = RoutesTold(models={"m": ModelRoutes(promise=told), "n": ModelRoutes()})
+    pool.route(routes)
+    tally.promise(routes, 2.0)
+    looks = [tally.look(name, 3.0) for name in ("m", "n")]
+    assert [look and look.promise for look in looks] == [told, stated["n"]]
+    tally.state({})
+    looks = [tally.look(name, 4.0) for name in ("m", "n")]
+    assert [look and look.promise for look in looks] == [told, None]

@@ -177,6 +177,8 @@ class Gateway:
         self.deadlines = settings.deadlines
         self.chooser.configure(settings)
         self._health.settings = settings.health
+        if self._server is not None:
+            self.traffic.state(settings.promises)
         if self.accounts is not None:
             self.accounts.on_full_disk = settings.on_full_disk
         self._admin.configure(settings.limits, settings.deadlines)
@@ -192,7 +194,9 @@ class Gateway:
     async def start(self) -> tuple[str, int]:
         """Listen, and return the host and port listened on."""
         self.loop = asyncio.get_running_loop()
-        self.traffic = TrafficTally(self.pool, self.chooser, self.loop.time())
+        self.traffic = TrafficTally(
+            self.pool, self.chooser, self.loop.time(), self.settings.promises
+        )
         self.pool.listeners.append(self._follow_pool)
         return_large_memory()
         self._tick()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import add
 from typing import NamedTuple, Protocol
 
@@ -290,8 +290,15 @@ class OtherNames(Protocol):
 class TrafficTally:
     """The tallies of a gateway, by model."""
 
-    def __init__(self, pool: BackendPool, names: OtherNames, now_s: float) -> None:
+    def __init__(
+        self,
+        pool: BackendPool,
+        names: OtherNames,
+        now_s: float,
+        stated: Mapping[str, ModelPromise] | None = None,
+    ) -> None:
         self._pool, self._names = pool, names
+        self._stated = stated or {}
         self._since_s = now_s
         self._tallies: dict[str, ModelTally] = {}
 
@@ -303,9 +310,24 @@ class TrafficTally:
     def look(self, name: str, now_s: float) -> ModelLook | None:
         """Return what is known of a model for those who watch; None where nothing was asked or told."""
         tally = self._tallies.get(name)
+        if tally is None and name in self._stated:
+            tally = self._begin(name, now_s)
         if tally is None:
             return None
         return ModelLook(tally.read(now_s, self._since_s), *tally.day(now_s), tally.promise)
+
+    def state(self, stated: Mapping[str, ModelPromise]) -> None:
+        """Judge by these promises of the settings where a controller gives none."""
+        self._stated = stated
+        for name, tally in self._tallies.items():
+            tally.promise = self._promise_of(name)
+
+    def _promise_of(self, name: str) -> ModelPromise | None:
+        routes = self._pool.routes
+        told = None if routes is None else routes.models.get(name)
+        if told is not None and told.promise is not None:
+            return told.promise
+        return self._stated.get(name)
 
     def _begin(self, name: str, now_s: float) -> ModelTally | None:
         if name not in self._pool.rings:
@@ -321,6 +343,7 @@ class TrafficTally:
             if len(self._tallies) >= _MOST_MODELS:
                 return None
         tally = self._tallies[name] = ModelTally(now_s)
+        tally.promise = self._promise_of(name)
         return tally
 
     def _forget(self) -> None:
@@ -337,7 +360,8 @@ class TrafficTally:
                 self._tallies[name] = ModelTally(now_s)
         for name, tally in self._tallies.items():
             told = routes.models.get(name)
-            tally.promise = None if told is None else told.promise
+            promised = None if told is None else told.promise
+            tally.promise = promised or self._stated.get(name)
 
     def page(self, now_s: float) -> TrafficPage:
         """Return what is said to a controller."""
