@@ -56,6 +56,51 @@ def test_keys_are_made_found_and_revoked(url: str) -> None:
     asyncio.run(main())
 
 
+def test_a_key_is_changed(url: str) -> None:
+    async def main() -> None:
+        database = await Database.open(url)
+        other = await Database.open(url)
+        text, key = await database.create_key(NewKey(name="one", owner="me", tokens_per_day=5))
+        seen = (await other.key_changes(0)).version
+        changed = await database.change_key(key.id, {"name": "two", "role": "admin"})
+        assert (changed.spec.name, changed.spec.role) == ("two", "admin")
+        assert (changed.spec.owner, changed.spec.tokens_per_day) == ("me", 5)
+        # Others see it, under the same secret.
+        changes = await other.key_changes(seen)
+        assert changes.keys == (changed,)
+        assert (changed.digest, changed.created_s) == (key.digest, key.created_s)
+        assert text.split("-")[1] == changed.id
+        # Names are found, and summed up by, as they are now.
+        assert await other.key("two") == changed
+        with pytest.raises(UnknownNameError):
+            await other.key("one")
+
+        for bad in ({"name": ""}, {"role": "root"}, {"digest": "x"}, {"expires_s": 1.0}):
+            with pytest.raises(InputError):
+                await database.change_key(key.id, bad)
+        with pytest.raises(UnknownNameError):
+            await database.change_key("two", {"name": "three"})
+        assert await database.key(key.id) == changed
+        await asyncio.gather(
+            *(d.change_key(key.id, {f: 7}) for d in (database, other) for f in _LIMITS[d is other])
+        )
+        spec = (await database.key(key.id)).spec
+        assert all(getattr(spec, name) == 7 for names in _LIMITS for name in names)
+        await database.revoke_key(key.id)
+        with pytest.raises(UsageError, match="revoked"):
+            await database.change_key(key.id, {"name": "four"})
+        await database.close()
+        await other.close()
+
+    asyncio.run(main())
+
+
+_LIMITS = (
+    ("tokens_per_min", "tokens_per_month", "concurrent"),
+    ("tokens_total", "pixels_total", "requests_per_min"),
+)
+
+
 def test_changes_since_a_version(url: str) -> None:
     async def main() -> None:
         database = await Database.open(url)

@@ -105,3 +105,9 @@ def test_the_state_of_a_key() -> None:
 def test_nonsense_is_refused(field: str, value: object) -> None:
     with pytest.raises(InputError, match=field):
         NewKey.parse({"name": "n", field: value})
+
+
+def test_a_key_from_before_there_were_roles_is_a_members() -> None:
+    assert NewKey.from_json('{"name":"x","owner":"me","models":[]}').role == "member"
+    with pytest.raises(InputError, match="role"):
+        NewKey.from_json('{"name":"x","role":"root"}')

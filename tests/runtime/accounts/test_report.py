@@ -7,6 +7,7 @@ import csv
 import json
 import re
 from datetime import UTC, datetime
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,11 @@ async def fill(url: str) -> str:
     return key.id
 
 
-def rows(url: str, by: str, span: UsagePeriod = UsagePeriod()) -> list[dict[str, Any]]:  # noqa: B008
+def rows(
+    url: str,
+    by: str | tuple[str, ...],
+    span: UsagePeriod = UsagePeriod(),  # noqa: B008
+) -> list[dict[str, Any]]:
     async def main() -> list[dict[str, Any]]:
         database = await Database.open(url)
         found = [row async for row in usage(database, by, span)]
@@ -85,6 +90,32 @@ def test_sums_count_every_token_once(url: str) -> None:
     assert by_key[""]["requests"] == 1
     assert [row["day"] for row in rows(url, "day")] == ["2027-01-15", "2027-01-16"]
     assert {row["owner"] for row in rows(url, "owner")} == {"", "me"}
+
+
+def test_sums_by_two(url: str) -> None:
+    """Each agrees with the sums by either of the two, and rows are in their order."""
+    asyncio.run(fill(url))
+    single = {by: rows(url, by) for by in SUMS}
+    for one, two in combinations(SUMS, 2):
+        both = rows(url, (one, two))
+        assert all(tuple(row) == columns_of((one, two)) for row in both)
+        assert [row[one] for row in both] == sorted(row[one] for row in both)
+        pairs = [(by, row) for by in (one, two) for row in single[by]]
+        for name, row in pairs:
+            parts = [part for part in both if part[name] == row[name]]
+            for what in ("prompt_tokens", "completion_tokens", "cost_usd"):
+                assert sum(part[what] for part in parts) == pytest.approx(row[what])
+    assert len(rows(url, ("day", "provider"))) == 3
+    moved = [row for row in rows(url, ("key", "node")) if row["node"] in ("n1", "n2")]
+    assert [(row["requests"], row["completion_tokens"]) for row in moved] == [(1, 30), (1, 70)]
+
+
+def test_of_one_owner(url: str) -> None:
+    key_id = asyncio.run(fill(url))
+    mine = UsagePeriod(owner="me")
+    assert [row["key"] for row in rows(url, "key", mine)] == [key_id]
+    assert sum(row["completion_tokens"] for row in rows(url, "node", mine)) == 102
+    assert rows(url, "key", UsagePeriod(owner="you")) == []
 
 
 def test_spans(url: str) -> None:
@@ -163,13 +194,21 @@ def test_commands_make_show_and_revoke_keys(
     assert run(["keys", "list", "--all", *db]) == 0
     assert "revoked" in capsys.readouterr().out
     assert run(["keys", "create", "other", "--json", *db]) == 0
-    assert json.loads(capsys.readouterr().out)["key"].startswith("atoll-")
+    made_json = json.loads(capsys.readouterr().out)
+    assert made_json["key"].startswith("atoll-")
+    assert made_json["role"] == "member"
+    assert run(["keys", "create", "guest", "--role", "viewer", *db]) == 0
+    capsys.readouterr()
+    for shows in (["keys", "list"], ["keys", "show", "guest"]):
+        assert run([*shows, *db]) == 0
+        assert "viewer" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         (["keys", "create", "x", "--expires", "soon"], "--expires"),
+        (["keys", "create", "x", "--role", "root"], "role"),
         (["keys", "create", "x", "--tokens-per-day", "many"], "--tokens-per-day"),
         (["keys", "create", "x", "--min-precision", "good"], "min_precision"),
         (["keys", "create", "x", "--stability", "rock"], "stability"),

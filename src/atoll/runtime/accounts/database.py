@@ -154,10 +154,7 @@ class Database:
         async with self._engine.begin() as connection:
             # First: whoever changes a key waits here for others who do, and then reads what they wrote.
             version = await _next_version(connection)
-            row = (await connection.execute(sa.select(table).where(table.c.id == key_id))).first()
-            if row is None:
-                raise UnknownNameError("key", key_id, ())
-            key = _key(row._asdict())
+            key = await _find_key(connection, key_id)
             if key.revoked_s is not None:
                 raise UsageError("the key is revoked", hint="make another one")
             spec = NewKey.parse(key.spec.model_dump() | dict(changes))
@@ -180,7 +177,7 @@ class Database:
                 .where(table.c.id == key_id, table.c.revoked_s.is_(None))
                 .values(revoked_s=time.time(), version=version)
             )
-        return await self.key(key_id)
+            return await _find_key(connection, key_id)
 
     async def keys(self) -> tuple[ApiKey, ...]:
         """Return all keys, oldest first."""
@@ -334,6 +331,14 @@ def _key(row: Mapping[str, Any]) -> ApiKey:
         spec = NewKey.model_construct(name=row["name"], owner=row["owner"])
         revoked_s = revoked_s or row["created_s"]
     return ApiKey(row["id"], spec, row["created_s"], revoked_s, row["version"], row["digest"])
+
+
+async def _find_key(connection: AsyncConnection, key_id: str) -> ApiKey:
+    wanted = sa.select(schema.keys).where(schema.keys.c.id == key_id)
+    row = (await connection.execute(wanted)).first()
+    if row is None:
+        raise UnknownNameError("key", key_id, ())
+    return _key(row._asdict())
 
 
 async def _next_version(connection: AsyncConnection) -> int:

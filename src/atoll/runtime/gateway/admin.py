@@ -1,7 +1,7 @@
 """Where a gateway is administered: a Unix socket of its user, and a port for Prometheus if one is named.
 
 Who asks on the public port says nothing about where they are: a proxy on this machine asks for strangers.
-So the admin API and metrics are there only for those who show the admin token; whoever may open the
+So the admin API and metrics are there only for those who show the admin token or a key; whoever may open the
 socket (mode 0600) needs none, and no web page and no proxy that was not told to can.
 """
 

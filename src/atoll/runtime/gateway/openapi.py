@@ -8,6 +8,9 @@ from typing import Any
 import msgspec
 
 from atoll.core.version import __version__
+from atoll.runtime.accounts.keys import ROLES
+from atoll.runtime.gateway.console.console import PREFIX, TABLE
+from atoll.runtime.gateway.console.route import ConsoleRoute
 from atoll.runtime.gateway.dialects import DIALECTS
 from atoll.runtime.openai import (
     DETOKENIZE,
@@ -87,6 +90,18 @@ _FAILURES = {
     "503": "full, or no backend is up",
     "504": "no backend answered in time",
 }
+_CONSOLE_FAILURES = {
+    "400": "the request is malformed",
+    "401": "a valid key or the admin token is needed",
+    "403": "not in this role, or not served here",
+    "404": "there is no such thing, or there are no keys here",
+    "405": "another method is needed",
+    "408": "the request took too long to arrive",
+    "413": "the body is too large",
+    "431": "the headers are too large",
+    "503": "full, or the database is away",
+}
+"""Of what is asked under `/atoll/v1/`."""
 
 
 _DIALECTS = {dialect.path: dialect.request for dialect in DIALECTS.values()}
@@ -125,9 +140,10 @@ def document() -> dict[str, Any]:
     paths["/ready"] = {
         "get": _get("Whether every model has a backend that is up", "application/json", "503")
     }
-    paths["/metrics"] = {
-        "get": _get("Prometheus metrics, with the admin token", "text/plain", "401", "403")
-    }
+    paths["/metrics"] = {"get": _get("Prometheus metrics, for admins", "text/plain", "401", "403")}
+    for route in TABLE:
+        path = PREFIX + route.path
+        paths.setdefault(path, {})[route.method.lower()] = _console(route)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Atoll gateway", "version": __version__},
@@ -169,6 +185,34 @@ def _get(summary: str, content_type: str, *failures: str) -> dict[str, Any]:
             for status in failures
         },
     }
+
+
+def _console(route: ConsoleRoute) -> dict[str, Any]:
+    """Return the description of a request for pages and programs, which needs a role."""
+    places = [("id", "path")] if "{id}" in route.path else []
+    places += [(name, "query") for name in route.query]
+    who = ", ".join(role for role in ROLES if role in route.roles)
+    fine = {
+        "description": "fine",
+        "content": {
+            kind: {"schema": {"type": "object" if kind == "application/json" else "string"}}
+            for kind in route.makes
+        },
+    }
+    described: dict[str, Any] = {
+        "summary": route.summary,
+        "description": f"Roles: {who}.",
+        "parameters": [
+            {"name": name, "in": at, "required": at == "path", "schema": {"type": "string"}}
+            for name, at in places
+        ],
+        "responses": {"200": fine, "201": fine}
+        | {status: _failure(text, "Error") for status, text in _CONSOLE_FAILURES.items()},
+    }
+    if route.method in ("POST", "PUT", "PATCH"):
+        body = {"application/json": {"schema": {"type": "object"}}}
+        described["requestBody"] = {"required": True, "content": body}
+    return described
 
 
 def _failure(text: str, shape: str) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class GatewaySettings(Frozen):
     direct: bool = True
     """Whether nodes of a fabric that say an address are asked there, without the tunnel."""
     admin_token: str | None = Field(None, min_length=1, repr=False)
-    """Opens /atoll/v1 and /metrics on the public port; without one they are not there."""
+    """Opens /atoll/v1 and /metrics on the public port; without one they need an API key of an admin."""
     admin_socket: str | None = None
     """Unix socket with both, for this user alone; None: gateway-PORT.sock in the runtime folder, "": none."""
     metrics: str | None = None

@@ -261,6 +261,9 @@ _PRIVATE = (
     "/atoll/v1/backends",
     "/atoll/v1/routes",
     "/atoll/v1/traffic",
+    "/atoll/v1/me",
+    "/atoll/v1/keys",
+    "/atoll/v1/usage",
     "/metrics",
 )
 _WRITINGS = (
@@ -279,6 +282,7 @@ _WRITINGS = (
 )
 _CLAIMS = (
     "x-forwarded-for: 127.0.0.1\r\nforwarded: for=127.0.0.1;host=localhost\r\nx-real-ip: 127.0.0.1\r\n"
+    "x-atoll-role: admin\r\nx-atoll-owner: root\r\n"
     "x-original-url: {0}\r\nx-rewrite-url: {0}\r\nauthorization: Bearer \r\n"
 )
 

@@ -108,7 +108,7 @@ class Console:
     def answer(self, connection: Connection, request: Request, caller: Caller) -> None:
         """Answer a request of a caller, now or later, or raise an error that nobody was told."""
         route, name = self.check(request, caller)
-        call = ConsoleCall(request, caller, self._context, self._gate, name)
+        call = ConsoleCall(request, caller, self._context, self._gate, route, name)
         answer = route.handler(call)
         if isinstance(answer, Response):
             send_response(connection, answer)

@@ -42,6 +42,7 @@ class ConsoleCall:
     caller: Caller
     context: PagesContext
     gate: DatabaseGate
+    route: ConsoleRoute
     name: str = ""
     """What stands for `{id}` in the path, decoded."""
 
@@ -55,8 +56,8 @@ class ConsoleCall:
             )
         return accounts
 
-    def query(self, *names: str) -> Mapping[str, str]:
-        """Return the fields of the query; 400 for one that is not among these names, or there twice."""
+    def query(self) -> Mapping[str, str]:
+        """Return the fields of the query; 400 for one that is unknown here, or there twice."""
         try:
             pairs = parse_qsl(
                 self.request.query.decode("ascii"),
@@ -67,7 +68,7 @@ class ConsoleCall:
         except ValueError:
             raise ApiError(400, "the query cannot be read") from None
         fields = dict(pairs)
-        for field in fields.keys() - set(names):
+        for field in fields.keys() - set(self.route.query):
             raise ApiError(
                 400, f"there is no field {field[:100]!r} of the query", param=field[:100]
             )
@@ -89,6 +90,10 @@ class ConsoleRoute:
     roles: frozenset[Role]
     summary: str
     handler: ConsoleHandler
+    query: tuple[str, ...] = ()
+    """Names of the fields that its query may have."""
+    makes: tuple[str, ...] = ("application/json",)
+    """Content types of its answers."""
 
 
 def show(data: Any, status: int = 200) -> Response:

@@ -46,7 +46,7 @@ async def show_usage(call: ConsoleCall) -> Response:
     # There where accounts are: it needs what the database needs.
     from atoll.runtime.accounts.report import SUMS, columns_of, usage
 
-    query = call.query("by", "since_s", "until_s", "key", "format")
+    query = call.query()
     by = _read_groups(query.get("by", "key"), SUMS)
     kind = query.get("format", "json")
     if kind not in ("json", "csv"):
@@ -163,6 +163,12 @@ def _moment(query: Mapping[str, str], name: str) -> float | None:
 
 ROUTES = (
     ConsoleRoute(
-        "GET", "usage", ANY, "What was used, summed up; for members, by own keys", show_usage
+        "GET",
+        "usage",
+        ANY,
+        "What was used, summed up; for members, by own keys",
+        show_usage,
+        query=("by", "since_s", "until_s", "key", "format"),
+        makes=("application/json", "text/csv"),
     ),
 )

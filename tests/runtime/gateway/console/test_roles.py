@@ -1,0 +1,261 @@
+"""Every role at every request, as the reference says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from atoll.runtime.accounts.keys import ROLES, Role
+from atoll.runtime.gateway.console.caller import Caller
+from atoll.runtime.gateway.console.console import PREFIX, TABLE, Console
+from atoll.runtime.gateway.console.route import ConsoleRoute, show
+from atoll.runtime.gateway.context import PagesContext
+from atoll.runtime.gateway.dialects import DIALECTS
+from atoll.runtime.gateway.openapi import document
+from atoll.runtime.gateway.usage import ENDPOINTS
+from atoll.runtime.http.request import Request
+from atoll.runtime.openai import ApiError
+from tests.runtime.gateway.console.site import Site, with_site
+
+PAGE = (Path(__file__).resolve().parents[4] / "docs/reference/http.md").read_text("utf-8")
+CONTEXT = cast("PagesContext", SimpleNamespace())
+
+
+def told() -> dict[tuple[str, str], set[str]]:
+    """Return who may ask for what by the table of the gateway in the reference."""
+    section = PAGE[PAGE.index("## Gateway") : PAGE.index("### me")]
+    found = {}
+    for asked, who in re.findall(r"^\| (`.*?`[^|]*) \| ([^|]*) \|", section, re.MULTILINE):
+        path = re.search(r"/atoll/v1/([^?`]*)", asked)
+        if path is None:
+            continue
+        allowed = (
+            set(ROLES) if who.startswith("any") else set(re.findall(r"admin|member|viewer", who))
+        )
+        for method in re.findall(r"GET|POST|PUT|PATCH|DELETE", asked):
+            found[method, path[1].replace("ID", "{id}")] = allowed
+    return found
+
+
+TOLD = told()
+
+
+def test_the_reference_is_read() -> None:
+    assert TOLD["GET", "me"] == set(ROLES)
+    assert TOLD["DELETE", "keys/{id}"] == {"admin", "member"}
+    assert TOLD["PATCH", "keys/{id}"] == {"admin"}
+
+
+@pytest.mark.parametrize("route", TABLE, ids=lambda r: f"{r.method} {r.path}")
+@pytest.mark.parametrize("role", ROLES)
+def test_every_role_at_every_request(route: ConsoleRoute, role: Role) -> None:
+    """What the reference does not open is for admins."""
+    allowed = role in TOLD.get((route.method, route.path), {"admin"})
+    path = (PREFIX + route.path.replace("{id}", "lab%2Fgpu1")).encode()
+    request = Request(route.method.encode(), path, {})
+    if allowed:
+        name = "lab/gpu1" if "{id}" in route.path else ""
+        assert Console(CONTEXT).check(request, Caller(role)) == (route, name)
+    else:
+        with pytest.raises(ApiError) as refused:
+            Console(CONTEXT).check(request, Caller(role))
+        assert (refused.value.status, refused.value.code) == (403, "role_forbids")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_is_not_there(role: Role) -> None:
+    console = Console(CONTEXT)
+    for path in (b"", b"nothing", b"me/", b"keys/", b"ME", b"%6de", b"me\xff", b"keys/\n"):
+        with pytest.raises(ApiError) as missing:
+            console.check(Request(b"GET", PREFIX.encode() + path, {}), Caller(role))
+        assert missing.value.status in (404, 405), path
+    for method in (b"HEAD", b"POST", b"TRACE", b"get", b"\xff"):
+        with pytest.raises(ApiError) as wrong:
+            console.check(Request(method, b"/atoll/v1/me", {}), Caller(role))
+        assert (wrong.value.status, wrong.value.allow) == (405, "GET")
+
+
+def test_a_name_may_have_slashes() -> None:
+    table = (
+        ConsoleRoute("POST", "machines/{id}/drain", frozenset(ROLES), "", lambda _: show({})),
+        ConsoleRoute("GET", "machines/{id}", frozenset(ROLES), "", lambda _: show({})),
+    )
+    console = Console(CONTEXT, table)
+    for path, name in (
+        (b"machines/lab/gpu1/drain", "lab/gpu1"),
+        (b"machines/lab%2Fgpu1/drain", "lab/gpu1"),
+        (b"machines/a%20b/drain", "a b"),
+    ):
+        found = console.check(Request(b"POST", b"/atoll/v1/" + path, {}), Caller("viewer"))
+        assert found == (table[0], name)
+
+
+def test_it_is_all_in_the_description() -> None:
+    paths: dict[str, Any] = document()["paths"]
+    for route in TABLE:
+        described = paths[PREFIX + route.path][route.method.lower()]
+        assert described["summary"] == route.summary
+        assert {"401", "403", "404"} <= described["responses"].keys()
+
+
+# At a gateway
+
+_WAYS = {
+    "socket": "admin",
+    "token": "admin",
+    "admin": "admin",
+    "member": "member",
+    "viewer": "viewer",
+    "": None,
+    "gone": None,
+}
+"""How somebody asks, and in which role that is."""
+
+
+def test_every_way_to_every_request(tmp_path: Path) -> None:
+    async def story(site: Site) -> None:
+        await site.add("gone", role="admin")
+        await site.ask("socket", "DELETE", f"keys/{site.ids['gone']}")
+        routes = [route for route in TABLE if route.makes[0] == "application/json"]
+        for route in routes:
+            path = route.path.replace("{id}", "none-such")
+            body: object = None if route.method == "GET" else {}
+            for way, role in _WAYS.items():
+                allowed = role in TOLD.get((route.method, route.path), {"admin"})
+                reply = await site.ask(way, route.method, path, body)
+                at = (way, route.method, route.path, reply.body)
+                if role is None:
+                    assert reply.status == 401, at
+                elif not allowed:
+                    assert (reply.status, reply.json["error"]["code"]) == (403, "role_forbids"), at
+                elif role == "member" and route.path == "keys/{id}":
+                    # That one is not its own.
+                    assert reply.status == 403, at
+                else:
+                    assert reply.status not in (401, 403, 405), at
+                    assert reply.status < 500, at
+                for said, lowered in (("member", "member"), ("viewer", "viewer")):
+                    if role == "admin":
+                        more = f"x-atoll-role: {said}\r\nx-atoll-owner: nobody\r\n"
+                        reply = await site.ask(way, route.method, path, body, more)
+                        allowed = lowered in TOLD.get((route.method, route.path), {"admin"})
+                        assert allowed or reply.status == 403, at
+                    elif role is not None:
+                        reply = await site.ask(
+                            way, route.method, path, body, f"x-atoll-role: {said}\r\n"
+                        )
+                        assert reply.status == 403, at
+
+    with_site(tmp_path, story)
+
+
+def test_metrics_are_for_admins(tmp_path: Path) -> None:
+    async def story(site: Site) -> None:
+        bench = site.place.bench
+        statuses = {}
+        for way in ("", "token", "admin", "member", "viewer"):
+            statuses[way] = (await bench.get("/metrics", site.headers(way))).status
+        assert statuses == {"": 401, "token": 200, "admin": 200, "member": 403, "viewer": 403}
+        lowered = "x-atoll-role: viewer\r\n"
+        assert (await bench.get("/metrics", site.headers("admin") + lowered)).status == 403
+        assert (await bench.admin("/metrics", headers=lowered)).status == 403
+        assert (await bench.admin("/metrics")).status == 200
+
+    with_site(tmp_path, story)
+
+
+def test_a_header_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """Whoever stands before us may have meant the other one."""
+
+    async def story(site: Site) -> None:
+        for twice in (
+            "x-atoll-role: viewer\r\nx-atoll-role: admin\r\n",
+            "x-atoll-role: member\r\nx-atoll-owner: a\r\nX-Atoll-Owner: b\r\n",
+        ):
+            assert (await site.ask("socket", "GET", "me", None, twice)).status == 400
+
+    with_site(tmp_path, story)
+
+
+def test_without_a_token_strangers_find_nothing(tmp_path: Path) -> None:
+    async def story(site: Site) -> None:
+        gateway = site.place.bench.gateway
+        gateway.configure(gateway.settings.model_copy(update={"admin_token": None}))
+        for path in ("me", "status", "keys", "usage", "nothing"):
+            assert (await site.ask("", "GET", path)).status == 403
+            assert (await site.ask("token", "GET", path)).status == 403
+        assert (await site.ask("admin", "GET", "status")).status == 200
+        assert (await site.ask("member", "GET", "status")).status == 403
+        assert (await site.ask("member", "GET", "me")).status == 200
+
+    with_site(tmp_path, story)
+
+
+def test_a_viewer_asks_no_models(tmp_path: Path) -> None:
+    async def story(site: Site) -> None:
+        bench = site.place.bench
+        bodies: dict[str, object] = {
+            "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+            "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
+            "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
+            "/v1/completions": {"prompt": "x"},
+            "/v1/embeddings": {"input": "x"},
+            "/v1/responses": {"input": "x"},
+            "/v1/audio/speech": {"input": "x", "voice": "a"},
+            "/v1/images/generations": {"prompt": "x"},
+            "/tokenize": {"prompt": "x"},
+            "/detokenize": {"tokens": [1]},
+        }
+        form = (
+            b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--x\r\ncontent-disposition: '
+            b'form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n--x--\r\n'
+        )
+        forms = {"/v1/audio/transcriptions", "/v1/audio/translations"}
+        asked = {p.decode() for p in (*ENDPOINTS, *DIALECTS)}
+        assert asked - forms == set(bodies)
+        for path in sorted(asked):
+            headers = site.headers("viewer")
+            body = bodies.get(path, form)
+            if path in forms:
+                headers += "content-type: multipart/form-data; boundary=x\r\n"
+            else:
+                body = {"model": "m", **cast("dict[str, object]", body)}
+            reply = await bench.post(path, body, headers)
+            assert reply.status == 403, (path, reply.body)
+            if not path.startswith("/v1/messages"):
+                assert reply.json["error"]["code"] == "role_forbids", path
+        reply = await bench.get("/services/x/y", site.headers("viewer"))
+        assert (reply.status, reply.json["error"]["code"]) == (403, "role_forbids")
+        assert (await bench.get("/v1/models", site.headers("viewer"))).status == 200
+        for name in ("member", "admin"):
+            body = {"model": "m", **cast("dict[str, object]", bodies["/v1/chat/completions"])}
+            reply = await bench.post("/v1/chat/completions", body, site.headers(name))
+            assert reply.status == 200
+        assert not bench.gateway.relays
+
+    with_site(tmp_path, story)
+
+
+def test_who_asks(tmp_path: Path) -> None:
+    async def story(site: Site) -> None:
+        me = (await site.ask("member", "GET", "me")).json
+        assert me == {
+            "id": site.ids["member"],
+            "name": "member",
+            "owner": "ada@lab.example",
+            "role": "member",
+            "keys_needed": True,
+            "accounts": True,
+        }
+        reply = await site.ask("socket", "GET", "me")
+        assert (reply.json["id"], reply.json["role"]) == (None, "admin")
+        assert reply.headers["cache-control"] == "no-store"
+        more = "x-atoll-role: viewer\r\nx-atoll-owner: bo\r\n"
+        lowered = (await site.ask("admin", "GET", "me", None, more)).json
+        assert (lowered["id"], lowered["role"], lowered["owner"]) == (None, "viewer", "bo")
+
+    with_site(tmp_path, story)
