@@ -63,7 +63,9 @@ def test_a_change_of_the_file_is_that_of_the_problem(
         promises=data.draw(st.dictionaries(st.sampled_from(services), promises)),
         prices=data.draw(st.dictionaries(st.sampled_from(gpus), factors)),
         available=data.draw(st.dictionaries(st.sampled_from(gpus), there)),
-        budget_usd_per_hour=data.draw(st.none() | st.floats(0.0, 1e6)),
+        budget_usd_per_hour=data.draw(
+            st.none() if source.problem.cluster is not None else st.none() | st.floats(0.0, 1e6)
+        ),
     )
     changed = apply_change(source, change)
     assert changed.problem.content_hash() == change_problem(source.problem, change).content_hash()

@@ -102,6 +102,12 @@ def check_names(source: FleetSource, change: Change) -> None:
         for name in names:
             if name not in known:
                 raise UnknownNameError(kind, name, known, field=f"{field}.{name[:60]}")
+    if change.budget_usd_per_hour is not None and source.problem.cluster is not None:
+        raise InputError(
+            "a fixed cluster is paid for whatever is asked of it",
+            field="budget_usd_per_hour",
+            hint="leave the budget out",
+        )
 
 
 # In the problem
