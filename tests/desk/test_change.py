@@ -14,7 +14,14 @@ from atoll.desk.source import FleetSource, read_sent, read_source, write_yaml
 from atoll.plan.files.examples import find_example
 from atoll.plan.files.read import read_problem
 
-EXAMPLES = ("quickstart", "choice", "cluster-mixed", "cluster-shared", "owned-cluster", "any-to-any")
+EXAMPLES = (
+    "quickstart",
+    "choice",
+    "cluster-mixed",
+    "cluster-shared",
+    "owned-cluster",
+    "any-to-any",
+)
 factors = st.floats(0.0, 100.0, allow_nan=False)
 shares = st.floats(0.3, 1.0, allow_nan=False)
 
@@ -43,7 +50,7 @@ def pools() -> dict[str, FleetSource]:
     return {name: read_source(find_example(name)) for name in names}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_a_change_of_the_file_is_that_of_the_problem(
     data: st.DataObject, pools: dict[str, FleetSource], folder: Path
@@ -174,7 +181,23 @@ def test_what_is_no_fleet_is_refused(text: str) -> None:
 
 
 def test_text_is_read_as_it_was_written(tmp_path: Path) -> None:
-    data = {"a": ["no", "1e9", "12:30", "0x10", "~", "null", "", " x", "L4:1", "é", "a\nb", "# c", "1_0"]}
+    data = {
+        "a": [
+            "no",
+            "1e9",
+            "12:30",
+            "0x10",
+            "~",
+            "null",
+            "",
+            " x",
+            "L4:1",
+            "é",
+            "a\nb",
+            "# c",
+            "1_0",
+        ]
+    }
     from atoll.core.files import load_yaml
 
     path = tmp_path / "a.yaml"

@@ -36,10 +36,10 @@ class PromiseChange(Frozen):
 class Change(Frozen):
     """What is other than it is: factors by service or GPU type, promises, and the most to pay an hour."""
 
-    demand: Factors = {}
-    promises: Annotated[dict[str, PromiseChange], Field(max_length=MOST_NAMES)] = {}
-    prices: Factors = {}
-    available: Factors = {}
+    demand: Factors = Field(default_factory=dict)
+    promises: dict[str, PromiseChange] = Field(default_factory=dict, max_length=MOST_NAMES)
+    prices: Factors = Field(default_factory=dict)
+    available: Factors = Field(default_factory=dict)
     budget_usd_per_hour: Annotated[float, Field(strict=True, ge=0, le=1e9)] | None = None
 
     @property
@@ -187,8 +187,8 @@ def _cut(cluster: Cluster, available: Mapping[str, float]) -> Cluster:
     for node in cluster.nodes:
         key = (node.region, node.node_type)
         kept[key] = kept.get(key, 0) + 1
-    for region, kind in kept:
-        gpu = parse_node_type(kind).gpu
+    for key, count in list(kept.items()):
+        gpu = parse_node_type(key[1]).gpu
         factor = available.get(gpu, 1.0)
         if factor > 1.0:
             raise InputError(
@@ -196,7 +196,7 @@ def _cut(cluster: Cluster, available: Mapping[str, float]) -> Cluster:
                 field=f"available.{gpu}",
                 hint="take a factor of 1 at most, or add machines to its file",
             )
-        kept[region, kind] = scale_count(kept[region, kind], factor)
+        kept[key] = scale_count(count, factor)
     nodes = []
     for node in cluster.nodes:
         key = (node.region, node.node_type)
@@ -214,9 +214,7 @@ def _cut(cluster: Cluster, available: Mapping[str, float]) -> Cluster:
         name: {kind: profile for kind, profile in by_kind.items() if kind in kinds}
         for name, by_kind in cluster.profiles.items()
     }
-    return cluster.model_copy(
-        update={"nodes": tuple(nodes), "links": links, "profiles": profiles}
-    )
+    return cluster.model_copy(update={"nodes": tuple(nodes), "links": links, "profiles": profiles})
 
 
 def _owned(offers: Iterable[Offer], cluster: Cluster, change: Change) -> Iterable[Offer]:
