@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, unquote
 
+from atoll.desk.answers import Answers
 from atoll.desk.fleets import FleetShelf
 from atoll.desk.jobs import JobRunner
 from atoll.desk.plans import PlanBook
+from atoll.desk.traces import TraceStore
 from atoll.desk.watch import FleetWatch
 from atoll.runtime.http.handlers import Answer, Response
 from atoll.runtime.openai import ApiError
@@ -78,6 +80,8 @@ class Desk:
         self.watch = FleetWatch(self.list_fleets)
         self.plans = PlanBook(self.background)
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-desk-"))
+        self.answers = Answers()
+        self.traces = TraceStore(self.folder / "traces")
 
     async def list_fleets(self) -> dict[str, Any]:
         """Return all fleets as they are listed; `plans` rises when more is known of plans."""

@@ -22,7 +22,7 @@ _MOST_LINE_BYTES = 256 * 2**20
 _MOST_WAITING = 16
 BEAT_S = 15.0
 """After so long with nothing to say a comment is sent, so that nobody in between gives up."""
-WARM = ("atoll.api.fleet", "atoll.prove.plan", "atoll.sim.api")
+WARM = ("atoll.desk.whatif", "atoll.desk.simulate")
 
 
 class Message(NamedTuple):

@@ -54,6 +54,11 @@ class PlanBook:
         _put(self._made, name, shown)
         self.version += 1
 
+    def made_usd(self, name: str) -> float | None:
+        """Return what the plan costs an hour that was made last of a file or an example."""
+        shown = self._made.get(name)
+        return None if shown is None else float(shown.drawn["usd_per_hour"])
+
     async def show(self, entry: FleetEntry) -> dict[str, Any]:
         """Return a fleet's plan to be drawn, or None and a reason."""
         if entry.home is None or entry.record is None:

@@ -78,7 +78,7 @@ def _do(line: str, tell: Callable[[Event, Said], None]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Do jobs until there are no more; `--warm MODULE` is loaded before the first comes."""
+    """Do jobs until there are no more; `--warm MODULE` is loaded before, and its `prepare` called."""
     parser = argparse.ArgumentParser(prog="python -m atoll.desk.worker", description=__doc__)
     parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--warm", action="append", default=[])
@@ -96,7 +96,9 @@ def main(arguments: list[str] | None = None) -> None:
         out.flush()
 
     for module in options.warm:
-        importlib.import_module(module)
+        prepare = getattr(importlib.import_module(module), "prepare", None)
+        if prepare is not None:
+            prepare()
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
         for line in sys.stdin:
             _do(line, tell)

@@ -1,0 +1,148 @@
+"""What-if, traces and simulations: endpoints that work something out, or keep what is needed for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from atoll.core.errors import UnknownNameError
+from atoll.desk.answers import AnsweringRunner, key_of
+from atoll.desk.desk import Desk, DeskRequest, Route, json_response
+from atoll.desk.dials import describe_dials
+from atoll.desk.fleets import FleetEntry
+from atoll.desk.jobs import stream_job
+from atoll.desk.plans import ShownPlan
+from atoll.desk.simulate import SimulateAsk, find_simulation
+from atoll.desk.source import read_source
+from atoll.desk.traces import clean_name, read_upload
+from atoll.desk.whatif import FleetAsk, FleetPlace, WhatIfAsk, find_whatif
+from atoll.desk.worker import Job, Said
+from atoll.plan.plan import Plan
+from atoll.runtime.http.handlers import Answer, Response
+from atoll.workload.builtin import NAMES
+
+_REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+
+
+async def show_dials(desk: Desk, request: DeskRequest) -> Answer:
+    """Answer with what a what-if of a fleet can turn."""
+    name = request.names["name"]
+
+    def read() -> Said:
+        entry = desk.shelf.find(name)
+        plan = read_in_force(entry)
+        usd = None if plan is None else plan.usd_per_hour
+        return describe_dials(read_source(entry.source), name, usd)
+
+    said = await asyncio.to_thread(read)
+    if said["usd_per_hour"] is None:
+        said["usd_per_hour"] = desk.plans.made_usd(name)
+    return json_response(said)
+
+
+async def ask_whatif(desk: Desk, request: DeskRequest) -> Answer:
+    """Answer with a fleet as it is and as it would be."""
+    ask = WhatIfAsk.parse(request.object())
+    place = await asyncio.to_thread(_place, desk, ask)
+    arguments = {"place": place.model_dump(), "ask": ask.model_dump(mode="json")}
+
+    def keep_plan(said: Said) -> Said:
+        made = said.pop("made", None)
+        if made is not None and ask.fleet is not None:
+            shown = ShownPlan(said["now"]["plan"], time.time(), made["problem"], made["plan"])
+            desk.plans.keep(ask.fleet, shown)
+        return said
+
+    return _stream(desk, find_whatif, arguments, keep_plan)
+
+
+async def ask_simulation(desk: Desk, request: DeskRequest) -> Answer:
+    """Answer with what a trace would see of a fleet."""
+    ask = SimulateAsk.parse(request.object())
+    path = None
+    if ask.trace is not None and ask.trace not in NAMES:
+        path = str(desk.traces.find(ask.trace).path)
+    place = await asyncio.to_thread(_place, desk, ask)
+    arguments = {
+        "place": place.model_dump(),
+        "ask": ask.model_dump(mode="json"),
+        "trace_path": path,
+    }
+    return _stream(desk, find_simulation, arguments)
+
+
+async def show_traces(desk: Desk, request: DeskRequest) -> Answer:
+    """Answer with all traces."""
+    del request
+    return json_response({"traces": await asyncio.to_thread(desk.traces.describe)})
+
+
+async def take_trace(desk: Desk, request: DeskRequest) -> Answer:
+    """Take a trace that is uploaded; answer with what is in it."""
+    shown = clean_name(request.headers.get(b"x-atoll-filename", b"").decode("utf-8", "replace"))
+    name, path = await asyncio.to_thread(desk.traces.receive, request.body)
+    target = desk.traces.target(name)
+    try:
+        said = await desk.jobs.run(read_upload, {"path": str(path), "target": str(target)})
+    finally:
+        # A worker that was killed has left it.
+        path.unlink(missing_ok=True)
+    trace = await asyncio.to_thread(desk.traces.add, name, shown, said["stats"])
+    return json_response(trace.describe(), 201)
+
+
+async def delete_trace(desk: Desk, request: DeskRequest) -> Answer:
+    """Delete a trace that was uploaded."""
+    await asyncio.to_thread(desk.traces.remove, request.names["id"])
+    return json_response({"deleted": request.names["id"]})
+
+
+async def show_report(desk: Desk, request: DeskRequest) -> Answer:
+    """Answer with a report as one page."""
+    name = request.names["id"]
+    html = desk.answers.reports.get(name)
+    if html is None:
+        raise UnknownNameError(
+            "report", name, (), hint="simulate again: only the last ten are kept"
+        )
+    headers = (("cache-control", "no-store"), ("content-security-policy", _REPORT_POLICY))
+    return Response(html.encode(), 200, "text/html; charset=utf-8", headers)
+
+
+def _stream(
+    desk: Desk,
+    job: Job,
+    arguments: Said,
+    on_result: Callable[[Said], Said] = lambda said: said,
+) -> Answer:
+    runner = AnsweringRunner(desk.jobs, desk.answers, key_of(job, arguments), on_result)
+    return stream_job(runner, job, arguments)
+
+
+def _place(desk: Desk, ask: FleetAsk) -> FleetPlace:
+    ask.check()
+    if ask.fleet is None:
+        return FleetPlace(text=ask.file)
+    entry = desk.shelf.find(ask.fleet)
+    plan = read_in_force(entry)
+    return FleetPlace(path=str(entry.source), plan=None if plan is None else plan.to_json())
+
+
+def read_in_force(entry: FleetEntry) -> Plan | None:
+    """Return the plan of a fleet that is operated and up, with its choices as its record has them."""
+    if entry.home is None or entry.record is None or not entry.record.up:
+        return None
+    read = entry.home.read_plan()
+    return None if read is None else read.plan.model_copy(update={"mixes": entry.record.mixes})
+
+
+ROUTES = (
+    Route("GET", "/atoll/v1/fleets/{name}/dials", "viewer", show_dials),
+    Route("POST", "/atoll/v1/whatif", "member", ask_whatif),
+    Route("GET", "/atoll/v1/traces", "viewer", show_traces),
+    Route("POST", "/atoll/v1/traces", "member", take_trace),
+    Route("DELETE", "/atoll/v1/traces/{id}", "member", delete_trace),
+    Route("POST", "/atoll/v1/simulate", "member", ask_simulation),
+    Route("GET", "/atoll/v1/reports/{id}", "viewer", show_report),
+)
