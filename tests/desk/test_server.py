@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from atoll.core.errors import InputError
 from atoll.desk.desk import Desk, DeskRequest, Route
-from atoll.desk.jobs import JobRunner, stream_job
-from atoll.desk.server import ROUTES, DeskAddress, DeskOptions, DeskServer
-from atoll.runtime.http.client import request
+from atoll.desk.jobs import stream_job
+from atoll.desk.server import DeskAddress, DeskOptions
 from atoll.runtime.http.handlers import Answer
+from tests.desk.asking import ask, running
 from tests.desk.desk_jobs import JOBS
 
 
@@ -25,43 +21,7 @@ async def ask_job(desk: Desk, asked: DeskRequest) -> Answer:
     return stream_job(desk.jobs, JOBS[asked.names["job"]], asked.object())
 
 
-TEST_ROUTES = (*ROUTES, Route("POST", "/atoll/v1/test/{job}", "member", ask_job))
-
-
-@contextlib.asynccontextmanager
-async def running(options: DeskOptions) -> AsyncIterator[DeskAddress]:
-    server = DeskServer(Desk(options.files, JobRunner(2, modules=())), TEST_ROUTES)
-    try:
-        yield await server.start(options)
-    finally:
-        await server.close()
-
-
-async def ask(
-    at: DeskAddress, method: str, path: str, body: object = None, **headers: str
-) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    answer = await request(
-        f"{at.url or 'http://desk'}{path}",
-        method=method,
-        data=data,
-        headers=named,
-        unix_socket=at.socket,
-        timeout_s=60.0,
-    )
-    if answer.headers.get("content-type", "").startswith("text/event-stream"):
-        return answer.status, events(answer.body)
-    return answer.status, json.loads(answer.body)
-
-
-def events(body: bytes) -> list[tuple[str, Any]]:
-    found = []
-    for block in body.decode().split("\n\n"):
-        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
-        if lines:
-            found.append((lines["event"], json.loads(lines["data"])))
-    return found
+EXTRA = Route("POST", "/atoll/v1/test/{job}", "member", ask_job)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +63,7 @@ def test_port_needs_the_token() -> None:
 
 def test_refusals_are_in_openais_format(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running(DeskOptions(socket=tmp_path / "s")) as at:
+        async with running(DeskOptions(socket=tmp_path / "s"), EXTRA) as at:
             cases = [
                 ("GET", "/atoll/v1/nothing", {}, 404),
                 ("PUT", "/atoll/v1/fleets", {}, 405),
@@ -125,7 +85,7 @@ def test_refusals_are_in_openais_format(tmp_path: Path) -> None:
 
 def test_job_tells_how_far_it_is_and_its_result(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running(DeskOptions(socket=tmp_path / "s")) as at:
+        async with running(DeskOptions(socket=tmp_path / "s"), EXTRA) as at:
             headers = {"x_atoll_role": "member"}
             status, said = await ask(at, "POST", "/atoll/v1/test/count", {"to": 3}, **headers)
             assert status == 200

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from pydantic import Field
@@ -28,12 +28,13 @@ from atoll.cli.operating import (
 )
 from atoll.cli.options import verb
 from atoll.cli.serving import need_fabric, need_serving
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, UsageError
 from atoll.core.quantities import Duration
 from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
     from atoll.control.decision.view import ControlPolicy
+    from atoll.control.operation.approval import ApprovalGate
     from atoll.control.operation.change import FleetChange
     from atoll.control.operation.home import FleetHome, FleetRecord
     from atoll.control.operation.loop import FleetController, LoopTurn
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 _SIMULATED = "In virtual time"
+_ANSWER_S = 0.5
+"""How often is looked for an answer while one is waited for."""
 
 
 class OperateSettings(OperatingSettings, DashboardOptions):
@@ -62,6 +65,9 @@ class OperateSettings(OperatingSettings, DashboardOptions):
         "60s", validate_default=True, description="How long to plan at most."
     )
     yes: bool = Field(False, description="Do not ask before each change.")
+    ask: Literal["terminal", "page"] = Field(
+        "terminal", description="Where to ask: here, or on the plan page of the dashboard."
+    )
     as_json: bool = Field(
         False, description="Print JSON, in base units.", json_schema_extra={"flag": "--json"}
     )
@@ -110,7 +116,7 @@ def operate(options: OperateSettings) -> None:
     check_reach(options)
     check_dashboard(options)
     if not options.dry_run:
-        check_can_ask(options.yes)
+        _check_asking(options)
     from atoll.control.decision.view import ControlPolicy
     from atoll.control.operation.mixing import MixKeeper
     from atoll.control.operation.operated import FleetSource
@@ -138,6 +144,19 @@ def operate(options: OperateSettings) -> None:
         finally:
             if shown is not None:
                 shown.stop()
+
+
+def _check_asking(options: OperateSettings) -> None:
+    """Raise UsageError where nobody could be asked, or where asking makes no sense."""
+    if options.ask == "terminal":
+        check_can_ask(options.yes)
+        return
+    if options.yes:
+        raise UsageError("--yes asks nobody", field="--ask", hint="leave out one of them")
+    if options.once:
+        raise UsageError(
+            "one turn does not wait for a page", field="--ask", hint="leave out --once"
+        )
 
 
 def _find_file(options: OperateSettings) -> Path:
@@ -209,10 +228,18 @@ class _Operation:
     file: FleetSource
     policy: ControlPolicy
     stop: threading.Event
-    approved: set[tuple[str, str]] = field(default_factory=set)
-    refused: tuple[tuple[str, str], ...] | None = None
+    gate: ApprovalGate = field(init=False)
     said: str = ""
+    waited_for: str | None = None
     file_error: str = ""
+
+    def __post_init__(self) -> None:
+        from atoll.control.operation.approval import ApprovalGate
+        from atoll.control.operation.home import write_holder
+
+        ask_here = None if self.options.ask == "page" else self._ask
+        self.gate = ApprovalGate(self.home.board, write_holder("operate"), time.time, ask_here)
+        self.gate.on_refused = lambda: _write_down(self.home, "note", "a change was refused")
 
     def run(self) -> None:
         """Take turns until told to stop."""
@@ -236,11 +263,20 @@ class _Operation:
                 self._take_turn(fleet, controller)
                 if self.options.once:
                     break
-                self.stop.wait(self.options.look)
+                self._rest()
         finally:
+            self.gate.leave()
             with contextlib.suppress(AtollError):
                 fleet.lease.give_back(time.time())
             _write_down(self.home, "controller", "ends; the fleet goes on serving")
+
+    def _rest(self) -> None:
+        """Wait for the next turn; an answer on a page is followed at once."""
+        ends_s = time.monotonic() + self.options.look
+        while not self.stop.is_set() and (left_s := ends_s - time.monotonic()) > 0:
+            if self.gate.has_answer():
+                return
+            self.stop.wait(min(_ANSWER_S, left_s) if self.gate.is_waiting else left_s)
 
     def _read_file(self, fleet: OperatedFleet, controller: FleetController) -> OperatedFleet:
         """Read the fleet file if it has changed; one that is broken changes nothing."""
@@ -320,29 +356,26 @@ class _Operation:
         _write_down(self.home, "note", text)
 
     def _approve(self, fleet: OperatedFleet, controller: FleetController, turn: LoopTurn) -> bool:
-        """Show what is new of a change and ask; what was agreed to before is done without asking again."""
+        """Return whether a change may be done, and have hub and gateway stand before the first one is."""
         from atoll.control.operation.change import find_change
 
         change = find_change(turn.view, turn.decision, fleet.map.of_instance)
-        wanted = _list_steps(change)
-        if wanted - self.approved:
-            asked = _describe_steps(change)
-            if asked == self.refused:
-                return False
-            if not self.options.as_json:
-                console().print(change.text(), soft_wrap=True)
-            if not ask("Go ahead?", self.options.yes):
-                _write_down(self.home, "note", "a change was refused")
-                self.refused = asked
-                return False
-            self.approved |= wanted
-            self.refused = None
+        if not self.gate.admit(change):
+            if self.gate.is_waiting and self.gate.shown != self.waited_for:
+                self.waited_for = self.gate.shown
+                note("a change waits for an answer on the plan page")
+            return False
         if self.record.entrance is None or not self.record.up:
             entrance = open_fleet_entrance(self.options, self.home, self.record)
             record = self.record.model_copy(update={"entrance": entrance, "up": True})
             self._use(fleet, controller, record)
             self.home.keep_file(self.file.path)
         return True
+
+    def _ask(self, change: FleetChange) -> bool:
+        if not self.options.as_json:
+            console().print(change.text(), soft_wrap=True)
+        return ask("Go ahead?", self.options.yes)
 
     def _tell(self, turn: LoopTurn, controller: FleetController) -> None:
         for text in turn.failures:
@@ -366,18 +399,6 @@ class _Operation:
             self.said = text
             note(text)
             _write_down(self.home, "failure", text)
-
-
-def _list_steps(change: FleetChange) -> set[tuple[str, str]]:
-    """What somebody must agree to; what has failed is cleaned up without asking."""
-    starts = {("start", row.instance) for row in change.starts}
-    return starts | {("go", row.instance) for row in change.goes}
-
-
-def _describe_steps(change: FleetChange) -> tuple[tuple[str, str], ...]:
-    """The same without names, which are new for every plan: what was refused is not asked again."""
-    rows = [("start", f"{row.target} {row.layout}") for row in change.starts]
-    return tuple(sorted([*rows, *(("go", row.instance) for row in change.goes)]))
 
 
 def _write_down(home: FleetHome, kind: str, text: str) -> None:

@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, unquote
 
 from atoll.desk.fleets import FleetShelf
 from atoll.desk.jobs import JobRunner
+from atoll.desk.plans import PlanBook
 from atoll.desk.watch import FleetWatch
 from atoll.runtime.http.handlers import Answer, Response
 from atoll.runtime.openai import ApiError
@@ -74,11 +75,17 @@ class Desk:
         self.jobs = jobs or JobRunner(2)
         self.background = JobRunner(1, nice=10)
         self.shelf = FleetShelf(tuple(files))
-        self.watch = FleetWatch(self.shelf.describe)
+        self.watch = FleetWatch(self.list_fleets)
+        self.plans = PlanBook(self.background)
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-desk-"))
+
+    async def list_fleets(self) -> dict[str, Any]:
+        """Return all fleets as they are listed; `plans` rises when more is known of plans."""
+        return await self.shelf.describe() | {"plans": self.plans.version}
 
     async def close(self) -> None:
         """End its workers and remove its folder."""
+        await self.plans.close()
         await self.jobs.close()
         await self.background.close()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -12,7 +12,7 @@ from atoll.runtime.http.handlers import Answer, EventStream
 async def show_fleets(desk: Desk, request: DeskRequest) -> Answer:
     """Answer with all fleets."""
     del request
-    return json_response(await desk.shelf.describe())
+    return json_response(await desk.list_fleets())
 
 
 async def show_fleet(desk: Desk, request: DeskRequest) -> Answer:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from atoll.core.errors import AtollError
 from atoll.core.paths import runtime_dir
-from atoll.desk import fleet_pages
+from atoll.desk import fleet_pages, plan_pages
 from atoll.desk.desk import Desk, DeskRequest, Route, find_route, read_query, read_role
 from atoll.desk.jobs import to_api_error
 from atoll.desk.worker import describe_error
@@ -25,7 +25,7 @@ from atoll.runtime.http.program import close_when_told
 from atoll.runtime.http.server import Request
 from atoll.runtime.openai import ApiError
 
-ROUTES: tuple[Route, ...] = (*fleet_pages.ROUTES,)
+ROUTES: tuple[Route, ...] = (*fleet_pages.ROUTES, *plan_pages.ROUTES)
 """Everything that the desk answers."""
 
 HOST = "127.0.0.1"

@@ -4,6 +4,8 @@
     fleet.yaml      its file as it was read last
     instances/      what its instances consist of
     history.jsonl   what was decided and why
+    plan.json       the plan in force, and the problem that it was made for
+    next.json       the change that comes next, and approval.json what was answered to it
     lease.json      who acts
     fabric/         the tokens of its hub, gateway and instances, for their owner alone
     *.log           what hub and gateway say
@@ -21,9 +23,10 @@ from urllib.parse import quote
 
 from pydantic import Field
 
+from atoll.control.operation.approval import ChangeBoard
 from atoll.control.operation.history import History
 from atoll.control.operation.lease import FileLease, Lease
-from atoll.control.operation.loop import InstanceStore
+from atoll.control.operation.loop import InstanceStore, PlanInForce
 from atoll.control.operation.targets import TargetSettings
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import atomic_write, read_text_limited
@@ -34,6 +37,8 @@ from atoll.deploy.local_keeper import KeptProcess, process_start
 from atoll.plan.choice import ModelMix
 
 _RECORD = "fleet.json"
+_PLAN = "plan.json"
+_MOST_PLAN_BYTES = 256 * 2**20
 
 
 class Daemon(Frozen):
@@ -106,6 +111,7 @@ class FleetHome:
         self.store = InstanceStore(folder / "instances")
         self.history = History(folder / "history.jsonl")
         self.lease = FileLease(folder / "lease.json")
+        self.board = ChangeBoard(folder)
 
     def make(self) -> None:
         """Make the folder, for its owner alone."""
@@ -134,6 +140,17 @@ class FleetHome:
         """Keep a copy of the fleet file, for whoever looks later."""
         atomic_write(self.folder / "fleet.yaml", read_text_limited(path))
 
+    def keep_plan(self, found: PlanInForce) -> None:
+        """Keep the plan in force, for whoever looks."""
+        atomic_write(self.folder / _PLAN, found.to_json() + "\n")
+
+    def read_plan(self) -> PlanInForce | None:
+        """Return the plan in force, None where none was ever made."""
+        path = self.folder / _PLAN
+        if not path.exists():
+            return None
+        return PlanInForce.from_json(read_text_limited(path, _MOST_PLAN_BYTES), path=path)
+
     def free_lease(self, now_s: float) -> Lease | None:
         """End a lease whose holder was a process of this machine and is dead; return it.
 
@@ -147,7 +164,7 @@ class FleetHome:
 
     def has_dead_holder(self, lease: Lease) -> bool:
         """Whether a lease's holder was a process of this machine and is dead."""
-        return _is_dead(lease.holder)
+        return is_dead(lease.holder)
 
 
 def home_of(name: str) -> FleetHome:
@@ -199,7 +216,8 @@ def write_holder(verb: str) -> str:
     return f"atoll {verb} of process {pid}.{process_start(pid) or ''} on {socket.gethostname()}"
 
 
-def _is_dead(holder: str) -> bool:
+def is_dead(holder: str) -> bool:
+    """Whether a controller, as `write_holder` calls it, was a process of this machine and is dead."""
     head, _, host = holder.rpartition(" on ")
     process = head.rpartition(" ")[2]
     pid, _, start = process.partition(".")

@@ -8,6 +8,7 @@ elsewhere would need: instances carry labels, and what they consist of is in the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,12 +35,14 @@ from atoll.control.decision.view import (
 )
 from atoll.control.operation.history import History, HistoryEvent
 from atoll.control.operation.lease import Lease, SupersededError
-from atoll.core.errors import InputError
+from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write, read_text_limited
+from atoll.core.frozen import Frozen
 from atoll.deploy.door import Deployer, DeployError, Standing, StartOrder
 from atoll.plan.plan import Instance, Plan, Route
 from atoll.plan.problem import Offer, Problem
 
+_LOG = logging.getLogger(__name__)
 KEPT_S = 3600.0
 """For how long a start that a target refused stays in views."""
 
@@ -153,6 +156,20 @@ class LoopTurn:
     approved: bool = True
 
 
+class PlanInForce(Frozen):
+    """A plan that came in force at `made_s` (Unix time), the problem with the demand it is for, and its hash.
+
+    The hash is that of the plan when it was adopted: history and labels have it.
+    """
+
+    made_s: float
+    hash: str
+    problem: Problem
+    plan: Plan
+
+
+KeepPlan = Callable[[PlanInForce], None]
+"""Told of every plan that comes in force."""
 Approve = Callable[[LoopTurn], bool]
 """Says whether what a turn decided may be done."""
 
@@ -172,11 +189,14 @@ class FleetController:
         clock: Clock,
         policy: ControlPolicy | None = None,
         valid_s: float = 90.0,
+        keep_plan: KeepPlan | None = None,
     ) -> None:
         self.place, self.store, self.history = place, store, history
         self.policy = policy or ControlPolicy()
         self._lease, self._plan, self._clock = lease, plan, clock
         self._holder, self._valid_s = holder, valid_s
+        self._keep_plan = keep_plan
+        self._kept: Plan | None = None
         self.memory = Memory()
         self._refused: dict[str, ObservedInstance] = {}
         self._cleared: set[str] = set()
@@ -209,6 +229,7 @@ class FleetController:
             return turn
         self.memory = memory
         self._write_down(turn, term)
+        self._tell_plan(view)
         blocked = set(unreachable)
         for action in decision.actions:
             # The lease may have ended while targets were slow: who acts then must not be this one.
@@ -365,6 +386,29 @@ class FleetController:
             name = action.instance.id if isinstance(action, StartInstance) else action.id
             events.append(_event(turn, kinds[type(action)], action.reason, term, name, plan_hash))
         self.history.add(*events)
+
+    def _tell_plan(self, view: View) -> None:
+        plan, memory = self.memory.plan, self.memory
+        if self._keep_plan is None or plan is None or plan == self._kept:
+            return
+        self._kept = plan
+        asked = memory.asked or view.problem
+        rates = dict(memory.bands)
+        services = tuple(
+            service.model_copy(update={"rate_per_s": rates.get(service.name, service.rate_per_s)})
+            for service in asked.services
+        )
+        made = PlanInForce(
+            made_s=memory.planned_s or view.time_s,
+            hash=memory.plan_hash,
+            problem=asked.model_copy(update={"services": services}),
+            plan=plan,
+        )
+        try:
+            self._keep_plan(made)
+        except (AtollError, OSError) as error:
+            # A picture of the plan is no reason not to follow it.
+            _LOG.warning("the plan in force is not written down: %s", error)
 
     def _say(self, kind: str, text: str, term: int, *, instance: str | None = None) -> None:
         event = HistoryEvent.parse(

@@ -173,6 +173,7 @@ class OperatedFleet:
             clock=clock,
             policy=policy,
             valid_s=max(VALID_S, 1.5 * busy_s),
+            keep_plan=self.home.keep_plan,
         )
 
 
