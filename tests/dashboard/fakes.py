@@ -181,6 +181,8 @@ class FakeGateway(FakeService):
                 raise forbid()
             if not body.get("name"):
                 raise ApiError(400, "a name is needed", param="name")
+            if any(not isinstance(body.get(name, ""), str) for name in ("name", "owner", "role")):
+                raise ApiError(400, "owner: text is needed", param="owner")
             key = data.make_key(len(self.keys) + 10, body.pop("name"), time.time(), **body)
             key["used"] = {"today": {"tokens": 0}, "month": {"tokens": 0}, "total": {"tokens": 0}}
             text = f"atoll-{secrets.token_urlsafe(24)}"

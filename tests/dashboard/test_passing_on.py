@@ -121,7 +121,7 @@ def test_a_link_gets_a_key_to_ask_with(tmp_path: Path) -> None:
             browser = await bench.logged_in()
             await asyncio.gather(read_chat(browser), read_chat(browser))
             (made,) = bench.gateway.keys[6:]
-            assert (made["name"], made["role"], made["state"]) == ("dashboard", "admin", "active")
+            assert (made["name"], made["role"], made["state"]) == ("dashboard", "member", "active")
             assert made["expires_s"] > made["created_s"] + 11 * 3600
             await browser.ask("DELETE", "/session")
             await until(lambda: made["state"] == "revoked")

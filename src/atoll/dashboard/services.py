@@ -65,7 +65,7 @@ class ServiceCall:
             timeout_s=_ANSWER_S,
             api_key=self.key,
             headers={**(headers or {}), **self.headers},
-            unix_socket=self.address.socket if self.over_socket else None,
+            unix_socket=self._find_socket(),
         )
 
     async def ask(self, method: str, target: str, body: object = None) -> HttpResponse:
@@ -82,8 +82,14 @@ class ServiceCall:
             timeout_s=_QUESTION_S,
             api_key=self.key,
             most_bytes=_MOST_ANSWER_BYTES,
-            unix_socket=self.address.socket if self.over_socket else None,
+            unix_socket=self._find_socket(),
         )
+
+    def _find_socket(self) -> Path | None:
+        path = self.address.socket if self.over_socket else None
+        if path is not None and not path.exists():
+            raise FetchError("it has not started yet, or it has ended")
+        return path
 
 
 class ServiceDirectory:
