@@ -157,7 +157,7 @@ function openChat(place, ctx, state, models) {
     const heat = input({ type: "number", min: 0, max: 2, step: 0.1, inputmode: "decimal", placeholder: "the model’s own", value: own.temperature ?? "", oninput: () => { own.temperature = numeric(heat.value); } });
     const most = input({ type: "number", min: 1, step: 1, inputmode: "numeric", placeholder: "no limit", value: own.maxTokens ?? "", oninput: () => { const n = numeric(most.value); own.maxTokens = n === null ? null : Math.max(1, Math.round(n)); } });
     const spoken = h("input", { type: "checkbox", id: "chat-speak", checked: own.speak, onchange: () => { own.speak = spoken.checked; } });
-    const voice = input({ placeholder: "heart", maxlength: 100, value: own.voice, oninput: () => { own.voice = voice.value.trim(); } });
+    const voice = input({ placeholder: "the model’s own", maxlength: 100, value: own.voice, oninput: () => { own.voice = voice.value.trim(); } });
     speakLine = h("div", { class: "stack" }, h("div", { class: "row" }, spoken, h("label", { for: spoken.id }, "Answer with speech, too")), field("Voice", voice, { note: "A voice that the model knows." }));
     const panel = h("details", { class: "card chat-settings" }, h("summary", {}, h("h2", {}, "Settings")), h("div", { class: "stack" },
       field("System prompt", system, { note: "Tells the model how to behave; goes before the conversation." }),

@@ -32,7 +32,7 @@ export function requestBody(turns, settings, model) {
   if (settings.maxTokens !== null) body.max_tokens = settings.maxTokens;
   if (settings.speak && model.makes.includes("audio")) {
     body.modalities = ["text", "audio"];
-    body.audio = { voice: settings.voice || "heart", format: "pcm16" };
+    body.audio = { format: "pcm16", ...(settings.voice ? { voice: settings.voice } : {}) };
   }
   return body;
 }
