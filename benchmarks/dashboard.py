@@ -16,11 +16,14 @@ import tempfile
 import time
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from benchmarks.dashboard_site import DashboardSite, Visitor, open_site
 from benchmarks.report import Figure, finish, options
+
+if TYPE_CHECKING:
+    from playwright.sync_api import CDPSession
 
 PAGES = ("overview", "models", "chat", "machines", "plan", "whatif", "keys", "traces")
 OPEN = 200
@@ -98,8 +101,7 @@ def measure_browser(site: DashboardSite, times: int) -> dict[str, float] | None:
             page = context.new_page()
             devtools = context.new_cdp_session(page)
             devtools.send("Network.enable")
-            received: list[dict[str, float]] = []
-            devtools.on("Network.loadingFinished", received.append)
+            received = _count(devtools)
             page.goto(site.make_link())
             page.wait_for_selector("main .figure-value")
             figures.append(page.evaluate("performance.now()"))
@@ -111,7 +113,7 @@ def measure_browser(site: DashboardSite, times: int) -> dict[str, float] | None:
                     "p => import('/static/js/app.js').then((app) => app.go(p))", f"/{name}"
                 )
                 page.wait_for_timeout(1500)
-            sizes.append(sum(event["encodedDataLength"] for event in received) / 1000)
+            sizes.append(sum(received) / 1000)
             context.close()
         browser.close()
     return {
@@ -119,6 +121,17 @@ def measure_browser(site: DashboardSite, times: int) -> dict[str, float] | None:
         "figures_ms": statistics.median(figures),
         "transfer_kb": max(sizes),
     }
+
+
+def _count(devtools: CDPSession) -> list[float]:
+    """Return a list that the bytes of every answer are added to, as they went over the wire."""
+    received: list[float] = []
+
+    def note(event: dict[str, float]) -> None:
+        received.append(event["encodedDataLength"])
+
+    devtools.on("Network.loadingFinished", note)
+    return received
 
 
 def main() -> None:

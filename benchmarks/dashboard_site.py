@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from benchmarks.gateway_peers import engine
 from benchmarks.process_cpu import read_cpu_s
 from benchmarks.report import ROOT
 
+_START_S = 60.0
 FLEET = ROOT / "examples" / "quickstart.yaml"
 
 
@@ -60,6 +63,19 @@ class Visitor:
         token = site.make_link().partition("#token=")[2]
         self.csrf = ""
         self.csrf = json.loads(self.post("/session", {"token": token}))["csrf"]
+        self._wait_for_desk()
+
+    def _wait_for_desk(self) -> None:
+        """Wait until plans can be asked for: the desk is a process of its own, and loads for a while."""
+        until_s = time.monotonic() + _START_S
+        while True:
+            try:
+                with self._open(self.url + "/api/desk/fleets", timeout=60):
+                    return
+            except urllib.error.HTTPError as error:
+                if error.code not in (502, 503) or time.monotonic() > until_s:
+                    raise
+                time.sleep(0.2)
 
     @property
     def cookie(self) -> str:
