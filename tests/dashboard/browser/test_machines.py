@@ -20,6 +20,11 @@ def _line(page: Any, name: str) -> Any:
     )
 
 
+def _is_drained(site: Site) -> bool:
+    """Return whether the gateway's first machine is drained."""
+    return bool(site.gateway.machines[0]["drained"])
+
+
 def test_machines_and_pipelines_are_shown(site: Site, visit: Visit) -> None:
     visitor = visit(site, key="atoll-finance")
     page = visitor.page
@@ -71,15 +76,15 @@ def test_a_machine_is_drained_by_its_name_and_taken_back(site: Site, visit: Visi
     dialog.get_by_role("textbox").fill("gpu2")
     dialog.get_by_role("button", name="Drain").click()
     dialog.get_by_text("That is not its name").wait_for()
-    assert site.gateway.machines[0]["drained"] is False
+    assert not _is_drained(site)
     dialog.get_by_role("textbox").fill("gpu1")
     dialog.get_by_role("button", name="Drain").click()
     back = line.get_by_role("button", name="Take back into service")
     back.wait_for()
-    assert site.gateway.machines[0]["drained"] is True
+    assert _is_drained(site)
     back.click()
     line.get_by_role("button", name="Drain…").wait_for()
-    assert site.gateway.machines[0]["drained"] is False
+    assert not _is_drained(site)
 
 
 def test_the_last_one_is_drained_only_after_a_warning(site: Site, visit: Visit) -> None:
@@ -135,7 +140,7 @@ def test_names_stay_text_and_within_the_screen(site: Site, visit: Visit, width: 
     page.get_by_role("dialog").get_by_role("textbox").fill(_EVIL)
     page.keyboard.press("Enter")
     line.get_by_role("button", name="Take back into service").wait_for()
-    assert site.gateway.machines[0]["drained"] is True
+    assert _is_drained(site)
 
 
 def test_machines_are_asked_for_again_when_they_changed(site: Site, visit: Visit) -> None:
