@@ -42,11 +42,7 @@ def test_what_is_imported_is_there(path: Path) -> None:
     "path", [*SCRIPTS, *STYLES], ids=lambda path: str(path.relative_to(FOLDER))
 )
 def test_nothing_is_fetched_from_elsewhere(path: Path) -> None:
-    found = [
-        line.strip()[:120]
-        for line in path.read_text().splitlines()
-        if _FOREIGN.search(line)
-    ]
+    found = [line.strip()[:120] for line in path.read_text().splitlines() if _FOREIGN.search(line)]
     assert found == []
 
 

@@ -208,12 +208,13 @@ def test_pictures_go_along_only_where_the_model_takes_them(site: Site, visit: Vi
           const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
           const files = new DataTransfer();
           files.items.add(new File([bytes], "p.png", { type: "image/png" }));
-          const paste = new ClipboardEvent("paste", { clipboardData: files, bubbles: true, cancelable: true });
+          const what = { clipboardData: files, bubbles: true, cancelable: true };
+          const paste = new ClipboardEvent("paste", what);
           document.querySelector("textarea[aria-label=Message]").dispatchEvent(paste);
         }""",
         _PIXEL,
     )
-    page.get_by_text("1 × 1 px").wait_for()
+    page.get_by_text("1 \N{MULTIPLICATION SIGN} 1 px").wait_for()
     _ask(page, "What is this?")
     page.get_by_role("button", name="Answer again").wait_for()
     text, picture = _bodies(site)[-1]["messages"][0]["content"]

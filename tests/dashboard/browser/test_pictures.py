@@ -38,7 +38,9 @@ def _settle(visitor: Visitor, name: str) -> None:
         dial.focus()
         for _ in range(15):
             page.keyboard.press("ArrowRight")
-        page.wait_for_function("old => document.querySelector('.verdict').innerText !== old", arg=old)
+        page.wait_for_function(
+            "old => document.querySelector('.verdict').innerText !== old", arg=old
+        )
     if name == "traces":
         page.get_by_role("button", name="Simulate").click()
         page.get_by_role("link", name="The whole report").wait_for()
