@@ -18,14 +18,11 @@ def _line(page: Any, name: str) -> Any:
     return page.locator(".machine").filter(
         has=page.locator("summary").get_by_text(name, exact=True)
     )
-<<<<<<< HEAD
-=======
 
 
 def _is_drained(site: Site) -> bool:
     """Return whether the gateway's first machine is drained."""
     return bool(site.gateway.machines[0]["drained"])
->>>>>>> pagesb
 
 
 def test_machines_and_pipelines_are_shown(site: Site, visit: Visit) -> None:
