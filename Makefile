@@ -72,8 +72,12 @@ bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about three hours)
 	@$(try_reference)
 	@for name in startup first_run perf_accuracy perf_speed h200_fidelity h200_energy h200_components_fidelity templates template_sensitivity planner_truth determinism allocation coral_costs \
 		flow workload_speed sim_speed helix_figures sustained gateway attacks engine_cpu chaos chaos_fleet sim_vs_real promises pacing \
-		fabric registry_scale tunnel churn operate rollout component_accuracy cells cells_sim tasks speech tasks_chaos choice fast_plan cp_placement robust_plan; do \
+		fabric registry_scale tunnel churn operate rollout component_accuracy cells cells_sim tasks speech tasks_chaos choice fast_plan cp_placement robust_plan dashboard; do \
 		echo; echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
+
+.PHONY: screenshots
+screenshots: $(VENV)/engine $(VENV)/dev ## Pictures of the dashboard's pages, into docs/img (needs chromium)
+	@ATOLL_SCREENSHOTS=docs/img $(BIN)/pytest -q tests/dashboard/browser/test_pictures.py
 
 .PHONY: lint
 lint: $(VENV)/engine $(VENV)/dev ## Lint, types and import rules only
