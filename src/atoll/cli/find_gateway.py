@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,16 +49,17 @@ def find_gateway(fleet: str | None = None) -> ServiceAddress | None:
 def list_gateways(fleet: str | None = None) -> Iterator[ServiceAddress]:
     """Yield the gateways that run here: of operated fleets, of served ones (the newest first), others."""
     from atoll.dashboard.services import ServiceAddress
+    from atoll.runtime.http.listening import is_listening
     from atoll.runtime.local.state import list_running_fleets
 
     yield from _list_operated(fleet)
     for state in reversed(list_running_fleets()):
         admin = Path(state.admin_socket) if state.admin_socket else None
-        if fleet in (None, state.name) and admin is not None and _is_listening(admin):
+        if fleet in (None, state.name) and admin is not None and is_listening(admin):
             yield ServiceAddress(state.url, admin)
     if fleet is None:
         for path in sorted(runtime_dir().glob("gateway-*.sock")):
-            if _is_listening(path):
+            if is_listening(path):
                 yield ServiceAddress(_guess_url(path), path)
 
 
@@ -68,6 +68,7 @@ def _list_operated(fleet: str | None) -> Iterator[ServiceAddress]:
         return  # and what knows of them need not be loaded
     from atoll.control.operation.home import list_homes
     from atoll.dashboard.services import ServiceAddress
+    from atoll.runtime.http.listening import is_listening
 
     for home in list_homes():
         with contextlib.suppress(AtollError, OSError):
@@ -76,7 +77,7 @@ def _list_operated(fleet: str | None) -> Iterator[ServiceAddress]:
             if record is None or at is None or fleet not in (None, record.name):
                 continue
             admin = None if at.admin_socket is None else Path(at.admin_socket)
-            if admin is not None and not _is_listening(admin):
+            if admin is not None and not is_listening(admin):
                 continue
             token = None if at.admin_token is None else _read_token(Path(at.admin_token))
             if at.url is not None or admin is not None:
@@ -91,15 +92,3 @@ def _guess_url(path: Path) -> str | None:
     """Gateways call their socket by their port."""
     found = _SOCKET.fullmatch(path.name)
     return None if found is None else f"http://127.0.0.1:{found[1]}"
-
-
-def _is_listening(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.setblocking(False)
-        try:
-            asking.connect(str(path))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return True

@@ -49,6 +49,8 @@ _PASSED_BYTES = 64 * 2**20 + 2**16
 _OWN_BYTES = 64 * 2**10
 _LOOK_S = 60.0
 """How often sessions are looked through, and keys of open pages are asked about."""
+_REFRESH_S = 3.0
+"""How long a page waits for the gateway to say who somebody is, before it goes by what was known."""
 _NO_STORE = ("cache-control", "no-store")
 _MOST_KEY = 512
 
@@ -303,7 +305,7 @@ class Dashboard:
             return True
         try:
             call = self.services.call_gateway(session) if session.kind == "key" else own(gateway)
-            answer = await call.ask("GET", f"{ADMIN_PATH}/me")
+            answer = await call.ask("GET", f"{ADMIN_PATH}/me", timeout_s=_REFRESH_S)
         except (FetchError, ApiError):
             return True  # not there now; what is known of the session stays
         if answer.status == 200:

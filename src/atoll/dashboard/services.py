@@ -68,7 +68,9 @@ class ServiceCall:
             unix_socket=self._find_socket(),
         )
 
-    async def ask(self, method: str, target: str, body: object = None) -> HttpResponse:
+    async def ask(
+        self, method: str, target: str, body: object = None, timeout_s: float = _QUESTION_S
+    ) -> HttpResponse:
         """Ask for a path and return the whole answer; FetchError if there is none."""
         data = None if body is None else json.dumps(body).encode()
         return await request(
@@ -79,7 +81,7 @@ class ServiceCall:
                 **self.headers,
                 **({} if data is None else {"content-type": "application/json"}),
             },
-            timeout_s=_QUESTION_S,
+            timeout_s=timeout_s,
             api_key=self.key,
             most_bytes=_MOST_ANSWER_BYTES,
             unix_socket=self._find_socket(),

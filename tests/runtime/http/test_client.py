@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,12 @@ from atoll.runtime.http.client import (
     HttpResponse,
     ResponseReader,
     fetch,
+    open_stream,
     request,
     stream_lines,
 )
+from atoll.runtime.http.handlers import ByteStream, HandlerServer
+from atoll.runtime.http.server import Request
 
 BODY = json.dumps({"object": "list", "data": [{"id": "m"}]}).encode()
 # What ends an answer in chunks, inside of one.
@@ -299,3 +302,57 @@ def test_a_stream_that_fails_says_so() -> None:
     ):
         with pytest.raises(FetchError, match=said):
             lines_of(serve, **more)
+
+
+def test_a_streamed_answer_comes_piece_by_piece() -> None:
+    async def play() -> None:
+        more = asyncio.Event()
+
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            yield b"first"
+            await more.wait()
+            yield b"second"
+
+        async def answer(asked: Request) -> ByteStream:
+            assert (asked.method, asked.body, asked.peer) == (b"PATCH", b"{}", "127.0.0.1")
+            assert asked.headers[b"accept"] == b"text/plain"
+            return ByteStream(pieces(), "text/plain", (("x-atoll-node", "gpu1"),))
+
+        server = HandlerServer(answer)
+        host, port = await server.start("127.0.0.1", 0)
+        async with open_stream(
+            f"http://{host}:{port}/", method="PATCH", data=b"{}", headers={"accept": "text/plain"}
+        ) as streamed:
+            assert (streamed.status, streamed.headers["x-atoll-node"]) == (200, "gpu1")
+            got = streamed.pieces(30.0, beat_s=0.01)
+            assert await anext(got) == b"first"
+            assert await anext(got) == b""  # nothing came for a while
+            more.set()
+            assert [piece async for piece in got if piece] == [b"second"]
+        await server.close()
+
+    asyncio.run(play())
+
+
+def test_a_streamed_answer_that_stops_is_no_answer() -> None:
+    async def play() -> None:
+        async def pieces() -> AsyncGenerator[bytes, None]:
+            yield b"first"
+            await asyncio.sleep(60.0)
+
+        async def answer(_: Request) -> ByteStream:
+            return ByteStream(pieces(), "text/plain")
+
+        server = HandlerServer(answer)
+        host, port = await server.start("127.0.0.1", 0)
+        async with open_stream(f"http://{host}:{port}/") as streamed:
+            got = streamed.pieces(0.05)
+            assert await anext(got) == b"first"
+            with pytest.raises(FetchError, match="said nothing"):
+                await anext(got)
+        await server.close()
+        opened = open_stream(f"http://{host}:{port}/")
+        with pytest.raises(FetchError, match="did not answer"):
+            await opened.__aenter__()
+
+    asyncio.run(play())

@@ -1,5 +1,6 @@
 // One stream of events from the server, for all pages: the last word on each topic is kept.
 
+const HIDDEN_MS = 5000;
 const topics = ["gateway", "fleets", "health"];
 
 export function openLive() {
@@ -7,6 +8,7 @@ export function openLive() {
   const listeners = new Map(topics.map((topic) => [topic, new Set()]));
   let source = null;
   let retry = null;
+  let hiding = null;
   let closed = false;
 
   function tell(topic, value) {
@@ -14,12 +16,27 @@ export function openLive() {
     for (const listener of [...listeners.get(topic)]) listener(value);
   }
 
+  // A browser has about six connections to a server: tabs that nobody sees give theirs to others.
+  function followVisibility() {
+    clearTimeout(hiding);
+    if (document.visibilityState === "hidden") {
+      hiding = setTimeout(() => {
+        clearTimeout(retry);
+        source.close();
+        source = null;
+      }, HIDDEN_MS);
+    } else if (source === null && !closed) {
+      open();
+    }
+  }
+  document.addEventListener("visibilitychange", followVisibility);
+
   function open() {
     source = new EventSource("/live");
     for (const topic of topics) source.addEventListener(topic, (event) => tell(topic, JSON.parse(event.data)));
     source.onerror = () => {
       tell("health", { ...(last.get("health") ?? {}), page: "down" });
-      if (source.readyState === EventSource.CLOSED && !closed) retry = setTimeout(open, 3000);
+      if (source?.readyState === EventSource.CLOSED && !closed) retry = setTimeout(open, 3000);
     };
     source.onopen = () => tell("health", { ...(last.get("health") ?? {}), page: "up" });
   }
@@ -36,7 +53,9 @@ export function openLive() {
     close() {
       closed = true;
       clearTimeout(retry);
-      source.close();
+      clearTimeout(hiding);
+      document.removeEventListener("visibilitychange", followVisibility);
+      source?.close();
     },
   };
 }
