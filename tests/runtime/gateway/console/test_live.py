@@ -32,13 +32,11 @@ class Client:
     transport: Transport = field(default_factory=Transport)
     exchange: Responder | None = None
     events: list[bytes] = field(default_factory=list)
-    begun: bool = False
-    ended: bool = False
-    aborted: bool = False
+    fate: str = "new"
 
     def begin_stream(self, headers: bytes = b"") -> None:
         del headers
-        self.begun = True
+        self.fate = "open"
 
     def send(self, data: bytes) -> None:
         self.events.append(data)
@@ -47,10 +45,10 @@ class Client:
 
     def end_stream(self, data: bytes) -> None:
         del data
-        self.ended = True
+        self.fate = "ended"
 
     def abort(self) -> None:
-        self.aborted = True
+        self.fate = "aborted"
         assert self.exchange is not None
         self.exchange.cancel()
 
@@ -115,10 +113,9 @@ def test_who_never_reads_has_one_snapshot_waiting_and_is_let_go() -> None:
     idle, other = join(feed, Client(reads=False)), join(feed, Client())
     client_s = view.settings.deadlines.client_s
     view.clock.run(client_s)
-    assert len(idle.events) == 1
-    assert not idle.aborted
+    assert (len(idle.events), idle.fate) == (1, "open")
     view.clock.run(4.0)
-    assert idle.aborted
+    assert idle.fate == "aborted"
     assert len(feed.listeners) == 1
     assert len(other.events) == 1 + (client_s + 4.0) / 2.0
 
@@ -133,7 +130,7 @@ def test_slow_reader_goes_on_with_the_newest() -> None:
     assert [json.loads(event[22:]) for event in slow.events] == [{"number": 1}, {"number": 12}]
     # What it was slow with is forgotten.
     view.clock.run(59.0)
-    assert not slow.aborted
+    assert slow.fate == "open"
 
 
 def test_number_of_listeners_is_bounded() -> None:
@@ -145,7 +142,7 @@ def test_number_of_listeners_is_bounded() -> None:
     assert (caught.value.status, caught.value.retry_after_s) == (503, 5)
     assert clients[0].exchange is not None
     clients[0].exchange.cancel()
-    assert join(feed, Client()).begun
+    assert join(feed, Client()).fate == "open"
 
 
 def test_streams_end_when_the_gateway_stops() -> None:
@@ -154,7 +151,7 @@ def test_streams_end_when_the_gateway_stops() -> None:
     clients = [join(feed, Client()) for _ in range(3)]
     view.draining = True
     feed.close()
-    assert all(client.ended for client in clients)
+    assert all(client.fate == "ended" for client in clients)
     assert (len(feed.listeners), view.clock.waiting) == (0, 0)
     with pytest.raises(ApiError) as caught:
         join(feed, Client())
@@ -169,11 +166,10 @@ def test_key_that_is_good_no_more_ends_the_stream() -> None:
     feed.join(revoked, lambda: allowed[0])  # type: ignore[arg-type]
     join(feed, admin)
     view.clock.run(60.0)
-    assert not revoked.ended
+    assert (revoked.fate, admin.fate) == ("open", "open")
     allowed[0] = False
     view.clock.run(30.0)
-    assert revoked.ended
-    assert not admin.ended
+    assert (revoked.fate, admin.fate) == ("ended", "open")
 
 
 def test_page_that_cannot_be_made_ends_nothing() -> None:

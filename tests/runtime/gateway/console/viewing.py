@@ -65,7 +65,7 @@ class KeptLog:
     def __init__(self) -> None:
         self.events: list[tuple[str, Json]] = []
 
-    def event(self, event: str, **fields: object) -> None:
+    def event(self, event: str, /, **fields: object) -> None:
         self.events.append((event, fields))
 
     def flush(self) -> None:

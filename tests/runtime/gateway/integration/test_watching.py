@@ -77,7 +77,8 @@ def test_listeners_hear_and_are_no_requests(monkeypatch: pytest.MonkeyPatch) -> 
             listeners = [await listen(bench) for _ in range(20)]
             first = [await next_snapshot(reader) for reader, _ in listeners]
             assert {page["status"] for page in first} == {"serving"}
-            version = first[0]["version"]
+            page = first[0]
+            version = page["version"]
             bench.gateway.pool.set_health("e0", up=False, reason="gone")
             for reader, _ in listeners:
                 while (page := await next_snapshot(reader))["version"] == version:

@@ -66,7 +66,10 @@ def _who(call: ConsoleCall) -> str:
 _DRAIN = "machines/{id}/drain"
 ROUTES = (
     ConsoleRoute("GET", "snapshot", ANY, "How the gateway stands", show_snapshot),
-    ConsoleRoute("GET", "live", ANY, "How the gateway stands, as events", listen),
+    ConsoleRoute(
+        *("GET", "live", ANY, "How the gateway stands, as events", listen),
+        makes=("text/event-stream",),
+    ),
     ConsoleRoute("GET", "models", ANY, "Models with who serves them", show_models),
     ConsoleRoute("GET", "machines", ANY, "Nodes, backends and pipelines over them", show_machines),
     ConsoleRoute("POST", _DRAIN, ADMINS, "Take a machine out of service", drain_machine),
