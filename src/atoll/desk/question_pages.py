@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from urllib.parse import unquote
 
 from atoll.core.errors import UnknownNameError
 from atoll.desk.answers import AnsweringRunner, key_of
@@ -80,7 +81,8 @@ async def show_traces(desk: Desk, request: DeskRequest) -> Answer:
 
 async def take_trace(desk: Desk, request: DeskRequest) -> Answer:
     """Take a trace that is uploaded; answer with what is in it."""
-    shown = clean_name(request.headers.get(b"x-atoll-filename", b"").decode("utf-8", "replace"))
+    sent = request.headers.get(b"x-atoll-filename", b"").decode("latin-1")
+    shown = clean_name(unquote(sent))
     name, path = await asyncio.to_thread(desk.traces.receive, request.body)
     target = desk.traces.target(name)
     try:
