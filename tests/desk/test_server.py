@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.desk.desk import Desk, DeskRequest, Route
+from atoll.desk.desk import PlanDesk, DeskRequest, DeskRoute
 from atoll.desk.jobs import stream_job
 from atoll.desk.server import DeskAddress, DeskOptions
 from atoll.runtime.http.handlers import Answer
@@ -17,11 +17,11 @@ from tests.desk.asking import ask, running
 from tests.desk.desk_jobs import JOBS
 
 
-async def ask_job(desk: Desk, asked: DeskRequest) -> Answer:
+async def ask_job(desk: PlanDesk, asked: DeskRequest) -> Answer:
     return stream_job(desk.jobs, JOBS[asked.names["job"]], asked.object())
 
 
-EXTRA = Route("POST", "/atoll/v1/test/{job}", "member", ask_job)
+EXTRA = DeskRoute("POST", "/atoll/v1/test/{job}", "member", ask_job)
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ BEAT_S = 15.0
 WARM = ("atoll.api.fleet", "atoll.prove.plan", "atoll.sim.api")
 
 
-class Message(NamedTuple):
+class JobMessage(NamedTuple):
     """What a worker says of a job; `result` or `error` is its last."""
 
     event: Event
@@ -59,14 +59,16 @@ class JobRunner:
         if not self._idle and not self._busy:
             self._idle.append(await self._start())
 
-    async def messages(self, job: Job, arguments: Said) -> AsyncGenerator[Message, None]:
+    async def messages(self, job: Job, arguments: Said) -> AsyncGenerator[JobMessage, None]:
         """Run a job; yield what is said of it, its result or error last."""
         if self._waiting >= _MOST_WAITING:
             raise ApiError(
                 429, "too many questions at once: ask again later", kind="rate_limit_error"
             )
         if self._gate.locked():
-            yield Message("progress", {"text": "waiting for others to be answered", "share": None})
+            yield JobMessage(
+                "progress", {"text": "waiting for others to be answered", "share": None}
+            )
         self._waiting += 1
         try:
             await self._gate.acquire()
@@ -118,7 +120,7 @@ class JobRunner:
 
     async def _ask(
         self, worker: Process, job: Job, arguments: Said
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[JobMessage, None]:
         assert worker.stdin is not None
         assert worker.stdout is not None
         line = json.dumps({"job": name_of(job), "arguments": arguments}, allow_nan=False)
@@ -129,7 +131,7 @@ class JobRunner:
             await worker.stdin.drain()
             # Each piece may be waited for by another task, so that no one timeout spans them all.
             while heard := await asyncio.wait_for(worker.stdout.readline(), ends_s - loop.time()):
-                message = Message(**json.loads(heard))
+                message = JobMessage(**json.loads(heard))
                 yield message
                 if message.event != "progress":
                     return
@@ -191,8 +193,8 @@ async def _events(runner: JobRunner, job: Job, arguments: Said) -> AsyncGenerato
                     await waiting
 
 
-def _failure(status: int, text: str, code: str | None) -> Message:
-    return Message(
+def _failure(status: int, text: str, code: str | None) -> JobMessage:
+    return JobMessage(
         "error", {"status": status, "message": text, "kind": "server_error", "code": code}
     )
 
