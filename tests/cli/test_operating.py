@@ -102,6 +102,14 @@ def test_without_a_terminal_a_change_needs_yes(capsys: Captured, verb: str) -> N
     assert "--yes" in line
 
 
+@pytest.mark.parametrize(("other", "said"), [("--yes", "asks nobody"), ("--once", "one turn")])
+def test_a_page_is_asked_by_who_waits(capsys: Captured, other: str, said: str) -> None:
+    code, line = refused(capsys, "operate", "lab.yaml", "--stand-in", "--ask", "page", other)
+    assert code == 2
+    assert said in line
+    assert not home_of("lab").folder.exists()
+
+
 def test_down_needs_yes_too(capsys: Captured) -> None:
     bring()
     assert "--yes" in refused(capsys, "down", "lab")[1]

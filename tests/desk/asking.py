@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from atoll.desk.desk import PlanDesk, DeskRoute
+from atoll.desk.desk import DeskRoute, PlanDesk
 from atoll.desk.jobs import JobRunner
 from atoll.desk.server import ROUTES, DeskAddress, DeskOptions, DeskServer
 from atoll.runtime.http.client import request

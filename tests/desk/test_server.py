@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.desk.desk import PlanDesk, DeskRequest, DeskRoute
+from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk
 from atoll.desk.jobs import stream_job
 from atoll.desk.server import DeskAddress, DeskOptions
 from atoll.runtime.http.handlers import Answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.desk.desk import PlanDesk, DeskRequest, DeskRoute, json_response
+from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk, json_response
 from atoll.desk.fleets import describe_standing
 from atoll.runtime.http.handlers import Answer, EventStream
 

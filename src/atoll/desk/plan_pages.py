@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.control.operation.approval import NextChange
 from atoll.control.operation.home import FleetHome, is_dead
-from atoll.desk.desk import PlanDesk, DeskRequest, DeskRoute, json_response
+from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk, json_response
 from atoll.desk.fleets import FleetEntry
 from atoll.runtime.http.handlers import Answer
 from atoll.runtime.openai import ApiError

@@ -16,7 +16,7 @@ from pathlib import Path
 from atoll.core.errors import AtollError
 from atoll.core.paths import runtime_dir
 from atoll.desk import fleet_pages, plan_pages
-from atoll.desk.desk import PlanDesk, DeskRequest, DeskRoute, find_route, read_query, read_role
+from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk, find_route, read_query, read_role
 from atoll.desk.jobs import to_api_error
 from atoll.desk.worker import describe_error
 from atoll.runtime.http.handlers import Answer, HandlerServer, ServerDeadlines, ServerLimits
