@@ -68,6 +68,15 @@ def test_rented_plan_with_phases_apart_and_together() -> None:
         assert layers == sorted(layers)
 
 
+def test_what_starting_costs_is_no_part_of_the_bound_on_rent() -> None:
+    problem, plan = small()
+    assert plan.bound is not None
+    changed = plan.model_copy(update={"init_usd": 1.0, "bound": plan.bound + 1.0})
+    drawn = draw(problem, changed)
+    assert drawn["bound_usd_per_hour"] == pytest.approx(plan.bound)
+    assert drawn["start_usd_per_hour"] == 1.0
+
+
 def test_promises_of_a_plan_are_drawn() -> None:
     problem, plan = small()
     name = problem.services[0].name
