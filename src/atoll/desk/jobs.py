@@ -20,8 +20,8 @@ from atoll.runtime.openai import ApiError
 
 _MOST_LINE_BYTES = 256 * 2**20
 _MOST_WAITING = 16
-BEAT_S = 15.0
-"""After so long with nothing to say a comment is sent, so that nobody in between gives up."""
+_BEAT_S = 2.0
+"""After so long with nothing to say a comment is sent: whether the asker has left shows only then."""
 WARM = ("atoll.api.fleet", "atoll.prove.plan", "atoll.sim.api")
 
 
@@ -174,7 +174,7 @@ async def _events(runner: JobRunner, job: Job, arguments: Said) -> AsyncGenerato
         waiting = asyncio.ensure_future(anext(messages))
         try:
             while True:
-                await asyncio.wait({waiting}, timeout=BEAT_S)
+                await asyncio.wait({waiting}, timeout=_BEAT_S)
                 if not waiting.done():
                     yield b": \n\n"
                     continue
