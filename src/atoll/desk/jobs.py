@@ -75,7 +75,7 @@ class JobRunner:
         finally:
             self._waiting -= 1
         try:
-            worker = self._idle.pop() if self._idle else await self._start()
+            worker = await self._take()
             self._busy.add(worker)
             over = False
             try:
@@ -107,6 +107,14 @@ class JobRunner:
         for worker in [*self._idle, *self._busy]:
             await _kill(worker)
         self._idle.clear()
+
+    async def _take(self) -> Process:
+        """Return a worker that waits for a job; those that have died meanwhile are left out."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.returncode is None:
+                return worker
+        return await self._start()
 
     async def _start(self) -> Process:
         warm = [word for module in self._modules for word in ("--warm", module)]
