@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from atoll.desk.answers import AnsweringRunner, Answers, Recent, key_of
-from atoll.desk.desk import Desk
 from atoll.desk.jobs import JobRunner
 from atoll.desk.server import DeskOptions
 from atoll.runtime.http.client import request
@@ -62,7 +61,11 @@ def test_a_file_is_turned_and_tried_with_a_trace(tmp_path: Path) -> None:
             assert answered.status == 201
             _, listed = await ask(at, "GET", "/atoll/v1/traces")
             trace = listed["traces"][-1]
-            assert (trace["kind"], trace["name"], trace["requests"]) == ("uploaded", "<b>zürich.csv", 30)
+            assert (trace["kind"], trace["name"], trace["requests"]) == (
+                "uploaded",
+                "<b>zürich.csv",
+                30,
+            )
 
             asked = {"fleet": "small.yaml", "trace": trace["id"], "service": "chat"}
             _, said = await ask(at, "POST", "/atoll/v1/simulate", asked)
@@ -166,7 +169,7 @@ def test_a_file_that_changed_is_another_question(tmp_path: Path) -> None:
 
 def test_traces_go_with_the_desk() -> None:
     async def main() -> None:
-        desk = Desk(jobs=JobRunner(1, modules=()))
+        desk = PlanDesk(jobs=JobRunner(1, modules=()))
         _, path = desk.traces.receive(b"x")
         assert path.exists()
         await desk.close()
