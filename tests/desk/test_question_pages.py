@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.desk.answers import AnsweringRunner, Answers, Recent, key_of
+from atoll.desk.desk import PlanDesk
 from atoll.desk.jobs import JobRunner
 from atoll.desk.server import DeskOptions
 from atoll.runtime.http.client import request

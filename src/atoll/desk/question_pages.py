@@ -17,7 +17,7 @@ from atoll.desk.plans import ShownPlan
 from atoll.desk.simulate import SimulateAsk, find_simulation
 from atoll.desk.source import read_source
 from atoll.desk.traces import clean_name, read_upload
-from atoll.desk.whatif import FleetAsk, FleetPlace, WhatIfAsk, find_whatif
+from atoll.desk.whatif import AskedFleet, FleetAsk, WhatIfAsk, find_whatif
 from atoll.desk.worker import Job, Said
 from atoll.plan.plan import Plan
 from atoll.runtime.http.handlers import Answer, Response
@@ -122,13 +122,13 @@ def _stream(
     return stream_job(runner, job, arguments)
 
 
-def _place(desk: PlanDesk, ask: FleetAsk) -> FleetPlace:
+def _place(desk: PlanDesk, ask: FleetAsk) -> AskedFleet:
     ask.check()
     if ask.fleet is None:
-        return FleetPlace(text=ask.file)
+        return AskedFleet(text=ask.file)
     entry = desk.shelf.find(ask.fleet)
     plan = read_in_force(entry)
-    return FleetPlace(path=str(entry.source), plan=None if plan is None else plan.to_json())
+    return AskedFleet(path=str(entry.source), plan=None if plan is None else plan.to_json())
 
 
 def read_in_force(entry: FleetEntry) -> Plan | None:
