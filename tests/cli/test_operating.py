@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
+import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,12 +18,15 @@ import yaml
 from atoll.api.plan import FleetPlan
 from atoll.cli import main as cli
 from atoll.cli.logs import find_new
+from atoll.control.operation.approval import NextChange
 from atoll.control.operation.history import HistoryEvent
 from atoll.control.operation.home import Daemon, Entrance, FleetHome, FleetRecord, home_of
 from atoll.control.operation.planner import put_phases_together
 from atoll.control.operation.targets import TargetSettings
 from atoll.deploy.local_keeper import KeptProcess
 from atoll.plan.files.read import read_problem
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
 from atoll.solve.registry import solve
 
@@ -100,6 +108,45 @@ def test_without_a_terminal_a_change_needs_yes(capsys: Captured, verb: str) -> N
     code, line = refused(capsys, verb, "lab.yaml", "--stand-in")
     assert code == 2
     assert "--yes" in line
+
+
+@pytest.mark.parametrize(("other", "said"), [("--yes", "asks nobody"), ("--once", "one turn")])
+def test_a_page_is_asked_by_who_waits(capsys: Captured, other: str, said: str) -> None:
+    code, line = refused(capsys, "operate", "lab.yaml", "--stand-in", "--ask", "page", other)
+    assert code == 2
+    assert said in line
+    assert not home_of("lab").folder.exists()
+
+
+def test_a_page_sees_a_change_of_a_fleet_that_is_new(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_planner(deadline_s: float) -> Callable[[Problem], Plan]:
+        return lambda problem: solve(problem, effort=Effort(cached=False))
+
+    monkeypatch.setattr("atoll.control.operation.planner.make_planner", make_planner)
+    home = home_of("lab")
+    seen: list[tuple[NextChange | None, FleetRecord | None]] = []
+
+    def look() -> None:
+        while home.board.read() is None:
+            time.sleep(0.02)
+        seen.append((home.board.read(), home.read()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    page = threading.Thread(target=look, daemon=True)
+    page.start()
+    run(capsys, "operate", "lab.yaml", "--stand-in", "--pretend", "--ask", "page", "--look", "50ms")
+    page.join()
+    ((change, record),) = seen
+    assert change is not None
+    assert record is not None
+    assert (change.state, change.on_page, record.up) == ("waiting", True, False)
+    assert change.starts
+    # Nobody is left who could do it, and nothing was done.
+    assert home.board.read() is None
+    assert home.read_plan() is None
+    assert not (home.folder / "instances").exists()
 
 
 def test_down_needs_yes_too(capsys: Captured) -> None:

@@ -7,15 +7,15 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from atoll.desk.desk import Desk, Route
+from atoll.desk.desk import DeskRoute, PlanDesk
 from atoll.desk.jobs import JobRunner
 from atoll.desk.server import ROUTES, DeskAddress, DeskOptions, DeskServer
 from atoll.runtime.http.client import request
 
 
 @contextlib.asynccontextmanager
-async def running(options: DeskOptions, *routes: Route) -> AsyncIterator[DeskAddress]:
-    server = DeskServer(Desk(options.files, JobRunner(2, modules=())), (*ROUTES, *routes))
+async def running(options: DeskOptions, *routes: DeskRoute) -> AsyncIterator[DeskAddress]:
+    server = DeskServer(PlanDesk(options.files, JobRunner(2, modules=())), (*ROUTES, *routes))
     try:
         yield await server.start(options)
     finally:

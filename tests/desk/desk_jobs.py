@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from atoll.core.errors import InputError
 from atoll.desk.worker import Report, Said
@@ -28,4 +29,10 @@ def die(arguments: Said, report: Report) -> Said:
     os._exit(1)
 
 
-JOBS = {job.__name__: job for job in (count, refuse, fail, die)}
+def wait(arguments: Said, report: Report) -> Said:
+    report({"process": os.getpid()})
+    time.sleep(1000.0)
+    return {}
+
+
+JOBS = {job.__name__: job for job in (count, refuse, fail, die, wait)}

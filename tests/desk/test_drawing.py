@@ -44,7 +44,8 @@ def test_rented_plan_with_phases_apart_and_together() -> None:
     problem, plan = small()
     drawn = draw(problem, plan)
     assert drawn["usd_per_hour"] == plan.usd_per_hour
-    assert drawn["bound_usd_per_hour"] == plan.bound
+    assert plan.bound is not None
+    assert drawn["bound_usd_per_hour"] == pytest.approx(plan.bound - plan.init_usd)
     assert drawn["objective"]["unit"] == "usd_per_hour"
     assert drawn["hash"] == FleetPlan.of(plan, problem).content_hash()[:16]
     assert drawn["binds"] is None
@@ -66,6 +67,15 @@ def test_rented_plan_with_phases_apart_and_together() -> None:
         assert one["capacity_per_s"] >= one["share"] * service.demand_per_s - 1e-9
         layers = [stage["layers"] for stage in one["stages"]]
         assert layers == sorted(layers)
+
+
+def test_what_starting_costs_is_no_part_of_the_bound_on_rent() -> None:
+    problem, plan = small()
+    assert plan.bound is not None
+    changed = plan.model_copy(update={"init_usd": 1.0})
+    drawn = draw(problem, changed)
+    assert drawn["bound_usd_per_hour"] == pytest.approx(plan.bound - 1.0)
+    assert drawn["start_usd_per_hour"] == 1.0
 
 
 def test_promises_of_a_plan_are_drawn() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.control.operation.approval import Answer, ChangeRow, NextChange
+from atoll.control.operation.approval import ChangeAnswer, ChangeRow, NextChange
 from atoll.control.operation.history import HistoryEvent
 from atoll.control.operation.home import FleetHome, FleetRecord, home_of, write_holder
 from atoll.control.operation.loop import PlanInForce
@@ -88,7 +88,7 @@ def test_the_next_change_is_shown_and_approved_by_its_id(tmp_path: Path, home: F
             assert (status, said["error"]["code"]) == (409, "changed")
             assert not answer.exists()
             assert (await ask(at, "POST", at_path, agreed))[0] == 202
-            assert Answer.from_json(read_text_limited(answer)).approve
+            assert ChangeAnswer.from_json(read_text_limited(answer)).approve
             home.board.write(change("applying"))
             assert (await ask(at, "POST", at_path, agreed))[1]["error"]["code"] == "applying"
             home.board.write(change("asked", on_page=False))

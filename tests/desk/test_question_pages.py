@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.desk.answers import AnsweringRunner, Answers, Recent, key_of
-from atoll.desk.desk import Desk
+from atoll.desk.desk import PlanDesk
 from atoll.desk.jobs import JobRunner
 from atoll.desk.server import DeskOptions
 from atoll.runtime.http.client import request
@@ -55,14 +55,18 @@ def test_a_file_is_turned_and_tried_with_a_trace(tmp_path: Path) -> None:
                 "http://desk/atoll/v1/traces",
                 method="POST",
                 data=f"arrival_s,input_tokens,output_tokens\n{rows}".encode(),
-                headers={"x-atoll-filename": "../<b>mine</b>.csv"},
+                headers={"x-atoll-filename": "..%2F%3Cb%3Ez%C3%BCrich.csv"},
                 unix_socket=socket,
                 timeout_s=60.0,
             )
             assert answered.status == 201
             _, listed = await ask(at, "GET", "/atoll/v1/traces")
             trace = listed["traces"][-1]
-            assert (trace["kind"], trace["name"], trace["requests"]) == ("uploaded", "b>.csv", 30)
+            assert (trace["kind"], trace["name"], trace["requests"]) == (
+                "uploaded",
+                "<b>zürich.csv",
+                30,
+            )
 
             asked = {"fleet": "small.yaml", "trace": trace["id"], "service": "chat"}
             _, said = await ask(at, "POST", "/atoll/v1/simulate", asked)
@@ -166,7 +170,7 @@ def test_a_file_that_changed_is_another_question(tmp_path: Path) -> None:
 
 def test_traces_go_with_the_desk() -> None:
     async def main() -> None:
-        desk = Desk(jobs=JobRunner(1, modules=()))
+        desk = PlanDesk(jobs=JobRunner(1, modules=()))
         _, path = desk.traces.receive(b"x")
         assert path.exists()
         await desk.close()

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.desk.desk import Desk, DeskRequest, Route
-from atoll.desk.jobs import stream_job
+from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk
+from atoll.desk.jobs import JobRunner, stream_job
 from atoll.desk.server import DeskAddress, DeskOptions
 from atoll.runtime.http.handlers import Answer
+from atoll.runtime.openai import ApiError
 from tests.desk.asking import ask, running
 from tests.desk.desk_jobs import JOBS
 
 
-async def ask_job(desk: Desk, asked: DeskRequest) -> Answer:
+async def ask_job(desk: PlanDesk, asked: DeskRequest) -> Answer:
     return stream_job(desk.jobs, JOBS[asked.names["job"]], asked.object())
 
 
-EXTRA = Route("POST", "/atoll/v1/test/{job}", "member", ask_job)
+EXTRA = DeskRoute("POST", "/atoll/v1/test/{job}", "member", ask_job)
 
 
 @pytest.fixture(autouse=True)
@@ -105,5 +108,39 @@ def test_job_tells_how_far_it_is_and_its_result(tmp_path: Path) -> None:
             assert "has ended" in said[0][1]["error"]["message"]
             _, said = await ask(at, "POST", "/atoll/v1/test/count", {"to": 2})
             assert said[-1][1]["sum"] == 1
+
+    asyncio.run(main())
+
+
+def test_job_whose_asker_goes_away_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(DeskOptions(socket=tmp_path / "s"), EXTRA) as at:
+            assert at.socket is not None
+            reader, writer = await asyncio.open_unix_connection(at.socket)
+            head = "POST /atoll/v1/test/wait HTTP/1.1\r\nhost: desk\r\ncontent-length: 2\r\n\r\n{}"
+            writer.write(head.encode())
+            await reader.readuntil(b"data: ")
+            worker = os.pidfd_open(json.loads(await reader.readline())["process"])
+            try:
+                writer.close()
+                ended = asyncio.Event()
+                asyncio.get_running_loop().add_reader(worker, ended.set)
+                await ended.wait()
+                asyncio.get_running_loop().remove_reader(worker)
+            finally:
+                os.close(worker)
+            _, said = await ask(at, "POST", "/atoll/v1/test/count", {"to": 2})
+            assert said[-1][1]["sum"] == 1
+
+    asyncio.run(main())
+
+
+def test_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    async def main() -> None:
+        runner = JobRunner(1, limit_s=0.0, modules=())
+        with pytest.raises(ApiError) as caught:
+            await runner.run(JOBS["wait"], {})
+        assert (caught.value.status, caught.value.code) == (504, "timeout")
+        await runner.close()
 
     asyncio.run(main())

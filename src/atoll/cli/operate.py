@@ -256,6 +256,7 @@ class _Operation:
             policy=self.policy,
             busy_s=self.options.look + self.options.deadline,
         )
+        self._introduce()
         _write_down(self.home, "controller", "begins to operate")
         try:
             while not self.stop.is_set():
@@ -269,6 +270,12 @@ class _Operation:
             with contextlib.suppress(AtollError):
                 fleet.lease.give_back(time.time())
             _write_down(self.home, "controller", "ends; the fleet goes on serving")
+
+    def _introduce(self) -> None:
+        """Have pages know of a fleet that is new, before the first change is agreed to: it is not up yet."""
+        if self.options.ask == "page" and self.home.read() is None:
+            self.home.write(self.record.model_copy(update={"up": False}))
+            self.home.keep_file(self.file.path)
 
     def _rest(self) -> None:
         """Wait for the next turn; an answer on a page is followed at once."""

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
-from atoll.desk.jobs import JobRunner, Message
+from atoll.desk.jobs import JobMessage, JobRunner
 from atoll.desk.worker import Job, Said, name_of
 
 _T = TypeVar("_T")
@@ -83,17 +83,17 @@ class AnsweringRunner(JobRunner):
         self._runner, self._answers, self._key = runner, answers, key
         self._on_result = on_result
 
-    async def messages(self, job: Job, arguments: Said) -> AsyncGenerator[Message, None]:
+    async def messages(self, job: Job, arguments: Said) -> AsyncGenerator[JobMessage, None]:
         """Run a job; see `JobRunner.messages`."""
         known = self._answers.find(self._key)
         if known is not None:
-            yield Message("result", known)
+            yield JobMessage("result", known)
             return
         async with contextlib.aclosing(self._runner.messages(job, arguments)) as messages:
             async for message in messages:
                 if message.event == "result":
                     said = self._answers.keep(self._key, self._on_result(message.said))
-                    message = Message("result", said)
+                    message = JobMessage("result", said)
                 yield message
 
 

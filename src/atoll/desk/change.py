@@ -15,7 +15,7 @@ from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import parse_node_type
 from atoll.core.units import format_duration, format_price, format_share
-from atoll.desk.source import FleetSource, read_data
+from atoll.desk.source import WrittenFleet, read_data
 from atoll.plan.cluster import ANY, Cluster
 from atoll.plan.plan import SINK, SOURCE
 from atoll.plan.problem import Offer, Problem, Service
@@ -33,7 +33,7 @@ class PromiseChange(Frozen):
     target: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None
 
 
-class Change(Frozen):
+class FleetChange(Frozen):
     """What is other than it is: factors by service or GPU type, promises, and the most to pay an hour."""
 
     demand: Factors = Field(default_factory=dict)
@@ -45,7 +45,7 @@ class Change(Frozen):
     @property
     def is_none(self) -> bool:
         """Whether everything stays as it is."""
-        return self == Change()
+        return self == FleetChange()
 
     def describe(self) -> str:
         """Return the change in a few words, for people."""
@@ -65,17 +65,17 @@ class Change(Frozen):
         return ", ".join(said) or "nothing"
 
 
-def apply_change(source: FleetSource, change: Change) -> FleetSource:
+def apply_change(source: WrittenFleet, change: FleetChange) -> WrittenFleet:
     """Return the fleet as it would be."""
     check_names(source, change)
     if change.is_none:
         return source
     if source.data is None:
-        return FleetSource(change_problem(source.problem, change))
+        return WrittenFleet(change_problem(source.problem, change))
     return read_data(change_file(source, change), source.problem.name)
 
 
-def service_names(source: FleetSource) -> tuple[str, ...]:
+def service_names(source: WrittenFleet) -> tuple[str, ...]:
     """Return the names that demand and promises are turned by, in the order of the file."""
     if source.data is not None:
         return tuple(source.data["models"])
@@ -90,7 +90,7 @@ def gpu_types(problem: Problem) -> tuple[str, ...]:
     return tuple(sorted({parse_node_type(kind).gpu for kind in problem.node_types}))
 
 
-def check_names(source: FleetSource, change: Change) -> None:
+def check_names(source: WrittenFleet, change: FleetChange) -> None:
     """Refuse names that the fleet does not have."""
     services, gpus = service_names(source), gpu_types(source.problem)
     for field, names, kind, known in (
@@ -113,7 +113,7 @@ def check_names(source: FleetSource, change: Change) -> None:
 # In the problem
 
 
-def change_problem(problem: Problem, change: Change) -> Problem:
+def change_problem(problem: Problem, change: FleetChange) -> Problem:
     """Return the problem as it would be; names are those of services, or of choices for all their ways."""
     ways = {
         choice.name: [variant.service for variant in choice.variants] for choice in problem.choices
@@ -166,7 +166,7 @@ def _promise(service: Service, promise: PromiseChange | None) -> Service:
     return service.model_copy(update=update)
 
 
-def _offer(offer: Offer, change: Change) -> Offer:
+def _offer(offer: Offer, change: FleetChange) -> Offer:
     gpu = parse_node_type(offer.node_type).gpu
     return offer.model_copy(
         update={
@@ -217,7 +217,7 @@ def _cut(cluster: Cluster, available: Mapping[str, float]) -> Cluster:
     return cluster.model_copy(update={"nodes": tuple(nodes), "links": links, "profiles": profiles})
 
 
-def _owned(offers: Iterable[Offer], cluster: Cluster, change: Change) -> Iterable[Offer]:
+def _owned(offers: Iterable[Offer], cluster: Cluster, change: FleetChange) -> Iterable[Offer]:
     """Offers of what is left of a cluster, where they say more than that it is there."""
     left: dict[tuple[str, str], int] = {}
     for node in cluster.nodes:
@@ -234,7 +234,7 @@ def _owned(offers: Iterable[Offer], cluster: Cluster, change: Change) -> Iterabl
 # In the file
 
 
-def change_file(source: FleetSource, change: Change) -> dict[str, Any]:
+def change_file(source: WrittenFleet, change: FleetChange) -> dict[str, Any]:
     """Return the data of the fleet file as it would be."""
     assert source.data is not None
     data = dict(source.data)
@@ -273,7 +273,7 @@ def _write_promise(entry: dict[str, Any], promise: PromiseChange) -> None:
         entry["attainment"] = promise.target
 
 
-def _write_pool(pool: Mapping[str, Any], problem: Problem, change: Change) -> dict[str, Any]:
+def _write_pool(pool: Mapping[str, Any], problem: Problem, change: FleetChange) -> dict[str, Any]:
     """The pool with every offer that changes written out: that counts before what `cloud` says of it."""
     changed = {*change.prices, *change.available}
     written = [
@@ -291,9 +291,11 @@ def _write_pool(pool: Mapping[str, Any], problem: Problem, change: Change) -> di
     return {**pool, "offers": [*kept, *offers]}
 
 
-def _write_cluster(cluster: Mapping[str, Any], problem: Problem, change: Change) -> dict[str, Any]:
+def _write_cluster(
+    cluster: Mapping[str, Any], problem: Problem, change: FleetChange
+) -> dict[str, Any]:
     """The cluster with its machines written out by name."""
-    changed = change_problem(problem, Change(prices=change.prices, available=change.available))
+    changed = change_problem(problem, FleetChange(prices=change.prices, available=change.available))
     assert changed.cluster is not None
     offers = {(offer.region, offer.node_type): offer for offer in changed.offers}
     nodes: dict[str, dict[str, Any]] = {}

@@ -2,8 +2,8 @@
 
 A module with endpoints has a tuple `ROUTES`; `server` puts them together. An endpoint is
 
-    async def show(desk: Desk, request: DeskRequest) -> Answer: ...
-    ROUTES = (Route("GET", "/atoll/v1/fleets/{name}", "viewer", show),)
+    async def show(desk: PlanDesk, request: DeskRequest) -> Answer: ...
+    ROUTES = (DeskRoute("GET", "/atoll/v1/fleets/{name}", "viewer", show),)
 
 and must not block: what reads files or asks machines goes through `asyncio.to_thread`, what
 computes is a job.
@@ -67,7 +67,7 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} is no number")
 
 
-class Desk:
+class PlanDesk:
     """The state of a desk: its fleets, its workers, and a folder of its own that goes when it ends.
 
     `jobs` answers people who wait, `background` works on what nobody waits for.
@@ -95,11 +95,11 @@ class Desk:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-Endpoint = Callable[[Desk, DeskRequest], Awaitable[Answer]]
+Endpoint = Callable[[PlanDesk, DeskRequest], Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class DeskRoute:
     """A method and a path ("/atoll/v1/fleets/{name}"), the least role that may ask, and what answers."""
 
     method: str
@@ -127,8 +127,8 @@ class Route:
 
 
 def find_route(
-    routes: Iterable[Route], method: str, path: str, role: Role
-) -> tuple[Route, dict[str, str]]:
+    routes: Iterable[DeskRoute], method: str, path: str, role: Role
+) -> tuple[DeskRoute, dict[str, str]]:
     """Return what answers a request, with the names in its path; ApiError where nothing does or may."""
     segments = tuple(path.split("/"))
     found = [(route, names) for route in routes if (names := route.match(segments)) is not None]

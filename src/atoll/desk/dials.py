@@ -6,11 +6,11 @@ from typing import Any
 
 from atoll.core.ids import parse_node_type
 from atoll.desk.change import gpu_types, service_names
-from atoll.desk.source import FleetSource
+from atoll.desk.source import WrittenFleet
 from atoll.plan.problem import Problem
 
 
-def describe_dials(source: FleetSource, name: str, usd_per_hour: float | None) -> dict[str, Any]:
+def describe_dials(source: WrittenFleet, name: str, usd_per_hour: float | None) -> dict[str, Any]:
     """Return the dials of a fleet as they stand; `usd_per_hour` is what its plan costs, if there is one."""
     problem = source.problem
     return {
@@ -24,7 +24,7 @@ def describe_dials(source: FleetSource, name: str, usd_per_hour: float | None) -
     }
 
 
-def _describe_service(source: FleetSource, name: str) -> dict[str, Any]:
+def _describe_service(source: WrittenFleet, name: str) -> dict[str, Any]:
     if source.data is not None:
         entry = source.file.models[name]
         models = [entry.model or name] if entry.models is None else [m.model for m in entry.models]

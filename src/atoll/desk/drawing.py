@@ -28,6 +28,8 @@ def draw_plan(plan: FleetPlan) -> Drawn:
     `plan` must know its problem (`FleetPlan.of`). `binds` is None: it takes planning again to say.
     """
     is_cost = plan.goal == "cost"
+    # What is bounded includes what starting instances costs; what they cost while they run is shown.
+    bound = max(0.0, plan.bound - plan.init_usd) if is_cost and plan.bound is not None else None
     return {
         "hash": plan.content_hash()[:HASH_LETTERS],
         "fleet": plan.problem_name,
@@ -36,7 +38,8 @@ def draw_plan(plan: FleetPlan) -> Drawn:
         "kind": "cluster" if plan.problem.cluster is not None else "rented",
         "usd_per_hour": plan.usd_per_hour,
         "idle_usd_per_hour": plan.idle_usd,
-        "bound_usd_per_hour": plan.bound if is_cost else None,
+        "start_usd_per_hour": plan.init_usd,
+        "bound_usd_per_hour": bound,
         "gap": plan.gap,
         "objective": {
             "goal": plan.goal,

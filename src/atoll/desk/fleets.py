@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,9 +177,10 @@ def _named(files: tuple[Path, ...]) -> list[FleetEntry]:
     ]
 
 
-def _examples() -> list[FleetEntry]:
-    return [
+@cache
+def _examples() -> tuple[FleetEntry, ...]:
+    return tuple(
         FleetEntry(name, "example", path, title=describe_example(path))
         for name, path in list_examples().items()
         if path.suffix == ".yaml"
-    ]
+    )

@@ -20,12 +20,12 @@ from atoll.runtime.openai import ApiError
 
 _MOST_LINE_BYTES = 256 * 2**20
 _MOST_WAITING = 16
-BEAT_S = 15.0
-"""After so long with nothing to say a comment is sent, so that nobody in between gives up."""
+_BEAT_S = 2.0
+"""After so long with nothing to say a comment is sent: whether the asker has left shows only then."""
 WARM = ("atoll.desk.whatif", "atoll.desk.simulate")
 
 
-class Message(NamedTuple):
+class JobMessage(NamedTuple):
     """What a worker says of a job; `result` or `error` is its last."""
 
     event: Event
@@ -59,21 +59,23 @@ class JobRunner:
         if not self._idle and not self._busy:
             self._idle.append(await self._start())
 
-    async def messages(self, job: Job, arguments: Said) -> AsyncGenerator[Message, None]:
+    async def messages(self, job: Job, arguments: Said) -> AsyncGenerator[JobMessage, None]:
         """Run a job; yield what is said of it, its result or error last."""
         if self._waiting >= _MOST_WAITING:
             raise ApiError(
                 429, "too many questions at once: ask again later", kind="rate_limit_error"
             )
         if self._gate.locked():
-            yield Message("progress", {"text": "waiting for others to be answered", "share": None})
+            yield JobMessage(
+                "progress", {"text": "waiting for others to be answered", "share": None}
+            )
         self._waiting += 1
         try:
             await self._gate.acquire()
         finally:
             self._waiting -= 1
         try:
-            worker = self._idle.pop() if self._idle else await self._start()
+            worker = await self._take()
             self._busy.add(worker)
             over = False
             try:
@@ -106,6 +108,14 @@ class JobRunner:
             await _kill(worker)
         self._idle.clear()
 
+    async def _take(self) -> Process:
+        """Return a worker that waits for a job; those that have died meanwhile are left out."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.returncode is None:
+                return worker
+        return await self._start()
+
     async def _start(self) -> Process:
         warm = [word for module in self._modules for word in ("--warm", module)]
         return await asyncio.create_subprocess_exec(
@@ -118,7 +128,7 @@ class JobRunner:
 
     async def _ask(
         self, worker: Process, job: Job, arguments: Said
-    ) -> AsyncGenerator[Message, None]:
+    ) -> AsyncGenerator[JobMessage, None]:
         assert worker.stdin is not None
         assert worker.stdout is not None
         line = json.dumps({"job": name_of(job), "arguments": arguments}, allow_nan=False)
@@ -129,7 +139,7 @@ class JobRunner:
             await worker.stdin.drain()
             # Each piece may be waited for by another task, so that no one timeout spans them all.
             while heard := await asyncio.wait_for(worker.stdout.readline(), ends_s - loop.time()):
-                message = Message(**json.loads(heard))
+                message = JobMessage(**json.loads(heard))
                 yield message
                 if message.event != "progress":
                     return
@@ -172,7 +182,7 @@ async def _events(runner: JobRunner, job: Job, arguments: Said) -> AsyncGenerato
         waiting = asyncio.ensure_future(anext(messages))
         try:
             while True:
-                await asyncio.wait({waiting}, timeout=BEAT_S)
+                await asyncio.wait({waiting}, timeout=_BEAT_S)
                 if not waiting.done():
                     yield b": \n\n"
                     continue
@@ -191,8 +201,8 @@ async def _events(runner: JobRunner, job: Job, arguments: Said) -> AsyncGenerato
                     await waiting
 
 
-def _failure(status: int, text: str, code: str | None) -> Message:
-    return Message(
+def _failure(status: int, text: str, code: str | None) -> JobMessage:
+    return JobMessage(
         "error", {"status": status, "message": text, "kind": "server_error", "code": code}
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.control.operation.approval import NextChange
 from atoll.control.operation.home import FleetHome, is_dead
-from atoll.desk.desk import Desk, DeskRequest, Route, json_response
+from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk, json_response
 from atoll.desk.fleets import FleetEntry
 from atoll.runtime.http.handlers import Answer
 from atoll.runtime.openai import ApiError
@@ -16,12 +16,12 @@ from atoll.runtime.openai import ApiError
 _MOST_EVENTS = 10_000
 
 
-async def show_plan(desk: Desk, request: DeskRequest) -> Answer:
+async def show_plan(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Answer with the plan in force, to be drawn."""
     return json_response(await desk.plans.show(await _find(desk, request)))
 
 
-async def show_history(desk: Desk, request: DeskRequest) -> Answer:
+async def show_history(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Answer with what was decided and why, the newest last."""
     last = request.number("last", 200, least=1, most=_MOST_EVENTS)
     entry = await _find(desk, request)
@@ -31,14 +31,14 @@ async def show_history(desk: Desk, request: DeskRequest) -> Answer:
     return json_response({"events": [event.model_dump(mode="json") for event in events]})
 
 
-async def show_next(desk: Desk, request: DeskRequest) -> Answer:
+async def show_next(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Answer with the change that comes next."""
     entry = await _find(desk, request)
     found = None if entry.home is None else await asyncio.to_thread(_read_next, entry.home)
     return json_response({"next": describe_next(found)})
 
 
-async def answer_next(desk: Desk, request: DeskRequest) -> Answer:
+async def answer_next(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Approve or refuse the change that comes next, if it is still the one that is named."""
     asked = request.object()
     name, approve = asked.get("id"), asked.get("approve")
@@ -72,7 +72,7 @@ def _read_next(home: FleetHome) -> NextChange | None:
     return None if found is None or is_dead(found.holder) else found
 
 
-async def _find(desk: Desk, request: DeskRequest) -> FleetEntry:
+async def _find(desk: PlanDesk, request: DeskRequest) -> FleetEntry:
     return await asyncio.to_thread(desk.shelf.find, request.names["name"])
 
 
@@ -81,8 +81,8 @@ def _conflict(text: str, code: str) -> ApiError:
 
 
 ROUTES = (
-    Route("GET", "/atoll/v1/fleets/{name}/plan", "viewer", show_plan),
-    Route("GET", "/atoll/v1/fleets/{name}/history", "viewer", show_history),
-    Route("GET", "/atoll/v1/fleets/{name}/next", "viewer", show_next),
-    Route("POST", "/atoll/v1/fleets/{name}/next", "admin", answer_next),
+    DeskRoute("GET", "/atoll/v1/fleets/{name}/plan", "viewer", show_plan),
+    DeskRoute("GET", "/atoll/v1/fleets/{name}/history", "viewer", show_history),
+    DeskRoute("GET", "/atoll/v1/fleets/{name}/next", "viewer", show_next),
+    DeskRoute("POST", "/atoll/v1/fleets/{name}/next", "admin", answer_next),
 )

@@ -67,7 +67,9 @@ class PlanBook:
         else:
             shown = await asyncio.to_thread(self._read_plan, entry.home, entry.record)
             reason = (
-                "no plan is in force yet" if entry.record.up else "the fleet is not up: atoll up"
+                "no plan is in force yet"
+                if entry.record.up
+                else "no plan is in force: the fleet is not up"
             )
         if shown is None:
             return {"plan": None, "reason": reason, "made_s": None}

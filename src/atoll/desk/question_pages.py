@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from urllib.parse import unquote
 
 from atoll.core.errors import UnknownNameError
 from atoll.desk.answers import AnsweringRunner, key_of
-from atoll.desk.desk import Desk, DeskRequest, Route, json_response
+from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk, json_response
 from atoll.desk.dials import describe_dials
 from atoll.desk.fleets import FleetEntry
 from atoll.desk.jobs import stream_job
@@ -16,7 +17,7 @@ from atoll.desk.plans import ShownPlan
 from atoll.desk.simulate import SimulateAsk, find_simulation
 from atoll.desk.source import read_source
 from atoll.desk.traces import clean_name, read_upload
-from atoll.desk.whatif import FleetAsk, FleetPlace, WhatIfAsk, find_whatif
+from atoll.desk.whatif import AskedFleet, FleetAsk, WhatIfAsk, find_whatif
 from atoll.desk.worker import Job, Said
 from atoll.plan.plan import Plan
 from atoll.runtime.http.handlers import Answer, Response
@@ -25,7 +26,7 @@ from atoll.workload.builtin import NAMES
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
 
-async def show_dials(desk: Desk, request: DeskRequest) -> Answer:
+async def show_dials(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Answer with what a what-if of a fleet can turn."""
     name = request.names["name"]
 
@@ -41,7 +42,7 @@ async def show_dials(desk: Desk, request: DeskRequest) -> Answer:
     return json_response(said)
 
 
-async def ask_whatif(desk: Desk, request: DeskRequest) -> Answer:
+async def ask_whatif(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Answer with a fleet as it is and as it would be."""
     ask = WhatIfAsk.parse(request.object())
     place = await asyncio.to_thread(_place, desk, ask)
@@ -57,7 +58,7 @@ async def ask_whatif(desk: Desk, request: DeskRequest) -> Answer:
     return _stream(desk, find_whatif, arguments, keep_plan)
 
 
-async def ask_simulation(desk: Desk, request: DeskRequest) -> Answer:
+async def ask_simulation(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Answer with what a trace would see of a fleet."""
     ask = SimulateAsk.parse(request.object())
     path = None
@@ -72,15 +73,16 @@ async def ask_simulation(desk: Desk, request: DeskRequest) -> Answer:
     return _stream(desk, find_simulation, arguments)
 
 
-async def show_traces(desk: Desk, request: DeskRequest) -> Answer:
+async def show_traces(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Answer with all traces."""
     del request
     return json_response({"traces": await asyncio.to_thread(desk.traces.describe)})
 
 
-async def take_trace(desk: Desk, request: DeskRequest) -> Answer:
+async def take_trace(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Take a trace that is uploaded; answer with what is in it."""
-    shown = clean_name(request.headers.get(b"x-atoll-filename", b"").decode("utf-8", "replace"))
+    sent = request.headers.get(b"x-atoll-filename", b"").decode("latin-1")
+    shown = clean_name(unquote(sent))
     name, path = await asyncio.to_thread(desk.traces.receive, request.body)
     target = desk.traces.target(name)
     try:
@@ -92,13 +94,13 @@ async def take_trace(desk: Desk, request: DeskRequest) -> Answer:
     return json_response(trace.describe(), 201)
 
 
-async def delete_trace(desk: Desk, request: DeskRequest) -> Answer:
+async def delete_trace(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Delete a trace that was uploaded."""
     await asyncio.to_thread(desk.traces.remove, request.names["id"])
     return json_response({"deleted": request.names["id"]})
 
 
-async def show_report(desk: Desk, request: DeskRequest) -> Answer:
+async def show_report(desk: PlanDesk, request: DeskRequest) -> Answer:
     """Answer with a report as one page."""
     name = request.names["id"]
     html = desk.answers.reports.get(name)
@@ -111,7 +113,7 @@ async def show_report(desk: Desk, request: DeskRequest) -> Answer:
 
 
 def _stream(
-    desk: Desk,
+    desk: PlanDesk,
     job: Job,
     arguments: Said,
     on_result: Callable[[Said], Said] = lambda said: said,
@@ -120,13 +122,13 @@ def _stream(
     return stream_job(runner, job, arguments)
 
 
-def _place(desk: Desk, ask: FleetAsk) -> FleetPlace:
+def _place(desk: PlanDesk, ask: FleetAsk) -> AskedFleet:
     ask.check()
     if ask.fleet is None:
-        return FleetPlace(text=ask.file)
+        return AskedFleet(text=ask.file)
     entry = desk.shelf.find(ask.fleet)
     plan = read_in_force(entry)
-    return FleetPlace(path=str(entry.source), plan=None if plan is None else plan.to_json())
+    return AskedFleet(path=str(entry.source), plan=None if plan is None else plan.to_json())
 
 
 def read_in_force(entry: FleetEntry) -> Plan | None:
@@ -138,11 +140,11 @@ def read_in_force(entry: FleetEntry) -> Plan | None:
 
 
 ROUTES = (
-    Route("GET", "/atoll/v1/fleets/{name}/dials", "viewer", show_dials),
-    Route("POST", "/atoll/v1/whatif", "member", ask_whatif),
-    Route("GET", "/atoll/v1/traces", "viewer", show_traces),
-    Route("POST", "/atoll/v1/traces", "member", take_trace),
-    Route("DELETE", "/atoll/v1/traces/{id}", "member", delete_trace),
-    Route("POST", "/atoll/v1/simulate", "member", ask_simulation),
-    Route("GET", "/atoll/v1/reports/{id}", "viewer", show_report),
+    DeskRoute("GET", "/atoll/v1/fleets/{name}/dials", "viewer", show_dials),
+    DeskRoute("POST", "/atoll/v1/whatif", "member", ask_whatif),
+    DeskRoute("GET", "/atoll/v1/traces", "viewer", show_traces),
+    DeskRoute("POST", "/atoll/v1/traces", "member", take_trace),
+    DeskRoute("DELETE", "/atoll/v1/traces/{id}", "member", delete_trace),
+    DeskRoute("POST", "/atoll/v1/simulate", "member", ask_simulation),
+    DeskRoute("GET", "/atoll/v1/reports/{id}", "viewer", show_report),
 )

@@ -16,7 +16,7 @@ from pathlib import Path
 from atoll.core.errors import AtollError
 from atoll.core.paths import runtime_dir
 from atoll.desk import fleet_pages, plan_pages, question_pages
-from atoll.desk.desk import Desk, DeskRequest, Route, find_route, read_query, read_role
+from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk, find_route, read_query, read_role
 from atoll.desk.jobs import to_api_error
 from atoll.desk.worker import describe_error
 from atoll.runtime.http.handlers import Answer, HandlerServer, ServerDeadlines, ServerLimits
@@ -25,7 +25,7 @@ from atoll.runtime.http.program import close_when_told
 from atoll.runtime.http.server import Request
 from atoll.runtime.openai import ApiError
 
-ROUTES: tuple[Route, ...] = (
+ROUTES: tuple[DeskRoute, ...] = (
     *fleet_pages.ROUTES,
     *plan_pages.ROUTES,
     *question_pages.ROUTES,
@@ -78,7 +78,7 @@ class DeskOptions:
 class DeskServer:
     """A desk that can be asked."""
 
-    def __init__(self, desk: Desk, routes: tuple[Route, ...] = ROUTES) -> None:
+    def __init__(self, desk: PlanDesk, routes: tuple[DeskRoute, ...] = ROUTES) -> None:
         self.desk = desk
         self._routes = routes
         self._token: str | None = None
@@ -126,7 +126,7 @@ class DeskServer:
 
 async def serve(options: DeskOptions, ready: Callable[[DeskAddress], None]) -> None:
     """Run a desk until the process is told to stop; `ready` is told where it listens."""
-    server = DeskServer(Desk(options.files))
+    server = DeskServer(PlanDesk(options.files))
     try:
         ready(await server.start(options))
         await server.desk.jobs.warm()

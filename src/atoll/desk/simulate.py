@@ -12,7 +12,7 @@ from atoll.api.plan import FleetPlan
 from atoll.api.report import FleetReport
 from atoll.core.errors import UsageError
 from atoll.desk.quick import plan_quickly
-from atoll.desk.whatif import FleetAsk, FleetPlace
+from atoll.desk.whatif import AskedFleet, FleetAsk
 from atoll.desk.worker import Report, Said
 from atoll.plan.problem import Problem
 from atoll.report.simulation.page import render_simulation_page
@@ -45,12 +45,12 @@ class SimulateAsk(FleetAsk):
 
 
 def find_simulation(arguments: Said, report: Report) -> Said:
-    """Simulate (`worker.Job`): `place` is a FleetPlace, `ask` a SimulateAsk, `trace_path` an upload's file.
+    """Simulate (`worker.Job`): `place` is a AskedFleet, `ask` a SimulateAsk, `trace_path` an upload's file.
 
     Its result has the report as `html`.
     """
     began_s = time.monotonic()
-    place, ask = FleetPlace.parse(arguments["place"]), SimulateAsk.parse(arguments["ask"])
+    place, ask = AskedFleet.parse(arguments["place"]), SimulateAsk.parse(arguments["ask"])
     problem = place.read().problem
     plan = place.read_plan(problem)
     if plan is None:

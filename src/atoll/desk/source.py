@@ -27,7 +27,7 @@ _BUILT_IN_CLASSES = "multimodal"
 
 
 @dataclass(frozen=True)
-class FleetSource:
+class WrittenFleet:
     """A fleet: its problem, and its file as plain data where a file that stands alone can be written of it.
 
     `data` is None for a problem.json, and for a fleet file that needs others beside it.
@@ -52,18 +52,18 @@ class FleetSource:
         return f"{self.problem.name}{'.json' if self.data is None else '.yaml'}"
 
 
-def read_source(path: str | os.PathLike[str]) -> FleetSource:
+def read_source(path: str | os.PathLike[str]) -> WrittenFleet:
     """Read a fleet file or a problem.json."""
     problem = read_problem(path)
     if Path(path).suffix.lower() == ".json":
         data = json.loads(read_text_limited(path))
         if isinstance(data, dict) and "services" in data:
-            return FleetSource(problem)
+            return WrittenFleet(problem)
     data = parse_yaml(read_text_limited(path), path=path).data
-    return FleetSource(problem, _standing_alone(data, problem))
+    return WrittenFleet(problem, _standing_alone(data, problem))
 
 
-def read_sent(text: str) -> FleetSource:
+def read_sent(text: str) -> WrittenFleet:
     """Read a fleet file that somebody sent: it must not name other files."""
     if len(text) > MOST_LETTERS:
         raise InputError(f"more than {MOST_LETTERS:,} letters", field="file", hint="send less")
@@ -76,12 +76,12 @@ def read_sent(text: str) -> FleetSource:
                 hint="put its content there",
             )
     problem = parse_fleet(text)
-    return FleetSource(problem, _standing_alone(data, problem))
+    return WrittenFleet(problem, _standing_alone(data, problem))
 
 
-def read_data(data: dict[str, Any], name: str) -> FleetSource:
+def read_data(data: dict[str, Any], name: str) -> WrittenFleet:
     """Read a fleet file that was changed."""
-    return FleetSource(parse_fleet(write_yaml(data), path=f"{name}.yaml"), data)
+    return WrittenFleet(parse_fleet(write_yaml(data), path=f"{name}.yaml"), data)
 
 
 def _standing_alone(data: object, problem: Problem) -> dict[str, Any] | None:

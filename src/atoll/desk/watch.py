@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-from atoll.desk.jobs import BEAT_S, write_event
+from atoll.desk.jobs import write_event
 
 EVERY_S = 3.0
 """How often somebody looks while others listen."""
+_BEAT_S = 15.0
+"""After so long with nothing to say a comment is sent, so that nobody in between gives up."""
 Read = Callable[[], Awaitable[dict[str, Any]]]
 """Returns all fleets as they are listed."""
 
@@ -40,7 +42,7 @@ class FleetWatch:
                     yield told
                     continue
                 changed = asyncio.ensure_future(self._changed.wait())
-                done, _ = await asyncio.wait({changed}, timeout=BEAT_S)
+                done, _ = await asyncio.wait({changed}, timeout=_BEAT_S)
                 changed.cancel()
                 if not done:
                     yield b": \n\n"

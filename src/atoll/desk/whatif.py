@@ -11,10 +11,10 @@ from atoll.api.plan import FleetPlan
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.core.units import format_price, format_share
-from atoll.desk.change import Change, apply_change
+from atoll.desk.change import FleetChange, apply_change
 from atoll.desk.drawing import draw_plan
 from atoll.desk.quick import QuickPlan, plan_quickly, short_services, simulate_kept
-from atoll.desk.source import MOST_LETTERS, FleetSource, read_sent, read_source
+from atoll.desk.source import MOST_LETTERS, WrittenFleet, read_sent, read_source
 from atoll.desk.worker import Report, Said
 from atoll.plan.diff import ChangedInstance
 from atoll.plan.plan import Plan
@@ -41,19 +41,19 @@ class FleetAsk(Frozen):
             raise InputError("which fleet?", field="fleet", hint="give either 'fleet' or 'file'")
 
 
-class WhatIfAsk(FleetAsk, Change):
+class WhatIfAsk(FleetAsk, FleetChange):
     """What a what-if is asked: a change of a fleet, and how long it is simulated, in seconds."""
 
     simulate_s: Annotated[float, Field(strict=True, ge=10, le=1800)] = 120.0
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31)] = 0
 
     @property
-    def change(self) -> Change:
+    def change(self) -> FleetChange:
         """What is to be other than it is."""
-        return Change(**{name: getattr(self, name) for name in Change.model_fields})
+        return FleetChange(**{name: getattr(self, name) for name in FleetChange.model_fields})
 
 
-class FleetPlace(Frozen):
+class AskedFleet(Frozen):
     """Where a worker finds a fleet: the path of its file, or the text of one.
 
     `plan` is the JSON of the plan in force, with its mixes, where there is one.
@@ -63,7 +63,7 @@ class FleetPlace(Frozen):
     text: str | None = None
     plan: str | None = None
 
-    def read(self) -> FleetSource:
+    def read(self) -> WrittenFleet:
         """Read the fleet."""
         return read_source(self.path) if self.path is not None else read_sent(self.text or "")
 
@@ -85,9 +85,9 @@ def prepare() -> None:
 
 
 def find_whatif(arguments: Said, report: Report) -> Said:
-    """Answer a what-if (`worker.Job`): `place` is a FleetPlace, `ask` a WhatIfAsk."""
+    """Answer a what-if (`worker.Job`): `place` is a AskedFleet, `ask` a WhatIfAsk."""
     began_s = time.monotonic()
-    place, ask = FleetPlace.parse(arguments["place"]), WhatIfAsk.parse(arguments["ask"])
+    place, ask = AskedFleet.parse(arguments["place"]), WhatIfAsk.parse(arguments["ask"])
     source = place.read()
     changed = apply_change(source, ask.change)
 
@@ -121,7 +121,7 @@ def _write_made(plan: FleetPlan, problem: Problem) -> dict[str, str]:
     return {"plan": plan.to_json(), "problem": problem.to_json()}
 
 
-def _plan_now(place: FleetPlace, problem: Problem, ask: WhatIfAsk, tell: Any) -> QuickPlan:
+def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Any) -> QuickPlan:
     """The plan in force with what it keeps; where there is none, one as of what would be."""
     in_force = place.read_plan(problem)
     if in_force is not None:

@@ -71,7 +71,7 @@ class NextChange(Frozen):
     waits: tuple[str, ...]
 
 
-class Answer(Frozen):
+class ChangeAnswer(Frozen):
     """What somebody answered to the change of this id."""
 
     id: str
@@ -103,8 +103,8 @@ class ChangeBoard:
             atomic_write(self._next, change.to_json(indent=2) + "\n")
 
     def answer(self, name: str, *, approve: bool, now_s: float) -> None:
-        """Answer to the change of this id; the latest answer counts."""
-        given = Answer(id=name, approve=approve, at_s=now_s)
+        """ChangeAnswer to the change of this id; the latest answer counts."""
+        given = ChangeAnswer(id=name, approve=approve, at_s=now_s)
         atomic_write(self._answer, given.to_json() + "\n")
 
     def has_answer(self) -> bool:
@@ -119,7 +119,7 @@ class ChangeBoard:
         except FileNotFoundError:
             return None
         try:
-            given = Answer.from_json(read_text_limited(self._taken), path=self._taken)
+            given = ChangeAnswer.from_json(read_text_limited(self._taken), path=self._taken)
         except InputError:
             return None
         finally:
