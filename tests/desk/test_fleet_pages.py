@@ -226,6 +226,8 @@ def test_who_listens_is_told_of_changes_and_nobody_looks_for_nobody() -> None:
     async def read() -> dict[str, object]:
         nonlocal reads
         reads += 1
+        if reads == 1:
+            raise OSError("not now")
         return {"fleets": list(fleets)}
 
     async def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from atoll.core.errors import InputError
 from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk
 from atoll.desk.jobs import JobRunner, stream_job
-from atoll.desk.server import DeskAddress, DeskOptions
+from atoll.desk.server import DeskAddress, DeskOptions, default_socket
 from atoll.runtime.http.handlers import Answer
 from atoll.runtime.openai import ApiError
 from tests.desk.asking import ask, running
@@ -49,6 +50,22 @@ def test_socket_is_its_users_alone_and_goes_at_the_end(tmp_path: Path) -> None:
         assert not path.exists()
 
     asyncio.run(main())
+
+
+def test_sockets_that_dead_desks_left_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = default_socket().parent
+    left, living = folder / "desk-1.sock", folder / "desk-2.sock"
+    (folder / "desk-3.sock").write_text("not a socket")
+    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as listening:
+        dead.bind(str(left))
+        listening.bind(str(living))
+        listening.listen()
+        path = default_socket()
+        assert path.name == f"desk-{os.getpid()}.sock"
+        assert sorted(each.name for each in folder.iterdir()) == ["desk-2.sock", "desk-3.sock"]
 
 
 def test_port_needs_the_token() -> None:

@@ -6,6 +6,7 @@ token.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import secrets
@@ -20,7 +21,7 @@ from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk, find_route, read_q
 from atoll.desk.jobs import to_api_error
 from atoll.desk.worker import describe_error
 from atoll.runtime.http.handlers import Answer, HandlerServer, ServerDeadlines, ServerLimits
-from atoll.runtime.http.listening import cannot_listen
+from atoll.runtime.http.listening import cannot_listen, is_listening
 from atoll.runtime.http.program import close_when_told
 from atoll.runtime.http.server import Request
 from atoll.runtime.openai import ApiError
@@ -75,6 +76,16 @@ class DeskOptions:
     token: str | None = None
 
 
+def default_socket() -> Path:
+    """Return where a desk listens unless it is told otherwise; what killed ones left there is removed."""
+    folder = runtime_dir()
+    for path in folder.glob("desk-*.sock"):
+        with contextlib.suppress(OSError):
+            if path.is_socket() and not is_listening(path):
+                path.unlink()
+    return folder / f"desk-{os.getpid()}.sock"
+
+
 class DeskServer:
     """A desk that can be asked."""
 
@@ -87,7 +98,7 @@ class DeskServer:
     async def start(self, options: DeskOptions) -> DeskAddress:
         """Listen, and return where."""
         if options.port is None:
-            path = options.socket or runtime_dir() / f"desk-{os.getpid()}.sock"
+            path = options.socket or default_socket()
             await self._http.start_on_socket(path)
             return DeskAddress(socket=str(path))
         self._token = options.token or secrets.token_urlsafe(_TOKEN_BYTES)

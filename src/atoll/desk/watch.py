@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from atoll.desk.jobs import write_event
 
+_LOG = logging.getLogger(__name__)
 EVERY_S = 3.0
 """How often somebody looks while others listen."""
 _BEAT_S = 15.0
@@ -54,7 +56,11 @@ class FleetWatch:
 
     async def _watch(self) -> None:
         while True:
-            said = write_event("fleets", await self._read())
+            try:
+                said = write_event("fleets", await self._read())
+            except Exception:  # noqa: BLE001 - what cannot be read now may be in a moment
+                _LOG.exception("cannot look at fleets")
+                said = self._said
             if said != self._said:
                 self._said = said
                 self._changed.set()
