@@ -8,7 +8,8 @@ from tests.dashboard.browser.conftest import Site, Visit
 
 pytestmark = pytest.mark.slow
 _HIDE = """hidden => {
-  Object.defineProperty(document, 'visibilityState', {value: hidden ? 'hidden' : 'visible', configurable: true});
+  const value = hidden ? 'hidden' : 'visible';
+  Object.defineProperty(document, 'visibilityState', {value, configurable: true});
   document.dispatchEvent(new Event('visibilitychange'));
 }"""
 
