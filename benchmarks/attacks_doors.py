@@ -23,7 +23,7 @@ from benchmarks.attacks_site import AttackedSite
 from benchmarks.attacks_wire import Reply, chat_body, head_of, request_of, talk
 from benchmarks.fake_engine import MODEL
 
-_ADMIN = ("/atoll/v1/status", "/atoll/v1/backends", "/metrics")
+_ADMIN = ("/atoll/v1/status", "/atoll/v1/backends", "/atoll/v1/keys", "/metrics")
 _LOCAL = (
     "x-forwarded-for: 127.0.0.1",
     "x-real-ip: 127.0.0.1",
@@ -33,6 +33,8 @@ _LOCAL = (
     "x-rewrite-url: /atoll/v1/status",
     "x-http-method-override: DELETE",
     "x-atoll-node: fake-0",
+    "x-atoll-role: admin",
+    "x-atoll-owner: root",
 )
 _FORBIDDEN = frozenset({403})
 _ABSENT = frozenset({404})
