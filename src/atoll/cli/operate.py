@@ -279,11 +279,14 @@ class _Operation:
 
     def _rest(self) -> None:
         """Wait for the next turn; an answer on a page is followed at once."""
+        if not self.gate.is_waiting:
+            self.stop.wait(self.options.look)
+            return
         ends_s = time.monotonic() + self.options.look
         while not self.stop.is_set() and (left_s := ends_s - time.monotonic()) > 0:
             if self.gate.has_answer():
                 return
-            self.stop.wait(min(_ANSWER_S, left_s) if self.gate.is_waiting else left_s)
+            self.stop.wait(min(_ANSWER_S, left_s))
 
     def _read_file(self, fleet: OperatedFleet, controller: FleetController) -> OperatedFleet:
         """Read the fleet file if it has changed; one that is broken changes nothing."""
