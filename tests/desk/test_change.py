@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, InputError, UnknownNameError
-from atoll.desk.change import FleetChange, PromiseChange, apply_change, change_problem, scale_count
+from atoll.desk.change import DialChange, PromiseChange, apply_change, change_problem, scale_count
 from atoll.desk.source import WrittenFleet, read_sent, read_source, write_yaml
 from atoll.plan.files.examples import find_example
 from atoll.plan.files.read import read_problem
@@ -65,7 +65,7 @@ def test_a_change_of_the_file_is_that_of_the_problem(
         target=st.none() | st.floats(0.1, 0.99),
     )
     there = shares if source.problem.cluster is not None else factors
-    change = FleetChange(
+    change = DialChange(
         demand=data.draw(st.dictionaries(st.sampled_from(services), factors)),
         promises=data.draw(st.dictionaries(st.sampled_from(services), promises)),
         prices=data.draw(st.dictionaries(st.sampled_from(gpus), factors)),
@@ -81,7 +81,7 @@ def test_a_change_of_the_file_is_that_of_the_problem(
 
 def test_a_choice_is_turned_by_its_name(folder: Path) -> None:
     source = read_source(find_example("choice"))
-    changed = apply_change(source, FleetChange(demand={"chat": 2.0}, prices={"L4": 0.5}))
+    changed = apply_change(source, DialChange(demand={"chat": 2.0}, prices={"L4": 0.5}))
     _round_trip(folder, changed)
     before = {s.name: s.rate_per_s for s in source.problem.services}
     after = {s.name: s.rate_per_s for s in changed.problem.services}
@@ -98,7 +98,7 @@ def test_a_problem_is_changed_where_there_is_no_file(tmp_path: Path) -> None:
     path.write_text(problem.to_json(), encoding="utf-8")
     source = read_source(path)
     assert source.data is None
-    changed = apply_change(source, FleetChange(demand={"chat": 3.0}))
+    changed = apply_change(source, DialChange(demand={"chat": 3.0}))
     assert changed.problem.service("chat").rate_per_s == 12.0
     assert changed.file_name == "quickstart.json"
     _round_trip(tmp_path, changed)
@@ -108,31 +108,31 @@ def test_the_first_machines_of_a_cluster_stay() -> None:
     source = read_source(find_example("cluster-mixed"))
     assert source.problem.cluster is not None
     gpu = source.problem.node_types[0].partition(":")[0]
-    fewer = apply_change(source, FleetChange(available={gpu: 0.5})).problem.cluster
+    fewer = apply_change(source, DialChange(available={gpu: 0.5})).problem.cluster
     assert fewer is not None
     kept = {node.name for node in fewer.nodes}
     assert kept < {node.name for node in source.problem.cluster.nodes}
     with pytest.raises(InputError, match="has the machines that it has"):
-        apply_change(source, FleetChange(available={gpu: 2.0}))
+        apply_change(source, DialChange(available={gpu: 2.0}))
 
 
 def test_nothing_left_is_said() -> None:
     source = read_source(find_example("cluster-mixed"))
     gpus = {kind.partition(":")[0] for kind in source.problem.node_types}
     with pytest.raises(InputError, match="no machine is left"):
-        apply_change(source, FleetChange(available=dict.fromkeys(gpus, 0.0)))
+        apply_change(source, DialChange(available=dict.fromkeys(gpus, 0.0)))
 
 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        (FleetChange(demand={"nobody": 2.0}), "demand.nobody"),
-        (FleetChange(promises={"nobody": PromiseChange()}), "promises.nobody"),
-        (FleetChange(prices={"H999": 2.0}), "prices.H999"),
-        (FleetChange(available={"H999": 2.0}), "available.H999"),
+        (DialChange(demand={"nobody": 2.0}), "demand.nobody"),
+        (DialChange(promises={"nobody": PromiseChange()}), "promises.nobody"),
+        (DialChange(prices={"H999": 2.0}), "prices.H999"),
+        (DialChange(available={"H999": 2.0}), "available.H999"),
     ],
 )
-def test_names_that_are_not_there(change: FleetChange, field: str) -> None:
+def test_names_that_are_not_there(change: DialChange, field: str) -> None:
     with pytest.raises(UnknownNameError) as caught:
         apply_change(read_source(find_example("quickstart")), change)
     assert caught.value.field == field
@@ -155,7 +155,7 @@ def test_names_that_are_not_there(change: FleetChange, field: str) -> None:
 )
 def test_what_cannot_be_asked_is_named(data: object, field: str) -> None:
     with pytest.raises(InputError) as caught:
-        FleetChange.parse(data)
+        DialChange.parse(data)
     assert caught.value.field == field
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.desk import quick
-from atoll.desk.change import FleetChange, apply_change
+from atoll.desk.change import DialChange, apply_change
 from atoll.desk.quick import plan_quickly, scale_demand, short_services
 from atoll.desk.source import read_sent
 
@@ -43,10 +43,10 @@ def test_a_plan_keeps_its_promises_and_is_valid() -> None:
 def test_a_budget_is_kept_and_what_is_served_keeps_its_promises() -> None:
     source = read_sent(SMALL)
     whole = plan_quickly(source.problem, simulate_s=30.0, seed=0)
-    more = apply_change(source, FleetChange(demand={"chat": 6.0})).problem
+    more = apply_change(source, DialChange(demand={"chat": 6.0})).problem
     dear = plan_quickly(more, simulate_s=30.0, seed=0)
     budget = (whole.plan.usd_per_hour + dear.plan.usd_per_hour) / 2.0
-    change = FleetChange(demand={"chat": 6.0}, budget_usd_per_hour=budget)
+    change = DialChange(demand={"chat": 6.0}, budget_usd_per_hour=budget)
     found = plan_quickly(apply_change(source, change).problem, simulate_s=30.0, seed=0)
     assert found.plan.usd_per_hour <= budget
     assert 0.0 < found.served < 1.0
@@ -56,14 +56,14 @@ def test_a_budget_is_kept_and_what_is_served_keeps_its_promises() -> None:
 
 def test_what_there_is_not_enough_of_is_shared() -> None:
     source = read_sent(SMALL)
-    change = FleetChange(demand={"chat": 40.0}, available={"L4": 0.125})
+    change = DialChange(demand={"chat": 40.0}, available={"L4": 0.125})
     found = plan_quickly(apply_change(source, change).problem, simulate_s=30.0, seed=0)
     assert 0.0 < found.served < 1.0
     assert found.plan.instances
 
 
 def test_where_nothing_can_be_paid_nothing_is_served() -> None:
-    problem = apply_change(read_sent(SMALL), FleetChange(budget_usd_per_hour=0.01)).problem
+    problem = apply_change(read_sent(SMALL), DialChange(budget_usd_per_hour=0.01)).problem
     found = plan_quickly(problem, simulate_s=30.0, seed=0)
     assert found.served == 0.0
     assert not found.plan.instances

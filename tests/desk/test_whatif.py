@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import InputError, UsageError
-from atoll.desk.change import FleetChange, change_problem
+from atoll.desk.change import DialChange, change_problem
 from atoll.desk.dials import describe_dials
 from atoll.desk.quick import QuickPlan, plan_quickly
 from atoll.desk.simulate import find_simulation
@@ -63,7 +63,7 @@ def test_the_plan_in_force_is_what_there_is_now() -> None:
 
 def _raised(problem: Problem) -> Problem:
 
-    return change_problem(problem, FleetChange(demand={"chat": 5.0}))
+    return change_problem(problem, DialChange(demand={"chat": 5.0}))
 
 
 def test_verdicts_have_units() -> None:
@@ -72,7 +72,7 @@ def test_verdicts_have_units() -> None:
     short = QuickPlan(now.plan, {"chat": 0.5, "titles": 0.9}, 0.4)
     assert judge(now, short) == (
         f"costs the same, ${now.plan.usd_per_hour:.2f}/h and serves 40% of the demand, but only 50% of the "
-        "requests for chat keep their promises (95% asked), and 1 more fall short"
+        "requests for chat keep their promises (95% asked), and 1 more falls short"
     )
 
 

@@ -33,7 +33,7 @@ class PromiseChange(Frozen):
     target: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None
 
 
-class FleetChange(Frozen):
+class DialChange(Frozen):
     """What is other than it is: factors by service or GPU type, promises, and the most to pay an hour."""
 
     demand: Factors = Field(default_factory=dict)
@@ -45,7 +45,7 @@ class FleetChange(Frozen):
     @property
     def is_none(self) -> bool:
         """Whether everything stays as it is."""
-        return self == FleetChange()
+        return self == DialChange()
 
     def describe(self) -> str:
         """Return the change in a few words, for people."""
@@ -65,7 +65,7 @@ class FleetChange(Frozen):
         return ", ".join(said) or "nothing"
 
 
-def apply_change(source: WrittenFleet, change: FleetChange) -> WrittenFleet:
+def apply_change(source: WrittenFleet, change: DialChange) -> WrittenFleet:
     """Return the fleet as it would be."""
     check_names(source, change)
     if change.is_none:
@@ -90,7 +90,7 @@ def gpu_types(problem: Problem) -> tuple[str, ...]:
     return tuple(sorted({parse_node_type(kind).gpu for kind in problem.node_types}))
 
 
-def check_names(source: WrittenFleet, change: FleetChange) -> None:
+def check_names(source: WrittenFleet, change: DialChange) -> None:
     """Refuse names that the fleet does not have."""
     services, gpus = service_names(source), gpu_types(source.problem)
     for field, names, kind, known in (
@@ -113,7 +113,7 @@ def check_names(source: WrittenFleet, change: FleetChange) -> None:
 # In the problem
 
 
-def change_problem(problem: Problem, change: FleetChange) -> Problem:
+def change_problem(problem: Problem, change: DialChange) -> Problem:
     """Return the problem as it would be; names are those of services, or of choices for all their ways."""
     ways = {
         choice.name: [variant.service for variant in choice.variants] for choice in problem.choices
@@ -166,7 +166,7 @@ def _promise(service: Service, promise: PromiseChange | None) -> Service:
     return service.model_copy(update=update)
 
 
-def _offer(offer: Offer, change: FleetChange) -> Offer:
+def _offer(offer: Offer, change: DialChange) -> Offer:
     gpu = parse_node_type(offer.node_type).gpu
     return offer.model_copy(
         update={
@@ -217,7 +217,7 @@ def _cut(cluster: Cluster, available: Mapping[str, float]) -> Cluster:
     return cluster.model_copy(update={"nodes": tuple(nodes), "links": links, "profiles": profiles})
 
 
-def _owned(offers: Iterable[Offer], cluster: Cluster, change: FleetChange) -> Iterable[Offer]:
+def _owned(offers: Iterable[Offer], cluster: Cluster, change: DialChange) -> Iterable[Offer]:
     """Offers of what is left of a cluster, where they say more than that it is there."""
     left: dict[tuple[str, str], int] = {}
     for node in cluster.nodes:
@@ -234,7 +234,7 @@ def _owned(offers: Iterable[Offer], cluster: Cluster, change: FleetChange) -> It
 # In the file
 
 
-def change_file(source: WrittenFleet, change: FleetChange) -> dict[str, Any]:
+def change_file(source: WrittenFleet, change: DialChange) -> dict[str, Any]:
     """Return the data of the fleet file as it would be."""
     assert source.data is not None
     data = dict(source.data)
@@ -273,7 +273,7 @@ def _write_promise(entry: dict[str, Any], promise: PromiseChange) -> None:
         entry["attainment"] = promise.target
 
 
-def _write_pool(pool: Mapping[str, Any], problem: Problem, change: FleetChange) -> dict[str, Any]:
+def _write_pool(pool: Mapping[str, Any], problem: Problem, change: DialChange) -> dict[str, Any]:
     """The pool with every offer that changes written out: that counts before what `cloud` says of it."""
     changed = {*change.prices, *change.available}
     written = [
@@ -292,10 +292,10 @@ def _write_pool(pool: Mapping[str, Any], problem: Problem, change: FleetChange) 
 
 
 def _write_cluster(
-    cluster: Mapping[str, Any], problem: Problem, change: FleetChange
+    cluster: Mapping[str, Any], problem: Problem, change: DialChange
 ) -> dict[str, Any]:
     """The cluster with its machines written out by name."""
-    changed = change_problem(problem, FleetChange(prices=change.prices, available=change.available))
+    changed = change_problem(problem, DialChange(prices=change.prices, available=change.available))
     assert changed.cluster is not None
     offers = {(offer.region, offer.node_type): offer for offer in changed.offers}
     nodes: dict[str, dict[str, Any]] = {}

@@ -23,7 +23,7 @@ from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
 
 CLUSTER_S = 2.0
-GRAPHS_S = 8.0
+GRAPHS_S = 6.0
 """Seconds after which a placement, and a plan of any-to-any models, is what was found by then."""
 _CLUSTER_WORK, _GRAPHS_WORK = 0.01, 0.1
 _ROUNDS, _TRIMS = 8, 2

@@ -11,7 +11,7 @@ from atoll.api.plan import FleetPlan
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.core.units import format_price, format_share
-from atoll.desk.change import FleetChange, apply_change
+from atoll.desk.change import DialChange, apply_change
 from atoll.desk.drawing import draw_plan
 from atoll.desk.quick import QuickPlan, plan_quickly, short_services, simulate_kept
 from atoll.desk.source import MOST_LETTERS, WrittenFleet, read_sent, read_source
@@ -41,16 +41,16 @@ class FleetAsk(Frozen):
             raise InputError("which fleet?", field="fleet", hint="give either 'fleet' or 'file'")
 
 
-class WhatIfAsk(FleetAsk, FleetChange):
+class WhatIfAsk(FleetAsk, DialChange):
     """What a what-if is asked: a change of a fleet, and how long it is simulated, in seconds."""
 
     simulate_s: Annotated[float, Field(strict=True, ge=10, le=1800)] = 120.0
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31)] = 0
 
     @property
-    def change(self) -> FleetChange:
+    def change(self) -> DialChange:
         """What is to be other than it is."""
-        return FleetChange(**{name: getattr(self, name) for name in FleetChange.model_fields})
+        return DialChange(**{name: getattr(self, name) for name in DialChange.model_fields})
 
 
 class AskedFleet(Frozen):
@@ -186,7 +186,8 @@ def judge(now: QuickPlan, then: QuickPlan) -> str:
         return f"{', '.join(said[:-1])} and {said[-1]}"
     name = min(short, key=lambda each: short[each] - then.plan.problem.service(each).attainment)
     asked = then.plan.problem.service(name).attainment
-    others = f", and {len(short) - 1} more fall short" if len(short) > 1 else ""
+    more_short = "1 more falls" if len(short) == 2 else f"{len(short) - 1} more fall"
+    others = f", and {more_short} short" if len(short) > 1 else ""
     return (
         f"{' and '.join(said)}, but only {format_share(short[name])} of the requests for {name} keep their "
         f"promises ({format_share(asked)} asked){others}"
