@@ -30,8 +30,11 @@ def find_chromium() -> str | None:
     return named or next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """A browser for the tests of a file: as long as it is open a loop runs in this thread, in which other
+    tests cannot run theirs.
+    """
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = find_chromium()
     if path is None:
