@@ -4,7 +4,8 @@ import { h, icon, set } from "../lib/dom.js";
 import { lines } from "../lib/charts.js";
 import { firstFleet, fleetChoice } from "../lib/fleetchoice.js";
 import { count, DASH, number, percent, perHour, rate, seconds } from "../lib/format.js";
-import { badge, button, card, empty, failed, field, figure, iconButton, input, load, select, table, toast } from "../lib/ui.js";
+import { withPlanner } from "../lib/services.js";
+import { badge, button, card, empty, failed, field, figure, iconButton, input, load, loading, select, snippet, table, toast } from "../lib/ui.js";
 
 const MOST_BYTES = 64 * 2 ** 20;
 
@@ -131,16 +132,20 @@ export const page = {
       h("div", { class: "row" }, go, stop, ctx.can("member") ? null : h("span", { class: "note" }, "Viewers look only: ask for a key of role member.")));
     }
 
-    set(root, h("div", { class: "columns" }, card("Trace", {}, list, stats, ctx.can("member") ? drop : null), h("div", { class: "stack" }, card("Run it through a plan", {}, form), result)));
-    load(form, async () => {
-      const [told] = await Promise.all([ctx.api.get("/api/desk/fleets"), refresh()]);
-      return told;
-    }, (told) => {
-      fleets = told.fleets;
-      fleet = firstFleet(fleets, ctx.params);
-      if (!fleet) return empty("No fleet to simulate", "Give the dashboard a fleet file: atoll dashboard --fleet fleet.yaml");
-      return drawForm();
+    const columns = h("div", { class: "columns" }, card("Trace", {}, list, stats, ctx.can("member") ? drop : null), h("div", { class: "stack" }, card("Run it through a plan", {}, form), result));
+    set(root, loading());
+    const stop = withPlanner(ctx, root, () => {
+      set(root, columns);
+      load(form, async () => {
+        const [told] = await Promise.all([ctx.api.get("/api/desk/fleets"), refresh()]);
+        return told;
+      }, (told) => {
+        fleets = told.fleets;
+        fleet = firstFleet(fleets, ctx.params);
+        if (!fleet) return empty("No fleet to simulate", "Give the dashboard a fleet file:", snippet("atoll dashboard --fleet fleet.yaml"));
+        return drawForm();
+      });
     });
-    return () => running?.abort();
+    return () => { stop(); running?.abort(); };
   },
 };
