@@ -68,6 +68,21 @@ class Site:
         """Return an address that logs in as the admin of this machine, once."""
         return f"{self.url}/#token={self._links.make()}"
 
+    def find_gateway(self) -> None:
+        """Have a dashboard that knew of no gateway find one."""
+        self._services.gateway = ServiceAddress(self.gateway.url, token=self.gateway.token)
+
+    def stop_desk(self) -> None:
+        """End the desk, as when it is started anew."""
+        self._do(self.desk.close())
+
+    def start_desk(self) -> None:
+        """Start a desk at the address of the one that has ended."""
+        old = self.desk
+        self.desk = FakeDesk(step_s=0.02)
+        self.desk.token = old.token
+        self._do(self.desk.start(int(old.url.rpartition(":")[2])))
+
     def _do(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
@@ -77,7 +92,7 @@ class Site:
         await self.gateway.start()
         await self.desk.start()
         has_gateway, has_desk = self._with
-        services = ServiceDirectory(
+        services = self._services = ServiceDirectory(
             ServiceAddress(self.gateway.url, token=self.gateway.token) if has_gateway else None,
             ServiceAddress(self.desk.url, token=self.desk.token) if has_desk else None,
         )

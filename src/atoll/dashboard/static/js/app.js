@@ -68,8 +68,8 @@ function showLogin(told = {}) {
       key.focus();
     }
   } }, h("div", { class: "login-head" }, logo(), themeButton()), h("h1", {}, "Log in"),
-    told.message ? h("p", { class: "notice", role: "status" }, told.message) : null, line, submit,
-    h("p", { class: "note" }, "No key? Whoever runs the gateway makes one: ", h("code", {}, "atoll keys create --name you --role member"), ". On the machine itself, open the link that ", h("code", {}, "atoll dashboard"), " printed; ", h("code", {}, "atoll dashboard --link"), " prints a new one."));
+    told.message ? h("p", { class: "notice", role: "status" }, told.message) : null, h("input", { type: "text", name: "username", autocomplete: "username", value: "Atoll", hidden: true }), line, submit,
+    h("p", { class: "note" }, "No key? Whoever runs the gateway makes one: ", h("code", {}, "atoll keys create NAME --role member"), ". On the machine itself, open the link that ", h("code", {}, "atoll dashboard"), " printed; ", h("code", {}, "atoll dashboard --link"), " prints a new one."));
   set(root, h("main", { id: "page", class: "login-page", tabindex: "-1" }, form));
   key.focus();
 }
@@ -80,6 +80,7 @@ async function logOut() {
 }
 
 function ended(error) {
+  if (!session) return; // said already
   leave?.();
   leave = shown = null;
   live?.close();

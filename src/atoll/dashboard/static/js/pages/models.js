@@ -174,7 +174,8 @@ export const page = {
       change();
       box.focus();
     }, { kind: "small" });
-    const bar = h("section", { class: "card filter", "aria-label": "Filter" }, address(ctx.session), h("div", { class: "filter-row" }, field("Filter (press / to come here)", box), facets), h("div", { class: "row" }, found, clear));
+    const where = h("div");
+    const bar = h("section", { class: "card filter", "aria-label": "Filter" }, where, h("div", { class: "filter-row" }, field("Filter (press / to come here)", box), facets), h("div", { class: "row" }, found, clear));
     const list = h("div", { class: "stack" }, loading());
     root.append(bar, list);
     bar.hidden = true;
@@ -221,6 +222,7 @@ export const page = {
         if (!told) set(list);
         told = answer;
         version = answer.version ?? version;
+        if (!where.hasChildNodes()) set(where, address(ctx.session));
         drawFacets();
         draw();
       } catch (error) {

@@ -101,7 +101,7 @@ export const page = {
       const speed = input({ type: "number", min: 0.01, max: 100, step: "any", value: 1, inputmode: "decimal" });
       const lasts = select([["120", "2 minutes"], ["600", "10 minutes"], ["3600", "1 hour"], ["86400", "1 day"]], { value: "600" });
       const seed = input({ type: "number", min: 0, step: 1, value: 0, inputmode: "numeric" });
-      const service = input({ placeholder: "all, by what each is asked" });
+      const service = input({ placeholder: "all" });
       const go = button("Simulate", run, { kind: "primary", symbol: "play", id: "simulate", disabled: !ctx.can("member") });
       const stop = button("Stop", () => running?.abort(), { symbol: "stop", disabled: true });
       async function run() {
@@ -128,7 +128,7 @@ export const page = {
         }
       }
       return h("div", { class: "stack" }, fleetChoice(fleets, fleet, (name) => { fleet = name; }), h("div", { class: "trace-form" },
-        field("Speed", speed, { note: "2: twice as many requests a second" }), field("At most", lasts), field("Service", service, { note: "for traces that name no model" }), field("Seed", seed)),
+        field("Speed", speed, { note: "2: twice as many requests a second" }), field("At most", lasts), field("Service", service, { note: "whose requests these are; all: by what each is asked" }), field("Seed", seed)),
       h("div", { class: "row" }, go, stop, ctx.can("member") ? null : h("span", { class: "note" }, "Viewers look only: ask for a key of role member.")));
     }
 
