@@ -19,7 +19,7 @@ from atoll.dashboard.services import ServiceAddress, ServiceDirectory
 from tests.dashboard.fakes import FakeDesk, FakeGateway
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -53,6 +53,8 @@ class Site:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.url = ""
+        self.gateway: FakeGateway
+        self.desk: FakeDesk
 
     def start(self) -> None:
         self._thread.start()
@@ -135,10 +137,7 @@ class Visitor:
         """Parts of messages that a test provokes."""
         page.on("console", lambda m: self._note(f"console {m.type}: {m.text}", m.type == "error"))
         page.on("pageerror", lambda error: self._note(f"exception: {error}", True))
-        page.on(
-            "dialog",
-            lambda dialog: (self._note(f"alert: {dialog.message}", True), dialog.dismiss()),
-        )
+        page.on("dialog", self._dismiss)
         page.on("request", self._check_request)
 
     def go(self, path: str) -> None:
@@ -151,6 +150,10 @@ class Visitor:
     def check(self) -> None:
         """Fail if anything happened that must not."""
         assert [f for f in self.faults if not any(e in f for e in self.expected)] == []
+
+    def _dismiss(self, dialog: Dialog) -> None:
+        self._note(f"alert: {dialog.message}", True)
+        dialog.dismiss()
 
     def _note(self, text: str, fault: bool) -> None:
         if fault:

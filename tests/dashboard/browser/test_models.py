@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from typing import Any
 
 import pytest
 
+from tests.dashboard import fake_data
 from tests.dashboard.browser.conftest import Site, Visit
 
 pytestmark = pytest.mark.slow
@@ -71,10 +73,10 @@ def test_a_stand_in_is_told_where_one_asks(site: Site, visit: Visit) -> None:
     visitor = visit(site)
     page = visitor.page
 
-    def answer(route: object) -> None:
+    def answer(route: Any) -> None:
         told = site_models(site)
         told["models"][0]["stand_in"] = "SmolLM2-135M"
-        route.fulfill(json=told)  # type: ignore[attr-defined]
+        route.fulfill(json=told)
 
     page.route("**/api/gateway/models", answer)
     visitor.go("/models")
@@ -85,6 +87,4 @@ def test_a_stand_in_is_told_where_one_asks(site: Site, visit: Visit) -> None:
 
 
 def site_models(site: Site) -> dict[str, list[dict[str, object]]]:
-    from tests.dashboard import fake_data
-
     return {"models": fake_data.make_models(site.gateway.machines)}

@@ -94,7 +94,7 @@ export class MachineLine {
     set(this.#body,
       machine.reason ? h("p", { class: "reason" }, h("strong", {}, machine.state === "up" ? "Note: " : "Why: "), machine.reason) : null,
       facts([
-        ["Name", h("bdi", {}, machine.name)], ["Kind", ROLES[machine.role] ?? machine.role],
+        ["Name", h("bdi", {}, machine.name)], ["Kind", machine.planned || machine.holds ? "process behind a backend" : ROLES[machine.role] ?? machine.role],
         ["Provider", machine.provider ? [h("bdi", {}, machine.provider), machine.verified ? ", verified by its certificate" : ", not verified: it only says so"] : null],
         ["Region / site", placeWords(machine) ? h("bdi", {}, placeWords(machine)) : null],
         ["GPUs", (machine.gpus ?? []).map(gpuMemory).join("; ")],
