@@ -30,8 +30,9 @@ def find_chromium() -> str | None:
     return named or next((path for name in _NAMES if (path := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Open the browser for a file of tests: as long as it is open, its loop runs in this thread."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = find_chromium()
     if path is None:
