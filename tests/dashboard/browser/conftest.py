@@ -75,6 +75,10 @@ class Site:
         """Have a dashboard that knew of no gateway find one."""
         self._services.gateway = ServiceAddress(self.gateway.url, token=self.gateway.token)
 
+    def stop_gateway(self) -> None:
+        """End the gateway."""
+        self._do(self.gateway.close())
+
     def stop_desk(self) -> None:
         """End the desk, as when it is started anew."""
         self._do(self.desk.close())

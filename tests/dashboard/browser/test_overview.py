@@ -87,3 +87,12 @@ def test_a_gateway_that_comes_is_found_by_every_page(bare_site: Site, visit: Vis
     visitors["models"].page.get_by_text("Base URL").wait_for()
     visitors["chat"].page.get_by_label("Message", exact=True).wait_for()
     visitors["keys"].page.get_by_role("button", name="Make a key").wait_for()
+
+
+def test_a_gateway_that_does_not_answer_is_told_without_asking_it(site: Site, visit: Visit) -> None:
+    site.stop_gateway()
+    visitor = visit(site)
+    for name in ("overview", "models", "chat", "machines", "keys"):
+        visitor.go(f"/{name}")
+        visitor.page.get_by_role("region", name="The gateway does not answer").wait_for()
+        visitor.page.get_by_text("atoll status").wait_for()
