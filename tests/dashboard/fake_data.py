@@ -190,7 +190,7 @@ def make_snapshot(machines: list[Json], version: int, started_s: float) -> Json:
         "version": version,
         "backends_up": sum(m["state"] == "up" for m in machines),
         "backends": len(machines),
-        "usd_per_hour": sum(m["usd_per_hour"] for m in machines if m["state"] == "up"),
+        "usd_per_hour": sum(m["usd_per_hour"] or 0.0 for m in machines if m["state"] == "up"),
         "models": models,
         "alarms": [
             {

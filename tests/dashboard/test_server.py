@@ -12,8 +12,13 @@ import pytest
 from atoll.dashboard.server import DashboardSettings
 from atoll.dashboard.sessions import IDLE_S
 from atoll.dashboard.trust import ProxyTrust, read_network
-from tests.dashboard.bench import Bench, error_code, open_bench, until
+from tests.dashboard.bench import Bench, Browser, error_code, open_bench, until
 from tests.dashboard.fakes import FakeGateway
+
+
+async def is_nobody(browser: Browser) -> bool:
+    answer = await browser.ask("GET", "/session")
+    return answer.status == 200 and json.loads(answer.body)["role"] is None
 
 
 def test_logging_in_with_a_key(tmp_path: Path) -> None:
@@ -21,8 +26,9 @@ def test_logging_in_with_a_key(tmp_path: Path) -> None:
         async with open_bench(tmp_path) as bench:
             browser = bench.browser()
             before = await browser.ask("GET", "/session")
-            assert before.status == 401
+            assert before.status == 200
             said = json.loads(before.body)
+            assert said["role"] is None
             assert said["login"] == {"key": True, "link": True, "header": False}
             assert said["fresh"] is False
             answer = await browser.log_in(key="atoll-notebook")
@@ -67,7 +73,7 @@ def test_a_link_that_is_used_up_logs_nobody_out(tmp_path: Path) -> None:
             again = await browser.log_in(token=token)
             assert again.status == 401
             assert "set-cookie" not in again.headers
-            assert (await browser.ask("GET", "/session")).status == 200
+            assert not await is_nobody(browser)
 
     asyncio.run(play())
 
@@ -80,7 +86,7 @@ def test_logging_in_again_ends_the_session_before(tmp_path: Path) -> None:
             await browser.log_in(key="atoll-root")
             assert browser.cookie != old
             browser.cookie = old
-            assert (await browser.ask("GET", "/session")).status == 401
+            assert await is_nobody(browser)
             assert len(bench.dashboard.sessions) == 1
 
     asyncio.run(play())
@@ -107,7 +113,7 @@ def test_sessions_end_when_nobody_uses_them(tmp_path: Path) -> None:
         async with open_bench(tmp_path) as bench:
             browser = await bench.logged_in("atoll-notebook")
             bench.clock.now_s += IDLE_S + 1
-            assert (await browser.ask("GET", "/session")).status == 401
+            assert await is_nobody(browser)
 
     asyncio.run(play())
 
@@ -131,18 +137,32 @@ def test_failed_logins_are_limited(tmp_path: Path) -> None:
 def test_a_revoked_key_ends_its_session(tmp_path: Path) -> None:
     async def play() -> None:
         async with open_bench(tmp_path) as bench:
-            for path in ("/api/gateway/models", "/session", "/api/v1/models"):
+            for path in ("/api/gateway/models", "/api/gateway/keys", "/api/v1/models"):
                 key = bench.gateway.keys[0]
                 key["state"] = "active"
                 browser = await bench.logged_in("atoll-notebook")
                 assert (await browser.ask("GET", path)).status == 200
                 key["state"] = "revoked"
+                bench.clock.now_s += 11.0  # for so long a key is not asked about again
                 answer = await browser.ask("GET", path)
-                assert answer.status == 401
+                assert (answer.status, error_code(answer)) == (401, "key_over")
                 assert "login" in json.loads(answer.body)
                 assert len(bench.dashboard.sessions) == 0
                 key["state"] = "active"
                 assert (await browser.ask("GET", path)).status == 401
+
+    asyncio.run(play())
+
+
+def test_who_asks_with_a_revoked_key_is_told_why(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with open_bench(tmp_path) as bench:
+            browser = await bench.logged_in("atoll-notebook")
+            bench.gateway.keys[0]["state"] = "revoked"
+            answer = await browser.ask("GET", "/session")
+            assert json.loads(answer.body)["role"] is None
+            assert json.loads(answer.body)["message"] == "the key was revoked or has expired"
+            assert "Max-Age=0" in answer.headers["set-cookie"]
 
     asyncio.run(play())
 
@@ -336,7 +356,7 @@ def test_a_header_of_anybody_else_is_nothing(tmp_path: Path) -> None:
         for settings in (DashboardSettings(trust=trust), DashboardSettings()):
             async with open_bench(tmp_path, settings) as bench:
                 browser = bench.browser(x_forwarded_user="root@lab.example")
-                assert (await browser.ask("GET", "/session")).status == 401
+                assert await is_nobody(browser)
                 assert bench.gateway.seen == []
 
     asyncio.run(play())

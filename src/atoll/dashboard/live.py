@@ -13,6 +13,8 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Callable
 
+import msgspec
+
 from atoll.dashboard.services import (
     ADMIN_PATH,
     ServiceAddress,
@@ -33,11 +35,20 @@ _SILENCE_S = 45.0
 _LINGER_S = 10.0
 """How long a service is listened to after the last page has gone: pages are reloaded."""
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+_DESK_BACKOFF_S = 1.0
+"""The most between two tries for the desk, which starts beside within seconds; people wait for it."""
 _NONE_S = 3.0
 """Between two looks for a service that is not there."""
 _MOST_EVENT_BYTES = 16 * 2**20
 _NAME = re.compile(rb"[a-z]{1,32}")
 _SERVICES = ("gateway", "desk")
+
+
+class _Versioned(msgspec.Struct):
+    version: int | None = None
+
+
+_VERSION = msgspec.json.Decoder(_Versioned)
 
 
 class EventParser:
@@ -99,12 +110,16 @@ class LiveEvents:
         is_over: Callable[[LoginSession], bool],
         end: Callable[[LoginSession], None],
         *,
+        changed: Callable[[], None] = lambda: None,
         most_pages: int = MOST_PAGES,
         heartbeat_s: float = _HEARTBEAT_S,
     ) -> None:
+        """Call `end` where a key is no longer good, `changed` where machines or models are other ones."""
         self._services = services
         self._is_over = is_over
         self._end = end
+        self._changed = changed
+        self._version: int | None = None
         self._most_pages = most_pages
         self._heartbeat_s = heartbeat_s
         self.pages: set[LivePage] = set()
@@ -164,6 +179,9 @@ class LiveEvents:
                     continue
                 if frames := page.take():
                     yield frames
+            # A page that is told so does not come back to be refused.
+            told = json.dumps({"message": page.session.over_because}).encode()
+            yield b"event: over\ndata: %b\n\n" % told
         finally:
             self.pages.discard(page)
             page.session.pages -= 1
@@ -214,7 +232,8 @@ class LiveEvents:
                 if not self._wanted.is_set():
                     continue
                 self._set_state(name, "down", f"{name}: the connection ended")
-            await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+            pause_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+            await asyncio.sleep(pause_s if name == "gateway" else min(pause_s, _DESK_BACKOFF_S))
             failures += 1
             await self._look_again(name)
 
@@ -253,9 +272,19 @@ class LiveEvents:
     def _take(self, service: str, event: bytes, data: bytes) -> None:
         if service == "gateway":
             if event == b"snapshot":
+                self._note_version(data)
                 self._publish("gateway", data)
         elif _NAME.fullmatch(event) and event not in (b"gateway", b"health"):
             self._publish(event.decode(), data)
+
+    def _note_version(self, data: bytes) -> None:
+        try:
+            version = _VERSION.decode(data).version
+        except msgspec.DecodeError:
+            return
+        if version != self._version:
+            self._version = version
+            self._changed()
 
     def _choose_call(
         self, address: ServiceAddress

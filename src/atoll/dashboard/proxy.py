@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from urllib.parse import unquote
 
 import msgspec
@@ -24,6 +24,7 @@ from atoll.dashboard.services import (
     reaching,
 )
 from atoll.dashboard.sessions import LoginSession, MadeKey
+from atoll.dashboard.sharing import SHARED, SharedAnswers
 from atoll.runtime.http.client import FetchError, StreamedResponse
 from atoll.runtime.http.handlers import Answer, ByteStream, Response
 from atoll.runtime.http.server import Request
@@ -53,8 +54,11 @@ class _KeyMade(msgspec.Struct):
 class ServiceForwarder:
     """Passes requests on."""
 
-    def __init__(self, services: ServiceDirectory) -> None:
+    def __init__(
+        self, services: ServiceDirectory, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._services = services
+        self.shared = SharedAnswers(clock)
 
     async def forward(self, request: Request, session: LoginSession) -> Answer:
         """Answer a request to `/api/...`; SessionOverError where the session's key is no longer good."""
@@ -68,12 +72,29 @@ class ServiceForwarder:
             call = self._services.call_gateway(session)
         elif service == "desk":
             call = self._services.call_desk(session)
+            # It takes seconds to start, and to start again.
+            async with reaching(service):
+                await call.wait_until_there()
         else:
             raise ApiError(404, "there is no such service", code="not_found")
-        answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}", service)
+        if service == "gateway" and request.method == b"GET" and target in SHARED:
+            answer: Answer = await self._share(target, session, call)
+        else:
+            answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}", service)
+            if service == "gateway" and request.method not in READING:
+                self.shared.forget()
         if service == "gateway" and session.kind == "key" and _status(answer) == 401:
             raise SessionOverError
         return answer
+
+    async def _share(self, path: str, session: LoginSession, call: ServiceCall) -> Response:
+        """Answer with what all pages of a role are told alike."""
+        async with reaching("gateway"):
+            answer = await self.shared.get(
+                path, session, lambda: call.ask("GET", f"{ADMIN_PATH}/{path}")
+            )
+        kind = answer.headers.get("content-type", _JSON)
+        return Response(answer.body, answer.status, kind, select_answered(answer.headers))
 
     async def _ask_model(self, request: Request, session: LoginSession, target: str) -> Answer:
         """Ask the gateway's public port; who has no key of his own gets one for the purpose."""

@@ -53,6 +53,7 @@ _REFRESH_S = 3.0
 """How long a page waits for the gateway to say who somebody is, before it goes by what was known."""
 _NO_STORE = ("cache-control", "no-store")
 _MOST_KEY = 512
+_KEY_OVER = "the key was revoked or has expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Dashboard:
         self.sessions = SessionStore()
         self.limiter = LoginLimiter()
         self._static = StaticFiles(settings.static, follow=settings.follow_static)
-        self._forwarder = ServiceForwarder(services)
+        self._forwarder = ServiceForwarder(services, clock)
         self._hosts = KnownHosts(settings.host, settings.port, settings.public_urls)
         self._tasks: set[asyncio.Task[None]] = set()
         self.live: LiveEvents
@@ -136,7 +137,11 @@ class Dashboard:
     async def start(self) -> tuple[str, int]:
         """Listen, and return the host and port listened on."""
         self.live = LiveEvents(
-            self.services, self._is_over, self._end, most_pages=self.settings.most_pages
+            self.services,
+            self._is_over,
+            self._end_of_key,
+            changed=self._forwarder.shared.forget,
+            most_pages=self.settings.most_pages,
         )
         self.listener = DashboardListener(self)
         host, port = await self.listener.start(self.settings.host, self.settings.port)
@@ -200,8 +205,8 @@ class Dashboard:
         try:
             answer = await self._forwarder.forward(request, session)
         except SessionOverError:
-            self._end(session)
-            return self._refuse_login(request, "the key was revoked or has expired")
+            self._end_of_key(session)
+            return self._refuse_login(request, _KEY_OVER, code="key_over")
         if request.path.startswith(_REPORTS):
             request.extra = _REPORT
         return answer
@@ -215,6 +220,7 @@ class Dashboard:
             session = self._find_session(request)
             if session is not None:
                 session.check_csrf(request.headers.get(b"x-csrf-token"))
+                session.over_because = "you are logged out"
                 self._end(session)
             cookie = write_cookie("", max_age_s=0, secure=self._is_secure(request))
             return Response(b"{}", headers=(_NO_STORE, cookie))
@@ -227,14 +233,14 @@ class Dashboard:
         if session is None:
             visitor = self.settings.trust.identify(request)
             if visitor is None:
-                return self._refuse_login(request)
+                return self._describe_nobody(request)
             session = LoginSession("header", visitor.owner, visitor.role, visitor.owner)
             await self._refresh(session)
             _LOG.info("%s is logged in by the proxy, as %s", visitor.owner, visitor.role)
             return self._greet(request, session)
         if not await self._refresh(session):
-            self._end(session)
-            return self._refuse_login(request, "the key was revoked or has expired")
+            self._end_of_key(session)
+            return self._describe_nobody(request, _KEY_OVER)
         return _json(self._describe(request, session))
 
     async def _log_in(self, request: Request) -> Answer:
@@ -340,10 +346,18 @@ class Dashboard:
     def _refuse_login(
         self, request: Request, reason: str = "nobody is logged in", code: str = "login"
     ) -> Response:
-        gateway = self.services.gateway
         error = {"message": reason, "type": "authentication_error", "param": None, "code": code}
-        body = {
-            "error": error,
+        body = {"error": error, **self._describe_login()}
+        return _json(body, 401, self._drop_cookie(request))
+
+    def _describe_nobody(self, request: Request, message: str | None = None) -> Response:
+        """Answer who is logged in: nobody, which is no error."""
+        body = {"role": None, "message": message, **self._describe_login()}
+        return _json(body, headers=self._drop_cookie(request))
+
+    def _describe_login(self) -> dict[str, Any]:
+        gateway = self.services.gateway
+        return {
             "login": {
                 "key": gateway is not None and gateway.url is not None,
                 "link": gateway is None or gateway.is_owned,
@@ -351,10 +365,12 @@ class Dashboard:
             },
             "fresh": gateway is None,
         }
-        headers: tuple[tuple[str, str], ...] = ()
-        if read_cookie(request.headers) is not None and self._find_session(request) is None:
-            headers = (write_cookie("", max_age_s=0, secure=self._is_secure(request)),)
-        return _json(body, 401, headers)
+
+    def _drop_cookie(self, request: Request) -> tuple[tuple[str, str], ...]:
+        """Return the header that takes a cookie away which stands for nobody."""
+        if read_cookie(request.headers) is None or self._find_session(request) is not None:
+            return ()
+        return (write_cookie("", max_age_s=0, secure=self._is_secure(request)),)
 
     def _find_session(self, request: Request) -> LoginSession | None:
         """Return the session of a request; one by the proxy's word lasts while the proxy says the same."""
@@ -376,6 +392,10 @@ class Dashboard:
         self.sessions.end(session)
         self._clean_up(session)
 
+    def _end_of_key(self, session: LoginSession) -> None:
+        session.over_because = _KEY_OVER
+        self._end(session)
+
     def _clean_up(self, session: LoginSession) -> None:
         self.live.wake(session)
         if session.made is not None:
@@ -389,7 +409,7 @@ class Dashboard:
                 self._clean_up(session)
             for session in self.sessions:
                 if session.kind == "key" and session.pages and not await self._refresh(session):
-                    self._end(session)
+                    self._end_of_key(session)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)

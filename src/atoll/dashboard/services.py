@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from atoll.dashboard.sessions import LoginSession
 from atoll.runtime.http.client import (
@@ -22,6 +23,9 @@ from atoll.runtime.openai import ApiError
 ADMIN_PATH = "/atoll/v1"
 _MOST_ANSWER_BYTES = 64 * 2**20
 _QUESTION_S = 10.0
+_START_S = 20.0
+"""How long a service that was started beside may take until it listens."""
+_LOOK_S = 0.2
 _ANSWER_S = 600.0
 """Until the headers of an answer: one that is not streamed comes when it is complete."""
 
@@ -86,6 +90,28 @@ class ServiceCall:
             most_bytes=_MOST_ANSWER_BYTES,
             unix_socket=self._find_socket(),
         )
+
+    async def wait_until_there(self) -> None:
+        """Return as soon as something listens, at once where it does; FetchError if nothing ever does."""
+        try:
+            async with asyncio.timeout(_START_S):
+                while not await self._is_there():
+                    await asyncio.sleep(_LOOK_S)
+        except TimeoutError as error:
+            raise FetchError(f"it did not start within {_START_S:.0f} s, or has ended") from error
+
+    async def _is_there(self) -> bool:
+        parts = urlsplit(self.address.base)
+        usual = 443 if parts.scheme == "https" else 80
+        try:
+            if self.over_socket and self.address.socket is not None:
+                _, writer = await asyncio.open_unix_connection(self.address.socket)
+            else:
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port or usual)
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     def _find_socket(self) -> Path | None:
         path = self.address.socket if self.over_socket else None

@@ -57,6 +57,7 @@ class LoginSession:
     started_s: float = 0.0
     seen_s: float = 0.0
     ended: bool = False
+    over_because: str = "the session is over: log in again"
 
     def check_csrf(self, token: bytes | None) -> None:
         """Raise ApiError unless a request shows the token that only our pages know."""

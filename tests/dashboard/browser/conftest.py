@@ -19,7 +19,7 @@ from atoll.dashboard.services import ServiceAddress, ServiceDirectory
 from tests.dashboard.fakes import FakeDesk, FakeGateway
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -32,9 +32,7 @@ def find_chromium() -> str | None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser for the tests of a file: as long as it is open a loop runs in this thread, in which other
-    tests cannot run theirs.
-    """
+    """Open the browser for a file of tests: as long as it is open, its loop runs in this thread."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = find_chromium()
     if path is None:
@@ -56,6 +54,8 @@ class Site:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.url = ""
+        self.gateway: FakeGateway
+        self.desk: FakeDesk
 
     def start(self) -> None:
         self._thread.start()
@@ -71,6 +71,25 @@ class Site:
         """Return an address that logs in as the admin of this machine, once."""
         return f"{self.url}/#token={self._links.make()}"
 
+    def find_gateway(self) -> None:
+        """Have a dashboard that knew of no gateway find one."""
+        self._services.gateway = ServiceAddress(self.gateway.url, token=self.gateway.token)
+
+    def stop_gateway(self) -> None:
+        """End the gateway."""
+        self._do(self.gateway.close())
+
+    def stop_desk(self) -> None:
+        """End the desk, as when it is started anew."""
+        self._do(self.desk.close())
+
+    def start_desk(self) -> None:
+        """Start a desk at the address of the one that has ended."""
+        old = self.desk
+        self.desk = FakeDesk(step_s=0.02)
+        self.desk.token = old.token
+        self._do(self.desk.start(int(old.url.rpartition(":")[2])))
+
     def _do(self, work: Any) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
@@ -80,7 +99,7 @@ class Site:
         await self.gateway.start()
         await self.desk.start()
         has_gateway, has_desk = self._with
-        services = ServiceDirectory(
+        services = self._services = ServiceDirectory(
             ServiceAddress(self.gateway.url, token=self.gateway.token) if has_gateway else None,
             ServiceAddress(self.desk.url, token=self.desk.token) if has_desk else None,
         )
@@ -123,10 +142,7 @@ class Visitor:
         """Parts of messages that a test provokes."""
         page.on("console", lambda m: self._note(f"console {m.type}: {m.text}", m.type == "error"))
         page.on("pageerror", lambda error: self._note(f"exception: {error}", True))
-        page.on(
-            "dialog",
-            lambda dialog: (self._note(f"alert: {dialog.message}", True), dialog.dismiss()),
-        )
+        page.on("dialog", self._dismiss)
         page.on("request", self._check_request)
 
     def go(self, path: str) -> None:
@@ -139,6 +155,10 @@ class Visitor:
     def check(self) -> None:
         """Fail if anything happened that must not."""
         assert [f for f in self.faults if not any(e in f for e in self.expected)] == []
+
+    def _dismiss(self, dialog: Dialog) -> None:
+        self._note(f"alert: {dialog.message}", True)
+        dialog.dismiss()
 
     def _note(self, text: str, fault: bool) -> None:
         if fault:
@@ -179,7 +199,6 @@ def visit(browser: Browser) -> Iterator[Visit]:
         if key is None:
             page.goto(site.link())
         else:
-            visitor.expected.append("401")  # Nobody is logged in when the page asks first.
             page.goto(site.url)
             page.get_by_label("API key").fill(key)
             page.get_by_role("button", name="Log in").click()

@@ -55,7 +55,16 @@ def test_nothing_is_wider_than_the_screen(site: Site, visit: Visit, width: int) 
 def test_a_keyboard_reaches_pages_and_what_is_on_them(site: Site, visit: Visit) -> None:
     visitor = visit(site)
     page = visitor.page
-    page.evaluate("document.activeElement.blur()")
+    page.get_by_role("region", name="Alarms").wait_for()
+    # Back to the top, as when the address was typed: a page has the focus once it is shown.
+    page.evaluate(
+        """() => {
+          const top = document.createElement("div");
+          top.tabIndex = -1;
+          document.body.prepend(top);
+          top.focus();
+        }"""
+    )
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the page"
     seen = []
@@ -67,6 +76,7 @@ def test_a_keyboard_reaches_pages_and_what_is_on_them(site: Site, visit: Visit) 
     assert "Models" in seen
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.title.startsWith('Models')")
+    page.get_by_label("Filter (press / to come here)").wait_for()
     # What has the focus is seen.
     page.keyboard.press("Tab")
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")

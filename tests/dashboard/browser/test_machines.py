@@ -157,7 +157,6 @@ def test_machines_are_asked_for_again_when_they_changed(site: Site, visit: Visit
 
 def test_a_fresh_install_says_how_to_begin(bare_site: Site, site: Site, visit: Visit) -> None:
     visitor = visit(bare_site)
-    visitor.expected.append("status of 503")
     for name in ("machines", "chat"):
         visitor.go(f"/{name}")
         visitor.page.get_by_text("No gateway runs here").wait_for()
@@ -165,3 +164,31 @@ def test_a_fresh_install_says_how_to_begin(bare_site: Site, site: Site, visit: V
     visitor = visit(site)
     visitor.go("/machines")
     visitor.page.get_by_text("atoll join --fabric").first.wait_for()
+
+
+def test_a_backend_and_its_stages_are_counted_once(site: Site, visit: Visit) -> None:
+    backend = site.gateway.machines[0]
+    name = "smollm2-both-of-the-lab-0"
+    backend.update(id=name, name=name, role="backend", instance=name, gpus=[], cpus=4)
+    stages = [
+        {**backend, "id": f"{name}/n{at}", "name": f"{name}/n{at}", "role": "node"}
+        for at in range(4)
+    ]
+    for stage in stages:
+        stage.update(can_drain=False, usd_per_hour=None, cpus=1, planned="CORE-S:1")
+    site.gateway.machines[:] = [backend, *stages]
+    visitor = visit(site)
+    page = visitor.page
+    visitor.go(f"/machines?id={name}%2Fn2")
+    assert "4 of 4" in page.locator(".figures").inner_text()
+    opened = page.locator(".machine[open]")
+    assert opened.locator("summary .m-name").inner_text() == f"{name}/n2"
+    assert "1 core" in opened.inner_text()
+    assert "1 cores" not in opened.inner_text()
+    # What one looks for is read in full.
+    cut = page.locator(".m-name bdi").evaluate_all(
+        "all => all.filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth).length"
+    )
+    assert cut == 0
+    visitor.go("/overview")
+    assert "5 machines up" in page.locator(".headline").inner_text()

@@ -2,6 +2,7 @@
 
 import * as api from "./lib/api.js";
 import { h, icon, set } from "./lib/dom.js";
+import { sentence } from "./lib/format.js";
 import { openLive } from "./lib/live.js";
 import { badge, button, failed, field, iconButton, input, loading, toast } from "./lib/ui.js";
 
@@ -62,13 +63,13 @@ function showLogin(told = {}) {
     try {
       await logIn({ key: key.value.trim() });
     } catch (error) {
-      line.complain(error.message);
+      line.complain(sentence(error.message));
       submit.disabled = false;
       key.focus();
     }
   } }, h("div", { class: "login-head" }, logo(), themeButton()), h("h1", {}, "Log in"),
-    told.message ? h("p", { class: "notice", role: "status" }, told.message) : null, line, submit,
-    h("p", { class: "note" }, "No key? Whoever runs the gateway makes one: ", h("code", {}, "atoll keys create --name you --role member"), ". On the machine itself, open the link that ", h("code", {}, "atoll dashboard"), " printed; ", h("code", {}, "atoll dashboard --link"), " prints a new one."));
+    told.message ? h("p", { class: "notice", role: "status" }, told.message) : null, h("input", { type: "text", name: "username", autocomplete: "username", value: "Atoll", hidden: true }), line, submit,
+    h("p", { class: "note" }, "No key? Whoever runs the gateway makes one: ", h("code", {}, "atoll keys create NAME --role member"), ". On the machine itself, open the link that ", h("code", {}, "atoll dashboard"), " printed; ", h("code", {}, "atoll dashboard --link"), " prints a new one."));
   set(root, h("main", { id: "page", class: "login-page", tabindex: "-1" }, form));
   key.focus();
 }
@@ -79,11 +80,20 @@ async function logOut() {
 }
 
 function ended(error) {
+  if (!session) return; // said already
   leave?.();
   leave = shown = null;
   live?.close();
   live = session = null;
-  showLogin({ message: error.message });
+  showLogin({ message: error.code === "login" ? "Your session is over: log in again." : sentence(error.message) });
+}
+
+/** Whether the login still counts, as far as can be told now. */
+async function isLoggedIn() {
+  const told = await api.get("/session").catch(() => null);
+  if (!told || told.role || !session) return true;
+  ended({ message: told.message, code: told.message ? null : "login" });
+  return false;
 }
 
 // The shell
@@ -113,7 +123,7 @@ function describeHealth(told) {
 }
 
 function start() {
-  live = openLive();
+  live = openLive({ over: ended, check: isLoggedIn });
   frame();
   go(location.pathname + location.search, { replace: true });
 }
@@ -125,6 +135,11 @@ const ctx = {
   /** Whether who is logged in has at least this role. */
   can: (role) => RANKS[session?.role ?? "viewer"] >= RANKS[role],
   go,
+  /** Ask again who is logged in, and where the gateway is. */
+  async refresh() {
+    const told = await api.get("/session").catch(() => null);
+    if (session && told?.role) Object.assign(session, told);
+  },
   toast,
 };
 
@@ -197,12 +212,14 @@ async function boot() {
         if (error.status !== 401) throw error;
       }
     }
-    session = await api.get("/session");
-    api.configure({ token: session.csrf });
-    start();
+    const told = await api.get("/session");
+    if (told.role) {
+      session = told;
+      api.configure({ token: session.csrf });
+      start();
+    } else showLogin({ message: token ? "That link was used already or is too old." : sentence(told.message) });
   } catch (error) {
-    if (error.status === 401) showLogin(token ? { message: "That link was used already or is too old." } : {});
-    else set(root, h("main", { id: "page", class: "login-page" }, failed(error, () => location.reload())));
+    set(root, h("main", { id: "page", class: "login-page" }, failed(error, () => location.reload())));
   }
 }
 boot();

@@ -91,6 +91,20 @@ export function bytes(value) {
   return `${number(v)} TiB`;
 }
 
+/** How often: 3.2/s, and where that says little, 4 a minute or 2 an hour. */
+export function often(value) {
+  if (!known(value)) return DASH;
+  const v = Number(value);
+  if (v === 0 || v >= 0.1) return rate(v);
+  return v * 60 >= 0.95 ? `${number(v * 60, 2)} a minute` : v * 3600 >= 0.95 ? `${number(v * 3600, 2)} an hour` : "less than 1 an hour";
+}
+
+/** Words of a service as a sentence: a capital first, a full stop last. */
+export function sentence(text) {
+  const clean = String(text ?? "").trim();
+  return clean && `${clean[0].toUpperCase()}${clean.slice(1)}${/[.!?…]$/.test(clean) ? "" : "."}`;
+}
+
 /** "1 machine", "3 machines". */
 export const plural = (n, word, many = `${word}s`) => `${count(n)} ${Number(n) === 1 ? word : many}`;
 

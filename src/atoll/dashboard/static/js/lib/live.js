@@ -3,7 +3,11 @@
 const HIDDEN_MS = 5000;
 const topics = ["gateway", "fleets", "health"];
 
-export function openLive() {
+/**
+ * `over` is called when the server says that the login is over; {message} says why. `check` is asked before a stream that
+ * was refused is opened again: it returns whether somebody is still logged in.
+ */
+export function openLive({ over, check }) {
   const last = new Map();
   const listeners = new Map(topics.map((topic) => [topic, new Set()]));
   let source = null;
@@ -34,9 +38,15 @@ export function openLive() {
   function open() {
     source = new EventSource("/live");
     for (const topic of topics) source.addEventListener(topic, (event) => tell(topic, JSON.parse(event.data)));
+    source.addEventListener("over", (event) => {
+      closed = true;
+      source.close();
+      over(JSON.parse(event.data));
+    });
     source.onerror = () => {
       tell("health", { ...(last.get("health") ?? {}), page: "down" });
-      if (source?.readyState === EventSource.CLOSED && !closed) retry = setTimeout(open, 3000);
+      if (closed) return;
+      if (source?.readyState === EventSource.CLOSED) retry = setTimeout(async () => { if ((await check()) && !closed && source !== null) open(); }, 3000);
     };
     source.onopen = () => tell("health", { ...(last.get("health") ?? {}), page: "up" });
   }

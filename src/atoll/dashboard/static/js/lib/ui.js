@@ -1,6 +1,7 @@
 // Parts that pages are made of. All take text as text.
 
 import { h, icon, set } from "./dom.js";
+import { sentence } from "./format.js";
 
 /** A box with a heading. `actions` stand at its right. */
 export function card(title, { actions = [], note = null, id = null, wide = false } = {}, ...children) {
@@ -67,7 +68,7 @@ export function loading(text = "Loading…") {
 
 /** Something went wrong: what, and a way to try again. */
 export function failed(error, again = null) {
-  return h("div", { class: "state failed", role: "alert" }, icon("alert"), h("h2", {}, "This did not work"), h("p", {}, error?.message ?? String(error)), again ? button("Try again", again, { symbol: "refresh" }) : null);
+  return h("div", { class: "state failed", role: "alert" }, icon("alert"), h("h2", {}, "This did not work"), h("p", {}, sentence(error?.message ?? error)), again ? button("Try again", again, { symbol: "refresh" }) : null);
 }
 
 /** Fill a place with what a promise brings: loading, then it, or what went wrong. Returns a function that loads again. */

@@ -2,6 +2,7 @@
 
 import { h, icon, set } from "../lib/dom.js";
 import { number, plural } from "../lib/format.js";
+import { follow, gatewayDown, noGateway } from "../lib/services.js";
 import { badge, button, empty, failed, field, iconButton, input, loading, snippet, toast } from "../lib/ui.js";
 import { picture, sound, Tray } from "./chat/attachments.js";
 import { ask, newAnswer, requestBody } from "./chat/conversation.js";
@@ -44,22 +45,23 @@ export const page = {
       } catch (error) {
         if (gone || chat) return;
         broken = true;
-        set(place, error.code === "no_gateway" ? noGateway() : failed(error, start));
+        set(place, failed(error, start));
       }
     };
     const start = () => { broken = false; set(place, loading()); load(); };
-    start();
+    set(place, loading());
+    const stop = follow(ctx, "gateway", (state, why) => {
+      if (chat) return;
+      if (state === "up") start();
+      else set(place, state === "none" ? noGateway("A gateway answers for all models. Start one, and this page finds it:") : gatewayDown(why));
+    });
     const deaf = ctx.live.on("gateway", (told) => {
       if (broken) start();
       else if (version !== null && told.version !== undefined && told.version !== version) { version = told.version; load(); }
     });
-    return () => { gone = true; deaf(); chat?.close(); };
+    return () => { gone = true; stop(); deaf(); chat?.close(); };
   },
 };
-
-function noGateway() {
-  return h("div", { class: "card" }, empty("No gateway runs here", "A gateway answers for all models. Start one, and this page finds it:", snippet("atoll serve examples/demo-local.yaml")));
-}
 
 function nothing() {
   return h("div", { class: "card" }, empty("No model to talk to yet", "As soon as a machine serves a model, you can choose it here. On a machine with a GPU and vLLM:", snippet('atoll join --fabric @site.token -- vllm serve MODEL --port "{port}"'), h("a", { href: "/machines" }, "More on adding machines")));
@@ -137,7 +139,8 @@ function openChat(place, ctx, state, models) {
     choice.title = chosen.name;
     const up = upOf(chosen);
     set(about, badge(up ? `${plural(up, "machine")} up` : "no machine up", up ? "good" : "bad"),
-      h("span", {}, `takes ${words(chosen.takes)}${chosen.context ? `, ${number(chosen.context)} tokens of context` : ""}`));
+      h("span", {}, `takes ${words(chosen.takes)}${chosen.context ? `, ${number(chosen.context)} tokens of context` : ""}`),
+      chosen.stand_in ? h("span", { class: "stand-in" }, badge("stand-in", "warn"), " other weights answer for this model: ", h("bdi", {}, chosen.stand_in)) : null);
     const [pictures, sounds] = ["image", "audio"].map((kind) => chosen.takes.includes(kind));
     attach.hidden = !may || !(pictures || sounds);
     mic.hidden = !may || !sounds || !canRecord();

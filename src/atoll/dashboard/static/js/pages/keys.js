@@ -3,6 +3,7 @@
 import { bars } from "../lib/charts.js";
 import { h, icon, set } from "../lib/dom.js";
 import { ago, count, DASH, day, moment, number, plural, usd } from "../lib/format.js";
+import { follow, gatewayDown, noGateway } from "../lib/services.js";
 import { ask, badge, button, empty, failed, field, figure, input, loading, meter, select, snippet, stateBadge, table, tabs } from "../lib/ui.js";
 
 const DAY_S = 86400;
@@ -382,15 +383,24 @@ export const page = {
 
     function refuse(error, place, again) {
       if (error.code === "no_accounts") return set(root, noAccounts());
-      if (error.code === "no_gateway") return set(root, h("section", { class: "card", "aria-label": "No gateway" }, empty("No gateway runs here", "Keys and usage belong to a gateway. Start one with a database:", snippet("atoll gateway --fabric @gateway.token --db accounts.db"))));
       return set(place, failed(error, () => { set(place, loading()); again(); }));
     }
 
     const items = [["keys", "Keys", keyPane], ["usage", "Usage", usagePane]];
-    root.append(h("div", { class: "toolbar" }, field("Period (days are UTC)", period)), figurePlace,
-      tabs("Keys and usage", items.map(([id, title, pane]) => ({ name: title, draw: () => { choose("tab", id); return pane; } })), { start: shown.tab === "usage" ? 1 : 0 }));
-    if (ctx.session.accounts === false) set(root, noAccounts());
-    else { loadKeys(); loadUsage(); }
-    return () => { gone = true; };
+    const parts = [h("div", { class: "toolbar" }, field("Period (days are UTC)", period)), figurePlace,
+      tabs("Keys and usage", items.map(([id, title, pane]) => ({ name: title, draw: () => { choose("tab", id); return pane; } })), { start: shown.tab === "usage" ? 1 : 0 })];
+    let opened = false;
+    set(root, loading());
+    const stop = follow(ctx, "gateway", (state, why) => {
+      if (opened) return;
+      if (state === "none") return set(root, noGateway("Keys and usage belong to a gateway. Start one to try it, or one with a database, which has keys:", snippet("atoll gateway --fabric @gateway.token --db accounts.db")));
+      if (state === "down") return set(root, gatewayDown(why));
+      opened = true;
+      if (ctx.session.accounts === false) return set(root, noAccounts());
+      set(root, parts);
+      loadKeys();
+      loadUsage();
+    });
+    return () => { gone = true; stop(); };
   },
 };

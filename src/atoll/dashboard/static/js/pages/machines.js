@@ -1,7 +1,8 @@
 // Machines: every node and backend, what each holds and how busy it is, and pipelines as pictures. Admins drain here.
 
 import { h, icon, set } from "../lib/dom.js";
-import { bytes, count, number, perHour } from "../lib/format.js";
+import { bytes, count, number, perHour, plural } from "../lib/format.js";
+import { follow, gatewayDown, noGateway } from "../lib/services.js";
 import { ask, button, card, confirmName, failed, figure, input, loading, select, snippet } from "../lib/ui.js";
 import { gpuWords, MachineLine, placeWords } from "./machines/machine.js";
 import { drawPipeline } from "./machines/pipeline.js";
@@ -9,6 +10,7 @@ import { drawPipeline } from "./machines/pipeline.js";
 const OFTEN_MS = 4000; // loads are asked for at most this often, and only while somebody looks
 const PICTURES = 30; // pipelines shown at first
 const ORDER = { down: 0, ejected: 1, draining: 2, drained: 3, starting: 4, up: 5, left: 6 };
+const instanceOf = (machine) => JSON.stringify([machine.fleet, machine.instance]);
 const collator = new Intl.Collator("en", { numeric: true });
 
 export const page = {
@@ -23,6 +25,7 @@ export const page = {
     let busy = false;
     let gone = false;
     let broken = false;
+    let revealed = false; // the machine that the address names
 
     async function load() {
       if (busy) return;
@@ -33,6 +36,11 @@ export const page = {
         if (gone) return;
         version = told.version ?? version;
         view.show(told);
+        const wanted = ctx.params.get("id");
+        if (wanted && !revealed) {
+          revealed = true;
+          if (!view.reveal(wanted)) ctx.toast("That machine is not here any more", "bad");
+        }
       } catch (error) {
         broken = !gone && view.fail(error, again);
       } finally {
@@ -54,22 +62,24 @@ export const page = {
     }
     const again = () => { broken = false; set(place, loading()); load(); };
     const seen = () => look(ctx.live.last("gateway"));
-    again();
+    set(place, loading());
+    const stop = follow(ctx, "gateway", (state, why) => {
+      if (view.isBuilt()) return;
+      if (state === "up") again();
+      else set(place, state === "none" ? noGateway("Machines are known to a gateway. Start one, and this page finds it:") : gatewayDown(why));
+    });
     const deaf = ctx.live.on("gateway", look);
     document.addEventListener("visibilitychange", seen);
     view.reload = load;
     return () => {
       gone = true;
+      stop();
       deaf();
       document.removeEventListener("visibilitychange", seen);
       view.close();
     };
   },
 };
-
-function noGateway() {
-  return h("div", { class: "card" }, h("div", { class: "state empty" }, icon("machines"), h("h3", {}, "No gateway runs here"), h("p", {}, "Machines are known to a gateway. Start one, and this page finds it:"), snippet("atoll serve examples/demo-local.yaml")));
-}
 
 function noMachines() {
   return h("div", { class: "card" }, h("div", { class: "state empty" }, icon("machines"), h("h3", {}, "No machine has joined yet"),
@@ -136,7 +146,10 @@ function openView(place, ctx) {
 
   function drawFigures() {
     const workers = machines.filter((machine) => machine.role !== "hub");
-    const up = workers.filter((machine) => machine.state === "up").length;
+    // A backend whose stages are listed, too, is no machine of its own.
+    const staged = new Set(workers.filter((machine) => machine.role === "node" && machine.instance && !machine.can_drain).map(instanceOf));
+    const counted = workers.filter((machine) => machine.role !== "backend" || !machine.instance || !staged.has(instanceOf(machine)));
+    const up = counted.filter((machine) => machine.state === "up").length;
     const kinds = workers.flatMap((machine) => machine.gpus ?? []);
     const memory = kinds.reduce((sum, gpu) => sum + (gpu.memory_bytes ?? 0) * gpu.count, 0);
     // Stages behind a backend run what the backend runs: each request counts once.
@@ -145,10 +158,10 @@ function openView(place, ctx) {
     const priced = workers.filter((machine) => machine.usd_per_hour !== null && machine.usd_per_hour !== undefined);
     const sites = new Set(workers.map(placeWords).filter(Boolean)).size;
     set(figures,
-      figure("Machines up", `${number(up)} of ${number(workers.length)}`, { tone: up === workers.length ? "good" : up ? "warn" : "bad", note: sites ? `at ${sites === 1 ? "1 place" : `${sites} places`}` : null }),
+      figure("Machines up", `${number(up)} of ${number(counted.length)}`, { tone: up === counted.length ? "good" : up ? "warn" : "bad", note: sites ? `at ${sites === 1 ? "1 place" : `${sites} places`}` : null }),
       figure("GPUs", count(kinds.reduce((sum, gpu) => sum + gpu.count, 0)), { note: memory ? `${bytes(memory)} of memory` : null }),
       figure("Requests running", count(runs), { note: "on all machines" }),
-      figure("Cost", priced.length ? perHour(priced.reduce((sum, machine) => sum + machine.usd_per_hour, 0)) : "–", { note: priced.length < workers.length ? `${priced.length} of ${workers.length} say what they cost` : null }));
+      figure("Cost", priced.length ? perHour(priced.reduce((sum, machine) => sum + machine.usd_per_hour, 0)) : "–", { note: !priced.length ? "no machine says a price" : priced.length < counted.length ? `${plural(priced.length, "machine")} of ${number(counted.length)} ${priced.length === 1 ? "says" : "say"} a price` : null }));
   }
 
   function drawList() {
@@ -208,7 +221,7 @@ function openView(place, ctx) {
   /** Open a machine in the list and go there. */
   function reveal(id) {
     const line = lines.get(id);
-    if (!line) return;
+    if (!line) return false;
     if (line.node.hidden) {
       words.value = states.value = models.value = "";
       filter();
@@ -216,6 +229,7 @@ function openView(place, ctx) {
     line.details.open = true;
     line.details.querySelector("summary").focus({ preventScroll: true });
     line.node.scrollIntoView({ block: "center", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    return true;
   }
 
   // Draining
@@ -274,9 +288,11 @@ function openView(place, ctx) {
     show,
     /** Say what went wrong, unless something is shown already: then that stays, and the shell says that the gateway is away. Returns whether it was said. */
     fail(error, again) {
-      if (!built) set(place, error.code === "no_gateway" ? noGateway() : failed(error, again));
+      if (!built) set(place, failed(error, again));
       return !built;
     },
+    isBuilt: () => built,
+    reveal,
     reload: () => {},
     close: () => watcher.disconnect(),
   };

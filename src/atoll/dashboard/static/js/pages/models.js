@@ -3,6 +3,7 @@
 import { h, icon, set } from "../lib/dom.js";
 import { count, DASH, number, percent, perHour, plural, promiseText, seconds, usd } from "../lib/format.js";
 import { patch } from "../lib/patch.js";
+import { follow, gatewayDown, noGateway } from "../lib/services.js";
 import { badge, button, copyButton, empty, failed, field, input, loading, select, snippet, stateBadge, table, tabs } from "../lib/ui.js";
 
 const SHOWN = 12; // offers of a model before one asks for all
@@ -173,7 +174,8 @@ export const page = {
       change();
       box.focus();
     }, { kind: "small" });
-    const bar = h("section", { class: "card filter", "aria-label": "Filter" }, address(ctx.session), h("div", { class: "filter-row" }, field("Filter (press / to come here)", box), facets), h("div", { class: "row" }, found, clear));
+    const where = h("div");
+    const bar = h("section", { class: "card filter", "aria-label": "Filter" }, where, h("div", { class: "filter-row" }, field("Filter (press / to come here)", box), facets), h("div", { class: "row" }, found, clear));
     const list = h("div", { class: "stack" }, loading());
     root.append(bar, list);
     bar.hidden = true;
@@ -220,12 +222,12 @@ export const page = {
         if (!told) set(list);
         told = answer;
         version = answer.version ?? version;
+        if (!where.hasChildNodes()) set(where, address(ctx.session));
         drawFacets();
         draw();
       } catch (error) {
         if (gone) return;
         if (told) ctx.toast(`Models could not be asked for again: ${error.message}`, "bad");
-        else if (error.code === "no_gateway") set(list, h("section", { class: "card", "aria-label": "No gateway" }, empty("No gateway runs here", "Start one, and this page shows what it serves:", snippet("atoll serve examples/demo-local.yaml"), h("p", {}, "Other ways are on the ", h("a", { href: "/overview" }, "overview"), "."))));
         else set(list, h("section", { class: "card", "aria-label": "Models" }, failed(error, () => { set(list, loading()); load(); })));
       } finally {
         busy = false;
@@ -241,7 +243,11 @@ export const page = {
       box.focus();
     };
     document.addEventListener("keydown", hotkey);
-    load();
-    return () => { gone = true; stop(); document.removeEventListener("keydown", hotkey); };
+    const deaf = follow(ctx, "gateway", (state, why) => {
+      if (told) return;
+      if (state === "up") load();
+      else set(list, state === "none" ? noGateway("Start one, and this page shows what it serves:") : gatewayDown(why));
+    });
+    return () => { gone = true; stop(); deaf(); document.removeEventListener("keydown", hotkey); };
   },
 };

@@ -2,7 +2,7 @@
 
 import { keptBar, sparkline } from "../lib/charts.js";
 import { h, icon } from "../lib/dom.js";
-import { DASH, moment, number, percent, perHour, plural, promiseText, rate, seconds, usd } from "../lib/format.js";
+import { DASH, moment, number, often, percent, perHour, plural, promiseText, seconds, usd } from "../lib/format.js";
 import { patch } from "../lib/patch.js";
 import { badge, card, copyButton, failed, figure, loading, snippet, stateBadge, table } from "../lib/ui.js";
 
@@ -79,8 +79,8 @@ function figures(snapshot) {
   return h("div", { class: "figures" },
     promiseFigure("Promises now", "last 5 min", models, "now"),
     promiseFigure("Promises today", "last 24 h", models, "day"),
-    figure("Requests", rate(total(models, "requests_per_s")), { note: `${plural(snapshot.running ?? 0, "request")} running`, extra: spark("requests", "Requests per second") }),
-    figure("Tokens", rate(tokensOf(models)), { note: `${number(total(models, "output_tokens_per_s"))}/s of answers`, extra: spark("tokens", "Tokens per second") }),
+    figure("Requests", often(total(models, "requests_per_s")), { note: `${plural(snapshot.running ?? 0, "request")} running`, extra: spark("requests", "Requests per second") }),
+    figure("Tokens", often(tokensOf(models)), { note: `${often(total(models, "output_tokens_per_s"))} of answers`, extra: spark("tokens", "Tokens per second") }),
     figure("Cost per hour", perHour(snapshot.usd_per_hour), { note: snapshot.usd_per_hour === null || snapshot.usd_per_hour === undefined ? "no machine says a price (atoll join --price)" : `${usd(snapshot.usd_per_hour * 24)} a day` }),
     costFigure(models));
 }
@@ -142,8 +142,8 @@ function modelTable(models, ctx) {
     { name: "State", cell: state },
     { name: "Kept now", cell: (m) => keptCell(m, "now", "in the last 5 minutes") },
     { name: "Kept today", cell: (m) => keptCell(m, "day", "in the last 24 hours") },
-    { name: "Requests", right: true, value: (m) => rate(m.requests_per_s) },
-    { name: "Tokens", right: true, value: (m) => rate(tokensOf([m])) },
+    { name: "Requests", right: true, value: (m) => often(m.requests_per_s) },
+    { name: "Tokens", right: true, value: (m) => often(tokensOf([m])) },
     { name: "First token", right: true, value: (m) => seconds(m.first_token_s) },
     { name: "$/M tokens", right: true, value: (m) => usd(m.usd_per_mtoken) },
   ];
@@ -194,8 +194,10 @@ const noModels = () => startHere("The gateway serves no model yet", "It runs and
   step("Or try a small real model on this machine", null, "atoll serve examples/demo-local.yaml"),
 ]);
 
+const upText = (up, all) => (up === all ? `${plural(all, "machine")} up` : `${number(up)} of ${plural(all, "machine")} up`);
+
 function headline(snapshot) {
-  const parts = [`up for ${seconds(snapshot.uptime_s)}`, `${number(snapshot.backends_up ?? 0)} of ${plural(snapshot.backends ?? 0, "machine")} up`, plural(snapshot.connections ?? 0, "connection")];
+  const parts = [`up for ${seconds(snapshot.uptime_s)}`, upText(snapshot.backends_up ?? 0, snapshot.backends ?? 0), plural(snapshot.connections ?? 0, "connection")];
   return h("p", { class: "headline" }, stateBadge(snapshot.status), h("span", { class: "note" }, parts.join(" · ")));
 }
 

@@ -4,6 +4,7 @@ import { h, set } from "../lib/dom.js";
 import { firstFleet, fleetChoice } from "../lib/fleetchoice.js";
 import { ago, DASH, moment, number, percent, perHour, perMillion, plural, rate, seconds, usd } from "../lib/format.js";
 import { group, instanceColumns, planPicture } from "../lib/planpicture.js";
+import { withPlanner } from "../lib/services.js";
 import { badge, button, card, empty, failed, figure, load, loading, stateBadge, table } from "../lib/ui.js";
 
 const url = (fleet, what) => `/api/desk/fleets/${encodeURIComponent(fleet)}/${what}`;
@@ -125,13 +126,14 @@ export const page = {
       });
     }
 
-    load(place, () => ctx.api.get("/api/desk/fleets"), (told) => {
+    set(place, loading());
+    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/desk/fleets"), (told) => {
       fleets = told.fleets;
       const fleet = firstFleet(fleets, ctx.params);
       if (!fleet) return empty("No fleet yet", "A fleet file says which models are promised what, and which machines there are.", h("pre", {}, "atoll init\natoll up fleet.yaml"));
       queueMicrotask(() => show(fleet));
       return loading();
-    });
-    return () => stopLive?.();
+    }));
+    return () => { stop(); stopLive?.(); };
   },
 };

@@ -4,7 +4,8 @@ import { h, icon, set } from "../lib/dom.js";
 import { lines } from "../lib/charts.js";
 import { firstFleet, fleetChoice } from "../lib/fleetchoice.js";
 import { count, DASH, number, percent, perHour, rate, seconds } from "../lib/format.js";
-import { badge, button, card, empty, failed, field, figure, iconButton, input, load, select, table, toast } from "../lib/ui.js";
+import { withPlanner } from "../lib/services.js";
+import { badge, button, card, empty, failed, field, figure, iconButton, input, load, loading, select, snippet, table, toast } from "../lib/ui.js";
 
 const MOST_BYTES = 64 * 2 ** 20;
 
@@ -100,7 +101,7 @@ export const page = {
       const speed = input({ type: "number", min: 0.01, max: 100, step: "any", value: 1, inputmode: "decimal" });
       const lasts = select([["120", "2 minutes"], ["600", "10 minutes"], ["3600", "1 hour"], ["86400", "1 day"]], { value: "600" });
       const seed = input({ type: "number", min: 0, step: 1, value: 0, inputmode: "numeric" });
-      const service = input({ placeholder: "all, by what each is asked" });
+      const service = input({ placeholder: "all" });
       const go = button("Simulate", run, { kind: "primary", symbol: "play", id: "simulate", disabled: !ctx.can("member") });
       const stop = button("Stop", () => running?.abort(), { symbol: "stop", disabled: true });
       async function run() {
@@ -127,20 +128,24 @@ export const page = {
         }
       }
       return h("div", { class: "stack" }, fleetChoice(fleets, fleet, (name) => { fleet = name; }), h("div", { class: "trace-form" },
-        field("Speed", speed, { note: "2: twice as many requests a second" }), field("At most", lasts), field("Service", service, { note: "for traces that name no model" }), field("Seed", seed)),
+        field("Speed", speed, { note: "2: twice as many requests a second" }), field("At most", lasts), field("Service", service, { note: "whose requests these are; all: by what each is asked" }), field("Seed", seed)),
       h("div", { class: "row" }, go, stop, ctx.can("member") ? null : h("span", { class: "note" }, "Viewers look only: ask for a key of role member.")));
     }
 
-    set(root, h("div", { class: "columns" }, card("Trace", {}, list, stats, ctx.can("member") ? drop : null), h("div", { class: "stack" }, card("Run it through a plan", {}, form), result)));
-    load(form, async () => {
-      const [told] = await Promise.all([ctx.api.get("/api/desk/fleets"), refresh()]);
-      return told;
-    }, (told) => {
-      fleets = told.fleets;
-      fleet = firstFleet(fleets, ctx.params);
-      if (!fleet) return empty("No fleet to simulate", "Give the dashboard a fleet file: atoll dashboard --fleet fleet.yaml");
-      return drawForm();
+    const columns = h("div", { class: "columns" }, card("Trace", {}, list, stats, ctx.can("member") ? drop : null), h("div", { class: "stack" }, card("Run it through a plan", {}, form), result));
+    set(root, loading());
+    const stop = withPlanner(ctx, root, () => {
+      set(root, columns);
+      load(form, async () => {
+        const [told] = await Promise.all([ctx.api.get("/api/desk/fleets"), refresh()]);
+        return told;
+      }, (told) => {
+        fleets = told.fleets;
+        fleet = firstFleet(fleets, ctx.params);
+        if (!fleet) return empty("No fleet to simulate", "Give the dashboard a fleet file:", snippet("atoll dashboard --fleet fleet.yaml"));
+        return drawForm();
+      });
     });
-    return () => running?.abort();
+    return () => { stop(); running?.abort(); };
   },
 };

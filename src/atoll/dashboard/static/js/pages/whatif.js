@@ -2,9 +2,10 @@
 
 import { h, set } from "../lib/dom.js";
 import { firstFleet, fleetChoice } from "../lib/fleetchoice.js";
-import { DASH, number, percent, perHour, rate, seconds, usd } from "../lib/format.js";
+import { DASH, number, percent, perHour, rate, seconds, sentence, usd } from "../lib/format.js";
 import { group, instanceColumns, planPicture } from "../lib/planpicture.js";
-import { badge, button, card, copyButton, empty, failed, field, figure, input, load, loading, table } from "../lib/ui.js";
+import { withPlanner } from "../lib/services.js";
+import { badge, button, card, copyButton, empty, failed, field, figure, input, load, loading, snippet, table } from "../lib/ui.js";
 
 const WAIT_MS = 500;
 
@@ -104,8 +105,6 @@ function side(name, which, other) {
     h("details", {}, h("summary", {}, "Machines"), planPicture(which.plan), table(instanceColumns, group(which.plan.instances ?? []), { caption: `${name}: instances` })));
 }
 
-const sentence = (text) => `${String(text ?? "").slice(0, 1).toUpperCase()}${String(text ?? "").slice(1).replace(/\.$/, "")}.`;
-
 function download(name, text) {
   const link = h("a", { href: URL.createObjectURL(new Blob([text], { type: "application/yaml" })), download: name });
   link.click();
@@ -170,13 +169,14 @@ export const page = {
       });
     }
 
-    load(place, () => ctx.api.get("/api/desk/fleets"), (told) => {
+    set(place, loading());
+    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/desk/fleets"), (told) => {
       fleets = told.fleets;
       const fleet = firstFleet(fleets, ctx.params);
-      if (!fleet) return empty("No fleet to play with", "Give the dashboard a fleet file: atoll dashboard --fleet fleet.yaml");
+      if (!fleet) return empty("No fleet to play with", "Give the dashboard a fleet file:", snippet("atoll dashboard --fleet fleet.yaml"));
       queueMicrotask(() => show(fleet));
       return loading();
-    });
-    return () => { clearTimeout(waiting); running?.abort(); };
+    }));
+    return () => { stop(); clearTimeout(waiting); running?.abort(); };
   },
 };

@@ -18,7 +18,7 @@ function trust(machine) {
 function hardware(machine) {
   const gpus = gpuWords(machine.gpus);
   const memory = gpus ? (machine.gpus ?? []).reduce((sum, gpu) => sum + (gpu.memory_bytes ?? 0) * gpu.count, 0) : machine.memory_bytes;
-  const words = gpus || (machine.cpus ? `${number(machine.cpus)} cores` : null);
+  const words = gpus || (machine.cpus ? plural(machine.cpus, "core") : null);
   return words ? [h("bdi", { class: "cut", title: words }, words), memory ? h("span", { class: "note" }, bytes(memory)) : null] : null;
 }
 
@@ -72,7 +72,7 @@ export class MachineLine {
       this.#cells[name].classList.toggle("none", !this.#cells[name].hasChildNodes());
     };
     const { name, role, provider, verified, gpus, cpus, services, load, usd_per_hour, state } = machine;
-    cell("name", [name, role], () => [h("bdi", { class: "cut", title: name }, name), role === "node" ? null : badge(role)]);
+    cell("name", [name, role], () => [h("bdi", { title: name }, name), role === "node" ? null : badge(role)]);
     cell("trust", [provider, verified], () => trust(machine));
     cell("place", [machine.region, machine.site], () => [machine.region, machine.site].filter(Boolean).map((name, at) => h("bdi", { class: ["cut", at && "note"], title: name }, name)));
     cell("hardware", [gpus, cpus, machine.memory_bytes], () => hardware(machine));
@@ -94,11 +94,11 @@ export class MachineLine {
     set(this.#body,
       machine.reason ? h("p", { class: "reason" }, h("strong", {}, machine.state === "up" ? "Note: " : "Why: "), machine.reason) : null,
       facts([
-        ["Name", h("bdi", {}, machine.name)], ["Kind", ROLES[machine.role] ?? machine.role],
+        ["Name", h("bdi", {}, machine.name)], ["Kind", machine.planned || machine.holds ? "process behind a backend" : ROLES[machine.role] ?? machine.role],
         ["Provider", machine.provider ? [h("bdi", {}, machine.provider), machine.verified ? ", verified by its certificate" : ", not verified: it only says so"] : null],
         ["Region / site", placeWords(machine) ? h("bdi", {}, placeWords(machine)) : null],
         ["GPUs", (machine.gpus ?? []).map(gpuMemory).join("; ")],
-        ["CPU and memory", [machine.cpus ? `${number(machine.cpus)} cores` : null, machine.memory_bytes ? bytes(machine.memory_bytes) : null].filter(Boolean).join(", ")],
+        ["CPU and memory", [machine.cpus ? plural(machine.cpus, "core") : null, machine.memory_bytes ? bytes(machine.memory_bytes) : null].filter(Boolean).join(", ")],
         ["Engine", machine.engine], ["Stability", machine.stability],
         ["Load", [loadWords(machine.load), load.waiting ? `${count(load.waiting)} waiting` : null, load.kv_share === null || load.kv_share === undefined ? null : `${percent(load.kv_share)} of the KV cache used`].filter(Boolean).join(", ")],
         ["Answered", machine.requests === null || machine.requests === undefined ? null : `${plural(machine.requests, "request")}, ${count(machine.failures ?? 0)} failed`],
