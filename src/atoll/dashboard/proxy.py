@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
 from urllib.parse import unquote
 
 import msgspec
@@ -36,6 +37,10 @@ _KEY_LASTS_S = 12 * 3600.0
 _WHOLE_BYTES = 256 * 2**10
 """An answer of this length or less is read before it is passed on."""
 _JSON = "application/json"
+_QUESTIONS = frozenset({"whatif", "simulate", "traces"})
+"""What the desk works on for long."""
+_MOST_QUESTIONS = 4
+"""Of one person at the same time: the desk has room for a few more."""
 _SILENCE_S = 600.0
 _BEAT_S = 2.0
 """How often a page that waits for events is sent a comment: one that has gone away is noticed by it."""
@@ -55,6 +60,8 @@ class ServiceForwarder:
 
     def __init__(self, services: ServiceDirectory) -> None:
         self._services = services
+        self._asking: Counter[tuple[str, str]] = Counter()
+        """Questions that the desk works on, by who asked."""
 
     async def forward(self, request: Request, session: LoginSession) -> Answer:
         """Answer a request to `/api/...`; SessionOverError where the session's key is no longer good."""
@@ -62,18 +69,40 @@ class ServiceForwarder:
             raise ApiError(405, "this method is not known here", allow="GET, POST, PATCH, DELETE")
         _, _, service, *rest = request.path.decode("latin-1").split("/", 3)
         target = _read_target("/".join(rest), request.query)
+        stack = contextlib.AsyncExitStack()
         if service == "v1":
             return await self._ask_model(request, session, f"/v1/{target}")
         if service == "gateway":
             call = self._services.call_gateway(session)
         elif service == "desk":
             call = self._services.call_desk(session)
+            if request.method not in READING and "/".join(rest) in _QUESTIONS:
+                stack.enter_context(self._ask_desk(session.who))
         else:
             raise ApiError(404, "there is no such service", code="not_found")
-        answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}", service)
+        answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}", service, stack)
         if service == "gateway" and session.kind == "key" and _status(answer) == 401:
             raise SessionOverError
         return answer
+
+    @contextlib.contextmanager
+    def _ask_desk(self, who: tuple[str, str]) -> Iterator[None]:
+        """Count a question while the desk works on it; 429 where it would take the place of others."""
+        if self._asking[who] >= _MOST_QUESTIONS:
+            raise ApiError(
+                429,
+                f"{_MOST_QUESTIONS} questions of yours are being worked on: wait for one of them",
+                kind="rate_limit_error",
+                code="too_many_questions",
+                retry_after_s=5,
+            )
+        self._asking[who] += 1
+        try:
+            yield
+        finally:
+            self._asking[who] -= 1
+            if not self._asking[who]:
+                del self._asking[who]
 
     async def _ask_model(self, request: Request, session: LoginSession, target: str) -> Answer:
         """Ask the gateway's public port; who has no key of his own gets one for the purpose."""
@@ -141,10 +170,16 @@ class ServiceForwarder:
             _LOG.warning("key %s of the dashboard was not revoked: %d", made.id, answer.status)
 
     async def _pass_on(
-        self, request: Request, call: ServiceCall, target: str, service: str
+        self,
+        request: Request,
+        call: ServiceCall,
+        target: str,
+        service: str,
+        held: contextlib.AsyncExitStack | None = None,
     ) -> Answer:
+        """Pass a request on; what is `held` is let go of when its answer is there, or has ended."""
         method = request.method.decode("latin-1")
-        stack = contextlib.AsyncExitStack()
+        stack = held or contextlib.AsyncExitStack()
         try:
             async with reaching(service):
                 opened = call.open(method, target, request.body, select_sent(request.headers))

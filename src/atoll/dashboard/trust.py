@@ -45,6 +45,12 @@ class ProxyTrust:
             if role not in ROLES:
                 raise InputError(f"{role!r} is no role", hint=f"one of {', '.join(ROLES)}")
 
+    @property
+    def headers(self) -> frozenset[bytes]:
+        """The headers that are believed: one that is there twice may not be the proxy's alone."""
+        named = filter(None, (self.header, self.role_header))
+        return frozenset(name.lower().encode("latin-1") for name in named)
+
     def is_proxy(self, request: Request) -> bool:
         """Whether a request comes from a proxy that is believed."""
         try:
