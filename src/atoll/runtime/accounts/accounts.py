@@ -215,7 +215,9 @@ class Accounts:
     async def close(self) -> None:
         """Write what is finished into the database, if it is there, and let go."""
         if self._task is not None:
-            self._task.cancel()
+            # Not in the middle of a transaction, which would keep the database locked for a while.
+            async with self._syncing:
+                self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         self._journal.rotate()
@@ -467,8 +469,9 @@ class Accounts:
 
     async def _settle(self) -> None:
         """Settle limits a minute between two refreshes."""
-        with contextlib.suppress(*AWAY):
-            await self._rates.settle(self._clock(), self._wall())
+        async with self._syncing:
+            with contextlib.suppress(*AWAY):
+                await self._rates.settle(self._clock(), self._wall())
 
     async def _write(self, segment: Path) -> None:
         if segment.stem in self._kept:

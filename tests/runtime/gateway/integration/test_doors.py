@@ -48,7 +48,8 @@ def test_what_two_backends_died_of_is_sent_to_no_third(stream: bool, what: str) 
         killer = chat("killer", stream=stream)
         assert error_of(await bench.post(CHAT, killer)) == (422, "poison_request")
         seen = sum(len(e.seen) for e in bench.engines) - before
-        assert seen == (3 if what == "kept" else 2)
+        # A kept connection that closes at once may have been closed before: that is tried once more.
+        assert seen in ((2, 3) if what == "kept" else (2,))
         # It is known from now on, byte for byte.
         before = sum(len(e.seen) for e in bench.engines)
         assert error_of(await bench.post(CHAT, killer)) == (422, "poison_request")
