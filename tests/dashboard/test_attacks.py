@@ -176,7 +176,9 @@ def test_one_person_does_not_take_the_whole_desk(
             eve, other = await bench.logged_in("atoll-notebook"), await bench.logged_in()
             again = await bench.logged_in("atoll-notebook")
             running = [asyncio.create_task(ask_for_long(eve)) for _ in range(4)]
-            await until(lambda: sum(r.path.endswith(b"whatif") for r in bench.desk.seen) == 4)
+            asking = bench.dashboard._forwarder._asking
+            await until(lambda: sum(each.count for each in asking.values()) == 4)
+            await until(lambda: sum(r.path.endswith(b"whatif") for r in bench.desk.seen) == 2)
             for browser in (eve, again):
                 refused = await browser.ask("POST", "/api/desk/whatif", WHAT_IF)
                 assert (refused.status, error_code(refused)) == (429, "too_many_questions")

@@ -6,11 +6,11 @@ goes away has the service stop.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from urllib.parse import unquote
 
 import msgspec
@@ -41,6 +41,8 @@ _QUESTIONS = frozenset({"whatif", "simulate", "traces"})
 """What the desk works on for long."""
 _MOST_QUESTIONS = 4
 """Of one person at the same time: the desk has room for a few more."""
+_WORKED_ON = 2
+"""How many of them the desk is given, which works on three: others need not wait for one person's."""
 _SILENCE_S = 600.0
 _BEAT_S = 2.0
 """How often a page that waits for events is sent a comment: one that has gone away is noticed by it."""
@@ -55,13 +57,20 @@ class _KeyMade(msgspec.Struct):
     id: str = ""
 
 
+class _Asking:
+    """The questions of one person that wait or are worked on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.turn = asyncio.Semaphore(_WORKED_ON)
+
+
 class ServiceForwarder:
     """Passes requests on."""
 
     def __init__(self, services: ServiceDirectory) -> None:
         self._services = services
-        self._asking: Counter[tuple[str, str]] = Counter()
-        """Questions that the desk works on, by who asked."""
+        self._asking: dict[tuple[str, str], _Asking] = {}
 
     async def forward(self, request: Request, session: LoginSession) -> Answer:
         """Answer a request to `/api/...`; SessionOverError where the session's key is no longer good."""
@@ -77,7 +86,7 @@ class ServiceForwarder:
         elif service == "desk":
             call = self._services.call_desk(session)
             if request.method not in READING and "/".join(rest) in _QUESTIONS:
-                stack.enter_context(self._ask_desk(session.who))
+                await stack.enter_async_context(self._ask_desk(session.who))
         else:
             raise ApiError(404, "there is no such service", code="not_found")
         answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}", service, stack)
@@ -85,10 +94,11 @@ class ServiceForwarder:
             raise SessionOverError
         return answer
 
-    @contextlib.contextmanager
-    def _ask_desk(self, who: tuple[str, str]) -> Iterator[None]:
-        """Count a question while the desk works on it; 429 where it would take the place of others."""
-        if self._asking[who] >= _MOST_QUESTIONS:
+    @contextlib.asynccontextmanager
+    async def _ask_desk(self, who: tuple[str, str]) -> AsyncIterator[None]:
+        """Wait until the desk may be given another question of somebody; 429 where too many wait."""
+        asking = self._asking.setdefault(who, _Asking())
+        if asking.count >= _MOST_QUESTIONS:
             raise ApiError(
                 429,
                 f"{_MOST_QUESTIONS} questions of yours are being worked on: wait for one of them",
@@ -96,12 +106,13 @@ class ServiceForwarder:
                 code="too_many_questions",
                 retry_after_s=5,
             )
-        self._asking[who] += 1
+        asking.count += 1
         try:
-            yield
+            async with asking.turn:
+                yield
         finally:
-            self._asking[who] -= 1
-            if not self._asking[who]:
+            asking.count -= 1
+            if not asking.count:
                 del self._asking[who]
 
     async def _ask_model(self, request: Request, session: LoginSession, target: str) -> Answer:

@@ -73,7 +73,8 @@ class PlanDesk:
     """
 
     def __init__(self, files: Iterable[Path] = (), jobs: JobRunner | None = None) -> None:
-        self.jobs = jobs or JobRunner(2)
+        # One more than the dashboard lets one person have.
+        self.jobs = jobs or JobRunner(3)
         self.background = JobRunner(1, nice=10)
         self.shelf = FleetShelf(tuple(files))
         self.watch = FleetWatch(self.list_fleets)
