@@ -278,6 +278,18 @@ def test_what_the_proxy_says_is_said_once(tmp_path: Path, name: str) -> None:
     asyncio.run(play())
 
 
+def test_a_name_that_no_gateway_knows_is_nobody(tmp_path: Path) -> None:
+    trust = ProxyTrust(proxies=(read_network("127.0.0.1"),), header="X-Forwarded-User")
+
+    async def play() -> None:
+        async with open_bench(tmp_path, DashboardSettings(trust=trust)) as bench:
+            for letters, status in ((120, 200), (121, 401)):
+                browser = bench.browser(x_forwarded_user="a" * letters)
+                assert (await browser.ask("GET", "/session")).status == status
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -15,7 +15,8 @@ from atoll.dashboard.sessions import ROLES
 from atoll.runtime.http.server import Request
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_MOST_NAME = 200
+_MOST_NAME = 120
+"""Longer owners no gateway knows."""
 
 
 @dataclass(frozen=True, slots=True)
