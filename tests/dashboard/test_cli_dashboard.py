@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,11 +26,14 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
-def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_RUNTIME_DIR", "ATOLL_STATE"):
-        folder = tmp_path / name
-        folder.mkdir(mode=0o700)
-        monkeypatch.setenv(name, str(folder))
+def _own_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Folders of the test's own; short ones, since the path of a socket has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="a-") as folder:
+        for name in ("XDG_RUNTIME_DIR", "ATOLL_STATE"):
+            path = Path(folder) / name[:3]
+            path.mkdir(mode=0o700)
+            monkeypatch.setenv(name, str(path))
+        yield
 
 
 @pytest.mark.parametrize(

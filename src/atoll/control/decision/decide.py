@@ -43,6 +43,7 @@ from atoll.control.decision.view import (
 )
 from atoll.control.decision.weights import spread_routes
 from atoll.core.errors import AtollError
+from atoll.core.units import pluralize
 from atoll.deploy.door import Labels
 from atoll.plan.plan import Instance, Plan, Route
 from atoll.plan.problem import Problem
@@ -344,7 +345,7 @@ def _act(
     planned = () if situation.in_force is None else situation.in_force.routes
     routes = spread_routes(situation.problem, serving.values(), planned)
     if routes != memory.routes and (routes or memory.routes):
-        actions.append(ReweightRoutes(routes, f"{len(serving)} instances serve"))
+        actions.append(ReweightRoutes(routes, _describe_serving(len(serving))))
     actions += [
         StopInstance(seen.id, seen.standing.handle, why)
         for seen, why in step.stops
@@ -359,6 +360,11 @@ def _act(
         if seen.standing.state != "failed"
     ]
     return tuple(actions), routes
+
+
+def _describe_serving(count: int) -> str:
+    """Return in words how many instances serve."""
+    return f"{pluralize(count, 'instance')} {'serves' if count == 1 else 'serve'}"
 
 
 def _label(view: View, memory: Memory, instance: Instance) -> Labels:

@@ -363,6 +363,7 @@ def _joined(
         *("--stability", "spot" if spot else "standard"),
         *(("--spot", cloud) if spot and cloud in _CLOUDS else ()),
         *(("--weight", f"{weight:.6g}") if weight is not None else ()),
+        *(("--price", f"{instance.usd_per_hour:.6g}/h") if instance.usd_per_hour > 0 else ()),
         *("--drain", f"{settings.drain_s:g}s", "--ready", f"{settings.ready_s:g}s"),
         *(label_options(labels) if labels is not None else ()),
         *(("--label", f"{STAND_IN_LABEL}={stand_in}") if stand_in else ()),

@@ -231,7 +231,7 @@ class Federation:
             "alive": peer.alive,
             "verified": peer.verified,
             "for_s": round(max(0.0, time.time() - peer.since_s), 3),
-            "load": None if load is None else msgspec.to_builtins(load),
+            "load": None if load is None else msgspec.structs.asdict(load),
             "used": peer.sid in self._pool.members,
             "unused_because": self.members.unused.get(peer.sid),
             "direct_used": upstreams is not None and upstreams.direct is not None,

@@ -92,13 +92,18 @@ export const page = {
 
     function show(fleet) {
       history.replaceState(null, "", `/plan?fleet=${encodeURIComponent(fleet)}`);
-      const known = fleets.find((one) => one.name === fleet);
-      const operated = known?.kind === "operated";
+      const find = () => fleets.find((one) => one.name === fleet);
+      const operated = find()?.kind === "operated";
       const plan = h("div", { class: "stack" });
-      const next = h("div"), past = h("div");
-      set(place, h("div", { class: "row" }, fleetChoice(fleets, fleet, show), operated ? stateBadge(known.up ? "up" : "down") : null),
-        operated && !known.controller ? h("p", { class: "notice" }, "Nobody operates this fleet now: ", h("code", {}, `atoll operate ${fleet}`), " keeps it as its file says.") : null,
-        known?.errors?.length ? h("ul", { class: "bullets bad" }, known.errors.map((text) => h("li", {}, text))) : null,
+      const next = h("div"), past = h("div"), state = h("div", { class: "row" }), troubles = h("div", { class: "stack" });
+      function paintState() {
+        const known = find();
+        set(state, operated ? stateBadge(known?.up ? "up" : "down") : null);
+        set(troubles, operated && !known?.controller ? h("p", { class: "notice" }, "Nobody operates this fleet now: ", h("code", {}, `atoll operate ${fleet}`), " keeps it as its file says.") : null,
+          known?.errors?.length ? h("ul", { class: "bullets bad" }, known.errors.map((text) => h("li", {}, text))) : null);
+      }
+      paintState();
+      set(place, h("div", { class: "row" }, fleetChoice(fleets, fleet, show), state), troubles,
         operated ? card("What comes next", {}, next) : null, plan, operated ? card("Decisions", { note: "What was done and why, the newest first." }, past) : null);
       const reload = [load(plan, () => ctx.api.get(url(fleet, "plan")), (told) => {
         if (told.plan) return drawPlan(told.plan);
@@ -112,7 +117,9 @@ export const page = {
       }
       stopLive?.();
       let first = true;
-      stopLive = ctx.live.on("fleets", () => {
+      stopLive = ctx.live.on("fleets", (told) => {
+        fleets = told.fleets ?? fleets;
+        paintState();
         if (!first && operated) for (const one of reload) one();
         first = false;
       });
