@@ -30,6 +30,7 @@ from pathlib import Path
 from benchmarks import (
     attacks_backends,
     attacks_bodies,
+    attacks_console,
     attacks_dialects,
     attacks_doors,
     attacks_floods,
@@ -58,6 +59,7 @@ def all_attacks() -> list[Attack]:
     parts = (
         attacks_framing,
         attacks_doors,
+        attacks_console,
         attacks_bodies,
         attacks_prompts,
         attacks_dialects,

@@ -107,7 +107,7 @@ class AttackedSite:
     def __init__(self, folder: Path, *, with_model: bool) -> None:
         self.folder = folder
         self.ports: dict[str, int] = {}
-        self.key = self.expired_key = ""
+        self.key = self.viewer_key = self.expired_key = ""
         self.expired_s = 0.0
         """When, on the monotonic clock, that key has expired for certain."""
         self.servers: dict[str, Server] = {}
@@ -131,6 +131,10 @@ class AttackedSite:
         database = f"sqlite:///{self.folder / 'accounts.db'}"
         created = await self._atoll("keys", "create", "attacks", "--db", database, "--json")
         self.key = str(created["key"])
+        created = await self._atoll(
+            "keys", "create", "looks", "--role", "viewer", "--db", database, "--json"
+        )
+        self.viewer_key = str(created["key"])
         created = await self._atoll(
             "keys", "create", "old", "--expires", f"{_EXPIRES_S:.0f}s", "--db", database, "--json"
         )

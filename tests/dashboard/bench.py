@@ -36,13 +36,13 @@ class Browser:
     def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
         self.url = url
         self.extra = dict(headers or {})
-        self.cookie = ""
+        self.cookie = self.cookie_name = ""
         self.csrf = ""
 
     def headers(self) -> dict[str, str]:
         found = {"origin": self.url, **self.extra}
         if self.cookie:
-            found["cookie"] = f"theme=dark; atoll_session={self.cookie}"
+            found["cookie"] = f"theme=dark; {self.cookie_name}={self.cookie}"
         if self.csrf:
             found["x-csrf-token"] = self.csrf
         return found
@@ -66,7 +66,7 @@ class Browser:
             self.url + path, method=method, data=data, headers=sent, timeout_s=PATIENCE_S
         )
         if cookie := answer.headers.get("set-cookie"):
-            self.cookie = cookie.partition(";")[0].partition("=")[2]
+            self.cookie_name, _, self.cookie = cookie.partition(";")[0].partition("=")
         return answer
 
     async def log_in(self, **login: str) -> HttpResponse:
@@ -91,6 +91,10 @@ class Bench:
     url: str
     clock: Clock
     links: LoginLinks
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     def browser(self, **headers: str) -> Browser:
         return Browser(self.url, {k.replace("_", "-"): v for k, v in headers.items()})

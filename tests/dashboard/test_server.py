@@ -34,7 +34,7 @@ def test_logging_in_with_a_key(tmp_path: Path) -> None:
             answer = await browser.log_in(key="atoll-notebook")
             assert answer.status == 200
             cookie = answer.headers["set-cookie"]
-            assert cookie.startswith("atoll_session=")
+            assert cookie.startswith(f"atoll_session_{bench.port}=")
             assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
             assert "Secure" not in cookie
             session = json.loads(answer.body)
@@ -212,8 +212,8 @@ def test_other_names_for_this_machine_are_refused(tmp_path: Path) -> None:
             browser = await bench.logged_in()
             for path in ("/", "/session", "/api/gateway/me", "/live", "/static/index.html"):
                 text = (
-                    f"GET {path} HTTP/1.1\nhost: evil.example\ncookie: atoll_session={browser.cookie}\n"
-                    "connection: close\n\n"
+                    f"GET {path} HTTP/1.1\nhost: evil.example\n"
+                    f"cookie: {browser.cookie_name}={browser.cookie}\nconnection: close\n\n"
                 )
                 answer = await send(bench, text)
                 assert answer.startswith(b"HTTP/1.1 421 "), path

@@ -35,4 +35,9 @@ def wait(arguments: Said, report: Report) -> Said:
     return {}
 
 
-JOBS = {job.__name__: job for job in (count, refuse, fail, die, wait)}
+def swell(arguments: Said, report: Report) -> Said:
+    # More than a worker may have; pages that nobody writes to take no memory.
+    return {"bytes": len(bytearray(9 * 2**30)), "process": os.getpid()}
+
+
+JOBS = {job.__name__: job for job in (count, refuse, fail, die, wait, swell)}

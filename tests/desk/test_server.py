@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import InputError
+from atoll.desk import jobs
 from atoll.desk.desk import DeskRequest, DeskRoute, PlanDesk
 from atoll.desk.jobs import JobRunner, stream_job
 from atoll.desk.server import DeskAddress, DeskOptions, default_socket
@@ -159,5 +160,28 @@ def test_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
             await runner.run(JOBS["wait"], {})
         assert (caught.value.status, caught.value.code) == (504, "timeout")
         await runner.close()
+
+    asyncio.run(main())
+
+
+def test_job_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(DeskOptions(socket=tmp_path / "s"), EXTRA) as at:
+            _, said = await ask(at, "POST", "/atoll/v1/test/swell", {})
+            assert "ask for less" in said[-1][1]["error"]["message"]
+            _, said = await ask(at, "POST", "/atoll/v1/test/count", {"to": 2})
+            worker = said[-1][1]["process"]
+            assert Path(f"/proc/{worker}/oom_score_adj").read_text().strip() == "1000"
+
+    asyncio.run(main())
+
+
+def test_too_many_questions_are_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_MOST_WAITING", 0)
+
+    async def main() -> None:
+        async with running(DeskOptions(socket=tmp_path / "s"), EXTRA) as at:
+            status, said = await ask(at, "POST", "/atoll/v1/test/count", {"to": 2})
+            assert (status, said["error"]["type"]) == (429, "rate_limit_error")
 
     asyncio.run(main())

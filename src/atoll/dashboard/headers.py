@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from atoll.runtime.openai import ApiError
@@ -78,19 +77,27 @@ def select_answered(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return (*passed, ("cache-control", "no-store"))
 
 
-def read_cookie(headers: Mapping[bytes, bytes]) -> str | None:
+def name_cookie(port: int, *, secure: bool) -> str:
+    """Return what the cookie of a dashboard is called: browsers give cookies to all ports of a host.
+
+    Where browsers come by https only, no other host of the domain can set it (`__Host-`).
+    """
+    return f"{'__Host-' if secure else ''}{COOKIE}_{port}"
+
+
+def read_cookie(headers: Mapping[bytes, bytes], called: str) -> str | None:
     """Return the session's id as the browser has it, or None."""
-    try:
-        cookies = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
-    except CookieError:
-        return None
-    found = cookies.get(COOKIE)
-    return None if found is None else found.value or None
+    # By hand: others on this machine may have set cookies that a strict reader stops at.
+    for part in headers.get(b"cookie", b"").decode("latin-1").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == called and value:
+            return value
+    return None
 
 
-def write_cookie(value: str, *, max_age_s: int, secure: bool) -> tuple[str, str]:
+def write_cookie(called: str, value: str, *, max_age_s: int, secure: bool) -> tuple[str, str]:
     """Return the header that has a browser keep the session's id; with an age of 0 it forgets it."""
-    text = f"{COOKIE}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={max_age_s}"
+    text = f"{called}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={max_age_s}"
     return "set-cookie", text + ("; Secure" if secure else "")
 
 
@@ -141,8 +148,10 @@ class KnownHosts:
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         foreign = site is not None and site not in _SAME
         if origin is not None:
-            parts = urlsplit(origin.decode("latin-1"))
-            foreign = foreign or not self.includes(parts.netloc)
+            netloc = urlsplit(origin.decode("latin-1")).netloc.lower()
+            # Any address may be ours where all are listened on, but a page is at the one that it asks.
+            asked = headers.get(b"host", b"").decode("latin-1").lower()
+            foreign = foreign or not (netloc in self._names or (netloc and netloc == asked))
         if foreign or (origin is None and site is None):
             raise ApiError(
                 403,

@@ -29,6 +29,8 @@ from atoll.runtime.openai import ApiError
 
 _LOG = logging.getLogger(__name__)
 MOST_PAGES = 1000
+_SHARE = 4
+"""One person has at most this part of them."""
 _HEARTBEAT_S = 15.0
 _SILENCE_S = 45.0
 """A service that says nothing for so long, not even that it has nothing to say, is gone."""
@@ -145,7 +147,8 @@ class LiveEvents:
 
     async def tell(self, session: LoginSession) -> AsyncGenerator[bytes, None]:
         """Yield what happens to a page of a session, as events, until the session is over."""
-        if len(self.pages) >= self._most_pages:
+        own = sum(page.session.who == session.who for page in self.pages)
+        if len(self.pages) >= self._most_pages or own >= max(1, self._most_pages // _SHARE):
             raise ApiError(
                 503,
                 "too many open pages",

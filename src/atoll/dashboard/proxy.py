@@ -6,10 +6,11 @@ goes away has the service stop.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from urllib.parse import unquote
 
 import msgspec
@@ -37,6 +38,12 @@ _KEY_LASTS_S = 12 * 3600.0
 _WHOLE_BYTES = 256 * 2**10
 """An answer of this length or less is read before it is passed on."""
 _JSON = "application/json"
+_QUESTIONS = frozenset({"whatif", "simulate", "traces"})
+"""What the desk works on for long."""
+_MOST_QUESTIONS = 4
+"""Of one person at the same time: the desk has room for a few more."""
+_WORKED_ON = 2
+"""How many of them the desk is given, which works on three: others need not wait for one person's."""
 _SILENCE_S = 600.0
 _BEAT_S = 2.0
 """How often a page that waits for events is sent a comment: one that has gone away is noticed by it."""
@@ -51,6 +58,14 @@ class _KeyMade(msgspec.Struct):
     id: str = ""
 
 
+class _Asking:
+    """The questions of one person that wait or are worked on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.turn = asyncio.Semaphore(_WORKED_ON)
+
+
 class ServiceForwarder:
     """Passes requests on."""
 
@@ -59,6 +74,7 @@ class ServiceForwarder:
     ) -> None:
         self._services = services
         self.shared = SharedAnswers(clock)
+        self._asking: dict[tuple[str, str], _Asking] = {}
 
     async def forward(self, request: Request, session: LoginSession) -> Answer:
         """Answer a request to `/api/...`; SessionOverError where the session's key is no longer good."""
@@ -66,6 +82,7 @@ class ServiceForwarder:
             raise ApiError(405, "this method is not known here", allow="GET, POST, PATCH, DELETE")
         _, _, service, *rest = request.path.decode("latin-1").split("/", 3)
         target = _read_target("/".join(rest), request.query)
+        stack = contextlib.AsyncExitStack()
         if service == "v1":
             return await self._ask_model(request, session, f"/v1/{target}")
         if service == "gateway":
@@ -75,12 +92,14 @@ class ServiceForwarder:
             # It takes seconds to start, and to start again.
             async with reaching(service):
                 await call.wait_until_there()
+            if request.method not in READING and "/".join(rest) in _QUESTIONS:
+                await stack.enter_async_context(self._ask_desk(session.who))
         else:
             raise ApiError(404, "there is no such service", code="not_found")
         if service == "gateway" and request.method == b"GET" and target in SHARED:
             answer: Answer = await self._share(target, session, call)
         else:
-            answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}", service)
+            answer = await self._pass_on(request, call, f"{ADMIN_PATH}/{target}", service, stack)
             if service == "gateway" and request.method not in READING:
                 self.shared.forget()
         if service == "gateway" and session.kind == "key" and _status(answer) == 401:
@@ -95,6 +114,27 @@ class ServiceForwarder:
             )
         kind = answer.headers.get("content-type", _JSON)
         return Response(answer.body, answer.status, kind, select_answered(answer.headers))
+
+    @contextlib.asynccontextmanager
+    async def _ask_desk(self, who: tuple[str, str]) -> AsyncIterator[None]:
+        """Wait until the desk may be given another question of somebody; 429 where too many wait."""
+        asking = self._asking.setdefault(who, _Asking())
+        if asking.count >= _MOST_QUESTIONS:
+            raise ApiError(
+                429,
+                f"{_MOST_QUESTIONS} questions of yours are being worked on: wait for one of them",
+                kind="rate_limit_error",
+                code="too_many_questions",
+                retry_after_s=5,
+            )
+        asking.count += 1
+        try:
+            async with asking.turn:
+                yield
+        finally:
+            asking.count -= 1
+            if not asking.count:
+                del self._asking[who]
 
     async def _ask_model(self, request: Request, session: LoginSession, target: str) -> Answer:
         """Ask the gateway's public port; who has no key of his own gets one for the purpose."""
@@ -162,10 +202,16 @@ class ServiceForwarder:
             _LOG.warning("key %s of the dashboard was not revoked: %d", made.id, answer.status)
 
     async def _pass_on(
-        self, request: Request, call: ServiceCall, target: str, service: str
+        self,
+        request: Request,
+        call: ServiceCall,
+        target: str,
+        service: str,
+        held: contextlib.AsyncExitStack | None = None,
     ) -> Answer:
+        """Pass a request on; what is `held` is let go of when its answer is there, or has ended."""
         method = request.method.decode("latin-1")
-        stack = contextlib.AsyncExitStack()
+        stack = held or contextlib.AsyncExitStack()
         try:
             async with reaching(service):
                 opened = call.open(method, target, request.body, select_sent(request.headers))

@@ -23,6 +23,7 @@ from atoll.dashboard.headers import (
     PAGE_POLICY,
     REPORT_POLICY,
     KnownHosts,
+    name_cookie,
     read_cookie,
     safety_lines,
     write_cookie,
@@ -42,15 +43,21 @@ from atoll.runtime.openai import ApiError
 _LOG = logging.getLogger(__name__)
 _PAGE, _DATA, _REPORT = map(safety_lines, (PAGE_POLICY, DATA_POLICY, REPORT_POLICY))
 _API = b"/api/"
+_DESK = b"/api/desk/"
 _REPORTS = b"/api/desk/reports/"
 _STATIC = b"/static/"
 _PASSED_BYTES = 64 * 2**20 + 2**16
 """Of a body that is passed on: a trace of 64 MiB, or the sound and pictures of a conversation."""
+_ONCE = frozenset({b"origin", b"x-csrf-token"})
 _OWN_BYTES = 64 * 2**10
+_HELD_BYTES = 384 * 2**20
+"""Of all bodies that come at the same time."""
 _LOOK_S = 60.0
 """How often sessions are looked through, and keys of open pages are asked about."""
 _REFRESH_S = 3.0
 """How long a page waits for the gateway to say who somebody is, before it goes by what was known."""
+_KNOWN_S = 10.0
+"""How long what a key may do is believed, where it only looks."""
 _NO_STORE = ("cache-control", "no-store")
 _MOST_KEY = 512
 _KEY_OVER = "the key was revoked or has expired"
@@ -103,8 +110,11 @@ class DashboardListener(HandlerServer):
     """Refuses by its headers what would be refused after its body."""
 
     def __init__(self, dashboard: Dashboard) -> None:
-        super().__init__(dashboard.answer, PageLimits(body_bytes=_OWN_BYTES))
+        super().__init__(
+            dashboard.answer, PageLimits(body_bytes=_OWN_BYTES, buffered_bytes=_HELD_BYTES)
+        )
         self._dashboard = dashboard
+        self.once = dashboard.settings.trust.headers | _ONCE
 
     def expect(self, request: Request) -> None:
         """Let a body come only of who is logged in, or logs in."""
@@ -130,6 +140,7 @@ class Dashboard:
         self._static = StaticFiles(settings.static, follow=settings.follow_static)
         self._forwarder = ServiceForwarder(services, clock)
         self._hosts = KnownHosts(settings.host, settings.port, settings.public_urls)
+        self._cookie = name_cookie(settings.port, secure=settings.secure)
         self._tasks: set[asyncio.Task[None]] = set()
         self.live: LiveEvents
         self.listener: DashboardListener
@@ -146,6 +157,7 @@ class Dashboard:
         self.listener = DashboardListener(self)
         host, port = await self.listener.start(self.settings.host, self.settings.port)
         self._hosts = KnownHosts(self.settings.host, port, self.settings.public_urls)
+        self._cookie = name_cookie(port, secure=self.settings.secure)
         self.live.start()
         self._spawn(self._look_after_sessions())
         return host, port
@@ -203,6 +215,7 @@ class Dashboard:
         if request.method not in READING:
             session.check_csrf(request.headers.get(b"x-csrf-token"))
         try:
+            await self._check_key(request, session)
             answer = await self._forwarder.forward(request, session)
         except SessionOverError:
             self._end_of_key(session)
@@ -222,7 +235,7 @@ class Dashboard:
                 session.check_csrf(request.headers.get(b"x-csrf-token"))
                 session.over_because = "you are logged out"
                 self._end(session)
-            cookie = write_cookie("", max_age_s=0, secure=self._is_secure(request))
+            cookie = write_cookie(self._cookie, "", max_age_s=0, secure=self._is_secure(request))
             return Response(b"{}", headers=(_NO_STORE, cookie))
         raise ApiError(405, "not with this method", allow="GET, POST, DELETE")
 
@@ -254,13 +267,12 @@ class Dashboard:
         except msgspec.DecodeError as error:
             raise ApiError(400, 'write {"key": "..."} or {"token": "..."}') from error
         client = self.settings.trust.client(request)
-        self.limiter.check(client, self._clock())
         if login.token is not None:
+            # Nobody guesses one, and whoever runs this must not be locked out by the guesses of others.
             session = self._use_link(login.token)
         else:
-            session = await self._use_key(login.key or "")
+            session = await self._try_key(login.key or "", client)
         if session is None:
-            self.limiter.note_failure(client, self._clock())
             _LOG.info("a login from %s failed", client)
             reason = (
                 "the link was used before or is too old" if login.token else "this key is not good"
@@ -280,6 +292,18 @@ class Dashboard:
         if not self.links.use(token):
             return None
         return LoginSession("link", "this machine", "admin")
+
+    async def _try_key(self, key: str, client: str) -> LoginSession | None:
+        """Return a session for a good key; an address is wrong only so often, also at the same time."""
+        self.limiter.try_once(client, self._clock())
+        try:
+            session = await self._use_key(key)
+        except ApiError:
+            self.limiter.note_success(client, self._clock())  # who knows
+            raise
+        if session is not None:
+            self.limiter.note_success(client, self._clock())
+        return session
 
     async def _use_key(self, key: str) -> LoginSession | None:
         """Return a session for a key that the gateway knows, or None."""
@@ -304,6 +328,14 @@ class Dashboard:
         _note_asker(session, answer.body)
         return session
 
+    async def _check_key(self, request: Request, session: LoginSession) -> None:
+        """Find out what a key may do now, before the desk is asked: of keys only the gateway knows."""
+        if session.kind != "key" or not request.path.startswith(_DESK):
+            return
+        old_s = self._clock() - session.checked_s
+        if (request.method not in READING or old_s > _KNOWN_S) and not await self._refresh(session):
+            raise SessionOverError
+
     async def _refresh(self, session: LoginSession) -> bool:
         """Ask the gateway who somebody is; returns False where it knows the session's key no more."""
         gateway = self.services.gateway
@@ -316,6 +348,7 @@ class Dashboard:
             return True  # not there now; what is known of the session stays
         if answer.status == 200:
             _note_asker(session, answer.body)
+            session.checked_s = self._clock()
         return answer.status != 401 or session.kind != "key"
 
     def _greet(self, request: Request, session: LoginSession) -> Response:
@@ -323,7 +356,9 @@ class Dashboard:
         text, gone = self.sessions.add(session, self._clock())
         for each in gone:
             self._clean_up(each)
-        cookie = write_cookie(text, max_age_s=int(ABSOLUTE_S), secure=self._is_secure(request))
+        cookie = write_cookie(
+            self._cookie, text, max_age_s=int(ABSOLUTE_S), secure=self._is_secure(request)
+        )
         return _json(self._describe(request, session), headers=(cookie,))
 
     def _describe(self, request: Request, session: LoginSession) -> dict[str, Any]:
@@ -368,13 +403,16 @@ class Dashboard:
 
     def _drop_cookie(self, request: Request) -> tuple[tuple[str, str], ...]:
         """Return the header that takes a cookie away which stands for nobody."""
-        if read_cookie(request.headers) is None or self._find_session(request) is not None:
+        if (
+            read_cookie(request.headers, self._cookie) is None
+            or self._find_session(request) is not None
+        ):
             return ()
-        return (write_cookie("", max_age_s=0, secure=self._is_secure(request)),)
+        return (write_cookie(self._cookie, "", max_age_s=0, secure=self._is_secure(request)),)
 
     def _find_session(self, request: Request) -> LoginSession | None:
         """Return the session of a request; one by the proxy's word lasts while the proxy says the same."""
-        session = self.sessions.find(read_cookie(request.headers), self._clock())
+        session = self.sessions.find(read_cookie(request.headers, self._cookie), self._clock())
         if session is not None and session.kind == "header":
             visitor = self.settings.trust.identify(request)
             if visitor is None or visitor.owner != session.owner:

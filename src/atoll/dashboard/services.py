@@ -172,7 +172,8 @@ def own(address: ServiceAddress, session: LoginSession | None = None) -> Service
     if session is not None and session.role != "admin":
         headers["x-atoll-role"] = session.role
         if session.owner:
-            headers["x-atoll-owner"] = session.owner
+            # As UTF-8, which headers of the client's are not.
+            headers["x-atoll-owner"] = session.owner.encode().decode("latin-1")
     token = None if address.socket is not None else address.token
     return ServiceCall(address, token, headers)
 

@@ -24,6 +24,8 @@ Kind = Literal["key", "link", "header"]
 """How somebody logged in."""
 ROLES = ("viewer", "member", "admin")
 _MOST = 10_000
+_MOST_OF_ONE = 100
+"""Sessions of one person: nobody pushes others out by logging in again and again."""
 _TRIES = 10
 _TRIES_PER_S = 1 / 30
 _MOST_ADDRESSES = 10_000
@@ -56,8 +58,15 @@ class LoginSession:
     """Open pages that are told what happens."""
     started_s: float = 0.0
     seen_s: float = 0.0
+    checked_s: float = 0.0
+    """When the gateway was last asked what the session's key may do."""
     ended: bool = False
     over_because: str = "the session is over: log in again"
+
+    @property
+    def who(self) -> tuple[str, str]:
+        """Whose session it is: what one may have of something is counted by this."""
+        return self.kind, self.owner or self.key or ""
 
     def check_csrf(self, token: bytes | None) -> None:
         """Raise ApiError unless a request shows the token that only our pages know."""
@@ -74,11 +83,17 @@ class SessionStore:
     """All sessions; the one that was unused for longest makes room for a new one."""
 
     def __init__(
-        self, *, idle_s: float = IDLE_S, absolute_s: float = ABSOLUTE_S, most: int = _MOST
+        self,
+        *,
+        idle_s: float = IDLE_S,
+        absolute_s: float = ABSOLUTE_S,
+        most: int = _MOST,
+        most_of_one: int = _MOST_OF_ONE,
     ) -> None:
         self._idle_s = idle_s
         self._absolute_s = absolute_s
         self._most = most
+        self._most_of_one = most_of_one
         self._by_hash: dict[bytes, LoginSession] = {}
 
     def __len__(self) -> int:
@@ -90,11 +105,14 @@ class SessionStore:
     def add(self, session: LoginSession, now_s: float) -> tuple[str, list[LoginSession]]:
         """Keep a session; returns its id, which only the browser keeps, and the sessions that ended."""
         gone = self.expire(now_s)
+        who = session.who
+        own = [h for h, kept in self._by_hash.items() if kept.who == who]
+        if len(own) >= self._most_of_one:
+            gone.append(self._end_oldest(own))
         while len(self._by_hash) >= self._most:
-            oldest = min(self._by_hash, key=lambda h: self._by_hash[h].seen_s)
-            gone.append(self._end(oldest))
+            gone.append(self._end_oldest(list(self._by_hash)))
         text = secrets.token_urlsafe(32)
-        session.started_s = session.seen_s = now_s
+        session.started_s = session.seen_s = session.checked_s = now_s
         self._by_hash[_hash(text)] = session
         return text, gone
 
@@ -127,6 +145,9 @@ class SessionStore:
             if kept is session:
                 self._end(each)
 
+    def _end_oldest(self, among: list[bytes]) -> LoginSession:
+        return self._end(min(among, key=lambda h: self._by_hash[h].seen_s))
+
     def _end(self, hashed: bytes) -> LoginSession:
         session = self._by_hash.pop(hashed)
         session.ended = True
@@ -142,8 +163,8 @@ class LoginLimiter:
         self._per_s = per_s
         self._buckets: dict[str, TokenBucket] = {}
 
-    def check(self, address: str, now_s: float) -> None:
-        """Raise ApiError where an address has failed too often."""
+    def try_once(self, address: str, now_s: float) -> None:
+        """Count a try as a failure until it is known; ApiError where an address has failed too often."""
         bucket = self._buckets.get(address)
         if bucket is not None and (wait_s := bucket.wait_s(now_s)) > 0:
             raise ApiError(
@@ -153,15 +174,18 @@ class LoginLimiter:
                 code="login_limit",
                 retry_after_s=int(wait_s) + 1,
             )
-
-    def note_failure(self, address: str, now_s: float) -> None:
-        """Count a login that failed."""
         if address not in self._buckets and len(self._buckets) >= _MOST_ADDRESSES:
             full = [a for a, b in self._buckets.items() if b.full_s(now_s) <= 0]
             for each in full or list(self._buckets)[: _MOST_ADDRESSES // 10]:
                 del self._buckets[each]
         bucket = self._buckets.setdefault(address, TokenBucket(self._tries, self._per_s, now_s))
         bucket.charge(now_s, 1.0)
+
+    def note_success(self, address: str, now_s: float) -> None:
+        """Count the last try no more: it did not fail."""
+        bucket = self._buckets.get(address)
+        if bucket is not None:
+            bucket.charge(now_s, -1.0)
 
 
 def _hash(text: str) -> bytes:

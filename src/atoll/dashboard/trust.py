@@ -15,7 +15,8 @@ from atoll.dashboard.sessions import ROLES
 from atoll.runtime.http.server import Request
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_MOST_NAME = 200
+_MOST_NAME = 120
+"""Longer owners no gateway knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,12 @@ class ProxyTrust:
         for role in (*self.roles.values(), self.default_role):
             if role not in ROLES:
                 raise InputError(f"{role!r} is no role", hint=f"one of {', '.join(ROLES)}")
+
+    @property
+    def headers(self) -> frozenset[bytes]:
+        """The headers that are believed: one that is there twice may not be the proxy's alone."""
+        named = filter(None, (self.header, self.role_header))
+        return frozenset(name.lower().encode("latin-1") for name in named)
 
     def is_proxy(self, request: Request) -> bool:
         """Whether a request comes from a proxy that is believed."""

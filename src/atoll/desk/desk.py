@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ from urllib.parse import parse_qsl, unquote
 
 from atoll.desk.answers import Answers
 from atoll.desk.fleets import FleetShelf
+from atoll.desk.folder import DeskFolder
 from atoll.desk.jobs import JobRunner
 from atoll.desk.plans import PlanBook
 from atoll.desk.traces import TraceStore
@@ -74,12 +73,14 @@ class PlanDesk:
     """
 
     def __init__(self, files: Iterable[Path] = (), jobs: JobRunner | None = None) -> None:
-        self.jobs = jobs or JobRunner(2)
+        # One more than the dashboard lets one person have.
+        self.jobs = jobs or JobRunner(3)
         self.background = JobRunner(1, nice=10)
         self.shelf = FleetShelf(tuple(files))
         self.watch = FleetWatch(self.list_fleets)
         self.plans = PlanBook(self.background)
-        self.folder = Path(tempfile.mkdtemp(prefix="atoll-desk-"))
+        self._folder = DeskFolder()
+        self.folder = self._folder.path
         self.answers = Answers()
         self.traces = TraceStore(self.folder / "traces")
 
@@ -92,7 +93,7 @@ class PlanDesk:
         await self.plans.close()
         await self.jobs.close()
         await self.background.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._folder.remove()
 
 
 Endpoint = Callable[[PlanDesk, DeskRequest], Awaitable[Answer]]

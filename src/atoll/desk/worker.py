@@ -16,14 +16,17 @@ import importlib
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Any, Literal
 
 from atoll.core.errors import AtollError, InfeasibleError, UnknownNameError
 
 _LOG = logging.getLogger(__name__)
+_MOST_MEMORY_BYTES = 8 * 2**30
 _DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl."""
 
@@ -42,6 +45,9 @@ def name_of(job: Job) -> str:
 
 def describe_error(error: Exception) -> Said:
     """Return what is told of an error, in the fields of `ApiError`; of one that nobody expected, nothing."""
+    if isinstance(error, MemoryError):
+        text = "this takes more memory than there is: ask for less"
+        return {"status": 400, "message": text, "kind": "invalid_request_error", "code": None}
     if not isinstance(error, AtollError):
         return {"status": 500, "message": "internal error", "kind": "server_error", "code": None}
     code = {InfeasibleError: "infeasible", UnknownNameError: "not_found"}.get(type(error))
@@ -59,6 +65,19 @@ def end_with_parent() -> None:
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def limit_memory() -> None:
+    """Have this process go without before the machine does: whoever asks for too much gets no answer."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        most = min(_MOST_MEMORY_BYTES, there // 2)
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard == resource.RLIM_INFINITY or most < hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    with contextlib.suppress(OSError):
+        # Of all processes it is the first that the system ends for want of memory.
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
 
 
 def _do(line: str, tell: Callable[[Event, Said], None]) -> None:
@@ -84,6 +103,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--warm", action="append", default=[])
     options = parser.parse_args(arguments)
     end_with_parent()
+    limit_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.nice:
         os.nice(options.nice)

@@ -543,14 +543,14 @@ def test_parts_of_models_and_unknown_engines(tmp_path: Path) -> None:
     run(go())
 
 
-def test_machines_of_a_fabric_are_shown_and_drained(tmp_path: Path) -> None:
+def test_machines_of_a_fabric_are_shown_with_their_load_and_price(tmp_path: Path) -> None:
     async def go() -> None:
         async with site(tmp_path) as fabric:
             first = await fabric.worker("a", "Acme", price_usd_per_hour=1.5)
             second = await fabric.worker("b", "Acme", price_usd_per_hour=0.5)
             for worker in (first, second):
                 worker.fabric.say_load(Load(running=2, waiting=1, capacity=8, kv_used=0.25))
-            await until(lambda: len(fabric.gateway.federation.fabric.loads) == 2)
+            await until(lambda: len(fabric.federation.fabric.loads) == 2)
             machines = shown(await fabric.bench.admin("/atoll/v1/machines"))["machines"]
             nodes = {m["id"]: m for m in machines if m["role"] == "node"}
             assert set(nodes) == {first.fabric.sid, second.fabric.sid}

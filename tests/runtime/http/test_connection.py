@@ -100,6 +100,8 @@ class Call:
 class App:
     """An application that answers when it is told to."""
 
+    once: frozenset[bytes] = frozenset()
+
     def __init__(self, **limits: int) -> None:
         self.limits = ServerLimits(**limits)
         self.deadlines = ServerDeadlines()

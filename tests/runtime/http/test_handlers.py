@@ -388,6 +388,29 @@ def test_answers_have_headers_and_streams_their_own_type() -> None:
     with_server(handler, go)
 
 
+def test_a_stream_that_is_refused_before_it_begins_is_an_error() -> None:
+    async def pieces(*, late: bool) -> AsyncGenerator[bytes, None]:
+        if late:
+            yield b"one"
+        raise ApiError(429, "too many", kind="rate_limit_error", retry_after_s=3)
+
+    async def handler(asked: Request) -> EventStream:
+        return EventStream(pieces(late=asked.path == b"/late"))
+
+    async def go(bench: Bench) -> None:
+        client = await bench.connect()
+        for _ in range(2):
+            client.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            head = await client.until(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 429 ")
+            assert b"retry-after: 3" in head
+            await client.until(b"}}")
+        client.send(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert not (await client.rest()).endswith(b"0\r\n\r\n")
+
+    with_server(handler, go)
+
+
 def test_a_header_that_would_be_two_lines_is_not_sent() -> None:
     async def handler(asked: Request) -> Response:
         return Response(b"{}", headers=(("x-path", "a\r\nset-cookie: b"),))

@@ -41,6 +41,7 @@ class AdminListener:
     """A listener beside the public port; what it is asked goes to `answer`. It serves while draining."""
 
     draining = False
+    once: frozenset[bytes] = frozenset()
 
     def __init__(
         self,

@@ -112,6 +112,8 @@ class Gateway:
     fast.
     """
 
+    once: frozenset[bytes] = frozenset()
+
     def __init__(
         self,
         pool: BackendPool,

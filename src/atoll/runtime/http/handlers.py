@@ -92,6 +92,8 @@ Handler = Callable[[Request], Awaitable[Answer]]
 class HandlerServer:
     """Listens, and has the handler answer every request (`atoll.runtime.http.server.Application`)."""
 
+    once: frozenset[bytes] = frozenset()
+
     def __init__(
         self,
         handler: Handler,
@@ -277,15 +279,21 @@ class HandlerCall:
         begun = False
         # A generator left half way must end now, not when it is collected.
         async with contextlib.aclosing(answer.pieces) as pieces:
-            async for piece in pieces:
-                if not begun:
-                    begun = True
-                    self._begin(answer)
-                if piece:
-                    # An empty chunk would be the end of the stream.
-                    connection.send(piece)
-                if not self._writable.is_set():
-                    await self._writable.wait()
+            try:
+                async for piece in pieces:
+                    if not begun:
+                        begun = True
+                        self._begin(answer)
+                    if piece:
+                        # An empty chunk would be the end of the stream.
+                        connection.send(piece)
+                    if not self._writable.is_set():
+                        await self._writable.wait()
+            except ApiError as error:
+                if begun:
+                    raise
+                connection.respond_error(error)
+                return
         if not begun:
             self._begin(answer)
         connection.end_stream(b"")

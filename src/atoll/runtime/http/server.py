@@ -67,6 +67,11 @@ class Application(Protocol):
         """How long clients may take."""
         ...
 
+    @property
+    def once(self) -> frozenset[bytes]:
+        """Headers that are refused where they are there twice, besides those that always are."""
+        ...
+
     connections: set[Connection]
     buffered: int
     """Bytes in memory of what clients have sent."""
@@ -308,7 +313,7 @@ class Connection(AnswerWriter):
         headers = self._headers
         if name in headers:
             self._doubled += 1
-            if name in _ONCE and not self._in_body:
+            if (name in _ONCE or name in self._app.once) and not self._in_body:
                 raise ApiError(400, f"the header {name.decode()} is there twice")
         headers[name] = b"" if self._in_body else value
 

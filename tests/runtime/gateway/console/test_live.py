@@ -145,6 +145,18 @@ def test_number_of_listeners_is_bounded() -> None:
     assert join(feed, Client()).fate == "open"
 
 
+def test_one_key_does_not_take_all_places() -> None:
+    view = View()
+    feed = LiveFeed(view, Maker(), most=8)
+    for _ in range(2):
+        feed.join(Client(), lambda: True, "eve")  # type: ignore[arg-type]
+    with pytest.raises(ApiError) as caught:
+        feed.join(Client(), lambda: True, "eve")  # type: ignore[arg-type]
+    assert caught.value.status == 503
+    feed.join(Client(), lambda: True, "bob")  # type: ignore[arg-type]
+    assert [join(feed, Client()).fate for _ in range(5)] == ["open"] * 5
+
+
 def test_streams_end_when_the_gateway_stops() -> None:
     view = View()
     feed = LiveFeed(view, Maker())

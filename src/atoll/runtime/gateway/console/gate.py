@@ -10,6 +10,8 @@ from atoll.runtime.openai import ApiError
 
 _AT_ONCE = 3
 _MOST_WAITING = 100
+_SHARE = 5
+"""One key has at most this part of the places."""
 _ANSWER_S = 30.0
 """For one of them, and for its turn."""
 
@@ -19,15 +21,20 @@ class DatabaseGate:
 
     def __init__(self) -> None:
         self._free = asyncio.Semaphore(_AT_ONCE)
-        self._inside = 0
+        self._inside: list[str | None] = []
+        """The keys of all who wait or are let in."""
 
     @asynccontextmanager
-    async def enter(self) -> AsyncIterator[None]:
-        """Wait for a turn; 503 where too many wait, and where the database is away or too slow."""
+    async def enter(self, who: str | None = None) -> AsyncIterator[None]:
+        """Wait for a turn; 503 where too many wait, and where the database is away or too slow.
+
+        `who` is the id of the key that asks.
+        """
         # There where accounts are: they need what the database needs.
         from atoll.runtime.accounts.database import AWAY
 
-        if self._inside >= _MOST_WAITING:
+        own = 0 if who is None else self._inside.count(who)
+        if len(self._inside) >= _MOST_WAITING or own >= _MOST_WAITING // _SHARE:
             raise ApiError(
                 503,
                 "too many ask for keys and usage at once",
@@ -35,7 +42,7 @@ class DatabaseGate:
                 code="overloaded",
                 retry_after_s=1,
             )
-        self._inside += 1
+        self._inside.append(who)
         try:
             async with asyncio.timeout(_ANSWER_S), self._free:
                 yield
@@ -49,4 +56,4 @@ class DatabaseGate:
                 retry_after_s=5,
             ) from None
         finally:
-            self._inside -= 1
+            self._inside.remove(who)

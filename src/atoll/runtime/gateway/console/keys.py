@@ -50,7 +50,7 @@ async def make_key(call: ConsoleCall) -> Response:
     fields = _fields(call)
     try:
         spec = _check(NewKey.parse(fields))
-        async with call.gate.enter():
+        async with call.gate.enter(call.caller.key_id):
             text, key = await accounts.database.create_key(spec)
             await accounts.learn_keys()
     except InputError as error:
@@ -69,7 +69,7 @@ async def change_key(call: ConsoleCall) -> Response:
     try:
         # What cannot be is refused before the database is asked; what others change meanwhile counts there.
         _check(NewKey.parse({"name": "x"} | fields))
-        async with call.gate.enter():
+        async with call.gate.enter(call.caller.key_id):
             key = await accounts.database.change_key(call.name, fields)
             await accounts.learn_keys()
     except InputError as error:
@@ -87,7 +87,7 @@ async def revoke_key(call: ConsoleCall) -> Response:
     """Make a key useless for good: here at once, at other gateways within about a second."""
     accounts, caller = call.accounts, call.caller
     call.query()
-    async with call.gate.enter():
+    async with call.gate.enter(call.caller.key_id):
         if accounts.key(call.name) is None:
             await accounts.learn_keys()
         known = accounts.key(call.name)
@@ -113,7 +113,7 @@ async def _describe(call: ConsoleCall, keys: Sequence[ApiKey]) -> AsyncIterator[
     """Yield keys as they are shown, with what they used; requests have their turn in between."""
     now_s = time.time()
     now = periods(now_s)
-    async with call.gate.enter():
+    async with call.gate.enter(call.caller.key_id):
         ids = [key.id for key in keys]
         used_by_key = await call.accounts.database.counters(ids, (now.day, now.month, TOTAL))
     for number, key in enumerate(keys, 1):

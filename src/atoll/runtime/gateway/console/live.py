@@ -20,6 +20,8 @@ _EVERY_S = 2.0
 _CHECKED_TICKS = 15
 """So many apart it is asked whether listeners may still listen."""
 _MOST = 1000
+_SHARE = 4
+"""One key has at most this part of them."""
 _RETRY_S = 5
 
 
@@ -54,14 +56,19 @@ class ListenedConnection(Protocol):
 class LiveListener:
     """One who listens (`http.server.Responder`)."""
 
-    __slots__ = ("_connection", "_feed", "_stalled_s", "allowed")
+    __slots__ = ("_connection", "_feed", "_stalled_s", "allowed", "who")
 
     def __init__(
-        self, feed: LiveFeed, connection: ListenedConnection, allowed: Callable[[], bool] | None
+        self,
+        feed: LiveFeed,
+        connection: ListenedConnection,
+        allowed: Callable[[], bool] | None,
+        who: str | None,
     ) -> None:
         self._feed = feed
         self._connection = connection
         self.allowed = allowed
+        self.who = who
         self._stalled_s: float | None = None
         """Since when it has not read what was sent."""
 
@@ -104,14 +111,17 @@ class LiveFeed:
         self.listeners: set[LiveListener] = set()
 
     def join(
-        self, connection: ListenedConnection, allowed: Callable[[], bool] | None = None
+        self,
+        connection: ListenedConnection,
+        allowed: Callable[[], bool] | None = None,
+        who: str | None = None,
     ) -> None:
         """Begin to tell a client; 503 where too many listen, or where the gateway stops.
 
-        Whether it is still `allowed` to listen is asked now and then.
+        Whether it is still `allowed` to listen is asked now and then; `who` is the key that it came with.
         """
         context = self._context
-        if context.draining or len(self.listeners) >= self._most:
+        if context.draining or len(self.listeners) >= self._most or self._has_its_share(who):
             raise ApiError(
                 503,
                 "the gateway is shutting down" if context.draining else "too many listen already",
@@ -122,13 +132,18 @@ class LiveFeed:
         now_s = context.loop.time()
         if now_s - self._made_s >= _EVERY_S or not self._event:
             self._renew(now_s)
-        listener = LiveListener(self, connection, allowed)
+        listener = LiveListener(self, connection, allowed, who)
         self.listeners.add(listener)
         connection.exchange = listener
         connection.begin_stream()
         connection.send(self._event)
         if self._timer is None:
             self._timer = context.loop.call_later(_EVERY_S, self.tick)
+
+    def _has_its_share(self, who: str | None) -> bool:
+        if who is None:
+            return False
+        return sum(each.who == who for each in self.listeners) >= max(1, self._most // _SHARE)
 
     def leave(self, listener: LiveListener) -> None:
         """Tell a client no more; with the last one all work ends."""
@@ -171,10 +186,16 @@ class LiveFeed:
 class LiveAnswer:
     """An answer that stays: whoever gets it listens from then on."""
 
-    def __init__(self, feed: LiveFeed, allowed: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        feed: LiveFeed,
+        allowed: Callable[[], bool] | None = None,
+        who: str | None = None,
+    ) -> None:
         self._feed = feed
         self._allowed = allowed
+        self._who = who
 
     def take(self, connection: Connection) -> None:
         """Begin to tell the client of a connection."""
-        self._feed.join(connection, self._allowed)
+        self._feed.join(connection, self._allowed, self._who)

@@ -56,7 +56,7 @@ async def show_usage(call: ConsoleCall) -> Response:
     read = _CsvText(columns_of(by)) if kind == "csv" else _JsonRows()
     if span is not None:
         async with (
-            call.gate.enter(),
+            call.gate.enter(call.caller.key_id),
             aclosing(usage(accounts.database, by, span, most + 1)) as rows,
         ):
             async for row in rows:

@@ -34,7 +34,7 @@ def listen(call: ConsoleCall) -> LiveAnswer:
         except ApiError:
             return False
 
-    return LiveAnswer(call.context.board.live, is_allowed)
+    return LiveAnswer(call.context.board.live, is_allowed, call.caller.key_id)
 
 
 def show_models(call: ConsoleCall) -> Response:
