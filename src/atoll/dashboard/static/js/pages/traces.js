@@ -132,10 +132,10 @@ export const page = {
       h("div", { class: "row" }, go, stop, ctx.can("member") ? null : h("span", { class: "note" }, "Viewers look only: ask for a key of role member.")));
     }
 
-    const columns = h("div", { class: "columns" }, card("Trace", {}, list, stats, ctx.can("member") ? drop : null), h("div", { class: "stack" }, card("Run it through a plan", {}, form), result));
+    const columns = h("div", { class: "columns" }, card("Trace", {}, list, stats, ctx.can("member") ? drop : null), card("Run it through a plan", {}, form));
     set(root, loading());
     const stop = withPlanner(ctx, root, () => {
-      set(root, columns);
+      set(root, columns, result);
       load(form, async () => {
         const [told] = await Promise.all([ctx.api.get("/api/desk/fleets"), refresh()]);
         return told;
