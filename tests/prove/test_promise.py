@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.catalog import Catalog
+from atoll.plan.files.examples import find_example
+from atoll.plan.files.read import read_problem
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import validate
@@ -12,6 +14,7 @@ from atoll.prove import kept as keeping
 from atoll.prove.cluster import see_promises
 from atoll.prove.deadline import SimulationCutShortError
 from atoll.prove.kept import KeptSample, KeptShares, look_at, sample_kept
+from atoll.prove.plan import plan as plan_fleet
 from atoll.prove.promise import keep_promises
 from atoll.solve import registry
 from atoll.solve.effort import Countdown, Effort
@@ -223,3 +226,16 @@ def test_no_smaller_number_of_replicas_keeps_the_promises(
             break
 
     assert len(found.instances) == number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.4, 0.7, 1.3])
+def test_a_fleet_is_planned_at_any_demand(share: float) -> None:
+    """At 0.7 a template that nobody had simulated came in with the last plan, and there was none at all."""
+    own = read_problem(find_example("quickstart"))
+    services = [
+        each.model_copy(update={"rate_per_s": each.rate_per_s * share}) for each in own.services
+    ]
+    found = plan_fleet(own.replace(services=services))
+    assert found.status in ("optimal", "feasible")
+    assert all(promise.is_kept for promise in found.promises)

@@ -353,7 +353,10 @@ class _Prover:
         while True:
             effort = replace(self.effort, derating=sizing.derating("nothing"))
             plan = self._without_reserve(self._plan(sizing.problem, effort))
-            if not self._measure({}, self._used(plan)) and not self._hold_ready(plan):
+            used = self._used(plan)
+            # Of a role whose promise is free, templates that nobody has simulated may come in here.
+            new = {key: one for key, one in used.items() if key not in sizing.curves}
+            if not self._measure(new, used) and not self._hold_ready(plan):
                 return plan
 
     def _hold_ready(self, plan: Plan) -> bool:
