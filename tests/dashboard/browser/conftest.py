@@ -45,17 +45,14 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-class Site:
-    """The dashboard and the fakes behind it, on a loop of their own."""
+class SiteOnItsLoop:
+    """A dashboard and what is behind it, on a loop of their own."""
 
-    def __init__(self, folder: Path, *, gateway: bool = True, desk: bool = True) -> None:
-        self._with = gateway, desk
-        self._folder = folder
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._links: LoginLinks
         self.url = ""
-        self.gateway: FakeGateway
-        self.desk: FakeDesk
 
     def start(self) -> None:
         self._thread.start()
@@ -70,6 +67,26 @@ class Site:
     def link(self) -> str:
         """Return an address that logs in as the admin of this machine, once."""
         return f"{self.url}/#token={self._links.make()}"
+
+    def _do(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def _start(self) -> None:
+        raise NotImplementedError
+
+    async def _stop(self) -> None:
+        raise NotImplementedError
+
+
+class Site(SiteOnItsLoop):
+    """The dashboard and the fakes behind it."""
+
+    def __init__(self, folder: Path, *, gateway: bool = True, desk: bool = True) -> None:
+        super().__init__()
+        self._with = gateway, desk
+        self._folder = folder
+        self.gateway: FakeGateway
+        self.desk: FakeDesk
 
     def find_gateway(self) -> None:
         """Have a dashboard that knew of no gateway find one."""
@@ -89,9 +106,6 @@ class Site:
         self.desk = FakeDesk(step_s=0.02)
         self.desk.token = old.token
         self._do(self.desk.start(int(old.url.rpartition(":")[2])))
-
-    def _do(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     async def _start(self) -> None:
         self.gateway = FakeGateway(interval_s=0.5, token_s=0.005)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,31 +19,18 @@ from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
-from tests.dashboard.browser.conftest import Visit
+from tests.dashboard.browser.conftest import SiteOnItsLoop, Visit
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 
 pytestmark = pytest.mark.slow
 
 
-class RealSite:
-    """Two engines, a gateway with keys and the dashboard, on a loop of their own."""
+class RealSite(SiteOnItsLoop):
+    """Two engines, a gateway with keys and the dashboard."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
-        self.url = ""
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._do(self._start())
-
-    def stop(self) -> None:
-        self._do(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def link(self) -> str:
-        return f"{self.url}/#token={self._links.make()}"
 
     def ask(self, key: str) -> int:
         """Ask the model with a key; return the status."""
@@ -62,9 +46,6 @@ class RealSite:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code
-
-    def _do(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 
     async def _start(self) -> None:
         self.engines = [ScriptedEngine(name=name, step_s=0.02) for name in ("first", "second")]
@@ -99,6 +80,7 @@ class RealSite:
 def real() -> Iterator[RealSite]:
     with tempfile.TemporaryDirectory(prefix="a-") as folder:
         made = RealSite(Path(folder))
+        made.start()
         yield made
         made.stop()
 
