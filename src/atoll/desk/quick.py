@@ -22,9 +22,10 @@ from atoll.core.errors import InfeasibleError
 from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
 
-CLUSTER_S = 2.0
+CLUSTER_S = 30.0
+"""Seconds after which a placement is what was found by then: a net, its work ends before."""
 GRAPHS_S = 6.0
-"""Seconds after which a placement, and a plan of any-to-any models, is what was found by then."""
+"""The same for a plan of any-to-any models, which mostly is cut short by it, and says so."""
 _CLUSTER_WORK, _GRAPHS_WORK = 0.01, 0.1
 _ROUNDS, _TRIMS = 8, 2
 """How often headroom is added, and taken back again, at most."""

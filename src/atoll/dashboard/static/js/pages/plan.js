@@ -30,7 +30,7 @@ function figures(plan) {
     figure("Cost", perHour(plan.usd_per_hour), { note: tokens && plan.usd_per_hour ? perMillion((plan.usd_per_hour / 3600 / tokens) * 1e6) : null }),
     figure("Proven within", gap === null || gap === undefined ? DASH : percent(gap), { ...proven, tone: gap !== null && gap <= 0.01 ? "good" : null }),
     figure("Instances", number((plan.instances ?? []).length), { note: plural((plan.services ?? []).length, "service") }),
-    figure("Found by", plan.solver ?? DASH, { note: plan.status ?? null }));
+    figure("Found by", plan.solver ?? DASH, { note: plan.cut_short ? "cut short by its time limit: another run may find another" : plan.status ?? null, tone: plan.cut_short ? "warn" : null }));
 }
 
 export function drawPlan(plan) {
