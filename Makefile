@@ -105,7 +105,7 @@ wheel: $(VENV)/dev ## Build wheel and sdist into dist/, install the wheel elsewh
 .PHONY: clean
 clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
-	@find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	@find src tests tools benchmarks research -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The environment and what planning, simulating and serving need; all else is added to it.
 $(VENV)/ready: pyproject.toml

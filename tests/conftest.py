@@ -14,7 +14,7 @@ settings.register_profile("fixed", derandomize=True, deadline=None, max_examples
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
-_PLANNING = tuple(Path(__file__).parent / name for name in ("cli", "prove", "solve"))
+_PLANNING = tuple(Path(__file__).parent / name for name in ("cli", "prove", "research", "solve"))
 
 
 @pytest.fixture(autouse=True)

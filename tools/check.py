@@ -16,9 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-SOURCES = [
-    name for name in ("src", "tests", "tools", "benchmarks", "examples") if (ROOT / name).is_dir()
-]
+FOLDERS = ("src", "tests", "tools", "benchmarks", "research", "examples")
+SOURCES = [name for name in FOLDERS if (ROOT / name).is_dir()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""Fit the constants that ship with Atoll: `python tools/fit_constants.py --data DIR [--write]`.
+"""Fit the constants that ship with Atoll: `python -m tools.fit_constants --data DIR [--write]`.
 
 DIR holds the public measurements (op_gemm.csv, op_attention.csv, op_allreduce.csv, layer_helix.csv,
 op_vidur_dense.csv, op_llmservingsim_dense.csv). Expert layers are read from the tables inside
 aiconfigurator-core (extra `aic`). Half of the single-operator points is never fitted on (see
-`Points.held_out`): `benchmarks/perf_accuracy.py` tests on that half. Whole layers are fitted on
+`Points.held_out`): `benchmarks/performance/perf_accuracy.py` tests on that half. Whole layers are fitted on
 Llama-2 70B alone, so that LLaMA-1 30B remains a test.
 """
 
@@ -23,19 +23,19 @@ import yaml
 
 from atoll.catalog import Catalog
 from atoll.catalog.nodes import AllReduceCost
-from atoll.perf.calibrate import Fit, fit, fit_narrow, op_classes, spread
+from atoll.perf.calibration import Fit, fit, fit_narrow, op_classes, spread
 from atoll.perf.constants import PROXY_ERROR, OpClass, OpConstants, Tag
-from atoll.perf.layer_fit import (
+from atoll.perf.measurements import SCHEMAS, Points, Schema, read_points
+from research.fitting.layer_fit import (
     ELEMENTWISE,
     LayerConditions,
     fit_all_reduce,
     fit_gpu,
     predict_layers,
 )
-from atoll.perf.measurements import SCHEMAS, Points, Schema, read_points
 
 if TYPE_CHECKING:
-    from atoll.perf.layer_fit import LayerFit
+    from research.fitting.layer_fit import LayerFit
 
 ROOT = Path(__file__).resolve().parent.parent
 SYSTEMS = {

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from atoll.workload.arrival_rates import Layer, RateClock, Silence, arrivals
 from atoll.workload.arrivals import MAX_CV, Renewal
-from atoll.workload.rates import Layer, RateClock, Silence, arrivals
 from atoll.workload.requests import Requests
 from atoll.workload.stats import Summary, summarise
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.tasks.invocation import Final, Invocation
-from atoll.tasks.library.units import Chat, Embed, ReadText
+from atoll.tasks.library.unit_tasks import Chat, Embed, ReadText
 from atoll.tasks.run import Run
 from atoll.tasks.task import Task, settled
 from atoll.tasks.values import Value
@@ -26,7 +26,7 @@ class Question:
 
     text: str
     pages: list[Any]
-    most_steps: int = 3
+    max_steps: int = 3
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ResearchAgent(Task[Question, Finding]):
         ranked = sorted(range(len(found)), key=lambda page: -closeness(target, found[page]))
         notes = [{"role": "user", "content": texts[page]} for page in ranked[:2]]
         # Loops on results are plain loops: each `in` looks at a thought, and ends a round.
-        for step in range(request.most_steps):
+        for step in range(request.max_steps):
             thought = self.think(messages=[*notes, {"role": "user", "content": request.text}])
             if "not sure" not in thought:
                 return Finding(thought, ranked[:2], step + 1)
@@ -66,7 +66,7 @@ class ResearchAgent(Task[Question, Finding]):
         last = self.think(
             messages=[*notes, {"role": "user", "content": "Answer as well as you can."}]
         )
-        return Finding(last, ranked[:2], request.most_steps + 1)
+        return Finding(last, ranked[:2], request.max_steps + 1)
 
 
 def closeness(one: list[float], other: list[float]) -> float:

@@ -17,7 +17,7 @@ from tests.plan import clusters
 
 TEXT = """
 name: small
-models:
+services:
   chat:
     model: llama-3.1-8b
     ttft: 1s
@@ -71,16 +71,16 @@ def test_every_way_to_read_a_fleet_gives_the_same(fleet: Fleet, tmp_path: Path) 
 
 
 def test_bad_fleets_name_the_field() -> None:
-    with pytest.raises(InputError, match=r"models\.chat"):
+    with pytest.raises(InputError, match=r"services\.chat"):
         Fleet.read(TEXT.replace("rate: 4/s", "rates: 4/s"))
-    with pytest.raises(InputError, match="models"):
+    with pytest.raises(InputError, match="services"):
         Fleet.from_dict({"name": "nothing", "pool": {}})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, object()])
 def test_what_is_no_plain_data_is_refused(value: object) -> None:
     with pytest.raises(InputError, match="no plain data"):
-        Fleet.from_dict({"models": value})
+        Fleet.from_dict({"services": value})
 
 
 @pytest.mark.parametrize("share", [float("nan"), -0.5, 0.0, 1.0, 95.0])
@@ -163,6 +163,8 @@ def test_a_simulation_is_the_same_each_time(plan: FleetPlan) -> None:
     assert first.finished > 100
     assert set(first.kept) == {"chat"}
     again, other = plan.simulate(seed=1, duration_s=60.0), plan.simulate(seed=2, duration_s=60.0)
+    assert isinstance(again, SimReport)
+    assert isinstance(other, SimReport)
     assert (first.requests.ttft_s == again.requests.ttft_s).all()
     assert len(first.requests.ttft_s) != len(other.requests.ttft_s)
     assert "chat" in str(first)

@@ -14,13 +14,13 @@ from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
-from benchmarks.attacks import Outcome, all_attacks, blame, chosen_attacks
-from benchmarks.attacks_case import Attack, judge
-from benchmarks.attacks_engine import MIRROR, HostileBackend
-from benchmarks.attacks_site import AttackedSite
-from benchmarks.attacks_watcher import Gap
-from benchmarks.attacks_wire import Reply, chat_body, request_of, take_apart, talk
-from benchmarks.fake_engine import MODEL
+from benchmarks.security.attacks import Outcome, all_attacks, blame, chosen_attacks
+from benchmarks.security.attacks_case import Attack, judge
+from benchmarks.security.attacks_engine import MIRROR, HostileBackend
+from benchmarks.security.attacks_site import AttackedSite
+from benchmarks.security.attacks_watcher import Gap
+from benchmarks.security.attacks_wire import Reply, chat_body, request_of, take_apart, talk
+from benchmarks.serving.fake_engine import MODEL
 
 _CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
 _FAST = (
@@ -148,7 +148,7 @@ def test_a_reply_is_judged_by_status_and_count() -> None:
     assert "silence" in judge(Reply(), frozenset({400}), may_close=True)
 
 
-def test_a_gap_is_blamed_on_the_attack_that_ran_for_most_of_it() -> None:
+def test_a_gap_is_blamed_on_the_attack_that_ran_for_max_of_it() -> None:
     first, second = all_attacks()[:2]
     outcomes = [Outcome(first, 10.0, 11.0), Outcome(second, 11.0, 20.0)]
     gaps = [Gap(14.0, 3.2, "a", ""), Gap(10.5, 0.2, "a", ""), Gap(10.9, 0.4, "b", "")]

@@ -9,8 +9,8 @@ import pytest
 from atoll.api.fleet import Fleet
 from atoll.catalog import Catalog
 from atoll.catalog.media import EncoderSpec
-from atoll.solve.cells.types import CellProgramme, ClassDemand, ExecutorType, Machines
-from benchmarks import cells, cells_fleets, cells_paper
+from atoll.solve.graph.graph_types import ClassDemand, ExecutorType, GraphProgram, Machines
+from benchmarks.any_to_any import cells, cells_fleets, cells_paper
 from benchmarks.report import ROOT
 from tests.benchmarks.test_benchmarks import last_line, number, python
 
@@ -41,10 +41,10 @@ def tiles(workload: cells_paper.Workload, catalog: Catalog) -> float:
     return workload.images * vision.image_tokens(workload.height, workload.width) / 256
 
 
-def programme(*executors: ExecutorType, gpus: int = 4) -> CellProgramme:
+def program(*executors: ExecutorType, gpus: int = 4) -> GraphProgram:
     """One request/s that needs parts a and b, on one box."""
     box = Machines(("lab", f"P:{gpus}", "owned"), "P", gpus, 1, float(gpus), (1, 2, 4))
-    return CellProgramme((box,), executors, (ClassDemand("s", "x", 1.0, (("a", "b"),)),))
+    return GraphProgram((box,), executors, (ClassDemand("s", "x", 1.0, (("a", "b"),)),))
 
 
 def executor(parts: str, gpus: int, **seconds: float) -> ExecutorType:
@@ -98,7 +98,7 @@ def test_winners_of_the_paper() -> None:
 
 
 def test_the_scarcest_executor_bounds_a_deployment() -> None:
-    asked = programme(executor("a", 1, a=0.5), executor("b", 1, b=0.25), executor("a+b", 2, a=0.2))
+    asked = program(executor("a", 1, a=0.5), executor("b", 1, b=0.25), executor("a+b", 2, a=0.2))
     assert cells_paper.deployed(asked, {("a", 1): 1, ("b", 1): 3}) == pytest.approx(2.0)
     assert cells_paper.deployed(asked, {("a", 1): 3, ("b", 1): 1}) == pytest.approx(4.0)
     assert cells_paper.deployed(asked, {("a", 1): 1, ("b", 4): 1}) == 0.0
@@ -106,9 +106,9 @@ def test_the_scarcest_executor_bounds_a_deployment() -> None:
     assert cells_paper.deployed(asked, {("a+b", 2): 1}) == 0.0
 
 
-def test_the_most_is_found_and_bounded() -> None:
+def test_the_max_is_found_and_bounded() -> None:
     both = executor("a+b", 1, a=0.5, b=0.5)
-    asked = programme(executor("a", 1, a=0.5), executor("b", 1, b=0.25), both)
+    asked = program(executor("a", 1, a=0.5), executor("b", 1, b=0.25), both)
     apart = cells_paper.carry_most(asked, lambda e: len(e.parts) == 1)
     assert apart is not None
     # Two of a carry 4, one of b carries 4; a fourth GPU has nothing to add.
@@ -125,7 +125,7 @@ def test_the_most_is_found_and_bounded() -> None:
 
 
 def test_one_request_at_a_time_takes_as_long_as_alone() -> None:
-    asked = programme(executor("a+b", 1, a=0.5, b=0.5), gpus=1)
+    asked = program(executor("a+b", 1, a=0.5, b=0.5), gpus=1)
     slowed = cells_paper.one_at_a_time(asked, asked, ("b",))
     (only,) = slowed.executors
     assert only.seconds == {("x", "a"): 0.5, ("x", "b"): 1.0}
@@ -142,7 +142,7 @@ def test_one_request_at_a_time_takes_as_long_as_alone() -> None:
 def test_no_fixed_deployment_beats_the_exact_plan(catalog: Catalog) -> None:
     workload = cells_paper.FIGURE2[2]
     problem = cells_paper.equal_gpus(cells_paper.INTERNVL, workload.classes(), 1)
-    built = cells_paper.build(problem, catalog).programme
+    built = cells_paper.build(problem, catalog).program
     mix = cells_paper.carry_most(built, cells.papers_executors)
     free = cells_paper.carry_most(built)
     assert mix is not None

@@ -11,10 +11,10 @@ import pytest
 from atoll.catalog import Catalog
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.sim.tasks.fleet import BatchPart, TokenPart
-from atoll.sim.tasks.run import simulate_tasks
-from benchmarks.cells_sim import TABLE2
-from benchmarks.cells_sim_fleets import (
+from atoll.sim.tasks.simulate_tasks import simulate_tasks
+from atoll.sim.tasks.task_fleet import BatchPart, TokenPart
+from benchmarks.any_to_any.cells_sim import TABLE2
+from benchmarks.any_to_any.cells_sim_fleets import (
     fleet_at,
     images_problem,
     internvl_routed,

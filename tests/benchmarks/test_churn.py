@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.churn import (
+from benchmarks.federation.churn import (
     FULL,
     QUICK,
     SMALL,
@@ -23,9 +23,9 @@ from benchmarks.churn import (
     wanted,
     write_csv,
 )
-from benchmarks.churn_clients import Reader, Seen, WrongAnswerError
-from benchmarks.churn_engine import Engine, prompt, word
-from benchmarks.churn_processes import Ledger
+from benchmarks.federation.churn_clients import Reader, Seen, WrongAnswerError
+from benchmarks.federation.churn_engine import Engine, prompt, word
+from benchmarks.federation.churn_processes import Ledger
 from benchmarks.report import ROOT
 
 

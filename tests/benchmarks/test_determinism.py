@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from atoll.plan.files.fleet import load_fleet
-from benchmarks.determinism import FleetCase, fleets, permute
+from atoll.plan.files.fleet_file import load_fleet
+from benchmarks.planning.determinism import FleetCase, fleets, permute
 from benchmarks.report import ROOT
 from tests.benchmarks.test_benchmarks import last_line
 

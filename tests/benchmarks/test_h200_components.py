@@ -16,10 +16,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import h200_components as components
-from benchmarks.h200_components import FULL, TINY, Chain
-from benchmarks.h200_components_fidelity import read_rows, spec_of
-from benchmarks.h200_harness import Bench, attention_reference, relative_error
+from benchmarks.hardware import h200_components as components
+from benchmarks.hardware.h200_components import FULL, TINY, Chain
+from benchmarks.hardware.h200_components_fidelity import read_rows, spec_of
+from benchmarks.hardware.h200_harness import Bench, attention_reference, relative_error
 
 pytestmark = pytest.mark.engine
 NAMES = ["vit-l-14", "internvit-6b", "qwen-image", "whisper-large"]

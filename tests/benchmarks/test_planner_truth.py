@@ -10,8 +10,8 @@ import pytest
 
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Problem
-from benchmarks.planner_cases import CaseMaker
-from benchmarks.planner_truth import judge
+from benchmarks.planning.planner_cases import CaseMaker
+from benchmarks.planning.planner_truth import judge
 from benchmarks.report import ROOT
 from tests.benchmarks.test_benchmarks import last_line
 from tests.reference.rent_ilp import RentReference
@@ -91,10 +91,10 @@ def test_what_is_served_short_costs_least() -> None:
 
 @pytest.mark.parametrize("seed", [1, 4, 9])
 def test_cases_are_made_from_their_seed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing_runs(asked: Problem, **_: object) -> Plan:
+    def nothing_runs(asked: Problem, _request: object) -> Plan:
         return claim(asked, 0.0)
 
-    monkeypatch.setattr("benchmarks.planner_cases.solve", nothing_runs)
+    monkeypatch.setattr("benchmarks.planning.planner_cases.solve", nothing_runs)
     first, again = (CaseMaker(seed).problem() for _ in range(2))
     assert first == again
     assert first != CaseMaker(seed + 100).problem()

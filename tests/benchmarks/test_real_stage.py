@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.plan.cluster_profiles import at
-from atoll.runtime.local.profile import profile_of
-from benchmarks.node_meter import Counted, NodeMeter
-from benchmarks.real_stage import (
+from atoll.runtime.local.layer_profile import profile_of
+from benchmarks.simulation.node_meter import Counted, NodeMeter
+from benchmarks.simulation.real_stage import (
     HOPS,
     STREAMS,
     StageLook,
@@ -20,7 +20,7 @@ from benchmarks.real_stage import (
     tabulate,
     usual_look,
 )
-from benchmarks.streaming import Latency, StreamedAnswer
+from benchmarks.simulation.streaming import Latency, StreamedAnswer
 
 HOP_S = 1e-3
 SPEEDS = st.lists(st.floats(0.7, 1.5), min_size=3, max_size=9)

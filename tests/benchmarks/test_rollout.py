@@ -12,40 +12,40 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.control.decision.capacity import CarriedLoad, find_mixed
+from atoll.control.decision.control_view import Memory, ObservedInstance, View
 from atoll.control.decision.decide import DrainInstance, StartInstance, StopInstance, decide
-from atoll.control.decision.view import Memory, ObservedInstance, View
-from atoll.deploy.door import Standing
-from benchmarks.rollout_changes import SERVICE, AskedOfFleet, Trouble, seed_changes
+from atoll.control.decision.lane_capacity import CarriedLoad, find_mixed
+from atoll.deploy.target import InstanceStatus
+from benchmarks.operating.rollout_changes import SERVICE, AskedOfFleet, Trouble, seed_changes
 
 TROUBLES: tuple[Trouble, ...] = (
     "kill-controller",
     "kill-engine",
     "broken-program",
-    "kill-keeper",
+    "kill-daemon",
     "no-room",
 )
 
 
 def settle(
-    asked: AskedOfFleet, memory: Memory, standing: dict[str, ObservedInstance], now_s: float
+    asked: AskedOfFleet, memory: Memory, observed: dict[str, ObservedInstance], now_s: float
 ) -> tuple[Memory, float, float]:
     """Decide until nothing is to be done, all going well; returns the least that was ready meanwhile."""
-    from benchmarks.rollout_controller import FLEET, POLICY
+    from benchmarks.operating.rollout_controller import FLEET, POLICY
 
     least = float("inf")
     for _ in range(40):
         now_s += 5.0
-        view = View(now_s, asked.problem(FLEET), asked.offers(), instances=tuple(standing.values()))
+        view = View(now_s, asked.problem(FLEET), asked.offers(), instances=tuple(observed.values()))
         decision, memory = decide(view, memory, POLICY, asked.plan)
         for action in decision.actions:
             if isinstance(action, StartInstance):
-                seen = Standing(action.instance.id, action.labels, "ready", now_s)
-                standing[action.instance.id] = ObservedInstance(seen, action.instance)
+                seen = InstanceStatus(action.instance.id, action.labels, "ready", now_s)
+                observed[action.instance.id] = ObservedInstance(seen, action.instance)
             elif isinstance(action, DrainInstance | StopInstance):
-                gone = replace(standing[action.id].standing, state="gone")
-                standing[action.id] = replace(standing[action.id], standing=gone)
-        ready = [one.instance for one in standing.values() if one.standing.state == "ready"]
+                gone = replace(observed[action.id].status, state="gone")
+                observed[action.id] = replace(observed[action.id], status=gone)
+        ready = [one.instance for one in observed.values() if one.status.state == "ready"]
         problem = asked.problem(FLEET)
         carried = CarriedLoad(problem, find_mixed(problem, ready), ready).lanes()[SERVICE]
         least = min(least, carried)
@@ -58,12 +58,12 @@ def settle(
 @given(st.integers(0, 10**6))
 def test_every_seeded_change_is_made_and_never_below_what_is_asked(seed: int) -> None:
     first, changes = seed_changes(12, seed)
-    standing: dict[str, ObservedInstance] = {}
-    memory, now_s, _ = settle(first, Memory(), standing, 1e6)
+    observed: dict[str, ObservedInstance] = {}
+    memory, now_s, _ = settle(first, Memory(), observed, 1e6)
     before = first
     for change in changes:
-        memory, now_s, least = settle(change.asked, memory, standing, now_s)
-        ready = [one.instance for one in standing.values() if one.standing.state == "ready"]
+        memory, now_s, least = settle(change.asked, memory, observed, now_s)
+        ready = [one.instance for one in observed.values() if one.status.state == "ready"]
         wanted = change.asked.instances()
         assert Counter(one.placement_key for one in ready) == Counter(
             one.placement_key for one in wanted
@@ -77,7 +77,7 @@ def test_every_seeded_change_is_made_and_never_below_what_is_asked(seed: int) ->
 def test_changes_with_troubles_are_seen_by_nobody(tmp_path: Path, count: int) -> None:
     for package in ("torch", "transformers", "zmq", "tokenizers", "httptools", "zenoh"):
         pytest.importorskip(package, reason="needs the extras 'engine', 'fabric' and 'serve'")
-    from benchmarks.rollout import rollout
+    from benchmarks.operating.rollout import rollout
 
     # A seed whose changes start little: loading engines is what takes time.
     first, changes = seed_changes(5, 397, troubles=TROUBLES)

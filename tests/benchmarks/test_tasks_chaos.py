@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.task_clients import HeardReply
-from benchmarks.task_leftovers import ProcessWatch, StoredArrays, strays
-from benchmarks.task_strikes import ChaosOutcome
+from benchmarks.any_to_any.task_clients import HeardReply
+from benchmarks.any_to_any.task_leftovers import ProcessWatch, StoredArrays, strays
+from benchmarks.any_to_any.task_strikes import ChaosOutcome
 
 
 def test_a_letter_or_a_byte_makes_another_answer() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 BUSY = """\
-models:
+services:
   chat: {model: phi-4-14b, ttft: 1200ms, tpot: 80ms, rate: 16/s, lengths: 512x128}
   mini: {model: llama-3.1-8b, ttft: 900ms, tpot: 60ms, rate: 2/s, lengths: 512x128, phases: together}
 pool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SMALL = """\
 name: small
-models:
+services:
   look:
     model: qwen2.5-vl-7b
     rate: 3/s

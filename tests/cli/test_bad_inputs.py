@@ -15,7 +15,7 @@ from atoll.cli.main import run
 from tests.cli.fleets import FLEET
 
 CLUSTER = """\
-models:
+services:
   m: {model: llama-3.1-8b, ttft: 2s, tpot: 100ms, rate: 1/s, lengths: 512x128}
 cluster:
   nodes: {here: {"L4:1": [a, b]}}
@@ -104,11 +104,11 @@ FLEETS: list[tuple[str, str, str]] = [
     ("rate: 10/s", "rate: 10/s, headroom: 0", "headroom"),
     ("rate: 10/s", "rate: 10/s, only: [Z9]", "unknown gpu"),
     ("pool:", "poool:", "write 'pool'"),
-    ("models:\n", "models: {}\nx:\n", "models: at least 1 needed"),
+    ("services:\n", "services: {}\nx:\n", "services: at least 1 needed"),
     ("  chat:", "  'a b':", "not a valid name"),
-    ("models:\n", "models: [\n", "not valid YAML"),
-    ("models:\n", "models:\n\tx: 1\n", "spaces, not tabs"),
-    ("settings:", "models: {}\nsettings:", "given twice"),
+    ("services:\n", "services: [\n", "not valid YAML"),
+    ("services:\n", "services:\n\tx: 1\n", "spaces, not tabs"),
+    ("settings:", "services: {}\nsettings:", "given twice"),
     ("settings:", "limits: {budget: free}\nsettings:", "as a price"),
     ("settings:", "catalog: {gpus: {X9: {memory: 1}}}\nsettings:", "gpus.X9.memory"),
     ("pool:\n", "pool:\n  cloud: {regions: [mars]}\n", "unknown region"),
@@ -404,5 +404,5 @@ def test_flags_are_checked_before_planning(
         raise AssertionError("planning began")
 
     monkeypatch.setattr("atoll.api.fleet.Fleet.plan", plan)
-    monkeypatch.setattr("atoll.prove.plan.plan", plan)
+    monkeypatch.setattr("atoll.prove.planning.plan", plan)
     refused(capsys, "plan", "good.yaml", *flags)

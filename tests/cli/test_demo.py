@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.demo_change import DemoFleet, operate_here
-from atoll.runtime.local.build import LocalModel
+from atoll.api.demo.controlled_fleet import DemoFleet, operate_here
+from atoll.runtime.local.local_endpoints import LocalModel
 
 
 def test_as_many_instances_are_planned_as_are_asked_for(tmp_path: Path) -> None:

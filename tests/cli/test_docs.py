@@ -11,8 +11,8 @@ import pytest
 from atoll.catalog import Catalog
 from atoll.catalog.overlay import apply_overlay
 from atoll.cli import main as cli
+from atoll.engines.table import ENGINES
 from atoll.perf.constants import OpClass, OpConstants, Tag, default_constants
-from atoll.perf.engines import ENGINES
 from atoll.workload.lengths import BUILT_IN
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -124,9 +124,11 @@ def test_host_times_and_lengths_are_the_ones_used() -> None:
     for names, cells in rows(page, "Engine").items():
         for name in re.findall(r"`(\w+)`", names):
             shown = [float(cell.removesuffix(" ms")) * 1e-3 for cell in cells[:4]]
-            hosts = [ENGINES[name].hosts[mode] for mode in ("async", "sync")]
+            defaults = ENGINES[name].defaults
+            assert defaults is not None
+            hosts = [defaults.hosts[mode] for mode in ("async", "sync")]
             assert shown == pytest.approx([s for h in hosts for s in (h.step_s, h.sequence_s)])
-            assert cells[4] == ENGINES[name].scheduling
+            assert cells[4] == defaults.scheduling
     lengths = rows(page, "Name")
     assert {name.strip("`") for name in lengths} == set(BUILT_IN)
     for name, cells in lengths.items():

@@ -11,8 +11,8 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.cli.join import JoinSettings
-from atoll.fabric.transport.settings import FabricSettings
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.transport.fabric_settings import FabricSettings
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 from atoll.runtime.pool.policy import HEADERS
 from tests.cli.test_docs import block, rows, run, text
 

@@ -17,8 +17,8 @@ ROOT = DOCS.parent
 PAGES = sorted(DOCS.rglob("*.md")) + [
     ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 ]
-BEFORE = "### Where modules went"
-"""The changelog names what was, too."""
+BEFORE = "\n## 0.1.0 "
+"""Of the changelog only the newest version names what there is; older ones name what was."""
 
 
 def read(path: Path) -> str:

@@ -12,6 +12,7 @@ import pytest
 from atoll import __version__
 from atoll.cli import doctor
 from atoll.cli.main import run
+from atoll.core import machine
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 # Extras for people who work on Atoll; the doctor is for those who use it.
@@ -93,9 +94,9 @@ def test_old_pythons_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nvidia_smi_lines() -> None:
     text = "NVIDIA H200, 143771, 570.1\nNVIDIA, odd name, [N/A], 570.1\n\nnonsense\n"
-    assert doctor.parse_nvidia_smi(text) == (
-        doctor.DetectedGpu("NVIDIA H200", 143771 * 2**20, "570.1"),
-        doctor.DetectedGpu("NVIDIA, odd name", None, "570.1"),
+    assert machine.parse_nvidia_smi(text) == (
+        machine.DetectedGpu("NVIDIA H200", 143771 * 2**20, "570.1"),
+        machine.DetectedGpu("NVIDIA, odd name", None, "570.1"),
     )
 
 
@@ -108,14 +109,14 @@ def fake_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> None
 
 def test_gpus_are_read_from_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_smi(monkeypatch, tmp_path, "print('NVIDIA L4, 23034, 550.90')")
-    gpus, note = doctor.find_gpus()
-    assert gpus == (doctor.DetectedGpu("NVIDIA L4", 23034 * 2**20, "550.90"),)
+    gpus, note = machine.find_gpus()
+    assert gpus == (machine.DetectedGpu("NVIDIA L4", 23034 * 2**20, "550.90"),)
     assert note is None
 
 
 def test_a_failing_driver_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake_smi(monkeypatch, tmp_path, "import sys; sys.exit('no\\ndevices')")
-    assert doctor.find_gpus() == ((), "nvidia-smi failed with code 1: no devices")
+    assert machine.find_gpus() == ((), "nvidia-smi failed with code 1: no devices")
 
 
 def test_a_hanging_driver_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,4 +125,4 @@ def test_a_hanging_driver_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(shutil, "which", lambda name: "nvidia-smi")
     monkeypatch.setattr(subprocess, "run", hang)
-    assert doctor.find_gpus(timeout_s=3) == ((), "nvidia-smi did not answer within 3 s")
+    assert machine.find_gpus(timeout_s=3) == ((), "nvidia-smi did not answer within 3 s")

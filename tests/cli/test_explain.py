@@ -8,11 +8,11 @@ import pytest
 from atoll.cli import main as cli
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
-from atoll.solve.explain.explanation import Explanation
+from atoll.solve.explain.plan_explanation import Explanation
 from tests.cli.fleets import FAILS, FLEET, SHORT
 
 LAB = """\
-models:
+services:
   big: {model: qwen3-32b, ttft: 2s, tpot: 80ms, rate: 3/s, lengths: azure-conv, phases: apart}
   small: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 8/s, lengths: azure-conv, phases: apart}
 pool:
@@ -22,7 +22,7 @@ pool:
 settings: {max_nodes_per_instance: 3}
 """
 CLUSTER = """\
-models:
+services:
   chat: {model: llama-3.1-8b, ttft: 5s, tpot: 300ms, rate: 1/s, lengths: 512x128}
 cluster:
   nodes:

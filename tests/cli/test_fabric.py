@@ -140,7 +140,7 @@ from atoll.fabric.identity.access import Access
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
 from atoll.fabric.registry.records import Metadata
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 
 async def main():
     port = int(sys.argv[1])

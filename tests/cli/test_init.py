@@ -7,7 +7,7 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.plan.files.examples import find_example, list_examples
-from atoll.plan.files.fleet import load_fleet
+from atoll.plan.files.fleet_file import load_fleet
 
 LONG = "a" * 5000
 Captured = pytest.CaptureFixture[str]

@@ -35,6 +35,11 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None
 Verb = Callable[[Callable[[], None]], None]
 
 
+def test_a_verb_is_found_by_its_older_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["desk", "--help"]) == 0
+    assert "atoll planner" in capsys.readouterr().out
+
+
 def test_success_is_zero(verb: Verb, capsys: pytest.CaptureFixture[str]) -> None:
     verb(lambda: print("done"))  # noqa: T201
     assert cli.run(["act"]) == 0
@@ -200,7 +205,7 @@ def test_module_runs_like_the_script() -> None:
 SHOW_LOADED = "\nprint('LOADED', *sys.modules, file=sys.stderr)\n"
 OUR_HELP = f"import sys\nfrom atoll.cli.main import run\nassert run(['--help']) == 0{SHOW_LOADED}"
 # The least that can be asked of the same library: a program of one command that shows its help.
-LEAST_HELP = f"""
+MIN_HELP = f"""
 import sys, typer
 app = typer.Typer()
 app.command()(lambda: None)
@@ -222,7 +227,7 @@ def test_help_loads_nothing_but_what_shows_help() -> None:
     loaded = loaded_by(OUR_HELP)
     assert [name for name in loaded if name.partition(".")[0] in HEAVY] == []
     assert [verb.module for verb in cli.VERBS if verb.module in loaded] == []
-    more = loaded - loaded_by(LEAST_HELP)
+    more = loaded - loaded_by(MIN_HELP)
     assert "atoll.cli.main" in more
     assert [name for name in more if name.partition(".")[0] != "atoll"] == []
     assert len(more) <= 8

@@ -7,11 +7,10 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.fabric.identity.access import Access
-from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.peers import Load, Peer
 from atoll.fabric.registry.records import Metadata
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.link import UnreachableError
-from atoll.fabric.transport.peers import Peer
 from tests.fabric.registry.test_queries import peer
 
 Captured = pytest.CaptureFixture[str]

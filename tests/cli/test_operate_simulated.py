@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atoll.cli.operate_simulated import read_failures, simulate_operation
-from atoll.control.virtual import calibrate
-from atoll.control.virtual.calibrate import CalibratedFleet
+from atoll.cli.operate import OperateSettings, operate
+from atoll.control.virtual import fluid_calibration as calibrate
+from atoll.control.virtual.fluid_calibration import CalibratedFleet
+from atoll.control.virtual.operation import read_failures
 from atoll.core.errors import AtollError, UsageError
 from atoll.plan.problem import Problem
 from tests.control.virtual import toys
 
 
-@dataclass(frozen=True)
-class SmallOptions:
-    """Options without a command line."""
-
-    fleet: Path
-    simulate: str | None = "generated"
-    days: float | None = 0.05
-    prices: str | None = "generated"
-    failures: str | None = "0.01/h"
-    seed: int = 2
-    as_json: bool = True
-    output: Path | None = None
-
-
 @pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallOptions:
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OperateSettings:
     """A fleet whose templates are given: nothing is simulated event by event."""
 
     def give(asked: Problem, _catalog: object, **_more: object) -> CalibratedFleet:
@@ -40,27 +27,35 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallOptions:
     monkeypatch.setattr(calibrate, "calibrate_fleet", give)
     path = tmp_path / "fleet.json"
     path.write_text(toys.problem().to_json())
-    return SmallOptions(path)
+    return OperateSettings(
+        fleet=str(path),
+        simulate="generated",
+        days=0.05,
+        prices="generated",
+        failures="0.01/h",
+        seed=2,
+        as_json=True,
+    )
 
 
 def test_all_contenders_are_shown_with_what_they_cost(
-    options: SmallOptions, capsys: pytest.CaptureFixture[str]
+    options: OperateSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulate_operation(options)
+    operate(options)
     rows = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in rows][:2] == ["atoll", "static-peak"]
     atoll, peak = rows[:2]
     assert peak["atoll_saves_usd"] == pytest.approx(peak["usd"] - atoll["usd"])
     assert atoll["usd_per_day"] == pytest.approx(atoll["usd"] / 0.05)
-    simulate_operation(options)
+    operate(options)
     assert json.loads(capsys.readouterr().out) == rows
 
 
 def test_a_table_and_a_page_for_people(
-    options: SmallOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: OperateSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "week.html"
-    simulate_operation(replace(options, as_json=False, output=page))
+    operate(options.model_copy(update={"as_json": False, "output": page}))
     said = capsys.readouterr()
     assert "reactive" in said.out
     assert f"wrote {page}" in said.err
@@ -72,7 +67,7 @@ def test_a_table_and_a_page_for_people(
 
 
 def test_a_trace_and_prices_from_files(
-    options: SmallOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    options: OperateSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "last-month.csv"
     rows = "\n".join(f"{0.5 * k},100,10" for k in range(3600))
@@ -81,7 +76,8 @@ def test_a_trace_and_prices_from_files(
     prices.write_text(
         "time,region,node_type,market,price,available\n600,us-east,L4:1,spot,0.1,50\n"
     )
-    simulate_operation(replace(options, simulate=str(trace), days=None, prices=str(prices)))
+    changes = {"simulate": str(trace), "days": None, "prices": str(prices)}
+    operate(options.model_copy(update=changes))
     rows_shown = json.loads(capsys.readouterr().out)
     assert rows_shown[0]["kept_share"] > 0.9
     assert rows_shown[0]["usd_per_day"] == pytest.approx(48.0 * rows_shown[0]["usd"])
@@ -99,10 +95,10 @@ def test_a_trace_and_prices_from_files(
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(
-    options: SmallOptions, changes: dict[str, object], says: str
+    options: OperateSettings, changes: dict[str, object], says: str
 ) -> None:
     with pytest.raises(AtollError, match=says):
-        simulate_operation(replace(options, **changes))  # type: ignore[arg-type]
+        operate(options.model_copy(update=changes))
 
 
 def test_failures_are_per_hour() -> None:

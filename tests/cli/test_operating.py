@@ -5,35 +5,35 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from atoll.api.plan import FleetPlan
+from atoll.api.fleet import Fleet
+from atoll.api.fleet_plan import FleetPlan
 from atoll.cli import main as cli
 from atoll.cli.logs import find_new
 from atoll.control.operation.approval import NextChange
-from atoll.control.operation.history import HistoryEvent
-from atoll.control.operation.home import Daemon, Entrance, FleetHome, FleetRecord, home_of
-from atoll.control.operation.planner import put_phases_together
-from atoll.control.operation.targets import TargetSettings
-from atoll.deploy.local_keeper import KeptProcess
+from atoll.control.operation.fleet_history import HistoryEvent
+from atoll.control.operation.fleet_home import Daemon, Entrance, FleetHome, FleetRecord, home_of
+from atoll.control.operation.operated_plans import put_phases_together
+from atoll.deploy.local.daemon import ProcessId
+from atoll.deploy.target_table import TargetSettings
 from atoll.plan.files.read import read_problem
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
+from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 
 Captured = pytest.CaptureFixture[str]
 FLEET = """\
 name: lab
-models:
+services:
   chat: {model: llama-3.1-8b, ttft: 1500ms, tpot: 80ms, rate: 1/s, lengths: 512x128}
 pool:
   offers:
@@ -61,7 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("plan") / "lab.yaml"
     path.write_text(FLEET)
     problem = put_phases_together(read_problem(path))
-    plan = solve(problem, effort=Effort(cached=False))
+    plan = solve(problem, PlanRequest(effort=Effort(cached=False)))
     return FleetPlan.of(plan, problem).to_json()
 
 
@@ -122,9 +122,9 @@ def test_a_page_sees_a_change_of_a_fleet_that_is_new(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def make_planner(deadline_s: float) -> Callable[[Problem], Plan]:
-        return lambda problem: solve(problem, effort=Effort(cached=False))
+        return lambda problem: solve(problem, PlanRequest(effort=Effort(cached=False)))
 
-    monkeypatch.setattr("atoll.control.operation.planner.make_planner", make_planner)
+    monkeypatch.setattr("atoll.control.operation.live_operation.make_planner", make_planner)
     home = home_of("lab")
     seen: list[tuple[NextChange | None, FleetRecord | None]] = []
 
@@ -248,7 +248,7 @@ def test_a_dry_run_writes_tasks(capsys: Captured, site: Path) -> None:
     cloud = FLEET.replace("region: here", "region: aws/us-east-2").replace("name: lab", "name: sky")
     Path("sky.yaml").write_text(cloud)
     problem = put_phases_together(read_problem(site / "sky.yaml"))
-    made_plan = FleetPlan.of(solve(problem, effort=Effort(cached=False)), problem)
+    made_plan = FleetPlan.of(solve(problem, PlanRequest(effort=Effort(cached=False))), problem)
     Path("sky.json").write_text(made_plan.to_json())
     args = ("--fleet", "sky.yaml", "--on", "skypilot", "--dry-run", "-o", "tasks")
     run(capsys, "up", "sky.json", *args, "--image", "docker:atoll")
@@ -303,7 +303,7 @@ def test_history_says_what_and_why(capsys: Captured) -> None:
 
 
 def test_status_shows_what_is_wrong(capsys: Captured) -> None:
-    gone = Daemon(process=KeptProcess(pid=1, start="no"), log="/log")
+    gone = Daemon(process=ProcessId(pid=1, start="no"), log="/log")
     entrance = Entrance(url="http://127.0.0.1:9", token="/t", observer="/o", hub=gone, gateway=gone)
     home = bring(entrance=entrance)
     home.history.add(HistoryEvent(at_s=2.0, kind="failure", text="the image does not pull"))
@@ -365,15 +365,25 @@ def test_a_simulation_is_handed_over_whole(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[object] = []
-    module = types.ModuleType("atoll.cli.operate_simulated")
-    module.simulate_operation = seen.append  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    class Simulated:
+        summaries = ("a row",)
+
+        def simulate_operation(self, trace: str, **options: object) -> Simulated:
+            options.pop("listener")
+            seen.extend((trace, options))
+            return self
+
+    def load(path: str) -> Simulated:
+        seen.append(path)
+        return Simulated()
+
+    monkeypatch.setattr(Fleet, "load", load)
     args = ("--simulate", "trace.csv", "--days", "7", "--prices", "p.csv", "--seed", "3")
-    run(capsys, "operate", "lab.yaml", *args, "--failures", "f", "-o", "r.json", "--json")
-    (options,) = seen
-    names = ("fleet", "simulate", "days", "prices", "failures", "seed", "as_json")
-    found = [getattr(options, name) for name in names]
-    assert found == ["lab.yaml", "trace.csv", 7.0, "p.csv", "f", 3, True]
+    shown = run(capsys, "operate", "lab.yaml", *args, "--failures", "f", "--json")
+    options = {"days": 7.0, "prices": "p.csv", "failures": "f", "seed": 3}
+    assert seen == ["lab.yaml", "trace.csv", options]
+    assert json.loads(shown) == ["a row"]
 
 
 def test_commands_of_a_plan_are_lines_to_paste(capsys: Captured, plan: Path) -> None:

@@ -13,15 +13,15 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.cli import operate as operate_verb
-from atoll.cli import rollout
-from atoll.cli import up as up_verb
+from atoll.cli.operating import TerminalListener
 from atoll.control.decision.decide import MakePlan
-from atoll.control.operation import planner
-from atoll.control.operation.home import home_of
-from atoll.deploy.kubernetes.client import HttpAnswer, KubeClient
-from atoll.deploy.kubernetes.deployer import KubernetesDeployer
-from atoll.deploy.kubernetes.settings import KubernetesSettings
+from atoll.control.operation import live_operation, rollout
+from atoll.control.operation.fleet_home import home_of
+from atoll.deploy.kubernetes.kube_client import HttpAnswer, KubeClient
+from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.solve.effort import Effort
+from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from tests.cli.test_operating import FLEET
 from tests.deploy.kubernetes.tiny_api import TinyApi
@@ -74,10 +74,11 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LivelyApi:
 
     def quick(deadline_s: float = 60.0) -> MakePlan:
         del deadline_s
-        return lambda problem: solve(problem, effort=Effort(cached=False))
+        return lambda problem: solve(problem, PlanRequest(effort=Effort(cached=False)))
 
     monkeypatch.setattr(KubernetesDeployer, "connect", connect)
-    monkeypatch.setattr(planner, "make_planner", quick)
+    monkeypatch.setattr(rollout, "make_planner", quick)
+    monkeypatch.setattr(live_operation, "make_planner", quick)
     monkeypatch.setattr(rollout, "LOOK_ELSEWHERE_S", 0.01)
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -154,11 +155,11 @@ def test_an_image_that_does_not_pull_is_said_and_leaves_nothing(
 def test_when_growing_fails_the_old_goes_on(api: LivelyApi, capsys: Captured) -> None:
     first = bring_up(capsys)
     write(4)
-    api.most_pods = len(first)
+    api.max_pods = len(first)
     said = run(capsys, "up", "lab.yaml", *FABRIC, "--yes", code=1)
     assert "exceeded quota" in said
-    standing = rows(capsys, "lab")
-    assert {name: standing[name] for name in first} == dict.fromkeys(first, "ready")
+    states = rows(capsys, "lab")
+    assert {name: states[name] for name in first} == dict.fromkeys(first, "ready")
     assert "exceeded quota" in run(capsys, "status", "lab")
     pods = [key for key in api.left() if key[0] == "pods"]
     assert len(pods) == len(first)
@@ -178,17 +179,17 @@ def test_another_controller_is_not_disturbed(api: LivelyApi, capsys: Captured) -
 def test_who_says_no_changes_nothing(
     api: LivelyApi, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    asked: list[object] = []
+    monkeypatch.setattr(TerminalListener, "check_can_ask", lambda _listener: None)
 
-    def refuse(question: str, yes: bool) -> bool:
-        asked.append(question)
-        return yes
+    def refuse(listener: object) -> bool:
+        asked.append(listener)
+        return False
 
-    monkeypatch.setattr(up_verb, "check_can_ask", lambda _yes: None)
-    monkeypatch.setattr(up_verb, "ask", refuse)
+    monkeypatch.setattr(TerminalListener, "_ask", refuse)
     shown = run(capsys, "up", "lab.yaml", "--on", "kubernetes", *FABRIC)
     assert "cost: $0.00/h -> $" in shown
-    assert asked == ["Go ahead?"]
+    assert len(asked) == 1
     assert api.left() == []
     assert home_of("lab").read() is None
     assert home_of("lab").history.read() == []
@@ -222,15 +223,14 @@ def test_a_controller_asks_once_and_follows_the_file(
 ) -> None:
     first = bring_up(capsys)
     answers = [False, True]
-    asked: list[str] = []
+    asked: list[object] = []
 
-    def answer(question: str, yes: bool) -> bool:
-        del yes
-        asked.append(question)
+    def answer(listener: object) -> bool:
+        asked.append(listener)
         return answers[len(asked) - 1]
 
-    monkeypatch.setattr(operate_verb, "check_can_ask", lambda _yes: None)
-    monkeypatch.setattr(operate_verb, "ask", answer)
+    monkeypatch.setattr(TerminalListener, "check_can_ask", lambda _listener: None)
+    monkeypatch.setattr(TerminalListener, "_ask", answer)
     write(4)
     operate_for(3, monkeypatch)
     run(capsys, "operate", "lab", *FABRIC)

@@ -18,7 +18,7 @@ from atoll.cli.options import VerbSettings, flag, verb
 from atoll.core.errors import InputError
 from atoll.core.quantities import Duration
 from atoll.runtime.gateway.settings import GatewayFile
-from atoll.runtime.join.options import JoinOptions
+from atoll.runtime.join.join_options import JoinOptions
 
 
 class Brew(VerbSettings):

@@ -12,7 +12,7 @@ from atoll.cli import main as cli
 Captured = pytest.CaptureFixture[str]
 
 FLEET = """\
-models:
+services:
   mini: {model: llama-3.2-1b, ttft: 900ms, tpot: 60ms, rate: 12/s, lengths: 512x128, phases: together}
 pool:
   offers:

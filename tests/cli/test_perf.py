@@ -466,7 +466,7 @@ def test_show_from_aiconfigurator_tables(atoll: Atoll) -> None:
     assert all(0.7 < own[x] / peer[x] < 1.4 for x in own)
 
 
-def test_aiconfigurator_has_no_tables_for_most_gpus(atoll: Atoll) -> None:
+def test_aiconfigurator_has_no_tables_for_max_gpus(atoll: Atoll) -> None:
     refused(atoll("perf", "show", SMALL, "T4:1", "--backend", "aic"), 4, "'T4'", "H100")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from atoll.catalog import Catalog
 from atoll.cli import main as cli
-from atoll.perf.curves import Picture, PlotLine
+from atoll.perf.step_curves import Picture, PlotLine
 from atoll.report.charts import draw_picture
 from atoll.workload.lengths import LengthMix, length_mix
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from atoll.cli import main as cli
 from atoll.core.units import format_price, format_share
-from atoll.plan.files.fleet import load_fleet
+from atoll.plan.files.fleet_file import load_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
@@ -206,7 +206,7 @@ def test_a_plan_that_breaks_promises_is_written_all_the_same(
         return {name: KeptShares(both=0.5, ttft=0.5, tpot=1.0) for name in names}
 
     monkeypatch.setattr("atoll.prove.kept.simulate_kept", kept)
-    monkeypatch.setattr("atoll.prove.promise._TIGHTER", 1)
+    monkeypatch.setattr("atoll.prove.rent_promises._MAX_TIGHTER", 1)
     assert cli.run(["plan", "fleet.yaml", "-o", "plan.json"]) == 5
     err = capsys.readouterr().err
     assert "keeps its promises for 50.0% of requests, 95% asked for: prompts wait too long" in err

@@ -28,7 +28,7 @@ Captured = pytest.CaptureFixture[str]
 Run = Callable[..., str]
 
 FLEET = """\
-models:
+services:
   chat: {model: llama-3.1-8b, ttft: 5s, tpot: 200ms, rate: 1/s, lengths: 512x128}
 cluster:
   nodes:

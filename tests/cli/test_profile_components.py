@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from atoll.cli.main import run
-from atoll.plan.files.fleet import parse_fleet
+from atoll.plan.files.fleet_file import parse_fleet
 from tests.runtime.local.test_executor_profile import WORKED
 
 SMALL = ["--model", "qwen3-omni-30b", "--seconds", "0.1", "--batch", "1", "--items", "1"]
 SMALL += ["--shrink", "8"]
 FLEET = """\
-models:
+services:
   talk:
     model: qwen3-omni-30b
     rate: 1/s
@@ -54,14 +54,14 @@ def test_a_measured_rate_goes_into_a_fleet_file(
     assert printed["unit"] == "speech_s"
     assert printed["best_batch"] == 1
     assert any("one layer in 8" in note for note in printed["notes"])
-    rates = yaml.safe_load(out.read_text())["models"]["talk"]["rates"]
+    rates = yaml.safe_load(out.read_text())["services"]["talk"]["rates"]
     assert rates == printed["rates"]
     seconds = printed["batches"][0]["seconds"]
     assert float(rates["code2wav"]["L4"]["speech_s"].removesuffix("/s")) == pytest.approx(
         0.1 / seconds, rel=1e-4
     )
     fleet = yaml.safe_load(FLEET)
-    fleet["models"]["talk"]["rates"] = rates
+    fleet["services"]["talk"]["rates"] = rates
     (rate,) = parse_fleet(yaml.safe_dump(fleet)).services[0].rates
     assert (rate.part, rate.on, rate.unit) == ("code2wav", "L4", "speech_s")
 
@@ -82,18 +82,18 @@ def test_executors_become_seconds_and_rates(
     assert len(printed["seconds"]) == 6
     rates = {"vision": {"L4": {"request": "4/s"}}, "llm": {"L4": {"request": "4/s"}}}
     assert printed["rates"] == rates
-    assert json.loads(out.read_text()) == {"models": {"see": {"rates": rates}}}
+    assert json.loads(out.read_text()) == {"services": {"see": {"rates": rates}}}
 
 
 def test_rates_are_added_to_those_that_a_file_has(tmp_path: Path) -> None:
     path, out = tmp_path / "executors.json", tmp_path / "rates.yaml"
     path.write_text(json.dumps(WORKED))
     first = {"talk": {"rates": {"llm": {"L4": {"request": "1/s", "token": "9/s"}}}}}
-    out.write_text(yaml.safe_dump({"models": first}))
+    out.write_text(yaml.safe_dump({"services": first}))
     for name in ("talk", "other"):
         asked = ["profile", "--from-executors", str(path), "--as", "L4:1", "--name", name]
         assert run([*asked, "-o", str(out)]) == 0
-    found: dict[str, Any] = yaml.safe_load(out.read_text())["models"]
+    found: dict[str, Any] = yaml.safe_load(out.read_text())["services"]
     assert found["talk"]["rates"]["llm"] == {"L4": {"request": "4/s", "token": "9/s"}}
     assert found["talk"]["rates"]["vision"] == {"L4": {"request": "4/s"}}
     assert set(found) == {"talk", "other"}
@@ -104,7 +104,7 @@ def test_a_fleet_file_is_not_written_over(
 ) -> None:
     path, fleet = tmp_path / "executors.json", tmp_path / "fleet.yaml"
     path.write_text(json.dumps(WORKED))
-    for text in (FLEET, "models: {talk: {rate: 1/s}}", "- 1", "models: {}\npool: {}"):
+    for text in (FLEET, "services: {talk: {rate: 1/s}}", "- 1", "models: {}\npool: {}"):
         fleet.write_text(text)
         asked = ["--from-executors", str(path), "--name", "talk", "-o", str(fleet)]
         assert "more than rates" in refused(capsys, *asked)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from atoll.cli import progress as shown
-from atoll.solve.progress import Progress
+from atoll.solve.solve_progress import Progress, describe_progress
 
 
 class Terminal(io.StringIO):
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     ],
 )
 def test_progress_is_a_line(told: Progress, line: str) -> None:
-    assert shown.describe_progress(told) == line
+    assert describe_progress(told) == line
 
 
 def test_the_time_left_goes_on_while_nothing_is_told(clock: list[float]) -> None:

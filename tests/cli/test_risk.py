@@ -10,7 +10,7 @@ from atoll.cli import main as cli
 from atoll.cli.risk import parse_risk, parse_robust
 from atoll.core.errors import AtollError, InputError
 from atoll.plan.robustness import RiskModel
-from tests.prove.test_promise import PROBLEM
+from tests.prove.test_rent_promises import PROBLEM
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from atoll.cli import main as cli
 from atoll.cli.serving_loop import list_first_requests
 from atoll.cli.status import draw_fleet
 from atoll.report.terminal import console
-from atoll.runtime.local.state import EndpointState, FleetState, NodeState
+from atoll.runtime.local.fleet_state import EndpointState, FleetState, NodeState
 
 pytest.importorskip("onnxruntime", reason="needs the extra 'components'")
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,8 +95,8 @@ def fleet() -> FleetState:
             holds=held,
         )
 
-    front = EndpointState(
-        id="front",
+    server = EndpointState(
+        id="graph-server",
         service="a, b",
         url="http://127.0.0.1:2",
         kind="tasks",
@@ -104,7 +104,7 @@ def fleet() -> FleetState:
         nodes=(node("x-0", "hibari"),),
         answers={"a": ("/v1/audio/speech",), "b": ("/v1/audio/speech", "/v1/embeddings")},
     )
-    plain = front.model_copy(
+    plain = server.model_copy(
         update={
             "id": "chat-1",
             "service": "chat",
@@ -119,7 +119,7 @@ def fleet() -> FleetState:
         url="http://127.0.0.1:1",
         started_s=0.0,
         folder="",
-        endpoints=(front, plain),
+        endpoints=(server, plain),
     )
 
 
@@ -136,7 +136,7 @@ def test_what_to_try_first_names_real_models_and_paths() -> None:
 def test_executors_show_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     out = console()
-    live = {"front": {"executors": [{"id": "x-0", "connected": False}]}, "gateway": {}}
+    live = {"graph-server": {"executors": [{"id": "x-0", "connected": False}]}, "gateway": {}}
     with out.capture() as seen:
         out.print(draw_fleet(fleet(), live))
     text = seen.get()
@@ -151,7 +151,7 @@ def test_executors_show_what_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_example_is_a_tasks_file() -> None:
-    from atoll.runtime.task_fleet.file import read_tasks_file
+    from atoll.runtime.task_fleet.parts_file import read_tasks_file
 
     found = read_tasks_file(ROOT / "examples" / "tasks" / "assistant.yaml")
     assert set(found.services[0].tasks) == {

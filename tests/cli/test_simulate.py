@@ -10,9 +10,9 @@ import pytest
 
 from atoll.cli.main import run
 from atoll.sim.api import simulate
-from atoll.sim.demand import demand_of
-from atoll.sim.files import write_requests
-from atoll.sim.options import SimOptions
+from atoll.sim.problem_demand import demand_of
+from atoll.sim.sim_options import SimOptions
+from atoll.sim.sim_result import write_requests
 from atoll.solve.assembly import assemble
 from atoll.workload.requests import collect
 from tests.sim.builders import CATALOG, poisson, problem, service, whole

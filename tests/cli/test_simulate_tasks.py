@@ -12,12 +12,12 @@ from atoll.api.fleet import Fleet
 from atoll.cli.main import run
 from atoll.core.errors import UsageError
 from atoll.plan.plan import Plan, RequestPath
-from atoll.sim.tasks.fleet import TokenPart
 from atoll.sim.tasks.from_plan import task_fleet
-from atoll.sim.tasks.run import simulate_tasks
+from atoll.sim.tasks.simulate_tasks import simulate_tasks
+from atoll.sim.tasks.task_fleet import TokenPart
 
 FLEET = """
-models:
+services:
   assistant:
     model: qwen2.5-omni-7b
     rate: 0.5/s
@@ -199,7 +199,7 @@ def test_query_time_and_routing_are_checked(
     assert _run(*asked, "--routing", "dinamic") == 4
     assert "did you mean dynamic" in capsys.readouterr().err
     chat = tmp_path / "chat.yaml"
-    chat.write_text("models:\n" + CHAT + "\n" + FLEET[FLEET.index("pool:") :])
+    chat.write_text("services:\n" + CHAT + "\n" + FLEET[FLEET.index("pool:") :])
     assert _run("simulate", chat, "--routing", "static") == 2
     assert "--routing is for any-to-any services" in capsys.readouterr().err
     alone = _write(tmp_path, "alone.yaml", chat="")
@@ -207,11 +207,11 @@ def test_query_time_and_routing_are_checked(
     assert "--policy is for plain services" in capsys.readouterr().err
 
 
-def test_python_says_which_simulation_a_plan_wants(files: tuple[Path, Path]) -> None:
+def test_python_simulates_any_to_any_plans_as_all_others(files: tuple[Path, Path]) -> None:
     plan = Fleet.load(files[1]).load_plan(files[0])
     with pytest.raises(UsageError, match="any-to-any"):
-        plan.simulate()
-    report = plan.simulate_tasks(duration_s=30.0)
+        plan.simulate("azure-conv@1/s for=1min")
+    report = plan.simulate(duration_s=30.0)
     assert set(report.kept) == {"assistant", "chat"}
     assert "audio -&gt; audio" in report._repr_html_()
     assert "vocoder" in str(report)
@@ -219,7 +219,7 @@ def test_python_says_which_simulation_a_plan_wants(files: tuple[Path, Path]) -> 
 
 def _beside(plan: Plan) -> Plan:
     """The plan with the vocoder moved to an executor whose other parts have no room to run."""
-    (executor,) = [i for i in plan.instances if i.is_executor]
+    (executor,) = plan.executor_instances
     (node,) = executor.nodes
     cramped = executor.model_copy(
         update={

@@ -90,7 +90,7 @@ def test_measured_rates_are_what_a_fleet_file_reads() -> None:
     own, catalog = printed.split("# a core")
     block = "\n".join(f"    {line}" for line in own.splitlines())
     fleet = Fleet.read(
-        "models:\n  assistant:\n    model: smollm2-assistant\n    rate: 0.1/s\n    ttft: 9s\n    tpot: 1s\n"
+        "services:\n  assistant:\n    model: smollm2-assistant\n    rate: 0.1/s\n    ttft: 9s\n    tpot: 1s\n"
         "    classes: {audio -> audio: {share: 100%, input: 30, output: 20, audio: 3s, speech: 6s}}\n"
         f"{block}\n# a core{catalog}\n"
         'pool:\n  owned:\n    here: {"CORE:1": {count: 2, usd_per_hour: $0.05/h}}\n'
@@ -107,7 +107,7 @@ def test_measured_rates_are_what_a_fleet_file_reads() -> None:
 
 def test_measure_takes_parts_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "parts.yaml"
-    toys = "tests.runtime.front.toys"
+    toys = "tests.runtime.graph_server.toys"
     path.write_text(
         f"services: {{a: {{parts: {{speech: ['{toys}:ToyVoice'], llm: ['{toys}:ToyChat']}}, "
         f"tasks: {{speech: '{toys}:ToySpeech'}}}}}}\n"

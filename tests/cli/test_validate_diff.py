@@ -7,14 +7,14 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.plan.choice import ModelMix
-from atoll.plan.files.fleet import load_fleet
+from atoll.plan.files.fleet_file import load_fleet
 from atoll.plan.plan import Plan
 from atoll.solve.assembly import NewInstance, plan_from_layouts
 from tests.plan.builders import edit, layout
 
 FLEET = """\
 name: tiny
-models:
+services:
   chat:
     model: llama-3.1-8b
     ttft: 1500ms
@@ -80,7 +80,7 @@ def test_init_where_nothing_can_be_written(folder: Path, capsys: Captured, path:
 
 def test_init_prints_the_schema(folder: Path, capsys: Captured) -> None:
     assert cli.run(["init", "--schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["required"] == ["models"]
+    assert json.loads(capsys.readouterr().out)["required"] == ["services"]
 
 
 def test_validate_says_valid(folder: Path, capsys: Captured) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.components.base import BatchComponent, Inputs, LoadedComponent, Setup
+from atoll.components.component_weights import MOONSHINE
 from atoll.components.sound import Samples
-from atoll.components.weights import MOONSHINE
 from atoll.core.errors import AtollError
 
 Part = TypeVar("Part", bound=LoadedComponent)

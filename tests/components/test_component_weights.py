@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.components import weights
+from atoll.components import component_weights as weights
+from atoll.components.component_registry import COMPONENTS
+from atoll.components.component_weights import COMPONENT_WHEELS, WeightsWheel, prefetch
 from atoll.components.onnx import OnnxModel, need_package
-from atoll.components.registry import COMPONENTS
-from atoll.components.weights import COMPONENT_WHEELS, WeightsWheel, prefetch
 from atoll.core.errors import MissingDependencyError, UnknownNameError
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 from atoll.engine.weights.sources import PypiFile
 
 FILES = ("w/one.bin", "w/two.bin")

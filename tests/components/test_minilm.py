@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from atoll.components.base import BadInputError, Setup
-from atoll.components.minilm import MOST_TOKENS, MiniLm
-from atoll.components.weights import MINILM
+from atoll.components.component_weights import MINILM
+from atoll.components.minilm import MAX_TOKENS, MiniLm
 from atoll.core.errors import AtollError
 from tests.components.asking import ask
 
@@ -55,7 +55,7 @@ def test_long_texts_are_cut_off_and_counted(minilm: MiniLm) -> None:
     (short,) = ask(minilm, {"text": "one two three"})
     assert short["tokens"] == 5
     (long,) = ask(minilm, {"text": "word " * 1000})
-    assert long["tokens"] == MOST_TOKENS
+    assert long["tokens"] == MAX_TOKENS
     (longer,) = ask(minilm, {"text": "word " * 100_000})
     assert np.array_equal(longer["embedding"], long["embedding"])
 

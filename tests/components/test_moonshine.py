@@ -12,16 +12,16 @@ pytest.importorskip("onnxruntime", reason="needs the extra 'components'")
 
 from atoll.components.base import BadInputError, Setup
 from atoll.components.moonshine import (
-    MOST_S,
+    MAX_S,
     MoonshineDecoder,
     MoonshineEncoder,
     TokenPieces,
     frames_of,
 )
 from atoll.components.sound import Samples, cut_at_quiet, resample
-from atoll.components.words import word_errors
 from atoll.core.errors import InputError
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
+from research.speech.word_errors import word_errors
 from tests.components.loading import ask, loaded, recording
 
 BECKETT = "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better."
@@ -98,7 +98,7 @@ def test_the_shortest_sounds_are_filled_up(size: int) -> None:
 def test_a_bad_sound_does_not_spoil_a_good_one() -> None:
     good = sound(np.zeros(8_000, np.float32), 16_000)
     bad = sound(np.full(8_000, np.nan, np.float32), 16_000)
-    long = sound(np.zeros(int(MOST_S * 8_000) + 1, np.float32), 8_000)
+    long = sound(np.zeros(int(MAX_S * 8_000) + 1, np.float32), 8_000)
     none, first, too_long, missing = ask(MoonshineEncoder, bad, good, long, {})
     assert isinstance(none, BadInputError)
     assert none.param == "audio.samples"

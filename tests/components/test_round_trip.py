@@ -8,7 +8,7 @@ pytest.importorskip("hibari", reason="needs the extra 'components'")
 
 from atoll.components.hibari import Hibari
 from atoll.components.moonshine import MoonshineDecoder, MoonshineEncoder
-from atoll.components.words import word_errors
+from research.speech.word_errors import word_errors
 from tests.components.loading import ask
 
 SENTENCES = (

@@ -16,10 +16,10 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
 
 from atoll.components.base import BadInputError, Done, Setup
-from atoll.components.registry import find_component
+from atoll.components.component_registry import find_component
 from atoll.components.smollm2 import SmolLm2
 from atoll.core.errors import AtollError, UsageError
-from atoll.engine.errors import EngineError
+from atoll.engine.engine_errors import EngineError
 from tests.engine.chatting import TinyChat
 
 pytestmark = pytest.mark.engine
@@ -236,31 +236,28 @@ def test_closing_without_having_begun_gives_everything_back(model: TinyChat) -> 
 
 
 @pytest.mark.slow
-def test_smollm2_itself_reads_text_and_vectors_alike(tmp_path: Path) -> None:
+async def test_smollm2_itself_reads_text_and_vectors_alike(tmp_path: Path) -> None:
     """The real model: an answer known to be right, from text and from vectors of that text."""
 
-    async def go() -> None:
-        try:
-            component = await asyncio.to_thread(SmolLm2.load, Setup())
-        except AtollError as error:
-            pytest.skip(f"the model cannot be fetched: {error}")
-        await component.start()
-        try:
-            codec = component.engine.codec
-            text = "What is the capital of France?"
-            asked = {"temperature": 0.0, "max_tokens": 16}
-            plain = await ask(component, asked | {"messages": [{"role": "user", "content": text}]})
-            assert "Paris" in plain[1]["text"]
-            embed = component.engine._node.core.stage.embed
-            assert embed is not None
-            import torch
+    try:
+        component = await asyncio.to_thread(SmolLm2.load, Setup())
+    except AtollError as error:
+        pytest.skip(f"the model cannot be fetched: {error}")
+    await component.start()
+    try:
+        codec = component.engine.codec
+        text = "What is the capital of France?"
+        asked = {"temperature": 0.0, "max_tokens": 16}
+        plain = await ask(component, asked | {"messages": [{"role": "user", "content": text}]})
+        assert "Paris" in plain[1]["text"]
+        embed = component.engine._node.core.stage.embed
+        assert embed is not None
+        import torch
 
-            with torch.inference_mode():
-                rows = embed(torch.tensor(codec.encode(text, special=False))).numpy()
-            parts = [{"type": "embeds", "embeds": rows}]
-            seen = await ask(component, asked | {"messages": [{"role": "user", "content": parts}]})
-            assert seen == plain
-        finally:
-            await component.close()
-
-    asyncio.run(go())
+        with torch.inference_mode():
+            rows = embed(torch.tensor(codec.encode(text, special=False))).numpy()
+        parts = [{"type": "embeds", "embeds": rows}]
+        seen = await ask(component, asked | {"messages": [{"role": "user", "content": parts}]})
+        assert seen == plain
+    finally:
+        await component.close()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.components.base import BadInputError
-from atoll.components.sound import Samples, cut_at_quiet, read_sound, resample, to_mono
+from atoll.components.sound import Samples, cut_at_quiet, read_sound, resample
 
 
 def tone(hz: float, rate_hz: int, seconds: float = 0.5) -> Samples:
@@ -49,25 +49,16 @@ GOOD = np.zeros(1600, np.float32)
 )
 def test_what_is_no_sound_is_refused(value: object, param: str, says: str) -> None:
     with pytest.raises(BadInputError, match=says) as caught:
-        read_sound(value, most_s=2.0)
+        read_sound(value, max_s=2.0)
     assert caught.value.param == param
 
 
 def test_the_longest_sound_is_taken_as_it_is() -> None:
     samples = np.linspace(-1, 1, 32_000, dtype=np.float32)
     samples.flags.writeable = False
-    taken, rate_hz = read_sound(sound(samples, np.int64(16_000)), most_s=2.0)
+    taken, rate_hz = read_sound(sound(samples, np.int64(16_000)), max_s=2.0)
     assert taken is samples
     assert (rate_hz, type(rate_hz)) == (16_000, int)
-
-
-def test_channels_are_mixed() -> None:
-    stereo = np.array([[1.0, 0.0], [0.5, -0.5]], np.float32)
-    assert to_mono(stereo).tolist() == [0.5, 0.0]
-    assert to_mono(stereo[:, 0]).tolist() == [1.0, 0.5]
-    assert to_mono(stereo).dtype == np.float32
-    with pytest.raises(BadInputError, match="channels"):
-        to_mono(np.zeros((1, 2, 3), np.float32))
 
 
 @pytest.mark.parametrize("rate_hz", [8_000, 11_025, 22_050, 24_000, 44_100, 48_000, 44_117])
@@ -106,20 +97,20 @@ def test_resampling_in_blocks_cannot_be_seen() -> None:
 
 @given(
     size=st.integers(1, 50_000),
-    most_s=st.floats(0.05, 3.0),
+    max_s=st.floats(0.05, 3.0),
     quiet=st.lists(st.integers(0, 50_000), max_size=5),
     seed=st.integers(0, 10),
 )
 @settings(max_examples=50, deadline=None, derandomize=True)
-def test_pieces_are_the_whole_again(size: int, most_s: float, quiet: list[int], seed: int) -> None:
+def test_pieces_are_the_whole_again(size: int, max_s: float, quiet: list[int], seed: int) -> None:
     samples = np.random.default_rng(seed).normal(size=size).astype(np.float32)
     for start in quiet:
         samples[start : start + 2_000] = 0
-    pieces = cut_at_quiet(samples, 8_000, most_s)
+    pieces = cut_at_quiet(samples, 8_000, max_s)
     np.testing.assert_array_equal(np.concatenate(pieces), samples)
-    assert max(piece.size for piece in pieces) <= most_s * 8_000
+    assert max(piece.size for piece in pieces) <= max_s * 8_000
     if len(pieces) > 1:
-        assert min(piece.size for piece in pieces) >= min(1.0, most_s / 4) * 8_000 - 1
+        assert min(piece.size for piece in pieces) >= min(1.0, max_s / 4) * 8_000 - 1
 
 
 def test_cuts_are_where_it_is_quiet() -> None:

@@ -28,7 +28,7 @@ from atoll.components.projector import (
     save_projector,
 )
 from atoll.components.smollm2_vision import PROJECTOR, SmolLm2Vision
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 from tests.components.asking import ask
 from tests.components.loading import ask as ask_real
 

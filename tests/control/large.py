@@ -8,8 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.control.decision.decide import decide
-from atoll.control.decision.view import (
+from atoll.control.decision.control_view import (
     ControlPolicy,
     Memory,
     ObservedInstance,
@@ -17,7 +16,8 @@ from atoll.control.decision.view import (
     TrafficWindow,
     View,
 )
-from atoll.deploy.door import Labels, Standing
+from atoll.control.decision.decide import decide
+from atoll.deploy.target import InstanceStatus, Labels
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.problem import Offer, Problem
 from tests.control.world import LENGTHS, service
@@ -73,7 +73,9 @@ def make_instance(number: int) -> ObservedInstance:
         fleet="large", instance=one.id, plan="", placement="", service=name, role=one.role
     )
     hosts = tuple(f"h{number}-{k}" for k in range(NODES))
-    return ObservedInstance(Standing(f"job-{number}", labels, "ready", 1e9 - 1e4, hosts=hosts), one)
+    return ObservedInstance(
+        InstanceStatus(f"job-{number}", labels, "ready", 1e9 - 1e4, hosts=hosts), one
+    )
 
 
 def measure_rss_mb() -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.decision.capacity import is_short
+from atoll.control.decision.control_view import EndNotice, Memory, recall
 from atoll.control.decision.decide import (
     ControlAction,
     Decision,
@@ -18,7 +18,7 @@ from atoll.control.decision.decide import (
     StopInstance,
     decide,
 )
-from atoll.control.decision.view import EndNotice, Memory, recall
+from atoll.control.decision.lane_capacity import is_short
 from tests.control.world import (
     EAST,
     POLICY,
@@ -139,11 +139,11 @@ def test_nothing_is_started_where_it_is_held_back(seed: int) -> None:
 
 
 def shuffle(chance: random.Random, world: World) -> World:
-    standing = list(world.standing.items())
-    chance.shuffle(standing)
+    observed = list(world.observed.items())
+    chance.shuffle(observed)
     offers = list(world.offers)
     chance.shuffle(offers)
-    return replace(world, standing=dict(standing), offers=tuple(offers))
+    return replace(world, observed=dict(observed), offers=tuple(offers))
 
 
 @given(seeds)
@@ -171,7 +171,7 @@ def test_when_the_world_holds_still_it_comes_to_the_plan_and_rests(seed: int) ->
     loop.world.broken, loop.world.notices = {}, ()
     loop.settle(200, quiet=40)
     wanted = {one.id for one in loop.memory.wanted}
-    ready = {name for name, s in loop.world.standing.items() if s.standing.state == "ready"}
+    ready = {name for name, s in loop.world.observed.items() if s.status.state == "ready"}
     assert wanted <= ready
     # What is left over serves demand that the plan does not: only where there is too little for all.
     if wanted != ready:
@@ -188,7 +188,7 @@ def test_a_restart_at_any_time_adopts_what_runs_and_starts_nothing_twice(seed: i
     for _ in range(chance.randint(0, 12)):
         loop.tick()
     world, memory = loop.world, loop.memory
-    other = replace(world, standing=dict(world.standing), started=list(world.started))
+    other = replace(world, observed=dict(world.observed), started=list(world.started))
     loop.settle(300)
     again = Loop(other, recall(other.view()))
     again.settle(300)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from atoll.control.decision.control_view import TrafficSeen, TrafficWindow, recall
 from atoll.control.decision.decide import DrainInstance, StartInstance
-from atoll.control.decision.view import TrafficSeen, TrafficWindow, recall
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
@@ -40,7 +40,7 @@ def test_a_fleet_follows_its_demand_up_and_down_and_survives_a_restart() -> None
     loop = Loop(world, plan=plan_and_check)
     loop.settle(120)
     small = sum(one.usd_per_hour for one in world.ready())
-    assert all(seen.id == seen.instance.id for seen in world.standing.values())
+    assert all(seen.id == seen.instance.id for seen in world.observed.values())
     world.traffic = traffic(30.0, 20.0)
     grown = loop.settle(120)
     assert any(isinstance(action, StartInstance) for action in grown)

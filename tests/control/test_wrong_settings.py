@@ -9,16 +9,21 @@ from pathlib import Path
 import pytest
 
 from atoll.control.decision.decide import StartInstance
-from atoll.control.operation.history import History
-from atoll.control.operation.lease import FileLease
-from atoll.control.operation.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
-from atoll.deploy.door import Deployer, FailureKind, NodeCommand, StartOrder
-from atoll.deploy.kubernetes.client import KubeClient
-from atoll.deploy.kubernetes.deployer import KubernetesDeployer
-from atoll.deploy.kubernetes.settings import KubernetesSettings
+from atoll.control.operation.control_loop import (
+    FleetController,
+    FleetPlace,
+    InstanceStore,
+    TrafficReport,
+)
+from atoll.control.operation.controller_lease import FileLease
+from atoll.control.operation.fleet_history import History
+from atoll.deploy.kubernetes.kube_client import KubeClient
+from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.slurm.runner import ProcessRunner
-from atoll.deploy.slurm.settings import SlurmSettings
-from atoll.deploy.slurm.target import SlurmDeployer
+from atoll.deploy.slurm.slurm_deployer import SlurmDeployer
+from atoll.deploy.slurm.slurm_settings import SlurmSettings
+from atoll.deploy.target import Deployer, FailureKind, NodeCommand, StartOrder
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from tests.deploy.kubernetes.tiny_api import TinyApi
@@ -147,7 +152,7 @@ def test_what_sbatch_refuses(tmp_path: Path, refusal: str, words: str, kind: Fai
     turn = controller.turn()
     assert any(words in line and "\n" not in line for line in told(controller))
     (seen,) = turn.view.instances
-    assert (seen.standing.state, seen.standing.kind) == ("gone", kind)
+    assert (seen.status.state, seen.status.kind) == ("gone", kind)
     # Held back: it was asked for once.
     assert len(slurm.calls("sbatch")) == 1
     assert not list((tmp_path / "work").rglob("secrets"))
@@ -185,7 +190,7 @@ def test_a_job_whose_node_never_comes_has_failed_of_capacity(tmp_path: Path) -> 
     controller.turn()
     slurm.set_state("100", job_state="PENDING", state_reason="ReqNodeNotAvail, UnavailableNodes:n1")
     turn = controller.turn()
-    assert turn.view.instances[0].standing.kind == "capacity"
+    assert turn.view.instances[0].status.kind == "capacity"
     assert any("did not start: the nodes it needs are down" in line for line in told(controller))
     # It is cancelled, so that it does not come after all when nobody expects it.
     assert ("scancel", "100") in slurm.calls("scancel")
@@ -205,12 +210,12 @@ def left(api: TinyApi) -> list[tuple[str, str, str]]:
 
 def test_a_quota_of_pods(tmp_path: Path) -> None:
     api = TinyApi()
-    api.most_pods = 0
+    api.max_pods = 0
     controller = kubernetes(api, tmp_path)
     controller.turn()
     api.step()
     turn = controller.turn()
-    assert turn.view.instances[0].standing.kind == "quota"
+    assert turn.view.instances[0].status.kind == "quota"
     assert any("did not start: " in line and "exceeded quota" in line for line in told(controller))
     api.step()
     assert left(api) == []
@@ -235,7 +240,7 @@ def test_what_a_pod_waits_for_in_vain(
     waiting = {"waiting": {"reason": reason, "message": message}}
     api.set_status(pod, phase="Pending", containerStatuses=[{"name": "engine", "state": waiting}])
     turn = controller.turn()
-    assert turn.view.instances[0].standing.kind == kind
+    assert turn.view.instances[0].status.kind == kind
     assert any(f"did not start: {reason}: {message}" in line for line in told(controller))
     api.step()
     api.end_pods()
@@ -251,8 +256,8 @@ def test_a_pod_that_no_machine_takes(tmp_path: Path) -> None:
     for _, node in api.of("nodes"):
         node["status"]["allocatable"]["nvidia.com/gpu"] = "0"
     api.step()
-    assert controller.turn().view.instances[0].standing.state == "starting"
+    assert controller.turn().view.instances[0].status.state == "starting"
     api.advance(31.0)
     turn = controller.turn()
-    assert turn.view.instances[0].standing.kind == "capacity"
+    assert turn.view.instances[0].status.kind == "capacity"
     assert any("Insufficient nvidia.com/gpu" in line for line in told(controller))

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from atoll.control.decision.capacity import CarriedLoad, demand_by_lane, find_mixed
+from atoll.control.decision.control_view import (
+    ControlPolicy,
+    EndNotice,
+    Memory,
+    ObservedInstance,
+    PromiseSeen,
+    TrafficSeen,
+    View,
+)
 from atoll.control.decision.decide import (
     ControlAction,
     Decision,
@@ -19,19 +27,11 @@ from atoll.control.decision.decide import (
     StopInstance,
     decide,
 )
-from atoll.control.decision.pool import MachinePool, rent_of
+from atoll.control.decision.lane_capacity import CarriedLoad, demand_by_lane, find_mixed
+from atoll.control.decision.machine_pool import MachinePool, rent_of
 from atoll.control.decision.restate import restate_demand
-from atoll.control.decision.view import (
-    ControlPolicy,
-    EndNotice,
-    Memory,
-    ObservedInstance,
-    PromiseSeen,
-    TrafficSeen,
-    View,
-)
 from atoll.core.ids import Phase, parse_role
-from atoll.deploy.door import FailureKind, Labels, Standing
+from atoll.deploy.target import FailureKind, InstanceStatus, Labels
 from atoll.plan.plan import Instance, Market, Node, OfferKey, Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
 
@@ -52,7 +52,7 @@ POLICY = ControlPolicy(
     drain_s=60.0,
     move_s=20.0,
     settled_s=30.0,
-    backoff_most_s=480.0,
+    backoff_max_s=480.0,
 )
 TICK_S = 30.0
 START_S = 1_000_000.0
@@ -217,7 +217,7 @@ class World:
     startup_s: float = 60.0
     drain_s: float = 30.0
     broken: dict[OfferKey, FailureKind] = field(default_factory=dict)
-    standing: dict[str, ObservedInstance] = field(default_factory=dict)
+    observed: dict[str, ObservedInstance] = field(default_factory=dict)
     traffic: tuple[TrafficSeen, ...] = ()
     promises: tuple[PromiseSeen, ...] = ()
     notices: tuple[EndNotice, ...] = ()
@@ -231,7 +231,7 @@ class World:
             self.offers,
             self.traffic,
             self.promises,
-            tuple(self.standing.values()),
+            tuple(self.observed.values()),
             self.notices,
         )
 
@@ -240,15 +240,15 @@ class World:
         labels = Labels(
             fleet="toy", instance=one.id, plan="", placement="", service=one.service, role=one.role
         )
-        standing = Standing(f"job-{one.id}", labels, state, self.time_s, ends_s)  # type: ignore[arg-type]
-        self.standing[one.id] = ObservedInstance(standing, one)
+        status = InstanceStatus(f"job-{one.id}", labels, state, self.time_s, ends_s)  # type: ignore[arg-type]
+        self.observed[one.id] = ObservedInstance(status, one)
 
     def apply(self, action: ControlAction) -> None:
         match action:
             case StartInstance(one, labels):
                 self._start(one, labels)
             case DrainInstance(name):
-                if self.standing[name].standing.state in ("starting", "ready"):
+                if self.observed[name].status.state in ("starting", "ready"):
                     self._turn(name, "draining")
             case StopInstance(name):
                 self._turn(name, "gone")
@@ -257,17 +257,15 @@ class World:
 
     def _start(self, one: Instance, labels: Labels) -> None:
         name = labels.instance
-        if name in self.standing:
-            assert self.standing[name].standing.labels == labels, "a name was used again"
+        if name in self.observed:
+            assert self.observed[name].status.labels == labels, "a name was used again"
             return
         self.started.append(name)
-        holding = (
-            seen.instance for seen in self.standing.values() if seen.standing.state != "gone"
-        )
+        holding = (seen.instance for seen in self.observed.values() if seen.status.state != "gone")
         assert MachinePool(self.offers, holding).has_room(one), f"no room for {name}"
         kind = next((self.broken[key] for key in keys_of(one) if key in self.broken), None)
-        self.standing[name] = ObservedInstance(
-            Standing(
+        self.observed[name] = ObservedInstance(
+            InstanceStatus(
                 f"job-{name}",
                 labels,
                 "starting" if kind is None else "failed",
@@ -281,15 +279,15 @@ class World:
     def _turn(
         self, name: str, state: str, reason: str = "", kind: FailureKind | None = None
     ) -> None:
-        seen = self.standing[name]
-        standing = replace(
-            seen.standing,
+        seen = self.observed[name]
+        status = replace(
+            seen.status,
             state=state,  # type: ignore[arg-type]
             since_s=self.time_s,
             reason=reason,
             kind=kind,
         )
-        self.standing[name] = replace(seen, standing=standing)
+        self.observed[name] = replace(seen, status=status)
 
     def lose(self, name: str) -> None:
         """A machine of the instance dies."""
@@ -297,36 +295,36 @@ class World:
 
     def advance(self, seconds: float = TICK_S) -> None:
         self.time_s += seconds
-        for name, seen in list(self.standing.items()):
-            since_s = self.time_s - seen.standing.since_s
-            if seen.standing.state == "starting" and since_s >= self.startup_s:
+        for name, seen in list(self.observed.items()):
+            since_s = self.time_s - seen.status.since_s
+            if seen.status.state == "starting" and since_s >= self.startup_s:
                 self._turn(name, "ready")
-            elif seen.standing.state == "draining" and since_s >= self.drain_s:
+            elif seen.status.state == "draining" and since_s >= self.drain_s:
                 self._turn(name, "gone")
-            elif seen.standing.state in ("starting", "ready") and (
-                seen.standing.ends_s is not None and self.time_s >= seen.standing.ends_s
+            elif seen.status.state in ("starting", "ready") and (
+                seen.status.ends_s is not None and self.time_s >= seen.status.ends_s
             ):
                 self._turn(name, "gone", "its time was over", "ended")
-            elif seen.standing.state == "gone" and since_s >= 600.0:
-                del self.standing[name]
+            elif seen.status.state == "gone" and since_s >= 600.0:
+                del self.observed[name]
 
     def ready(self) -> list[Instance]:
-        return [s.instance for s in self.standing.values() if s.standing.state == "ready"]
+        return [s.instance for s in self.observed.values() if s.status.state == "ready"]
 
     def alive(self) -> dict[str, Instance]:
         return {
             name: seen.instance
-            for name, seen in self.standing.items()
-            if seen.standing.state in ("starting", "ready")
+            for name, seen in self.observed.items()
+            if seen.status.state in ("starting", "ready")
         }
 
     def lanes(self) -> dict[str, float]:
-        mixed = find_mixed(self.asked, (s.instance for s in self.standing.values()))
+        mixed = find_mixed(self.asked, (s.instance for s in self.observed.values()))
         return CarriedLoad(self.asked, mixed, self.ready()).lanes()
 
     def demand(self, policy: ControlPolicy = POLICY) -> dict[str, float]:
         """What is asked of lanes where no traffic is seen: what the fleet says."""
-        mixed = find_mixed(self.asked, (s.instance for s in self.standing.values()))
+        mixed = find_mixed(self.asked, (s.instance for s in self.observed.values()))
         return demand_by_lane(restate_demand(self.view(), {}, policy), mixed)
 
     def shape(self) -> Counter[object]:

@@ -1,4 +1,4 @@
-"""A dashboard on loopback with a gateway and a desk that are not there, and a browser without a window."""
+"""A dashboard on loopback with a gateway and a planner that are not there, and a browser without a window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.server import Dashboard, DashboardSettings
 from atoll.dashboard.services import ServiceAddress, ServiceDirectory
-from atoll.runtime.http.client import HttpResponse, StreamedResponse, open_stream, request
+from atoll.runtime.http.http_client import HttpResponse, StreamedResponse, open_stream, request
 from tests.dashboard.fakes import FakeDesk, FakeGateway
 
 PATIENCE_S = 30.0
@@ -87,7 +87,7 @@ class Browser:
 class Bench:
     dashboard: Dashboard
     gateway: FakeGateway
-    desk: FakeDesk
+    planner: FakeDesk
     url: str
     clock: Clock
     links: LoginLinks
@@ -118,14 +118,15 @@ async def open_bench(
 ) -> AsyncIterator[Bench]:
     """Start all three; `missing` leaves the services out, `owned` is whether there is an admin token."""
     gateway = gateway or FakeGateway(interval_s=0.05, token_s=0.001)
-    desk = FakeDesk(interval_s=0.05, step_s=0.001)
+    planner = FakeDesk(interval_s=0.05, step_s=0.001)
     await gateway.start()
-    await desk.start()
+    await planner.start()
     services = ServiceDirectory()
     if not missing:
         token = gateway.token if owned else None
         services = ServiceDirectory(
-            ServiceAddress(gateway.url, token=token), ServiceAddress(desk.url, token=desk.token)
+            ServiceAddress(gateway.url, token=token),
+            ServiceAddress(planner.url, token=planner.token),
         )
     clock, links = Clock(), LoginLinks(folder / "links")
     chosen = replace(settings or DashboardSettings(), port=0)
@@ -133,11 +134,11 @@ async def open_bench(
     host, port = await dashboard.start()
     try:
         url = f"http://{host}:{port}"
-        yield Bench(dashboard, gateway, desk, url, clock, links)
+        yield Bench(dashboard, gateway, planner, url, clock, links)
     finally:
         await dashboard.close()
         await gateway.close()
-        await desk.close()
+        await planner.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:

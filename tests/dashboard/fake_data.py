@@ -1,4 +1,4 @@
-"""Believable data for pages: what a gateway and a desk of a small lab would say."""
+"""Believable data for pages: what a gateway and a planner of a small lab would say."""
 
 from __future__ import annotations
 

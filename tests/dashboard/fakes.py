@@ -1,4 +1,4 @@
-"""A gateway and a desk that are not there: servers on loopback that answer as the contract says."""
+"""A gateway and a planner that are not there: servers on loopback that answer as the contract says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response, ServerLimits
-from atoll.runtime.http.server import Request
+from atoll.runtime.http.http_server import Request
 from atoll.runtime.openai import ApiError
 from tests.dashboard import fake_data as data
 from tests.dashboard.fake_data import Json
@@ -323,7 +323,7 @@ def _chunk(model: str, delta: Json, usage: Json | None = None, **choice: Any) ->
 
 
 class FakeDesk(FakeService):
-    """A desk with an operated fleet, an example, what-if and traces."""
+    """A planner with an operated fleet, an example, what-if and traces."""
 
     def __init__(self, *, interval_s: float = 5.0, step_s: float = 0.2) -> None:
         super().__init__(interval_s=interval_s)

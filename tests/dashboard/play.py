@@ -1,6 +1,6 @@
-"""Show the dashboard on a gateway and a desk that are not there, to look at its pages.
+"""Show the dashboard on a gateway and a planner that are not there, to look at its pages.
 
-    python -m tests.dashboard.play [--port 8090] [--static DIR] [--no-gateway] [--no-desk] [--no-keys]
+    python -m tests.dashboard.play [--port 8090] [--static DIR] [--no-gateway] [--no-planner] [--no-keys]
 
 Files of pages are read anew for every request. Keys to log in with: atoll-root (admin), atoll-notebook
 (member), atoll-finance (viewer).
@@ -18,18 +18,17 @@ from atoll.dashboard.links import LoginLinks
 from atoll.dashboard.server import Dashboard, DashboardSettings
 from atoll.dashboard.services import ServiceAddress, ServiceDirectory
 from atoll.dashboard.static import FOLDER
-from atoll.runtime.http.loop import run
-from atoll.runtime.http.program import close_when_told
+from atoll.runtime.http.program import close_when_told, run
 from tests.dashboard.fakes import FakeDesk, FakeGateway
 
 
 async def play(options: argparse.Namespace) -> None:
-    gateway, desk = FakeGateway(keys_needed=not options.no_keys), FakeDesk()
+    gateway, planner = FakeGateway(keys_needed=not options.no_keys), FakeDesk()
     await gateway.start()
-    await desk.start()
+    await planner.start()
     services = ServiceDirectory(
         None if options.no_gateway else ServiceAddress(gateway.url, token=gateway.token),
-        None if options.no_desk else ServiceAddress(desk.url, token=desk.token),
+        None if options.no_planner else ServiceAddress(planner.url, token=planner.token),
     )
     settings = DashboardSettings(port=options.port, static=options.static, follow_static=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +43,7 @@ async def play(options: argparse.Namespace) -> None:
         async def close() -> None:
             await dashboard.close()
             await gateway.close()
-            await desk.close()
+            await planner.close()
 
         await close_when_told(close)
 
@@ -54,7 +53,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8090)
     parser.add_argument("--static", type=Path, default=FOLDER)
     parser.add_argument("--no-gateway", action="store_true")
-    parser.add_argument("--no-desk", action="store_true")
+    parser.add_argument("--no-planner", action="store_true")
     parser.add_argument("--no-keys", action="store_true", help="the gateway asks for no keys")
     parser.add_argument(
         "--links", type=int, default=3, help="how many links to print; each logs in once"

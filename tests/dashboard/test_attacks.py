@@ -17,7 +17,7 @@ from atoll.dashboard.trust import ProxyTrust, read_network
 from atoll.runtime.openai import ApiError
 from tests.dashboard.bench import Bench, Browser, error_code, open_bench, until
 
-APPROVE = "/api/desk/fleets/lab/next"
+APPROVE = "/api/planner/fleets/lab/next"
 WHAT_IF = {"fleet": "lab", "demand": {"chat": 1.5}}
 
 
@@ -39,97 +39,73 @@ def key_named(bench: Bench, name: str) -> dict[str, object]:
     return next(key for key in bench.gateway.keys if key["name"] == name)
 
 
-def test_a_revoked_key_has_no_plan_approved(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in("atoll-root")
-            key_named(bench, "root")["state"] = "revoked"
-            asked = len(bench.desk.seen)
-            answer = await browser.ask("POST", APPROVE, {"id": "c41d", "approve": True})
-            assert answer.status == 401
-            assert len(bench.desk.seen) == asked
-            assert len(bench.dashboard.sessions) == 0
-
-    asyncio.run(play())
+async def test_a_revoked_key_has_no_plan_approved(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in("atoll-root")
+        key_named(bench, "root")["state"] = "revoked"
+        asked = len(bench.planner.seen)
+        answer = await browser.ask("POST", APPROVE, {"id": "c41d", "approve": True})
+        assert answer.status == 401
+        assert len(bench.planner.seen) == asked
+        assert len(bench.dashboard.sessions) == 0
 
 
-def test_a_revoked_key_does_not_look_for_long(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in("atoll-notebook")
-            key_named(bench, "notebook")["state"] = "revoked"
-            bench.clock.now_s += 11.0
-            assert (await browser.ask("GET", "/api/desk/fleets")).status == 401
-
-    asyncio.run(play())
+async def test_a_revoked_key_does_not_look_for_long(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in("atoll-notebook")
+        key_named(bench, "notebook")["state"] = "revoked"
+        bench.clock.now_s += 11.0
+        assert (await browser.ask("GET", "/api/planner/fleets")).status == 401
 
 
-def test_an_admin_that_is_one_no_more_has_no_plan_approved(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in("atoll-root")
-            key_named(bench, "root")["role"] = "viewer"
-            answer = await browser.ask("POST", APPROVE, {"id": "c41d", "approve": True})
-            assert answer.status == 403
-            assert bench.desk.seen[-1].headers[b"x-atoll-role"] == b"viewer"
-
-    asyncio.run(play())
+async def test_an_admin_that_is_one_no_more_has_no_plan_approved(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in("atoll-root")
+        key_named(bench, "root")["role"] = "viewer"
+        answer = await browser.ask("POST", APPROVE, {"id": "c41d", "approve": True})
+        assert answer.status == 403
+        assert bench.planner.seen[-1].headers[b"x-atoll-role"] == b"viewer"
 
 
-def test_an_owner_may_be_called_anything(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            key_named(bench, "notebook")["owner"] = "李 Zoë"
-            browser = await bench.logged_in("atoll-notebook")
-            assert (await browser.ask("GET", "/api/desk/fleets")).status == 200
-            assert bench.desk.seen[-1].headers[b"x-atoll-owner"] == "李 Zoë".encode()
-
-    asyncio.run(play())
+async def test_an_owner_may_be_called_anything(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        key_named(bench, "notebook")["owner"] = "李 Zoë"
+        browser = await bench.logged_in("atoll-notebook")
+        assert (await browser.ask("GET", "/api/planner/fleets")).status == 200
+        assert bench.planner.seen[-1].headers[b"x-atoll-owner"] == "李 Zoë".encode()
 
 
 # Logging in
 
 
-def test_guesses_at_the_same_time_are_counted(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browsers = [bench.browser() for _ in range(40)]
-            tries = [b.log_in(key=f"atoll-{n}") for n, b in enumerate(browsers)]
-            statuses = Counter(answer.status for answer in await asyncio.gather(*tries))
-            assert statuses == {401: 10, 429: 30}
-
-    asyncio.run(play())
+async def test_guesses_at_the_same_time_are_counted(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browsers = [bench.browser() for _ in range(40)]
+        tries = [b.log_in(key=f"atoll-{n}") for n, b in enumerate(browsers)]
+        statuses = Counter(answer.status for answer in await asyncio.gather(*tries))
+        assert statuses == {401: 10, 429: 30}
 
 
-def test_guesses_of_others_do_not_lock_the_owner_out(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            tries = [await bench.browser().log_in(key=f"atoll-{n}") for n in range(11)]
-            assert tries[-1].status == 429
-            assert (await bench.browser().log_in(token=bench.links.make())).status == 200
-
-    asyncio.run(play())
+async def test_guesses_of_others_do_not_lock_the_owner_out(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        tries = [await bench.browser().log_in(key=f"atoll-{n}") for n in range(11)]
+        assert tries[-1].status == 429
+        assert (await bench.browser().log_in(token=bench.links.make())).status == 200
 
 
-def test_a_gateway_that_is_away_is_no_wrong_guess(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            await bench.gateway.close()
-            codes = [(await bench.browser().log_in(key="atoll-root")).status for _ in range(12)]
-            assert codes == [502] * 12
-
-    asyncio.run(play())
+async def test_a_gateway_that_is_away_is_no_wrong_guess(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        await bench.gateway.close()
+        codes = [(await bench.browser().log_in(key="atoll-root")).status for _ in range(12)]
+        assert codes == [502] * 12
 
 
-def test_a_link_tried_by_many_at_once_lets_one_in(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            token = bench.links.make()
-            tries = [bench.browser().log_in(token=token) for _ in range(8)]
-            statuses = Counter(answer.status for answer in await asyncio.gather(*tries))
-            assert statuses == {200: 1, 401: 7}
-
-    asyncio.run(play())
+async def test_a_link_tried_by_many_at_once_lets_one_in(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        token = bench.links.make()
+        tries = [bench.browser().log_in(token=token) for _ in range(8)]
+        statuses = Counter(answer.status for answer in await asyncio.gather(*tries))
+        assert statuses == {200: 1, 401: 7}
 
 
 def test_logging_in_again_and_again_pushes_nobody_out() -> None:
@@ -148,53 +124,47 @@ def test_logging_in_again_and_again_pushes_nobody_out() -> None:
 # Taking all there is
 
 
-def test_one_person_does_not_take_all_pages(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path, DashboardSettings(most_pages=4)) as bench:
-            eve, other = await bench.logged_in("atoll-notebook"), await bench.logged_in()
-            again = await bench.logged_in("atoll-notebook")
-            async with eve.stream("/live") as first:
-                assert first.status == 200
-                for browser in (eve, again):
-                    second = await browser.ask("GET", "/live")
-                    assert (second.status, error_code(second)) == (503, "too_many_pages")
-                async with other.stream("/live") as answer:
-                    assert answer.status == 200
-
-    asyncio.run(play())
+async def test_one_person_does_not_take_all_pages(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, DashboardSettings(max_pages=4)) as bench:
+        eve, other = await bench.logged_in("atoll-notebook"), await bench.logged_in()
+        again = await bench.logged_in("atoll-notebook")
+        async with eve.stream("/live") as first:
+            assert first.status == 200
+            for browser in (eve, again):
+                second = await browser.ask("GET", "/live")
+                assert (second.status, error_code(second)) == (503, "too_many_pages")
+            async with other.stream("/live") as answer:
+                assert answer.status == 200
 
 
-def test_one_person_does_not_take_the_whole_desk(
+async def test_one_person_does_not_take_the_whole_planner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proxy, "_BEAT_S", 0.02)
 
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            bench.desk.step_s = 30.0
-            eve, other = await bench.logged_in("atoll-notebook"), await bench.logged_in()
-            again = await bench.logged_in("atoll-notebook")
-            running = [asyncio.create_task(ask_for_long(eve)) for _ in range(4)]
-            asking = bench.dashboard._forwarder._asking
-            await until(lambda: sum(each.count for each in asking.values()) == 4)
-            await until(lambda: sum(r.path.endswith(b"whatif") for r in bench.desk.seen) == 2)
-            for browser in (eve, again):
-                refused = await browser.ask("POST", "/api/desk/whatif", WHAT_IF)
-                assert (refused.status, error_code(refused)) == (429, "too_many_questions")
-            async with other.stream("/api/desk/whatif", "POST", WHAT_IF) as answer:
-                assert answer.status == 200
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-            bench.desk.step_s = 0.001
-            await until(lambda: not bench.dashboard.listener.running)
-            assert (await eve.ask("POST", "/api/desk/whatif", WHAT_IF)).status == 200
-
-    asyncio.run(play())
+    async with open_bench(tmp_path) as bench:
+        bench.planner.step_s = 30.0
+        eve, other = await bench.logged_in("atoll-notebook"), await bench.logged_in()
+        again = await bench.logged_in("atoll-notebook")
+        running = [asyncio.create_task(ask_for_long(eve)) for _ in range(4)]
+        asking = bench.dashboard._forwarder._asking
+        await until(lambda: sum(each.count for each in asking.values()) == 4)
+        await until(lambda: sum(r.path.endswith(b"whatif") for r in bench.planner.seen) == 2)
+        for browser in (eve, again):
+            refused = await browser.ask("POST", "/api/planner/whatif", WHAT_IF)
+            assert (refused.status, error_code(refused)) == (429, "too_many_questions")
+        async with other.stream("/api/planner/whatif", "POST", WHAT_IF) as answer:
+            assert answer.status == 200
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        bench.planner.step_s = 0.001
+        await until(lambda: not bench.dashboard.listener.running)
+        assert (await eve.ask("POST", "/api/planner/whatif", WHAT_IF)).status == 200
 
 
 async def ask_for_long(browser: Browser) -> None:
-    async with browser.stream("/api/desk/whatif", "POST", WHAT_IF) as answer:
+    async with browser.stream("/api/planner/whatif", "POST", WHAT_IF) as answer:
         async for _ in answer.pieces(60.0):
             pass
 
@@ -236,24 +206,21 @@ def test_cookies_of_other_programs_are_no_matter() -> None:
 
 
 @pytest.mark.parametrize("name", ["origin", "x-csrf-token", "authorization", "host"])
-def test_headers_that_decide_are_there_once(tmp_path: Path, name: str) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in("atoll-notebook")
-            said = {**browser.headers(), "host": f"127.0.0.1:{bench.port}", "authorization": "x"}
-            lines = [f"{key}: {value}" for key, value in said.items()]
-            doubled = f"{name.title()}: {said[name]}"
-            first = "DELETE /api/gateway/keys/x HTTP/1.1"
-            assert (await send(bench, first, *lines)).startswith(b"HTTP/1.1 40") is True
-            answer = await send(bench, first, doubled, *lines)
-            assert answer.startswith(b"HTTP/1.1 400 ")
-            assert b"is there twice" in answer
-
-    asyncio.run(play())
+async def test_headers_that_decide_are_there_once(tmp_path: Path, name: str) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in("atoll-notebook")
+        said = {**browser.headers(), "host": f"127.0.0.1:{bench.port}", "authorization": "x"}
+        lines = [f"{key}: {value}" for key, value in said.items()]
+        doubled = f"{name.title()}: {said[name]}"
+        first = "DELETE /api/gateway/keys/x HTTP/1.1"
+        assert (await send(bench, first, *lines)).startswith(b"HTTP/1.1 40") is True
+        answer = await send(bench, first, doubled, *lines)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"is there twice" in answer
 
 
 @pytest.mark.parametrize("name", ["X-Forwarded-User", "x-forwarded-groups"])
-def test_what_the_proxy_says_is_said_once(tmp_path: Path, name: str) -> None:
+async def test_what_the_proxy_says_is_said_once(tmp_path: Path, name: str) -> None:
     trust = ProxyTrust(
         proxies=(read_network("127.0.0.1"),),
         header="X-Forwarded-User",
@@ -261,33 +228,27 @@ def test_what_the_proxy_says_is_said_once(tmp_path: Path, name: str) -> None:
         roles={"admins": "admin"},
     )
 
-    async def play() -> None:
-        async with open_bench(tmp_path, DashboardSettings(trust=trust)) as bench:
-            lines = (
-                "GET /session HTTP/1.1",
-                f"host: 127.0.0.1:{bench.port}",
-                "x-forwarded-user: ada@lab.example",
-                "x-forwarded-groups: lab",
-            )
-            assert b'"role":"viewer"' in await send(bench, *lines)
-            for at in (2, 4):
-                forged = (*lines[:at], f"{name}: admins", *lines[at:])
-                assert (await send(bench, *forged)).startswith(b"HTTP/1.1 400 ")
-
-    asyncio.run(play())
+    async with open_bench(tmp_path, DashboardSettings(trust=trust)) as bench:
+        lines = (
+            "GET /session HTTP/1.1",
+            f"host: 127.0.0.1:{bench.port}",
+            "x-forwarded-user: ada@lab.example",
+            "x-forwarded-groups: lab",
+        )
+        assert b'"role":"viewer"' in await send(bench, *lines)
+        for at in (2, 4):
+            forged = (*lines[:at], f"{name}: admins", *lines[at:])
+            assert (await send(bench, *forged)).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_name_that_no_gateway_knows_is_nobody(tmp_path: Path) -> None:
+async def test_a_name_that_no_gateway_knows_is_nobody(tmp_path: Path) -> None:
     trust = ProxyTrust(proxies=(read_network("127.0.0.1"),), header="X-Forwarded-User")
 
-    async def play() -> None:
-        async with open_bench(tmp_path, DashboardSettings(trust=trust)) as bench:
-            for letters, role in ((120, "viewer"), (121, None)):
-                browser = bench.browser(x_forwarded_user="a" * letters)
-                told = json.loads((await browser.ask("GET", "/session")).body)
-                assert told["role"] == role
-
-    asyncio.run(play())
+    async with open_bench(tmp_path, DashboardSettings(trust=trust)) as bench:
+        for letters, role in ((120, "viewer"), (121, None)):
+            browser = bench.browser(x_forwarded_user="a" * letters)
+            told = json.loads((await browser.ask("GET", "/session")).body)
+            assert told["role"] == role
 
 
 @pytest.mark.parametrize(
@@ -305,36 +266,30 @@ def test_a_name_that_no_gateway_knows_is_nobody(tmp_path: Path) -> None:
         "http://evil.example/api/gateway/me",
     ],
 )
-def test_no_path_leads_elsewhere(tmp_path: Path, path: str) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in("atoll-notebook")
-            asked = len(bench.gateway.seen)
-            said = {**browser.headers(), "host": f"127.0.0.1:{bench.port}"}
-            lines = [f"{key}: {value}" for key, value in said.items()]
-            answer = await send(bench, f"GET {path} HTTP/1.1", *lines)
-            assert answer.split(b" ")[1] in (b"200", b"400", b"404")
-            assert b"\r\nlocation:" not in answer.lower()
-            assert b"from __future__" not in answer
-            for seen in bench.gateway.seen[asked:]:
-                assert seen.path.startswith(b"/atoll/v1/")
-                assert b"x-atoll-role" not in seen.headers
-
-    asyncio.run(play())
+async def test_no_path_leads_elsewhere(tmp_path: Path, path: str) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in("atoll-notebook")
+        asked = len(bench.gateway.seen)
+        said = {**browser.headers(), "host": f"127.0.0.1:{bench.port}"}
+        lines = [f"{key}: {value}" for key, value in said.items()]
+        answer = await send(bench, f"GET {path} HTTP/1.1", *lines)
+        assert answer.split(b" ")[1] in (b"200", b"400", b"404")
+        assert b"\r\nlocation:" not in answer.lower()
+        assert b"from __future__" not in answer
+        for seen in bench.gateway.seen[asked:]:
+            assert seen.path.startswith(b"/atoll/v1/")
+            assert b"x-atoll-role" not in seen.headers
 
 
-def test_what_a_service_answers_is_no_page_of_ours(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in("atoll-notebook")
-            for path in ("/api/gateway/keys", "/api/desk/fleets", "/api/desk/reports/r-1"):
-                answer = await browser.ask("GET", path)
-                policy = answer.headers["content-security-policy"]
-                assert "sandbox" in policy
-                assert "allow-same-origin" not in policy
-                assert answer.headers["cache-control"] == "no-store"
-                assert "set-cookie" not in answer.headers
-            session = json.loads((await browser.ask("GET", "/session")).body)
-            assert "atoll-notebook" not in json.dumps(session)
-
-    asyncio.run(play())
+async def test_what_a_service_answers_is_no_page_of_ours(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in("atoll-notebook")
+        for path in ("/api/gateway/keys", "/api/planner/fleets", "/api/planner/reports/r-1"):
+            answer = await browser.ask("GET", path)
+            policy = answer.headers["content-security-policy"]
+            assert "sandbox" in policy
+            assert "allow-same-origin" not in policy
+            assert answer.headers["cache-control"] == "no-store"
+            assert "set-cookie" not in answer.headers
+        session = json.loads((await browser.ask("GET", "/session")).body)
+        assert "atoll-notebook" not in json.dumps(session)

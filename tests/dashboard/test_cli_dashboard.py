@@ -52,7 +52,7 @@ def _own_folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_cannot_work_is_refused(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["dashboard", "--port", "0", "--no-desk", *arguments]) in (2, 3)
+    assert cli.run(["dashboard", "--port", "0", "--no-planner", *arguments]) in (2, 3)
     assert said in capsys.readouterr().err
 
 
@@ -156,7 +156,15 @@ class TestCompanion:
 def test_it_serves_and_ends_with_who_started_it() -> None:
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "atoll", "dashboard", "--json", "--no-desk", "--with-parent"),
+            *(
+                sys.executable,
+                "-m",
+                "atoll",
+                "dashboard",
+                "--json",
+                "--no-planner",
+                "--with-parent",
+            ),
             *("--port", "0"),
         ],
         stdin=subprocess.PIPE,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.dashboard.static import FOLDER
+from tests.dashboard.browser.test_smoke import PAGES
 
 SCRIPTS = sorted(FOLDER.rglob("*.js"))
 STYLES = sorted(FOLDER.rglob("*.css"))
@@ -25,6 +26,11 @@ _FOREIGN = re.compile(
 def test_there_are_pages() -> None:
     assert len(SCRIPTS) > 15
     assert (FOLDER / "index.html").is_file()
+
+
+def test_every_page_of_the_menu_has_a_script_and_a_style() -> None:
+    for kind in ("js", "css"):
+        assert {path.stem for path in (FOLDER / kind / "pages").glob(f"*.{kind}")} == set(PAGES)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(FOLDER)))

@@ -17,7 +17,7 @@ from atoll.dashboard.live import EventParser, LivePage
 from atoll.dashboard.sessions import LoginLimiter, LoginSession, SessionStore
 from atoll.dashboard.static import StaticFiles
 from atoll.dashboard.trust import ProxyTrust, read_network
-from atoll.runtime.http.server import Request
+from atoll.runtime.http.http_server import Request
 from atoll.runtime.openai import ApiError
 
 

@@ -1,4 +1,4 @@
-"""What goes through the dashboard to the gateway and the desk, and what comes back."""
+"""What goes through the dashboard to the gateway and the planner, and what comes back."""
 
 from __future__ import annotations
 
@@ -15,44 +15,38 @@ from tests.dashboard.fakes import FakeGateway
 CHAT = {"model": "qwen3-32b", "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
 
 
-def test_a_key_asks_with_its_own_rights(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in("atoll-notebook")
-            answer = await browser.ask(
-                "GET",
-                "/api/gateway/keys",
-                authorization="Bearer atoll-root",
-                x_atoll_role="admin",
-                x_atoll_owner="root@lab.example",
-            )
-            assert {k["name"] for k in json.loads(answer.body)["keys"]} == {"notebook", "pipeline"}
-            seen = bench.gateway.seen[-1].headers
-            assert seen[b"authorization"] == b"Bearer atoll-notebook"
-            assert not {b"x-atoll-role", b"x-atoll-owner", b"cookie", b"x-csrf-token"} & seen.keys()
-            await browser.ask("GET", "/api/desk/fleets", x_atoll_role="admin")
-            seen = bench.desk.seen[-1].headers
-            assert seen[b"x-atoll-role"] == b"member"
-            assert seen[b"authorization"] == f"Bearer {bench.desk.token}".encode()
-
-    asyncio.run(play())
+async def test_a_key_asks_with_its_own_rights(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in("atoll-notebook")
+        answer = await browser.ask(
+            "GET",
+            "/api/gateway/keys",
+            authorization="Bearer atoll-root",
+            x_atoll_role="admin",
+            x_atoll_owner="root@lab.example",
+        )
+        assert {k["name"] for k in json.loads(answer.body)["keys"]} == {"notebook", "pipeline"}
+        seen = bench.gateway.seen[-1].headers
+        assert seen[b"authorization"] == b"Bearer atoll-notebook"
+        assert not {b"x-atoll-role", b"x-atoll-owner", b"cookie", b"x-csrf-token"} & seen.keys()
+        await browser.ask("GET", "/api/planner/fleets", x_atoll_role="admin")
+        seen = bench.planner.seen[-1].headers
+        assert seen[b"x-atoll-role"] == b"member"
+        assert seen[b"authorization"] == f"Bearer {bench.planner.token}".encode()
 
 
-def test_paths_and_queries_arrive_as_they_were(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            answer = await browser.ask("GET", "/api/gateway/usage?by=day,key&format=csv")
-            assert answer.headers["content-type"].startswith("text/csv")
-            assert "usage.csv" in answer.headers["content-disposition"]
-            drain = "/api/gateway/machines/lab%2Fgpu1/drain"
-            done = await browser.ask("POST", drain, {"confirm": "gpu1"})
-            assert json.loads(done.body)["state"] == "drained"
-            assert bench.gateway.seen[-1].path == b"/atoll/v1/machines/lab%2Fgpu1/drain"
-            wrong = await browser.ask("POST", drain, {"confirm": "gpu2"})
-            assert wrong.status == 400
-
-    asyncio.run(play())
+async def test_paths_and_queries_arrive_as_they_were(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        answer = await browser.ask("GET", "/api/gateway/usage?by=day,key&format=csv")
+        assert answer.headers["content-type"].startswith("text/csv")
+        assert "usage.csv" in answer.headers["content-disposition"]
+        drain = "/api/gateway/machines/lab%2Fgpu1/drain"
+        done = await browser.ask("POST", drain, {"confirm": "gpu1"})
+        assert json.loads(done.body)["state"] == "drained"
+        assert bench.gateway.seen[-1].path == b"/atoll/v1/machines/lab%2Fgpu1/drain"
+        wrong = await browser.ask("POST", drain, {"confirm": "gpu2"})
+        assert wrong.status == 400
 
 
 @pytest.mark.parametrize(
@@ -67,16 +61,13 @@ def test_paths_and_queries_arrive_as_they_were(tmp_path: Path) -> None:
         "/api/gateway/keys%0d%0ax: y",
     ],
 )
-def test_paths_that_climb_are_refused(tmp_path: Path, path: str) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            count = len(bench.gateway.seen)
-            answer = await browser.ask("GET", path)
-            assert answer.status == 400
-            assert len(bench.gateway.seen) == count
-
-    asyncio.run(play())
+async def test_paths_that_climb_are_refused(tmp_path: Path, path: str) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        count = len(bench.gateway.seen)
+        answer = await browser.ask("GET", path)
+        assert answer.status == 400
+        assert len(bench.gateway.seen) == count
 
 
 async def read_chat(browser: Browser) -> tuple[str, bytes]:
@@ -87,123 +78,96 @@ async def read_chat(browser: Browser) -> tuple[str, bytes]:
         return answer.headers["x-atoll-node"], b"".join([p async for p in answer.pieces(30.0)])
 
 
-def test_a_conversation_is_streamed(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            node, text = await read_chat(await bench.logged_in("atoll-notebook"))
-            assert node == "gpu1"
-            assert text.count(b': atoll {"event": "node"') == 2
-            assert text.endswith(b"data: [DONE]\n\n")
-
-    asyncio.run(play())
+async def test_a_conversation_is_streamed(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        node, text = await read_chat(await bench.logged_in("atoll-notebook"))
+        assert node == "gpu1"
+        assert text.count(b': atoll {"event": "node"') == 2
+        assert text.endswith(b"data: [DONE]\n\n")
 
 
-def test_it_comes_piece_by_piece(tmp_path: Path) -> None:
-    async def play() -> None:
-        gateway = FakeGateway(token_s=0.1)
-        async with open_bench(tmp_path, gateway=gateway) as bench:
-            browser = await bench.logged_in("atoll-notebook")
-            async with browser.stream("/api/v1/chat/completions", "POST", CHAT) as answer:
-                pieces = answer.pieces(30.0)
-                assert b"data: {" in await anext(pieces)
-                assert gateway.chats_done == 0
-                await pieces.aclose()
-            # Who leaves has the gateway stop.
-            await until(lambda: gateway.chats_cancelled + gateway.chats_done > 0)
+async def test_it_comes_piece_by_piece(tmp_path: Path) -> None:
+    gateway = FakeGateway(token_s=0.1)
+    async with open_bench(tmp_path, gateway=gateway) as bench:
+        browser = await bench.logged_in("atoll-notebook")
+        async with browser.stream("/api/v1/chat/completions", "POST", CHAT) as answer:
+            pieces = answer.pieces(30.0)
+            assert b"data: {" in await anext(pieces)
             assert gateway.chats_done == 0
-
-    asyncio.run(play())
-
-
-def test_a_link_gets_a_key_to_ask_with(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            await asyncio.gather(read_chat(browser), read_chat(browser))
-            (made,) = bench.gateway.keys[6:]
-            assert (made["name"], made["role"], made["state"]) == ("dashboard", "member", "active")
-            assert made["expires_s"] > made["created_s"] + 11 * 3600
-            await browser.ask("DELETE", "/session")
-            await until(lambda: made["state"] == "revoked")
-
-    asyncio.run(play())
+            await pieces.aclose()
+        # Who leaves has the gateway stop.
+        await until(lambda: gateway.chats_cancelled + gateway.chats_done > 0)
+        assert gateway.chats_done == 0
 
 
-def test_made_keys_end_with_the_dashboard(tmp_path: Path) -> None:
-    async def play() -> None:
-        gateway = FakeGateway(token_s=0.0)
-        async with open_bench(tmp_path, gateway=gateway) as bench:
-            await read_chat(await bench.logged_in())
-            assert gateway.keys[-1]["state"] == "active"
-            await bench.dashboard.close()
-            assert gateway.keys[-1]["state"] == "revoked"
-
-    asyncio.run(play())
-
-
-def test_a_made_key_that_was_revoked_is_replaced(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            await read_chat(browser)
-            bench.gateway.keys[-1]["state"] = "revoked"
-            await read_chat(browser)
-            assert len(bench.gateway.keys) == 8
-
-    asyncio.run(play())
+async def test_a_link_gets_a_key_to_ask_with(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        await asyncio.gather(read_chat(browser), read_chat(browser))
+        (made,) = bench.gateway.keys[6:]
+        assert (made["name"], made["role"], made["state"]) == ("dashboard", "member", "active")
+        assert made["expires_s"] > made["created_s"] + 11 * 3600
+        await browser.ask("DELETE", "/session")
+        await until(lambda: made["state"] == "revoked")
 
 
-def test_viewers_do_not_ask_models(tmp_path: Path) -> None:
-    async def play() -> None:
-        gateway = FakeGateway(keys_needed=False)
-        async with open_bench(tmp_path, gateway=gateway) as bench:
-            browser = await bench.logged_in("atoll-finance")
-            answer = await browser.ask("POST", "/api/v1/chat/completions", CHAT)
-            assert (answer.status, error_code(answer)) == (403, "role_forbids")
-            assert (await browser.ask("GET", "/api/v1/models")).status == 200
-            refused = await browser.ask("POST", "/api/desk/whatif", {"fleet": "lab"})
-            assert (refused.status, error_code(refused)) == (403, "role_forbids")
-
-    asyncio.run(play())
+async def test_made_keys_end_with_the_dashboard(tmp_path: Path) -> None:
+    gateway = FakeGateway(token_s=0.0)
+    async with open_bench(tmp_path, gateway=gateway) as bench:
+        await read_chat(await bench.logged_in())
+        assert gateway.keys[-1]["state"] == "active"
+        await bench.dashboard.close()
+        assert gateway.keys[-1]["state"] == "revoked"
 
 
-def test_a_trace_goes_up(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            lines = ["arrival,input,output"] * 100_000
-            answer = await browser.ask(
-                "POST", "/api/desk/traces", lines, x_atoll_filename="mine.csv"
-            )
-            assert answer.status == 201
-            assert bench.desk.traces[-1]["name"] == "mine.csv"
-
-    asyncio.run(play())
+async def test_a_made_key_that_was_revoked_is_replaced(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        await read_chat(browser)
+        bench.gateway.keys[-1]["state"] = "revoked"
+        await read_chat(browser)
+        assert len(bench.gateway.keys) == 8
 
 
-def test_what_if_is_streamed(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            body = {"fleet": "lab", "demand": {"chat": 2.0}}
-            async with browser.stream("/api/desk/whatif", "POST", body) as answer:
-                text = b"".join([piece async for piece in answer.pieces(30.0)])
-            assert text.count(b"event: progress") == 4
-            assert text.count(b"event: result") == 1
-
-    asyncio.run(play())
+async def test_viewers_do_not_ask_models(tmp_path: Path) -> None:
+    gateway = FakeGateway(keys_needed=False)
+    async with open_bench(tmp_path, gateway=gateway) as bench:
+        browser = await bench.logged_in("atoll-finance")
+        answer = await browser.ask("POST", "/api/v1/chat/completions", CHAT)
+        assert (answer.status, error_code(answer)) == (403, "role_forbids")
+        assert (await browser.ask("GET", "/api/v1/models")).status == 200
+        refused = await browser.ask("POST", "/api/planner/whatif", {"fleet": "lab"})
+        assert (refused.status, error_code(refused)) == (403, "role_forbids")
 
 
-def test_a_service_that_is_gone_is_said(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            await bench.gateway.close()
-            answer = await browser.ask("GET", "/api/gateway/models")
-            assert (answer.status, error_code(answer)) == (502, "gateway_down")
-            assert (await browser.ask("GET", "/session")).status == 200
+async def test_a_trace_goes_up(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        lines = ["arrival,input,output"] * 100_000
+        answer = await browser.ask(
+            "POST", "/api/planner/traces", lines, x_atoll_filename="mine.csv"
+        )
+        assert answer.status == 201
+        assert bench.planner.traces[-1]["name"] == "mine.csv"
 
-    asyncio.run(play())
+
+async def test_what_if_is_streamed(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        body = {"fleet": "lab", "demand": {"chat": 2.0}}
+        async with browser.stream("/api/planner/whatif", "POST", body) as answer:
+            text = b"".join([piece async for piece in answer.pieces(30.0)])
+        assert text.count(b"event: progress") == 4
+        assert text.count(b"event: result") == 1
+
+
+async def test_a_service_that_is_gone_is_said(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        await bench.gateway.close()
+        answer = await browser.ask("GET", "/api/gateway/models")
+        assert (answer.status, error_code(answer)) == (502, "gateway_down")
+        assert (await browser.ask("GET", "/session")).status == 200
 
 
 # Live
@@ -228,98 +192,80 @@ async def open_pages(bench: Bench, browser: Browser, count: int, seen: list[int]
     pages = [asyncio.create_task(page(at)) for at in range(count)]
     await until(lambda: all(seen))
     assert len(bench.dashboard.live.pages) == count
-    assert (bench.gateway.live_open, bench.desk.live_open) == (1, 1)
+    assert (bench.gateway.live_open, bench.planner.live_open) == (1, 1)
     bench_full.set()
     await asyncio.gather(*pages)
 
 
-def test_two_hundred_pages_are_one_connection(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            await open_pages(bench, browser, 200, [0] * 200)
-            assert (bench.gateway.live_count, bench.desk.live_count) == (1, 1)
-            await until(lambda: not bench.dashboard.live.pages)
-
-    asyncio.run(play())
+async def test_two_hundred_pages_are_one_connection(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        await open_pages(bench, browser, 200, [0] * 200)
+        assert (bench.gateway.live_count, bench.planner.live_count) == (1, 1)
+        await until(lambda: not bench.dashboard.live.pages)
 
 
-def test_the_snapshot_is_passed_on_unchanged(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            text = b""
-            async with browser.stream("/live") as answer:
-                async for piece in answer.pieces(30.0):
-                    text += piece
-                    if b"event: gateway" in text and text.endswith(b"\n\n"):
-                        break
-            line = next(part for part in text.split(b"\n\n") if part.startswith(b"event: gateway"))
-            snapshot = json.loads(line.partition(b"data: ")[2])
-            assert snapshot["models"][0]["name"] == "qwen3-32b"
-            assert snapshot["version"] == 17
-
-    asyncio.run(play())
+async def test_the_snapshot_is_passed_on_unchanged(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        text = b""
+        async with browser.stream("/live") as answer:
+            async for piece in answer.pieces(30.0):
+                text += piece
+                if b"event: gateway" in text and text.endswith(b"\n\n"):
+                    break
+        line = next(part for part in text.split(b"\n\n") if part.startswith(b"event: gateway"))
+        snapshot = json.loads(line.partition(b"data: ")[2])
+        assert snapshot["models"][0]["name"] == "qwen3-32b"
+        assert snapshot["version"] == 17
 
 
-def test_too_many_pages(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path, DashboardSettings(most_pages=1)) as bench:
-            browser = await bench.logged_in()
-            async with browser.stream("/live") as first:
-                assert first.status == 200
-                second = await browser.ask("GET", "/live")
-                assert (second.status, error_code(second)) == (503, "too_many_pages")
-
-    asyncio.run(play())
+async def test_too_many_pages(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, DashboardSettings(max_pages=1)) as bench:
+        browser = await bench.logged_in()
+        async with browser.stream("/live") as first:
+            assert first.status == 200
+            second = await browser.ask("GET", "/live")
+            assert (second.status, error_code(second)) == (503, "too_many_pages")
 
 
-def test_pages_need_a_session_and_end_with_it(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            assert (await bench.browser().ask("GET", "/live")).status == 401
-            browser = await bench.logged_in("atoll-notebook")
-            async with browser.stream("/live") as answer:
-                assert (await browser.ask("DELETE", "/session")).status == 200
-                async for _ in answer.pieces(30.0):
-                    pass  # to its end
-
-    asyncio.run(play())
+async def test_pages_need_a_session_and_end_with_it(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        assert (await bench.browser().ask("GET", "/live")).status == 401
+        browser = await bench.logged_in("atoll-notebook")
+        async with browser.stream("/live") as answer:
+            assert (await browser.ask("DELETE", "/session")).status == 200
+            async for _ in answer.pieces(30.0):
+                pass  # to its end
 
 
-def test_without_rights_of_its_own_it_listens_with_a_key(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path, owned=False) as bench:
-            before = await bench.browser().ask("GET", "/session")
-            assert json.loads(before.body)["login"]["link"] is False
-            browser = await bench.logged_in("atoll-notebook")
-            await open_pages(bench, browser, 2, [0] * 2)
-            seen = [r for r in bench.gateway.seen if r.path.endswith(b"/live")]
-            assert [r.headers[b"authorization"] for r in seen] == [b"Bearer atoll-notebook"]
-
-    asyncio.run(play())
+async def test_without_rights_of_its_own_it_listens_with_a_key(tmp_path: Path) -> None:
+    async with open_bench(tmp_path, owned=False) as bench:
+        before = await bench.browser().ask("GET", "/session")
+        assert json.loads(before.body)["login"]["link"] is False
+        browser = await bench.logged_in("atoll-notebook")
+        await open_pages(bench, browser, 2, [0] * 2)
+        seen = [r for r in bench.gateway.seen if r.path.endswith(b"/live")]
+        assert [r.headers[b"authorization"] for r in seen] == [b"Bearer atoll-notebook"]
 
 
-def test_a_gateway_that_goes_and_comes_back(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with open_bench(tmp_path) as bench:
-            browser = await bench.logged_in()
-            port = int(bench.gateway.url.rpartition(":")[2])
-            text = b""
-            again: FakeGateway | None = None
-            async with browser.stream("/live") as answer:
-                async for piece in answer.pieces(30.0):
-                    text += piece
-                    if again is None and b'"gateway": "up"' in text:
-                        await bench.gateway.close()
-                        again = FakeGateway(interval_s=0.05)
-                        again.token = bench.gateway.token
-                        await again.start(port)
-                    down, _, later = text.partition(b'"gateway": "down"')
-                    if down and b'"gateway": "up"' in later:
-                        break
-            assert again is not None
-            assert again.live_count == 1
-            await again.close()
-
-    asyncio.run(play())
+async def test_a_gateway_that_goes_and_comes_back(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        browser = await bench.logged_in()
+        port = int(bench.gateway.url.rpartition(":")[2])
+        text = b""
+        again: FakeGateway | None = None
+        async with browser.stream("/live") as answer:
+            async for piece in answer.pieces(30.0):
+                text += piece
+                if again is None and b'"gateway": "up"' in text:
+                    await bench.gateway.close()
+                    again = FakeGateway(interval_s=0.05)
+                    again.token = bench.gateway.token
+                    await again.start(port)
+                down, _, later = text.partition(b'"gateway": "down"')
+                if down and b'"gateway": "up"' in later:
+                    break
+        assert again is not None
+        assert again.live_count == 1
+        await again.close()

@@ -2,7 +2,7 @@
 
 `python -m tests.deploy.killed_rollouts FOLDER REPLACED` brings two instances up, then changes the plan again
 and again, `REPLACED` of them at a time. The controller of each change is a fork of this process that kills
-itself at the next point: before an action, after it, and inside of a start before and after the keeper is
+itself at the next point: before an action, after it, and inside of a start before and after the daemon is
 born. Another controller follows. Prints a JSON line for each change.
 """
 
@@ -19,15 +19,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from atoll.control.decision.control_view import ControlPolicy
 from atoll.control.decision.decide import StartInstance
-from atoll.control.decision.view import ControlPolicy
-from atoll.control.operation.history import History
-from atoll.control.operation.lease import FileLease, LeaseHeldError
-from atoll.control.operation.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
-from atoll.deploy.door import NodeCommand, Standing, StartOrder
-from atoll.deploy.local import LocalDeployer
-from atoll.deploy.local_keeper import ORDER, STATE, KeeperState, process_start
-from atoll.deploy.local_slots import pretend_machines
+from atoll.control.operation.control_loop import (
+    FleetController,
+    FleetPlace,
+    InstanceStore,
+    TrafficReport,
+)
+from atoll.control.operation.controller_lease import FileLease, LeaseHeldError
+from atoll.control.operation.fleet_history import History
+from atoll.deploy.local.daemon import ORDER, STATE, DaemonState, process_start
+from atoll.deploy.local.gpu_slots import pretend_machines
+from atoll.deploy.local.local_deployer import LocalDeployer
+from atoll.deploy.target import InstanceStatus, NodeCommand, StartOrder
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 
@@ -44,10 +49,10 @@ while True:
     asking.close()
 """
 POLICY = ControlPolicy(
-    startup_s=1.0, drain_s=60.0, retry_s=0.0, backoff_s=0.05, backoff_most_s=0.05, settled_s=0.0
+    startup_s=1.0, drain_s=60.0, retry_s=0.0, backoff_s=0.05, backoff_max_s=0.05, settled_s=0.0
 )
 _LEASE_S = 0.5
-_MOST_S = 120.0
+_MAX_S = 120.0
 
 
 def instance(name: str, kind: str) -> Instance:
@@ -131,11 +136,11 @@ class MortalDeployer(LocalDeployer):
 
     switch = KillSwitch(0)
 
-    def start(self, order: StartOrder) -> Standing:
+    def start(self, order: StartOrder) -> InstanceStatus:
         self.switch.pass_point()
-        standing = super().start(order)
+        status = super().start(order)
         self.switch.pass_point()
-        return standing
+        return status
 
     def drain(self, handle: str, term: int) -> None:
         self.switch.pass_point()
@@ -176,9 +181,11 @@ def deployer(folder: Path, cheap: str) -> MortalDeployer:
     return MortalDeployer(machines, folder / "local", settle_s=0.0)
 
 
-def is_complete(standings: Sequence[Standing], store: InstanceStore, kinds: Sequence[str]) -> bool:
+def is_complete(
+    statuses: Sequence[InstanceStatus], store: InstanceStore, kinds: Sequence[str]
+) -> bool:
     """Whether just the planned instances serve, and nothing else holds anything."""
-    alive = [seen for seen in standings if seen.state not in ("gone", "failed")]
+    alive = [seen for seen in statuses if seen.state not in ("gone", "failed")]
     there = sorted(
         found.nodes[0].node_type
         for seen in alive
@@ -205,7 +212,7 @@ def operate(folder: Path, holder: str, kinds: Sequence[str], cheap: str) -> None
         policy=POLICY,
         valid_s=_LEASE_S,
     )
-    until_s = time.monotonic() + _MOST_S
+    until_s = time.monotonic() + _MAX_S
     while not is_complete(target.list(FLEET), store, kinds):
         assert time.monotonic() < until_s, target.list(FLEET)
         # The lease of whoever was killed has to end first.
@@ -223,14 +230,14 @@ def fork_controller(folder: Path, holder: str, kinds: Sequence[str], cheap: str,
     try:
         MortalDeployer.switch = switch = KillSwitch(point)
 
-        def bear_keeper(words: list[str], **named: Any) -> None:
+        def bear_daemon(words: list[str], **named: Any) -> None:
             switch.pass_point()
             del named["check"], named["timeout"]
             with subprocess.Popen(words, **named):
                 switch.pass_point()  # it loads Python now, and goes on by itself
             switch.pass_point()
 
-        subprocess.run = bear_keeper  # type: ignore[assignment]  # as the deployer calls it
+        subprocess.run = bear_daemon  # type: ignore[assignment]  # as the deployer calls it
         operate(folder, holder, kinds, cheap)
         code = 0
     finally:
@@ -243,14 +250,14 @@ def watch(folder: Path, pid: int, seen: dict[str, float]) -> int:
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         ready = sum(one.state == "ready" for one in target.list(FLEET))
-        seen["least_ready"] = min(seen.get("least_ready", ready), ready)
+        seen["min_ready"] = min(seen.get("min_ready", ready), ready)
         if ended:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.01)
 
 
 def list_homes(folder: Path) -> set[Path]:
-    """Return every home that a keeper has ever run in."""
+    """Return every home that a daemon has ever run in."""
     return {path.parent for path in (folder / "local").glob(f"f-{FLEET}/i-*/{STATE}")}
 
 
@@ -277,8 +284,8 @@ def main(arguments: list[str]) -> None:
         if code:
             pid = fork_controller(folder, f"follows-{point}", kinds, cheap, 0)
             assert watch(folder, pid, seen) == 0
-        standings = deployer(folder, cheap).list(FLEET)
-        states = [one.state for one in standings]
+        statuses = deployer(folder, cheap).list(FLEET)
+        states = [one.state for one in statuses]
         half = [
             path.parent.name
             for path in (folder / "local").glob(f"f-{FLEET}/i-*/{ORDER}")
@@ -291,16 +298,16 @@ def main(arguments: list[str]) -> None:
             others=sum(state not in ("ready", "gone", "failed") for state in states),
             started=len(list_homes(folder) - before),
             half=half,
-            least_ready=seen["least_ready"],
+            min_ready=seen["min_ready"],
         )
     target = deployer(folder, KINDS[0])
     pids = [
         each
         for home in list_homes(folder)
-        for each in KeeperState.from_json((home / STATE).read_text()).processes
+        for each in DaemonState.from_json((home / STATE).read_text()).processes
     ]
-    for standing in target.list(FLEET):
-        target.stop(standing.handle, 2**31)
+    for status in target.list(FLEET):
+        target.stop(status.handle, 2**31)
     say(left=sum(process_start(p.pid) == p.start for p in pids))
 
 

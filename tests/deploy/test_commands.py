@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
-from atoll.deploy.commands.engines import (
+from atoll.deploy.commands.node_commands import (
     STAND_IN_LABEL,
     CommandSettings,
     ServiceWeights,
@@ -22,14 +22,14 @@ from atoll.deploy.commands.engines import (
     plan_commands,
     read_labels,
 )
-from atoll.deploy.commands.helpers import PrefillOffer
 from atoll.deploy.commands.paste import paste_lines
-from atoll.deploy.commands.stage import StageOrder
-from atoll.deploy.door import Labels
-from atoll.perf.engines import EngineLaunch
+from atoll.deploy.commands.prefill_helpers import PrefillOffer
+from atoll.deploy.commands.stage_node import StageOrder
+from atoll.deploy.target import Labels
+from atoll.engines.limits import EngineLaunch
 from atoll.plan.plan import Instance
-from atoll.runtime.join.command import read_command
-from atoll.runtime.join.options import JoinOptions
+from atoll.runtime.join.engine_command import read_command
+from atoll.runtime.join.join_options import JoinOptions
 from tests.runtime.local.test_placing import instance, plan
 
 HUB = ServiceWeights("hf://org/name", ("chat",))
@@ -151,7 +151,7 @@ def test_unlike_nodes_run_the_stage_engine_and_the_first_one_listens() -> None:
     launch = EngineLaunch(max_num_seqs=8)
     first, second = node_commands(made, HUB, FABRIC, labels=LABELS, launch=launch)
     for node, command in (("n0", first), ("n1", second)):
-        assert command.argv[:3] == ("python3", "-m", "atoll.deploy.commands.member")
+        assert command.argv[:3] == ("python3", "-m", "atoll.deploy.commands.instance_member")
         order = StageOrder.from_json(str(flag(command.argv, "--order")))
         assert (order.instance, order.launch, order.source) == (made, launch, "hf://org/name")
         assert flag(after(command.argv), "--node") == node
@@ -175,18 +175,22 @@ def test_the_simplest_engine_that_carries_the_instance() -> None:
     twins = instance([(0, 16), (16, 32), (16, 32)])
     mixed = on(instance([(0, 16), (16, 32)]), ["L4:1", "L40S:1"])
     gguf = ServiceWeights("/m/x.gguf", ("chat",))
-    assert choose_engine(one, HUB) == choose_engine(even, HUB) == "vllm"
-    assert choose_engine(twins, HUB) == choose_engine(mixed, HUB) == "atoll"
-    assert choose_engine(one, gguf) == "llamacpp"
-    assert choose_engine(even, gguf) == "atoll"
-    assert choose_engine(one, replace(HUB, engine="sglang")) == "sglang"
+
+    def chosen(made: Instance, weights: ServiceWeights) -> str:
+        return choose_engine(made, weights).name
+
+    assert chosen(one, HUB) == chosen(even, HUB) == "vllm"
+    assert chosen(twins, HUB) == chosen(mixed, HUB) == "atoll"
+    assert chosen(one, gguf) == "llamacpp"
+    assert chosen(even, gguf) == "atoll"
+    assert chosen(one, replace(HUB, engine="sglang")) == "sglang"
 
 
 def test_what_an_engine_cannot_carry_is_refused_with_a_way_out() -> None:
     mixed = on(instance([(0, 16), (16, 32)]), ["L4:1", "L40S:1"])
     with pytest.raises(InputError, match="mixes node types"):
         node_commands(mixed, replace(HUB, engine="vllm"), PLAIN)
-    with pytest.raises(InputError, match="sglang runs on one"):
+    with pytest.raises(InputError, match="SGLang runs on one"):
         node_commands(mixed, replace(HUB, engine="sglang"), PLAIN)
     with pytest.raises(InputError, match="needs a GGUF file"):
         node_commands(instance([(0, 32)]), replace(HUB, engine="llamacpp"), PLAIN)
@@ -206,7 +210,7 @@ def test_decode_listens_and_prefill_helps_it() -> None:
     (decode,) = node_commands(
         instance([(0, 32)], phase="decode"), HUB, settings, labels=labels, weight=0.5
     )
-    assert decode.argv[2] == "atoll.deploy.commands.member"
+    assert decode.argv[2] == "atoll.deploy.commands.instance_member"
     assert flag(decode.argv, "--pool") == "lab.chat"
     assert "--offer" not in decode.argv
     assert "join" in decode.argv
@@ -230,7 +234,7 @@ def test_sglang_and_llama_cpp_where_asked() -> None:
     assert sglang.argv[:3] == ("python3", "-m", "sglang.launch_server")
     assert flag(sglang.argv, "--port") == "{port}"
     (llama,) = node_commands(one, ServiceWeights("/m/x.gguf", ("chat",)), PLAIN)
-    assert llama.argv[:3] == ("python3", "-m", "atoll.runtime.adapters.llamacpp")
+    assert llama.argv[:3] == ("python3", "-m", "atoll.engines.llamacpp")
     assert flag(llama.argv, "--model") == "/m/x.gguf"
 
 
@@ -238,7 +242,7 @@ def test_weights_of_a_store_are_pulled_before_the_engine() -> None:
     stored = ServiceWeights("s3://models/qwen", ("chat",))
     (command,) = node_commands(instance([(0, 32)]), stored, replace(FABRIC, cache="/scratch"))
     inner = after(command.argv)
-    assert inner[:3] == ("python3", "-m", "atoll.deploy.commands.weights")
+    assert inner[:3] == ("python3", "-m", "atoll.deploy.commands.stored_weights")
     assert flag(inner, "--cache") == "/scratch"
     assert after(inner)[:3] == ("vllm", "serve", "{weights}")
     assert read_command(inner, port=9000).engine == "vllm"

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import AtollError, InputError, UsageError
-from atoll.deploy.commands import meeting, weights
-from atoll.deploy.commands.helpers import assemble_helpers, offer_of
+from atoll.deploy.commands import meeting, stored_weights
+from atoll.deploy.commands.instance_member import fill_in, read_peers
 from atoll.deploy.commands.meeting import (
     FabricMeeting,
     FolderMeeting,
@@ -28,12 +28,12 @@ from atoll.deploy.commands.meeting import (
     gather_members,
     own_address,
 )
-from atoll.deploy.commands.member import fill_in, read_peers
-from atoll.deploy.commands.stage import StageOrder, build_stage
-from atoll.deploy.commands.weights import pull_command, pull_weights
+from atoll.deploy.commands.prefill_helpers import assemble_helpers, offer_of
+from atoll.deploy.commands.stage_node import StageOrder, build_stage
+from atoll.deploy.commands.stored_weights import pull_command, pull_weights
 from atoll.engine.node import NodeConfig
-from atoll.perf.engines import EngineLaunch
-from atoll.runtime.instance.config import InstanceConfig
+from atoll.engines.limits import EngineLaunch
+from atoll.runtime.instance.instance_config import InstanceConfig
 from tests.runtime.join.live import world
 from tests.runtime.local.test_placing import instance
 
@@ -113,7 +113,13 @@ def test_the_command_gets_the_folder(tmp_path: Path) -> None:
     show = "import sys; print(open(sys.argv[1] + '/config.json').read())"
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "atoll.deploy.commands.weights", "--cache", str(tmp_path)),
+            *(
+                sys.executable,
+                "-m",
+                "atoll.deploy.commands.stored_weights",
+                "--cache",
+                str(tmp_path),
+            ),
             *("s3://bucket/qwen", "--", sys.executable, "-c", show, "{weights}"),
         ],
         env=dict(os.environ) | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
@@ -122,7 +128,7 @@ def test_the_command_gets_the_folder(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.strip() == "{}"
-    assert weights.main(["ftp://x/y", "--", "true"]) == 3
+    assert stored_weights.main(["ftp://x/y", "--", "true"]) == 3
 
 
 def test_members_meet_in_a_folder(tmp_path: Path) -> None:
@@ -158,53 +164,47 @@ def test_a_prefill_instance_is_known_again_from_what_its_nodes_say() -> None:
         offer_of(wide, wide.nodes[0])
 
 
-def test_helpers_are_found_in_a_folder_until_they_withdraw(tmp_path: Path) -> None:
-    async def meet() -> None:
-        helper, helped = FolderMeeting(tmp_path, "lab.p"), FolderMeeting(tmp_path, "lab.d")
-        assert await helped.helpers("lab.chat") == []
-        await helper.enter("n0", HERE, PoolWord("lab.chat", "words"))
-        assert await helped.helpers("lab.chat") == [PoolMember("n0", "words", HERE)]
-        assert await helped.helpers("lab.code") == []
-        await helper.withdraw()
-        assert await helped.helpers("lab.chat") == []
-        assert await helper.members() == {"n0": HERE}
-
-    asyncio.run(meet())
+async def test_helpers_are_found_in_a_folder_until_they_withdraw(tmp_path: Path) -> None:
+    helper, helped = FolderMeeting(tmp_path, "lab.p"), FolderMeeting(tmp_path, "lab.d")
+    assert await helped.helpers("lab.chat") == []
+    await helper.enter("n0", HERE, PoolWord("lab.chat", "words"))
+    assert await helped.helpers("lab.chat") == [PoolMember("n0", "words", HERE)]
+    assert await helped.helpers("lab.code") == []
+    await helper.withdraw()
+    assert await helped.helpers("lab.chat") == []
+    assert await helper.members() == {"n0": HERE}
 
 
-def test_members_meet_in_a_fabric_and_others_do_not_count(tmp_path: Path) -> None:
-    async def meet() -> None:
-        async with world(tmp_path) as made:
-            first = await FabricMeeting.connect(made.address, "lab.chat-0", "n0")
-            second = await FabricMeeting.connect(made.address, "lab.chat-0", "n1")
-            stranger = await FabricMeeting.connect(made.address, "lab.chat-1", "n1")
-            await first.enter("n0", HERE)
-            await stranger.enter("n1", HERE, PoolWord("lab.chat", "words"))
-            await second.enter("n1", THERE)
-            assert await gather_members(first, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
-            assert await gather_members(second, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
-            # Nodes that only meet get no requests.
-            met = [p for p in made.observer.peers() if meeting.MEETING in p.metadata.labels]
-            assert len(met) == 3
-            assert not any(peer.routable for peer in met)
-            # Whoever helps is seen by all, until it withdraws.
-            assert await second.helpers("lab.chat") == [PoolMember("n1", "words", HERE)]
-            await stranger.withdraw()
-            async with asyncio.timeout(60):
-                while await second.helpers("lab.chat"):
-                    await asyncio.sleep(0.02)
-            await first.leave()
+async def test_members_meet_in_a_fabric_and_others_do_not_count(tmp_path: Path) -> None:
+    async with world(tmp_path) as made:
+        first = await FabricMeeting.connect(made.address, "lab.chat-0", "n0")
+        second = await FabricMeeting.connect(made.address, "lab.chat-0", "n1")
+        stranger = await FabricMeeting.connect(made.address, "lab.chat-1", "n1")
+        await first.enter("n0", HERE)
+        await stranger.enter("n1", HERE, PoolWord("lab.chat", "words"))
+        await second.enter("n1", THERE)
+        assert await gather_members(first, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
+        assert await gather_members(second, ("n0", "n1"), 60.0) == {"n0": HERE, "n1": THERE}
+        # Nodes that only meet get no requests.
+        met = [p for p in made.observer.peers() if meeting.MEETING in p.metadata.labels]
+        assert len(met) == 3
+        assert not any(peer.routable for peer in met)
+        # Whoever helps is seen by all, until it withdraws.
+        assert await second.helpers("lab.chat") == [PoolMember("n1", "words", HERE)]
+        await stranger.withdraw()
+        async with asyncio.timeout(60):
+            while await second.helpers("lab.chat"):
+                await asyncio.sleep(0.02)
+        await first.leave()
 
-            async def gone() -> bool:
-                return "n0" not in await second.members()
+        async def gone() -> bool:
+            return "n0" not in await second.members()
 
-            async with asyncio.timeout(60):
-                while not await gone():
-                    await asyncio.sleep(0.02)
-            await second.leave()
-            await stranger.leave()
-
-    asyncio.run(meet())
+        async with asyncio.timeout(60):
+            while not await gone():
+                await asyncio.sleep(0.02)
+        await second.leave()
+        await stranger.leave()
 
 
 def test_addresses_go_where_the_command_says() -> None:
@@ -243,7 +243,7 @@ def test_followers_end_after_their_leader_though_all_are_told_at_once(tmp_path: 
     processes = [
         subprocess.Popen(
             [
-                *(sys.executable, "-m", "atoll.deploy.commands.member", "--meeting", "i"),
+                *(sys.executable, "-m", "atoll.deploy.commands.instance_member", "--meeting", "i"),
                 *("--node", node, "--nodes", "n0,n1", "--", sys.executable, "-c"),
                 *(textwrap.dedent(NODE), node, str(log), "{host:n0}"),
             ],
@@ -270,7 +270,7 @@ def test_a_command_ends_when_its_member_is_killed(tmp_path: Path) -> None:
     log.touch()
     member = subprocess.Popen(
         [
-            *(sys.executable, "-m", "atoll.deploy.commands.member", "--meeting", "i"),
+            *(sys.executable, "-m", "atoll.deploy.commands.instance_member", "--meeting", "i"),
             *("--node", "n1", "--nodes", "n1", "--", sys.executable, "-c"),
             *(textwrap.dedent(NODE), "n1", str(log), "{host:n1}"),
         ],
@@ -284,8 +284,8 @@ def test_a_command_ends_when_its_member_is_killed(tmp_path: Path) -> None:
     wait(lambda: log.read_text().endswith("n1 ended\n"))
 
 
-def wait(done: Callable[[], bool], most_s: float = 60.0) -> None:
-    until_s = time.monotonic() + most_s
+def wait(done: Callable[[], bool], max_s: float = 60.0) -> None:
+    until_s = time.monotonic() + max_s
     while not done():
         assert time.monotonic() < until_s, "it took too long"
         time.sleep(0.02)

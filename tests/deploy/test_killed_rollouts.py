@@ -40,5 +40,5 @@ def test_whenever_the_controller_is_killed_nothing_is_lost_or_started_twice(
         assert change["started"] == replaced, change
         assert change["half"] == [], change
         # The old plan serves all the time.
-        assert change["least_ready"] >= 2, change
+        assert change["min_ready"] >= 2, change
     assert last == {"left": 0}

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import yaml
 
-from atoll.catalog.catalog import Catalog
 from atoll.core.errors import MissingDependencyError
-from atoll.deploy.door import DeployError, Labels, NodeCommand, StartOrder
-from atoll.deploy.skypilot import SkyDeployer
-from atoll.deploy.skypilot_tasks import (
-    SkySettings,
-    check_task,
+from atoll.deploy.skypilot import (
+    SkyDeployer,
+    SkypilotSettings,
     format_tasks,
-    list_sky_offers,
     load_sky,
     name_cluster,
     read_refusal,
     write_task,
 )
+from atoll.deploy.target import DeployError, Labels, NodeCommand, StartOrder
 from tests.runtime.local.test_placing import instance
 
-SETTINGS = SkySettings(
+SETTINGS = SkypilotSettings(
     setup=("pip install vllm",), instead=(("gcp/us-central1", "L4:1"), ("aws/us-east-2", "L40S:1"))
 )
 
@@ -73,7 +70,7 @@ def test_a_task_asks_for_any_of_what_will_do_and_goes_down_when_idle() -> None:
     ]
     assert task["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
     assert task["num_nodes"] == 1
-    on_demand = write_task(order(market="on-demand"), SkySettings())
+    on_demand = write_task(order(market="on-demand"), SkypilotSettings(setup=()))
     assert [each["use_spot"] for each in on_demand["resources"]["any_of"]] == [False]
     assert "setup" not in on_demand
 
@@ -108,19 +105,6 @@ def test_names_are_short_and_nobody_elses() -> None:
     made = {name_cluster(labels(name)) for name in ("a/b", "a-b", "A-B", "x" * 200, "x" * 201)}
     assert len(made) == 5
     assert all(len(name) <= 50 and name.startswith("atoll-lab-one-") for name in made)
-
-
-def test_offers_come_from_the_catalogs_prices() -> None:
-    prices = Catalog.default().prices
-    row = next(row for row in prices if row.offered and row.spot_usd_per_hour and row.usd_per_hour)
-    offers = list_sky_offers(prices, [row.node_type], [row.place], 4)
-    assert {offer.market for offer in offers} == {"on-demand", "spot"}
-    assert all(offer.region == row.place and offer.available == 4 for offer in offers)
-    cheapest = prices.cheapest(row.place, row.node_type)
-    assert cheapest is not None
-    demanded = next(offer for offer in offers if offer.market == "on-demand")
-    assert demanded.usd_per_hour == cheapest.usd_per_hour
-    assert list_sky_offers(prices, ["NOTHING:1"], [row.place], 4) == ()
 
 
 class ResourcesUnavailableError(Exception):
@@ -163,6 +147,9 @@ class SmallSky:
         self.calls.append("exec")
         assert "kill -TERM" in task["run"]
         self.jobs[cluster_name].append({"job_id": 2, "job_name": task["name"], "status": "RUNNING"})
+
+    def tail_logs(self, name: str, job: None, *, output_stream: IO[str], **_: object) -> None:
+        output_stream.write(f"{name} began\n")
 
     def down(self, name: str) -> None:
         self.calls.append("down")
@@ -212,11 +199,12 @@ def test_what_fails_says_why_in_a_line() -> None:
 @pytest.mark.filterwarnings("ignore")  # the SDK's own
 def test_the_sdk_reads_the_task() -> None:
     try:
-        load_sky()
+        sky = load_sky()
     except MissingDependencyError:
         pytest.skip("SkyPilot is not installed: pip install skypilot")
-    check_task(write_task(order(("L40S:1", "L40S:1")), SETTINGS))
+    sky.Task.from_yaml_config(write_task(order(("L40S:1", "L40S:1")), SETTINGS))
     wrong = write_task(order(), SETTINGS)
     wrong["resources"]["any_of"][0]["no_such_field"] = 1
-    with pytest.raises(DeployError, match="SkyPilot"):
-        check_task(wrong)
+    with pytest.raises(Exception, match="no_such_field") as caught:
+        sky.Task.from_yaml_config(wrong)
+    assert "SkyPilot" in str(read_refusal(caught.value))

@@ -32,16 +32,16 @@ Json = dict[str, Any]
 
 @dataclass
 class MediaFleet:
-    """`atoll tasks serve`: where it answers, where its front does, and its processes."""
+    """`atoll tasks serve`: where it answers, where its graph server does, and its processes."""
 
     url: str
-    front: str
+    graph_server: str
     pid: int
     folder: Path
 
     def memory(self) -> dict[int, int]:
         """Return bytes of memory by process, of those that take in what clients send and work on it."""
-        from atoll.runtime.supervise.guard import descendants
+        from atoll.runtime.supervise.supervisor import descendants
 
         found = {}
         for pid in (self.pid, *descendants(self.pid)):
@@ -56,8 +56,8 @@ def need_weights() -> None:
     for package in ("torch", "transformers", "onnxruntime", "hibari", "PIL"):
         if find_spec(package) is None:
             pytest.skip(f"{package} is missing: needs the extras 'engine' and 'components'")
-    from atoll.components.registry import COMPONENTS
-    from atoll.components.weights import prefetch
+    from atoll.components.component_registry import COMPONENTS
+    from atoll.components.component_weights import prefetch
     from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
 
     try:

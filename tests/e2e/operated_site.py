@@ -58,13 +58,13 @@ class Site:
                 process.kill()
                 process.wait()
 
-    def standing(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         (found,) = json.loads(self.run("status", "lab", "--json"))
         operated: dict[str, Any] = found["operated"]
         return operated
 
     def ready(self) -> set[str]:
-        rows = self.standing()["instances"]
+        rows = self.status()["instances"]
         return {row["instance"] for row in rows if row["state"] == "ready"}
 
     def history(self) -> list[dict[str, Any]]:

@@ -111,9 +111,10 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     pytest.importorskip("xllamacpp", reason="needs the extra 'llamacpp'")
     pytest.importorskip("torch", reason="needs the extra 'engine'")
     from atoll.engine.weights.sources import DEFAULT_MODEL
-    from atoll.runtime.adapters.llamacpp import gguf_file
+    from atoll.engines.llamacpp import ENGINE as LLAMACPP
+    from atoll.runtime.endpoints.endpoint import gguf_file
 
-    weights = gguf_file(DEFAULT_MODEL)
+    weights = gguf_file(LLAMACPP, DEFAULT_MODEL)
     with sites("hub", "lausanne", "zurich") as at:
         fed = Federation(tmp_path_factory.mktemp("federation"), at)
         try:
@@ -168,7 +169,7 @@ def _bring_up(fed: Federation, weights: Path) -> None:
         [
             *(*ATOLL, "join", "--fabric", f"@{folder}/zurich.token", "--region", "ch-north"),
             *("--precision", "int4", "--"),
-            *(sys.executable, "-m", "atoll.runtime.adapters.llamacpp"),
+            *(sys.executable, "-m", "atoll.engines.llamacpp"),
             *("--model", str(weights), "--alias", MODEL, "--port", "{port}"),
         ],
     )

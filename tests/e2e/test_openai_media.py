@@ -16,7 +16,7 @@ from typing import Any
 import openai
 import pytest
 
-from atoll.cli.demo_speech import draw_circle
+from atoll.api.demo.asking import draw_circle
 from tests.e2e.media_fleet import (
     EMBEDDINGS,
     MODEL,
@@ -165,13 +165,13 @@ def what_is_used_is_in_the_ledger(fleet: MediaFleet, sound: bytes) -> None:
 
 
 async def _with_keys(fleet: MediaFleet, sound: bytes) -> None:
-    """Ask through a gateway with keys before the same front, and look at what it counted."""
+    """Ask through a gateway with keys before the same graph server, and look at what it counted."""
     import sqlalchemy as sa
 
     from atoll.runtime.accounts import schema
     from atoll.runtime.accounts.accounts import Accounts
+    from atoll.runtime.accounts.api_keys import NewKey
     from atoll.runtime.accounts.database import Database
-    from atoll.runtime.accounts.keys import NewKey
     from atoll.runtime.gateway.app import Gateway
     from atoll.runtime.gateway.settings import GatewaySettings
     from atoll.runtime.pool.member import Backend
@@ -183,7 +183,7 @@ async def _with_keys(fleet: MediaFleet, sound: bytes) -> None:
     text, _ = await database.create_key(NewKey.parse({"name": "n"}))
     await accounts.sync()
     pool = BackendPool()
-    pool.add(Backend(id="front", url=fleet.front, models=(MODEL,), kind="tasks"))
+    pool.add(Backend(id="graph-server", url=fleet.graph_server, models=(MODEL,), kind="tasks"))
     gateway = Gateway(pool, GatewaySettings(port=0), accounts=accounts)
     _, port = await gateway.start()
     rows: list[Any] = []

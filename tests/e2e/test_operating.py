@@ -17,7 +17,7 @@ from tests.e2e.operated_site import PATIENCE_S, Site, ask, processes_of, until
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 FLEET = """\
 name: lab
-models:
+services:
   chat: {model: llama-3.1-8b, ttft: 1500ms, tpot: 80ms, rate: 1/s, lengths: 512x128}
 pool:
   offers:
@@ -87,17 +87,17 @@ def live(site: Site, tiny: Path) -> None:
     # The next one takes over at once, and what was begun is not begun again.
     site.run("operate", "lab", "--yes", "--once")
     # (What was written down and not done when it was killed gets another name.)
-    standing = {
+    present = {
         row["instance"]
-        for row in site.standing()["instances"]
+        for row in site.status()["instances"]
         if row["state"] in ("starting", "ready")
     }
     planned = [event for event in site.history() if event["kind"] == "plan"][-1]
-    assert len(standing) == round(planned["usd_per_hour"] / 0.80) > len(first)
-    until(lambda: site.ready() == standing, "all of it ready")
+    assert len(present) == round(planned["usd_per_hour"] / 0.80) > len(first)
+    until(lambda: site.ready() == present, "all of it ready")
     wanted = site.ready()
     assert first < wanted
-    shown = site.standing()
+    shown = site.status()
     assert shown["errors"] == []
     assert ask(url) > 0
     # The gateway tells what it saw, and what was promised.
@@ -124,21 +124,21 @@ def live(site: Site, tiny: Path) -> None:
     # SIGTERM ends the controller and not the fleet.
     set_rate(site.folder, "4/s")
     with site.running("operate", "lab", "--yes", "--look", "1s") as controller:
-        until(lambda: site.standing()["controller"] is not None, "operated again")
+        until(lambda: site.status()["controller"] is not None, "operated again")
         controller.terminate()
         assert controller.wait(timeout=PATIENCE_S) == 0
     assert site.ready() == wanted
-    assert site.standing()["controller"] is None
+    assert site.status()["controller"] is None
 
     # A gateway that died is started anew where it was.
     record = json.loads((site.folder / "state" / "fleets" / "lab" / "fleet.json").read_text())
     os.kill(record["entrance"]["gateway"]["process"]["pid"], signal.SIGKILL)
-    until(lambda: "gateway has died" in str(site.standing()["errors"]), "seen to be dead")
+    until(lambda: "gateway has died" in str(site.status()["errors"]), "seen to be dead")
     site.run("operate", "lab", "--yes", "--once")
-    until(lambda: site.standing()["gateway"]["models"] == ["chat"], "told of the model")
+    until(lambda: site.status()["gateway"]["models"] == ["chat"], "told of the model")
     assert ask(url) > 0
 
     site.run("down", "lab", "--yes")
-    assert not site.standing()["up"]
+    assert not site.status()["up"]
     last = site.history()[-1]
     assert (last["kind"], last["text"]) == ("note", "taken down")

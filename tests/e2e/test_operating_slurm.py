@@ -15,7 +15,7 @@ from tests.e2e.operated_site import Site, ask, processes_of, until
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 FLEET = """\
 name: lab
-models:
+services:
   chat:
     {model: llama-3.1-8b, ttft: 1500ms, tpot: 80ms, rate: 1/s, lengths: 512x128, only: [L4]}
   mini:
@@ -61,7 +61,7 @@ def test_a_plan_over_slurm_and_this_machine(
     assert processes_of(tmp_path / "state") == []
     try:
         came = json.loads(site.run(*up, *stand_in, "--json").splitlines()[-1])
-        where = {row["target"]: row["service"] for row in site.standing()["instances"]}
+        where = {row["target"]: row["service"] for row in site.status()["instances"]}
         assert where == {"slurm": "chat", "local": "mini"}
         assert ask(came["url"], "chat") > 0
         assert ask(came["url"], "mini") > 0
@@ -80,7 +80,7 @@ def test_a_plan_over_slurm_and_this_machine(
         kept = before & site.ready()
         assert all(name.startswith("mini") for name in kept)
         assert kept
-        until(lambda: "chat" in site.standing()["gateway"]["models"], "announced")
+        until(lambda: "chat" in site.status()["gateway"]["models"], "announced")
         assert ask(came["url"], "chat") > 0
     finally:
         site.run("down", "lab", "--yes")

@@ -1,7 +1,7 @@
 """Executors of an any-to-any model are killed under load, and nobody notices (the benchmark, but smaller).
 
-Gateway, front, supervisor and executors are those that serve; the voice is a real one, other components are
-small, so that they are back soon.
+Gateway, graph server, supervisor and executors are those that serve; the voice is a real one, other
+components are small, so that they are back soon.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import pytest
 
 pytest.importorskip("hibari", reason="needs the extra 'components'")
 
-from atoll.cli.serving import fetch_components
-from atoll.runtime.front.config import FrontService
+from atoll.core.listener import Listener
+from atoll.runtime.graph_server.graph_config import GraphService
+from atoll.runtime.local.serving import fetch_components
 from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment
 from atoll.runtime.task_fleet.parts import TASKS
-from benchmarks.task_clients import KINDS
-from benchmarks.tasks_chaos import MODEL, chaos, make_orders
+from benchmarks.any_to_any.task_clients import KINDS
+from benchmarks.any_to_any.tasks_chaos import MODEL, chaos, make_orders
 from tests.e2e.small_parts import HERE
 
 KILLS = 10
@@ -30,7 +31,7 @@ def small_deployment() -> TaskDeployment:
     """Return two executors of each kind."""
     ear, scribe, eye = (f"{HERE}:Small{name}" for name in ("Ear", "Scribe", "Eye"))
     mind = f"{HERE}:SmallMind"
-    service = FrontService(
+    service = GraphService(
         name=MODEL,
         tasks={name: TASKS[name] for name in ("chat", "transcriptions", "speech")},
         options={"hear_encoder": ear, "hear_decoder": scribe, "see": eye, "think": mind},
@@ -52,7 +53,7 @@ def small_deployment() -> TaskDeployment:
 def test_ten_kills_change_no_answer_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     tasks = small_deployment()
-    fetch_components(tasks)
+    fetch_components(tasks, Listener())
     seen = asyncio.run(chaos(tasks, make_orders, kills=KILLS, seed=1, clients=3))
     assert seen.notes == []
     assert (seen.errors, seen.wrong_answers, seen.leaked_handles, seen.orphans) == (0, 0, 0, 0)

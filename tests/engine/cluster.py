@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.engine.engine_messages import Heartbeat, SchedulerHello
 from atoll.engine.kv import BlockPool
-from atoll.engine.messages import Heartbeat, SchedulerHello
+from atoll.engine.model_stage import StageModel
 from atoll.engine.node_core import CoreSettings, NodeCore
-from atoll.engine.routes import LayerRouter, NodeSpec, Router
+from atoll.engine.pipeline_routes import LayerRouter, NodeSpec, Router
 from atoll.engine.scheduler_core import (
     GenerateRequest,
     SchedulerCore,
     SchedulerSettings,
     TokenEvent,
 )
-from atoll.engine.stage import StageModel
 from tests.engine.memory_hub import MemoryHub
 
 

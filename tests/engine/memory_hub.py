@@ -6,8 +6,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from atoll.engine.engine_messages import Message
 from atoll.engine.frames import decode, encode
-from atoll.engine.messages import Message
 
 
 class MemoryHub:

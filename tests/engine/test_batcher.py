@@ -17,11 +17,11 @@ from atoll.engine.batcher import (
     ResidentSequence,
     pick,
 )
+from atoll.engine.engine_messages import Hop, OpenBody
 from atoll.engine.kv import BlockTable
-from atoll.engine.messages import Hop, OpenBody
 from atoll.engine.rows import RowSlice
 from atoll.routing.decisions import urgency
-from atoll.sim.options import ORDERS, SimOptions
+from atoll.sim.sim_options import ORDERS, SimOptions
 
 FIRST = Hop(node="a", endpoint="mem://a", start=0, end=2)
 SECOND = Hop(node="b", endpoint="mem://b", start=2, end=4)

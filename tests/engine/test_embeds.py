@@ -16,12 +16,13 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 import torch
 
 from atoll.core.errors import UsageError
+from atoll.core.request_parameters import SamplingParams
 from atoll.engine.embeds import PLACEHOLDER, PromptEmbeds, join_pieces
-from atoll.engine.errors import FrameError
+from atoll.engine.engine_errors import FrameError
+from atoll.engine.engine_messages import Hop, Open, OpenBody
 from atoll.engine.frames import decode, encode
-from atoll.engine.messages import Hop, Open, OpenBody, SamplingParams
 from atoll.engine.node_core import CoreSettings
-from atoll.engine.routes import SplitRouter
+from atoll.engine.pipeline_routes import SplitRouter
 from atoll.engine.scheduler_core import GenerateRequest
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS, Tiny

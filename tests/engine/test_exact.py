@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
+from atoll.core.request_parameters import SamplingParams
 from atoll.engine.batcher import MaxInFlight
-from atoll.engine.messages import Hop, PipelineRoute, SamplingParams
+from atoll.engine.engine_messages import Hop, PipelineRoute
 from atoll.engine.node_core import CoreSettings
-from atoll.engine.routes import RouteQuery, SplitRouter
+from atoll.engine.pipeline_routes import RouteQuery, SplitRouter
 from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import ARCHITECTURES, LAYERS, VOCABULARY

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
-from atoll.engine.messages import SamplingParams
-from atoll.engine.routes import SplitRouter
+from atoll.core.request_parameters import SamplingParams
+from atoll.engine.pipeline_routes import SplitRouter
 from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.engine.errors import FrameError
-from atoll.engine.frames import MAX_BODY_BYTES, VERSION, decode, encode
-from atoll.engine.messages import (
+from atoll.core.request_parameters import OutputFormat, SamplingParams
+from atoll.engine.engine_errors import FrameError
+from atoll.engine.engine_messages import (
     MAX_REPORTS,
     REPORT_COLUMNS,
     Activations,
@@ -26,17 +26,16 @@ from atoll.engine.messages import (
     Open,
     OpenBody,
     Opened,
-    OutputFormat,
     Release,
     Sampled,
     SampledBody,
-    SamplingParams,
     SchedulerHello,
     StepReport,
     Stop,
     Tokens,
     table_of,
 )
+from atoll.engine.frames import MAX_BODY_BYTES, VERSION, decode, encode
 
 HOP = Hop(node="n0", endpoint="tcp://127.0.0.1:5000", start=0, end=4)
 STATS = NodeStats(

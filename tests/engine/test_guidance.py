@@ -12,12 +12,13 @@ pytest.importorskip("llguidance", reason="needs the extra 'engine'")
 
 import torch
 
-from atoll.engine.errors import EngineError
+from atoll.core.request_parameters import OutputFormat, SamplingParams
+from atoll.engine.engine_errors import EngineError
+from atoll.engine.engine_messages import FINISH_CODES
 from atoll.engine.guidance import MatcherFactory, check_guide
 from atoll.engine.guide_trial import is_harmless
-from atoll.engine.messages import FINISH_CODES, OutputFormat, SamplingParams
-from atoll.engine.sampling import Sampler
 from atoll.engine.text import TextCodec
+from atoll.engine.token_sampling import Sampler
 from tests.engine.tokens import write_tokenizer
 
 pytestmark = pytest.mark.engine

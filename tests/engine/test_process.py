@@ -19,9 +19,9 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
 
 from atoll.core.errors import UsageError
-from atoll.engine.messages import OutputFormat, SamplingParams
+from atoll.core.request_parameters import OutputFormat, SamplingParams
 from atoll.engine.node import NodeReady
-from atoll.engine.routes import LayerRouter
+from atoll.engine.pipeline_routes import LayerRouter
 from atoll.engine.scheduler import GenerateRequest, NodeSpec, Scheduler, SchedulerSettings
 from tests.engine.models import LAYERS
 from tests.engine.test_exact import PROMPTS

@@ -11,9 +11,10 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 
 import torch
 
-from atoll.engine.messages import OutputFormat, ReadOrder, SamplingParams
-from atoll.engine.sampling import Sampler
+from atoll.core.request_parameters import OutputFormat, SamplingParams
+from atoll.engine.engine_messages import ReadOrder
 from atoll.engine.scheduler_core import GenerateRequest
+from atoll.engine.token_sampling import Sampler
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS, VOCABULARY
 
@@ -120,7 +121,7 @@ def test_the_longest_prompt_has_a_vector(tiny: Callable[[str], Any]) -> None:
     assert cluster.events["r0"][-1].reading is not None
 
 
-def test_answers_have_their_least_length(tiny: Callable[[str], Any]) -> None:
+def test_answers_have_their_min_length(tiny: Callable[[str], Any]) -> None:
     model = tiny("llama")
     prompt = PROMPTS[1]
     first = model.answer(prompt, 1)[0]

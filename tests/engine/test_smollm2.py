@@ -14,11 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from atoll.core.errors import AtollError
+from atoll.core.request_parameters import OutputFormat, SamplingParams
+from atoll.engine.engine_messages import ReadOrder
 from atoll.engine.guidance import MatcherFactory
-from atoll.engine.messages import OutputFormat, ReadOrder, SamplingParams
 from atoll.engine.node_core import CoreSettings
+from atoll.engine.pipeline_routes import SplitRouter
 from atoll.engine.prompts import chat_prompt
-from atoll.engine.routes import SplitRouter
 from atoll.engine.scheduler_core import GenerateRequest
 from atoll.engine.text import TextCodec
 from atoll.engine.weights.sources import DEFAULT_MODEL, resolve

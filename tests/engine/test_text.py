@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
 from atoll.core.errors import InputError
-from atoll.engine.errors import EngineError, TextTooLongError
+from atoll.engine.engine_errors import EngineError, TextTooLongError
 from atoll.engine.text import TextCodec
 from tests.engine.tokens import SPECIAL, write_tokenizer
 
@@ -116,19 +116,19 @@ def spy(codec: TextCodec, monkeypatch: pytest.MonkeyPatch) -> Spy:
 @given(st.text(max_size=200) | st.sampled_from([text * 20 for text in (*SPECIAL, "the", " w")]))
 def test_no_text_is_longer_than_its_tokens_allow(codec: TextCodec, text: str) -> None:
     tokens = len(codec.encode(text))
-    assert len(text) <= codec.most_chars(tokens)
+    assert len(text) <= codec.max_chars(tokens)
     # So that what fits is never refused.
-    assert len(codec.encode(text, most_tokens=tokens)) == tokens
+    assert len(codec.encode(text, max_tokens=tokens)) == tokens
 
 
 def test_what_cannot_fit_never_reaches_the_tokenizer(codec: TextCodec, spy: Spy) -> None:
-    text = "x" * (codec.most_chars(64) + 1)
+    text = "x" * (codec.max_chars(64) + 1)
     with pytest.raises(TextTooLongError, match="characters"):
-        codec.encode(text, most_tokens=64)
+        codec.encode(text, max_tokens=64)
     with pytest.raises(TextTooLongError, match="characters"):
-        codec.chat([{"role": "user", "content": text}], most_tokens=64)
+        codec.chat([{"role": "user", "content": text}], max_tokens=64)
     with pytest.raises(TextTooLongError, match="65 messages"):
-        codec.chat([{"role": "user", "content": ""}] * 65, most_tokens=64)
+        codec.chat([{"role": "user", "content": ""}] * 65, max_tokens=64)
     assert spy.seen == []
     assert len(codec.encode(text)) == len(text)
 
@@ -137,9 +137,9 @@ def test_what_does_not_fit_is_given_up_soon(codec: TextCodec, spy: Spy) -> None:
     # Short enough to fit if all of it were the longest token, which it is not.
     most = 100_000
     text = "".join(f"{number} " for number in range(200_000))
-    assert 8 * most < len(text) < codec.most_chars(most)
+    assert 8 * most < len(text) < codec.max_chars(most)
     with pytest.raises(TextTooLongError, match=f"more than {most} tokens"):
-        codec.encode(text, most_tokens=most)
+        codec.encode(text, max_tokens=most)
     assert sum(spy.seen) < 2 * most + 2 * max(spy.seen)
     assert max(spy.seen) <= 2**16
 
@@ -148,7 +148,7 @@ def test_a_long_text_has_the_tokens_of_its_parts(codec: TextCodec) -> None:
     part = "the words or the worst of them\n"
     assert codec.encode(part * 1000) == codec.encode(part) * 1000
     text = SPECIAL[1] * 200_000
-    assert codec.encode(text, most_tokens=200_000) == codec.encode(SPECIAL[1]) * 200_000
+    assert codec.encode(text, max_tokens=200_000) == codec.encode(SPECIAL[1]) * 200_000
 
 
 def test_other_threads_go_on_while_a_long_text_is_tokenised(codec: TextCodec) -> None:

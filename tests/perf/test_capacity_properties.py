@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase
+from atoll.engines.limits import HostTime
+from atoll.engines.profile import EngineProfile
 from atoll.perf.batch import Batch
 from atoll.perf.capacity import (
     CapacityModel,
@@ -22,9 +24,8 @@ from atoll.perf.capacity import (
     copy_node,
     table_of,
 )
-from atoll.perf.engines import EngineProfile, HostTime
 from atoll.perf.layers import splits_evenly, tp_sizes
-from atoll.perf.memory import MemoryModel
+from atoll.perf.memory_model import MemoryModel
 from atoll.perf.operators import Array
 from atoll.perf.step import AnalyticStepModel, Position, StepParts, analytic, range_counts
 from atoll.workload.lengths import BUILT_IN, LengthMix

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.core.ids import Phase
+from atoll.engines.limits import EngineLimits
+from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import CapacityModel, RoleLoad, capacity
-from atoll.perf.engines import EngineChoice, EngineLimits
 from atoll.perf.operators import Array
 from atoll.perf.step import Position, analytic
 from atoll.workload.lengths import BUILT_IN, LengthMix

@@ -14,7 +14,7 @@ from atoll.perf.batch import Batch
 from atoll.perf.constants import Tag
 from atoll.perf.energy import (
     dynamic_joules,
-    least_dynamic_joules,
+    min_dynamic_joules,
     power_model,
     step_joules,
     step_work,
@@ -122,7 +122,7 @@ def test_no_step_takes_less_per_token_than_the_least(
 ) -> None:
     spec = CATALOG.model(name).llm
     models = [analytic(spec, CATALOG.node(kind)) for kind in kinds]
-    least = least_dynamic_joules(models, 8192.0)
+    least = min_dynamic_joules(models, 8192.0)
     batch = Batch(prompts * length, prompts, 0.0, decodes, context)
     for model in models:
         # Split between any two, every part counts its own.

@@ -20,7 +20,7 @@ from atoll.perf.layers import (
     splits_evenly,
     tp_sizes,
 )
-from atoll.perf.memory import MemoryModel
+from atoll.perf.memory_model import MemoryModel
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.handover import kv_bytes, kv_bytes_by_layers
 from tests.perf.builders import BANDWIDTH, PEAK, constants, gpu, model, node, node_type, spec

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from atoll.catalog.transformer import MoeSpec, TransformerSpec
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
+from atoll.engines.limits import HostTime
+from atoll.engines.profile import EngineProfile
+from atoll.engines.table import profile_engine
 from atoll.perf.batch import Batch
 from atoll.perf.constants import OpClass, default_constants
-from atoll.perf.engines import EngineProfile, HostTime, engine
 from atoll.perf.layers import layer_kinds
 from atoll.perf.operators import Array
 from atoll.perf.step import (
@@ -298,7 +300,7 @@ def test_fused_sums_save_a_millisecond_or_two_on_blackwell() -> None:
         ("H200:2", 0.0, 0.0),
         ("B200:8", 0.0, 0.0),
     ):
-        profile = engine("vllm", node_type(machine).gpu)
+        profile = profile_engine("vllm", node_type(machine).gpu)
         apart = replace(profile, fuses_all_reduce=False)
         for batch in (Batch.decode(1, 1000), Batch.decode(64, 1000)):
             fused, plain = (
@@ -364,7 +366,7 @@ def test_a_backend_says_what_it_is() -> None:
     # The weakest ground comes first.
     assert own.provenance.startswith("proxy")
     assert own.node is node_type("L4:1")
-    assert own.engine == engine("vllm", own.node.gpu)
+    assert own.engine == profile_engine("vllm", own.node.gpu)
 
 
 def test_constants_and_engines_of_ones_own() -> None:

@@ -6,14 +6,14 @@ from functools import cache
 
 from atoll.core.ids import parse_node_type
 from atoll.plan.executor_use import executor_use
-from atoll.plan.files.fleet import parse_fleet
+from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem
 
 SCANS, SPOKEN, DRAWN = "image+text (scans)", "audio -> audio", "text -> image"
 FLEET = """\
 name: mixed
-models:
+services:
   omni:
     model: qwen2.5-omni-7b
     rate: 2/s

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.catalog.overlay import apply_overlay
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId
 from atoll.perf.capacity import RoleLoad, capacity_table, copy_node
 from atoll.perf.layers import tp_sizes
-from atoll.perf.memory import position_of
-from atoll.perf.mixed import MixedCapacityModel
+from atoll.perf.memory_model import position_of
+from atoll.perf.mixed_capacity import MixedCapacityModel
 from atoll.perf.queueing import load_within
 from atoll.perf.step import Position, analytic
 from atoll.plan.capacities import (

@@ -11,7 +11,7 @@ from atoll.plan.choice import NO_LEVEL, Choice, ModelMix, Variant, levels_of
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
-from atoll.plan.validate.choice import check_mixes
+from atoll.plan.validate.validate_choice import check_mixes
 from tests.plan.builders import problem, service
 
 ERRORS = {"a.small": 0.06, "a.large": 0.02, "shared.mid": 0.04}

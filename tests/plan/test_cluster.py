@@ -22,7 +22,7 @@ def speed(own: Cluster, src: str, dst: str) -> float | None:
     return None if link is None else link.bytes_per_s / 1e6
 
 
-def test_the_most_specific_rule_counts() -> None:
+def test_the_max_specific_rule_counts() -> None:
     own = cluster(
         links=(
             rule("a", "b", 1),

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
+from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
-from atoll.perf.engines import EngineChoice
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.cluster_profiles import (
     at,
-    most_layers,
+    max_layers,
     profile_tps,
     rates,
     service_profiles,
@@ -85,7 +85,7 @@ def test_what_a_service_may_not_stand_on_carries_nothing() -> None:
 def test_a_request_must_fit_beside_the_layers() -> None:
     own = cluster()
     small = profile(4, 100.0, kv_tokens=(900.0, 500.0, 223.0, 222.0))
-    assert most_layers(small, own, service()) == 3  # 90 % of 223 tokens are a request of 200
+    assert max_layers(small, own, service()) == 3  # 90 % of 223 tokens are a request of 200
     nothing = profile(1, 100.0, kv_tokens=(10.0,))
     tight = cluster(profiles={"chat": {"L4:1": nothing, "L40S:1": profile(16, 100.0)}})
     assert set(service_profiles(problem(cluster=tight), CATALOG, service())) == {"L40S:1"}

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase, RoleId
-from atoll.perf.engines import EngineLaunch, EngineLimits, HostTime
+from atoll.engines.limits import EngineLaunch, EngineLimits, HostTime
 from atoll.perf.step import Position
 from atoll.plan.capacities import memory_model, node_capacity
-from atoll.plan.files.fleet import parse_fleet
+from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, kv_dtype_of, with_kv_dtype
 
 FLEET = """
-models:
+services:
   chat: {{model: "{model}", ttft: 2s, tpot: 80ms, rate: 4/s, lengths: 512x128{engine}}}
   search: {{model: llama-3.1-8b, ttft: 2s, tpot: 80ms, rate: 1/s, lengths: 512x128}}
 pool: {{owned: {{here: {{"L40S:1": 4}}}}}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.plan.diff import diff
 from atoll.plan.plan import Instance, Plan
+from atoll.plan.plan_diff import diff
 from tests.plan import builders, graphs
 from tests.plan.builders import few
 

@@ -9,7 +9,7 @@ from atoll.plan.executor_use import ExecutorPlanUse, executor_use, pair_flows
 from atoll.plan.executors import node_work
 from atoll.plan.plan import Plan
 from atoll.plan.validate.check import validate
-from atoll.plan.validate.executors import executor_loads, machine_traffic
+from atoll.plan.validate.validate_executors import executor_loads, machine_traffic
 from tests.plan import builders, graphs
 
 ASKED, MADE = graphs.problem(), graphs.plan()

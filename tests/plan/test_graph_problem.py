@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.ids import Phase, RoleId, parse_role
-from atoll.plan.files.fleet import load_fleet
+from atoll.plan.files.fleet_file import load_fleet
 from atoll.plan.plan import Instance, Node, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem, Service
 from tests.plan.builders import problem as plain_problem
 from tests.plan.builders import service
-from tests.solve.cells.fleets import SPEAKING, fleet, seeing
+from tests.solve.graph.fleets import SPEAKING, fleet, seeing
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 HASHES = {
@@ -36,7 +36,7 @@ HASHES = {
 def test_problems_without_classes_are_what_they_were(name: str) -> None:
     problem = load_fleet(EXAMPLES / f"{name}.yaml", environ={})
     assert problem.content_hash() == HASHES[name]
-    assert not problem.has_graphs
+    assert not problem.graph_services
     written = json.dumps(json.loads(problem.to_json())["services"])
     assert not any(f'"{field}"' in written for field in ("classes", "paths", "rates"))
 
@@ -106,7 +106,7 @@ def test_classes_are_different_and_add_up() -> None:
 def test_a_plain_service_has_no_classes() -> None:
     own = service()
     assert (own.classes, own.paths, own.rates, own.is_graph) == ((), (), (), False)
-    assert not plain_problem().has_graphs
+    assert not plain_problem().graph_services
 
 
 # Roles of executors

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.overlay import apply_overlay
 from atoll.core.ids import Phase
-from atoll.perf.engines import engine
-from atoll.perf.memory import MemoryModel
+from atoll.engines.table import profile_engine
+from atoll.perf.memory_model import MemoryModel
 from atoll.perf.step import Position
 from atoll.plan.capacities import POSITIONS, node_capacity, role_table
 from atoll.plan.handover import (
@@ -60,7 +60,7 @@ def test_bytes_are_those_of_the_memory_model(name: str, tokens: float, data: st.
     spec = catalog().model(name).llm
     start = data.draw(st.integers(0, spec.layers - 1))
     end = data.draw(st.integers(start + 1, spec.layers))
-    memory = MemoryModel.of(spec, catalog().node("H100:1"), tp=1, engine=engine("vllm"))
+    memory = MemoryModel.of(spec, catalog().node("H100:1"), tp=1, engine=profile_engine("vllm"))
     exact = kv_bytes(spec, start, end, tokens)
     assert exact == pytest.approx(memory.kv_bytes_per_sequence(start, end, tokens))
     bound = kv_bytes_by_layers(spec, tokens)

@@ -14,8 +14,8 @@ from atoll.plan.power import (
     draw_of,
     guess_machine_w,
     kg_per_hour,
-    least_request_joules,
     machine_idle_w,
+    min_request_joules,
     power_of,
     usd_per_watt,
     weighted_usd,
@@ -121,9 +121,9 @@ def test_guesses_lie_between_waiting_and_the_limit() -> None:
         assert one.gpus * gpu.idle_w < guess_machine_w(asked, FACTS, one) <= one.gpus * gpu.limit_w
 
 
-def test_no_plan_works_below_the_least_joules_of_a_request() -> None:
+def test_no_plan_works_below_the_min_joules_of_a_request() -> None:
     asked, made = small()
     draw = draw_of(made, asked, FACTS)
     for one in asked.services:
         taken = sum(d.dynamic_w for d in draw.instances.values() if d.service == one.name)
-        assert taken >= one.rate_per_s * least_request_joules(asked, FACTS, one) > 0.0
+        assert taken >= one.rate_per_s * min_request_joules(asked, FACTS, one) > 0.0

@@ -241,7 +241,7 @@ def test_types_load_neither_numpy_nor_a_solver() -> None:
 
 def test_the_planner_loads_no_solver() -> None:
     code = (
-        "import sys, atoll.plan.files.fleet, atoll.plan.validate.check, atoll.solve.assembly\n"
+        "import sys, atoll.plan.files.fleet_file, atoll.plan.validate.check, atoll.solve.assembly\n"
         "heavy = ('numba', 'highspy', 'scipy', 'ortools')\n"
         "sys.exit(','.join(name for name in heavy if name in sys.modules) or None)"
     )

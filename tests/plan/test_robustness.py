@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from atoll.core.errors import AtollError
-from atoll.plan.files.fleet import parse_fleet
+from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.robustness import CertaintyLevel, RiskModel, Robustness
 
 FLEET = """\
-models:
+services:
   chat: {model: llama-3.1-8b, ttft: 1s, tpot: 60ms, rate: 3/s, lengths: 512x128}
 pool:
   offers: [{region: here, node_type: "L40S:1", available: 4, usd_per_hour: 1.86}]

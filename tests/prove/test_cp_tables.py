@@ -6,15 +6,16 @@ import math
 
 import pytest
 
-from atoll.plan.files.fleet import parse_fleet
+from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.prove.cp_tables import SimulatedLatency
-from atoll.prove.deadline import SimulationCutShortError
+from atoll.prove.simulation_deadline import SimulationCutShortError
+from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 
 FLEET = """
-models:
+services:
   chat: {model: llama-3.1-8b, rate: 4/s, ttft: 10s, tpot: 200ms, phases: together, lengths: 300x40}
 cluster:
   nodes: {here: {"A100-80:2": 1}}
@@ -24,7 +25,7 @@ cluster:
 
 def made() -> tuple[Plan, Problem]:
     problem = parse_fleet(FLEET)
-    return solve(problem, solver="memp"), problem
+    return solve(problem, PlanRequest(solver="memp")), problem
 
 
 def test_latencies_are_simulated_and_the_same_each_time() -> None:

@@ -8,8 +8,8 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Offer
 from atoll.prove.kept import kept_after_loss
 from atoll.prove.losses import BACK_S, reserves, single_losses, spot_losses
-from tests.prove.test_promise import CATALOG, FRESH, PROBLEM, kept
-from tests.prove.test_promise import solve as plan_for
+from tests.prove.test_rent_promises import CATALOG, FRESH, PROBLEM, kept
+from tests.prove.test_rent_promises import solve as plan_for
 
 
 @pytest.fixture(scope="module")

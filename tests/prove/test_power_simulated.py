@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.api.plan import FleetPlan
+from atoll.api.fleet_plan import FleetPlan
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.energy import dynamic_joules
 from atoll.perf.step import analytic
 from atoll.plan.footprint import PowerGrid
 from atoll.plan.power import draw_of
+from atoll.sim.sim_result import SimReport
 from atoll.solve.registry import solve
 from tests.solve.test_weighted import CATALOG, problem
 
@@ -22,6 +23,7 @@ def test_watts_are_those_of_simulated_steps() -> None:
     made = solve(asked)
     draw = draw_of(made, asked, CATALOG)
     report = FleetPlan.of(made, asked).simulate()
+    assert isinstance(report, SimReport)
     instances = {instance.id: instance for instance in made.instances}
     assert {node.instance for node in report.nodes} == set(instances)
     for node in report.nodes:

@@ -9,8 +9,8 @@ from atoll.catalog.catalog import Catalog
 from atoll.plan.problem import Lengths
 from atoll.plan.validate.check import validate
 from atoll.prove.rank import Simulated
-from atoll.solve.place.service import FlowEffort
-from atoll.solve.place.solver import solve
+from atoll.solve.place.place_service import FlowEffort
+from atoll.solve.place.place_solver import solve
 from atoll.workload.lengths import LengthMix
 from tests.plan.clusters import problem, service
 

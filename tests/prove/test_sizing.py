@@ -56,7 +56,7 @@ def test_services_that_fall_short_may_lose_less_and_never_more(
     assert max(before.values()) > 0.5
 
 
-def test_the_phase_that_loses_most_is_tightened() -> None:
+def test_the_phase_that_loses_max_is_tightened() -> None:
     late = Allowance(0.95)
     late.tighten(KeptShares(0.8, 0.8, 1.0), together=False)
     assert late.prompts.bad == 16.0

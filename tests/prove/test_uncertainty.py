@@ -6,7 +6,7 @@ import pytest
 
 from atoll.plan.plan import Plan
 from atoll.prove.uncertainty import _matters_most, judge_certainty
-from tests.prove.test_promise import CATALOG, CHAT, FRESH, PROBLEM, solve
+from tests.prove.test_rent_promises import CATALOG, CHAT, FRESH, PROBLEM, solve
 
 
 @pytest.fixture(scope="module")

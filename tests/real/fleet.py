@@ -265,7 +265,7 @@ class Fleet:
 def _command(engine: RealEngine, model: CountingModel) -> tuple[list[str], dict[str, str]]:
     """Return the command of an engine and what its environment needs."""
     if engine.name == "llamacpp":
-        module = (engine.python, "-m", "atoll.runtime.adapters.llamacpp")
+        module = (engine.python, "-m", "atoll.engines.llamacpp")
         return [*module, "--model", str(model.gguf), "--alias", MODEL, "--port", "{port}"], {}
     if engine.name == "sglang":
         return [

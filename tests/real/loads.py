@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 
 from atoll.fabric.identity.access import Access
-from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.peers import Load
 from atoll.fabric.registry.records import Metadata
 from atoll.fabric.transport.fabric import Fabric
 from tests.real.features import CHAT, COUNT, chat

@@ -1,8 +1,8 @@
-"""The best answer to small any-to-any programmes by trying all numbers of executors.
+"""The best answer to small any-to-any programs by trying all numbers of executors.
 
 A second formulation that shares nothing with the solver: whole numbers are listed, slices are laid into
 machines one by one, and requests go over explicit paths (an executor type for every part, chains checked path
-by path) in a linear programme of `scipy`.
+by path) in a linear program of `scipy`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import linprog
 
-from atoll.solve.cells.types import CellProgramme, ClassDemand
+from atoll.solve.graph.graph_types import ClassDemand, GraphProgram
 
 _SAME = 1e-7
 Counts = tuple[int, ...]
@@ -29,22 +29,22 @@ class Best:
     cost: float
 
 
-def count_candidates(programme: CellProgramme) -> int:
+def count_candidates(program: GraphProgram) -> int:
     """Return how many vectors of counts `solve` lists at most."""
     number = 1
-    for e, region in _units(programme):
-        number *= _most(programme, e, region) + 1
-    for standing in programme.standing:
+    for e, region in _units(program):
+        number *= _most(program, e, region) + 1
+    for standing in program.standing:
         number *= standing.count + 1
     return number
 
 
-def solve(programme: CellProgramme) -> Best:
+def solve(program: GraphProgram) -> Best:
     """Return the best of all; share 0 where nothing can be served."""
-    units = _units(programme)
-    costs = _list_costs(programme, units)
-    goal = programme.goal
-    paths = _list_paths(programme, units)
+    units = _units(program)
+    costs = _list_costs(program, units)
+    goal = program.goal
+    paths = _list_paths(program, units)
     cap = 1.0 if goal == "cost" else math.inf
     if goal == "cost":
         failed: list[np.ndarray] = []
@@ -52,12 +52,12 @@ def solve(programme: CellProgramme) -> Best:
             vector = np.array(total)
             if any((vector <= other).all() for other in failed):
                 continue
-            if _share(programme, paths, total, cap) >= 1.0 - _SAME:
+            if _share(program, paths, total, cap) >= 1.0 - _SAME:
                 return Best(1.0, usd)
             failed = [other for other in failed if not (other <= vector).all()] + [vector]
-        if programme.shortage == "fail":
+        if program.shortage == "fail":
             return Best(0.0, math.inf)
-    shares = {total: _share(programme, paths, total, cap) for total in _maximal(costs)}
+    shares = {total: _share(program, paths, total, cap) for total in _maximal(costs)}
     share = max(shares.values(), default=0.0)
     if share <= _SAME or goal == "most":
         return Best(share, math.inf)
@@ -66,34 +66,34 @@ def solve(programme: CellProgramme) -> Best:
         vector = np.array(total)
         if any((vector <= other).all() for other in failed):
             continue
-        if _share(programme, paths, total, cap) >= share * (1.0 - _SAME):
+        if _share(program, paths, total, cap) >= share * (1.0 - _SAME):
             return Best(share, usd)
         failed.append(vector)
     raise AssertionError("the largest share is reached by nothing")
 
 
-def _units(programme: CellProgramme) -> list[tuple[int, str]]:
+def _units(program: GraphProgram) -> list[tuple[int, str]]:
     """Return (type, region) that some request can visit: what idles does not dilute the share of spot."""
-    regions = sorted({machine.key[0] for machine in programme.machines})
+    regions = sorted({machine.key[0] for machine in program.machines})
     units = [
         (e, region)
-        for e in range(len(programme.executors))
+        for e in range(len(program.executors))
         for region in regions
-        if _most(programme, e, region) > 0
+        if _most(program, e, region) > 0
     ]
     able = [
         {
             (executor.service, name, part)
             for e, where in units
             if where == region
-            for executor in [programme.executors[e]]
+            for executor in [program.executors[e]]
             for name, part in executor.seconds
         }
         for region in regions
     ]
     visited = {
         (klass.service, klass.name, part, region)
-        for klass in programme.classes
+        for klass in program.classes
         if klass.rate_per_s > 0.0
         for region, runs in zip(regions, able, strict=True)
         for way in klass.ways
@@ -104,28 +104,28 @@ def _units(programme: CellProgramme) -> list[tuple[int, str]]:
         (e, region)
         for e, region in units
         if any(
-            (programme.executors[e].service, name, part, region) in visited
-            for name, part in programme.executors[e].seconds
+            (program.executors[e].service, name, part, region) in visited
+            for name, part in program.executors[e].seconds
         )
     ]
 
 
-def _most(programme: CellProgramme, e: int, region: str) -> int:
+def _most(program: GraphProgram, e: int, region: str) -> int:
     most = math.inf
-    for kind, count in programme.executors[e].uses:
+    for kind, count in program.executors[e].uses:
         room = sum(
             machine.available * (machine.gpus // int(kind.rsplit(":", 1)[1]))
-            for machine in _offering(programme, kind, region)
+            for machine in _offering(program, kind, region)
         )
         most = min(most, room // count)
     return int(most)
 
 
-def _offering(programme: CellProgramme, kind: str, region: str) -> list:  # type: ignore[type-arg]
+def _offering(program: GraphProgram, kind: str, region: str) -> list:  # type: ignore[type-arg]
     gpu, size = kind.rsplit(":", 1)
     return [
         machine
-        for machine in programme.machines
+        for machine in program.machines
         if machine.key[0] == region and machine.gpu == gpu and int(size) in machine.sizes
     ]
 
@@ -133,34 +133,34 @@ def _offering(programme: CellProgramme, kind: str, region: str) -> list:  # type
 # -------------------------------------------------------------------- machines
 
 
-def _list_costs(programme: CellProgramme, units: list[tuple[int, str]]) -> dict[Counts, float]:
+def _list_costs(program: GraphProgram, units: list[tuple[int, str]]) -> dict[Counts, float]:
     """Return the least cost by number of executors of each unit, where limits allow it at all."""
     costs: dict[Counts, float] = {}
     place = {unit: i for i, unit in enumerate(units)}
-    for kept in itertools.product(*(range(s.count + 1) for s in programme.standing)):
+    for kept in itertools.product(*(range(s.count + 1) for s in program.standing)):
         base = [0] * len(units)
-        held = [0] * len(programme.machines)
-        for number, standing in zip(kept, programme.standing, strict=True):
+        held = [0] * len(program.machines)
+        for number, standing in zip(kept, program.standing, strict=True):
             unit = (standing.executor, standing.offers[0][0])
             if unit not in place:
                 continue
             base[place[unit]] += number
-            kinds = [k for k, n in programme.executors[standing.executor].uses for _ in range(n)]
+            kinds = [k for k, n in program.executors[standing.executor].uses for _ in range(n)]
             for key, kind in zip(standing.offers, kinds, strict=True):
-                o = [machine.key for machine in programme.machines].index(key)
+                o = [machine.key for machine in program.machines].index(key)
                 held[o] += number * int(kind.rsplit(":", 1)[1])
-        for fresh in _count_up(programme, units):
-            usd = _cheapest(programme, units, fresh, tuple(held))
+        for fresh in _count_up(program, units):
+            usd = _cheapest(program, units, fresh, tuple(held))
             if usd < math.inf:
                 total = tuple(a + b for a, b in zip(base, fresh, strict=True))
                 costs[total] = min(usd, costs.get(total, math.inf))
     return costs
 
 
-def _count_up(programme: CellProgramme, units: list[tuple[int, str]]) -> Iterator[Counts]:
+def _count_up(program: GraphProgram, units: list[tuple[int, str]]) -> Iterator[Counts]:
     """List new executors whose GPUs are there, type by type and region by region."""
     room: dict[tuple[str, str], int] = {}
-    for machine in programme.machines:
+    for machine in program.machines:
         at = (machine.key[0], machine.gpu)
         room[at] = room.get(at, 0) + machine.available * machine.gpus
 
@@ -172,7 +172,7 @@ def _count_up(programme: CellProgramme, units: list[tuple[int, str]]) -> Iterato
         number, left = 0, dict(left)
         while True:
             yield from extend((*counts, number), left)
-            for kind, count in programme.executors[e].uses:
+            for kind, count in program.executors[e].uses:
                 gpu, size = kind.rsplit(":", 1)
                 left[region, gpu] -= int(size) * count
                 if left[region, gpu] < 0:
@@ -183,12 +183,12 @@ def _count_up(programme: CellProgramme, units: list[tuple[int, str]]) -> Iterato
 
 
 def _cheapest(
-    programme: CellProgramme, units: list[tuple[int, str]], fresh: Counts, held: Counts
+    program: GraphProgram, units: list[tuple[int, str]], fresh: Counts, held: Counts
 ) -> float:
     """Return the least rent and cost of starting over all ways to take the slices of offers."""
     slices: dict[tuple[str, str], int] = {}
     for (e, region), number in zip(units, fresh, strict=True):
-        for kind, count in programme.executors[e].uses:
+        for kind, count in program.executors[e].uses:
             if number * count:
                 slices[kind, region] = slices.get((kind, region), 0) + number * count
     options = [
@@ -198,19 +198,19 @@ def _cheapest(
             if sum(counts) == number
         ]
         for (kind, region), number in slices.items()
-        for offering in [_offering(programme, kind, region)]
+        for offering in [_offering(program, kind, region)]
     ]
     sizes = [int(kind.rsplit(":", 1)[1]) for kind, _ in slices]
     best = math.inf
     for choice in itertools.product(*options):
-        best = min(best, _price(programme, choice, sizes, held))
+        best = min(best, _price(program, choice, sizes, held))
     return best
 
 
-def _price(programme: CellProgramme, choice: tuple, sizes: list[int], held: Counts) -> float:  # type: ignore[type-arg]
+def _price(program: GraphProgram, choice: tuple, sizes: list[int], held: Counts) -> float:  # type: ignore[type-arg]
     rent = start = 0.0
     machines = spot = used = 0
-    for o, machine in enumerate(programme.machines):
+    for o, machine in enumerate(program.machines):
         mine = [
             size
             for size, taken in zip(sizes, choice, strict=True)
@@ -228,13 +228,13 @@ def _price(programme: CellProgramme, choice: tuple, sizes: list[int], held: Coun
         used += gpus
         spot += gpus if machine.key[2] == "spot" else 0
     limits = (
-        (programme.budget_usd_per_hour, rent),
-        (programme.most_machines, machines),
-        (None if programme.spot_share is None else programme.spot_share * used, spot),
+        (program.budget_usd_per_hour, rent),
+        (program.max_machines, machines),
+        (None if program.spot_share is None else program.spot_share * used, spot),
     )
     if any(limit is not None and value > limit + 1e-9 for limit, value in limits):
         return math.inf
-    return rent + programme.init_penalty * start
+    return rent + program.init_penalty * start
 
 
 def _pack(sizes: list[int], held: int, gpus: int) -> int:
@@ -257,18 +257,18 @@ _Path = tuple[int, dict[int, float]]
 """Which class, and the seconds of every unit that a request takes."""
 
 
-def _list_paths(programme: CellProgramme, units: list[tuple[int, str]]) -> list[_Path]:
+def _list_paths(program: GraphProgram, units: list[tuple[int, str]]) -> list[_Path]:
     paths = []
     regions = sorted({region for _, region in units})
-    for t, klass in enumerate(programme.classes):
+    for t, klass in enumerate(program.classes):
         for way in klass.ways:
             for region in regions:
-                paths += list(_paths_of(programme, units, t, klass, tuple(way), region))
+                paths += list(_paths_of(program, units, t, klass, tuple(way), region))
     return paths
 
 
 def _paths_of(
-    programme: CellProgramme,
+    program: GraphProgram,
     units: list[tuple[int, str]],
     t: int,
     klass: ClassDemand,
@@ -280,15 +280,15 @@ def _paths_of(
             j
             for j, (e, where) in enumerate(units)
             if where == region
-            and programme.executors[e].service == klass.service
-            and (klass.name, part) in programme.executors[e].seconds
+            and program.executors[e].service == klass.service
+            and (klass.name, part) in program.executors[e].seconds
         ]
         for part in way
     ]
     for chosen in itertools.product(*able):
         at = dict(zip(way, chosen, strict=True))
         late = {
-            part: programme.executors[units[j][0]].latency_s.get((klass.name, part), 0.0)
+            part: program.executors[units[j][0]].latency_s.get((klass.name, part), 0.0)
             for part, j in at.items()
         }
         if any(
@@ -299,18 +299,18 @@ def _paths_of(
             continue
         takes: dict[int, float] = {}
         for part, j in at.items():
-            seconds = programme.executors[units[j][0]].seconds[klass.name, part]
+            seconds = program.executors[units[j][0]].seconds[klass.name, part]
             takes[j] = takes.get(j, 0.0) + seconds
         yield t, takes
 
 
-def _share(programme: CellProgramme, paths: list[_Path], total: Counts, cap: float) -> float:
+def _share(program: GraphProgram, paths: list[_Path], total: Counts, cap: float) -> float:
     """Return the largest common (or priority-weighed) share of demand that so many executors serve."""
-    asked = [t for t, klass in enumerate(programme.classes) if klass.rate_per_s > 0.0]
+    asked = [t for t, klass in enumerate(program.classes) if klass.rate_per_s > 0.0]
     mine = [path for path in paths if all(total[j] for j in path[1]) and path[0] in asked]
-    weighed = programme.goal == "cost" and programme.shortage == "priority"
+    weighed = program.goal == "cost" and program.shortage == "priority"
     number = len(asked) if weighed else 1
-    weights = [programme.classes[t].priority for t in asked] if weighed else [1.0]
+    weights = [program.classes[t].priority for t in asked] if weighed else [1.0]
     cost = np.zeros(number + len(mine))
     cost[:number] = -np.array(weights) / sum(weights)
     upper = np.zeros((len(total), len(cost)))
@@ -320,7 +320,7 @@ def _share(programme: CellProgramme, paths: list[_Path], total: Counts, cap: flo
             upper[j, number + k] = seconds
         equal[asked.index(t), number + k] = 1.0
     for i, t in enumerate(asked):
-        equal[i, i if weighed else 0] = -programme.classes[t].rate_per_s
+        equal[i, i if weighed else 0] = -program.classes[t].rate_per_s
     bounds = [(0.0, None if math.isinf(cap) else cap)] * number + [(0.0, None)] * len(mine)
     result = linprog(
         cost,
@@ -346,34 +346,34 @@ def _maximal(costs: dict[Counts, float]) -> list[Counts]:
 # -------------------------------------------------------------------- machines with NICs
 
 
-def solve_boxes(programme: CellProgramme) -> Best:
+def solve_boxes(program: GraphProgram) -> Best:
     """Return the best with NICs, by trying all machines with all executors in them.
 
     Requests go over paths of executors in machines; what they carry from one machine to another takes the
     NICs of both. Types on one slice only, without starts and shares of spot.
     """
-    offers = [_offer_choices(programme, o) for o in range(len(programme.machines))]
+    offers = [_offer_choices(program, o) for o in range(len(program.machines))]
     tried: list[tuple[float, tuple[tuple[int, dict[int, int]], ...]]] = []
     for choice in itertools.product(*offers):
         boxes = tuple((o, box) for o, each in enumerate(choice) for box in each)
-        rent = sum(programme.machines[o].usd_per_hour for o, _ in boxes)
-        budget, most = programme.budget_usd_per_hour, programme.most_machines
+        rent = sum(program.machines[o].usd_per_hour for o, _ in boxes)
+        budget, most = program.budget_usd_per_hour, program.max_machines
         if (budget is None or rent <= budget + 1e-9) and (most is None or len(boxes) <= most):
             tried.append((rent, boxes))
     tried.sort(key=lambda item: item[0])
-    cap = 1.0 if programme.goal == "cost" else math.inf
-    shares = [_box_share(programme, boxes, cap) for _, boxes in tried]
+    cap = 1.0 if program.goal == "cost" else math.inf
+    shares = [_box_share(program, boxes, cap) for _, boxes in tried]
     best = max(shares)
     cost = next(usd for (usd, _), s in zip(tried, shares, strict=True) if s >= best * (1 - _SAME))
     return Best(best, cost)
 
 
-def _offer_choices(programme: CellProgramme, o: int) -> list[tuple[dict[int, int], ...]]:
+def _offer_choices(program: GraphProgram, o: int) -> list[tuple[dict[int, int], ...]]:
     """List sets of machines of an offer, each full of executors."""
-    machine = programme.machines[o]
+    machine = program.machines[o]
     fitting = [
         (e, int(executor.uses[0][0].rsplit(":", 1)[1]))
-        for e, executor in enumerate(programme.executors)
+        for e, executor in enumerate(program.executors)
         if executor.uses[0][0].rsplit(":", 1)[0] == machine.gpu
         and int(executor.uses[0][0].rsplit(":", 1)[1]) in machine.sizes
     ]
@@ -390,44 +390,42 @@ def _offer_choices(programme: CellProgramme, o: int) -> list[tuple[dict[int, int
 
 
 def _box_share(
-    programme: CellProgramme, boxes: tuple[tuple[int, dict[int, int]], ...], cap: float
+    program: GraphProgram, boxes: tuple[tuple[int, dict[int, int]], ...], cap: float
 ) -> float:
     places = [(b, e) for b, (_, inside) in enumerate(boxes) for e in inside]
     rows: dict[tuple[str, int, int], int] = {(("work"), b, e): i for i, (b, e) in enumerate(places)}
     limit = [float(boxes[b][1][e]) for b, e in places]
     for b, (o, _) in enumerate(boxes):
-        nic = programme.machines[o].nic_bytes_per_s
+        nic = program.machines[o].nic_bytes_per_s
         if nic < math.inf:
             for side in ("out", "in"):
                 rows[side, b, 0] = len(limit)
                 limit.append(1.0)
     columns: list[tuple[int, dict[int, float]]] = []
-    for t, klass in enumerate(programme.classes):
+    for t, klass in enumerate(program.classes):
         for way in klass.ways:
             able = [
                 [
                     (b, e)
                     for b, e in places
-                    if programme.executors[e].service == klass.service
-                    and (klass.name, part) in programme.executors[e].seconds
+                    if program.executors[e].service == klass.service
+                    and (klass.name, part) in program.executors[e].seconds
                 ]
                 for part in way
             ]
             for chosen in itertools.product(*able):
-                takes = _box_path(
-                    programme, boxes, klass, dict(zip(way, chosen, strict=True)), rows
-                )
+                takes = _box_path(program, boxes, klass, dict(zip(way, chosen, strict=True)), rows)
                 if takes is not None:
                     columns.append((t, takes))
     cost = np.zeros(1 + len(columns))
     cost[0] = -1.0
     upper = np.zeros((len(limit), len(cost)))
-    equal = np.zeros((len(programme.classes), len(cost)))
+    equal = np.zeros((len(program.classes), len(cost)))
     for k, (t, takes) in enumerate(columns):
         for row, value in takes.items():
             upper[row, 1 + k] = value
         equal[t, 1 + k] = 1.0
-    for t, klass in enumerate(programme.classes):
+    for t, klass in enumerate(program.classes):
         equal[t, 0] = -klass.rate_per_s
     result = linprog(
         cost,
@@ -442,19 +440,19 @@ def _box_share(
 
 
 def _box_path(
-    programme: CellProgramme,
+    program: GraphProgram,
     boxes: tuple[tuple[int, dict[int, int]], ...],
     klass: ClassDemand,
     at: dict[str, tuple[int, int]],
     rows: dict[tuple[str, int, int], int],
 ) -> dict[int, float] | None:
     """Return what a path takes of executors and NICs, None where it breaks a chain or leaves its region."""
-    if len({programme.machines[boxes[b][0]].key[0] for b, _ in at.values()}) > 1:
+    if len({program.machines[boxes[b][0]].key[0] for b, _ in at.values()}) > 1:
         return None
     for chain in klass.chains:
         if chain.first in at and chain.second in at:
             late = sum(
-                programme.executors[at[part][1]].latency_s.get((klass.name, part), 0.0)
+                program.executors[at[part][1]].latency_s.get((klass.name, part), 0.0)
                 for part in (chain.first, chain.second)
             )
             if late > chain.budget_s + 1e-9:
@@ -462,12 +460,12 @@ def _box_path(
     takes: dict[int, float] = {}
     for part, (b, e) in at.items():
         row = rows["work", b, e]
-        takes[row] = takes.get(row, 0.0) + programme.executors[e].seconds[klass.name, part]
+        takes[row] = takes.get(row, 0.0) + program.executors[e].seconds[klass.name, part]
     for (part, after), size in klass.bytes_between.items():
         if part in at and after in at and at[part][0] != at[after][0]:
             for side, (b, _) in (("out", at[part]), ("in", at[after])):
                 if (side, b, 0) in rows:
-                    nic = programme.machines[boxes[b][0]].nic_bytes_per_s
+                    nic = program.machines[boxes[b][0]].nic_bytes_per_s
                     row = rows[side, b, 0]
                     takes[row] = takes.get(row, 0.0) + size / nic
     return takes

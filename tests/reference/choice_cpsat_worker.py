@@ -13,7 +13,7 @@ from typing import Any
 GRID = 100_000
 
 
-def solve(case: dict[str, Any], work: float) -> float | None:  # noqa: C901 - one programme
+def solve(case: dict[str, Any], work: float) -> float | None:  # noqa: C901 - one program
     """Return the least cost, inf where nothing is possible, None without a proof with so much work."""
     from ortools.sat.python import cp_model
 

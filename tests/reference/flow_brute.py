@@ -1,4 +1,4 @@
-"""The best placement of a small cluster by trying all of them: what search and programmes are checked with.
+"""The best placement of a small cluster by trying all of them: what search and programs are checked with.
 
 Placements are listed node by node. A branch ends where the layers that still lack capacity for more than
 the best flow found need more work than the nodes left could do: no placement beyond it can be better. Of
@@ -13,8 +13,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from atoll.solve.array_types import Floats, Ints
 from atoll.solve.place.evaluate import max_flow
-from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement, PlacementResult
+from atoll.solve.place.flow_instance import FlowInstance, Placement, PlacementResult
 
 _BATCH = 64
 _SAME = 1e-7
@@ -87,7 +88,7 @@ def brute(instance: FlowInstance, *, above: float = 0.0) -> PlacementResult:
         [(0, 0)]
         + [
             (s, s + j)
-            for j in range(1, min(int(instance.most[i]), layers) + 1)
+            for j in range(1, min(int(instance.max_layers[i]), layers) + 1)
             for s in range(layers - j + 1)
             if instance.rate[i, j] > 0.0
         ]

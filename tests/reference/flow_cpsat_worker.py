@@ -1,4 +1,4 @@
-"""A process that solves one integer programme with CP-SAT: JSON on stdin, JSON on stdout."""
+"""A process that solves one integer program with CP-SAT: JSON on stdin, JSON on stdout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def solve(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Read one programme, write one answer; exit code 6 if ortools is not installed."""
+    """Read one program, write one answer; exit code 6 if ortools is not installed."""
     request = json.loads(sys.stdin.read(256 * 2**20))
     try:
         answer = solve(request)

@@ -1,4 +1,4 @@
-"""The cheapest plan of a small problem by one integer programme, written from the problem.
+"""The cheapest plan of a small problem by one integer program, written from the problem.
 
 Shares no code with the solvers: `plan.capacities` says what nodes carry, `plan.handover` where KV may go.
 With every layout of at most `max_nodes_per_instance` nodes worth having (`rent_layouts`), for services m,
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type
-from atoll.perf.memory import position_of
+from atoll.perf.memory_model import position_of
 from atoll.plan.capacities import node_capacity
 from atoll.plan.handover import cut_sizes, handover
 from atoll.plan.plan import Instance
@@ -49,7 +49,7 @@ Terms = Mapping[int, float]
 STANDS = 1e-4
 """Share of its demand that a service must get to count as served at all."""
 _EXACT = 2e-6
-"""What rounding may leave of a row of the programme, whose rows are of the order of 1."""
+"""What rounding may leave of a row of the program, whose rows are of the order of 1."""
 _WHOLE = 1e-4
 _HAIR = 1e-7
 """Share of what is asked for that rounding may cost."""
@@ -57,7 +57,7 @@ _HAIR = 1e-7
 
 @dataclass(frozen=True)
 class Optimum:
-    """What the programme found: the value, what is proven of it, and the plan in words.
+    """What the program found: the value, what is proven of it, and the plan in words.
 
     `value` is None where there is no answer (`proved`: because there is none). `bound` is never worse than
     the true optimum: below the least cost, above the largest share. `values` are those of the variables.
@@ -72,8 +72,8 @@ class Optimum:
 
 
 @dataclass
-class _Programme:
-    """A mixed-integer programme in the making."""
+class _Program:
+    """A mixed-integer program in the making."""
 
     low: list[float] = field(default_factory=list)
     high: list[float] = field(default_factory=list)
@@ -146,15 +146,15 @@ class _Column:
 
 
 class RentReference:
-    """The programme of one problem; ask it for the least cost or the most that can be served."""
+    """The program of one problem; ask it for the least cost or the most that can be served."""
 
     def __init__(self, problem: Problem, catalog: Catalog, *, time_limit_s: float = 60.0) -> None:
         self.problem, self.catalog, self.time_limit_s = problem, catalog, time_limit_s
-        self.programme = _Programme()
+        self.program = _Program()
         self.cost: dict[int, float] = defaultdict(float)
         self.columns: list[_Column] = []
         self.machines = {
-            offer.key: self.programme.variable(offer.available, whole=True)
+            offer.key: self.program.variable(offer.available, whole=True)
             for offer in problem.offers
         }
         self.wanted = [s for s in problem.services if s.demand_per_s > 0.0]
@@ -180,7 +180,7 @@ class RentReference:
                     self._slices(region, kind) // count for kind, count in Counter(kinds).items()
                 )
                 if most > 0:
-                    variable = self.programme.variable(most, whole=True)
+                    variable = self.program.variable(most, whole=True)
                     column = _Column(role, region, kinds, throughput, variable)
                     self.columns.append(column)
 
@@ -206,7 +206,7 @@ class RentReference:
         throughput = own_throughput(problem, self.catalog, instance)
         if throughput > 0.0:
             kinds = tuple(sorted(node.kind for node in instance.nodes))
-            variable = self.programme.variable(1.0, whole=True)
+            variable = self.program.variable(1.0, whole=True)
             self.columns.append(
                 _Column(
                     instance.role_id, instance.region, kinds, throughput, variable, running=instance
@@ -216,7 +216,7 @@ class RentReference:
     # What it takes.
 
     def _rent(self) -> None:
-        problem, programme = self.problem, self.programme
+        problem, program = self.problem, self.program
         self.slices: dict[tuple[str, str, str], dict[int, int]] = {}
         sources: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
         cuts = cut_sizes(problem, self.catalog)
@@ -225,7 +225,7 @@ class RentReference:
             new: dict[int, int] = {}
             for size in cuts[offer.key]:
                 most = offer.available * (offer.gpus // size)
-                new[size] = programme.variable(most, whole=True)
+                new[size] = program.variable(most, whole=True)
                 sources[offer.region, format_node_type(gpu, size)][new[size]] = -1.0
                 penalty = problem.settings.init_penalty * offer.usd_per_hour * size / offer.gpus
                 self.cost[new[size]] += penalty
@@ -236,10 +236,10 @@ class RentReference:
                 for kind, count in Counter(column.kinds).items():
                     sources[column.region, kind][column.variable] = float(count)
         for terms in sources.values():
-            programme.row(terms, 0.0, 0.0)
+            program.row(terms, 0.0, 0.0)
         for offer in problem.offers:
             used = self._gpus(offer)
-            programme.row({**used, self.machines[offer.key]: -float(offer.gpus)}, high=0.0)
+            program.row({**used, self.machines[offer.key]: -float(offer.gpus)}, high=0.0)
 
     def _gpus(self, offer: Offer) -> dict[int, float]:
         """GPUs of an offer in use, as terms: new slices and those of running instances that stay."""
@@ -260,7 +260,7 @@ class RentReference:
 
     def _serve(self, service: Service) -> dict[int, float]:
         """Add the ways of a service's requests; returns their shares as terms."""
-        programme, regions = self.programme, self.problem.regions
+        program, regions = self.program, self.problem.regions
         names = {role.phase: role for role in service.roles}
         shares: dict[int, float] = {}
         prefilled: dict[str, dict[int, float]] = defaultdict(dict)
@@ -269,7 +269,7 @@ class RentReference:
             moving = handover(self.problem, self.catalog, service)
             assert moving is not None
             for g, h in sorted({(g, g) for g in regions} | moving.pairs):
-                way = programme.variable(1.0)
+                way = program.variable(1.0)
                 shares[way] = prefilled[g][way] = decoded[h][way] = 1.0
                 if g != h:
                     per_s = service.demand_per_s * moving.bytes_per_request
@@ -279,10 +279,10 @@ class RentReference:
                 self._cover(names[Phase.DECODE], g, decoded[g])
         if Phase.BOTH in names:
             for g in regions:
-                way = programme.variable(1.0)
+                way = program.variable(1.0)
                 shares[way] = 1.0
                 self._cover(names[Phase.BOTH], g, {way: 1.0})
-        programme.row(shares, high=1.0)
+        program.row(shares, high=1.0)
         return shares
 
     def _cover(self, role: RoleId, region: str, ways: Terms) -> None:
@@ -293,55 +293,55 @@ class RentReference:
             if column.role == role and column.region == region:
                 # No more than all requests come: what an instance could do beyond is nothing.
                 terms[column.variable] = -min(1.0, column.throughput / demand)
-        self.programme.row(terms, high=0.0)
+        self.program.row(terms, high=0.0)
 
     def _links(self) -> None:
         links = self.catalog.links
         for (g, h), terms in sorted(self.crossing.items()):
             limit = links.between(g, h).bandwidth_bytes_per_s
-            self.programme.row({way: size / limit for way, size in terms.items()}, high=1.0)
+            self.program.row({way: size / limit for way, size in terms.items()}, high=1.0)
 
     # What may not be exceeded.
 
     def _limits(self) -> None:
-        problem, programme = self.problem, self.programme
+        problem, program = self.problem, self.program
         limits = problem.limits
         rent = {self.machines[o.key]: o.usd_per_hour for o in problem.offers}
         if limits.budget_usd_per_hour is not None:
             scale = max(1.0, limits.budget_usd_per_hour)
             terms = {column: usd / scale for column, usd in rent.items()}
-            programme.row(terms, high=limits.budget_usd_per_hour / scale)
+            program.row(terms, high=limits.budget_usd_per_hour / scale)
         if limits.max_nodes is not None:
-            programme.row(dict.fromkeys(rent, 1.0), high=float(limits.max_nodes))
+            program.row(dict.fromkeys(rent, 1.0), high=float(limits.max_nodes))
         if limits.spot_share is not None:
             share: dict[int, float] = defaultdict(float)
             for offer in problem.offers:
                 for column, gpus in self._gpus(offer).items():
                     share[column] += gpus * ((offer.market == "spot") - limits.spot_share)
-            programme.row(share, high=0.0)
+            program.row(share, high=0.0)
 
     def _spread(self) -> None:
         spread = self.problem.limits.spread
         if spread < 2:
             return
-        programme = self.programme
+        program = self.program
         for role in sorted({column.role for column in self.columns}, key=str):
             own = [column for column in self.columns if column.role == role]
-            stands = programme.variable(1.0, whole=True)
+            stands = program.variable(1.0, whole=True)
             regions: dict[int, float] = {}
             for region in sorted({column.region for column in own}):
-                here = programme.variable(1.0, whole=True)
+                here = program.variable(1.0, whole=True)
                 regions[here] = 1.0
                 there = {c.variable: -1.0 for c in own if c.region == region}
-                programme.row({here: 1.0, **there}, high=0.0)
+                program.row({here: 1.0, **there}, high=0.0)
             for column in own:
-                most = programme.high[column.variable]
-                programme.row({column.variable: 1.0, stands: -most}, high=0.0)
-            programme.row({**regions, stands: -float(spread)}, low=0.0)
+                most = program.high[column.variable]
+                program.row({column.variable: 1.0, stands: -most}, high=0.0)
+            program.row({**regions, stands: -float(spread)}, low=0.0)
 
     # Questions.
 
-    def least_cost(self, served: Mapping[str, float] | None = None) -> Optimum:
+    def min_cost(self, served: Mapping[str, float] | None = None) -> Optimum:
         """Return the least cost of serving at least these shares, by service; all of everything if None."""
         asked = served or {service.name: 1.0 for service in self.wanted}
         rows = [
@@ -357,7 +357,7 @@ class RentReference:
         rows = [({**self.shares[name], common: -1.0}, 0.0, np.inf) for name in names]
         return self._ask({common: -1.0}, rows, -1.0)
 
-    def most_weighted(self) -> Optimum:
+    def max_weighted(self) -> Optimum:
         """Return the largest mean share, services weighing what their priority says."""
         total = sum(service.priority for service in self.wanted)
         terms: dict[int, float] = {}
@@ -366,7 +366,7 @@ class RentReference:
                 terms[way] = -service.priority / total
         return self._ask(terms, [], -1.0)
 
-    def most_standing(self) -> Optimum:
+    def max_standing(self) -> Optimum:
         """Return how many services can get something at once."""
         rows = []
         for service, flag in self._flags.items():
@@ -375,14 +375,14 @@ class RentReference:
 
     @cached_property
     def _common(self) -> int:
-        return self.programme.variable(1.0)
+        return self.program.variable(1.0)
 
     @cached_property
     def _flags(self) -> dict[str, int]:
-        return {s.name: self.programme.variable(1.0, whole=True) for s in self.wanted}
+        return {s.name: self.program.variable(1.0, whole=True) for s in self.wanted}
 
     def _ask(self, cost: Terms, rows: Sequence[tuple[Terms, float, float]], sign: float) -> Optimum:
-        value, bound, proved, x = self.programme.minimise(cost, rows, self.time_limit_s)
+        value, bound, proved, x = self.program.minimise(cost, rows, self.time_limit_s)
         if value is None:
             return Optimum(None, None if bound is None else sign * bound, proved)
         limit = value if bound is None else bound

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.catalog.catalog import Catalog
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.core.ids import RoleId, parse_node_type
 from atoll.plan.capacities import NodeSource, node_source, role_table
 from atoll.plan.handover import cut_sizes
@@ -73,7 +73,7 @@ def rates_by_kind(problem: Problem, catalog: Catalog, role: RoleId) -> dict[str,
 
 def best_cuts(
     tables: Mapping[str, Floats],
-    most_nodes: int,
+    max_nodes: int,
     memory_bytes: Mapping[str, float],
     memory_limit: float,
 ) -> dict[Kinds, Cut]:
@@ -82,7 +82,7 @@ def best_cuts(
     Of several nodes those count that have no more than `memory_limit` bytes together; one node always does.
     """
     cuts: dict[Kinds, Cut] = {}
-    for size in range(1, most_nodes + 1):
+    for size in range(1, max_nodes + 1):
         for kinds in itertools.combinations_with_replacement(sorted(tables), size):
             if size > 1 and sum(memory_bytes[kind] for kind in kinds) > memory_limit:
                 continue
@@ -116,10 +116,10 @@ def worth_having(cuts: Mapping[Kinds, Cut]) -> dict[Kinds, Cut]:
 def best_cut(tables: Mapping[str, Floats], kinds: Kinds) -> Cut:
     """Return the best layout of one multiset of kinds."""
     first = next(iter(tables.values()))
-    most_stages, layers = first.shape[1], first.shape[2] - 1
+    max_stages, layers = first.shape[1], first.shape[2] - 1
     side_by_side = sum(float(tables[kind][_WHOLE, 0, layers]) for kind in kinds)
     best = Cut((kinds,), (layers,), side_by_side)
-    for stages in range(2, min(len(kinds), most_stages, layers) + 1):
+    for stages in range(2, min(len(kinds), max_stages, layers) + 1):
         for groups in ordered_partitions(kinds, stages):
             rates = [
                 _stage_rates(tables, group, stages, place) for place, group in enumerate(groups)

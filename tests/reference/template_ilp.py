@@ -1,4 +1,4 @@
-"""The paper's integer programme for one template, as a reference to check the exact search against.
+"""The paper's integer program for one template, as a reference to check the exact search against.
 
 For a multiset of nodes k and S stages (Coral 4.2), with stage s at position p(s) = first, middle, last:
 
@@ -35,7 +35,7 @@ Solver = Callable[["StageProgram", float], int]
 
 @dataclass(frozen=True)
 class StageProgram:
-    """One integer programme: `rates[s, k, j]` of node k holding j layers in stage s."""
+    """One integer program: `rates[s, k, j]` of node k holding j layers in stage s."""
 
     rates: Rates
 
@@ -61,7 +61,7 @@ class StageProgram:
 
 
 def stage_program(tables: RoleTables, nodes: Sequence[int], stages: int) -> StageProgram:
-    """Return the programme for a multiset of node types (indices) cut into `stages` stages."""
+    """Return the program for a multiset of node types (indices) cut into `stages` stages."""
     if not 1 <= stages <= min(len(nodes), tables.rates.shape[0], tables.layers):
         raise UsageError(f"{stages} stages for {len(nodes)} nodes", field="stages")
     positions = [0] if stages == 1 else [0, *([1] * (stages - 2)), 2]
@@ -133,7 +133,7 @@ def _rows(program: StageProgram) -> _Rows:
 
 
 def highs(program: StageProgram, time_limit_s: float) -> int:
-    """Solve with HiGHS through scipy; a programme without a layout gives 0."""
+    """Solve with HiGHS through scipy; a program without a layout gives 0."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array

@@ -83,7 +83,7 @@ def reference(asked: Problem) -> RentReference:
 
 
 def cost(asked: Problem) -> float | None:
-    found = reference(asked).least_cost()
+    found = reference(asked).min_cost()
     assert found.proved
     return found.value
 
@@ -171,10 +171,10 @@ def test_as_many_machines_as_the_rate_takes(factor: float, machines: int) -> Non
 def test_all_that_can_be_served_where_machines_run_out() -> None:
     asked = problem(with_rate(4.0), offers=[offer(available=3)])
     found = reference(asked)
-    assert found.least_cost().value is None
+    assert found.min_cost().value is None
     assert found.most_common().value == pytest.approx(0.75)
-    assert found.most_weighted().value == pytest.approx(0.75)
-    assert found.least_cost({"chat": 0.5}).value == pytest.approx(4.0)
+    assert found.max_weighted().value == pytest.approx(0.75)
+    assert found.min_cost({"chat": 0.5}).value == pytest.approx(4.0)
 
 
 def test_the_cheaper_market_first() -> None:
@@ -275,7 +275,7 @@ def test_spread_puts_every_role_in_two_regions() -> None:
     asked = problem(service(rate=0.1), offers=offers, limits=Limits(spread=2))
     assert cost(asked) == pytest.approx(5.0)
     lone = problem(service(rate=0.1), offers=[offer()], limits=Limits(spread=2))
-    assert reference(lone).most_standing().value == pytest.approx(0.0)
+    assert reference(lone).max_standing().value == pytest.approx(0.0)
 
 
 def test_as_many_services_as_can_stand() -> None:
@@ -283,7 +283,7 @@ def test_as_many_services_as_can_stand() -> None:
     asked = problem(*(service(n, rate=0.1) for n in names), offers=[offer(available=2)])
     found = reference(asked)
     assert found.most_common().value == pytest.approx(0.0)
-    assert found.most_standing().value == pytest.approx(2.0)
+    assert found.max_standing().value == pytest.approx(2.0)
     assert found.most_common(["one", "three"]).value == pytest.approx(1.0)
 
 

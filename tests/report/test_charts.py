@@ -10,7 +10,7 @@ import pytest
 
 from atoll.cli import main as cli
 from atoll.core.errors import InputError, MissingDependencyError, UsageError
-from atoll.perf.curves import Picture, PlotLine
+from atoll.perf.step_curves import Picture, PlotLine
 from atoll.report.charts import draw_picture, save
 
 PNG = b"\x89PNG\r\n\x1a\n"

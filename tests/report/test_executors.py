@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from atoll.core.errors import UsageError
-from atoll.plan.diff import diff
 from atoll.plan.executor_use import ExecutorPlanUse, PartUse, executor_use
 from atoll.plan.plan import Plan
+from atoll.plan.plan_diff import diff
 from atoll.plan.problem import Problem
-from atoll.report.diff import render_diff_fragment
-from atoll.report.explanation import draw_explanation, render_explanation_fragment
+from atoll.report.diff_report import render_diff_fragment
+from atoll.report.explanation_report import draw_explanation, render_explanation_fragment
 from atoll.report.plan import machines_svg, rented_page
 from atoll.report.plan.executor_tables import list_services
 from atoll.report.plan.machines_svg import MachinesDrawing, draw_machines
@@ -26,7 +26,7 @@ from atoll.report.plan.show import (
     render_plan_page,
     render_plan_svg,
 )
-from atoll.solve.explain.explanation import FITS, DeployedWay, Explanation, PartFit
+from atoll.solve.explain.plan_explanation import FITS, DeployedWay, Explanation, PartFit
 from tests.plan import builders, graphs
 from tests.plan.builders import few
 from tests.report.test_pages import HARMLESS, HOSTILE, Elements
@@ -159,7 +159,7 @@ def test_arrows_tell_requests_and_bytes_where_they_leave_a_machine() -> None:
 
 
 def test_only_the_largest_arrows_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines_svg, "MOST_ARROWS", 1)
+    monkeypatch.setattr(machines_svg, "MAX_ARROWS", 1)
     picture = drawn()
     assert picture.left_out == 1
     assert picture.arrows[0].label.text.startswith("0.6/s")

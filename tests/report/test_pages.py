@@ -16,11 +16,11 @@ from rich.console import Console
 
 from atoll.core.errors import UsageError
 from atoll.plan.cluster import Cluster
-from atoll.plan.diff import diff
 from atoll.plan.plan import KeptPromise, Plan
+from atoll.plan.plan_diff import diff
 from atoll.plan.problem import Problem
-from atoll.report.diff import draw_diff, render_diff_fragment
-from atoll.report.explanation import draw_explanation, render_explanation_fragment
+from atoll.report.diff_report import draw_diff, render_diff_fragment
+from atoll.report.explanation_report import draw_explanation, render_explanation_fragment
 from atoll.report.plan.layout_svg import PlacedText
 from atoll.report.plan.show import (
     draw_plan,
@@ -32,8 +32,8 @@ from atoll.report.promises import draw_verdicts, judge_plan, judge_run
 from atoll.report.render import render_fragment, render_page
 from atoll.report.simulation.page import render_simulation_fragment, render_simulation_page
 from atoll.report.simulation.plots_svg import map_heat, plot_distributions, plot_over_time
-from atoll.report.simulation.tables import draw_simulation
-from atoll.sim.result import (
+from atoll.report.simulation.simulation_tables import draw_simulation
+from atoll.sim.sim_result import (
     InstanceSummary,
     NodeSummary,
     RequestColumns,
@@ -43,7 +43,7 @@ from atoll.sim.result import (
     TimeSeries,
 )
 from atoll.solve.comparison import Compared
-from atoll.solve.explain.explanation import (
+from atoll.solve.explain.plan_explanation import (
     Constraint,
     Explanation,
     ExtraNodes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.plan.footprint import PowerUse
-from atoll.report.plan.power import describe_power
+from atoll.report.plan.rented_tables import describe_power
 
 
 @pytest.mark.parametrize(

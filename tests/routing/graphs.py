@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from atoll.plan.plan import Flow, Instance, Node
-from atoll.routing.tables import RouteTables
+from atoll.routing.route_tables import RouteTables
 
 
 def instance(

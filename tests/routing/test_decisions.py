@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from atoll.core.compiling import entry
 from atoll.routing import compiled, decisions
 from atoll.routing.decisions import Flags, Floats, Ints
-from atoll.routing.pipelines import random_state
+from atoll.routing.graph_router import random_state
 from atoll.routing.policies import POLICIES
-from atoll.routing.tables import RouteTables
+from atoll.routing.route_tables import RouteTables
 from tests.routing.graphs import graphs, layered
 
 _EDGES = "int64[::1], int64[::1], float64[::1], int64[::1], float64[::1]"
@@ -300,7 +300,7 @@ def test_swarm_shares_requests_by_speed() -> None:
     assert picks.count(1) == pytest.approx(400, abs=2)
 
 
-def test_shortest_queue_and_least_load_look_at_different_things() -> None:
+def test_shortest_queue_and_min_load_look_at_different_things() -> None:
     tables = layered([[[1.0, 1.0]], [[1.0], [1.0]]])
     state = State(tables)
     state.queue[1:3] = 4, 2
@@ -319,7 +319,7 @@ def test_a_node_is_full_by_what_its_requests_are_expected_to_need() -> None:
 
 
 def test_the_gateway_needs_no_numba() -> None:
-    modules = "decisions, tables, pipelines, instances, reweight, policies"
+    modules = "decisions, route_tables, pipeline_router, instances, reweight, policies"
     code = f"import sys; from atoll.routing import {modules}; print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

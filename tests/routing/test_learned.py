@@ -142,7 +142,7 @@ def capacity(replicas: Sequence[Replica]) -> float:
     return sum(1 / r.beside_s for r in replicas) / WORK
 
 
-def least_running(replicas: list[Replica], _chance: float) -> int:
+def min_running(replicas: list[Replica], _chance: float) -> int:
     return min(range(len(replicas)), key=lambda i: replicas[i].running)
 
 
@@ -162,7 +162,7 @@ def test_unequal_replicas_get_the_best_split(times: float, load: float, batching
     # Of a split between the fast and the slow; 10 % of what the fast should have.
     assert sum(found.shares[:2]) == pytest.approx(sum(best[:2]), rel=0.10)
     assert abs(found.shares[0] - found.shares[1]) < 0.05
-    for other in (least_running, two_choices):
+    for other in (min_running, two_choices):
         theirs = simulate(unequal(times, batching), rate, other)
         # Where speeds are close the others are nearly as good; nowhere are they better.
         assert found.seconds_per_work < theirs.seconds_per_work * 1.03
@@ -270,7 +270,7 @@ def test_whatever_is_seen_times_stay_sane(seen: list[tuple[float, float, float]]
 
 
 def test_the_longest_known_beginning_counts() -> None:
-    affinity = Affinity(most=3)
+    affinity = Affinity(max_conversations=3)
     first = chain("m", ["system", "question"])
     longer = chain("m", ["system", "question", "answer", "more"])
     assert longer[:2] == first

@@ -14,10 +14,10 @@ import pytest
 from atoll.core.errors import InputError
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
+from atoll.fabric.registry.peers import Peer
 from atoll.fabric.registry.records import Metadata, NodeService, SessionState
-from atoll.fabric.transport.peers import Peer
-from atoll.fabric.tunnel.server import IncomingCall
-from atoll.runtime.accounts.keys import ApiKey, NewKey, make_key, matches, read_bearer
+from atoll.fabric.tunnel.tunnel_server import IncomingCall
+from atoll.runtime.accounts.api_keys import ApiKey, NewKey, make_key, matches, read_bearer
 from atoll.runtime.federation.members import Members
 from atoll.runtime.federation.upstreams import FarUpstreamPool, _elsewhere, probe
 from atoll.runtime.gateway.settings import GatewayLimits
@@ -264,7 +264,7 @@ def test_a_key_is_compared_in_a_time_that_tells_nothing(monkeypatch: pytest.Monk
         compared.append((len(one), len(two)))
         return real(one, two)
 
-    monkeypatch.setattr("atoll.runtime.accounts.keys.hmac.compare_digest", spy)
+    monkeypatch.setattr("atoll.runtime.accounts.api_keys.hmac.compare_digest", spy)
     given = read_bearer(b"Bearer " + text.encode())
     wrong = read_bearer(b"Bearer " + text[:-1].encode() + (b"a" if text[-1] != "a" else b"b"))
     assert given is not None

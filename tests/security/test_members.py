@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import is_loopback
 from atoll.fabric.registry.effects import Pull, Verify
-from atoll.fabric.registry.exchange import one_of
-from atoll.fabric.registry.load import Load, decode_load, encode_load
+from atoll.fabric.registry.fabric_registry import Registry
+from atoll.fabric.registry.peers import Load, decode_load, encode_load
 from atoll.fabric.registry.records import (
     Metadata,
     Record,
@@ -25,10 +25,10 @@ from atoll.fabric.registry.records import (
     decode_metadata,
     encode_metadata,
 )
-from atoll.fabric.registry.registry import Registry
 from atoll.fabric.registry.sync import SyncRequest, encode_message
+from atoll.fabric.registry.sync_exchange import one_of
+from atoll.fabric.transport.fabric import Quota
 from atoll.fabric.transport.link import FabricLink
-from atoll.fabric.transport.quota import Quota
 from tests.fabric.transport.site import SETTINGS, ListLog, Site, until
 
 

@@ -18,8 +18,8 @@ from atoll.cli import gateway as command
 from atoll.core.errors import UsageError
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
+from atoll.fabric.transport.fabric_settings import FabricSettings
 from atoll.fabric.transport.link import FabricLink, UnreachableError
-from atoll.fabric.transport.settings import FabricSettings
 from tests.fabric.transport.site import free_port
 
 _SETTINGS = FabricSettings(connect_s=0.5)

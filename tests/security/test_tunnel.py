@@ -11,7 +11,7 @@ import pytest
 
 from atoll.fabric.tunnel import handshake
 from atoll.fabric.tunnel.channel import Channel, PacketCipher
-from atoll.fabric.tunnel.frames import (
+from atoll.fabric.tunnel.tunnel_frames import (
     DATA,
     PACKET,
     AnswerHead,
@@ -20,8 +20,8 @@ from atoll.fabric.tunnel.frames import (
     decode_answer,
     encode,
 )
-from atoll.fabric.tunnel.server import IncomingCall
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_server import IncomingCall
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 from tests.fabric.tunnel.harness import Log, Pair, echo, paced, request, run
 
 SETTINGS = TunnelSettings()
@@ -75,7 +75,7 @@ def test_a_channel_that_cannot_be_is_refused_and_calls_hear_of_it(
                 patch.setattr(handshake, "Welcome", forged)
                 return welcome(*args)
 
-        monkeypatch.setattr("atoll.fabric.tunnel.server.welcome", lie)
+        monkeypatch.setattr("atoll.fabric.tunnel.tunnel_server.welcome", lie)
         if number >= 2**64:
             # Not even the forger can write it down.
             with pytest.raises(OverflowError):

@@ -12,8 +12,8 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Problem
 from atoll.routing.pacing import PacedNode, round_seconds
 from atoll.sim.api import simulate
-from atoll.sim.build import build
-from atoll.sim.options import Pacing, SimOptions
+from atoll.sim.sim_build import build
+from atoll.sim.sim_options import Pacing, SimOptions
 from atoll.workload.lengths import LengthMix
 from atoll.workload.requests import Requests
 from tests.sim.builders import CATALOG, placed, planned, problem, service

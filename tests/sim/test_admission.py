@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from atoll.engines.limits import EngineLimits
 from atoll.perf.batch import Batch
-from atoll.perf.engines import EngineLimits
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.sim.api import simulate
-from atoll.sim.arrays import Sim
-from atoll.sim.build import build
-from atoll.sim.kernel import table_of
-from atoll.sim.loop import run
-from atoll.sim.options import Order, SimOptions
-from atoll.sim.result import SimReport
+from atoll.sim.event_loop import run
+from atoll.sim.sim_arrays import Sim
+from atoll.sim.sim_build import build
+from atoll.sim.sim_kernel import table_of
+from atoll.sim.sim_options import Order, SimOptions
+from atoll.sim.sim_result import SimReport
 from atoll.workload.requests import PrefixBlocks, Requests
 from tests.sim.builders import (
     CATALOG,
@@ -179,7 +179,7 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     assert found.requests.ttft_s[1] == pytest.approx(512 * TOKEN_S, rel=1e-6)
 
 
-def test_what_has_no_room_is_forgotten_the_least_recently_used_first() -> None:
+def test_what_has_no_room_is_forgotten_the_min_recently_used_first() -> None:
     # Room for five blocks of 100: two prompts of two, and one token each.
     own, plan = _one_node(500.0)
     blocks = [[1, 2], [3, 4], [5, 6], [1, 2], [5, 6]]

@@ -7,7 +7,7 @@ import pytest
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.sim.api import simulate
-from atoll.sim.options import SimComponent, SimOptions
+from atoll.sim.sim_options import SimComponent, SimOptions
 from atoll.workload.requests import Requests
 from tests.sim.builders import CATALOG, problem, requests, whole
 

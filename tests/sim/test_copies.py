@@ -8,8 +8,8 @@ import pytest
 from atoll.core.ids import Phase
 from atoll.plan.plan import Plan
 from atoll.sim.api import simulate
-from atoll.sim.options import Failure, SimOptions
-from atoll.sim.result import SimReport
+from atoll.sim.sim_options import Failure, SimOptions
+from atoll.sim.sim_result import SimReport
 from tests.sim.builders import CATALOG, placed, planned, poisson, problem, requests
 
 OWN = problem(nodes=("L40S:1", "L40S:8"))

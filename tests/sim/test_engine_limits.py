@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from atoll.engines.limits import EngineLimits, HostTime
 from atoll.perf.batch import Batch
 from atoll.perf.constants import default_constants, sample_constants
-from atoll.perf.engines import EngineLimits, HostTime
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.problem import Problem
 from atoll.sim.api import simulate
-from atoll.sim.options import SimOptions
+from atoll.sim.sim_options import SimOptions
 from atoll.workload.requests import PrefixBlocks
 from tests.sim.builders import CATALOG, problem, requests, whole
 

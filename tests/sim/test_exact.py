@@ -7,7 +7,7 @@ import pytest
 from atoll.perf.batch import Batch
 from atoll.perf.step import analytic, step_seconds
 from atoll.sim.api import simulate
-from atoll.sim.options import SimOptions
+from atoll.sim.sim_options import SimOptions
 from tests.sim.builders import (
     CATALOG,
     cluster_plan,

@@ -19,11 +19,11 @@ from atoll.plan.handover import kv_bytes, transfer_s
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.problem import Problem
 from atoll.sim.api import simulate
-from atoll.sim.build import build
-from atoll.sim.kernel import table_of
-from atoll.sim.links import link_names
-from atoll.sim.loop import run
-from atoll.sim.options import Epoch, Failure, SimOptions
+from atoll.sim.event_loop import run
+from atoll.sim.sim_build import build
+from atoll.sim.sim_kernel import table_of
+from atoll.sim.sim_links import link_names
+from atoll.sim.sim_options import Epoch, Failure, SimOptions
 from atoll.workload.requests import Requests
 from tests.sim.builders import (
     CATALOG,

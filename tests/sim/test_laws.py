@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from atoll.core.ids import Phase
 from atoll.plan.plan import Plan
 from atoll.sim.api import simulate
-from atoll.sim.arrays import DONE, DROPPED
-from atoll.sim.build import build
-from atoll.sim.kernel import table_of
-from atoll.sim.loop import run
-from atoll.sim.options import Admission, Failure, Order, SimOptions
-from atoll.sim.result import SimReport
+from atoll.sim.event_loop import run
+from atoll.sim.sim_arrays import DONE, DROPPED
+from atoll.sim.sim_build import build
+from atoll.sim.sim_kernel import table_of
+from atoll.sim.sim_options import Admission, Failure, Order, SimOptions
+from atoll.sim.sim_result import SimReport
 from atoll.workload.requests import PrefixBlocks, Requests
 from tests.sim.builders import (
     CATALOG,

@@ -7,7 +7,7 @@ import pytest
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.sim.api import simulate
-from atoll.sim.options import Epoch, Failure, SimOptions
+from atoll.sim.sim_options import Epoch, Failure, SimOptions
 from tests.sim.builders import CATALOG, laid_out, poisson, problem, requests, service, whole
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from atoll.sim.api import simulate
-from atoll.sim.options import SimOptions
+from atoll.sim.sim_options import SimOptions
 from atoll.solve.place.evaluate import max_flow
 from atoll.solve.place.from_problem import flow_instance, placement_of
-from atoll.solve.place.to_plan import Placed, plan_of
+from atoll.solve.place.place_to_plan import Placed, plan_of
 from atoll.workload.requests import Requests
 from tests.sim.builders import CATALOG, cluster_plan, cluster_problem, requests
 

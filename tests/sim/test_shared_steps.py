@@ -6,7 +6,7 @@ import pytest
 
 from atoll.plan.cluster import NodeProfile
 from atoll.sim.api import simulate
-from atoll.sim.options import SimOptions
+from atoll.sim.sim_options import SimOptions
 from tests.sim.builders import CATALOG, LAYERS, cluster_plan, cluster_problem, requests
 
 PROMPT_S, TOKEN_S = 0.3 / LAYERS, 0.05 / LAYERS

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InternalError
-from atoll.perf.memory import position_of
+from atoll.perf.memory_model import position_of
 from atoll.plan.capacities import node_capacity
 from atoll.plan.plan import Flow, Node
 from atoll.solve.assembly import (

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from atoll.plan.problem import Settings
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.effort import Effort
+from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.resizing import lower_priors, sized_like
 from atoll.solve.templates.library import template_libraries
@@ -29,7 +30,7 @@ FRESH = Effort(cached=False)
 
 def derated(share: float) -> Derating:
     """Return shares of every template that a plan of the problem uses."""
-    plan = solve(PROBLEM, effort=FRESH)
+    plan = solve(PROBLEM, PlanRequest(effort=FRESH))
     return Derating({(i.role, node_set(i)): share for i in plan.instances})
 
 
@@ -64,7 +65,7 @@ def test_what_nobody_knows_counts_by_its_number_of_nodes_or_as_asked() -> None:
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 def test_instances_of_a_plan_have_their_share(share: float) -> None:
-    plan = solve(PROBLEM, effort=FRESH)
+    plan = solve(PROBLEM, PlanRequest(effort=FRESH))
     shares = derated(share)
     for instance in plan.instances:
         less = shares.apply(instance)
@@ -75,15 +76,15 @@ def test_instances_of_a_plan_have_their_share(share: float) -> None:
 
 
 def test_a_plan_with_less_capacity_costs_more_and_is_valid() -> None:
-    whole = solve(PROBLEM, effort=FRESH)
-    less = solve(PROBLEM, effort=Effort(cached=False, derating=derated(0.5)))
+    whole = solve(PROBLEM, PlanRequest(effort=FRESH))
+    less = solve(PROBLEM, PlanRequest(effort=Effort(cached=False, derating=derated(0.5))))
     # `solve` has checked both.
     assert less.usd_per_hour >= whole.usd_per_hour
     assert min(less.served_fraction.values()) == 1.0
 
 
 def test_a_plan_for_capacity_alone_is_sized_as_it_is() -> None:
-    plan = solve(PROBLEM, effort=FRESH)
+    plan = solve(PROBLEM, PlanRequest(effort=FRESH))
     assert sized_like(plan, PROBLEM, catalog()) == (PROBLEM, None)
 
 

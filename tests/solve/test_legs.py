@@ -144,7 +144,7 @@ def test_flows_between_regions_are_maximal(
     room: dict[tuple[str, str], float],
     missing: float,
 ) -> None:
-    """Against the linear programme."""
+    """Against the linear program."""
     from scipy.optimize import linprog
 
     home = {(g, g): min(rate, decode[g]) for g, rate in prefill.items() if g in decode}

@@ -16,10 +16,10 @@ SMALL = (12, 24)
 
 
 def covering(seed: int, rows: int = ROWS, columns: int = COLUMNS) -> LinearProgram:
-    """Return a covering programme whose integer optimum takes hundreds of nodes."""
+    """Return a covering program whose integer optimum takes hundreds of nodes."""
     rng = np.random.default_rng(seed)
-    programme = LinearProgram()
-    programme.add_columns(
+    program = LinearProgram()
+    program.add_columns(
         rng.integers(10, 100, columns).astype(np.float64),
         np.zeros(columns),
         np.full(columns, 20.0),
@@ -27,15 +27,15 @@ def covering(seed: int, rows: int = ROWS, columns: int = COLUMNS) -> LinearProgr
     )
     taken = [np.sort(rng.choice(columns, columns // 2, replace=False)) for _ in range(rows)]
     values = rng.integers(10, 100, (rows, columns // 2)).astype(np.float64)
-    programme.add_rows(
+    program.add_rows(
         3.0 * values.sum(axis=1) + 0.5,
         np.full(rows, np.inf),
         Sparse.of(
             np.repeat(np.arange(rows), columns // 2), np.concatenate(taken), values.ravel(), rows
         ),
     )
-    programme.set_integer(np.arange(columns))
-    return programme
+    program.set_integer(np.arange(columns))
+    return program
 
 
 def solve_within(seed: int, iterations: int | None, nodes: int | None = None) -> MipResult:
@@ -112,15 +112,15 @@ def test_a_start_is_never_lost_to_a_limit() -> None:
 
 def test_a_limit_on_simplex_iterations_stops_and_goes_on_from_there() -> None:
     whole = covering(0, 60, 200).solve()
-    programme = covering(0, 60, 200)
-    first = programme.solve(iteration_limit=10)
+    program = covering(0, 60, 200)
+    first = program.solve(iteration_limit=10)
 
     assert whole.status == "optimal"
     assert whole.iterations > 10
     assert first.status == "stopped"
     assert first.iterations == 10
     assert not first.timed_out
-    assert programme.solve().objective == pytest.approx(whole.objective)
+    assert program.solve().objective == pytest.approx(whole.objective)
 
 
 def test_the_clock_is_told_apart_from_the_work() -> None:

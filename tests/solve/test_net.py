@@ -11,11 +11,13 @@ from atoll.core.errors import AtollError, InfeasibleError, InternalError, UsageE
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service
 from atoll.plan.validate.violation import InvalidPlanError, violation
+from atoll.solve import family as families
 from atoll.solve import registry
-from atoll.solve.comparison import Compared
+from atoll.solve.comparison import Compared, compare_solvers
 from atoll.solve.effort import Effort, parse_work
 from atoll.solve.family import SolverFamily
-from atoll.solve.progress import OnProgress, Progress, SolveStats
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.solve_progress import Progress, SolveStats
 from atoll.workload.lengths import LengthMix
 
 PROBLEM = Problem(
@@ -67,32 +69,26 @@ class World:
             failure="{name} has none",
             hint="try",
         )
-        monkeypatch.setattr(registry, "_family", lambda _problem: family)
-        monkeypatch.setattr(registry, "_check_name", lambda *_: None)
+        for module in (families, registry):
+            monkeypatch.setattr(module, "family_of", lambda _problem: family)
+        monkeypatch.setattr(registry, "check_solver", lambda *_: None)
         monkeypatch.setattr("atoll.plan.validate.check.check", _check)
         monkeypatch.setattr("atoll.solve.effort.perf_counter", lambda: self.now_s)
 
-    def _solve(
-        self,
-        name: str,
-        problem: Problem,
-        _catalog: Catalog,
-        _effort: Effort,
-        seconds: float,
-        tell: OnProgress | None,
-    ) -> Plan:
-        self.asked.append((name, seconds))
+    def _solve(self, problem: Problem, request: PlanRequest) -> Plan:
+        name = request.solver
+        assert name is not None
+        self.asked.append((name, request.deadline_s))
         self.markets[name] = {offer.market for offer in problem.offers}
         self.now_s += self.takes_s.get(name, 0.0)
-        assert tell is not None
-        tell(Progress("searching", name, None, {"rounds": 2}))
+        request.say("searching", name, None, {"rounds": 2})
         answer = self.answers[name]
         if isinstance(answer, AtollError):
             raise answer
         return answer
 
     def solve(self, deadline_s: float = 10.0, solver: str | None = None) -> Plan:
-        return registry.solve(PROBLEM, solver=solver, deadline_s=deadline_s)
+        return registry.solve(PROBLEM, PlanRequest(solver=solver, deadline_s=deadline_s))
 
     @property
     def names(self) -> list[str]:
@@ -234,7 +230,7 @@ def test_stats_add_up(world: World) -> None:
     world.answers["best"] = made("best", 1.0)
     stats, told = SolveStats(), list[Progress]()
     for _ in range(2):
-        registry.solve(PROBLEM, stats=stats, on_progress=told.append)
+        registry.solve(PROBLEM, PlanRequest(stats=stats, on_progress=told.append))
 
     assert stats.work == {"rounds": 4}
     assert stats.seconds > 0
@@ -247,7 +243,7 @@ def test_stats_are_told_of_what_fails(world: World) -> None:
     world.answers["best"] = InternalError("torn")
     stats = SolveStats()
     with pytest.raises(InternalError):
-        registry.solve(PROBLEM, stats=stats)
+        registry.solve(PROBLEM, PlanRequest(stats=stats))
     assert stats.work == {"rounds": 2}
 
 
@@ -255,7 +251,7 @@ def test_comparing_ends_with_its_deadline(world: World) -> None:
     world.takes_s = {"one": 4.0, "two": 7.0}
     world.answers |= {name: made(name, 1.0) for name in ("one", "two", "three")}
     rows: list[Compared] = list(
-        registry.compare_solvers(made("best", 1.0), PROBLEM, deadline_s=9.0)
+        compare_solvers(made("best", 1.0), PROBLEM, PlanRequest(deadline_s=9.0))
     )
 
     assert [row.solver for row in rows] == ["one", "two"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.core.errors import InternalError
 from atoll.plan.plan import Flow, Instance, Node, Plan, count_machines
 from atoll.plan.problem import Limits, Offer, Problem, Settings, slices_of
-from atoll.plan.validate.machines import check_gpus, check_offers
+from atoll.plan.validate.validate_machines import check_gpus, check_offers
 from atoll.solve.packing import pack, rent
 from tests.plan.builders import EAST, offer, service
 

@@ -13,7 +13,9 @@ from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Setting
 from atoll.plan.validate.check import validate
 from atoll.solve import registry
 from atoll.solve.effort import Effort
-from atoll.solve.rent import solver as rent
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.rent import rent_solver as rent
+from atoll.solve.rent.rent_baselines import BASELINES
 from atoll.workload.lengths import LengthMix
 
 CATALOG = Catalog.default()
@@ -64,7 +66,7 @@ def problem(
 
 def solve(own: Problem, solver: str | None = None, gap: float = 1e-3) -> Plan:
     effort = Effort(gap=gap, cached=False)
-    return registry.solve(own, solver=solver, effort=effort, catalog=CATALOG)
+    return registry.solve(own, PlanRequest(solver=solver, effort=effort, catalog=CATALOG))
 
 
 def cost(own: Problem) -> float:
@@ -89,7 +91,7 @@ def test_every_solver_passes_the_validator_and_meets_demand(name: str, phases: s
 def test_no_baseline_is_cheaper(rate: float) -> None:
     own = problem(rate, available=40)
     best = cost(own)
-    for name in rent.BASELINES:
+    for name in BASELINES:
         plan = solve(own, solver=name)
         if min(plan.served_fraction.values()) >= 1.0:
             assert plan.usd_per_hour >= best * (1 - 1e-6), name

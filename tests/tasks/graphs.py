@@ -37,7 +37,7 @@ class VirtualTime:
         self.now = 0.0
         self.made: list[Invocation] = []
         self.cancelled: list[Invocation] = []
-        self.most_running = 0
+        self.max_running = 0
         self._running = 0
         self._salt = salt
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
@@ -94,7 +94,7 @@ class _Counted:
 
     def __enter__(self) -> None:
         self.owner._running += 1
-        self.owner.most_running = max(self.owner.most_running, self.owner._running)
+        self.owner.max_running = max(self.owner.max_running, self.owner._running)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.owner._running -= 1

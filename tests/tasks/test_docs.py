@@ -13,8 +13,8 @@ from atoll.cli import main as cli
 from atoll.cli.tasks import LIBRARY
 from atoll.tasks.flow import find_flow
 from atoll.tasks.mapping import READ_AHEAD
-from atoll.tasks.recording import MOST_ENTRIES
-from atoll.tasks.sketch import MOST_WAYS
+from atoll.tasks.recording import MAX_ENTRIES
+from atoll.tasks.sketch import MAX_WAYS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
 
@@ -46,6 +46,6 @@ def test_the_library_is_listed_whole() -> None:
 
 
 def test_limits_are_as_said() -> None:
-    assert f"(up to {MOST_WAYS})" in PAGE
+    assert f"(up to {MAX_WAYS})" in PAGE
     assert f"at most {READ_AHEAD} at a time" in PAGE
-    assert f"at most {MOST_ENTRIES:,} invocations" in PAGE
+    assert f"at most {MAX_ENTRIES:,} invocations" in PAGE

@@ -6,8 +6,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from atoll.tasks.flow import TaskFlow, find_flow
-from atoll.tasks.flow_svg import draw_svg
-from atoll.tasks.flow_text import draw_flow
+from atoll.tasks.flow_text import draw_flow, draw_svg
 from atoll.tasks.library.assistant import SpeakingAssistant
 from atoll.tasks.library.embedding import Embedding
 from atoll.tasks.task import Task, UnitTask, choose

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.tasks.direct import run_directly
 from atoll.tasks.invocation import Final, Invocation
 from atoll.tasks.library.assistant import Reply, SpeakingAssistant, Turn
 from atoll.tasks.library.drawing import Drawing, DrawingOrder, difficulty_of
@@ -18,6 +17,7 @@ from atoll.tasks.library.speech import Speech, SpeechOrder, SpokenText
 from atoll.tasks.library.transcription import Clip, Transcript, Transcription
 from atoll.tasks.run import Run
 from atoll.tasks.values import Handle, Value
+from tests.reference.direct_tasks import run_directly
 
 
 def array(name: str, *shape: int) -> Handle:

@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.tasks.direct import run_directly
 from atoll.tasks.invocation import Invocation
 from atoll.tasks.recording import Recording
 from atoll.tasks.run import Run
 from atoll.tasks.values import Value
+from tests.reference.direct_tasks import run_directly
 from tests.tasks.graphs import (
     Doer,
     Nested,

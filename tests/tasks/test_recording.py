@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import InputError, UsageError
-from atoll.tasks.direct import run_directly
 from atoll.tasks.pending import Pending, PendingStream, is_pending
-from atoll.tasks.recording import MOST_ENTRIES, Recording
+from atoll.tasks.recording import MAX_ENTRIES, Recording
 from atoll.tasks.task import Task, UnitTask, choose, settled
 from atoll.tasks.values import Handle
+from tests.reference.direct_tasks import run_directly
 
 
 class Lambda(Task[Any, Any]):
@@ -209,7 +209,7 @@ def test_endless_nesting_and_endless_code_are_stopped() -> None:
             unit(x=1)
 
     recording = Recording(Lambda(endless), None)
-    with pytest.raises(UsageError, match=str(MOST_ENTRIES)):
+    with pytest.raises(UsageError, match=str(MAX_ENTRIES)):
         recording.replay()
 
 

@@ -138,7 +138,7 @@ def test_read_ahead_is_bounded_and_answers_are_in_order() -> None:
         invoker = VirtualTime(salt)
         run = Run(Many(), 12, invoker)
         found = asyncio.run(invoker.drive(run.result()))
-        assert invoker.most_running == READ_AHEAD
+        assert invoker.max_running == READ_AHEAD
         by_piece = {r.invocation.piece: r.outcome for r in run.records}
         assert found == [by_piece[piece] for piece in range(12)]
         assert [r.invocation.piece for r in run.records] != list(range(12)) or salt
@@ -314,49 +314,40 @@ def test_errors_of_the_code_end_the_run() -> None:
     assert sorted(invoker.ended) == ["good", "slow"]
 
 
-def test_cancelling_the_result_cancels_everything() -> None:
+async def test_cancelling_the_result_cancels_everything() -> None:
     def code(task: Any) -> Any:
         return [task.slow(x=1), task.speak(text=task.talk(x=1))]
 
     invoker = Scripted(slow=forever, talk=endless, speak=forever)
 
-    async def go() -> None:
-        waiting = asyncio.create_task(Run(Units(code), None, invoker).result())
-        for _ in range(40):
-            await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert len(asyncio.all_tasks()) == 1
-        assert sorted(invoker.begun) == sorted(invoker.ended)
-        assert invoker.begun.count("speak") == READ_AHEAD
-
-    asyncio.run(go())
+    waiting = asyncio.create_task(Run(Units(code), None, invoker).result())
+    for _ in range(40):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert len(asyncio.all_tasks()) == 1
+    assert sorted(invoker.begun) == sorted(invoker.ended)
+    assert invoker.begun.count("speak") == READ_AHEAD
 
 
-def test_leaving_events_early_cancels_everything() -> None:
+async def test_leaving_events_early_cancels_everything() -> None:
     invoker = Scripted(talk=endless, speak=forever)
 
-    async def go() -> None:
-        run = Run(Units(lambda t: [t.talk(x=1), t.speak(text=t.talk(x=2))]), None, invoker)
-        async with aclosing(run.events()) as events:
-            async for event in events:
-                assert event == AnswerEvent((0,), "More. ", False)
-                break
-        assert len(asyncio.all_tasks()) == 1
-        assert sorted(invoker.begun) == sorted(invoker.ended)
-
-    asyncio.run(go())
+    run = Run(Units(lambda t: [t.talk(x=1), t.speak(text=t.talk(x=2))]), None, invoker)
+    async with aclosing(run.events()) as events:
+        async for event in events:
+            assert event == AnswerEvent((0,), "More. ", False)
+            break
+    assert len(asyncio.all_tasks()) == 1
+    assert sorted(invoker.begun) == sorted(invoker.ended)
 
 
-def test_a_run_is_taken_once() -> None:
-    async def go() -> None:
-        run = Run(Units(lambda t: 1), None, Scripted())
-        assert await run.result() == 1
-        with pytest.raises(UsageError, match="once"):
-            await run.result()
-
-    asyncio.run(go())
+async def test_a_run_is_taken_once() -> None:
+    run = Run(Units(lambda t: 1), None, Scripted())
+    assert await run.result() == 1
+    with pytest.raises(UsageError, match="once"):
+        await run.result()
 
 
 def test_only_what_is_looked_at_is_waited_for() -> None:

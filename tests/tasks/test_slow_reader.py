@@ -44,17 +44,14 @@ class Counter:
         yield Final(None)
 
 
-def test_what_comes_while_an_event_is_looked_at_is_not_missed() -> None:
-    async def go() -> None:
-        seen: list[tuple[str | int, Any]] = []
-        async with asyncio.timeout(30.0):
-            async for event in Run(Two(), 5, Counter()).events():
-                # Longer than everything that is still to come takes.
-                for _ in range(50):
-                    await asyncio.sleep(0)
-                if not event.last:
-                    seen.append((event.path[0], event.value))
-        for name in ("first", "second"):
-            assert [value for path, value in seen if path == name] == [0, 1, 2, 3, 4]
-
-    asyncio.run(go())
+async def test_what_comes_while_an_event_is_looked_at_is_not_missed() -> None:
+    seen: list[tuple[str | int, Any]] = []
+    async with asyncio.timeout(30.0):
+        async for event in Run(Two(), 5, Counter()).events():
+            # Longer than everything that is still to come takes.
+            for _ in range(50):
+                await asyncio.sleep(0)
+            if not event.last:
+                seen.append((event.path[0], event.value))
+    for name in ("first", "second"):
+        assert [value for path, value in seen if path == name] == [0, 1, 2, 3, 4]

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from atoll.core.errors import UsageError
-from atoll.telemetry.spans import Spans
-from atoll.telemetry.trace import child_of, new_trace
-from atoll.telemetry.usage import Attempt, UsageRecord
+from atoll.telemetry.spans import Spans, child_of, new_trace
+from atoll.telemetry.usage_record import Attempt, UsageRecord
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra 'otel'")
 

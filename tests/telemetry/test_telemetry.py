@@ -22,7 +22,7 @@ from atoll.telemetry.metrics import (
     make_gauge,
     render_page,
 )
-from atoll.telemetry.trace import child_of
+from atoll.telemetry.spans import child_of
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

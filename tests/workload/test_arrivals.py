@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UnknownNameError
+from atoll.workload.arrival_rates import DAY_S, Layer, RateClock, RateCurve, Silence, arrivals, fano
 from atoll.workload.arrivals import FAMILIES, Renewal
-from atoll.workload.rates import DAY_S, Layer, RateClock, RateCurve, Silence, arrivals, fano
 from atoll.workload.requests import Floats
 
 

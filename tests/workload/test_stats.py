@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
+from atoll.workload import stats as stats_module
 from atoll.workload.requests import Requests
 from atoll.workload.spec import workload_of
 from atoll.workload.stats import QUANTILES, summarise
@@ -93,3 +94,13 @@ def test_requests_out_of_order_are_refused() -> None:
     ones = np.ones(2, np.int32)
     with pytest.raises(InputError, match="order"):
         summarise([Requests.of(np.array([2.0, 1.0]), ones, ones)])
+
+
+def test_wider_bins_lose_no_request() -> None:
+    """Bins double in width when they would be too many; an odd last one must not be dropped."""
+    far = 1.5 * stats_module._MAX_BINS
+    parts = [
+        Requests.of(np.array(times), np.ones(len(times), np.int32), np.ones(len(times), np.int32))
+        for times in ([0.0, 3000.5], [far])
+    ]
+    assert int(summarise(parts)._bins.sum()) == 3

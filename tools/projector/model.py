@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from atoll.components.efficientnet import LiteNetwork
 from atoll.components.projector import Projector
-from tools.projector.pictures import COLOURS, MOST_OBJECTS, SHAPES, Scene, render
+from tools.projector.pictures import COLOURS, MAX_OBJECTS, SHAPES, Scene, render
 from tools.projector.samples import Batch
 
 Hide = Callable[[Tensor], Tensor]
@@ -62,7 +62,7 @@ class CountHead(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.kinds = len(SHAPES) + len(COLOURS)
-        self.head = nn.Linear(width, self.kinds * (MOST_OBJECTS + 1))
+        self.head = nn.Linear(width, self.kinds * (MAX_OBJECTS + 1))
 
     def forward(self, embeds: Tensor, scenes: list[Scene]) -> Tensor:
         """Return the cross entropy of the counts."""

@@ -32,7 +32,7 @@ HELD_OUT = frozenset(
     }
 )
 """Pairs of colour and shape that no training picture or question ever shows."""
-MOST_OBJECTS = 6
+MAX_OBJECTS = 6
 SIDE = 224
 Rgb = tuple[float, float, float]
 Pair = tuple[str, str]
@@ -149,7 +149,7 @@ def render(scenes: Sequence[Scene], device: str = "cpu", side: int = SIDE) -> Te
             (t.x, t.y, t.radius, t.angle, float(SHAPES.index(t.shape)), *t.rgb)
             for t in scene.things
         ]
-        rows.append(things + [(0.0,) * 8] * (MOST_OBJECTS - len(things)))
+        rows.append(things + [(0.0,) * 8] * (MAX_OBJECTS - len(things)))
     things_ = torch.tensor(rows, device=device)
     backs = torch.tensor([scene.back for scene in scenes], device=device)
     others = torch.tensor([(math.cos(s.slope), math.sin(s.slope), s.grain) for s in scenes],
@@ -159,7 +159,7 @@ def render(scenes: Sequence[Scene], device: str = "cpu", side: int = SIDE) -> Te
     across = (x - 0.5) * others[:, 0, None, None] + (y - 0.5) * others[:, 1, None, None]
     mix = (across * 0.7 + 0.5).clamp(0, 1)[:, None]
     picture = backs[:, 0, :, None, None] * (1 - mix) + backs[:, 1, :, None, None] * mix
-    for number in range(MOST_OBJECTS):
+    for number in range(MAX_OBJECTS):
         thing = things_[:, number, :, None, None]
         cover = _cover(x, y, thing, side)[:, None]
         picture = picture * (1 - cover) + thing[:, 5:8] * cover

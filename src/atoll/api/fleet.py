@@ -6,44 +6,62 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from atoll.api.plan import FleetPlan
-from atoll.core.errors import InputError, UsageError
-from atoll.solve.effort import DEADLINE_S
-from atoll.solve.progress import SolveStats
+from atoll.api.fleet_plan import FleetPlan
+from atoll.core.errors import InfeasibleError, InputError, UsageError
+from atoll.core.extras import require_extras
+from atoll.solve.effort import DEADLINE_S, LEVELS, Effort
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.solve_progress import SolveStats
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
-    from atoll.api.explanation import FleetExplanation
-    from atoll.api.pareto import FleetPareto
+    from atoll.api.fleet_explanation import FleetExplanation
+    from atoll.api.fleet_pareto import FleetPareto
+    from atoll.api.running import FleetOperations, RunningFleet
     from atoll.catalog.catalog import Catalog
+    from atoll.control.operation.fleet_change import FleetChange
+    from atoll.control.operation.live_operation import LiveOperation
+    from atoll.control.operation.options import OperationListener, OperationOptions
+    from atoll.core.listener import Listener
+    from atoll.plan.files.choice_schema import GridSpec, ObjectiveSpec
+    from atoll.plan.files.fleet_schema import (
+        ClusterSpec,
+        LimitsSpec,
+        PoolSpec,
+        RiskSpec,
+        ServiceSpec,
+        SettingsSpec,
+    )
     from atoll.plan.footprint import ObjectiveWeights
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
     from atoll.plan.robustness import RiskModel
-    from atoll.prove.pareto import Scaled
+    from atoll.prove.pareto_sweep import Scaled
     from atoll.solve.comparison import Compared
-    from atoll.solve.effort import Effort
-    from atoll.solve.progress import OnProgress
+    from atoll.solve.solve_progress import OnProgress
     from atoll.workload.classes import RequestClass
-
-"""Share of requests that should keep both promises, unless said otherwise."""
 
 
 class Fleet:
-    """What is to be served and what with: a problem, and everything one can ask of it.
+    """Services, promises and machines: a problem, and everything one can ask of it.
 
         fleet = Fleet.load("fleet.yaml")
         plan = fleet.plan()
 
-    A fleet never changes; `Fleet(fleet.problem.replace(...))` is another one.
+    `Fleet.of` makes one of typed objects instead. A fleet never changes; `Fleet(fleet.problem.replace(...))`
+    is another one.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, source: str | os.PathLike[str] | None = None) -> None:
         self.problem = problem
         """The problem behind the fleet: complete, frozen, JSON."""
+        self.source = None if source is None else Path(source)
+        """The file that says all of it, which `up` and `operate` follow; None where there is no such file."""
 
     @classmethod
     def load(
@@ -61,14 +79,47 @@ class Fleet:
         from atoll.plan.files.read import read_problem
         from atoll.plan.plan import Plan
 
+        overlays = tuple(overlays)
         if isinstance(running, Plan):
             return cls(read_problem(path, overlays=overlays).replace(running=running.instances))
-        return cls(read_problem(path, overlays=overlays, running=running))
+        problem = read_problem(path, overlays=overlays, running=running)
+        # With overlays, or a plan that runs, the file alone does not say all of it.
+        return cls(problem, source=None if overlays or running is not None else path)
+
+    @classmethod
+    def find(cls, fleet: str | os.PathLike[str], *, state: Path | None = None) -> Fleet:
+        """Read a fleet file, or that of a fleet that was brought up under this name or from `state`."""
+        from atoll.control.operation.fleet_home import FleetHome, find_home
+
+        if Path(fleet).is_file():
+            return cls.load(fleet)
+        name = os.fspath(fleet)
+        record = None if state is None else FleetHome(state).read()
+        if record is None or record.name != name:
+            _, record = find_home(name, None)
+        return cls.load(record.source)
+
+    @classmethod
+    def here(cls) -> Fleet:
+        """Return a fleet of this machine alone, with the largest of a few models that it can serve.
+
+        `atoll init --here` writes it as a file to change. GPUs that the catalog does not know are an error.
+        """
+        from atoll.api.this_machine import read_machine, write_fleet
+        from atoll.catalog.load import load_catalog
+
+        file = write_fleet(read_machine(), load_catalog())
+        if file.missing:
+            raise UsageError(
+                f"the catalog does not know {', '.join(file.missing)}",
+                hint="`atoll init --here` writes a file with a place for what is missing",
+            )
+        return cls.read(file.text, name="here")
 
     @classmethod
     def read(cls, text: str, *, name: str = "fleet.yaml") -> Fleet:
         """Read the text of a fleet file; `name` is what errors call it, and the fleet if it has none."""
-        from atoll.plan.files.fleet import parse_fleet
+        from atoll.plan.files.fleet_file import parse_fleet
 
         return cls(parse_fleet(text, path=name))
 
@@ -83,6 +134,47 @@ class Fleet:
             ) from error
         return cls.read(text, name="fleet")
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        services: Mapping[str, ServiceSpec],
+        *,
+        pool: PoolSpec | None = None,
+        cluster: ClusterSpec | None = None,
+        limits: LimitsSpec | None = None,
+        settings: SettingsSpec | None = None,
+        objective: str | ObjectiveSpec | None = None,
+        grid: GridSpec | None = None,
+        risk: RiskSpec | None = None,
+        share_instances: bool = False,
+        catalog: Mapping[str, object] | None = None,
+        running: Plan | None = None,
+    ) -> Fleet:
+        """Return the fleet of typed objects: the sections of a fleet file, by the same names.
+
+        Numbers are in base units (seconds, requests/s, USD/h); text with a unit ("1600ms", "10/s") is read
+        as in a file. There is a `pool` or a `cluster`. `catalog` adds or changes facts; what of `running`
+        can stay is kept.
+        """
+        from atoll.plan.files.fleet_file import build_problem
+
+        sections = {
+            "pool": pool,
+            "cluster": cluster,
+            "limits": limits,
+            "settings": settings,
+            "objective": objective,
+            "grid": grid,
+            "risk": risk,
+            "catalog": catalog,
+        }
+        given = {key: value for key, value in sections.items() if value is not None}
+        problem = build_problem(
+            {"name": name, "services": services, "share_instances": share_instances, **given}
+        )
+        return cls(problem if running is None else problem.replace(running=running.instances))
+
     @property
     def name(self) -> str:
         """The name of the fleet."""
@@ -96,21 +188,21 @@ class Fleet:
     @property
     def solvers(self) -> tuple[str, ...]:
         """Names of the solvers that fit this fleet, the default first."""
-        from atoll.solve.registry import solvers
+        from atoll.solve.family import solvers
 
         return solvers(self.problem)
 
     @property
     def baselines(self) -> tuple[str, ...]:
         """Names of those solvers that are simple rules to compare with."""
-        from atoll.solve.registry import baselines
+        from atoll.solve.family import baselines
 
         return baselines(self.problem)
 
     @property
     def classes(self) -> dict[str, tuple[RequestClass, ...]]:
         """Classes of requests by any-to-any service; plain services have none and are left out."""
-        return {s.name: s.classes for s in self.problem.services if s.is_graph}
+        return {s.name: s.classes for s in self.problem.graph_services}
 
     def plan(
         self,
@@ -152,6 +244,17 @@ class Fleet:
         """
         asked = self._asked(attainment, weights)
         stats = SolveStats()
+        request = PlanRequest(
+            solver=solver,
+            effort=effort or Effort(),
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+            catalog=self.catalog,
+            stats=stats,
+            rank=rank,
+            capacity_only=capacity_only,
+            error_bars=error_bars,
+        )
         if robust is None and (risk is not None or unserved_usd is not None):
             raise UsageError("risk and unserved_usd are for robust plans", hint="give robust=0.95")
         if robust is not None:
@@ -160,35 +263,32 @@ class Fleet:
                     "a robust plan is simulated, by the solver of its own",
                     hint="leave out capacity_only and solver, or robust",
                 )
-            from atoll.prove.robust.plan import plan_robust
+            from atoll.prove.robust.robust_plan import plan_robust
 
             made = plan_robust(
                 asked,
+                request,
                 asked=None if robust == "curve" else robust,
                 risk=risk,
                 unserved_usd=unserved_usd,
-                effort=effort,
-                deadline_s=deadline_s,
-                on_progress=on_progress,
-                catalog=self.catalog,
-                stats=stats,
             )
             return self._own(made, asked, stats)
-        from atoll.prove.plan import plan
+        from atoll.prove.planning import plan
 
-        made = plan(
-            asked,
-            solver=solver,
-            effort=effort,
-            deadline_s=deadline_s,
-            on_progress=on_progress,
-            catalog=self.catalog,
-            rank=rank,
-            capacity_only=capacity_only,
-            error_bars=error_bars,
-            stats=stats,
-        )
-        return self._own(made, asked, stats)
+        return self._own(plan(asked, request), asked, stats)
+
+    def plan_to_serve(
+        self, *, deadline_s: float = 60.0, on_progress: OnProgress | None = None
+    ) -> FleetPlan:
+        """Find a plan with little effort, as `atoll serve` does; InfeasibleError where none meets demand."""
+        effort = Effort(work=LEVELS["low"])
+        plan = self.plan(effort=effort, deadline_s=deadline_s, on_progress=on_progress, rank=False)
+        if plan.status == "infeasible":
+            raise InfeasibleError(
+                f"no plan meets the demand of {self.name}",
+                hint=f"`atoll plan {self.source or self.name}` says why",
+            )
+        return plan
 
     def _own(self, made: Plan, asked: Problem, stats: SolveStats) -> FleetPlan:
         """A plan for what was asked as one for this fleet."""
@@ -196,7 +296,7 @@ class Fleet:
             # The share and weights decide what is rented, not whether the plan is one for this fleet.
             settled = self.problem.settled(made.mixes)
             made = made.model_copy(update={"problem_hash": settled.content_hash()})
-        return FleetPlan.of(made, self.problem, stats)
+        return FleetPlan.of(made, self.problem, stats, source=self.source)
 
     def _asked(self, attainment: float | None, weights: ObjectiveWeights | None = None) -> Problem:
         """The problem, with another share of requests that must keep their promises, or other weights."""
@@ -225,18 +325,15 @@ class Fleet:
         on_progress: OnProgress | None = None,
     ) -> tuple[Compared, ...]:
         """Return what simple rules make of the same fleet, beside a plan; those there is time for."""
-        from atoll.solve.registry import compare_solvers
+        from atoll.solve.comparison import compare_solvers
 
-        return tuple(
-            compare_solvers(
-                plan,
-                self.problem,
-                effort=effort,
-                deadline_s=deadline_s,
-                on_progress=on_progress,
-                catalog=self.catalog,
-            )
+        request = PlanRequest(
+            effort=effort or Effort(),
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+            catalog=self.catalog,
         )
+        return tuple(compare_solvers(plan, self.problem, request))
 
     def explain(
         self,
@@ -245,7 +342,7 @@ class Fleet:
         node_types: Sequence[str] | None = None,
         repairs: bool | None = None,
         deadline_s: float = 120.0,
-        most_plans: int | None = None,
+        max_plans: int | None = None,
         best_effort: bool = False,
         cached: bool = True,
         on_progress: OnProgress | None = None,
@@ -254,23 +351,25 @@ class Fleet:
 
         What binds, what loosening it is worth, which single change would serve more or cost less, and why
         each node type is used or not; with `node_types` only the last. Planning again is done at most
-        `most_plans` times and within `deadline_s`; `best_effort` is for clusters, as in `plan`.
+        `max_plans` times and within `deadline_s`; `best_effort` is for clusters, as in `plan`.
         """
-        from atoll.api.explanation import FleetExplanation
-        from atoll.solve.explain.explain import explain_problem
+        from atoll.api.fleet_explanation import FleetExplanation
+        from atoll.solve.explain.explain_plan import explain_problem
 
+        request = PlanRequest(
+            effort=Effort(cached=cached, promise=not best_effort),
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+            catalog=self.catalog,
+        )
         return FleetExplanation.of(
             explain_problem(
                 self.problem,
                 plan,
+                request,
                 node_types=node_types,
                 repairs=repairs,
-                deadline_s=deadline_s,
-                most_plans=most_plans,
-                best_effort=best_effort,
-                cached=cached,
-                on_progress=on_progress,
-                catalog=self.catalog,
+                max_plans=max_plans,
             )
         )
 
@@ -291,28 +390,153 @@ class Fleet:
         Latency scales the promises of `scaled` from half to four times today's. Points that another one
         beats in both are marked as dominated.
         """
-        from atoll.api.pareto import FleetPareto
-        from atoll.prove.pareto import find_pareto
+        from atoll.api.fleet_pareto import FleetPareto
+        from atoll.prove.pareto_sweep import find_pareto
 
+        request = PlanRequest(
+            effort=effort or Effort(),
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+            catalog=self.catalog,
+            capacity_only=not promises,
+        )
         return FleetPareto.of(
-            find_pareto(
-                self.problem,
-                against,
-                points=points,
-                promises=promises,
-                scaled=scaled,
-                effort=effort,
-                deadline_s=deadline_s,
-                on_progress=on_progress,
-                catalog=self.catalog,
-            )
+            find_pareto(self.problem, against, request, points=points, scaled=scaled)
         )
 
     def load_plan(self, path: str | os.PathLike[str]) -> FleetPlan:
         """Read a plan.json as a plan for this fleet; `FleetPlan.validate` says whether it holds."""
         from atoll.plan.files.read import read_plan
 
-        return FleetPlan.of(read_plan(path), self.problem)
+        return FleetPlan.of(read_plan(path), self.problem, source=self.source, file=path)
+
+    def up(
+        self,
+        target: str | None = None,
+        *,
+        options: OperationOptions | None = None,
+        deadline_s: float = 60.0,
+        wait_s: float = 1800.0,
+        listener: OperationListener | None = None,
+    ) -> RunningFleet:
+        """Plan the fleet and bring it up on its target, as `atoll up` does; see `FleetPlan.up`."""
+        from atoll.api.running import bring_fleet_up, request_up
+
+        request = request_up(
+            self.problem, self.source, target, options, deadline_s=deadline_s, wait_s=wait_s
+        )
+        return bring_fleet_up(request, listener)
+
+    def preview_up(
+        self,
+        target: str | None = None,
+        *,
+        options: OperationOptions | None = None,
+        deadline_s: float = 60.0,
+        folder: Path | None = None,
+        listener: OperationListener | None = None,
+    ) -> FleetChange:
+        """Return what `up` would change, with its cost; scripts, manifests or tasks go into `folder`."""
+        from atoll.api.running import request_up
+        from atoll.control.operation.options import OperationListener
+        from atoll.control.operation.rollout import preview
+
+        request = request_up(self.problem, self.source, target, options, deadline_s=deadline_s)
+        return preview(request, listener or OperationListener(), folder)
+
+    def operate(
+        self,
+        target: str | None = None,
+        *,
+        options: OperationOptions | None = None,
+        every_s: float = 900.0,
+        look_s: float = 10.0,
+        deadline_s: float = 60.0,
+        once: bool = False,
+        stop: threading.Event | None = None,
+        listener: OperationListener | None = None,
+    ) -> None:
+        """Keep the fleet as its file says until `stop` is set, as `atoll operate` does.
+
+        Targets and gateways are asked every `look_s` seconds, and a plan is made anew every `every_s` at
+        least, in `deadline_s` at most; with `once` there is one turn. What is not in `options` is as the
+        fleet was last brought up. The `listener` is told what happens and agrees to changes; without one all
+        are made. When it ends the fleet goes on serving.
+        """
+        operation = self.controller(
+            target,
+            options=options,
+            every_s=every_s,
+            look_s=look_s,
+            deadline_s=deadline_s,
+            once=once,
+            listener=listener,
+        )
+        operation.run(stop)
+
+    def controller(
+        self,
+        target: str | None = None,
+        *,
+        options: OperationOptions | None = None,
+        every_s: float = 900.0,
+        look_s: float = 10.0,
+        deadline_s: float = 60.0,
+        once: bool = False,
+        on_page: bool = False,
+        listener: OperationListener | None = None,
+    ) -> LiveOperation:
+        """Return what `operate` runs, not running yet: `preview` says what it would change.
+
+        With `on_page` changes are agreed to on the plan page of the dashboard, not by the listener.
+        """
+        from atoll.api.running import choose_options, find_source, keep_source
+        from atoll.control.operation.live_operation import LiveOperation, OperateRequest
+        from atoll.control.operation.options import OperationListener
+
+        require_extras("serve", "fabric")
+        chosen = choose_options(target, options)
+        source = find_source(self.problem, self.source, chosen)
+        keep_source(self.problem, source, chosen)
+        request = OperateRequest(
+            source,
+            every_s=every_s,
+            look_s=look_s,
+            deadline_s=deadline_s,
+            once=once,
+            on_page=on_page,
+            options=chosen,
+        )
+        return LiveOperation(request, listener or OperationListener())
+
+    def simulate_operation(
+        self,
+        trace: str = "generated",
+        *,
+        days: float | None = None,
+        prices: str | None = None,
+        failures: str | float | None = None,
+        seed: int = 0,
+        listener: Listener | None = None,
+    ) -> FleetOperations:
+        """Operate the fleet in virtual time, days in seconds, beside other ways to do so.
+
+        `trace` is a file, a workload in words or "generated"; `days` of it, all unless given. `prices` are a
+        CSV file, "generated", or None for prices that stay; `failures` of a node as "0.001/h".
+        """
+        from atoll.api.running import FleetOperations
+        from atoll.control.virtual.operation import simulate_operation
+
+        results = simulate_operation(
+            self.problem,
+            trace,
+            days=days,
+            prices=prices,
+            failures=failures,
+            seed=seed,
+            listener=listener,
+        )
+        return FleetOperations(self.name, results)
 
     def __repr__(self) -> str:
         services = ", ".join(service.name for service in self.problem.services)

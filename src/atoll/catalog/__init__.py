@@ -1,4 +1,15 @@
-"""Facts the planner starts from, each with a source: GPUs, nodes, links, models, prices."""
+"""Facts the planner starts from, each with a source: GPUs, nodes, links, models, prices.
+
+Begin with `catalog` (look-ups by name) and `facts` (a value with its source). Data files lie in `data/`.
+
+    gpus, nodes, link_table, prices        hardware and what it costs
+    models, transformer, media, mixers     models as graphs of components, and their shapes
+    hf_config, hf_parts, quantization      models read from a Hugging Face config.json
+    overlay, overlay_models, overlay_schema    a user's own facts over the shipped ones
+    document, fields, resources, describe  reading data files, and showing what is known of a name
+
+Imports `core` alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +20,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.catalog.facts import Fact
     from atoll.catalog.gpus import GpuType
-    from atoll.catalog.links import Link, LinkTable
+    from atoll.catalog.link_table import Link, LinkTable
     from atoll.catalog.models import ModelSpec
     from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeType
     from atoll.catalog.prices import Price
@@ -23,8 +34,8 @@ _HOME = {
     "Fact": "facts",
     "GpuType": "gpus",
     "Interconnect": "nodes",
-    "Link": "links",
-    "LinkTable": "links",
+    "Link": "link_table",
+    "LinkTable": "link_table",
     "ModelSpec": "models",
     "MoeSpec": "transformer",
     "NodeType": "nodes",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.gpus import GpuType, default_gpus
-from atoll.catalog.names import find, index_names, look_up
+from atoll.catalog.name_lookup import find, index_names, look_up
 from atoll.catalog.nodes import (
     Interconnect,
     NodeRule,
@@ -19,12 +19,12 @@ from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.ids import format_node_type, parse_node_type
 
 if TYPE_CHECKING:
-    from atoll.catalog.links import LinkTable
+    from atoll.catalog.link_table import LinkTable
     from atoll.catalog.models import ModelSpec
     from atoll.catalog.prices import PriceTable
 
 # Sizes nobody lists are still allowed up to here: "L40S:3" is a machine someone may own.
-_MOST_GPUS = 16
+_MAX_GPUS = 16
 _LONGEST_SHOWN = 40
 
 
@@ -121,7 +121,7 @@ class Catalog:
         """The link table."""
         if self._links is not None:
             return self._links
-        from atoll.catalog.links import default_links
+        from atoll.catalog.link_table import default_links
 
         return default_links()
 
@@ -160,7 +160,7 @@ class Catalog:
         if node_id in self.nodes:
             return self.nodes[node_id]
         rule = self.node_rules.get(gpu.name)
-        if count > _MOST_GPUS or rule is None or (count > 1 and rule.interconnect == "none"):
+        if count > _MAX_GPUS or rule is None or (count > 1 and rule.interconnect == "none"):
             known = [n for n in self.nodes if parse_node_type(n).gpu == gpu.name]
             raise UnknownNameError("node type", node_type, known)
         return self._node(node_id)

@@ -30,7 +30,7 @@ class FactRow:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the catalog knows about one name."""
+    """Everything the catalog knows about one name."""
 
     kind: str
     name: str
@@ -170,7 +170,7 @@ def shapes(spec: ComponentSpec) -> dict[str, Scalar]:
 
 
 def counts(spec: ComponentSpec) -> dict[str, Scalar]:
-    """What follows from the shapes: parameters, bytes of weights, bytes of KV cache."""
+    """Figures computed from the shapes: parameters, bytes of weights, bytes of KV cache."""
     if isinstance(spec, TransformerSpec):
         found = {
             "total_params": spec.total_params,

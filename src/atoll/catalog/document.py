@@ -13,7 +13,7 @@ from typing import Annotated, Generic, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from atoll.catalog.names import printable
+from atoll.catalog.name_lookup import printable
 from atoll.catalog.overlay_schema import Overlay
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import YamlFile, load_yaml_file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -22,11 +21,3 @@ class Fact:
     def __post_init__(self) -> None:
         if self.confidence not in CONFIDENCES:
             raise ValueError(f"confidence is {self.confidence!r}, not one of {CONFIDENCES}")
-
-
-def facts_to_json(facts: Mapping[str, Fact]) -> dict[str, dict[str, Scalar]]:
-    """Plain dictionaries, one per fact, ready for `json.dumps`."""
-    return {
-        key: {"value": fact.value, "source": fact.source, "confidence": fact.confidence}
-        for key, fact in facts.items()
-    }

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from atoll.catalog.names import printable
+from atoll.catalog.name_lookup import printable
 from atoll.core.errors import InputError
 
 # Above this no product of two fields can leave the range where floats count exactly.
-_MOST = 1 << 26
+_MAX_WHOLE = 1 << 26
+"""Largest number that a field takes."""
 
 
-def check_whole(name: str, value: object, *, least: int = 1, most: int = _MOST) -> None:
+def check_whole(
+    name: str, value: object, *, min_value: int = 1, max_value: int = _MAX_WHOLE
+) -> None:
     """Raise an InputError naming the field unless the value is a whole number in this range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(f"{value!r} is not a whole number from {least} to {most}", field=name)
+    if isinstance(value, bool) or not isinstance(value, int) or not min_value <= value <= max_value:
+        raise InputError(
+            f"{value!r} is not a whole number from {min_value} to {max_value}", field=name
+        )
 
 
 class ConfigFields:
@@ -52,15 +57,19 @@ class ConfigFields:
         """Whether the field is present and not null."""
         return self._data.get(name) is not None
 
-    def required(self, name: str, *, most: int = _MOST) -> int:
+    def required(self, name: str, *, max_value: int = _MAX_WHOLE) -> int:
         """A whole number of at least 1 that must be there."""
         if not self.has(name):
             raise self.error("this field is required", name)
-        return self._check(name, self._data[name], 1, most)
+        return self._check(name, self._data[name], 1, max_value)
 
-    def whole(self, name: str, *, default: int, least: int = 0, most: int = _MOST) -> int:
+    def whole(
+        self, name: str, *, default: int, min_value: int = 0, max_value: int = _MAX_WHOLE
+    ) -> int:
         """A whole number, `default` if absent or null."""
-        return self._check(name, self._data[name], least, most) if self.has(name) else default
+        return (
+            self._check(name, self._data[name], min_value, max_value) if self.has(name) else default
+        )
 
     def optional(self, name: str) -> int | None:
         """A whole number of at least 1, None if absent or null."""
@@ -71,7 +80,7 @@ class ConfigFields:
         value = self._data.get(name, default)
         if value is None or (value == -1 and not isinstance(value, bool)):
             return None
-        return self._check(name, value, 1, _MOST)
+        return self._check(name, value, 1, _MAX_WHOLE)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """True or false, `default` if absent or null."""
@@ -98,14 +107,14 @@ class ConfigFields:
             raise self.error(f"{_short(value)} is not a list of texts", name)
         return tuple(value)
 
-    def wholes(self, name: str, *, least: int = 1) -> tuple[int, ...]:
+    def wholes(self, name: str, *, min_value: int = 1) -> tuple[int, ...]:
         """A list of whole numbers, empty if absent or null."""
         value = self._data.get(name)
         if value is None:
             return ()
         if not isinstance(value, list):
             raise self.error(f"{_short(value)} is not a list of whole numbers", name)
-        return tuple(self._check(name, item, least, _MOST) for item in value)
+        return tuple(self._check(name, item, min_value, _MAX_WHOLE) for item in value)
 
     def section(self, name: str) -> ConfigFields | None:
         """A nested mapping, None if absent or null."""
@@ -116,12 +125,18 @@ class ConfigFields:
             raise self.error(f"{_short(value)} is not a mapping", name)
         return ConfigFields(value, path=self._path, prefix=f"{self._prefix}{name}.")
 
-    def _check(self, name: str, value: object, least: int, most: int) -> int:
+    def _check(self, name: str, value: object, min_value: int, max_value: int) -> int:
         # Some published configs write whole numbers as 8.0.
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.error(f"{_short(value)} is not a whole number from {least} to {most}", name)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not min_value <= value <= max_value
+        ):
+            raise self.error(
+                f"{_short(value)} is not a whole number from {min_value} to {max_value}", name
+            )
         return value
 
 

@@ -30,7 +30,7 @@ from atoll.catalog.hf_parts import (
 )
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
-from atoll.catalog.names import printable
+from atoll.catalog.name_lookup import printable
 from atoll.catalog.quantization import read_quantization
 from atoll.catalog.transformer import (
     BF16,
@@ -52,7 +52,7 @@ _DTYPES = {"bfloat16": BF16, "float16": FP16, "float32": FP32, "half": FP16, "fl
 
 @dataclass(frozen=True, slots=True)
 class _Traits:
-    """What an architecture fixes in code rather than in its config.
+    """Properties that an architecture fixes in code rather than in its config.
 
     `text_part`: the class is of a multimodal model of which only the language model is read; the note says
     what is left out. `defaults` are what its text section may leave out.
@@ -144,7 +144,7 @@ def _build(
 
 
 def _transformer(text: ConfigFields, root: ConfigFields, traits: _Traits) -> TransformerSpec:
-    layers = text.required("num_hidden_layers", most=4096)
+    layers = text.required("num_hidden_layers", max_value=4096)
     hidden = text.required("hidden_size")
     heads = text.required("num_attention_heads")
     dtype = _dtype(text, root)
@@ -162,7 +162,7 @@ def _transformer(text: ConfigFields, root: ConfigFields, traits: _Traits) -> Tra
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=1 if mla else text.whole("num_key_value_heads", default=heads, least=1),
+        kv_heads=1 if mla else text.whole("num_key_value_heads", default=heads, min_value=1),
         head_dim=mla.query_dim if mla else _head_dim(text, hidden, heads),
         intermediate=text.required(traits.dense_width),
         vocab=text.required("vocab_size"),
@@ -208,6 +208,7 @@ def _head_dim(text: ConfigFields, hidden: int, heads: int) -> int:
 
 
 def _is_tied(text: ConfigFields, root: ConfigFields, traits: _Traits) -> bool:
+    # The text section goes before the root, and that before what the architecture does.
     default = root.flag("tie_word_embeddings", default=traits.tied)
     return text.flag("tie_word_embeddings", default=default)
 
@@ -246,6 +247,7 @@ def _layer_types(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
         length = _LAYER_KINDS[kind]
         if kind not in sizes:
             sizes[kind] = None if length is None else text.required(length)
+    # No layer has a window: that is the same as no list.
     if all(size is None for size in sizes.values()):
         return ()
     return tuple(sizes[kind] for kind in types)
@@ -369,6 +371,7 @@ def _read_json(path: Path) -> dict[str, object]:
             fields[key] = value
         return fields
 
+    # Python would take NaN and Infinity, which are not JSON.
     def not_json(constant: str) -> NoReturn:
         raise InputError(f"{constant} is not a JSON number", path=path)
 
@@ -377,6 +380,7 @@ def _read_json(path: Path) -> dict[str, object]:
     except json.JSONDecodeError as error:
         raise InputError(f"not valid JSON: {error.msg}", path=path, line=error.lineno) from None
     except (ValueError, RecursionError) as error:
+        # A number with more digits than Python reads, or brackets nested too deeply.
         raise InputError(f"not valid JSON: {error}", path=path) from None
     if not isinstance(data, dict):
         raise InputError("a config must be a mapping", path=path)

@@ -1,4 +1,4 @@
-"""What families of models keep in their `config.json`: windows, experts, latents, states, vision towers.
+"""Parts of `config.json` that differ by family: windows, experts, latents, states, vision towers.
 
 Each function reads one part of a config for the architectures that `hf_config` lists beside it.
 """
@@ -33,7 +33,7 @@ def read_window_but_every(text: ConfigFields, layers: int) -> tuple[int | None, 
     """Gemma 3: every n-th layer attends to everything, the others slide."""
     size, period = (
         text.optional("sliding_window"),
-        text.whole("sliding_window_pattern", default=6, least=1),
+        text.whole("sliding_window_pattern", default=6, min_value=1),
     )
     return tuple(None if (i + 1) % period == 0 else size for i in range(layers))
 
@@ -41,9 +41,9 @@ def read_window_but_every(text: ConfigFields, layers: int) -> tuple[int | None, 
 def read_chunks_but_every(text: ConfigFields, layers: int) -> tuple[int | None, ...]:
     """Llama 4: layers with rotary positions attend within chunks, those without to everything."""
     size = text.optional("attention_chunk_size")
-    rotary = text.wholes("no_rope_layers", least=0)
+    rotary = text.wholes("no_rope_layers", min_value=0)
     if not rotary:
-        period = text.whole("no_rope_layer_interval", default=4, least=1)
+        period = text.whole("no_rope_layer_interval", default=4, min_value=1)
         rotary = tuple(int((i + 1) % period != 0) for i in range(layers))
     if len(rotary) != layers:
         raise text.error(f"{len(rotary)} entries for {layers} layers", "no_rope_layers")
@@ -65,7 +65,7 @@ def read_delta_qwen(text: ConfigFields, layers: int) -> DeltaSpec | None:
     """Qwen3-Next: every n-th layer has attention, the others follow the gated delta rule."""
     kinds = text.texts("layer_types")
     if not kinds:
-        period = text.whole("full_attention_interval", default=4, least=1)
+        period = text.whole("full_attention_interval", default=4, min_value=1)
         kinds = tuple(
             "full_attention" if (i + 1) % period == 0 else "linear_attention" for i in range(layers)
         )
@@ -78,7 +78,7 @@ def read_delta_qwen(text: ConfigFields, layers: int) -> DeltaSpec | None:
         value_heads=text.required("linear_num_value_heads"),
         key_dim=text.required("linear_key_head_dim"),
         value_dim=text.required("linear_value_head_dim"),
-        conv=text.whole("linear_conv_kernel_dim", default=4, least=1),
+        conv=text.whole("linear_conv_kernel_dim", default=4, min_value=1),
     )
 
 
@@ -87,7 +87,7 @@ def read_moe_deepseek(text: ConfigFields, layers: int) -> MoeSpec | None:
     if not text.has("n_routed_experts"):
         return None
     first = text.whole("first_k_dense_replace", default=0)
-    step = text.whole("moe_layer_freq", default=1, least=1)
+    step = text.whole("moe_layer_freq", default=1, min_value=1)
     width = text.required("moe_intermediate_size")
     return MoeSpec(
         experts=text.required("n_routed_experts"),
@@ -102,8 +102,8 @@ def read_moe_deepseek(text: ConfigFields, layers: int) -> MoeSpec | None:
 
 def read_moe_llama4(text: ConfigFields, layers: int) -> MoeSpec:
     """Llama 4: every n-th layer has experts, as wide as the one shared by all tokens."""
-    step = text.whole("interleave_moe_layer_step", default=1, least=1)
-    mixed = text.wholes("moe_layers", least=0) or tuple(range(step - 1, layers, step))
+    step = text.whole("interleave_moe_layer_step", default=1, min_value=1)
+    mixed = text.wholes("moe_layers", min_value=0) or tuple(range(step - 1, layers, step))
     width = text.required("intermediate_size")
     return MoeSpec(
         experts=text.required("num_local_experts"),
@@ -132,8 +132,8 @@ def read_moe_gpt_oss(text: ConfigFields, _layers: int) -> MoeSpec:
 
 def read_moe_qwen(text: ConfigFields, layers: int) -> MoeSpec | None:
     """Qwen: experts in every n-th layer but those listed; None where no layer has any."""
-    step = text.whole("decoder_sparse_step", default=1, least=1)
-    plain = frozenset(text.wholes("mlp_only_layers", least=0))
+    step = text.whole("decoder_sparse_step", default=1, min_value=1)
+    plain = frozenset(text.wholes("mlp_only_layers", min_value=0))
     dense = frozenset(i for i in range(layers) if i in plain or (i + 1) % step)
     experts = text.required("num_experts")
     shared = text.whole("shared_expert_intermediate_size", default=0)
@@ -153,24 +153,24 @@ def read_vision_qwen25(vision: ConfigFields) -> EncoderSpec:
     """The vision tower of Qwen2.5-VL."""
     hidden, merge = (
         vision.required("hidden_size"),
-        vision.whole("spatial_merge_size", default=2, least=1),
+        vision.whole("spatial_merge_size", default=2, min_value=1),
     )
     output = vision.required("out_hidden_size")
     wide = hidden * merge**2
     return EncoderSpec(
         kind="vision",
-        layers=vision.required("depth", most=4096),
+        layers=vision.required("depth", max_value=4096),
         hidden=hidden,
         intermediate=vision.required("intermediate_size"),
         heads=vision.required("num_heads"),
         output_dim=output,
         rule="grid",
         gated_mlp=True,
-        patch_size=vision.whole("patch_size", default=14, least=1),
-        temporal_patch=vision.whole("temporal_patch_size", default=2, least=1),
+        patch_size=vision.whole("patch_size", default=14, min_value=1),
+        temporal_patch=vision.whole("temporal_patch_size", default=2, min_value=1),
         merge=merge,
         window_px=vision.optional("window_size"),
-        full_attention_layers=vision.wholes("fullatt_block_indexes", least=0) or None,
+        full_attention_layers=vision.wholes("fullatt_block_indexes", min_value=0) or None,
         projector=(wide, wide, output),
         projector_norm=hidden,
     )

@@ -160,9 +160,14 @@ class EncoderSpec:
         """
         assert self.max_tiles is not None
         assert self.image_size is not None
-        most = self.max_tiles
+        max_tiles = self.max_tiles
         grids = sorted(
-            {(w, h) for w in range(1, most + 1) for h in range(1, most + 1) if w * h <= most},
+            {
+                (w, h)
+                for w in range(1, max_tiles + 1)
+                for h in range(1, max_tiles + 1)
+                if w * h <= max_tiles
+            },
             key=lambda grid: grid[0] * grid[1],
         )
         aspect, area = width_px / height_px, width_px * height_px
@@ -178,7 +183,7 @@ class EncoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorSpec:
-    """What turns an llm's output into sound or pictures; unknown fields are None.
+    """A component that turns an llm's output into sound or pictures; unknown fields are None.
 
     `params` is the published count of parameters, where there is one. `frames_per_second` are codes (of an
     autoregressive one) or spectrogram frames for a second of speech. `steps` of denoising take `passes`

@@ -1,4 +1,4 @@
-"""What mixes tokens in a layer beside plain attention: latent attention and the gated delta rule."""
+"""Token mixers of a layer beside plain attention: latent attention and the gated delta rule."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MlaSpec:
     copies: int = 1
 
     def __post_init__(self) -> None:
-        check_whole("q_rank", self.q_rank, least=0)
+        check_whole("q_rank", self.q_rank, min_value=0)
         for name in ("kv_rank", "nope_dim", "rope_dim", "v_dim", "copies"):
             check_whole(name, getattr(self, name))
 

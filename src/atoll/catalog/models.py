@@ -38,6 +38,12 @@ __all__ = [
 ]
 
 ComponentSpec = TransformerSpec | EncoderSpec | GeneratorSpec
+_SHAPES: dict[ComponentKind, type[ComponentSpec]] = {
+    ComponentKind.ENCODER: EncoderSpec,
+    ComponentKind.LLM: TransformerSpec,
+    ComponentKind.GENERATOR: GeneratorSpec,
+}
+"""Shape of every kind of component; `models.yaml` lists components under the kind's plural."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +174,8 @@ def default_models() -> FrozenMap[str, ModelSpec]:
 def _model(name: str, entry: Table, sources: Table) -> ModelSpec:
     components: dict[str, ComponentSpec] = {}
     kinds: list[Component] = []
-    for part, kind in (
-        ("encoders", ComponentKind.ENCODER),
-        ("llms", ComponentKind.LLM),
-        ("generators", ComponentKind.GENERATOR),
-    ):
-        table = section(entry, part)
+    for kind in _SHAPES:
+        table = section(entry, f"{kind}s")
         for label in table:
             components[label] = _component(kind, section(table, label))
             kinds.append(Component(label, kind))
@@ -224,16 +226,13 @@ def _component(kind: ComponentKind, entry: Table) -> ComponentSpec:
         entry = section(section(section(models, shape_of), "llms"), "llm")
         return _component(ComponentKind.LLM, entry)
     values: dict[str, object] = dict(entry)
-    cls: type[ComponentSpec]
-    if kind is ComponentKind.LLM:
-        cls = TransformerSpec
+    cls = _SHAPES[kind]
+    if cls is TransformerSpec:
         _expand_windows(values)
         shared = values.pop("dtype", None)
         if shared is not None:
             for group in ("attention", "mlp", "expert", "embedding", "kv", "activation"):
                 values.setdefault(f"{group}_dtype", shared)
-    else:
-        cls = EncoderSpec if kind is ComponentKind.ENCODER else GeneratorSpec
     for item in fields(cls):
         value = values.get(item.name)
         if isinstance(value, list):

@@ -37,7 +37,7 @@ class AllReduceCost:
 
 @dataclass(frozen=True, slots=True)
 class Interconnect:
-    """What joins the GPUs of one node; `allreduce` maps a GPU count to its cost.
+    """Interconnect between the GPUs of one node; `allreduce` maps a GPU count to its cost.
 
     `p2p_*` is one GPU sending to another, one direction; None where the node has one GPU.
     """

@@ -16,8 +16,8 @@ from atoll.catalog.document import Document
 from atoll.catalog.facts import Confidence, Fact
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.gpus import GpuType
-from atoll.catalog.links import Link, LinkTable
-from atoll.catalog.names import fold, index_names
+from atoll.catalog.link_table import Link, LinkTable
+from atoll.catalog.name_lookup import fold, index_names
 from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeRule
 from atoll.catalog.overlay_models import overlay_models
 from atoll.catalog.prices import Price, SpotPrice
@@ -59,6 +59,7 @@ def apply_overlay(
     entries = document.overlay
     gpus, rules = _gpus(catalog, document)
     interconnects = _interconnects(catalog, document)
+    # Nodes, models, prices and links below may name the GPUs and interconnects of this overlay.
     sized = Catalog(
         gpus=gpus,
         interconnects=interconnects,
@@ -98,6 +99,7 @@ def apply_overlay(
 def _gpus(catalog: Catalog, document: Document) -> tuple[dict[str, GpuType], dict[str, NodeRule]]:
     gpus, rules = dict(catalog.gpus), dict(catalog.node_rules)
     for name, entry in (document.overlay.gpus or {}).items():
+        # Anew for every entry: one may be like another that came before it.
         index = index_names((gpu.name, gpu.aliases) for gpu in gpus.values())
         known = gpus.get(index.get(fold(name), ""))
         base = known
@@ -107,6 +109,7 @@ def _gpus(catalog: Catalog, document: Document) -> tuple[dict[str, GpuType], dic
         canonical = name if known is None else known.name
         if known is None:
             with document.at("gpus", name):
+                # Its name must be one that node types can be written with.
                 parse_node_type(f"{name}:1")
         gpus[canonical] = _gpu(canonical, entry, base, document)
         if canonical not in rules:
@@ -204,6 +207,7 @@ def _interconnect(
                 "an all-reduce needs two GPUs or more", "interconnects", name, "allreduce", count
             )
         before = start.allreduce.get(count)
+        # A row without p keeps the one it had.
         p = row.p if row.p is not None else 1.0 if before is None else before.p
         costs[count] = AllReduceCost(row.alpha_us, row.bus_bandwidth, p)
         parameters = ["alpha_us", "bus_bandwidth_bytes_per_s"]
@@ -241,6 +245,7 @@ def _price(catalog: Catalog, document: Document, i: int, entry: PriceEntry) -> P
     with document.at("prices", i, "node"):
         gpu, count = parse_node_type(entry.node)
         node_type = f"{catalog.gpu(gpu).name}:{count}"
+    # One that is not on offer only takes a machine off the list.
     if entry.offered and entry.usd_per_hour is None and entry.spot is None:
         raise document.error(
             "a machine on offer needs a price",
@@ -316,6 +321,7 @@ def _pairs(
             raise document.error(
                 "a link between two nodes needs bandwidth and latency", "links", kind, i
             )
+        # Pairs of regions begin with what was known of them, so that a row may give one value only.
         base = table.between(a, b) if kind == "regions" else table.in_region
         links[a, b] = _apply_entry(base, row)
         if not row.one_way:

@@ -12,7 +12,7 @@ from atoll.catalog.facts import Fact
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.hf_config import model_from_config
 from atoll.catalog.models import ModelSpec
-from atoll.catalog.names import fold, index_names
+from atoll.catalog.name_lookup import fold, index_names
 from atoll.catalog.transformer import DType, MoeSpec, TransformerSpec, dtype_of
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.graph import ComponentGraph
@@ -50,7 +50,7 @@ def _base(
     models: Mapping[str, ModelSpec],
     document: Document,
 ) -> ModelSpec | None:
-    """What the entry starts from: a config file, another model, or the model of the same name."""
+    """The model that the entry starts from: a config file, another model, or the one of the same name."""
     if entry.like is not None and entry.hf_config is not None:
         raise document.error(
             "give 'like' or 'hf_config', not both", "models", name, hint="remove one of them"

@@ -71,7 +71,7 @@ class AllReduceEntry(Sourced):
 
 
 class InterconnectEntry(Sourced):
-    """What joins the GPUs of a node."""
+    """Interconnect between the GPUs of a node."""
 
     like: StrictStr | None = None
     kind: Literal["nvlink", "xgmi", "pcie", "none"] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from atoll.catalog.names import fold
+from atoll.catalog.name_lookup import fold
 from atoll.catalog.resources import data_text
 from atoll.core.ids import format_node_type, parse_node_type
 
@@ -63,7 +63,7 @@ class Price:
 
     @property
     def key(self) -> tuple[str, str, str, str | None]:
-        """What identifies the row: cloud, region, node type, instance."""
+        """Identity of the row: cloud, region, node type, instance."""
         return (self.cloud, self.region, self.node_type, self.instance)
 
     def cost(self, *, spot: bool = False) -> float | None:

@@ -63,6 +63,7 @@ def read_quantization(fields: ConfigFields, layers: int) -> Quantization:
     if config is None:
         return Quantization(kv=kv)
     method = config.text("quant_method")
+    # Configs of bitsandbytes may leave the method out.
     if method is None and (config.flag("load_in_4bit") or config.flag("load_in_8bit")):
         method = "bitsandbytes"
     known: dict[str, Callable[[ConfigFields], DType | None]] = {
@@ -141,7 +142,7 @@ def _read_compressed(config: ConfigFields) -> DType | None:
         weights = None if group is None else group.section("weights")
         if weights is None:
             continue
-        bits = weights.whole("num_bits", default=8, most=16)
+        bits = weights.whole("num_bits", default=8, max_value=16)
         size = weights.group("group_size", default=None)
         if weights.text("type") == "float":
             # 4-bit floats come with 8-bit scales, for 16 weights (NVFP4) or for 32 (MXFP4).
@@ -187,7 +188,7 @@ def _kv_dtype(name: str | None) -> DType | None:
 
 def _kv_scheme(config: ConfigFields) -> DType | None:
     scheme = config.section("kv_cache_scheme")
-    if scheme is not None and scheme.whole("num_bits", default=16, most=16) == 8:
+    if scheme is not None and scheme.whole("num_bits", default=16, max_value=16) == 8:
         return FP8 if scheme.text("type") == "float" else INT8
     algorithm = config.text("kv_cache_quant_algo")
     return FP8 if algorithm is not None and algorithm.upper() == "FP8" else None
@@ -246,6 +247,7 @@ class _Rule:
                 return False
             at = place + len(text)
         if last is not None:
+            # The last text must not overlap what matched before it.
             return len(name) - len(last) >= at and name.endswith(last)
         return not self.to_end or at == len(name)
 
@@ -275,6 +277,7 @@ def _choices(expression: str) -> list[str]:
         else:
             before, after = text[: group.start()], text[group.end() :]
             todo += [f"{before}{choice}{after}" for choice in group[1].split("|")]
+        # Choices multiply: a short expression can stand for millions.
         if len(done) + len(todo) > _RULE_CHOICES:
             return []
     return done
@@ -288,6 +291,7 @@ def _rule(expression: str) -> _Rule | None:
     while at < len(body):
         part = _RULE_PART.match(body, at)
         if part is None:
+            # What is not understood matches nothing.
             return None
         if part["any"]:
             texts.append("")

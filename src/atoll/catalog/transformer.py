@@ -52,6 +52,7 @@ __all__ = [
     "MoeSpec",
     "TransformerSpec",
     "dtype_of",
+    "kept_tokens",
 ]
 
 _MAX_LAYERS = 4096
@@ -77,7 +78,7 @@ class MoeSpec:
         check_whole("experts", self.experts)
         check_whole("top_k", self.top_k)
         check_whole("moe intermediate", self.intermediate)
-        check_whole("shared_intermediate", self.shared_intermediate, least=0)
+        check_whole("shared_intermediate", self.shared_intermediate, min_value=0)
         if self.top_k > self.experts:
             raise InputError(f"top_k {self.top_k} exceeds {self.experts} experts", field="top_k")
 
@@ -281,8 +282,7 @@ class TransformerSpec:
 
     def kv_tokens(self, i: int, context: int) -> int:
         """How many of `context` tokens layer i keeps: all, or as many as its window holds."""
-        window = self.windows[i]
-        return context if window is None else min(window, context)
+        return int(kept_tokens(self.windows[i], context))
 
     # Variants
 
@@ -361,7 +361,7 @@ class TransformerSpec:
         return attention + mlp + experts + small, size
 
     def _check(self) -> None:
-        check_whole("layers", self.layers, most=_MAX_LAYERS)
+        check_whole("layers", self.layers, max_value=_MAX_LAYERS)
         for name in (
             "hidden",
             "heads",
@@ -393,7 +393,7 @@ class TransformerSpec:
         states = frozenset() if self.delta is None else self.delta.layers
         for i, window in enumerate(self.windows):
             if window is not None:
-                check_whole("windows", window, least=0 if i in states else 1)
+                check_whole("windows", window, min_value=0 if i in states else 1)
         for layer in states:
             if not 0 <= layer < self.layers:
                 raise InputError(
@@ -404,6 +404,14 @@ class TransformerSpec:
                 f"latent attention has 1 KV head and head_dim {self.mla.query_dim}, the width of a query",
                 field="mla",
             )
+
+
+def kept_tokens(window: int | None, context: float) -> float:
+    """Return how many of `context` tokens a layer with this window keeps in its KV cache.
+
+    `sim/link_traffic.py` has the same rule in compiled code.
+    """
+    return context if window is None else min(context, float(window))
 
 
 def _rebuild(fields: dict[str, object]) -> TransformerSpec:

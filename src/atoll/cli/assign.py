@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 from pydantic import Field
 
-from atoll.cli.options import VerbSettings, verb
+from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.cli.progress import live_line
-from atoll.cli.serving import need_fabric
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
+from atoll.core.extras import require_extras
 from atoll.core.quantities import Duration
 from atoll.report.terminal import emit, note
 
@@ -27,13 +27,13 @@ _ANSWER_S = 10.0
 
 
 class AssignSettings(VerbSettings):
-    """What `atoll assign` is told."""
+    """Options of `atoll assign`."""
 
     node: str = Field(
         description="Name or session id of a node.", json_schema_extra={"argument": True}
     )
     model: str = Field("", description="org/name, pypi://..., or a path the node allows.")
-    engine: str = Field("vllm", description="vllm, sglang, llamacpp or atoll.")
+    engine: str = Field("vllm", description="vllm, sglang, llamacpp, ...")
     name: str = Field("", description="What requests ask for.")
     settings: dict[str, str] = Field(
         default_factory=dict,
@@ -52,9 +52,7 @@ class AssignSettings(VerbSettings):
         description="An operator's token, @FILE that holds it, or open://host:port.",
         json_schema_extra={"env": "ATOLL_FABRIC"},
     )
-    as_json: bool = Field(
-        False, description="Print the outcome as JSON.", json_schema_extra={"flag": "--json"}
-    )
+    as_json: bool = json_field("Print the outcome as JSON.")
 
 
 @verb(app, AssignSettings)
@@ -64,17 +62,16 @@ def assign(options: AssignSettings) -> None:
     Needs an operator's certificate (`atoll fabric issue NAME --role operator`). The node starts one of the
     engines it knows; no command is ever sent.
     """
-    need_fabric()
-    from atoll.runtime.join.assignment import ENGINES, Assignment, check
+    require_extras("fabric")
+    from atoll.engines.table import find_launched
+    from atoll.runtime.join.assignment import Assignment, check
 
     if options.stop == bool(options.model):
         raise UsageError(
             "either --model or --stop is needed", field="--model", hint="give one of them"
         )
-    if options.engine not in ENGINES:
-        raise UnknownNameError("engine", options.engine, ENGINES, field="--engine")
     order = Assignment(
-        engine=next(known for known in ENGINES if known == options.engine),
+        engine=find_launched(options.engine, field="--engine").name,
         model=options.model,
         name=options.name,
         settings={key.removeprefix("--"): value for key, value in options.settings.items()},
@@ -124,7 +121,7 @@ async def _assign(
 
 async def send_order(fabric: Fabric, sid: str, order: Assignment) -> OrderReply:
     """Sign an order, send it to a session and return what it says."""
-    from atoll.fabric.identity import keys
+    from atoll.fabric.identity import fabric_keys as keys
     from atoll.runtime.join.assignment import read_reply, write_order
 
     payload = write_order(order, fabric.identity, fabric.access.fabric_id, sid, time.time())

@@ -122,7 +122,7 @@ def end_with_input() -> None:
 
 
 class DashboardOptions(VerbSettings):
-    """What verbs are told that start a dashboard beside what they serve."""
+    """Options of verbs that start a dashboard beside what they serve."""
 
     dashboard: bool = Field(
         False,
@@ -159,7 +159,7 @@ def check_dashboard(options: DashboardOptions) -> None:
 
 def _choose_address(options: DashboardOptions) -> tuple[str, int]:
     from atoll.dashboard.headers import is_loopback
-    from atoll.runtime.http.listening import check_listen
+    from atoll.runtime.http.listen_address import check_listen
 
     if options.dashboard_at is not None:
         host, port = _read_address(options.dashboard_at)

@@ -13,13 +13,13 @@ from atoll.report.terminal import console, note
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.catalog.gpus import GpuType
-    from atoll.perf.calibrate import Fit
+    from atoll.perf.calibration import Fit
     from atoll.perf.constants import OpClass, OpConstants
     from atoll.perf.measurements import Points
 
 
 class _FilePart(NamedTuple):
-    """What one file says about one operator class of one GPU."""
+    """Measurements in one file of one operator class of one GPU."""
 
     path: Path
     gpu: GpuType
@@ -56,7 +56,7 @@ def fit_files(
 
 
 def _parts(path: Path, catalog: Catalog, gpu: str | None) -> Iterator[_FilePart]:
-    from atoll.perf.calibrate import op_classes
+    from atoll.perf.calibration import op_classes
     from atoll.perf.measurements import read_points
 
     points = read_points(path)
@@ -95,7 +95,7 @@ def _report_skipped(path: Path, points: Points) -> None:
 
 
 def _fit(parts: list[_FilePart], *, hold_out: bool, source: str | None) -> Fit:
-    from atoll.perf.calibrate import fit
+    from atoll.perf.calibration import fit
     from atoll.perf.measurements import join_measurements
 
     gpu, op = parts[0].gpu, parts[0].op
@@ -115,7 +115,7 @@ def _fit(parts: list[_FilePart], *, hold_out: bool, source: str | None) -> Fit:
 
 
 def _keep_narrow(found: Fit, gpu: GpuType) -> Fit:
-    """What a KV cache of 8 bits changes is not measured here: it stays as shipped."""
+    """Constants of 8-bit KV caches are not measured here: they stay as shipped."""
     from dataclasses import replace
 
     from atoll.perf.constants import default_constants

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.shared_options import AsJson
 from atoll.core.units import (
     format_bandwidth,
     format_bytes,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from atoll.catalog.catalog import Catalog
     from atoll.catalog.describe import Description
-    from atoll.catalog.links import Link, LinkTable
+    from atoll.catalog.link_table import Link, LinkTable
     from atoll.catalog.models import ModelSpec
     from atoll.catalog.prices import Price
 
@@ -35,7 +36,6 @@ app = typer.Typer(
     help="Look up GPUs, nodes, models, prices and links, and where the numbers come from.",
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")]
 Overlays = Annotated[
     list[Path] | None,
     typer.Option(

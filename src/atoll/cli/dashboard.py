@@ -13,9 +13,9 @@ from pydantic import Field
 
 from atoll.cli.beside import DASHBOARD_PORT, CompanionProcess, end_with_input
 from atoll.cli.find_gateway import find_gateway, read_gateway
-from atoll.cli.options import VerbSettings, verb
-from atoll.cli.serving import need_serving
+from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.core.errors import UsageError
+from atoll.core.extras import require_extras
 from atoll.core.files import read_text_limited
 from atoll.core.paths import runtime_dir
 from atoll.report.terminal import console, note
@@ -36,7 +36,7 @@ def _proxied(default: object, description: str, **extra: Any) -> Any:
 
 
 class DashboardCommandSettings(VerbSettings):
-    """What `atoll dashboard` is told."""
+    """Options of `atoll dashboard`."""
 
     gateway: str | None = Field(
         None,
@@ -53,10 +53,10 @@ class DashboardCommandSettings(VerbSettings):
         description="A fleet file to plan with; repeatable.",
         json_schema_extra={"flag": "--fleet", "metavar": "FILE"},
     )
-    desk: bool = Field(
+    planner: bool = Field(
         True,
-        description="Start the desk, which plans and simulates, in a process beside.",
-        json_schema_extra={"flag": "--desk/--no-desk"},
+        description="Start the planner, which plans and simulates, in a process beside.",
+        json_schema_extra={"flag": "--planner/--no-planner"},
     )
     host: str = Field("127.0.0.1", description="Where to listen.")
     port: int = Field(DASHBOARD_PORT, ge=0, le=65535, description="0: any.")
@@ -87,11 +87,7 @@ class DashboardCommandSettings(VerbSettings):
     with_parent: bool = Field(
         False, description="End when standard input does: for who starts it beside another."
     )
-    as_json: bool = Field(
-        False,
-        description="Print the address as JSON once it listens.",
-        json_schema_extra={"flag": "--json"},
-    )
+    as_json: bool = json_field("Print the address as JSON once it listens.")
 
 
 @verb(app, DashboardCommandSettings)
@@ -101,23 +97,23 @@ def dashboard(options: DashboardCommandSettings) -> None:
     Without --gateway it shows the gateway that runs on this machine, and waits for one. The link that it
     prints logs in once, as an admin; others log in with their API keys and have the role of the key.
     """
-    need_serving()
+    require_extras("serve")
     if options.link:
         _print_link(options)
         return
-    from atoll.runtime.http.listening import check_listen
-    from atoll.runtime.http.loop import run
+    from atoll.runtime.http.listen_address import check_listen
+    from atoll.runtime.http.program import run
 
     settings = _read_settings(options)
     if options.port:
         check_listen(options.host, options.port)
     services = _find_services(options)
-    desk = _start_desk(options, services)
+    planner = _start_planner(options, services)
     try:
         run(_serve(options, settings, services))
     finally:
-        if desk is not None:
-            desk.stop()
+        if planner is not None:
+            planner.stop()
 
 
 def _print_link(options: DashboardCommandSettings) -> None:
@@ -190,19 +186,19 @@ def _read_trust(options: DashboardCommandSettings, *, local: bool) -> ProxyTrust
 def _find_services(options: DashboardCommandSettings) -> ServiceDirectory:
     from atoll.dashboard.services import ServiceAddress, ServiceDirectory
 
-    desk = None
-    if options.desk:
-        desk = ServiceAddress(socket=runtime_dir() / f"desk-{os.getpid()}.sock")
+    planner = None
+    if options.planner:
+        planner = ServiceAddress(socket=runtime_dir() / f"planner-{os.getpid()}.sock")
     named = None
     if options.gateway is not None:
         named = read_gateway(options.gateway, options.admin_socket, _read_token(options))
     if named is not None:
-        return ServiceDirectory(named, desk)
+        return ServiceDirectory(named, planner)
 
     def find() -> ServiceAddress | None:
         return find_gateway(options.gateway)
 
-    return ServiceDirectory(find(), desk, find)
+    return ServiceDirectory(find(), planner, find)
 
 
 def _read_token(options: DashboardCommandSettings) -> str | None:
@@ -211,12 +207,12 @@ def _read_token(options: DashboardCommandSettings) -> str | None:
     return os.environ.get(TOKEN_VARIABLE) or None
 
 
-def _start_desk(
+def _start_planner(
     options: DashboardCommandSettings, services: ServiceDirectory
 ) -> CompanionProcess | None:
-    if services.desk is None or services.desk.socket is None:
+    if services.planner is None or services.planner.socket is None:
         return None
-    arguments = ["desk", "--socket", str(services.desk.socket), "--with-parent"]
+    arguments = ["planner", "--socket", str(services.planner.socket), "--with-parent"]
     for path in options.fleets:
         arguments += ["--fleet", str(path.resolve())]
     process = CompanionProcess(arguments, note, quiet=True)
@@ -229,7 +225,7 @@ async def _serve(
 ) -> None:
     from atoll.dashboard.links import LoginLinks, links_folder
     from atoll.dashboard.server import Dashboard
-    from atoll.runtime.http.listening import cannot_listen
+    from atoll.runtime.http.listen_address import cannot_listen
     from atoll.runtime.http.program import close_when_told
 
     # The folder is called by the port, which is known once it is listened on.

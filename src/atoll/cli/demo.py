@@ -9,24 +9,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.serving import fetch_models, local_fleet, need_engine, need_fabric, need_serving
+from atoll.api.demo.asking import DemoError, stream_text
+from atoll.cli.operating import TerminalListener
 from atoll.core.errors import AtollError, MissingDependencyError, UsageError
+from atoll.core.extras import require_extras
 from atoll.core.files import check_target
-from atoll.plan.files.read import read_plan
 from atoll.report.terminal import console
 
 if TYPE_CHECKING:
-    from atoll.runtime.local.build import LocalModel
-    from atoll.runtime.local.fleet import LocalFleet
+    from atoll.api.served_plan import ServedPlan
+    from atoll.runtime.local.fleet_state import FleetState
+    from atoll.runtime.local.local_endpoints import LocalModel
 
 app = typer.Typer(add_completion=False)
 _QUESTION = "Write a short story about a lighthouse keeper."
+SERVICE = "smollm2"
 _TOKENS = 72
 _LONG_TOKENS = 160
 """Of an answer that takes longer than an instance needs to start, where cores are free."""
@@ -34,10 +36,6 @@ _KILL_AFTER = 24
 # Planning takes a second; a busy machine may take longer, and should show the same.
 _PATIENCE = "10min"
 _DASHBOARD_S = 20.0
-
-
-class DemoError(AtollError):
-    """The demonstration did not show what it should have."""
 
 
 @app.command()
@@ -63,27 +61,27 @@ def demo(
     a fleet of that model: demand doubles in the middle of an answer, and a replica comes. Last, a question is
     spoken, heard, thought about with a picture and answered aloud, over several processes; one is killed.
     """
-    need_serving()
-    need_engine()
+    require_extras("serve", "engine")
     check_target(out)
     if speech:
         _speech_only(_examples(examples), question, picture, out)
         return
     question = question or _QUESTION
     from atoll.engine.weights.sources import DEFAULT_MODEL, DEFAULT_NAME
-    from atoll.runtime.http.loop import run
+    from atoll.runtime.http.program import run
+    from atoll.runtime.local.serving import fetch_models
     from atoll.runtime.local.weights import WeightSource
 
     begun_s = time.monotonic()
     folder = _examples(examples)
     _say(f"0. Weights: {DEFAULT_NAME}, fetched and converted once")
-    models = fetch_models({"smollm2": WeightSource(DEFAULT_MODEL)})
+    models = fetch_models({SERVICE: WeightSource(DEFAULT_MODEL)}, TerminalListener(yes=True))
     run(_show(folder, models, question, out, begun_s))
 
 
 def _speech_only(folder: Path, question: str | None, picture: Path | None, out: Path) -> None:
     from atoll.cli.demo_speech import QUESTION, need_speech, show_speech
-    from atoll.runtime.http.loop import run
+    from atoll.runtime.http.program import run
 
     need_speech()
     run(show_speech(folder, _say, question=question or QUESTION, picture=picture, out=out))
@@ -94,7 +92,7 @@ def _examples(chosen: Path | None) -> Path:
     from atoll.plan.files.examples import find_example
 
     folder = chosen or find_example("quickstart").parent
-    for name in ("quickstart.yaml", "demo-plan.json"):
+    for name in ("quickstart.yaml", "demo-local.yaml", "demo-plan.json"):
         if not (folder / name).is_file():
             raise UsageError(f"{folder} has no {name}", hint="leave --examples out")
     return folder
@@ -108,20 +106,22 @@ def _say(text: str) -> None:
 async def _show(
     folder: Path, models: dict[str, LocalModel], question: str, out: Path, begun_s: float
 ) -> None:
-    from atoll.deploy.commands.stage import NURSERY_VARIABLE
-    from atoll.runtime.local.state import new_home, remove_home
-    from atoll.runtime.supervise.forker import Nursery
+    from atoll.deploy.commands.stage_node import FORK_SERVER_VARIABLE
+    from atoll.runtime.local.fleet_state import new_home, remove_home
+    from atoll.runtime.supervise.fork_client import ForkServer
 
     home = new_home()
-    socket = str(home / "nursery")
-    # Loading torch takes a while; it does so while the plans are made.
-    loading = asyncio.create_task(Nursery.share([str(m.folder) for m in models.values()], socket))
+    socket = str(home / "fork_server")
+    # Loading torch takes a while; for the replicas of the last step it is done while plans are made.
+    loading = asyncio.create_task(
+        ForkServer.share([str(m.folder) for m in models.values()], socket)
+    )
     try:
         await _plan_and_simulate(folder / "quickstart.yaml")
         await loading
-        answer = await _serve(folder / "demo-plan.json", models, question, socket)
-        os.environ[NURSERY_VARIABLE] = socket
-        await _change(models["smollm2"], home, question, answer)
+        answer = await _serve(folder, question)
+        os.environ[FORK_SERVER_VARIABLE] = socket
+        await _change(models[SERVICE], home, question, answer)
     finally:
         loading.cancel()
         with contextlib.suppress(asyncio.CancelledError, AtollError):
@@ -144,41 +144,29 @@ async def _speak(folder: Path, out: Path) -> None:
     await show_speech(folder, _say, out=out, first=8)
 
 
-async def _serve(path: Path, models: dict[str, LocalModel], question: str, socket: str) -> str:
+async def _serve(folder: Path, question: str) -> str:
     """Serve a plan, kill one of its processes, and return the undisturbed answer."""
-    from atoll.runtime.local.build import LocalOptions
-    from atoll.runtime.supervise.forker import Nursery
+    from atoll.api.demo.serving_beside import serve_beside
+    from atoll.api.fleet import Fleet
 
     _say("\n3. A plan for just that small model on four small machines (of the example demo-local)")
-    plan = read_plan(path)
+    plan = Fleet.load(folder / "demo-local.yaml").load_plan(folder / "demo-plan.json")
     for instance in plan.instances:
         _say(f"   {instance.id}: {instance.describe()}")
-    with local_fleet(
-        plan,
-        models,
-        LocalOptions(),
-        host="127.0.0.1",
-        port=0,
-        log=None,
-        on_progress=lambda _name, _state, _reason: None,
-    ) as fleet:
-        fleet.agent.nursery = Nursery.connect(socket)
-        _say("\n4. Serve: every machine a process that holds only its layers, a gateway in front")
-        await fleet.start()
-        shown = await _show_dashboard(fleet)
+    _say("\n4. Serve: every machine a process that holds only its layers, a gateway in front")
+    async with serve_beside(plan) as served:
+        shown = await _show_dashboard(served.state)
         try:
-            return await _ask_and_kill(fleet, question)
+            return await _ask_and_kill(served, question)
         finally:
             if shown is not None:
                 await _end(shown)
-            await fleet.stop(5.0)
 
 
-async def _show_dashboard(fleet: LocalFleet) -> asyncio.subprocess.Process | None:
+async def _show_dashboard(state: FleetState) -> asyncio.subprocess.Process | None:
     """Start the dashboard beside the fleet and say where it is; the demonstration goes on without it."""
-    state = fleet.state()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "atoll", "dashboard", "--json", "--no-desk", "--with-parent"),
+        *(sys.executable, "-m", "atoll", "dashboard", "--json", "--no-planner", "--with-parent"),
         *("--port", "0", "--gateway", state.url, "--admin-socket", state.admin_socket),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -211,24 +199,23 @@ async def _change(model: LocalModel, home: Path, question: str, expected: str) -
     """Keep a fleet with a controller; demand doubles in the middle of an answer."""
     _say("\n7. Operate: a controller keeps a fleet of that model, a gateway finds what it starts")
     try:
-        need_fabric()
+        require_extras("fabric")
     except MissingDependencyError as error:
         _say(f"   skipped: {error}")
         return
-    from atoll.cli.demo_change import operate_here
+    from atoll.api.demo.controlled_fleet import operate_here
 
-    async with operate_here("smollm2", model, home) as fleet:
+    async with operate_here(SERVICE, model, home) as fleet:
         await fleet.settle(1, lambda line: _say(f"   {line}"))
         _say("   1 instance serves. Ask, and double the demand in the middle of the answer:")
         shown, count = "", 0
         coming: asyncio.Task[None] | None = None
         sys.stdout.write("   ")
-        async with contextlib.aclosing(_stream(fleet.url, question, _LONG_TOKENS)) as answer:
+        pieces = stream_text(fleet.url, SERVICE, question, _LONG_TOKENS)
+        async with contextlib.aclosing(pieces) as answer:
             async for text in answer:
                 count += 1
-                shown += text
-                sys.stdout.write(text.replace("\n", "\n   "))
-                sys.stdout.flush()
+                shown += _show_piece(text)
                 if count == _KILL_AFTER:
                     fleet.ask_for(2.0)
                     coming = asyncio.create_task(fleet.settle(2, _interrupt))
@@ -255,8 +242,8 @@ def _interrupt(line: str) -> None:
     sys.stdout.flush()
 
 
-async def _collect(url: str, question: str, most: int = _TOKENS) -> str:
-    return "".join([text async for text in _stream(url, question, most)])
+async def _collect(url: str, question: str, max_tokens: int = _TOKENS) -> str:
+    return "".join([text async for text in stream_text(url, SERVICE, question, max_tokens)])
 
 
 async def _plan_and_simulate(fleet: Path) -> None:
@@ -290,30 +277,27 @@ async def _atoll(*arguments: str) -> list[str]:
     return [line.rstrip() for line in out.decode().splitlines() if line.strip()]
 
 
-async def _ask_and_kill(fleet: LocalFleet, question: str) -> str:
-    endpoint = fleet.endpoints[0].endpoint
-    for process, _, start, end in endpoint.held:
-        _say(
-            f"   process {fleet.agent.processes[process].pid}: layers {start} to {end - 1} ({process})"
-        )
-    _say(f"   {fleet.url}/v1 answers")
+async def _ask_and_kill(served: ServedPlan, question: str) -> str:
+    url = served.url
+    for node in served.state.endpoints[0].nodes:
+        pid = served.processes[node.process]
+        _say(f"   process {pid}: layers {node.start} to {node.end - 1} ({node.process})")
+    _say(f"   {url}/v1 answers")
     _say(f"\n5. Ask, undisturbed: {question}")
-    expected = await _collect(fleet.url, question)
-    _say(_indent(expected))
+    expected = await _collect(url, question)
+    _say("   " + expected.replace("\n", "\n   "))
     _say("\n6. Ask again, and kill a process in the middle of the answer (SIGKILL)")
     shown, count, killed = "", 0, ""
     sys.stdout.write("   ")
-    async for text in _stream(fleet.url, question):
+    async for text in stream_text(url, SERVICE, question, _TOKENS):
         count += 1
-        shown += text
-        sys.stdout.write(text.replace("\n", "\n   "))
-        sys.stdout.flush()
+        shown += _show_piece(text)
         if count == _KILL_AFTER:
-            killed = await _busy_sibling(fleet)
-            pid = fleet.agent.processes[killed].pid
+            killed = await _busy_sibling(served.state.endpoints[0].url)
+            pid = served.processes[killed]
             if pid is not None:
                 os.kill(pid, signal.SIGKILL)
-            sys.stdout.write(f"\n   >>> killed process {pid} ({killed}) <<<\n   ")
+            _interrupt(f"killed process {pid} ({killed})")
     sys.stdout.write("\n")
     if shown != expected:
         raise DemoError("the answer differs from the undisturbed one")
@@ -323,51 +307,26 @@ async def _ask_and_kill(fleet: LocalFleet, question: str) -> str:
         "\n   The answer went on over the other machine of that stage, which rebuilt what it needed:"
         "\n   letter by letter the same as undisturbed."
     )
-    await fleet.agent.ready([killed])
-    _say(f"   {killed} runs again, as process {fleet.agent.processes[killed].pid}.")
+    await served.wait_ready(killed)
+    _say(f"   {killed} runs again, as process {served.processes[killed]}.")
     return expected
 
 
-async def _busy_sibling(fleet: LocalFleet) -> str:
-    """Return a node that works on a request and has a sibling with the same layers."""
-    from atoll.runtime.http.client import fetch
+def _show_piece(text: str) -> str:
+    """Show a piece of an answer as it comes, and return it."""
+    sys.stdout.write(text.replace("\n", "\n   "))
+    sys.stdout.flush()
+    return text
 
-    endpoint = fleet.endpoints[0].endpoint
-    _, body = await fetch(f"{endpoint.backend.url}/atoll/v1/status")
+
+async def _busy_sibling(instance_url: str) -> str:
+    """Return a node that works on a request and has a sibling with the same layers."""
+    from atoll.runtime.http.http_client import fetch
+
+    _, body = await fetch(f"{instance_url}/atoll/v1/status")
     nodes: list[dict[str, Any]] = json.loads(body)["nodes"]
     ranges = [(node["start"], node["end"]) for node in nodes]
     twins = [n for n in nodes if ranges.count((n["start"], n["end"])) > 1]
     if not twins:
         raise DemoError("no two machines hold the same layers", hint="use the example demo-plan")
     return str(max(twins, key=lambda n: (n["stats"] or {}).get("running", 0))["name"])
-
-
-async def _stream(url: str, question: str, most: int = _TOKENS) -> AsyncGenerator[str, None]:
-    """Yield the pieces of an answer as they come."""
-    from atoll.runtime.http.client import stream_lines
-
-    chat = {
-        "model": "smollm2",
-        "messages": [{"role": "user", "content": question}],
-        "max_tokens": most,
-        "temperature": 0,
-        "stream": True,
-    }
-    lines = stream_lines(f"{url}/v1/chat/completions", body=chat)
-    async with contextlib.aclosing(lines):
-        async for line in lines:
-            text = line.decode().strip()
-            if text == "data: [DONE]":
-                return
-            if text.startswith("data: "):
-                event = json.loads(text.removeprefix("data: "))
-                if "error" in event:
-                    raise DemoError(f"the stream broke: {event['error']['message']}")
-                for choice in event["choices"]:
-                    if content := choice["delta"].get("content"):
-                        yield content
-    raise DemoError("the stream ended early")
-
-
-def _indent(text: str) -> str:
-    return "   " + text.replace("\n", "\n   ")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from atoll.cli.shared_options import AsJson
 from atoll.report.terminal import emit
 
 app = typer.Typer(add_completion=False)
@@ -16,12 +17,12 @@ app = typer.Typer(add_completion=False)
 def diff(
     before: Annotated[Path, typer.Argument(help="A plan.json.")],
     after: Annotated[Path, typer.Argument(help="Another plan.json.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what changes from one plan to another: instances, nodes, cost, capacity."""
-    from atoll.plan.diff import diff as compare
     from atoll.plan.files.read import read_plan
-    from atoll.report.diff import draw_diff
+    from atoll.plan.plan_diff import diff as compare
+    from atoll.report.diff_report import draw_diff
 
     change = compare(read_plan(before), read_plan(after))
     data = {**change.model_dump(mode="json"), "empty": change.empty}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import os
 import platform
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from atoll.cli.shared_options import AsJson
+from atoll.core.machine import DetectedGpu, count_cpus, cpu_name, find_gpus, memory_bytes
 from atoll.core.units import format_bytes
 from atoll.core.version import __version__
 from atoll.report.terminal import emit, note, table
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 MIN_PYTHON = (3, 11)
-NVIDIA_SMI_TIMEOUT_S = 10.0
 
 # Import name of every base dependency by distribution name.
 REQUIRED: dict[str, str] = {
@@ -123,15 +120,6 @@ class ExtraState:
 
 
 @dataclass(frozen=True, slots=True)
-class DetectedGpu:
-    """A GPU as its driver reports it."""
-
-    name: str
-    memory_bytes: float | None
-    driver: str
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """Everything the doctor found; `problems` lists what keeps Atoll from working."""
 
@@ -153,7 +141,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check what is installed, what is missing and how to get it."""
     report = examine()
@@ -177,7 +165,7 @@ def examine() -> Report:
         python=f"{platform.python_version()} ({platform.python_implementation()})",
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=cpu_name(),
-        cpu_count=cpu_count(),
+        cpu_count=count_cpus(),
         memory_bytes=memory_bytes(),
         required=required,
         extras=tuple(extra_state(extra) for extra in EXTRAS),
@@ -216,71 +204,6 @@ def extra_state(extra: Extra) -> ExtraState:
         installed=all(package.version is not None for package in packages),
         install=f"pip install 'atoll[{extra.name}]'",
     )
-
-
-def find_gpus(
-    timeout_s: float = NVIDIA_SMI_TIMEOUT_S,
-) -> tuple[tuple[DetectedGpu, ...], str | None]:
-    """Ask `nvidia-smi` for the GPUs; the note says why there are none."""
-    executable = shutil.which("nvidia-smi")
-    if executable is None:
-        return (), "no NVIDIA driver here (nvidia-smi not found); planning needs no GPU"
-    query = "--query-gpu=name,memory.total,driver_version"
-    try:
-        done = subprocess.run(
-            [executable, query, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return (), f"nvidia-smi did not answer within {timeout_s:g} s"
-    except OSError as error:
-        return (), f"nvidia-smi could not be run: {error.strerror}"
-    if done.returncode != 0:
-        message = " ".join((done.stderr or done.stdout).split())[:200]
-        return (), f"nvidia-smi failed with code {done.returncode}: {message}"
-    gpus = parse_nvidia_smi(done.stdout)
-    return gpus, None if gpus else "nvidia-smi reports no GPU"
-
-
-def parse_nvidia_smi(text: str) -> tuple[DetectedGpu, ...]:
-    """Read "name, memory in MiB, driver" lines; memory given as "[N/A]" becomes None."""
-    gpus = []
-    for line in text.splitlines():
-        parts = [part.strip() for part in line.rsplit(",", 2)]
-        if len(parts) == 3:
-            name, memory_mib, driver = parts
-            memory = float(memory_mib) * 2**20 if memory_mib.isdigit() else None
-            gpus.append(DetectedGpu(name, memory, driver))
-    return tuple(gpus)
-
-
-def cpu_name() -> str:
-    """Return the processor's model name, as far as the system tells."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine()
-
-
-def cpu_count() -> int:
-    """Return how many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def memory_bytes() -> float | None:
-    """Return the size of the main memory in bytes, or None if the system does not tell."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _draw(report: Report) -> Group:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli.progress import show_progress
+from atoll.cli.shared_options import AsJson, NoCache, Overlays
 from atoll.core.errors import UsageError
 from atoll.core.units import parse_duration
 from atoll.report.terminal import emit
 
 if TYPE_CHECKING:
     from atoll.api.fleet import Fleet
-    from atoll.api.plan import FleetPlan
+    from atoll.api.fleet_plan import FleetPlan
 
 app = typer.Typer(add_completion=False)
 
@@ -54,14 +55,9 @@ def explain(
     running: Annotated[
         Path | None, typer.Option("--running", help="The plan that ran before, as in `atoll plan`.")
     ] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compute all templates anew and keep none.")
-    ] = False,
-    overlay: Annotated[
-        list[Path] | None,
-        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+    no_cache: NoCache = False,
+    overlay: Overlays = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what binds a plan, what loosening it is worth, and what would serve more or cost less.
 
@@ -70,7 +66,7 @@ def explain(
     """
     seconds = parse_duration(deadline, field="deadline")
     from atoll.api.fleet import Fleet
-    from atoll.report.explanation import draw_explanation
+    from atoll.report.explanation_report import draw_explanation
     from atoll.solve.registry import require_packages
 
     require_packages()
@@ -84,7 +80,7 @@ def explain(
             node_types=kinds,
             repairs=repairs,
             deadline_s=seconds,
-            most_plans=plans,
+            max_plans=plans,
             best_effort=best_effort,
             cached=not no_cache,
             on_progress=tell,

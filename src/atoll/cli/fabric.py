@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.serving import need_fabric
+from atoll.cli.shared_options import AsJson
 from atoll.core.errors import UsageError
+from atoll.core.extras import require_extras
 from atoll.report.terminal import console, emit, note, table
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ _NEXT = {"worker": "atoll join", "gateway": "atoll gateway", "operator": "atoll 
 _DAY_S = 86_400.0
 
 Folder = Annotated[Path, typer.Option("--folder", help="Folder of the fabric's authority.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -43,7 +43,7 @@ def init(
 
     An existing fabric is never overwritten. Keep ca.key safe: whoever has it can let anybody in.
     """
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.identity.access import TOKEN_FILE
     from atoll.fabric.identity.authority import Authority
 
@@ -96,7 +96,7 @@ def issue(
 
     Many nodes, such as a Slurm array, may use one token. No hub has to be told.
     """
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.identity.authority import Authority, write_secret
 
     if out is not None and out.exists():
@@ -122,7 +122,7 @@ def renew(
     days: Annotated[int, typer.Option("--days", min=1, help="How long it is valid.")] = 365,
 ) -> None:
     """Give a member another token, with the hubs of today; its old one goes on until it expires."""
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.identity.authority import Authority, write_secret
 
     if out is not None and not out.parent.is_dir():
@@ -141,7 +141,7 @@ def add_hub(
     folder: Folder = _DEFAULT_FOLDER,
 ) -> None:
     """Have one more hub; those that run need not be told, members hear of it with their next token."""
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.identity.authority import Authority
 
     path = Authority(folder).add_hub(address)
@@ -157,7 +157,7 @@ def grow(
     folder: Folder = _DEFAULT_FOLDER,
 ) -> None:
     """Have room for more members: hubs started again allow it, nobody else has to be told."""
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.identity.authority import Authority
 
     paths = Authority(folder).grow(slots)
@@ -172,7 +172,7 @@ def revoke(
     folder: Folder = _DEFAULT_FOLDER,
 ) -> None:
     """Put a member out; hubs that watch this folder's revoked.json tell everybody within seconds."""
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.identity.authority import Authority
 
     gone = Authority(folder).revoke(name)
@@ -185,7 +185,7 @@ def revoke(
 @app.command("list")
 def list_members(folder: Folder = _DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List who was let in, and who was put out."""
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.identity.authority import Authority
 
     authority = Authority(folder)
@@ -216,7 +216,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Say what a token holds, without its key."""
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.identity.access import Access
 
     access = Access.open(fabric)

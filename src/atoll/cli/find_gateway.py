@@ -49,8 +49,8 @@ def find_gateway(fleet: str | None = None) -> ServiceAddress | None:
 def list_gateways(fleet: str | None = None) -> Iterator[ServiceAddress]:
     """Yield the gateways that run here: of operated fleets, of served ones (the newest first), others."""
     from atoll.dashboard.services import ServiceAddress
-    from atoll.runtime.http.listening import is_listening
-    from atoll.runtime.local.state import list_running_fleets
+    from atoll.runtime.http.listen_address import is_listening
+    from atoll.runtime.local.fleet_state import list_running_fleets
 
     yield from _list_operated(fleet)
     for state in reversed(list_running_fleets()):
@@ -66,9 +66,9 @@ def list_gateways(fleet: str | None = None) -> Iterator[ServiceAddress]:
 def _list_operated(fleet: str | None) -> Iterator[ServiceAddress]:
     if not any((state_dir() / "fleets").glob("*")):
         return  # and what knows of them need not be loaded
-    from atoll.control.operation.home import list_homes
+    from atoll.control.operation.fleet_home import list_homes
     from atoll.dashboard.services import ServiceAddress
-    from atoll.runtime.http.listening import is_listening
+    from atoll.runtime.http.listen_address import is_listening
 
     for home in list_homes():
         with contextlib.suppress(AtollError, OSError):

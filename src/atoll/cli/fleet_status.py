@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from atoll.control.operation.standing import FleetStanding, InstanceRow, ServiceRow
+    from atoll.control.operation.fleet_status import FleetStatus, InstanceRow, ServiceRow
 
 
-def draw_standing(fleet: FleetStanding, now_s: float) -> Group:
+def draw_fleet_status(fleet: FleetStatus, now_s: float) -> Group:
     """Return an operated fleet as lines and a table."""
     from rich.console import Group
     from rich.text import Text
 
     ready = sum(row.state == "ready" for row in fleet.instances)
-    standing = sum(row.state != "gone" for row in fleet.instances)
+    present = sum(row.state != "gone" for row in fleet.instances)
     where = f" at {fleet.url}/v1" if fleet.url and fleet.up else ""
     head = (
-        f"{fleet.fleet}{where}: {ready} of {standing} ready on "
+        f"{fleet.fleet}{where}: {ready} of {present} ready on "
         f"{', '.join(fleet.targets)}, {format_price(fleet.usd_per_hour)}, up "
         f"{format_duration(_round(now_s - fleet.since_s))}"
         if fleet.up
@@ -78,7 +78,7 @@ def read_fabric(token: str) -> list[dict[str, object]]:
 
 
 async def _read_fabric(token: str) -> list[dict[str, object]]:
-    from atoll.deploy.commands.engines import read_labels
+    from atoll.deploy.commands.node_commands import read_labels
     from atoll.fabric.identity.access import Access
     from atoll.fabric.registry.queries import state_of
     from atoll.fabric.registry.records import Metadata

@@ -15,16 +15,16 @@ from pydantic import Field
 
 from atoll.cli.beside import CompanionProcess, DashboardOptions, check_dashboard, start_dashboard
 from atoll.cli.keys import DB_HELP
-from atoll.cli.options import verb
-from atoll.cli.serving import need_fabric, need_serving
+from atoll.cli.options import json_field, verb
 from atoll.core.errors import MissingDependencyError, UsageError
+from atoll.core.extras import require_extras
 from atoll.core.files import check_target
 from atoll.core.quantities import Duration
 from atoll.report.terminal import console, note
 
 if TYPE_CHECKING:
     from atoll.fabric.identity.access import Access
-    from atoll.runtime.federation.service import GatewayProcess, ServiceOptions
+    from atoll.runtime.federation.federated_gateway import GatewayProcess, ServiceOptions
     from atoll.runtime.gateway.settings import GatewayFile
 
 app = typer.Typer(add_completion=False)
@@ -36,7 +36,7 @@ _ATTEMPTS = 6
 
 
 class GatewayCommandSettings(DashboardOptions):
-    """What `atoll gateway` is told; what `--config` says of the same counts where it is not given here."""
+    """Options of `atoll gateway`; those of `--config` count where they are not given here."""
 
     fabric: str | None = Field(
         None,
@@ -82,11 +82,7 @@ class GatewayCommandSettings(DashboardOptions):
     drain: Duration = Field(
         "30s", validate_default=True, description="How long to finish what runs when stopping."
     )
-    as_json: bool = Field(
-        False,
-        description="Print the address as JSON once it listens.",
-        json_schema_extra={"flag": "--json"},
-    )
+    as_json: bool = json_field("Print the address as JSON once it listens.")
 
 
 @verb(app, GatewayCommandSettings)
@@ -95,12 +91,12 @@ def gateway(options: GatewayCommandSettings) -> None:
 
     Ctrl-C finishes what runs; a second one stops at once.
     """
-    need_serving()
-    need_fabric()
+    require_extras("serve")
+    require_extras("fabric")
     from atoll.routing.policies import gateway_policy_code
-    from atoll.runtime.federation.service import ServiceOptions
+    from atoll.runtime.federation.federated_gateway import ServiceOptions
     from atoll.runtime.gateway.standalone import read_config
-    from atoll.runtime.http.listening import check_listen
+    from atoll.runtime.http.listen_address import check_listen
 
     file = read_config(options.config)
     changed = _overrules(options, file)
@@ -179,8 +175,8 @@ def _database(url: str | None, *, open_to_all: bool) -> str | None:
 def _run(service_options: ServiceOptions, options: GatewayCommandSettings) -> None:
     import gc
 
-    from atoll.runtime.federation.service import serve
-    from atoll.runtime.http.loop import run
+    from atoll.runtime.federation.federated_gateway import serve
+    from atoll.runtime.http.program import run
 
     # What is loaded by now stays; a request leaves few cycles, so looking for them can be rarer.
     gc.freeze()

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import typer
 from pydantic import Field
 
-from atoll.cli.operating import STATE_HELP
-from atoll.cli.options import VerbSettings, verb
+from atoll.cli.options import VerbSettings, json_field, verb
+from atoll.control.operation.options import STATE_HELP
 from atoll.core.units import format_price
 from atoll.report.terminal import console, emit
 
 if TYPE_CHECKING:
-    from atoll.control.operation.history import HistoryEvent
+    from atoll.control.operation.fleet_history import HistoryEvent
 
 app = typer.Typer(add_completion=False)
 
 
 class HistorySettings(VerbSettings):
-    """What `atoll history` is told."""
+    """Options of `atoll history`."""
 
     fleet: str | None = Field(
         None,
@@ -31,11 +31,7 @@ class HistorySettings(VerbSettings):
     last: int = Field(50, ge=1, description="How many events.")
     instance: str | None = Field(None, description="Only of this instance.")
     state: Path | None = Field(None, description=STATE_HELP)
-    as_json: bool = Field(
-        False,
-        description="Print JSON, times in Unix seconds.",
-        json_schema_extra={"flag": "--json"},
-    )
+    as_json: bool = json_field("Print JSON, times in Unix seconds.")
 
 
 @verb(app, HistorySettings)
@@ -44,7 +40,7 @@ def history(options: HistorySettings) -> None:
 
     Also what failed, in the words of the target. The log only grows; it is written before things are done.
     """
-    from atoll.control.operation.home import find_home
+    from atoll.control.operation.fleet_home import find_home
 
     home, _ = find_home(options.fleet, options.state)
     events = home.history.read(instance=options.instance, last=options.last)

@@ -11,8 +11,8 @@ import typer
 from pydantic import Field
 
 from atoll.cli.options import VerbSettings, verb
-from atoll.cli.serving import need_fabric
 from atoll.core.errors import UsageError
+from atoll.core.extras import require_extras
 from atoll.report.terminal import note
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False)
 
 
 class HubSettings(VerbSettings):
-    """What `atoll hub` is told."""
+    """Options of `atoll hub`."""
 
     fabric: str | None = Field(
         None,
@@ -56,7 +56,7 @@ def hub(options: HubSettings) -> None:
 
     One is enough to start; with two or more, any may die. Stops cleanly on SIGTERM and Ctrl-C.
     """
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.identity.access import ENVIRONMENT
     from atoll.fabric.transport.hub import hub_options, serve
     from atoll.telemetry.logs import JsonLog

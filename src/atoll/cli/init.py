@@ -46,7 +46,7 @@ def init(
 ) -> None:
     """Write a commented fleet file to start from, or print the schema editors can check it with."""
     if schema:
-        from atoll.plan.files.fleet import fleet_schema
+        from atoll.plan.files.fleet_file import fleet_schema
 
         sys.stdout.write(to_json(fleet_schema()) + "\n")
     elif list_:
@@ -76,16 +76,14 @@ def init(
 
 
 def _write_here(target: Path, *, force: bool) -> None:
+    from atoll.api.this_machine import FILL_IN, read_machine, write_fleet
     from atoll.catalog.load import load_catalog
-    from atoll.cli.here import FILL_IN, missing_facts, read_machine, write_fleet
 
     _check_target(target, force=force)
-    machine, catalog = read_machine(), load_catalog()
-    text = write_fleet(machine, catalog)
-    _write(target, text.replace("atoll plan FILE", f"atoll plan {target}"), force=force)
-    missing = missing_facts(machine, catalog)
-    if missing:
-        names = ", ".join(missing)
+    file = write_fleet(read_machine(), load_catalog())
+    _write(target, file.text.replace("atoll plan FILE", f"atoll plan {target}"), force=force)
+    if file.missing:
+        names = ", ".join(file.missing)
         note(f"the catalog does not know {names}: write its bandwidth over {FILL_IN} in {target}")
 
 

@@ -14,18 +14,18 @@ import typer
 from pydantic import Field
 
 from atoll.cli.options import VerbSettings, verb
-from atoll.cli.serving import need_fabric, need_serving
+from atoll.core.extras import require_extras
 from atoll.report.terminal import note
-from atoll.runtime.join.options import JoinOptions
+from atoll.runtime.join.join_options import JoinOptions
 
 if TYPE_CHECKING:
-    from atoll.runtime.join.node import JoinedNode
+    from atoll.runtime.join.joined_node import JoinedNode
 
 app = typer.Typer(add_completion=False)
 
 
 class JoinSettings(VerbSettings, JoinOptions):
-    """What `atoll join` is told: what the node is to know, and where it says what it does."""
+    """Options of `atoll join`: what the node is to know, and where it logs."""
 
     config: Path | None = Field(
         None,
@@ -50,8 +50,8 @@ def join(options: JoinSettings) -> None:
     serves. Ctrl-C or SIGTERM withdraws it, finishes what runs and leaves; a second one stops at once.
     SIGUSR1 says that the end is near (Slurm: --signal=B:USR1@120).
     """
-    need_fabric()
-    need_serving()
+    require_extras("fabric")
+    require_extras("serve")
     _run(options)
 
 
@@ -59,10 +59,10 @@ def _run(options: JoinSettings) -> None:
     import dataclasses
 
     from atoll.fabric.identity.access import ENVIRONMENT, Access
-    from atoll.runtime.adapters.base import RunDirectory
-    from atoll.runtime.http.loop import run
+    from atoll.runtime.endpoints.endpoint import RunDirectory
+    from atoll.runtime.http.program import run
     from atoll.runtime.join.hardware import host_name
-    from atoll.runtime.local.state import new_home, remove_home
+    from atoll.runtime.local.fleet_state import new_home, remove_home
     from atoll.telemetry.logs import JsonLog
 
     access = Access.open(options.fabric)
@@ -83,7 +83,7 @@ def _run(options: JoinSettings) -> None:
 
 
 async def _life(options: JoinSettings, access: Any, home: Any, log: Any) -> None:
-    from atoll.runtime.join.node import JoinedNode
+    from atoll.runtime.join.joined_node import JoinedNode
     from atoll.runtime.supervise.agent import ProcessError
 
     node = JoinedNode(options, access, home, log=log, say=_tell, engine_log=options.engine_log)

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 from pydantic import Field
 
-from atoll.cli.options import VerbSettings, verb
+from atoll.cli.options import VerbSettings, json_field, verb
+from atoll.cli.shared_options import AsJson
 from atoll.core.quantities import Count
 from atoll.report.terminal import console, emit, note, table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from atoll.runtime.accounts.api_keys import ApiKey
     from atoll.runtime.accounts.database import Database
-    from atoll.runtime.accounts.keys import ApiKey
-    from atoll.runtime.accounts.limits import Counted
+    from atoll.runtime.accounts.key_limits import Counted
 
 T = TypeVar("T")
 _LATEST_S = 253_370_764_800.0
@@ -28,7 +29,6 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 DB_HELP = "sqlite:///FILE, postgresql://..., or a file; else $ATOLL_DB, else the user's own."
 Db = Annotated[str | None, typer.Option("--db", envvar="ATOLL_DB", show_envvar=False, help=DB_HELP)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Which = Annotated[str, typer.Argument(metavar="ID", help="Id of a key, or its name.")]
 
 
@@ -38,7 +38,7 @@ def root() -> None:
 
 
 class KeySettings(VerbSettings):
-    """What `atoll keys create` is told; what a key may be is checked by `NewKey`."""
+    """Options of `atoll keys create`; `NewKey` checks what a key may be."""
 
     name: str = Field(description="What the key is for.", json_schema_extra={"argument": True})
     owner: str = Field("", description="Whose it is.")
@@ -84,13 +84,13 @@ class KeySettings(VerbSettings):
         json_schema_extra={"flag": "--track/--no-track"},
     )
     db: str | None = Field(None, description=DB_HELP, json_schema_extra={"env": "ATOLL_DB"})
-    as_json: bool = Field(False, description="Print JSON.", json_schema_extra={"flag": "--json"})
+    as_json: bool = json_field()
 
 
 @verb(app, KeySettings)
 def create(options: KeySettings) -> None:
     """Make a key and print it, once: only a hash of it is kept."""
-    from atoll.runtime.accounts.keys import NewKey
+    from atoll.runtime.accounts.api_keys import NewKey
     from atoll.runtime.pool.policy import Policy
 
     values = options.model_dump(exclude_none=True)
@@ -155,7 +155,7 @@ def list_(
 @app.command()
 def show(which: Which, db: Db = None, as_json: AsJson = False) -> None:
     """Show a key and what it has used so far."""
-    from atoll.runtime.accounts.limits import NOTHING, TOTAL, periods
+    from atoll.runtime.accounts.key_limits import NOTHING, TOTAL, periods
 
     async def look(database: Database) -> tuple[ApiKey, dict[str, Counted]]:
         key = await database.key(which)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import typer
 from pydantic import Field
 
-from atoll.cli.operating import STATE_HELP
 from atoll.cli.options import VerbSettings, verb
+from atoll.control.operation.options import STATE_HELP
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from atoll.control.operation.home import FleetHome, FleetRecord
-    from atoll.deploy.door import Deployer
+    from atoll.control.operation.fleet_home import FleetHome, FleetRecord
+    from atoll.deploy.target import Deployer
 
 app = typer.Typer(add_completion=False)
 _EVERY_S = 1.0
@@ -27,7 +27,7 @@ _FOLLOWED = 1000
 
 
 class LogsSettings(VerbSettings):
-    """What `atoll logs` is told."""
+    """Options of `atoll logs`."""
 
     names: tuple[str, ...] = Field(
         description="INSTANCE, or FLEET INSTANCE where several fleets have one of that name; also gateway "
@@ -78,7 +78,7 @@ def _write(text: str) -> None:
 
 def _find(fleet: str | None, name: str, state: Path | None) -> Callable[[int], str]:
     """Return what reads the last lines of an instance; UnknownNameError suggests the nearest."""
-    from atoll.control.operation.home import find_home, list_homes
+    from atoll.control.operation.fleet_home import find_home, list_homes
     from atoll.control.operation.operated import look_at_targets
 
     homes: list[tuple[FleetHome, FleetRecord]] = []
@@ -97,7 +97,7 @@ def _find(fleet: str | None, name: str, state: Path | None) -> Callable[[int], s
             continue
         for look in look_at_targets(home, record):
             errors += [f"{look.target}: {look.error}"] if look.error is not None else []
-            for each in look.standings:
+            for each in look.statuses:
                 if look.deployer is not None:
                     found[record.name, each.labels.instance] = _reader(look.deployer, each.handle)
     fitting = [key for key in found if key[1] == name] or [
@@ -120,6 +120,6 @@ def _reader(deployer: Deployer, handle: str) -> Callable[[int], str]:
 
 
 def _file_reader(path: Path) -> Callable[[int], str]:
-    from atoll.runtime.supervise.process import last_lines
+    from atoll.runtime.supervise.supervised_process import last_lines
 
     return lambda lines: "\n".join(last_lines(path, lines))

@@ -42,7 +42,7 @@ _REFUSALS = {
     errno.EADDRINUSE: "stop what listens there, or name another port",
     errno.EADDRNOTAVAIL: "name an address of this machine, such as 127.0.0.1",
 }
-"""What the system may refuse though Atoll did nothing wrong, and what helps."""
+"""Refusals of the operating system that are no fault of Atoll's, and what helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("nodes", "atoll.cli.nodes", "Show who is in a fabric, and who has what."),
     Verb("assign", "atoll.cli.assign", "Have a node that waits serve a model."),
     Verb("status", "atoll.cli.status", "Show how fleets stand: instances, cost, what is wrong."),
-    Verb("desk", "atoll.cli.desk", "Answer what pages and programs ask about plans."),
+    Verb("planner", "atoll.cli.planner", "Answer what pages and programs ask about plans."),
     Verb("keys", "atoll.cli.keys", "Make, list and revoke the API keys of a gateway."),
     Verb("usage", "atoll.cli.usage", "Show what keys used, and what it cost."),
     Verb("profile", "atoll.cli.profile", "Measure how fast this machine runs a model."),
@@ -93,9 +93,13 @@ VERBS: tuple[Verb, ...] = (
 )
 
 
+_OLDER_NAMES = {"desk": "planner"}
+"""Verbs that had another name, which is still understood."""
+
+
 @dataclass(slots=True)
 class GlobalOptions:
-    """What the global options said; the context object of every command (`ctx.obj`)."""
+    """Values of the global options; the context object of every command (`ctx.obj`)."""
 
     debug: bool = False
 
@@ -112,6 +116,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command to run, loading it first if it is one of the verbs."""
+        args = [_OLDER_NAMES.get(args[0], args[0]), *args[1:]] if args else args
         verb = self._verbs.get(args[0]) if args else None
         if verb is not None:
             self.commands[verb.name] = load(verb)
@@ -123,6 +128,7 @@ def load(verb: Verb) -> Any:
     try:
         module = importlib.import_module(verb.module)
     except ModuleNotFoundError as error:
+        # The module is there, and something that it needs is not.
         if error.name != verb.module:
             raise
         raise UsageError(f"'{verb.name}' is not part of this installation of Atoll") from error
@@ -186,6 +192,7 @@ def run(args: Sequence[str] | None = None) -> int:
     try:
         with listening(_tell_once()):
             code = app(args=args, prog_name="atoll", standalone_mode=False, obj=options)
+        # Here, so that a reader that has gone, or a full disk, is still noticed.
         sys.stdout.flush()
     except BrokenPipeError:
         return _pipe_closed()

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from pydantic import Field
 
-from atoll.cli.options import VerbSettings, verb
-from atoll.cli.serving import need_fabric
+from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.core.errors import UsageError
+from atoll.core.extras import require_extras
 from atoll.core.quantities import Bytes
 from atoll.core.units import format_bytes, format_duration, format_price
 from atoll.report.terminal import console, emit, table, to_json
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from atoll.fabric.registry.load import Load
+    from atoll.fabric.registry.peers import Load, Peer
     from atoll.fabric.registry.queries import Query
     from atoll.fabric.registry.records import Gpu, Metadata, NodeService
     from atoll.fabric.transport.fabric import Fabric
-    from atoll.fabric.transport.peers import Peer
 
 app = typer.Typer(add_completion=False)
 _LOAD_WAIT_S = 1.1
@@ -39,7 +38,7 @@ def _several(flag: str, help_text: str) -> Any:
 
 
 class NodesSettings(VerbSettings):
-    """What `atoll nodes` is told; fields that narrow are called as in `Query`."""
+    """Options of `atoll nodes`; filters are named as in `Query`."""
 
     names: tuple[str, ...] = Field(
         (),
@@ -71,11 +70,7 @@ class NodesSettings(VerbSettings):
         json_schema_extra={"env": "ATOLL_FABRIC"},
     )
     watch: bool = Field(False, description="Stay, and redraw on change.")
-    as_json: bool = Field(
-        False,
-        description="Print JSON, in base units; with --watch a line each.",
-        json_schema_extra={"flag": "--json"},
-    )
+    as_json: bool = json_field("Print JSON, in base units; with --watch a line each.")
 
 
 @verb(app, NodesSettings)
@@ -84,7 +79,7 @@ def nodes(options: NodesSettings) -> None:
 
     Reads along with any certificate of the fabric and leaves no trace in it.
     """
-    need_fabric()
+    require_extras("fabric")
     from atoll.fabric.registry.queries import Query
 
     query = Query(**{field.name: getattr(options, field.name) for field in fields(Query)})

@@ -18,25 +18,27 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 import typer
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from atoll.core.errors import InputError
+from atoll.core.errors import AtollError, InputError
 from atoll.core.files import load_yaml
 from atoll.core.frozen import Frozen
 
 _PLAIN = (bool, int, float, Path)
+_QUOTED_NAME = re.compile(r"`(\w+)`")
 
 
 class VerbSettings(Frozen, BaseSettings):
-    """What a verb is told. An environment variable counts only where a field names it."""
+    """Options of a verb. An environment variable counts only where a field names it."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -68,6 +70,11 @@ class VerbSettings(Frozen, BaseSettings):
         if info is not None and _from_environment(info) is not None:
             return InputError(error.message, field=f"${_extra(info, 'env')}", hint=error.hint)
         return error.locate(path=_options_file(cls, values) if name else None)
+
+
+def json_field(description: str = "Print JSON, in base units.") -> Any:
+    """Return the field of --json, which verbs call `as_json`."""
+    return Field(False, description=description, json_schema_extra={"flag": "--json"})
 
 
 class _Environment(PydanticBaseSettingsSource):
@@ -115,7 +122,12 @@ def verb(
                 for name, info in model.model_fields.items()
                 if name in values and _is_given(ctx, name)
             }
-            function(model.read(set_values))
+            settings = model.read(set_values)
+            try:
+                function(settings)
+            except AtollError as error:
+                name_flags(error, model)
+                raise
 
         parameters = [
             _parameter(name, info)
@@ -131,6 +143,21 @@ def verb(
         return function
 
     return register
+
+
+def name_flags(error: AtollError, model: type[VerbSettings]) -> None:
+    """Have an error name a verb's options as its command line does: `stand_in` becomes --stand-in.
+
+    Functions below name the fields of their options, as whoever calls them from Python knows them.
+    """
+    fields = model.model_fields
+    if error.field in fields:
+        error.field = flag(error.field, fields[error.field])
+    if error.hint is not None:
+        error.hint = _QUOTED_NAME.sub(
+            lambda found: flag(found[1], fields[found[1]]) if found[1] in fields else found[0],
+            error.hint,
+        )
 
 
 def flag(name: str, info: FieldInfo) -> str:

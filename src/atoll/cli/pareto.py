@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.shared_options import AsJson, NoCache, Overlays
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.files import atomic_write, check_target
 from atoll.core.units import parse_duration
 from atoll.report.terminal import emit, note
 
 if TYPE_CHECKING:
-    from atoll.prove.pareto import Scaled
-    from atoll.solve.progress import Progress
+    from atoll.prove.pareto_sweep import Scaled
+    from atoll.solve.solve_progress import Progress
 
 app = typer.Typer(add_completion=False)
 
@@ -48,14 +49,9 @@ def pareto(
     report: Annotated[
         Path | None, typer.Option("--report", help="Write a page with the curves, as .html.")
     ] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compute all templates anew and keep none.")
-    ] = False,
-    overlay: Annotated[
-        list[Path] | None,
-        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+    no_cache: NoCache = False,
+    overlay: Overlays = None,
+    as_json: AsJson = False,
 ) -> None:
     """Plan a fleet again and again, and show what a dollar buys.
 
@@ -91,7 +87,7 @@ def pareto(
             deadline_s=seconds,
             on_progress=tell,
         )
-    from atoll.report.pareto import draw_pareto, render_pareto_page
+    from atoll.report.pareto_report import draw_pareto, render_pareto_page
 
     if report is not None:
         atomic_write(report, render_pareto_page(found))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.shared_options import AsJson, Overlays, Spot
 from atoll.core.units import format_duration, format_usd, parse_duration
 from atoll.report.terminal import emit, note, table, tighten
 
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
     from atoll.catalog.catalog import Catalog
     from atoll.catalog.models import ModelSpec
-    from atoll.perf.calibrate import Fit
+    from atoll.perf.calibration import Fit
     from atoll.perf.compare import NodeChoice, PhaseCopy
     from atoll.perf.constants import ConstantTable
-    from atoll.perf.curves import Picture
     from atoll.perf.step import StepModel
+    from atoll.perf.step_curves import Picture
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,14 +29,9 @@ app = typer.Typer(
     help="Predict how fast a model runs on a node, compare nodes, and fit the prediction.",
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")]
 Model = Annotated[
     str,
     typer.Argument(help="A model of the catalog (qwen3-32b, llama-3-70b@fp8) or a config.json."),
-]
-Overlays = Annotated[
-    list[Path] | None,
-    typer.Option("--overlay", help="A YAML file that adds or changes facts; may be given again."),
 ]
 Constants = Annotated[
     Path | None,
@@ -48,7 +44,7 @@ Ttft = Annotated[str, typer.Option("--ttft", help="Promised time to the first to
 Tpot = Annotated[str, typer.Option("--tpot", help="Promised time per further token.")]
 Engine = Annotated[
     str,
-    typer.Option("--engine", help="Whose host time per step counts: vllm, sglang, atoll, none."),
+    typer.Option("--engine", help="Whose host time per step counts: vllm, sglang, ...; none."),
 ]
 
 
@@ -90,7 +86,7 @@ def _step_model(
     constants: Path | None,
 ) -> StepModel:
     from atoll.core.errors import UnknownNameError, UsageError
-    from atoll.perf.engines import engine as engine_profile
+    from atoll.engines.table import profile_engine
 
     kind = catalog.node(node)
     is_table = Path(backend).suffix in (".csv", ".parquet")
@@ -110,10 +106,10 @@ def _step_model(
         from atoll.perf.aic import aic
 
         return aic(model, kind, tp=tp, engine=engine)
-    from atoll.perf.tables import TableFile
+    from atoll.perf.step_tables import TableFile
 
     return TableFile(backend).step_model(
-        model.name, model.llm, kind, tp=tp, engine=engine_profile(engine, kind.gpu)
+        model.name, model.llm, kind, tp=tp, engine=profile_engine(engine, kind.gpu)
     )
 
 
@@ -151,8 +147,13 @@ def show(
     from atoll.cli.perf_facts import facts_of, host_times, words_of
     from atoll.core.ids import Phase
     from atoll.perf.capacity import RoleLoad
-    from atoll.perf.curves import decode_steps, layer_steps, prefill_steps, throughput_by_layers
-    from atoll.perf.memory import MemoryModel
+    from atoll.perf.memory_model import MemoryModel
+    from atoll.perf.step_curves import (
+        decode_steps,
+        layer_steps,
+        prefill_steps,
+        throughput_by_layers,
+    )
     from atoll.workload.lengths import length_mix
 
     catalog = _catalog(overlay)
@@ -209,7 +210,7 @@ def compare(
     region: Annotated[
         list[str] | None, typer.Option("--region", help="Only prices of this region; repeatable.")
     ] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="Spot prices instead of on-demand.")] = False,
+    spot: Spot = False,
     engine: Engine = "vllm",
     constants: Constants = None,
     overlay: Overlays = None,

@@ -9,7 +9,7 @@ from atoll.core.units import format_bytes, format_count, format_duration
 from atoll.perf.batch import Batch
 
 if TYPE_CHECKING:
-    from atoll.perf.memory import MemoryModel
+    from atoll.perf.memory_model import MemoryModel
     from atoll.perf.step import StepModel
 
 

@@ -11,15 +11,16 @@ import typer
 
 from atoll.cli.progress import show_progress
 from atoll.cli.risk import parse_risk, parse_robust
-from atoll.cli.weights import RENTED, check_objective, read_weights
-from atoll.core.errors import InfeasibleError, UsageError
+from atoll.cli.shared_options import AsJson, NoCache, Overlays
+from atoll.core.errors import InfeasibleError, UnknownNameError, UsageError
 from atoll.core.files import atomic_write, check_target
-from atoll.core.units import parse_duration, parse_share
+from atoll.core.units import parse_carbon_price, parse_duration, parse_energy_price, parse_share
 from atoll.report.terminal import console, emit, note, to_json
 
 if TYPE_CHECKING:
     from atoll.api.fleet import Fleet
-    from atoll.api.plan import FleetPlan
+    from atoll.api.fleet_plan import FleetPlan
+    from atoll.plan.footprint import ObjectiveWeights
     from atoll.plan.plan import Goal, KeptPromise
     from atoll.solve.comparison import Compared
     from atoll.solve.effort import Effort
@@ -171,13 +172,8 @@ def plan(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail where not all demand can be met.")
     ] = False,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compute all templates anew and keep none.")
-    ] = False,
-    overlay: Annotated[
-        list[Path] | None,
-        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
-    ] = None,
+    no_cache: NoCache = False,
+    overlay: Overlays = None,
     commands: Annotated[
         bool,
         typer.Option(
@@ -190,7 +186,7 @@ def plan(
     stats_out: Annotated[
         Path | None, typer.Option("--stats-out", help="Write what it took here, as JSON.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the cheapest nodes and layouts that keep every promise, and prove how good they are.
 
@@ -225,7 +221,7 @@ def plan(
 
         check_target(report, list_endings(opened_fleet.problem))
     goal = _goal(objective)
-    if objective in RENTED and opened_fleet.problem.cluster is not None:
+    if objective is not None and goal is None and opened_fleet.problem.cluster is not None:
         raise UsageError(
             f"--objective {objective} is for rented nodes, and this is a fixed cluster",
             hint="use sustained or max-flow",
@@ -303,7 +299,7 @@ def _check_robust(
 
 
 def _broken(plan: FleetPlan) -> InfeasibleError | None:
-    """What to say where too few requests keep their promises; the plan is written all the same."""
+    """Return the message where too few requests keep their promises; the plan is written all the same."""
     short = [promise for promise in plan.promises if not promise.is_kept]
     if not short:
         return None
@@ -365,7 +361,7 @@ def _refuse_overwriting(path: Path, given: list[Path]) -> None:
 
 
 def _goal(objective: str | None) -> Goal | None:
-    from atoll.solve.place.service import OBJECTIVES
+    from atoll.solve.place.place_service import OBJECTIVES
 
     check_objective(objective, OBJECTIVES)
     return next((goal for goal in OBJECTIVES if goal == objective), None)
@@ -422,20 +418,69 @@ def _show(
         emit(None, False, lambda: draw_plan(plan, plan.problem, compared, width=console().width))
         _print_lines(show_commands(written))
         return
+    from atoll.solve.effort import Effort
+    from atoll.solve.plan_request import PlanRequest
     from atoll.solve.registry import count_templates
 
     data: dict[str, object] = {
         "plan": plan.model_dump(mode="json"),
         "cost": cost_report(plan, fleet.problem),
         "compare": compared,
-        "templates": count_templates(fleet.problem, catalog=fleet.catalog, cached=cached),
+        "templates": count_templates(
+            fleet.problem, PlanRequest(catalog=fleet.catalog, effort=Effort(cached=cached))
+        ),
     }
     if commands:
         data["commands"] = written
-    if fleet.problem.has_graphs:
+    if fleet.problem.graph_services:
         data |= {
             "executors": plan.executors,
             "classes": plan.classes,
             "handovers": plan.handovers,
         }
     emit(data, True)
+
+
+def read_weights(
+    objective: str | None, energy_price: str | None, carbon_price: str | None
+) -> ObjectiveWeights | None:
+    """Return what counts, None where the fleet file says.
+
+    Prices are for what is paid beside rent: they go with the objective cost, or none.
+    """
+    from atoll.plan.footprint import RENT_OBJECTIVES, ObjectiveWeights
+
+    priced = [
+        o for o, p in (("--energy-price", energy_price), ("--carbon-price", carbon_price)) if p
+    ]
+    weights = RENT_OBJECTIVES.get(objective or "")
+    if objective is not None and weights is None:
+        if priced:
+            raise UsageError(f"{priced[0]} with --objective {objective}", hint="leave one out")
+        return None
+    if weights is not None and not weights.rent_only:
+        if priced:
+            raise UsageError(
+                f"{priced[0]} with --objective {objective}",
+                hint=f"leave one out: with {objective} nothing else counts",
+            )
+        return weights
+    if objective is None and not priced:
+        return None
+    return ObjectiveWeights(
+        usd_per_kwh=parse_energy_price(energy_price, field="--energy-price")
+        if energy_price
+        else 0.0,
+        usd_per_tonne=parse_carbon_price(carbon_price, field="--carbon-price")
+        if carbon_price
+        else 0.0,
+    )
+
+
+def check_objective(objective: str | None, placing: tuple[str, ...]) -> None:
+    """Raise UnknownNameError for an objective that no kind of fleet has."""
+    from atoll.plan.footprint import RENT_OBJECTIVES
+
+    known = (*RENT_OBJECTIVES, *placing)
+    if objective is not None and objective not in known:
+        raise UnknownNameError("objective", objective, known)

@@ -10,7 +10,7 @@ from atoll.core.errors import AtollError
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
-    from atoll.deploy.commands.engines import ServiceWeights
+    from atoll.deploy.commands.node_commands import ServiceWeights
     from atoll.plan.plan import Plan
 
 _FIRST_PORT = 8000
@@ -18,7 +18,7 @@ _FIRST_PORT = 8000
 
 @dataclass(frozen=True, slots=True)
 class InstanceCommands:
-    """What to paste for an instance, a line for each of its machines; `refusal` where there is nothing."""
+    """Lines to paste for an instance, one for each of its machines; `refusal` where there are none."""
 
     instance: str
     machines: tuple[str, ...]
@@ -66,7 +66,7 @@ def show_commands(commands: Sequence[InstanceCommands]) -> list[str]:
 
 def _weights(plan: Plan, catalog: Catalog) -> dict[str, ServiceWeights]:
     """Return the weights of services: the hub's where the catalog knows them, else a folder to put in."""
-    from atoll.deploy.commands.engines import ServiceWeights
+    from atoll.deploy.commands.node_commands import ServiceWeights
 
     found = {}
     for service, model in plan.models.items():

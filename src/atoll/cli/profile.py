@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.operating import TerminalListener
 from atoll.cli.progress import live_line
-from atoll.cli.serving import fetch_models, need_engine
+from atoll.cli.shared_options import AsJson
 from atoll.core.errors import InputError, UsageError
+from atoll.core.extras import require_extras
 from atoll.core.files import check_target
 from atoll.core.ids import parse_node_type
 from atoll.core.units import format_duration, parse_bytes
@@ -58,7 +60,7 @@ def profile(
             "-o",
             "--out",
             help="Profiles as JSON for `cluster.profiles`; with --component or --from-executors rates for "
-            "`models` of a fleet file, as YAML or JSON. Added to.",
+            "`services` of a fleet file, as YAML or JSON. Added to.",
         ),
     ] = None,
     server: Annotated[
@@ -140,7 +142,7 @@ def profile(
             rich_help_panel=_COMPONENTS,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the stage engine on this machine, for plans and simulations of it.
 
@@ -184,16 +186,18 @@ def profile(
     if server is not None and out is not None:
         _profile_server(server, model, name, node_type, kv, out, as_json)
         return
-    need_engine()
+    require_extras("engine")
     from atoll.engine.weights.sources import DEFAULT_MODEL
-    from atoll.runtime.local.profile import ProfileOptions, profile_range
+    from atoll.runtime.local.layer_profile import ProfileOptions, profile_range
+    from atoll.runtime.local.serving import fetch_models
     from atoll.runtime.local.weights import WeightSource
 
     if out is not None:
         check_target(out, (".json",))
     kind = str(parse_node_type(node_type, field="--as"))
     kv_bytes = int(parse_bytes(kv, field="--kv"))
-    local_model = fetch_models({name: WeightSource(model or DEFAULT_MODEL)})[name]
+    source = {name: WeightSource(model or DEFAULT_MODEL)}
+    local_model = fetch_models(source, TerminalListener(yes=True))[name]
     start, end = _range(layers, local_model.layers)
     with live_line("loading") as say:
         measured = profile_range(

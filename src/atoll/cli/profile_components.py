@@ -30,7 +30,7 @@ Tree = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was asked of a component, as it was written."""
+    """Inputs of a component as they were written on the command line."""
 
     batch: str
     items: int
@@ -54,13 +54,13 @@ def show_component(
 ) -> None:
     """Measure a component of a model of the catalog on this machine, and print or write its rate."""
     from atoll.catalog.load import load_catalog
-    from atoll.runtime.local.component_item import ItemOptions
     from atoll.runtime.local.component_profile import (
         RunOptions,
         check_component,
         find_device,
         profile_component,
     )
+    from atoll.runtime.local.component_sections import ItemOptions
 
     if model is None:
         raise UsageError(
@@ -170,7 +170,7 @@ def _draw(found: ComponentProfile, rate: MeasuredRate, name: str) -> ConsoleRend
         f"Best: {rate.per_s:.4g} {_UNITS[found.unit]} in batches of {found.best.batch}.",
         *(f"Note: {text}." for text in found.notes),
         *([f"Note: a CPU plays {rate.on}."] if found.device == "cpu" != rate.on.lower() else []),
-        f"For the fleet file, in models.{name}: rates: {entry}",
+        f"For the fleet file, in services.{name}: rates: {entry}",
     ]
     drawn = table(
         ("batch", "takes", "per item", "items/s"),
@@ -239,7 +239,7 @@ def _write(out: Path | None, name: str, rates: Iterable[MeasuredRate]) -> None:
     known: Tree = {}
     if out.exists():
         known = _known(out)
-    merged = _merge(known, {"models": {name: {"rates": _rates(rates)}}})
+    merged = _merge(known, {"services": {name: {"rates": _rates(rates)}}})
     if out.suffix.lower() == ".json":
         atomic_write(out, json.dumps(merged, indent=2) + "\n")
     else:
@@ -250,22 +250,22 @@ def _write(out: Path | None, name: str, rates: Iterable[MeasuredRate]) -> None:
 def _known(out: Path) -> Tree:
     """The rates of a file that was written before; others would lose what else they say."""
     data = load_yaml(out)
-    models = data.get("models") if isinstance(data, dict) else None
-    only = isinstance(data, dict) and set(data) == {"models"} and isinstance(models, dict)
-    if isinstance(models, dict):
-        only = only and all(
-            isinstance(entry, dict) and set(entry) == {"rates"} and isinstance(entry["rates"], dict)
-            for entry in models.values()
-        )
-    if not only:
+    # `models` is the older name of the key.
+    key = next(
+        (k for k in ("services", "models") if isinstance(data, dict) and set(data) == {k}), ""
+    )
+    services = data[key] if isinstance(data, dict) and key else None
+    if not isinstance(services, dict) or not all(
+        isinstance(entry, dict) and set(entry) == {"rates"} and isinstance(entry["rates"], dict)
+        for entry in services.values()
+    ):
         raise InputError(
             "the file has more than rates, which would be lost",
             path=out,
             field="--out",
             hint="name a new file, and copy its rates into this one",
         )
-    assert isinstance(data, dict)
-    return data
+    return {"services": services}
 
 
 def _merge(old: Tree, new: Tree) -> Tree:

@@ -14,7 +14,7 @@ from atoll.report.terminal import console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from atoll.solve.progress import OnProgress, Progress
+    from atoll.solve.solve_progress import OnProgress
 
 Step = Callable[[float, str], None]
 """Takes how much is done, and what is being done."""
@@ -86,11 +86,7 @@ def show_progress(first: str, deadline_s: float | None = None) -> Iterator[OnPro
 
     The best plan comes with what is proven and the gap; with a deadline the time left is shown, too.
     """
+    from atoll.solve.solve_progress import describe_progress
+
     with live_line(first, deadline_s) as say:
         yield lambda progress: say(describe_progress(progress))
-
-
-def describe_progress(progress: Progress) -> str:
-    """Return progress in a line."""
-    share = "" if progress.share is None else f" {progress.share:.0%}"
-    return f"{progress.stage}{share}: {progress.text}"

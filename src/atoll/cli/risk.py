@@ -1,4 +1,4 @@
-"""What `atoll plan` is told about risk: the share to hold in, and how far things may turn out otherwise."""
+"""Options of `atoll plan` about risk: the share of scenarios to hold in, and how far things may vary."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parse_risk(texts: Sequence[str], problem: Problem) -> RiskModel | None:
             fields[key] = _SWITCHES[value]
         elif key.startswith("demand."):
             name = key.removeprefix("demand.")
-            names = {*(s.name for s in problem.services), *(c.name for c in problem.choices)}
+            names = {*(service.name for service in problem.services), *problem.variants}
             if name not in names:
                 raise UnknownNameError("service", name, sorted(names), field="--risk")
             spreads[name] = parse_share(value, field=f"--risk {key}")

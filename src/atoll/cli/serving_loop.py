@@ -1,180 +1,93 @@
-"""What `serve` and `tasks serve` do with a fleet that is put together: start it, say so, wait, stop it."""
+"""`serve` and `tasks serve` at a terminal: start a fleet, say where it answers, stop it at a signal."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
+from atoll.api.served_plan import GatewayPlace
 from atoll.cli.beside import DashboardOptions, check_dashboard, start_dashboard
-from atoll.cli.serving import StartProgress
-from atoll.core.errors import AtollError
-from atoll.core.files import check_target
-from atoll.core.quantities import Duration
+from atoll.cli.options import json_field
+from atoll.cli.progress import show_progress
 from atoll.report.terminal import console, emit, note
 
 if TYPE_CHECKING:
-    from atoll.runtime.join.node import JoinedNode
-    from atoll.runtime.local.build import LocalModel
-    from atoll.runtime.local.fleet import LocalFleet
-    from atoll.runtime.local.state import FleetState
-    from atoll.runtime.supervise.agent import ProcessError
-    from atoll.runtime.task_fleet.deployment import TaskDeployment
+    from atoll.api.fleet import Fleet
+    from atoll.api.fleet_plan import FleetPlan
+    from atoll.runtime.local.fleet_state import FleetState
+    from atoll.runtime.local.serving import ServingRun, StartProgress
 
 _CHAT = "/v1/chat/completions"
 
 
-class FleetSettings(DashboardOptions):
-    """What is told wherever a fleet is brought up on this machine."""
+def plan_for_serving(fleet: Fleet, deadline_s: float) -> FleetPlan:
+    """Make a plan to serve, and show how far that is."""
+    with show_progress(f"planning {fleet.name}", deadline_s) as tell:
+        return fleet.plan_to_serve(deadline_s=deadline_s, on_progress=tell)
 
-    host: str = Field("127.0.0.1", description="Where the gateway listens.")
-    port: int = Field(8080, ge=0, le=65535, description="Port of the gateway; 0: any.")
-    drain: Duration = Field(
-        "30s", validate_default=True, description="How long to finish what runs when stopping."
-    )
-    log: Path | None = Field(None, description="Where the gateway logs requests, as JSON lines.")
-    as_json: bool = Field(
-        False,
-        description="Print what runs as JSON once it is ready.",
-        json_schema_extra={"flag": "--json"},
-    )
+
+class FleetSettings(GatewayPlace, DashboardOptions):
+    """Options of every command that brings a fleet up on this machine."""
+
+    as_json: bool = json_field("Print what runs as JSON once it is ready.")
 
 
 def check_places(options: FleetSettings) -> None:
     """Raise where the log cannot be written or the port is taken, before anything is started."""
-    from atoll.runtime.http.listening import check_listen
-
-    if options.log is not None:
-        check_target(options.log)
-    if options.port:
-        check_listen(options.host, options.port)
+    options.check()
     check_dashboard(options)
 
 
-def make_teller(
-    models: Mapping[str, LocalModel], tasks: TaskDeployment | None
-) -> Callable[[str], None]:
+def make_teller(stand_ins: Sequence[str]) -> Callable[[str], None]:
     """Return what writes a line to stderr; with weights that stand in, every line says so."""
-    stand_ins = [f"{name}: {m.stand_in}" for name, m in models.items() if m.stand_in]
-    stand_ins += [f"{name}: {text}" for name, text in (tasks.stand_ins if tasks else {}).items()]
     if not stand_ins:
         return note
     mark = f"[stand-in, {'; '.join(stand_ins)}]"
     return lambda text: note(f"{mark} {text}")
 
 
-class FabricOffer:
-    """A fleet as one node of a fabric."""
-
-    def __init__(self, fabric: str, name: str | None, fleet: LocalFleet) -> None:
-        from atoll.fabric.identity.access import Access
-
-        self._access = Access.open(fabric)
-        self._name = name
-        self._fleet = fleet
-        self._node: JoinedNode | None = None
-
-    async def start(self) -> None:
-        """Join the fabric as a node that offers the gateway's address."""
-        import dataclasses
-
-        from atoll.runtime.join.hardware import host_name
-        from atoll.runtime.join.node import JoinedNode
-        from atoll.runtime.join.options import JoinOptions
-
-        access = self._access
-        if access.is_open:
-            access = dataclasses.replace(access, open_name=self._name or host_name())
-        options = JoinOptions(url=self._fleet.url, name=self._name)
-        self._node = JoinedNode(options, access, self._fleet.home, say=note)
-        await self._node.start()
-
-    async def stop(self) -> None:
-        """Finish what came from there, and leave."""
-        if self._node is not None:
-            with contextlib.suppress(AtollError):
-                await self._node.leave()
-            await self._node.close()
-
-
 async def serve_until_stopped(
-    fleet: LocalFleet,
-    started: StartProgress,
-    options: FleetSettings,
-    offer: FabricOffer | None = None,
+    serving: ServingRun, started: StartProgress, options: FleetSettings
 ) -> None:
     """Start a fleet, say where it answers, and stop it when told to; a second signal stops it at once."""
     from atoll.runtime.supervise.agent import ProcessError
 
-    stop, at_once = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
     def on_signal() -> None:
-        (at_once if stop.is_set() else stop).set()
+        (serving.at_once if serving.stop.is_set() else serving.stop).set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-    starting = asyncio.create_task(fleet.start())
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await starting
-        started.tell("stopped before it was ready")
-        return
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     try:
-        starting.result()
+        if not await serving.start():
+            started.tell("stopped before it was ready")
+            return
     except ProcessError as error:
-        _last_words(error, started.tell)
+        for line in error.lines:
+            started.tell(f"{error.name}: {line}")
         raise
     started.is_up = True
     started.say("serving")
-    if offer is not None:
-        await offer.start()
-    for endpoint in fleet.state().endpoints:
+    state = serving.fleet.state()
+    for endpoint in state.endpoints:
         if endpoint.stand_in:
             started.tell(f"{endpoint.id} answers with other weights than the plan's")
-    choices = fleet.gateway.chooser.choices.by_name
-    asked = {name: c.name for c in choices.values() for name in c.dealer.shares}
-    state = fleet.state()
-    _announce(state, options.as_json, asked)
+    choices = serving.fleet.gateway.chooser.choice_table.by_name
+    _announce(
+        state, options.as_json, {w: c.name for c in choices.values() for w in c.dealer.shares}
+    )
     reached = ("--gateway", state.url, "--admin-socket", state.admin_socket)
     beside = start_dashboard(options, reached, started.tell)
-    await stopped
+    await serving.stop.wait()
     if beside is not None:
         await asyncio.to_thread(beside.stop)
     started.say("finishing what runs (Ctrl-C again stops at once)")
-    stopping = asyncio.create_task(_stop(fleet, options.drain, offer))
-    hurried = asyncio.create_task(at_once.wait())
-    await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
-    if not stopping.done():
-        stopping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await stopping
-        await fleet.gateway.close()
-        await fleet.agent.close()
-    hurried.cancel()
+    await serving.finish()
     started.tell("stopped")
-
-
-async def _stop(fleet: LocalFleet, drain_s: float, offer: FabricOffer | None) -> None:
-    if offer is not None:
-        await offer.stop()
-    await fleet.stop(drain_s)
-
-
-def _last_words(error: ProcessError, tell: Callable[[str], None]) -> None:
-    for line in error.lines:
-        tell(f"{error.name}: {line}")
 
 
 def _announce(state: FleetState, as_json: bool, choices: Mapping[str, str]) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.api.plan import FleetPlan
+from atoll.api.fleet_plan import FleetPlan
 from atoll.cli.progress import bar, show_progress
-from atoll.cli.simulate_tasks import check_options, parse_routing, show_tasks
+from atoll.cli.shared_options import AsJson, Overlays
 from atoll.cli.trace import say_rows
 from atoll.core.errors import InfeasibleError, InputError, UnknownNameError, UsageError
 from atoll.core.files import check_target
@@ -21,12 +21,11 @@ from atoll.report.terminal import emit, note
 
 if TYPE_CHECKING:
     from atoll.api.fleet import Fleet
-    from atoll.api.report import FleetReport
-    from atoll.perf.engines import EngineLimits
+    from atoll.api.fleet_report import FleetReport, FleetTaskReport
+    from atoll.engines.limits import EngineLimits
     from atoll.plan.problem import Problem
-    from atoll.sim.options import Epoch, Failure, SimOptions
-    from atoll.sim.result import SimReport
-    from atoll.sim.tasks.mixed import MixedReport
+    from atoll.sim.sim_options import Epoch, Failure, SimOptions
+    from atoll.sim.tasks.simulate_tasks import Routing
     from atoll.workload.requests import Workload
 
 app = typer.Typer(add_completion=False)
@@ -34,6 +33,16 @@ _CANNOT_STAND = frozenset(("name", "host", "layers", "hops", "memory"))
 """Rules without which a plan cannot run, whatever is asked of it; its own structure aside."""
 _ENGINE = "Engines, where other than the fleet file says"
 _TASKS = "Any-to-any services"
+_TASK_OPTIONS = ("--routing", "--query-ms")
+_REFUSED_FOR_TASKS = {
+    "--trace": "a trace does not say what requests of any-to-any services bring and want",
+    "--service": "any-to-any services run under their own classes",
+    "--fail": "failures of executors of any-to-any services are not simulated",
+    "--then": "changes of plan with any-to-any services are not simulated",
+    "--startup": "executors of any-to-any services are there from the start",
+}
+_PLAIN_ONLY = ("--policy", "--batching")
+_ROUTINGS: tuple[Routing, ...] = ("static", "dealt", "dynamic")
 
 
 @app.command()
@@ -169,11 +178,8 @@ def simulate(
             rich_help_panel=_ENGINE,
         ),
     ] = None,
-    overlay: Annotated[
-        list[Path] | None,
-        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+    overlay: Overlays = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a plan under a workload, event by event, and show how its promises fare.
 
@@ -181,7 +187,8 @@ def simulate(
     services run under their own classes of requests. A plan that is not valid is refused (code 7). The first
     run on a machine compiles the simulator, which takes some seconds.
     """
-    least = None if attain is None else parse_share(attain, field="--attain")
+    # All that is told quickly comes before planning and compiling, which take long.
+    min_share = None if attain is None else parse_share(attain, field="--attain")
     duration_s = parse_duration(duration, field="--for")
     _check_files(requests_out, report, [target, fleet, trace, *(overlay or ())])
     if trace is None and service is not None:
@@ -196,7 +203,7 @@ def simulate(
         prefix_caching=prefix_caching,
         scheduling=scheduling,
     )
-    chosen_routing = parse_routing(routing, queries=query_ms is not None)
+    chosen_routing = _parse_routing(routing, queries=query_ms is not None)
     workload = None if trace is None else _workload(trace)
     epochs = [_epoch(text) for text in then or []]
     from atoll.solve.registry import require_packages
@@ -205,23 +212,12 @@ def simulate(
     opened_fleet = _fleet(target, fleet, overlay)
     if service is not None:
         _check_service(service, opened_fleet.problem)
-    check_options(_given(context), opened_fleet.problem)
+    _check_options(_given(context), opened_fleet.problem)
     plan = _plan_to_simulate(target, fleet, opened_fleet)
     _check_plan(plan, target)
     for epoch in epochs:
         _check_plan(FleetPlan.of(epoch.plan, opened_fleet.problem), target)
     plan = _start_engines_with(plan, limits, kv_cache_dtype)
-    if any(instance.is_executor for instance in plan.instances):
-        with bar("simulating", 1.0):
-            mixed = plan.simulate_tasks(
-                duration_s=duration_s,
-                routing=chosen_routing,
-                query_s=(query_ms or 0.0) / 1e3,
-                options=options,
-            )
-        show_tasks(mixed, requests_out, report, as_json=as_json)
-        _judge(mixed, least)
-        return
     chosen = replace(
         options,
         epochs=tuple(epochs),
@@ -233,22 +229,26 @@ def simulate(
             service=service,
             duration_s=duration_s,
             options=chosen,
+            routing=chosen_routing,
+            query_s=(query_ms or 0.0) / 1e3,
             on_progress=lambda done, total, clock: step(
                 done / max(1, total), f"{done:,} of {total:,}, {clock:,.0f} s"
             ),
         )
     _write(simulated, requests_out, report)
-    from atoll.report.simulation.tables import draw_simulation, summarize
-
-    emit(summarize(simulated), as_json, lambda: draw_simulation(simulated, simulated.problem))
+    emit(simulated.summarize(), as_json, simulated)
     for path in (requests_out, report):
         if path is not None:
             note(f"wrote {path}")
     if workload is not None:
         say_rows(workload)
     if simulated.attainment is None:
-        note("note: no request was judged; let it run for longer, or with a shorter --warm-up")
-    _judge(simulated, least)
+        note(
+            "note: no request was judged: nothing is promised, or none had ended or was late; let it run "
+            "for longer, or with a shorter --warm-up"
+        )
+    # Last: the figures are shown and written even where they are not good enough.
+    _judge(simulated, min_share)
 
 
 def _given(context: typer.Context) -> frozenset[str]:
@@ -258,8 +258,44 @@ def _given(context: typer.Context) -> frozenset[str]:
         source = context.get_parameter_source(parameter.name or "")
         # By name: typer may bring a click of its own.
         if source is not None and source.name == "COMMANDLINE":
+            # The long form, which messages use.
             found.add(max(parameter.opts, key=len))
     return frozenset(found)
+
+
+def _check_options(given: Collection[str], problem: Problem) -> None:
+    """Raise UsageError for an option on the command line that none of the services has a use for."""
+    if not problem.graph_services:
+        for option in _TASK_OPTIONS:
+            if option in given:
+                raise UsageError(
+                    f"{option} is for any-to-any services, and the fleet has none",
+                    hint="leave it out, or say --policy",
+                )
+        return
+    for option, why in _REFUSED_FOR_TASKS.items():
+        if option in given:
+            raise UsageError(f"{option}: {why}", hint="leave it out")
+    if not problem.plain_services:
+        for option in _PLAIN_ONLY:
+            if option in given:
+                raise UsageError(
+                    f"{option} is for plain services, and the fleet has none",
+                    hint="leave it out, or say --routing",
+                )
+
+
+def _parse_routing(name: str | None, *, queries: bool) -> Routing:
+    """Return how requests find executors; `queries` is whether it is said what asking executors takes."""
+    for routing in _ROUTINGS:
+        if routing == (name or "dealt"):
+            if queries and routing != "dynamic":
+                raise UsageError(
+                    "--query-ms: nobody is asked unless routing is dynamic",
+                    hint="add --routing dynamic, or leave it out",
+                )
+            return routing
+    raise UnknownNameError("routing", str(name), _ROUTINGS, field="--routing")
 
 
 def _check_files(
@@ -343,7 +379,7 @@ def _workload(trace: str) -> Workload:
 
 
 def _read_limits(**limits: object) -> EngineLimits:
-    from atoll.perf.engines import EngineLimits
+    from atoll.engines.limits import EngineLimits
 
     if limits["scheduling"] not in (None, "sync", "async"):
         raise UnknownNameError(
@@ -373,9 +409,9 @@ def _options(
     warm_up: str,
     until: str | None,
 ) -> SimOptions:
-    """What is said of a run on the command line, checked before anything is planned."""
+    """Return the simulation's options from the command line, checked before anything is planned."""
     from atoll.routing.policies import policy_code
-    from atoll.sim.options import SimOptions
+    from atoll.sim.sim_options import SimOptions
 
     policy_code(policy)
     if batching not in ("engine", "best-effort"):
@@ -393,7 +429,7 @@ def _options(
 
 def _failure(text: str) -> Failure:
     """Read "60s HOST", "60s INSTANCE", "60s-300s INSTANCE/NODE"; hosts are told from instances later."""
-    from atoll.sim.options import Failure
+    from atoll.sim.sim_options import Failure
 
     when, _, name = text.strip().partition(" ")
     start, dash, end = when.partition("-")
@@ -421,7 +457,7 @@ def _of_host(failure: Failure, hosts: frozenset[str]) -> Failure:
 def _epoch(text: str) -> Epoch:
     """Read "10min PLAN.json"."""
     from atoll.plan.files.read import read_plan
-    from atoll.sim.options import Epoch
+    from atoll.sim.sim_options import Epoch
 
     when, _, path = text.strip().partition(" ")
     if not path.strip():
@@ -429,24 +465,26 @@ def _epoch(text: str) -> Epoch:
     return Epoch(parse_duration(when, field="--then"), read_plan(path.strip()))
 
 
-def _write(simulated: FleetReport, requests_out: Path | None, report: Path | None) -> None:
+def _write(
+    simulated: FleetReport | FleetTaskReport, requests_out: Path | None, report: Path | None
+) -> None:
     if requests_out is not None:
-        from atoll.sim.files import write_requests
+        from atoll.sim.sim_result import write_requests
 
         write_requests(simulated, requests_out)
     if report is not None:
         from atoll.core.files import atomic_write
-        from atoll.report.simulation.page import render_simulation_page
 
-        atomic_write(report, render_simulation_page(simulated, simulated.problem))
+        atomic_write(report, simulated.render_page())
 
 
-def _judge(simulated: SimReport | MixedReport, least: float | None) -> None:
-    if least is None:
+def _judge(simulated: FleetReport | FleetTaskReport, min_share: float | None) -> None:
+    if min_share is None:
         return
     kept = simulated.attainment
-    if kept is None or kept < least:
+    if kept is None or kept < min_share:
         outcome = "no request was judged" if kept is None else f"{kept:.1%} kept their promises"
         raise InfeasibleError(
-            f"{outcome}, {least:.1%} asked for", hint="plan with more headroom, or for more demand"
+            f"{outcome}, {min_share:.1%} asked for",
+            hint="plan with more headroom, or for more demand",
         )

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.fleet_status import draw_fabric, draw_standing, read_fabric
-from atoll.cli.operating import STATE_HELP
+from atoll.cli.fleet_status import draw_fabric, draw_fleet_status, read_fabric
+from atoll.cli.shared_options import AsJson
+from atoll.control.operation.options import STATE_HELP
 from atoll.core.errors import UnknownNameError
 from atoll.core.units import format_duration
+from atoll.engines.table import find_engine
 from atoll.report.terminal import console, emit, table
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from atoll.control.operation.standing import FleetStanding
-    from atoll.runtime.local.state import EndpointState, FleetState
+    from atoll.control.operation.fleet_status import FleetStatus
+    from atoll.runtime.local.fleet_state import EndpointState, FleetState
 
-_SAY_MORE = ("atoll", "tasks")
-"""Kinds of instances that say how their nodes are."""
 app = typer.Typer(add_completion=False)
 Live = dict[str, Any]
-"""What the gateway (under "gateway") and each instance (by id) say of themselves."""
+"""Reports of the gateway (under "gateway") and of each instance (by id) about themselves."""
 
 
 @app.command()
@@ -42,7 +42,7 @@ def status(
             "--fabric", help="Show the instances that this fabric knows: token, @FILE or open://..."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show fleets that were brought up from here, on whatever target, and those that `atoll serve` runs.
 
@@ -54,7 +54,7 @@ def status(
         rows = [row for row in rows if name is None or row["fleet"] == name]
         emit(rows, as_json, lambda: draw_fabric(rows))
         return
-    from atoll.runtime.local.state import list_running_fleets
+    from atoll.runtime.local.fleet_state import list_running_fleets
 
     now_s = time.time()
     served = [f for f in list_running_fleets() if state is None and name in (None, f.name)]
@@ -65,7 +65,7 @@ def status(
         emit([*shown, *({"operated": each} for each in operated)], True)
         return
     for each in operated:
-        emit(None, False, draw_standing(each, now_s))
+        emit(None, False, draw_fleet_status(each, now_s))
     for fleet, live in zip(served, lives, strict=True):
         emit(None, False, draw_fleet(fleet, live))
     if not served and not operated:
@@ -78,9 +78,9 @@ def status(
 
 def _look_at_operated(
     name: str | None, state: Path | None, now_s: float, *, missing_is_wrong: bool
-) -> list[FleetStanding]:
+) -> list[FleetStatus]:
     """Return the fleets that are meant: the one that is named, up or not, else all that are up."""
-    from atoll.control.operation.home import find_home, list_homes
+    from atoll.control.operation.fleet_home import find_home, list_homes
 
     if name is None and state is None:
         known = [(home, record) for home in list_homes() if (record := home.read()) is not None]
@@ -94,7 +94,7 @@ def _look_at_operated(
             return []
     if not meant:
         return []
-    from atoll.control.operation.standing import look_at_fleet
+    from atoll.control.operation.fleet_status import look_at_fleet
 
     return [look_at_fleet(home, record, now_s) for home, record in meant]
 
@@ -106,7 +106,7 @@ async def _ask_all(fleets: tuple[FleetState, ...]) -> list[Live]:
 async def ask_fleet(fleet: FleetState) -> Live:
     """Ask the gateway and the instances of a fleet; who does not answer is left out."""
     questions = {"gateway": _get(fleet.url, fleet.admin_socket)}
-    questions |= {e.id: _get(e.url) for e in fleet.endpoints if e.kind in _SAY_MORE}
+    questions |= {e.id: _get(e.url) for e in fleet.endpoints if find_engine(e.kind).has_status}
     answers = await asyncio.gather(*questions.values())
     return {
         name: answer for name, answer in zip(questions, answers, strict=True) if answer is not None
@@ -114,7 +114,7 @@ async def ask_fleet(fleet: FleetState) -> Live:
 
 
 async def _get(url: str, admin_socket: str = "") -> Any:
-    from atoll.runtime.http.client import FetchError, fetch
+    from atoll.runtime.http.http_client import FetchError, fetch
 
     try:
         code, body = await fetch(
@@ -199,7 +199,7 @@ def _node_rows(
         if live is not None:
             node_status = known.get(node.process)
             stats = (node_status or {}).get("stats") or {}
-            state = "no answer" if endpoint.kind in _SAY_MORE else "-"
+            state = "no answer" if find_engine(endpoint.kind).has_status else "-"
             if node_status is not None:
                 state = "up" if node_status["alive"] else "silent"
             used = stats.get("blocks_used", 0) / max(1, stats.get("blocks", 1))

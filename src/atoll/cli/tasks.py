@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.shared_options import AsJson
 from atoll.cli.tasks_serve import add_serve
 from atoll.cli.tasks_trace import add_trace
 from atoll.core.errors import InputError, UnknownNameError
@@ -37,7 +38,6 @@ LIBRARY: dict[str, str] = {
     "Embedding": "atoll.tasks.library.embedding:Embedding",
 }
 """The composite tasks that come with Atoll, by name."""
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
@@ -101,7 +101,7 @@ def show(
     flow = find_flow(_load(LIBRARY.get(task, task), _options(option or [])))
     if svg is not None:
         from atoll.core.files import atomic_write
-        from atoll.tasks.flow_svg import draw_svg
+        from atoll.tasks.flow_text import draw_svg
 
         atomic_write(svg, draw_svg(flow))
     emit(flow_data(flow), as_json, lambda: draw_flow(flow))
@@ -133,15 +133,15 @@ def measure(
     from dataclasses import asdict
 
     from atoll.cli.progress import live_line
-    from atoll.cli.serving import need_components, need_engine
+    from atoll.core.extras import require_extras
     from atoll.runtime.task_fleet.measure import measure_parts
 
     chosen = _parts(part or [], parts)
     names = {name for components in chosen.values() for name in components}
     if parts is None:
-        need_components()
+        require_extras("components")
         if "smollm2" in names:
-            need_engine()
+            require_extras("engine")
     with live_line("measuring components") as say:
         rates = measure_parts(chosen, runs=runs, on_progress=say)
     speed = None if parts is not None else _core_speed(rates)
@@ -190,8 +190,8 @@ def _core_speed(rates: Sequence[PartRate]) -> CoreSpeed | None:
 
 def _parts(wanted: list[str], path: Path | None) -> dict[str, tuple[str, ...]]:
     """The components of parts: our own, or those of all services of a file."""
-    from atoll.runtime.task_fleet.file import read_parts_file
     from atoll.runtime.task_fleet.parts import own_parts
+    from atoll.runtime.task_fleet.parts_file import read_parts_file
 
     known: dict[str, tuple[str, ...]] = {}
     for served in [own_parts()] if path is None else read_parts_file(path).values():

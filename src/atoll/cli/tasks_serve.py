@@ -9,25 +9,19 @@ from typing import TYPE_CHECKING
 import typer
 from pydantic import Field
 
+from atoll.cli.operating import TerminalListener
 from atoll.cli.options import verb
 from atoll.cli.progress import live_line
-from atoll.cli.serving import (
-    StartProgress,
-    fetch_components,
-    local_fleet,
-    need_components,
-    need_engine,
-    need_serving,
-)
 from atoll.cli.serving_loop import FleetSettings, check_places, make_teller, serve_until_stopped
 from atoll.core.errors import InputError
+from atoll.core.extras import require_extras
 
 if TYPE_CHECKING:
     from atoll.runtime.task_fleet.deployment import TaskDeployment
 
 
 class TasksServeSettings(FleetSettings):
-    """What `atoll tasks serve` is told."""
+    """Options of `atoll tasks serve`."""
 
     file: Path = Field(
         description="A file that names services and executors.",
@@ -42,8 +36,8 @@ def add_serve(app: typer.Typer) -> None:
 
 def _check_code(deployment: TaskDeployment) -> None:
     """Raise where a task or component of one's own cannot be loaded, before anything is started."""
-    from atoll.components.registry import find_component
-    from atoll.runtime.front.services import load_task
+    from atoll.components.component_registry import find_component
+    from atoll.runtime.graph_server.graph_services import load_task
 
     if "" not in sys.path:
         sys.path.insert(0, "")  # processes find modules of the current folder, too
@@ -66,22 +60,22 @@ def serve_tasks(options: TasksServeSettings) -> None:
     The file says which services there are, which tasks answer for them, and which executors run which
     components; no plan is needed. Ctrl-C finishes what runs and stops everything; a second one stops at once.
     """
-    need_serving()
-    need_components()
-    from atoll.runtime.http.loop import run
-    from atoll.runtime.local.build import LocalOptions
-    from atoll.runtime.task_fleet.endpoint import uses_engine
-    from atoll.runtime.task_fleet.file import read_tasks_file
+    require_extras("serve", "components")
+    from atoll.runtime.http.program import run
+    from atoll.runtime.local.local_endpoints import LocalOptions
+    from atoll.runtime.local.serving import ServingRun, StartProgress, fetch_components, local_fleet
+    from atoll.runtime.task_fleet.parts_file import read_tasks_file
+    from atoll.runtime.task_fleet.task_endpoint import uses_engine
 
     deployment = read_tasks_file(options.file)
     if uses_engine(deployment):
-        need_engine()
+        require_extras("engine")
     check_places(options)
     _check_code(deployment)
-    fetch_components(deployment)
-    tell = make_teller({}, deployment)
+    fetch_components(deployment, TerminalListener(yes=True))
+    tell = make_teller([f"{name}: {text}" for name, text in deployment.stand_ins.items()])
     with live_line("starting executors") as say:
-        started = StartProgress(say, tell=tell)
+        started = StartProgress(say, tell)
         with local_fleet(
             None,
             {},
@@ -93,4 +87,4 @@ def serve_tasks(options: TasksServeSettings) -> None:
             on_progress=started,
             tasks=deployment,
         ) as fleet:
-            run(serve_until_stopped(fleet, started, options))
+            run(serve_until_stopped(ServingRun(fleet, options.drain), started, options))

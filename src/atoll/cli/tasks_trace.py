@@ -28,20 +28,23 @@ def add_trace(app: typer.Typer) -> None:
 def trace(
     request: Annotated[
         str | None,
-        typer.Argument(help="Its x-request-id. Default: the newest that a front still knows."),
+        typer.Argument(
+            help="Its x-request-id. Default: the newest that a graph server still knows."
+        ),
     ] = None,
     url: Annotated[
-        str | None, typer.Option("--url", help="The front to ask. Default: those that run here.")
+        str | None,
+        typer.Option("--url", help="The graph server to ask. Default: those that run here."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in seconds.")] = False,
 ) -> None:
     """Show where the time of a request went: every invocation, its executor, waiting and running."""
-    found = asyncio.run(_find(request, [url] if url else _fronts()))
+    found = asyncio.run(_find(request, [url] if url else _graph_servers()))
     emit(found, as_json, lambda: draw_trace(found))
 
 
-def _fronts() -> list[str]:
-    from atoll.runtime.local.state import list_running_fleets
+def _graph_servers() -> list[str]:
+    from atoll.runtime.local.fleet_state import list_running_fleets
 
     urls = [
         endpoint.url
@@ -73,7 +76,7 @@ async def _find(request: str | None, urls: Sequence[str]) -> dict[str, Any]:
 
 
 async def _get(url: str, path: str) -> dict[str, Any] | None:
-    from atoll.runtime.http.client import fetch
+    from atoll.runtime.http.http_client import fetch
 
     status, body = await fetch(f"{url.rstrip('/')}{path}")
     if status != 200:

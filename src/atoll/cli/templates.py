@@ -10,6 +10,7 @@ import typer
 
 from atoll.catalog.overlay import apply_overlay
 from atoll.cli.progress import bar
+from atoll.cli.shared_options import AsJson, NoCache, Overlays, Spot
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.core.files import check_target
 from atoll.core.ids import Phase, parse_node_type
@@ -28,7 +29,7 @@ _NODES = ",".join(
 )
 _SERVICE = "model"
 _PHASES = ("prefill", "decode", "both")
-_MOST_MULTISETS = 5_000_000
+_MAX_MULTISETS = 5_000_000
 _UNSOLD = "unsold"
 """The region of node types that nobody sells: their templates have no price."""
 
@@ -60,7 +61,7 @@ def templates(
         str | None,
         typer.Option("--regions", help="Prices of these regions only, comma-separated."),
     ] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="Spot prices instead of on-demand.")] = False,
+    spot: Spot = False,
     max_nodes: Annotated[
         int, typer.Option("--max-nodes", min=1, max=8, help="Most nodes of a template.")
     ] = 6,
@@ -78,14 +79,9 @@ def templates(
         list[Path] | None,
         typer.Option("--out", help="Also write the spectrum as .png or .html; repeatable."),
     ] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Compute the templates anew and keep none.")
-    ] = False,
-    overlay: Annotated[
-        list[Path] | None,
-        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")] = False,
+    no_cache: NoCache = False,
+    overlay: Overlays = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the best layouts of a model over mixed nodes by throughput per dollar, and draw their spectrum."""
     from atoll.catalog.load import load_catalog
@@ -171,7 +167,7 @@ def _kinds(catalog: Catalog, nodes: str, max_nodes: int) -> tuple[str, ...]:
     if not kinds:
         raise UsageError("--nodes names no node type", hint="write --nodes L4:1,H100:8")
     number = multiset_count(len(kinds), max_nodes)
-    if number > _MOST_MULTISETS:
+    if number > _MAX_MULTISETS:
         raise UsageError(
             f"{len(kinds)} node types give {number:,} sets of up to {max_nodes} nodes",
             hint="name fewer --nodes, or a smaller --max-nodes",
@@ -214,10 +210,10 @@ def _problem(
     memory_ratio: float,
     engine: str,
 ) -> Problem:
-    from atoll.perf.engines import engine as engine_profile
+    from atoll.engines.table import profile_engine
     from atoll.plan.problem import Offer, Problem
 
-    engine_profile(engine)
+    profile_engine(engine)
     sold = {kind for _, kind in prices}
     # Layouts over the nodes that were named; slices of them have names of their own.
     offers = [
@@ -264,9 +260,9 @@ def _libraries(
     problem: Problem, catalog: Catalog, phase: str | None, *, cached: bool
 ) -> list[tuple[Phase, TemplateLibrary]]:
     """The templates of the phases asked for, with a bar on stderr while they are computed."""
-    from atoll.solve.templates.cache import TemplateCache
     from atoll.solve.templates.generate import generate
     from atoll.solve.templates.library import role_tables
+    from atoll.solve.templates.template_cache import TemplateCache
 
     roles = [role for role in problem.roles if phase in (None, role.phase)]
     most = problem.settings.max_nodes_per_instance

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.shared_options import AsJson
 from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
-    from atoll.workload.reading import RowReport
     from atoll.workload.requests import Requests, Workload
     from atoll.workload.stats import Summary
+    from atoll.workload.trace_reading import RowReport
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,7 +23,6 @@ app = typer.Typer(
     help="Describe, generate and convert workloads: traces, built-ins, or drawn from words.",
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, in base units.")]
 Spec = Annotated[
     str,
     typer.Argument(
@@ -88,7 +88,7 @@ def describe(
     A built-in without an end is described over a million requests (burstgpt over 61 days), beside what
     was measured.
     """
-    from atoll.report.trace import compare_statistics, describe_stats, draw_trace, plot_trace
+    from atoll.report.trace_report import compare_statistics, describe_stats, draw_trace, plot_trace
     from atoll.workload.builtin import NAMES, get_builtin
     from atoll.workload.spec import workload_of
     from atoll.workload.stats import summarise
@@ -148,12 +148,13 @@ def generate(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(help="A trace: Azure, BurstGPT, Mooncake or plain.")],
+    source: Annotated[Path, typer.Argument(help="A trace file.")],
     target: Annotated[
         Path, typer.Argument(help="A .csv or .jsonl file, or one with .gz after it.")
     ],
     kind: Annotated[
-        str | None, typer.Option("--format", help="azure, burstgpt, mooncake or plain.")
+        str | None,
+        typer.Option("--format", help="Its format, where the first line does not tell."),
     ] = None,
     rate: Annotated[
         str | None,
@@ -179,7 +180,7 @@ def convert(
 def _write(workload: Workload, out: Path, seed: int, as_json: bool) -> None:
     from atoll.core.files import check_target
     from atoll.report.charts import draw_facts
-    from atoll.report.trace import describe_stats
+    from atoll.report.trace_report import describe_stats
     from atoll.workload.stats import Summary
     from atoll.workload.writing import target_format, write_trace
 
@@ -209,7 +210,7 @@ def _watch(chunks: Iterator[Requests], summary: Summary) -> Iterator[Requests]:
 
 
 def _reports(workload: Workload) -> tuple[RowReport, ...]:
-    """What became of the rows of every file that a workload reads."""
+    """Return what became of the rows of every file that a workload reads."""
     from atoll.workload.synthetic import Mixed
     from atoll.workload.traces import TraceReplay
 

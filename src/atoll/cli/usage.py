@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.keys import Db, parse_moment, with_database
+from atoll.cli.shared_options import AsJson
 from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def usage(
     ] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", help="Write a Parquet file.")] = None,
     db: Db = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show requests, tokens and cost (US dollars) by key, model, provider or day.
 
@@ -49,7 +50,7 @@ def usage(
     """
     from atoll.core.errors import UnknownNameError, UsageError
     from atoll.core.files import check_target
-    from atoll.runtime.accounts.report import LISTS, SUMS
+    from atoll.runtime.accounts.usage_report import LISTS, SUMS
 
     if by not in SUMS + LISTS:
         raise UnknownNameError("grouping", by, SUMS + LISTS, field="--by")
@@ -78,7 +79,7 @@ async def _show(
     parquet: Path | None,
     as_json: bool,
 ) -> int:
-    from atoll.runtime.accounts import report
+    from atoll.runtime.accounts import usage_report as report
     from atoll.runtime.accounts.gaps import read_gaps
 
     span = report.UsagePeriod(
@@ -121,7 +122,7 @@ def _describe_gap(gap: LedgerGap) -> str:
 
 
 _WIDE = ("endpoint", "operation_id", "status", "stream", "estimated", "day", "backend", "number")
-"""What only programs want to see."""
+"""Columns that only programs want to see."""
 _MEDIA = ("audio_seconds", "speech_seconds", "image_pixels", "bytes_in", "bytes_out")
 """Shown where there are any."""
 

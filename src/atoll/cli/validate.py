@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.shared_options import AsJson, Overlays
 from atoll.report.terminal import emit, table
 
 if TYPE_CHECKING:
@@ -27,11 +28,8 @@ def validate(
             "--fleet", help="The fleet file it answers; without it only its own structure."
         ),
     ] = None,
-    overlay: Annotated[
-        list[Path] | None,
-        typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    overlay: Overlays = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check a plan: memory, layers, flows, capacity, availability, demand, limits, cost.
 

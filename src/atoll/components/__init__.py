@@ -1,5 +1,16 @@
 """Components: the parts of any-to-any models that run, one file each.
 
-`base` states the interface, `registry` knows them by name. Importing this package loads no weights and no
-heavy library; a component's file imports what it needs when it is loaded.
+Begin with `base`, which states the interface; `component_registry` knows components by name.
+
+    silero, moonshine, sound       speech found, and written down; sound as components hand it on
+    hibari                         text into speech
+    efficientnet, projector, pp_ocr, text_boxes
+                                   pictures as tokens, and text read in them
+    smollm2, smollm2_vision, chat_inputs, minilm
+                                   language models by Atoll's engine, and texts as vectors
+    terrain_diffusion              pictures by diffusion
+    onnx, component_weights        onnxruntime, and weights checked by hash
+
+Importing this package loads no weights and no heavy library; a component's file imports what it needs when it
+is loaded. May import `engine` and `core`.
 """

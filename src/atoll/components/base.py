@@ -1,4 +1,4 @@
-"""What a component is: loaded once, then asked in batches or for streams.
+"""Base classes of components: loaded once, then asked in batches or for streams.
 
 A component takes and gives plain values (`atoll.tasks.values`); where a handle travels between processes, a
 component sees and returns a numpy array. It knows nothing of handles, sockets or other components.
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeAlias
 
 Inputs: TypeAlias = Mapping[str, Any]
-"""What one invocation brings: values by name, arrays as read-only numpy arrays."""
+"""Inputs of one invocation: values by name, arrays as read-only numpy arrays."""
 Output: TypeAlias = Any
-"""What one invocation gives: a value, arrays as numpy arrays."""
+"""Output of one invocation: a value, arrays as numpy arrays."""
 
 
 class BadInputError(Exception):
@@ -61,7 +61,7 @@ class LoadedComponent(ABC):
 class BatchComponent(LoadedComponent):
     """A component that answers whole: a batch of invocations in, as many outputs out."""
 
-    most_batch: ClassVar[int] = 8
+    max_batch: ClassVar[int] = 8
     """The most invocations that are run together."""
 
     def batch_key(self, inputs: Inputs) -> object:  # noqa: ARG002 - most may be mixed as they come

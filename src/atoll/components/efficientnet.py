@@ -16,17 +16,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
-from atoll.components.weights import EFFICIENTNET
-from atoll.engine.errors import WeightsError
+from atoll.components.component_weights import EFFICIENTNET
+from atoll.engine.engine_errors import WeightsError
 
 SIDE = 224
 """Pixels on each side of what the network sees."""
-TOKENS, WIDTH = 49, 1280
-MOST_PIXELS = 40_000_000
+TOKENS = 49
+"""Tokens of a picture: 7 x 7 places."""
+WIDTH = 1280
+"""Numbers of a token."""
+MAX_PIXELS = 40_000_000
 """Pixels of the largest picture taken."""
 _CLASSES = 1000
 _LABELS = 5
-_MEAN, _SPREAD = 127.0, 128.0
+_MEAN = 127.0
+_SPREAD = 128.0
 """The lite models were trained on (pixel - 127) / 128 for all three channels."""
 _EPSILON = 1e-3
 _STAGES = (
@@ -74,6 +78,7 @@ def _fold(part: nn.Module, conv_name: str, norm_name: str) -> None:
     if isinstance(norm, nn.Identity):
         return
     with torch.no_grad():
+        # The norm is a scale and a shift for each channel, once its statistics are fixed.
         scale = norm.weight / (norm.running_var + norm.eps).sqrt()
         weight = conv.weight * scale[:, None, None, None]
         bias = norm.bias - norm.running_mean * scale
@@ -185,8 +190,8 @@ def check_image(inputs: Inputs) -> np.ndarray[Any, Any]:
         or image.size == 0
     ):
         raise BadInputError("image: give a uint8 array of [height, width, 3], RGB", "image")
-    if image.shape[0] * image.shape[1] > MOST_PIXELS:
-        raise BadInputError(f"image: at most {MOST_PIXELS} pixels; make it smaller", "image")
+    if image.shape[0] * image.shape[1] > MAX_PIXELS:
+        raise BadInputError(f"image: at most {MAX_PIXELS} pixels; make it smaller", "image")
     return image
 
 
@@ -208,7 +213,7 @@ class EfficientNetLite0(BatchComponent):
     """
 
     name: ClassVar[str] = "efficientnet-lite0"
-    most_batch: ClassVar[int] = 8
+    max_batch: ClassVar[int] = 8
 
     def __init__(self, network: LiteNetwork, device: str = "cpu") -> None:
         self._network = network.to(device)

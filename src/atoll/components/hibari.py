@@ -17,23 +17,25 @@ from atoll.components.base import BadInputError, BatchComponent, Inputs, Output,
 from atoll.components.onnx import need_package
 from atoll.components.sound import Samples
 from atoll.core.errors import InputError, UnknownNameError, shorten
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 
 RATE_HZ = 24_000
 DEFAULT_VOICE = "heart"
-MOST_CHARS = 4_096
-LEAST_SPEED, MOST_SPEED = 0.25, 4.0
-_MOST_PHONEMES = 400
+MAX_CHARS = 4_096
+MIN_SPEED = 0.25
+MAX_SPEED = 4.0
+"""Bounds that OpenAI has for the speed of speech."""
+_MAX_PHONEMES = 400
 """Phonemes made into sound at once: 30 s or so. Memory grows with their number, and with slowness."""
-_MOST_WORD = 32
+_MAX_WORD = 32
 """The time to read a word grows with the cube of its length; longer ones are read in parts."""
-_MOST_DIGITS = 15
+_MAX_DIGITS = 15
 """Longer numbers are read digit by digit: the package knows no names for them."""
 _SEED = 0
 _NOTHING_S = 0.1
 """Where a text has nothing that can be said, as a lone dash, there is so much silence, in seconds."""
-_LONG_NUMBER = re.compile(rf"\d{{{_MOST_DIGITS + 1},}}")
-_LONG_WORD = re.compile(rf"\S{{{_MOST_WORD + 1},}}")
+_LONG_NUMBER = re.compile(rf"\d{{{_MAX_DIGITS + 1},}}")
+_LONG_WORD = re.compile(rf"\S{{{_MAX_WORD + 1},}}")
 _BREAK = re.compile(r"[^\w\s](?=[^\W_])")
 
 
@@ -46,7 +48,7 @@ class Hibari(BatchComponent):
     """
 
     name = "hibari"
-    most_batch = 1
+    max_batch = 1
 
     def __init__(self, voices: Mapping[str, Any]) -> None:
         self._voices = voices
@@ -105,9 +107,9 @@ class Hibari(BatchComponent):
         speed = inputs.get("speed", 1.0)
         if not isinstance(text, str) or not text.strip():
             raise BadInputError("there is no text to speak", "text")
-        if len(text) > MOST_CHARS:
+        if len(text) > MAX_CHARS:
             raise BadInputError(
-                f"the text has {len(text)} characters; at most {MOST_CHARS} are spoken at once",
+                f"the text has {len(text)} characters; at most {MAX_CHARS} are spoken at once",
                 "text",
             )
         if not isinstance(voice, str) or voice not in self._voices:
@@ -116,10 +118,8 @@ class Hibari(BatchComponent):
                 "voice",
             )
         number = isinstance(speed, int | float) and not isinstance(speed, bool)
-        if not number or not isfinite(speed) or not LEAST_SPEED <= speed <= MOST_SPEED:
-            raise BadInputError(
-                f"the speed must be a number in {LEAST_SPEED}..{MOST_SPEED}", "speed"
-            )
+        if not number or not isfinite(speed) or not MIN_SPEED <= speed <= MAX_SPEED:
+            raise BadInputError(f"the speed must be a number in {MIN_SPEED}..{MAX_SPEED}", "speed")
         return text, voice, float(speed)
 
     def _phonemes(self, text: str, voice: str) -> list[str]:
@@ -132,11 +132,11 @@ class Hibari(BatchComponent):
 
     def _sound(self, phonemes: Sequence[str], voice: str, speed: float) -> Samples:
         """Return the sound of phonemes."""
-        most = int(_MOST_PHONEMES * min(1.0, speed))
+        max_phonemes = int(_MAX_PHONEMES * min(1.0, speed))
         parts = [
             self._voices[voice].from_phonemes(part, speed, _SEED)
             for sentence in phonemes
-            for part in _cut_phonemes(sentence, most)
+            for part in _cut_phonemes(sentence, max_phonemes)
         ]
         if not any(part.size for part in parts):
             return np.zeros(int(_NOTHING_S * RATE_HZ), np.float32)
@@ -152,22 +152,22 @@ def _readable(text: str) -> str:
 
 def _cut_word(word: str) -> Iterator[str]:
     """Cut a long word, after a sign within it where there is one, as in addresses."""
-    while len(word) > _MOST_WORD:
-        breaks = [found.end() for found in _BREAK.finditer(word, 0, _MOST_WORD + 1)]
-        at = breaks[-1] if breaks and breaks[-1] <= _MOST_WORD else _MOST_WORD
+    while len(word) > _MAX_WORD:
+        breaks = [found.end() for found in _BREAK.finditer(word, 0, _MAX_WORD + 1)]
+        at = breaks[-1] if breaks and breaks[-1] <= _MAX_WORD else _MAX_WORD
         yield word[:at]
         word = word[at:]
     yield word
 
 
-def _cut_phonemes(phonemes: str, most: int) -> Iterator[str]:
-    """Cut phonemes into parts of at most `most`, between clauses or else between words."""
-    while len(phonemes) > most:
-        at = max(phonemes.rfind(sign, 0, most) for sign in (", ", "; ", ": ", "— ")) + 1
-        if at < most // 4:
-            at = phonemes.rfind(" ", 0, most)
-        if at < most // 4:
-            at = most
+def _cut_phonemes(phonemes: str, max_phonemes: int) -> Iterator[str]:
+    """Cut phonemes into parts of at most `max_phonemes`, between clauses or else between words."""
+    while len(phonemes) > max_phonemes:
+        at = max(phonemes.rfind(sign, 0, max_phonemes) for sign in (", ", "; ", ": ", "— ")) + 1
+        if at < max_phonemes // 4:
+            at = phonemes.rfind(" ", 0, max_phonemes)
+        if at < max_phonemes // 4:
+            at = max_phonemes
         yield phonemes[:at]
         phonemes = phonemes[at:].lstrip()
     if phonemes:

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
-from atoll.components.weights import MINILM
+from atoll.components.component_weights import MINILM
 from atoll.core.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 """Longer texts are cut off here, the two marks around every text included."""
-_MOST_CHARS = 32_768
+_MAX_CHARS = 32_768
 """Cut off before tokens are made; 256 of them never need as many in any language."""
 
 
@@ -26,7 +26,7 @@ class MiniLm(BatchComponent):
     """Turns a text into 384 numbers of length 1; near texts have a large product."""
 
     name = "minilm"
-    most_batch: ClassVar[int] = 32
+    max_batch: ClassVar[int] = 32
 
     def __init__(self, network: BertEncoder, tokenizer: Any, device: str) -> None:
         self._network = network
@@ -46,7 +46,7 @@ class MiniLm(BatchComponent):
         torch.set_num_threads(setup.threads)
         tokenizer = Tokenizer.from_file(str(vocabulary))
         tokenizer.no_padding()
-        tokenizer.enable_truncation(MOST_TOKENS)
+        tokenizer.enable_truncation(MAX_TOKENS)
         config = json.loads(config_file.read_text())
         network = BertEncoder(
             load_file(weights, setup.device),
@@ -68,7 +68,7 @@ class MiniLm(BatchComponent):
         good = [index for index, wrong in enumerate(outputs) if wrong is None]
         if not good:
             return outputs
-        texts = [batch[index]["text"][:_MOST_CHARS] for index in good]
+        texts = [batch[index]["text"][:_MAX_CHARS] for index in good]
         tokens = [encoded.ids for encoded in self._tokenizer.encode_batch(texts)]
         lengths = torch.tensor([len(ids) for ids in tokens], device=self._device)
         longest = max(map(len, tokens))

@@ -17,27 +17,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
+from atoll.components.component_weights import MOONSHINE
 from atoll.components.onnx import OnnxModel
 from atoll.components.sound import Samples, read_sound, resample
-from atoll.components.weights import MOONSHINE
 from atoll.core.errors import InputError
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 
 RATE_HZ = 16_000
-"""What the encoder hears."""
-BEST_S = 30.0
-"""The longest sounds the model was trained on, in seconds."""
-MOST_S = 64.0
+"""Sample rate that the encoder takes, in Hz."""
+MAX_S = 64.0
 """The longest sound that is taken, in seconds."""
 WIDTH = 288
 """Numbers in one state of the encoder."""
 TOKENS_PER_S = 6.5
 """The most tokens for a second of sound: beyond what anybody says, the model repeats itself."""
-_LEAST_SAMPLES = RATE_HZ // 2
+_MIN_SAMPLES = RATE_HZ // 2
 """Shorter sounds are filled up with silence: there is little in them, and too little makes no state."""
-_LEAST_TOKENS = 8
-_HEADS, _HEAD_WIDTH = 8, 36
-_START, _END = 1, 2
+_MIN_TOKENS = 8
+_HEADS = 8
+_HEAD_WIDTH = 36
+_START = 1
+_END = 2
+"""Tokens that begin and end a text."""
 _BYTES = range(3, 259)
 """Tokens for single bytes, of which texts outside the vocabulary are made."""
 _TOKENS = 32_768
@@ -46,6 +47,7 @@ _TOKENS = 32_768
 def frames_of(samples: int) -> int:
     """Return how many states the encoder gives for so many samples: three convolutions, without padding."""
     frames = samples
+    # Width and step of each convolution.
     for width, step in ((127, 64), (7, 3), (3, 2)):
         frames = (frames - width) // step + 1
     return frames
@@ -55,7 +57,7 @@ class MoonshineEncoder(BatchComponent):
     """Sound into states: {"states": float32 [t, 288], "samples": of 16 kHz}; t is about 41 a second."""
 
     name = "moonshine-encoder"
-    most_batch = 1
+    max_batch = 1
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
@@ -69,17 +71,18 @@ class MoonshineEncoder(BatchComponent):
 
     def example(self) -> Inputs:
         """Return half a second of silence."""
-        return {"audio": {"samples": np.zeros(_LEAST_SAMPLES, np.float32), "rate_hz": RATE_HZ}}
+        return {"audio": {"samples": np.zeros(_MIN_SAMPLES, np.float32), "rate_hz": RATE_HZ}}
 
     def run(self, batch: Sequence[Inputs]) -> Sequence[Output | BadInputError]:
         """Encode sounds, one by one."""
         return [_answer(self._encode, inputs) for inputs in batch]
 
     def _encode(self, inputs: Inputs) -> Output:
-        heard, rate_hz = read_sound(inputs.get("audio"), most_s=MOST_S)
+        heard, rate_hz = read_sound(inputs.get("audio"), max_s=MAX_S)
         samples: Samples = resample(heard, rate_hz, RATE_HZ)
-        if samples.size < _LEAST_SAMPLES:
-            samples = np.pad(samples, (0, _LEAST_SAMPLES - samples.size))
+        # Fill up what is too short to give a state.
+        if samples.size < _MIN_SAMPLES:
+            samples = np.pad(samples, (0, _MIN_SAMPLES - samples.size))
         whole = np.ones((1, samples.size), np.int64)
         (states,) = self._model.run({"input_values": samples[None], "attention_mask": whole})
         return {"states": states[0], "samples": int(samples.size)}
@@ -92,7 +95,7 @@ class MoonshineDecoder(BatchComponent):
     """
 
     name = "moonshine-decoder"
-    most_batch = 1
+    max_batch = 1
 
     def __init__(
         self, model: OnnxModel, pieces: TokenPieces, *, tokens_per_s: float = TOKENS_PER_S
@@ -122,8 +125,8 @@ class MoonshineDecoder(BatchComponent):
 
     def example(self) -> Inputs:
         """Return states as of half a second of nothing."""
-        states = np.zeros((frames_of(_LEAST_SAMPLES), WIDTH), np.float32)
-        return {"states": states, "samples": _LEAST_SAMPLES}
+        states = np.zeros((frames_of(_MIN_SAMPLES), WIDTH), np.float32)
+        return {"states": states, "samples": _MIN_SAMPLES}
 
     def run(self, batch: Sequence[Inputs]) -> Sequence[Output | BadInputError]:
         """Decode states, one by one."""
@@ -131,12 +134,12 @@ class MoonshineDecoder(BatchComponent):
 
     def _decode(self, inputs: Inputs) -> Output:
         states, samples = _read_states(inputs)
-        most = max(_LEAST_TOKENS, ceil(self._tokens_per_s * samples / RATE_HZ))
-        tokens = self._tokens(states, samples, most)
+        max_tokens = max(_MIN_TOKENS, ceil(self._tokens_per_s * samples / RATE_HZ))
+        tokens = self._tokens(states, samples, max_tokens)
         return {"text": self._pieces.text(tokens), "tokens": len(tokens)}
 
-    def _tokens(self, states: NDArray[np.float32], samples: int, most: int) -> list[int]:
-        """Return the tokens up to the end of the text, `most` at most.
+    def _tokens(self, states: NDArray[np.float32], samples: int, max_tokens: int) -> list[int]:
+        """Return the tokens up to the end of the text, `max_tokens` at most.
 
         The first step makes keys and values of what was heard, which later steps get again; theirs are empty.
         """
@@ -147,7 +150,8 @@ class MoonshineDecoder(BatchComponent):
         feeds["use_cache_branch"] = np.array([False])
         kept = [*self._own, *self._heard]
         tokens: list[int] = []
-        for _ in range(most):
+        # One token at a time; the end comes early where the text does.
+        for _ in range(max_tokens):
             feeds["input_ids"] = np.array([tokens[-1:] or [_START]], np.int64)
             logits, *present = self._model.run(feeds, ["logits", *kept])
             token = int(logits[0, -1].argmax())
@@ -157,6 +161,7 @@ class MoonshineDecoder(BatchComponent):
             for name, value in zip(kept, present, strict=True):
                 feeds[name.replace("present", "past_key_values")] = value
             feeds["use_cache_branch"] = np.array([True])
+            # Keys and values of what was heard stay as they are after the first step.
             kept = self._own
         return tokens
 
@@ -219,9 +224,9 @@ def _read_states(inputs: Inputs) -> tuple[NDArray[np.float32], int]:
     states, samples = inputs.get("states"), inputs.get("samples")
     if isinstance(samples, bool) or not isinstance(samples, int):
         raise BadInputError("samples must be a whole number, as the encoder gives it", "samples")
-    if not _LEAST_SAMPLES <= samples <= MOST_S * RATE_HZ:
+    if not _MIN_SAMPLES <= samples <= MAX_S * RATE_HZ:
         raise BadInputError(
-            f"samples must be {_LEAST_SAMPLES} to {MOST_S * RATE_HZ:.0f}, not {samples}", "samples"
+            f"samples must be {_MIN_SAMPLES} to {MAX_S * RATE_HZ:.0f}, not {samples}", "samples"
         )
     if not isinstance(states, np.ndarray) or states.dtype != np.float32:
         kind = states.dtype if isinstance(states, np.ndarray) else type(states).__name__

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.core.errors import InputError, MissingDependencyError, shorten
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 
 _QUIET = 4
 """onnxruntime's level "fatal": what fails is raised anyway, and what it warns of nobody here can mend."""
@@ -23,7 +23,7 @@ def need_package(package: str, needed_for: str) -> Any:
 
 
 class NeuralNetwork(Protocol):
-    """What computes: arrays in by name, arrays out."""
+    """A network that computes arrays from arrays, both by name."""
 
     def run(self, inputs: Mapping[str, Any], outputs: Sequence[str] | None = None) -> list[Any]:
         """Run once."""
@@ -68,7 +68,7 @@ class OnnxModel:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """What the model's makers wrote into it."""
+        """Metadata that the model's makers wrote into it."""
         found: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
         return found
 

@@ -13,28 +13,34 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
+from atoll.components.component_weights import PP_OCR
 from atoll.components.onnx import NeuralNetwork, OnnxModel
 from atoll.components.text_boxes import TextBox, find_boxes, reading_order
-from atoll.components.weights import PP_OCR
 from atoll.core.errors import MissingDependencyError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_SIDE = 640
+MAX_SIDE = 640
 """Text is looked for in the picture shrunk to this, in pixels; it is read at its full size."""
+# Sides that the finder takes are multiples of this.
 _STRIDE = 32
-_MOST_LINES = 200
-_LINE_HEIGHT, _LINE_WIDTH, _WIDTH_STEP, _MOST_WIDTH = 48, 320, 64, 3200
+_MAX_LINES = 200
+_LINE_HEIGHT = 48
+"""Pixels of a line of text as the reader takes it."""
+_LINE_WIDTH = 320
+"""Pixels of the shortest line, padded; longer ones grow by steps, so that few shapes occur."""
+_WIDTH_STEP = 64
+_MAX_WIDTH = 3200
 _LINES_AT_ONCE = 8
-_LEAST_SCORE = 0.5
+_MIN_SCORE = 0.5
 
 
 class PpOcr(BatchComponent):
     """Reads the text of a picture, and says where its lines are: left, top, right, bottom in pixels."""
 
     name = "pp-ocr"
-    most_batch: ClassVar[int] = 4
+    max_batch: ClassVar[int] = 4
 
     def __init__(
         self, finder: NeuralNetwork, reader: NeuralNetwork, characters: Sequence[str]
@@ -75,9 +81,7 @@ class PpOcr(BatchComponent):
         texts: list[str] = []
         for row in rows:
             read = [(box, *next(said)) for box in row]
-            sure = [
-                (box, text.strip(), score) for box, text, score in read if score >= _LEAST_SCORE
-            ]
+            sure = [(box, text.strip(), score) for box, text, score in read if score >= _MIN_SCORE]
             lines += [
                 {"text": text, "score": score, "box": box.corners()}
                 for box, text, score in sure
@@ -89,10 +93,10 @@ class PpOcr(BatchComponent):
     def _find(self, picture: NDArray[np.uint8]) -> list[TextBox]:
         """Return boxes of lines in shares of the picture, the surest ones if there are many."""
         height, width = picture.shape[:2]
-        scale = min(1.0, MOST_SIDE / max(height, width))
+        scale = min(1.0, MAX_SIDE / max(height, width))
         shrunk = _resize(picture, _multiple(width * scale), _multiple(height * scale))
         (found,) = self._finder.run({"x": _normalised(shrunk)[None]})
-        return find_boxes(found[0, 0], _MOST_LINES)
+        return find_boxes(found[0, 0], _MAX_LINES)
 
     def _recognise(
         self, picture: NDArray[np.uint8], boxes: Sequence[TextBox]
@@ -101,6 +105,7 @@ class PpOcr(BatchComponent):
         crops: dict[int, list[tuple[int, NDArray[np.float32]]]] = {}
         for index, box in enumerate(boxes):
             line = _line(box.crop(picture))
+            # By width: only arrays of one shape can be stacked.
             crops.setdefault(line.shape[2], []).append((index, line))
         results: list[tuple[str, float]] = [("", 0.0)] * len(boxes)
         for alike in crops.values():
@@ -132,7 +137,7 @@ def _line(crop: NDArray[np.uint8]) -> NDArray[np.float32]:
     The width depends on this line alone, so that neighbours in a batch change nothing.
     """
     height, width = crop.shape[:2]
-    scaled = min(_MOST_WIDTH, max(1, ceil(_LINE_HEIGHT * width / height)))
+    scaled = min(_MAX_WIDTH, max(1, ceil(_LINE_HEIGHT * width / height)))
     filled = max(_LINE_WIDTH, ceil(scaled / _WIDTH_STEP) * _WIDTH_STEP)
     line = np.zeros((3, _LINE_HEIGHT, filled), np.float32)
     line[:, :, :scaled] = _normalised(_resize(crop, scaled, _LINE_HEIGHT))

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 
 KINDS = ("linear", "mlp", "mixer")
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectorShape:
-    """What a projector is made of; written beside its weights.
+    """Sizes of a projector; written beside its weights.
 
     places x inputs: the encoder's tokens and their width. outputs: the width of the language model.
     hidden, layers, heads, widening, slots: of the mixer; the mlp uses `hidden` alone.

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
+from atoll.components.component_weights import SILERO
 from atoll.components.onnx import OnnxModel
 from atoll.components.sound import Samples, read_sound, resample
-from atoll.components.weights import SILERO
 from atoll.core.errors import InputError
 
 RATE_HZ = 16_000
 FRAME = 512
 """Samples that are judged together: 32 ms."""
-MOST_S = 3_600.0
+MAX_S = 3_600.0
 """The longest sound that is taken, in seconds."""
 _CONTEXT = 64
 """Samples before a frame that the model looks at with it."""
@@ -29,7 +29,7 @@ _STATE = (1, 1, 128)
 
 @dataclass(frozen=True, slots=True)
 class VoiceRules:
-    """What counts as speech. Times are in seconds, the others probabilities.
+    """Thresholds of speech detection. Times are in seconds, the others probabilities.
 
     Speech begins at a frame that is speech with probability `begin` and ends where frames have fallen below
     `end` for `silence_s`. What is shorter than `speech_s` is none. Segments get `margin_s` more at both ends.
@@ -45,14 +45,14 @@ class VoiceRules:
         """Refuse what makes no sense."""
         for field in fields(self):
             value = getattr(self, field.name)
-            most = 10.0 if field.name.endswith("_s") else 1.0
+            limit = 10.0 if field.name.endswith("_s") else 1.0
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
-                or not 0 <= value <= most
+                or not 0 <= value <= limit
             ):
                 raise InputError(
-                    f"must be a number in 0..{most:g}, not {value!r}", field=field.name
+                    f"must be a number in 0..{limit:g}, not {value!r}", field=field.name
                 )
         if self.end > self.begin:
             raise InputError(f"must not be above begin ({self.begin}), not {self.end}", field="end")
@@ -69,6 +69,7 @@ def speech_segments(
     begun: int | None = None
     quiet: int | None = None
     for number, probability in enumerate(probabilities.tolist()):
+        # Two thresholds: a frame between them neither begins speech nor ends it.
         if begun is None:
             begun = number if probability >= rules.begin else None
         elif probability >= rules.begin:
@@ -78,6 +79,7 @@ def speech_segments(
             if (number + 1 - quiet) * frame_s >= rules.silence_s:
                 found.append((begun * frame_s, quiet * frame_s))
                 begun = quiet = None
+    # The sound ends while somebody speaks.
     if begun is not None:
         found.append((begun * frame_s, total_s))
     spoken = [(start, min(end, total_s)) for start, end in found if end - start >= rules.speech_s]
@@ -89,6 +91,7 @@ def _with_margins(
 ) -> list[tuple[float, float]]:
     result = []
     for number, (start, end) in enumerate(spoken):
+        # Half of the gap at most, so that segments do not overlap.
         before = (start + spoken[number - 1][1]) / 2 if number else 0.0
         after = (end + spoken[number + 1][0]) / 2 if number + 1 < len(spoken) else total_s
         result.append((max(start - margin_s, before), min(end + margin_s, after)))
@@ -102,7 +105,7 @@ class SileroVad(BatchComponent):
     """
 
     name = "silero-vad"
-    most_batch = 1
+    max_batch = 1
 
     def __init__(self, model: OnnxModel, rules: VoiceRules) -> None:
         self._model = model
@@ -128,7 +131,7 @@ class SileroVad(BatchComponent):
         results: list[Output | BadInputError] = []
         for inputs in batch:
             try:
-                heard, rate_hz = read_sound(inputs.get("audio"), most_s=MOST_S)
+                heard, rate_hz = read_sound(inputs.get("audio"), max_s=MAX_S)
             except BadInputError as error:
                 results.append(error)
                 continue
@@ -147,11 +150,13 @@ class SileroVad(BatchComponent):
     def probabilities(self, samples: Samples) -> NDArray[np.float32]:
         """Return the probability of speech in each 32 ms of a sound at 16 kHz; the last are filled up."""
         count = -(-samples.size // FRAME)
+        # Silence stands before the first frame, which has no context, and fills up the last.
         padded = np.zeros(_CONTEXT + count * FRAME, np.float32)
         padded[_CONTEXT : _CONTEXT + samples.size] = samples
         windows = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + FRAME)[::FRAME]
         hidden = cell = np.zeros(_STATE, np.float32)
         found: list[NDArray[np.float32]] = []
+        # The state goes from block to block, so the result is that of a single call.
         for start in range(0, count, _BLOCK):
             block = np.ascontiguousarray(windows[start : start + _BLOCK])
             values, hidden, cell = self._model.run(

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from atoll.components.base import BadInputError, Done, Inputs, Output, Setup, StreamComponent
-from atoll.components.chat import ChatInputs, read_chat
+from atoll.components.chat_inputs import ChatInputs, read_chat
 from atoll.core.errors import AtollError, UsageError
-from atoll.engine.answer import AnswerText
-from atoll.engine.errors import TextTooLongError
-from atoll.engine.local import LocalEngine
-from atoll.engine.messages import SamplingParams
+from atoll.core.request_parameters import SamplingParams, engine_values
+from atoll.engine.engine_errors import TextTooLongError
+from atoll.engine.local_pipeline import LocalEngine
 from atoll.engine.prompts import chat_prompt
 from atoll.engine.scheduler_core import GenerateRequest
-from atoll.engine.text import TextCodec
+from atoll.engine.text import AnswerText, TextCodec
 from atoll.engine.weights.sources import DEFAULT_MODEL
 
 _OPTIONS = ("model", "dtype", "kv_bytes", "max_length")
@@ -118,24 +117,20 @@ class SmolLm2(StreamComponent):
         )
 
     def _prepare(self, asked: ChatInputs) -> _Task:
-        codec, most = self.engine.codec, self.engine.max_length
+        codec, max_length = self.engine.codec, self.engine.max_length
         asked.check_width(codec.width)
         try:
-            prompt, embeds = chat_prompt(codec, asked.messages, most_tokens=most)
+            prompt, embeds = chat_prompt(codec, asked.messages, max_tokens=max_length)
         except AtollError as error:
             raise BadInputError(str(error), "messages") from error
-        room = most - len(prompt)
+        room = max_length - len(prompt)
         if room < 1:
             raise BadInputError(
-                f"the prompt has {len(prompt)} tokens and the model takes {most}", "messages"
+                f"the prompt has {len(prompt)} tokens and the model takes {max_length}", "messages"
             )
         sampling = SamplingParams(
             max_tokens=min(asked.max_tokens or room, room),
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            seed=asked.seed,
-            presence_penalty=asked.presence_penalty,
-            frequency_penalty=asked.frequency_penalty,
+            **engine_values(asked),
         )
         generated, shown = _resumed(asked, codec, sampling.max_tokens)
         return _Task(
@@ -145,18 +140,18 @@ class SmolLm2(StreamComponent):
         )
 
 
-def _resumed(asked: ChatInputs, codec: TextCodec, most: int) -> tuple[tuple[int, ...], str]:
+def _resumed(asked: ChatInputs, codec: TextCodec, max_length: int) -> tuple[tuple[int, ...], str]:
     """Return the tokens of the answer so far, and their text as far as it was shown."""
     before = asked.resume
     if before is None:
         return (), ""
     if before.token_ids is None:
         try:
-            tokens: Any = codec.encode(before.text, special=False, most_tokens=most)
+            tokens: Any = codec.encode(before.text, special=False, max_tokens=max_length)
         except TextTooLongError as error:
             raise BadInputError(str(error), "resume.text") from error
     elif any(token >= codec.vocabulary for token in before.token_ids):
         raise BadInputError(f"tokens are below {codec.vocabulary}", "resume.token_ids")
     else:
         tokens = before.token_ids
-    return tuple(tokens[:most]), before.text
+    return tuple(tokens[:max_length]), before.text

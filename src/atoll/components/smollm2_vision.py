@@ -16,7 +16,7 @@ import torch
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
 from atoll.components.efficientnet import TOKENS, WIDTH, EfficientNetLite0, sort_images
 from atoll.components.projector import Projector, load_projector
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 
 PROJECTOR = Path(__file__).parent / "data" / "smollm2_vision.safetensors"
 
@@ -28,7 +28,7 @@ class SmolLm2Vision(BatchComponent):
     """
 
     name: ClassVar[str] = "smollm2-vision"
-    most_batch: ClassVar[int] = 8
+    max_batch: ClassVar[int] = 8
 
     def __init__(self, encoder: EfficientNetLite0, projector: Projector, device: str) -> None:
         self._encoder = encoder

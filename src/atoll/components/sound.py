@@ -17,8 +17,8 @@ from atoll.components.base import BadInputError
 
 Samples: TypeAlias = NDArray[np.float32]
 """Sound pressure over time, one number per sample, full scale at -1 and 1."""
-LEAST_RATE_HZ = 8_000
-MOST_RATE_HZ = 192_000
+MIN_RATE_HZ = 8_000
+MAX_RATE_HZ = 192_000
 _LOUDEST = 8.0
 """Filters overshoot full scale a little; numbers far beyond it are integers that nobody scaled."""
 _ZERO_CROSSINGS = 24
@@ -28,17 +28,17 @@ _PASSED = 0.94
 """Part of the band that is kept; the filter falls off in the rest, so that little is folded back."""
 _BLOCK = 8_192
 """Resampled at once: bounds the working memory, whatever the length."""
-_MOST_KEPT = 1_000
+_MAX_KEPT = 1_000
 """Filter banks with more filters belong to rates that nobody uses twice; they are not kept."""
 _QUIET_FRAME_S = 0.02
 _QUIET_S = 0.2
 """Quiet is looked for in stretches of this length."""
 
 
-def read_sound(value: object, *, most_s: float, param: str = "audio") -> tuple[Samples, int]:
+def read_sound(value: object, *, max_s: float, param: str = "audio") -> tuple[Samples, int]:
     """Check a sound that came from outside; returns its samples and its rate in Hz.
 
-    most_s: the longest sound that is taken, in seconds.
+    max_s: the longest sound that is taken, in seconds.
     """
     if not isinstance(value, Mapping) or "samples" not in value or "rate_hz" not in value:
         raise BadInputError('a sound is {"samples": array, "rate_hz": int}', param)
@@ -47,15 +47,15 @@ def read_sound(value: object, *, most_s: float, param: str = "audio") -> tuple[S
         raise BadInputError(
             "the rate must be a whole number of samples a second", f"{param}.rate_hz"
         )
-    if not LEAST_RATE_HZ <= rate_hz <= MOST_RATE_HZ:
+    if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
         raise BadInputError(
-            f"the rate must be {LEAST_RATE_HZ} to {MOST_RATE_HZ} Hz, not {rate_hz}",
+            f"the rate must be {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz, not {rate_hz}",
             f"{param}.rate_hz",
         )
-    return _read_samples(samples, int(rate_hz), most_s, f"{param}.samples"), int(rate_hz)
+    return _read_samples(samples, int(rate_hz), max_s, f"{param}.samples"), int(rate_hz)
 
 
-def _read_samples(samples: Any, rate_hz: int, most_s: float, param: str) -> Samples:
+def _read_samples(samples: Any, rate_hz: int, max_s: float, param: str) -> Samples:
     if not isinstance(samples, np.ndarray) or samples.dtype != np.float32:
         kind = samples.dtype if isinstance(samples, np.ndarray) else type(samples).__name__
         raise BadInputError(f"samples must be an array of float32, not {kind}", param)
@@ -63,9 +63,9 @@ def _read_samples(samples: Any, rate_hz: int, most_s: float, param: str) -> Samp
         raise BadInputError(f"samples must be mono, of shape [n], not {list(samples.shape)}", param)
     if not samples.size:
         raise BadInputError("the sound is empty", param)
-    if samples.size > most_s * rate_hz:
+    if samples.size > max_s * rate_hz:
         raise BadInputError(
-            f"the sound lasts {samples.size / rate_hz:.1f} s; at most {most_s:g} s are taken", param
+            f"the sound lasts {samples.size / rate_hz:.1f} s; at most {max_s:g} s are taken", param
         )
     # One pass for both: a comparison with NaN is false.
     if not np.abs(samples).max() <= _LOUDEST:
@@ -73,16 +73,6 @@ def _read_samples(samples: Any, rate_hz: int, most_s: float, param: str) -> Samp
             raise BadInputError("samples must be fractions of full scale, in -1..1", param)
         raise BadInputError("samples must be finite", param)
     return samples
-
-
-def to_mono(samples: NDArray[np.floating[Any]]) -> Samples:
-    """Return the mean of the channels of [n, channels], or [n] as it is."""
-    if samples.ndim not in (1, 2):
-        raise BadInputError(
-            f"sound must have the shape [n] or [n, channels], not {list(samples.shape)}", "samples"
-        )
-    mixed = samples if samples.ndim == 1 else samples.mean(axis=1, dtype=np.float64)
-    return np.ascontiguousarray(mixed, dtype=np.float32)
 
 
 def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
@@ -95,8 +85,9 @@ def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
         return np.ascontiguousarray(samples, dtype=np.float32)
     common = gcd(from_hz, to_hz)
     up, down = to_hz // common, from_hz // common
-    filters = _filters(up, down) if up <= _MOST_KEPT else _make_filters(up, down)
+    filters = _filters(up, down) if up <= _MAX_KEPT else _make_filters(up, down)
     reach = filters.shape[1] // 2
+    # Silence around the sound: the first and last samples have neighbours, too.
     padded = np.zeros(samples.size + 2 * reach, np.float32)
     padded[reach : reach + samples.size] = samples
     windows = np.lib.stride_tricks.sliding_window_view(padded, filters.shape[1])
@@ -104,6 +95,7 @@ def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
     result = np.empty(wanted, np.float32)
     for start in range(0, wanted, _BLOCK):
         at = np.arange(start, min(start + _BLOCK, wanted), dtype=np.int64) * down
+        # For each new sample: the old ones around it, and the filter for its place between two of them.
         np.einsum(
             "ij,ij->i",
             windows[at // up],
@@ -124,31 +116,35 @@ def _make_filters(up: int, down: int) -> Samples:
     reach = int(np.ceil(_ZERO_CROSSINGS / band))
     taps = np.arange(-reach, reach + 1)
     filters = np.empty((up, taps.size), np.float32)
+    # In parts, to bound the working memory.
     for start in range(0, up, _BLOCK // 64):
         places = np.arange(start, min(start + _BLOCK // 64, up))[:, None] / up
         distance = taps - places
         inside = np.clip(1.0 - (distance / reach) ** 2, 0.0, None)
         weights = np.sinc(band * distance) * np.i0(_KAISER_BETA * np.sqrt(inside))
         weights[np.abs(distance) > reach] = 0.0
+        # Each filter sums to 1, so that a constant stays what it is.
         filters[start : start + places.shape[0]] = weights / weights.sum(axis=1, keepdims=True)
     return filters
 
 
-def cut_at_quiet(samples: Samples, rate_hz: int, most_s: float) -> list[Samples]:
-    """Cut a long sound into pieces of at most `most_s` seconds, each cut in the quietest place near its end.
+def cut_at_quiet(samples: Samples, rate_hz: int, max_s: float) -> list[Samples]:
+    """Cut a long sound into pieces of at most `max_s` seconds, each cut in the quietest place near its end.
 
     The pieces, one after another, are the whole again. No piece but an only one is shorter than a second or a
-    quarter of `most_s`, whichever is less.
+    quarter of `max_s`, whichever is less.
     """
-    if most_s * rate_hz < 4:
-        raise BadInputError(f"pieces of {most_s} s are too short", "most_s")
-    most = int(most_s * rate_hz)
-    least = max(1, int(min(1.0, most_s / 4) * rate_hz))
+    if max_s * rate_hz < 4:
+        raise BadInputError(f"pieces of {max_s} s are too short", "max_s")
+    max_samples = int(max_s * rate_hz)
+    min_samples = max(1, int(min(1.0, max_s / 4) * rate_hz))
     pieces: list[Samples] = []
     rest = samples
-    while rest.size > most:
-        earliest = max(least, most // 2)
-        latest = max(earliest, min(most, rest.size - least))
+    while rest.size > max_samples:
+        # Not in the first half, so that pieces do not get short; and what is left over is not too short,
+        # either.
+        earliest = max(min_samples, max_samples // 2)
+        latest = max(earliest, min(max_samples, rest.size - min_samples))
         at = _quietest(rest, earliest, latest, rate_hz)
         pieces.append(rest[:at])
         rest = rest[at:]
@@ -165,6 +161,7 @@ def _quietest(samples: Samples, earliest: int, latest: int, rate_hz: int) -> int
     if frames <= around:
         return latest
     energy = np.square(heard[: frames * frame]).reshape(frames, frame).sum(axis=1)
+    # Sums over a moving stretch, from one running sum.
     sums = np.cumsum(np.concatenate(([0.0], energy)))
     stretches = sums[around:] - sums[:-around]
     last = stretches.size - 1 - int(np.argmin(stretches[::-1]))

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from atoll.components.base import BadInputError, BatchComponent, Inputs, Output, Setup
+from atoll.components.component_weights import TERRAIN
 from atoll.components.onnx import NeuralNetwork, OnnxModel
-from atoll.components.weights import TERRAIN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SIDE = 128
 """Pixels of a side."""
-_MOST_STEPS = 50
-_SIGMA_MOST, _SIGMA_LEAST = 80.0, 40.0
+_MAX_STEPS = 50
+_SIGMA_MAX = 80.0
+_SIGMA_MIN = 40.0
 """The strength of the noise before the first and the last step, where a map goes from -1 to 1."""
-_ASINH_SCALE_M, _HEIGHT_M = 0.1, 22.16864013671875
+_ASINH_SCALE_M = 0.1
+_HEIGHT_M = 22.16864013671875
 """The network sees asinh(height / scale), stretched to -1..1; heights are 0 to 22 m."""
 _RAMP = np.array(
     [
@@ -45,7 +47,7 @@ class TerrainDiffusion(BatchComponent):
     """Draws a landscape: steps 1 to 50, seed, difficulty 0 (plain) to 1 (rugged)."""
 
     name = "terrain-diffusion"
-    most_batch: ClassVar[int] = 4
+    max_batch: ClassVar[int] = 4
 
     def __init__(self, network: NeuralNetwork) -> None:
         self._network = network
@@ -97,7 +99,7 @@ class TerrainDiffusion(BatchComponent):
 def sigmas(steps: int) -> list[float]:
     """Return the strengths of noise of so many steps, strongest first."""
     apart = max(1, steps - 1)
-    return [_SIGMA_MOST * (_SIGMA_LEAST / _SIGMA_MOST) ** (step / apart) for step in range(steps)]
+    return [_SIGMA_MAX * (_SIGMA_MIN / _SIGMA_MAX) ** (step / apart) for step in range(steps)]
 
 
 def to_metres(height: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -121,8 +123,8 @@ def colour(height: NDArray[np.float32]) -> NDArray[np.uint8]:
 def _wrong(inputs: Inputs) -> BadInputError | None:
     steps, seed = inputs.get("steps", 1), inputs.get("seed", 0)
     difficulty = inputs.get("difficulty", 0.5)
-    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= _MOST_STEPS:
-        return BadInputError(f"steps has to be a whole number, 1 to {_MOST_STEPS}", "steps")
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= _MAX_STEPS:
+        return BadInputError(f"steps has to be a whole number, 1 to {_MAX_STEPS}", "steps")
     if not isinstance(seed, int) or isinstance(seed, bool):
         return BadInputError("seed has to be a whole number", "seed")
     if not isinstance(difficulty, int | float) or not 0 <= difficulty <= 1:

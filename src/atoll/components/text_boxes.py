@@ -17,7 +17,8 @@ _SURE = 0.5
 """Areas are taken for lines if their pixels are this likely on average."""
 _GROWTH = 1.6
 """The network marks the core of a line; its box grows by this times its area over its circumference."""
-_LEAST_SIDE = 3
+# Pixels of the shorter side: smaller areas are not taken for lines.
+_MIN_SIDE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,13 @@ class TextBox:
         return [int(self.left), int(self.top), int(self.right), int(self.bottom)]
 
 
-def find_boxes(likely: NDArray[np.floating[Any]], most: int) -> list[TextBox]:
-    """Return boxes of a map [height, width] of likelihoods, in shares of it; the surest `most` of them."""
+def find_boxes(likely: NDArray[np.floating[Any]], max_boxes: int) -> list[TextBox]:
+    """Return boxes of a map [height, width] of likelihoods, in shares of it: the surest `max_boxes`."""
     height, width = likely.shape
     found: list[tuple[float, TextBox]] = []
     for left, top, right, bottom, score in areas(likely, _TEXT):
         wide, high = right - left, bottom - top
-        if min(wide, high) < _LEAST_SIDE or score < _SURE:
+        if min(wide, high) < _MIN_SIDE or score < _SURE:
             continue
         growth = _GROWTH * wide * high / (2 * (wide + high))
         box = TextBox(
@@ -61,23 +62,25 @@ def find_boxes(likely: NDArray[np.floating[Any]], most: int) -> list[TextBox]:
         )
         found.append((score, box))
     found.sort(key=lambda scored: -scored[0])
-    return [box for _, box in found[:most]]
+    return [box for _, box in found[:max_boxes]]
 
 
 def areas(
-    likely: NDArray[np.floating[Any]], least: float
+    likely: NDArray[np.floating[Any]], threshold: float
 ) -> list[tuple[int, int, int, int, float]]:
-    """Return left, top, right, bottom and mean of every area that hangs together above `least`.
+    """Return left, top, right, bottom and mean of every area that hangs together above `threshold`.
 
     Pixels hang together by their sides and corners. Works on runs of pixels, of which a map of text has
     few: each is joined with those of the line above that it touches.
     """
     height, width = likely.shape
+    # A column of zeros on both sides: every run of pixels has a beginning and an end.
     edged = np.zeros((height, width + 2), np.int8)
-    edged[:, 1:-1] = likely > least
+    edged[:, 1:-1] = likely > threshold
     change = np.diff(edged, axis=1)
     lines, starts = np.nonzero(change == 1)
     ends = np.nonzero(change == -1)[1]
+    # Running sums of each line: the weight of a run is a difference of two.
     sums = np.zeros((height, width + 1))
     np.cumsum(likely, axis=1, out=sums[:, 1:])
     weights = sums[lines, ends] - sums[lines, starts]
@@ -102,10 +105,12 @@ def _join(lines: list[int], starts: list[int], ends: list[int]) -> list[int]:
 
     def root(run: int) -> int:
         while parent[run] != run:
+            # Halve the way to the root while walking it: later walks are short.
             parent[run] = parent[parent[run]]
             run = parent[run]
         return run
 
+    # Runs come in order of lines, so this only ever moves forward.
     above = 0
     for run, line in enumerate(lines):
         # The first run of the line above that ends at or after the pixel left of this one.
@@ -114,6 +119,7 @@ def _join(lines: list[int], starts: list[int], ends: list[int]) -> list[int]:
         touched = above
         while lines[touched] == line - 1 and starts[touched] <= ends[run]:
             one, other = root(touched), root(run)
+            # The smaller number is the root: an area is named by its first run.
             parent[max(one, other)] = min(one, other)
             touched += 1
     return [root(run) for run in range(len(lines))]
@@ -122,6 +128,7 @@ def _join(lines: list[int], starts: list[int], ends: list[int]) -> list[int]:
 def reading_order(boxes: Sequence[TextBox]) -> list[list[TextBox]]:
     """Return rows from top to bottom, each from left to right; a box whose middle is in a row is of it."""
     rows: list[list[TextBox]] = []
+    # By their middles: a box then belongs to the row that was begun last, or begins one.
     for box in sorted(boxes, key=lambda box: (box.top + box.bottom, box.left)):
         middle = (box.top + box.bottom) / 2
         first = rows[-1][0] if rows else None

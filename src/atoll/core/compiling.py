@@ -44,6 +44,7 @@ def _load_linking() -> ModuleType | None:
     version = tuple(int(number) for number in numba.__version__.split(".")[:2])
     if not TESTED[0] <= version < TESTED[1]:
         return None
+    # Only for versions tested: it reaches into numba's insides, which others may not have.
     from atoll.core import linking
 
     return linking
@@ -109,6 +110,7 @@ def entry(arguments: str) -> Callable[[Function], Function]:
     """
 
     def decorate(function: Function) -> Function:
+        # A part may be an entry as well: it is compiled anew from the plain function.
         plain = getattr(function, "py_func", function)
         if LINKING is None:
             compiled = njit(nogil=True, cache=True, error_model="numpy")(plain)
@@ -128,6 +130,7 @@ _READY: set[int] = set()
 def compile_entries(module: str) -> None:
     """Compile all entries of a package, or load them: whoever has a deadline does so before it begins."""
     for at, each in enumerate(ENTRIES):
+        # With the dot, so that a package does not match another whose name begins like it.
         if at not in _READY and f"{each.dispatcher.__module__}.".startswith(f"{module}."):
             each.compile()
             _READY.add(at)

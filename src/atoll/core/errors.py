@@ -19,12 +19,12 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def shorten(text: str, most: int = _NAME_SHOWN) -> str:
-    """Return text of at most `most` characters, with "..." for the middle of longer text."""
-    if len(text) <= most:
+def shorten(text: str, max_letters: int = _NAME_SHOWN) -> str:
+    """Return text of at most `max_letters` characters, with "..." for the middle of longer text."""
+    if len(text) <= max_letters:
         return text
-    tail = most // 3
-    return f"{text[: most - 3 - tail]}...{text[len(text) - tail :]}"
+    tail = max_letters // 3
+    return f"{text[: max_letters - 3 - tail]}...{text[len(text) - tail :]}"
 
 
 def _rebuild(

@@ -23,6 +23,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from atoll.core.errors import InputError, UsageError, shorten
 
+# Limits against files that would fill the memory (size, aliases) or the C stack (depth).
 MAX_TEXT_BYTES = 16 * 2**20
 _MAX_YAML_NODES = 2_000_000
 _MAX_YAML_DEPTH = 100
@@ -37,6 +38,7 @@ def atomic_write(path: str | os.PathLike[str], data: str | bytes) -> None:
     """
     content = data.encode() if isinstance(data, str) else data
     try:
+        # The file a link names is replaced: replacing the link itself would cut it off from that file.
         _replace(Path(os.path.realpath(path)), content)
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
@@ -61,15 +63,19 @@ _WRITE_FIXES = {
 
 
 def _replace(target: Path, content: bytes) -> None:
+    # In the same folder: a rename is one step only within a file system.
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
+            # The content is on the disk before the name leads to it, in case the machine stops in between.
             os.fsync(stream.fileno())
+        # `mkstemp` lets only the owner read.
         os.chmod(temporary, _mode_for(target))
         os.replace(temporary, target)
     except BaseException:
+        # Also on Ctrl-C: no temporary file stays behind.
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
@@ -106,6 +112,7 @@ def read_text_limited(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BY
     """Read a UTF-8 text file of at most `max_bytes` bytes; anything else is an InputError."""
     try:
         with open(path, "rb") as stream:
+            # One byte more than allowed tells that a file is too large, without reading all of it.
             content = stream.read(max_bytes + 1)
     except OSError as error:
         raise unreadable(error, path) from error
@@ -116,6 +123,7 @@ def read_text_limited(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BY
             hint="check that it is the right one",
         )
     try:
+        # A byte order mark at the start is not part of the text.
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
@@ -211,8 +219,10 @@ class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  
         seen: set[Hashable] = set()
         for key_node, _ in node.value if isinstance(node, MappingNode) else ():
             if key_node.tag == "tag:yaml.org,2002:merge":
+                # It is no key of the mapping itself.
                 continue
             key = self.construct_object(key_node, deep=True)
+            # PyYAML itself refuses keys that cannot be hashed, below.
             if isinstance(key, Hashable):
                 if key in seen:
                     raise yaml.constructor.ConstructorError(
@@ -225,6 +235,7 @@ class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  
 
 def _construct_int(loader: _Loader, node: ScalarNode) -> int:
     text = loader.construct_scalar(node)
+    # In YAML 1.2 only 0x and 0o name a base: 0123 is 123.
     return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
 
 
@@ -259,6 +270,7 @@ def _check_size(root: Node, path: str | os.PathLike[str]) -> None:
 
     def size(node: Node) -> int:
         key = id(node)
+        # Every node is counted once, however many aliases lead to it.
         if key in sizes:
             return sizes[key]
         line = node.start_mark.line + 1

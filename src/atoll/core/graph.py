@@ -19,7 +19,7 @@ from atoll.core.ids import Phase, slug
 
 
 class ComponentKind(StrEnum):
-    """What a component is, which decides its phases and its performance model."""
+    """Kind of a component; it decides its phases and its performance model."""
 
     ENCODER = "encoder"
     LLM = "llm"
@@ -88,6 +88,7 @@ class ComponentGraph:
                 f"the component graph has a cycle through or before {', '.join(in_cycle)}",
                 field="edges",
             )
+        # After the check for cycles: here edges count in both directions.
         stray = [name for name in names if name not in self._reached_from(names[0])]
         if stray:
             raise InputError(
@@ -176,6 +177,7 @@ class ComponentGraph:
         reached, frontier = {start}, [start]
         while frontier:
             name = frontier.pop()
+            # Both directions: a component that only feeds others is connected, too.
             beside = {e.dst for e in self.edges if e.src == name} | {
                 e.src for e in self.edges if e.dst == name
             }

@@ -12,12 +12,12 @@ from atoll.core.errors import InputError, shorten
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?: [A-Za-z0-9._-]+)*")
 _COUNT = re.compile(r"[1-9][0-9]{0,4}")
-MOST_LETTERS = 200
+MAX_LETTERS = 200
 """Characters of a name, at most."""
 
 
 class Phase(StrEnum):
-    """What a component does for a request. An llm runs PREFILL and DECODE apart or as BOTH.
+    """Part of a request that a component computes. An llm runs PREFILL and DECODE apart or as BOTH.
 
     SERVE is an executor's: it runs parts of an any-to-any model, whatever they are.
     """
@@ -36,9 +36,9 @@ def slug(name: str, *, field: str | None = None) -> str:
     Names hold letters, digits, `.`, `_`, `-`, and `/` between non-empty parts, and every part
     starts with a letter or digit, so that a name is also a safe relative path and URL segment.
     """
-    if len(name) > MOST_LETTERS:
+    if len(name) > MAX_LETTERS:
         raise InputError(
-            f"a name has at most {MOST_LETTERS} characters", hint="shorten it", field=field
+            f"a name has at most {MAX_LETTERS} characters", hint="shorten it", field=field
         )
     if _SLUG.fullmatch(name) is None:
         raise InputError(
@@ -64,7 +64,7 @@ def parse_node_type(text: str, *, field: str | None = None) -> NodeTypeId:
     """Read "L40S:2" into ("L40S", 2); "L40S" alone means one GPU. Does not look the GPU type up."""
     gpu, colon, count = text.strip().partition(":")
     if (
-        len(text) > MOST_LETTERS
+        len(text) > MAX_LETTERS
         or _GPU.fullmatch(gpu) is None
         or (colon and _COUNT.fullmatch(count) is None)
     ):
@@ -82,7 +82,7 @@ def format_node_type(gpu: str, gpu_count: int) -> str:
 
 
 class RoleId(NamedTuple):
-    """What can be placed: a phase of a component of a model, "model/component/phase".
+    """A phase of a component of a model, "model/component/phase": the unit that is placed.
 
     Executors run several parts that share a device: "model/vision+llm/serve".
     """

@@ -20,7 +20,9 @@ _NUMBER = r"(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
 _QUANTITY = re.compile(rf"{_NUMBER}\s*(?P<unit>\D.*)?", re.ASCII)
 _PRICE = re.compile(rf"(?P<sign>\$)?\s*{_NUMBER}\s*(?P<unit>\D.*)?", re.ASCII)
 
-_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_MINUTE = 60.0
+_HOUR = 3600.0
+_DAY = 86400.0
 _WHOLE = 1e-6
 """How near a share must be to one to be written as all."""
 
@@ -98,6 +100,7 @@ def _quantity(
     field: str | None,
     pattern: re.Pattern[str] = _QUANTITY,
 ) -> float:
+    # In Python True and False are ints.
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         kind = type(value).__name__
         raise InputError(
@@ -108,6 +111,7 @@ def _quantity(
         try:
             number = float(value)
         except OverflowError:
+            # A whole number that is too large for a float.
             number = math.inf
             shown = "given"
         return _number(number, what=what, field=field, shown=shown)
@@ -221,6 +225,7 @@ def parse_share(text: str, *, field: str | None = None) -> float:
         value = float(number) / (100 if percent else 1)
     except ValueError:
         value = math.nan
+    # NaN, for what is no number, fails the comparison.
     if rest or not 0 <= value <= 1:
         raise InputError(
             f"cannot read {text!r} as a share", field=field, hint="write it like 0.1% or 0.001"
@@ -235,6 +240,7 @@ def parse_count(value: str | float, *, field: str | None = None) -> int:
     number = _quantity(
         value, what="count", units=_COUNT, examples=("8192", "8k", "1.5M", "70B"), field=field
     )
+    # Numbers such as 32.8B are not exact in binary.
     if abs(number - round(number)) > 1e-9 * max(1.0, number):
         raise InputError(f"count {value!r} is not a whole number", field=field)
     return round(number)
@@ -262,6 +268,7 @@ def _digits(value: float, digits: int = 4, min_decimals: int = 0) -> str:
 
 def _format_scaled(value: float, steps: Sequence[tuple[str, float]], digits: int = 4) -> str:
     """Write in the largest unit whose scale the rounded value reaches; `steps` ascend."""
+    # Rounded first: 999.96ms is written as 1s.
     rounded = _significant(value, digits)
     unit, scale = steps[0]
     for candidate, size in steps[1:]:
@@ -315,6 +322,7 @@ def format_price(usd_per_hour: float) -> str:
 def format_share(share: float) -> str:
     """Write a share as a percentage of three digits: "83.1%", "0.04%"; only the whole is "100%"."""
     percent = 0.0 if abs(share) < 1e-7 else 100.0 * share
+    # Three digits would round it to 100%.
     if 99.9 < percent < 100 * (1 - _WHOLE):
         return "99.9%"
     return f"{percent:,.0f}%" if abs(percent) >= 999.5 else f"{percent:.3g}%"

@@ -49,7 +49,7 @@ _SENT_ON = frozenset(
     }
 )
 _SENT_BACK = frozenset({"content-disposition", "retry-after", "allow"})
-_SAME = frozenset({b"same-origin", b"none"})
+_SAME_SITE = frozenset({b"same-origin", b"none"})
 
 
 def safety_lines(policy: str) -> bytes:
@@ -146,7 +146,7 @@ class KnownHosts:
     def check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise ApiError for a request that a page of another origin made, or that does not say."""
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
-        foreign = site is not None and site not in _SAME
+        foreign = site is not None and site not in _SAME_SITE
         if origin is not None:
             netloc = urlsplit(origin.decode("latin-1")).netloc.lower()
             # Any address may be ours where all are listened on, but a page is at the one that it asks.

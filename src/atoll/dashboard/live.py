@@ -1,4 +1,4 @@
-"""What happens, told to every open page: one connection to each service, however many pages there are.
+"""Live events for every open page: one connection to each service, however many pages there are.
 
 A page is told the newest of each kind of event; what it was too slow for is not kept. Services are listened
 to only while there are pages.
@@ -24,11 +24,11 @@ from atoll.dashboard.services import (
     own,
 )
 from atoll.dashboard.sessions import LoginSession
-from atoll.runtime.http.client import FetchError
+from atoll.runtime.http.http_client import FetchError
 from atoll.runtime.openai import ApiError
 
 _LOG = logging.getLogger(__name__)
-MOST_PAGES = 1000
+MAX_PAGES = 1000
 _SHARE = 4
 """One person has at most this part of them."""
 _HEARTBEAT_S = 15.0
@@ -38,12 +38,12 @@ _LINGER_S = 10.0
 """How long a service is listened to after the last page has gone: pages are reloaded."""
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _DESK_BACKOFF_S = 1.0
-"""The most between two tries for the desk, which starts beside within seconds; people wait for it."""
+"""The most between two tries for the planner, which starts beside within seconds; people wait for it."""
 _NONE_S = 3.0
 """Between two looks for a service that is not there."""
-_MOST_EVENT_BYTES = 16 * 2**20
+_MAX_EVENT_BYTES = 16 * 2**20
 _NAME = re.compile(rb"[a-z]{1,32}")
-_SERVICES = ("gateway", "desk")
+_SERVICES = ("gateway", "planner")
 
 
 class _Versioned(msgspec.Struct):
@@ -64,7 +64,7 @@ class EventParser:
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
         """Take bytes as they came; returns names and data of the events that are complete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) + sum(map(len, self._data)) > _MOST_EVENT_BYTES:
+        if len(self._rest) + sum(map(len, self._data)) > _MAX_EVENT_BYTES:
             raise ValueError("an event is too large")
         events = []
         for line in lines:
@@ -113,7 +113,7 @@ class LiveEvents:
         end: Callable[[LoginSession], None],
         *,
         changed: Callable[[], None] = lambda: None,
-        most_pages: int = MOST_PAGES,
+        max_pages: int = MAX_PAGES,
         heartbeat_s: float = _HEARTBEAT_S,
     ) -> None:
         """Call `end` where a key is no longer good, `changed` where machines or models are other ones."""
@@ -122,7 +122,7 @@ class LiveEvents:
         self._end = end
         self._changed = changed
         self._version: int | None = None
-        self._most_pages = most_pages
+        self._max_pages = max_pages
         self._heartbeat_s = heartbeat_s
         self.pages: set[LivePage] = set()
         self._latest: dict[str, bytes] = {}
@@ -148,7 +148,7 @@ class LiveEvents:
     async def tell(self, session: LoginSession) -> AsyncGenerator[bytes, None]:
         """Yield what happens to a page of a session, as events, until the session is over."""
         own = sum(page.session.who == session.who for page in self.pages)
-        if len(self.pages) >= self._most_pages or own >= max(1, self._most_pages // _SHARE):
+        if len(self.pages) >= self._max_pages or own >= max(1, self._max_pages // _SHARE):
             raise ApiError(
                 503,
                 "too many open pages",
@@ -221,7 +221,7 @@ class LiveEvents:
         failures = 0
         while True:
             await self._wanted.wait()
-            address = self._services.gateway if name == "gateway" else self._services.desk
+            address = self._services.gateway if name == "gateway" else self._services.planner
             if address is None:
                 self._set_state(name, "none")
                 await self._look_again(name)

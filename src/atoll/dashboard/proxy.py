@@ -26,9 +26,9 @@ from atoll.dashboard.services import (
 )
 from atoll.dashboard.sessions import LoginSession, MadeKey
 from atoll.dashboard.sharing import SHARED, SharedAnswers
-from atoll.runtime.http.client import FetchError, StreamedResponse
 from atoll.runtime.http.handlers import Answer, ByteStream, Response
-from atoll.runtime.http.server import Request
+from atoll.runtime.http.http_client import FetchError, StreamedResponse
+from atoll.runtime.http.http_server import Request
 from atoll.runtime.openai import ApiError
 
 _LOG = logging.getLogger(__name__)
@@ -39,11 +39,11 @@ _WHOLE_BYTES = 256 * 2**10
 """An answer of this length or less is read before it is passed on."""
 _JSON = "application/json"
 _QUESTIONS = frozenset({"whatif", "simulate", "traces"})
-"""What the desk works on for long."""
-_MOST_QUESTIONS = 4
-"""Of one person at the same time: the desk has room for a few more."""
+"""Questions that keep the planner busy for long."""
+_MAX_QUESTIONS = 4
+"""Of one person at the same time: the planner has room for a few more."""
 _WORKED_ON = 2
-"""How many of them the desk is given, which works on three: others need not wait for one person's."""
+"""How many of them the planner is given, which works on three: others need not wait for one person's."""
 _SILENCE_S = 600.0
 _BEAT_S = 2.0
 """How often a page that waits for events is sent a comment: one that has gone away is noticed by it."""
@@ -87,13 +87,13 @@ class ServiceForwarder:
             return await self._ask_model(request, session, f"/v1/{target}")
         if service == "gateway":
             call = self._services.call_gateway(session)
-        elif service == "desk":
-            call = self._services.call_desk(session)
+        elif service == "planner":
+            call = self._services.call_planner(session)
             # It takes seconds to start, and to start again.
             async with reaching(service):
                 await call.wait_until_there()
             if request.method not in READING and "/".join(rest) in _QUESTIONS:
-                await stack.enter_async_context(self._ask_desk(session.who))
+                await stack.enter_async_context(self._ask_planner(session.who))
         else:
             raise ApiError(404, "there is no such service", code="not_found")
         if service == "gateway" and request.method == b"GET" and target in SHARED:
@@ -116,13 +116,13 @@ class ServiceForwarder:
         return Response(answer.body, answer.status, kind, select_answered(answer.headers))
 
     @contextlib.asynccontextmanager
-    async def _ask_desk(self, who: tuple[str, str]) -> AsyncIterator[None]:
-        """Wait until the desk may be given another question of somebody; 429 where too many wait."""
+    async def _ask_planner(self, who: tuple[str, str]) -> AsyncIterator[None]:
+        """Wait until the planner may be given another question of somebody; 429 where too many wait."""
         asking = self._asking.setdefault(who, _Asking())
-        if asking.count >= _MOST_QUESTIONS:
+        if asking.count >= _MAX_QUESTIONS:
             raise ApiError(
                 429,
-                f"{_MOST_QUESTIONS} questions of yours are being worked on: wait for one of them",
+                f"{_MAX_QUESTIONS} questions of yours are being worked on: wait for one of them",
                 kind="rate_limit_error",
                 code="too_many_questions",
                 retry_after_s=5,

@@ -1,4 +1,4 @@
-"""The dashboard's server: pages, sessions, and what goes on to the gateway and the desk.
+"""The dashboard's server: pages, sessions, and what goes on to the gateway and the planner.
 
 A request, in order: is it for a host that we are; if it may change something, does it come from a page of
 ours; whose session is it; does it show that session's token; then it is answered here, or passed on.
@@ -35,20 +35,22 @@ from atoll.dashboard.services import ADMIN_PATH, ServiceDirectory, at_public_por
 from atoll.dashboard.sessions import ABSOLUTE_S, ROLES, LoginLimiter, LoginSession, SessionStore
 from atoll.dashboard.static import FOLDER, StaticFiles
 from atoll.dashboard.trust import ProxyTrust
-from atoll.runtime.http.client import FetchError
 from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response, ServerLimits
-from atoll.runtime.http.server import Request
+from atoll.runtime.http.http_client import FetchError
+from atoll.runtime.http.http_server import Request
 from atoll.runtime.openai import ApiError
 
 _LOG = logging.getLogger(__name__)
-_PAGE, _DATA, _REPORT = map(safety_lines, (PAGE_POLICY, DATA_POLICY, REPORT_POLICY))
+_PAGE = safety_lines(PAGE_POLICY)
+_DATA = safety_lines(DATA_POLICY)
+_REPORT = safety_lines(REPORT_POLICY)
 _API = b"/api/"
-_DESK = b"/api/desk/"
-_REPORTS = b"/api/desk/reports/"
+_PLANNER = b"/api/planner/"
+_REPORTS = b"/api/planner/reports/"
 _STATIC = b"/static/"
 _PASSED_BYTES = 64 * 2**20 + 2**16
 """Of a body that is passed on: a trace of 64 MiB, or the sound and pictures of a conversation."""
-_ONCE = frozenset({b"origin", b"x-csrf-token"})
+_SINGLE_HEADERS = frozenset({b"origin", b"x-csrf-token"})
 _OWN_BYTES = 64 * 2**10
 _HELD_BYTES = 384 * 2**20
 """Of all bodies that come at the same time."""
@@ -59,13 +61,13 @@ _REFRESH_S = 3.0
 _KNOWN_S = 10.0
 """How long what a key may do is believed, where it only looks."""
 _NO_STORE = ("cache-control", "no-store")
-_MOST_KEY = 512
+_MAX_KEY = 512
 _KEY_OVER = "the key was revoked or has expired"
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardSettings:
-    """What a dashboard is told; `base_url` is what pages show as the address of models."""
+    """Options of a dashboard; `base_url` is what pages show as the address of models."""
 
     host: str = "127.0.0.1"
     port: int = 8090
@@ -75,7 +77,7 @@ class DashboardSettings:
     trust: ProxyTrust = field(default_factory=ProxyTrust)
     static: Path = FOLDER
     follow_static: bool = False
-    most_pages: int = 1000
+    max_pages: int = 1000
 
 
 class _Login(msgspec.Struct):
@@ -99,7 +101,7 @@ _ASKER = msgspec.json.Decoder(Asker)
 
 
 class PageLimits(ServerLimits):
-    """What clients may send: much only of what is passed on."""
+    """Limits on requests of clients: large bodies only where they are passed on."""
 
     def body_limit(self, path: bytes) -> int:
         """Return how many bytes the body of a request may have."""
@@ -114,7 +116,7 @@ class DashboardListener(HandlerServer):
             dashboard.answer, PageLimits(body_bytes=_OWN_BYTES, buffered_bytes=_HELD_BYTES)
         )
         self._dashboard = dashboard
-        self.once = dashboard.settings.trust.headers | _ONCE
+        self.once = dashboard.settings.trust.headers | _SINGLE_HEADERS
 
     def expect(self, request: Request) -> None:
         """Let a body come only of who is logged in, or logs in."""
@@ -152,7 +154,7 @@ class Dashboard:
             self._is_over,
             self._end_of_key,
             changed=self._forwarder.shared.forget,
-            most_pages=self.settings.most_pages,
+            max_pages=self.settings.max_pages,
         )
         self.listener = DashboardListener(self)
         host, port = await self.listener.start(self.settings.host, self.settings.port)
@@ -309,7 +311,7 @@ class Dashboard:
         """Return a session for a key that the gateway knows, or None."""
         if (
             not key
-            or len(key) > _MOST_KEY
+            or len(key) > _MAX_KEY
             or not key.isascii()
             or not key.isprintable()
             or " " in key
@@ -329,8 +331,8 @@ class Dashboard:
         return session
 
     async def _check_key(self, request: Request, session: LoginSession) -> None:
-        """Find out what a key may do now, before the desk is asked: of keys only the gateway knows."""
-        if session.kind != "key" or not request.path.startswith(_DESK):
+        """Find out what a key may do now, before the planner is asked: of keys only the gateway knows."""
+        if session.kind != "key" or not request.path.startswith(_PLANNER):
             return
         old_s = self._clock() - session.checked_s
         if (request.method not in READING or old_s > _KNOWN_S) and not await self._refresh(session):
@@ -373,7 +375,7 @@ class Dashboard:
             "accounts": session.accounts,
             "gateway": url,
             "base_url": self.settings.base_url or _base_url(request, url),
-            "desk": self.services.desk is not None,
+            "planner": self.services.planner is not None,
             "version": __version__,
             "login": session.kind,
         }

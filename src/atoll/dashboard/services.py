@@ -1,4 +1,4 @@
-"""Where gateway and desk are, and how they are asked: with a session's own key, or as whoever runs them."""
+"""Addresses of gateway and planner, and how they are asked: with a session's key, or as their operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from atoll.dashboard.sessions import LoginSession
-from atoll.runtime.http.client import (
+from atoll.runtime.http.http_client import (
     FetchError,
     HttpResponse,
     StreamedResponse,
@@ -21,7 +21,7 @@ from atoll.runtime.http.client import (
 from atoll.runtime.openai import ApiError
 
 ADMIN_PATH = "/atoll/v1"
-_MOST_ANSWER_BYTES = 64 * 2**20
+_MAX_ANSWER_BYTES = 64 * 2**20
 _QUESTION_S = 10.0
 _START_S = 20.0
 """How long a service that was started beside may take until it listens."""
@@ -45,7 +45,7 @@ class ServiceAddress:
 
     @property
     def base(self) -> str:
-        """What paths are put behind; on a socket the host says nothing."""
+        """Prefix of paths; on a socket the host has no meaning."""
         return (self.url or "http://localhost").rstrip("/")
 
 
@@ -87,7 +87,7 @@ class ServiceCall:
             },
             timeout_s=timeout_s,
             api_key=self.key,
-            most_bytes=_MOST_ANSWER_BYTES,
+            max_bytes=_MAX_ANSWER_BYTES,
             unix_socket=self._find_socket(),
         )
 
@@ -121,16 +121,16 @@ class ServiceCall:
 
 
 class ServiceDirectory:
-    """The gateway and the desk, either of which may be missing; the gateway may be looked for again."""
+    """The gateway and the planner, either of which may be missing; the gateway may be looked for again."""
 
     def __init__(
         self,
         gateway: ServiceAddress | None = None,
-        desk: ServiceAddress | None = None,
+        planner: ServiceAddress | None = None,
         find_gateway: Callable[[], ServiceAddress | None] | None = None,
     ) -> None:
         self.gateway = gateway
-        self.desk = desk
+        self.planner = planner
         self._find_gateway = find_gateway
 
     async def look_again(self) -> None:
@@ -140,7 +140,7 @@ class ServiceDirectory:
 
     def need(self, name: str) -> ServiceAddress:
         """Return a service, or raise ApiError where there is none."""
-        address = self.gateway if name == "gateway" else self.desk
+        address = self.gateway if name == "gateway" else self.planner
         if address is None:
             raise ApiError(
                 503,
@@ -159,9 +159,9 @@ class ServiceDirectory:
             return ServiceCall(address, session.key, over_socket=False)
         return own(address, session)
 
-    def call_desk(self, session: LoginSession) -> ServiceCall:
-        """Return how the desk is asked for a session."""
-        return own(self.need("desk"), session)
+    def call_planner(self, session: LoginSession) -> ServiceCall:
+        """Return how the planner is asked for a session."""
+        return own(self.need("planner"), session)
 
 
 def own(address: ServiceAddress, session: LoginSession | None = None) -> ServiceCall:

@@ -23,12 +23,12 @@ ABSOLUTE_S = 7 * 24 * 3600.0
 Kind = Literal["key", "link", "header"]
 """How somebody logged in."""
 ROLES = ("viewer", "member", "admin")
-_MOST = 10_000
-_MOST_OF_ONE = 100
+_MAX = 10_000
+_MAX_OF_ONE = 100
 """Sessions of one person: nobody pushes others out by logging in again and again."""
 _TRIES = 10
 _TRIES_PER_S = 1 / 30
-_MOST_ADDRESSES = 10_000
+_MAX_ADDRESSES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class SessionStore:
         *,
         idle_s: float = IDLE_S,
         absolute_s: float = ABSOLUTE_S,
-        most: int = _MOST,
-        most_of_one: int = _MOST_OF_ONE,
+        most: int = _MAX,
+        most_of_one: int = _MAX_OF_ONE,
     ) -> None:
         self._idle_s = idle_s
         self._absolute_s = absolute_s
@@ -174,9 +174,9 @@ class LoginLimiter:
                 code="login_limit",
                 retry_after_s=int(wait_s) + 1,
             )
-        if address not in self._buckets and len(self._buckets) >= _MOST_ADDRESSES:
+        if address not in self._buckets and len(self._buckets) >= _MAX_ADDRESSES:
             full = [a for a, b in self._buckets.items() if b.full_s(now_s) <= 0]
-            for each in full or list(self._buckets)[: _MOST_ADDRESSES // 10]:
+            for each in full or list(self._buckets)[: _MAX_ADDRESSES // 10]:
                 del self._buckets[each]
         bucket = self._buckets.setdefault(address, TokenBucket(self._tries, self._per_s, now_s))
         bucket.charge(now_s, 1.0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from atoll.dashboard.sessions import LoginSession
-from atoll.runtime.http.client import HttpResponse
+from atoll.runtime.http.http_client import HttpResponse
 
 SHARED = frozenset({"machines", "models"})
 """Behind `/atoll/v1/`, without a query: the gateway answers them to all roles alike."""

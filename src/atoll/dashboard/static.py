@@ -27,8 +27,8 @@ _TYPES = {
     ".md": "text/plain; charset=utf-8",
 }
 _PACKED = (".html", ".js", ".css", ".json", ".svg", ".txt", ".md", ".webmanifest")
-_WORTH = 0.95
-"""What is not smaller than this share is sent as it is."""
+_MAX_COMPRESSED_SHARE = 0.95
+"""Files that compress to more than this share of their size are sent as they are."""
 _EMPTY = b"<!doctype html><title>Atoll</title><p>The pages of the dashboard are not installed."
 
 
@@ -81,7 +81,7 @@ def _read_folder(folder: Path) -> dict[str, StaticFile]:
 def _pack(name: str, data: bytes) -> StaticFile:
     suffix = Path(name).suffix
     packed = gzip.compress(data, 9, mtime=0) if suffix in _PACKED else None
-    if packed is not None and len(packed) > _WORTH * len(data):
+    if packed is not None and len(packed) > _MAX_COMPRESSED_SHARE * len(data):
         packed = None
     return StaticFile(_TYPES[suffix], data, packed, hashlib.sha256(data).hexdigest()[:24])
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from atoll.core.errors import InputError
 from atoll.dashboard.sessions import ROLES
-from atoll.runtime.http.server import Request
+from atoll.runtime.http.http_server import Request
 
 _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-_MOST_NAME = 120
+_MAX_NAME = 120
 """Longer owners no gateway knows."""
 
 
@@ -84,7 +84,7 @@ class ProxyTrust:
             owner = raw.decode("utf-8").strip()
         except UnicodeDecodeError:
             return None
-        if not owner or len(owner) > _MOST_NAME or not (owner.isascii() and owner.isprintable()):
+        if not owner or len(owner) > _MAX_NAME or not (owner.isascii() and owner.isprintable()):
             return None
         return Visitor(owner, self._role(request))
 

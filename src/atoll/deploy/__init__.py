@@ -1,1 +1,12 @@
-"""Where instances stand: processes here, Slurm jobs, Kubernetes pods, rented machines; one door to all."""
+"""Deployers: instances as processes of this machine, Slurm jobs, Kubernetes pods or rented machines.
+
+A target is where instances run; a deployer is the code behind it. Start reading at `target`.
+
+    target         the interface: orders in, statuses out
+    target_table   which targets there are; a new one is a module or folder and a field there
+    terms          orders of an older controller are refused
+    local/, slurm/, kubernetes/, skypilot.py   the deployers
+    commands/      what the nodes of an instance run
+
+May import `runtime`, `fabric`, `plan` and below; knows nothing of `control`.
+"""

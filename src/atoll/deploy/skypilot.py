@@ -1,42 +1,287 @@
-"""The SkyPilot target behind the deployers' door: machines rented wherever SkyPilot finds them.
+"""The SkyPilot target: an instance is a task on a cluster of its own, rented where it can be had.
 
-    deployer = SkyDeployer(offers, SkySettings(setup=("pip install 'atoll[serve,fabric]' vllm",)))
+    deployer = SkyDeployer(offers, SkypilotSettings(setup=("pip install 'atoll[serve,fabric]' vllm",)))
 
-The SDK is imported with the first call that needs it. Labels travel in the task itself, which SkyPilot's
-server keeps with the cluster, so whoever asks later reads them there.
+A task asks for any of several resources (`any_of`), of which SkyPilot takes the cheapest to be had: the
+machine that was planned, and those that were named as good enough instead. It runs on spot or on demand as
+planned, goes down by itself when idle, and carries its labels, which SkyPilot keeps with the cluster. An
+instance whose nodes are unlike is refused: the nodes of one task are alike.
+
+The SDK is imported with the first call that needs it; `write_task` and `format_tasks` work without it.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
-from collections.abc import Callable, Sequence
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import yaml
+from pydantic import Field
 
-from atoll.core.errors import InputError
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import AtollError, InputError, MissingDependencyError, shorten
 from atoll.core.frozen import Frozen
-from atoll.deploy.door import DeployError, Labels, Standing, StartOrder
-from atoll.deploy.skypilot_tasks import (
-    INSTANCE_VARIABLE,
-    LABELS_VARIABLE,
-    PID_FILE,
-    SkySettings,
-    load_sky,
-    name_cluster,
-    read_refusal,
-    read_status,
-    write_task,
+from atoll.core.ids import parse_node_type
+from atoll.deploy.target import (
+    Claim,
+    Deployer,
+    DeployError,
+    DeployerSettings,
+    FailureKind,
+    InstanceState,
+    InstanceStatus,
+    Labels,
+    NodeCommand,
+    StartOrder,
+    TargetSite,
 )
 from atoll.deploy.terms import refuse_old_term
-from atoll.plan.plan import Instance
+from atoll.plan.plan import Instance, Market
 from atoll.plan.problem import Offer
+
+_PREFIX = "atoll-"
+_LABEL = re.compile(r"[^a-z0-9_-]")
+MAX_LABEL_CHARACTERS = 63
+"""Of a label's value, by the strictest cloud (GCP)."""
+MAX_NAME_CHARACTERS = 50
+MAX_REASON_CHARACTERS = 300
+_SECRETS_FOLDER = "~/.atoll-secrets"
+_HOST_PORT = 8000
+PID_FILE = "~/.atoll-node.pid"
+LABELS_VARIABLE = "ATOLL_LABELS"
+INSTANCE_VARIABLE = "ATOLL_INSTANCE"
+_HINTS = {
+    "NoCloudAccessError": "run 'sky check' and enable a cloud that the pool names",
+    "CloudUserIdentityError": "log in to the cloud again, then 'sky check'",
+    "ApiServerConnectionError": "run 'sky api start', or name the server with SKYPILOT_API_SERVER_ENDPOINT",
+}
+_SKY_NAMES = {"A100-80": "A100-80GB"}
+"""GPUs that SkyPilot calls otherwise than the catalog."""
+_STATES: Mapping[str, InstanceState] = {
+    "INIT": "starting",
+    "PENDING": "starting",
+    "UP": "starting",
+    "AUTOSTOPPING": "draining",
+    "STOPPED": "gone",
+    "TERMINATED": "gone",
+}
+"""State of a cluster as long as its job says nothing more."""
+_JOB_STATES: Mapping[str, InstanceState] = {
+    "INIT": "starting",
+    "PENDING": "starting",
+    "SETTING_UP": "starting",
+    "RUNNING": "ready",
+    "SUCCEEDED": "gone",
+    "CANCELLED": "gone",
+    "FAILED": "failed",
+    "FAILED_SETUP": "failed",
+    "FAILED_DRIVER": "failed",
+}
+
+
+class SkypilotSettings(DeployerSettings):
+    """How machines are rented through SkyPilot.
+
+    `setup` are commands that install what an instance's commands need. `image` is a container or machine
+    image. `idle_minutes` after which a machine that runs nothing goes down. `instead` are further places and
+    node types that will do where the planned one cannot be had.
+    """
+
+    setup: tuple[str, ...] = ("pip install 'atoll[serve,fabric]' vllm",)
+    image: str | None = None
+    idle_minutes: int = Field(default=10, ge=1)
+    disk_gb: int = Field(default=256, ge=1)
+    instead: tuple[tuple[str, str], ...] = ()
+
+    def open(self, site: TargetSite) -> Deployer:
+        """Return SkyPilot with the offers of the pool that are not somebody's own machines."""
+        return SkyDeployer([offer for offer in site.pool if offer.market != "owned"], self)
+
+    def claim(self, region: str) -> Claim:
+        """Claim every place of a cloud ("aws/us-east-2")."""
+        return Claim.CLOUD if "/" in region else Claim.NONE
+
+    def render_orders(
+        self, orders: Sequence[StartOrder], deployer: Deployer, catalog: Catalog
+    ) -> dict[str, str]:
+        """Return the tasks that `sky launch` reads, a file for every instance."""
+        del deployer, catalog
+        return {
+            f"{order.file_name}.sky.yaml": format_tasks([write_task(order, self)])
+            for order in orders
+        }
+
+
+def name_cluster(labels: Labels) -> str:
+    """Return the name of an instance's cluster: readable, short, and no other instance's."""
+    import hashlib
+
+    # Names that are cut or cleaned may be equal; with this they are not.
+    mark = hashlib.sha256(f"{labels.fleet}\0{labels.instance}".encode()).hexdigest()[:8]
+    shown = _LABEL.sub("-", f"{labels.fleet}-{labels.instance}".lower()).strip("-_")
+    most = MAX_NAME_CHARACTERS - len(_PREFIX) - len(mark) - 1
+    return f"{_PREFIX}{shown[:most].strip('-_')}-{mark}"
+
+
+def list_resources(
+    region: str, node_type: str, market: Market, settings: SkypilotSettings
+) -> list[dict[str, Any]]:
+    """Return what will do: place, GPUs, spot or not."""
+    places = dict.fromkeys(((region, node_type), *settings.instead))
+    resources = []
+    for place, kind in places:
+        gpu, count = parse_node_type(kind)
+        entry: dict[str, Any] = {
+            "infra": place,
+            "accelerators": {_SKY_NAMES.get(gpu, gpu): count},
+            "use_spot": market == "spot",
+        }
+        resources.append(entry)
+    return resources
+
+
+def write_task(order: StartOrder, settings: SkypilotSettings) -> dict[str, Any]:
+    """Return the task of an instance as a dictionary in SkyPilot's own form.
+
+    Every node of a task runs the same script, which picks its command by rank. Secrets are copied as files
+    that only their owner reads; the script sets the variables that name them.
+    """
+    nodes = {node.id: node for node in order.instance.nodes}
+    kinds = {(command.node_type, command.gpus) for command in order.commands}
+    markets = {node.market for node in nodes.values()}
+    regions = {order.instance.region_of(node) for node in nodes.values()}
+    if len(kinds) > 1 or len(markets) > 1 or len(regions) > 1:
+        raise DeployError(
+            f"{order.labels.instance} has unlike nodes, and those of a SkyPilot task are alike",
+            kind="settings",
+            hint="plan with equal nodes here, or put it on Slurm or Kubernetes",
+        )
+    (node_type, _), (market,), (region,) = kinds.pop(), tuple(markets), tuple(regions)
+    if market == "owned":
+        raise DeployError(
+            f"{order.labels.instance} is planned on machines of one's own",
+            kind="settings",
+            hint="SkyPilot rents: plan with cloud offers",
+        )
+    files = sorted({(name, path) for each in order.commands for name, path in each.secrets})
+    resources: dict[str, Any] = {
+        "any_of": list_resources(region, node_type, market, settings),
+        "autostop": {"idle_minutes": settings.idle_minutes, "down": True},
+        "disk_size": settings.disk_gb,
+        "labels": write_labels(order.labels),
+    }
+    if settings.image is not None:
+        resources["image_id"] = settings.image
+    task: dict[str, Any] = {
+        "name": name_cluster(order.labels),
+        "num_nodes": len(order.commands),
+        "resources": resources,
+        "envs": {
+            LABELS_VARIABLE: order.labels.to_json(),
+            INSTANCE_VARIABLE: order.instance.to_json(),
+        },
+        "run": _write_script(order.commands),
+    }
+    if files:
+        task["file_mounts"] = {f"{_SECRETS_FOLDER}/{name}": path for name, path in files}
+    if settings.setup:
+        task["setup"] = "set -e\n" + "\n".join(settings.setup) + "\n"
+    return task
+
+
+def write_labels(labels: Labels) -> dict[str, str]:
+    """Return the labels as clouds take them: short, lower case. All of them travel in the task besides."""
+    return {
+        f"{_PREFIX}{name.replace('_', '-')}": _LABEL.sub("-", str(value).lower())[
+            :MAX_LABEL_CHARACTERS
+        ]
+        for name, value in labels.model_dump().items()
+        if str(value)
+    }
+
+
+def _write_script(commands: Sequence[NodeCommand]) -> str:
+    # What `drain` signals; `exec` keeps the number.
+    lines = ["set -eu", f"echo $$ > {PID_FILE}"]
+    names = sorted({name for command in commands for name, _ in command.secrets})
+    if names:
+        # A mounted file has the modes of its copy.
+        lines.append(f"chmod 700 {_SECRETS_FOLDER}; chmod 600 {_SECRETS_FOLDER}/*")
+        lines += [f"export {name}={_SECRETS_FOLDER}/{name}" for name in names]
+    lines.append('case "${SKYPILOT_NODE_RANK}" in')
+    for rank, command in enumerate(commands):
+        env = [f"{name}={shlex.quote(value)}" for name, value in command.env]
+        # A machine of its own: nobody else takes its ports.
+        words = [word.replace("{port}", str(_HOST_PORT)) for word in command.argv]
+        start = ["exec", "env", *env] if env else ["exec"]
+        lines.append(f"  {rank}) {' '.join(start)} {shlex.join(words)} ;;")
+    return "\n".join([*lines, "esac", ""])
+
+
+def format_tasks(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """Return tasks as the YAML that `sky launch` reads, for a dry run."""
+    return yaml.safe_dump_all(tasks, sort_keys=False, allow_unicode=True, width=100)
+
+
+def read_status(
+    cluster: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]], labels: Labels
+) -> InstanceStatus:
+    """Return an instance by what `sky status` and `sky queue` say of its cluster and its last job."""
+    state: InstanceState = _STATES.get(
+        str(cluster.get("status", "")).rpartition(".")[2], "starting"
+    )
+    since_s = float(cluster.get("launched_at") or 0.0)
+    reason, kind = "", None
+    last = max(jobs, key=lambda job: int(job.get("job_id") or 0), default=None)
+    # A cluster that is up says nothing of its job; of one that goes down the job says nothing more.
+    if last is not None and state in ("starting", "ready"):
+        word = str(last.get("status", "")).rpartition(".")[2]
+        state = _JOB_STATES.get(word, state)
+        since_s = float(last.get("start_at") or last.get("submitted_at") or since_s)
+        if state == "failed":
+            reason, kind = f"its job is {word.lower().replace('_', ' ')}", _job_failure(word)
+    return InstanceStatus(
+        str(cluster.get("name", "")), labels, state, since_s, reason=reason, kind=kind
+    )
+
+
+def _job_failure(word: str) -> FailureKind:
+    return "image" if word == "FAILED_SETUP" else "settings"
+
+
+def load_sky() -> Any:
+    """Return the SkyPilot SDK, or say how to get it."""
+    try:
+        return importlib.import_module("sky")
+    except ImportError as error:
+        raise MissingDependencyError("sky", "skypilot", needed_for="the SkyPilot target") from error
+
+
+def read_refusal(error: Exception) -> DeployError:
+    """Return what SkyPilot raised as a refusal; the names of its errors last longer than their words."""
+    kinds: Mapping[str, FailureKind] = {
+        "ResourcesUnavailableError": "capacity",
+        "ProvisionerError": "capacity",
+        "ApiServerConnectionError": "unreachable",
+        "QuotaExceededError": "quota",
+    }
+    if isinstance(error, DeployError):
+        return error
+    kind = kinds.get(type(error).__name__, "settings")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = shorten(lines[0], MAX_REASON_CHARACTERS) if lines else type(error).__name__
+    hint = error.hint if isinstance(error, AtollError) else _HINTS.get(type(error).__name__)
+    return DeployError(f"SkyPilot: {said}", kind=kind, hint=hint)
+
 
 F = TypeVar("F", bound=Frozen)
 
-_PREFIX = "atoll-"
-_MOST_YAML = 2**20
+_MAX_YAML = 2**20
 _DRAIN = f"""
 pid=$(cat {PID_FILE})
 test -e {PID_FILE}.drained || kill -TERM "$pid"
@@ -55,21 +300,21 @@ class SkyDeployer:
     def __init__(
         self,
         offers: Sequence[Offer],
-        settings: SkySettings | None = None,
+        settings: SkypilotSettings | None = None,
         *,
         sky: Callable[[], Any] = load_sky,
     ) -> None:
         self._offers = tuple(offers)
-        self._settings = settings or SkySettings()
+        self._settings = settings or SkypilotSettings()
         self._load = sky
 
     def offers(self) -> Sequence[Offer]:
-        """Return what was given: the catalog's prices (see `list_sky_offers`)."""
+        """Return what was given: the catalog's prices."""
         return self._offers
 
-    def list(self, fleet: str) -> Sequence[Standing]:
+    def list(self, fleet: str) -> Sequence[InstanceStatus]:
         """Return the clusters of a fleet as SkyPilot's server knows them."""
-        standings = []
+        statuses = []
         for cluster in self._ask("status"):
             record = _as_dict(cluster)
             labels = read_task_labels(record.get("last_creation_yaml"))
@@ -81,15 +326,15 @@ class SkyDeployer:
             # What drains runs as a job besides; the instance is the one that bears the cluster's name.
             own = [job for job in jobs if job.get("job_name") in (None, name)]
             found = read_task_instance(record.get("last_creation_yaml"))
-            standings.append(replace(read_status(record, own, labels), instance=found))
-        return tuple(sorted(standings, key=lambda standing: standing.handle))
+            statuses.append(replace(read_status(record, own, labels), instance=found))
+        return tuple(sorted(statuses, key=lambda status: status.handle))
 
-    def start(self, order: StartOrder) -> Standing:
+    def start(self, order: StartOrder) -> InstanceStatus:
         """Rent machines and run the instance's task there."""
         name, labels = name_cluster(order.labels), order.labels
-        standing = self._fence(labels.fleet, labels.term, name)
-        if standing is not None and standing.state != "gone":
-            return standing
+        status = self._fence(labels.fleet, labels.term, name)
+        if status is not None and status.state != "gone":
+            return status
         task = write_task(order, self._settings)
         sky = self._load()
         try:
@@ -104,8 +349,8 @@ class SkyDeployer:
 
     def drain(self, handle: str, term: int) -> None:
         """Tell the instance's processes to end when their streams have; the idle machine then goes down."""
-        standing = self._find(handle, term)
-        if standing is None or standing.state in ("gone", "draining", "failed"):
+        status = self._find(handle, term)
+        if status is None or status.state in ("gone", "draining", "failed"):
             return
         sky = self._load()
         task = sky.Task.from_yaml_config({"name": f"{handle}-drain", "run": _DRAIN})
@@ -122,7 +367,7 @@ class SkyDeployer:
         self._call("tail_logs", handle, None, follow=False, tail=lines, output_stream=stream)
         return stream.getvalue().rstrip("\n")
 
-    def _find(self, handle: str, term: int) -> Standing | None:
+    def _find(self, handle: str, term: int) -> InstanceStatus | None:
         for cluster in self._ask("status"):
             record = _as_dict(cluster)
             if record.get("name") == handle:
@@ -132,12 +377,12 @@ class SkyDeployer:
                 return self._fence(labels.fleet, term, handle)
         return None
 
-    def _fence(self, fleet: str, term: int, name: str) -> Standing | None:
+    def _fence(self, fleet: str, term: int, name: str) -> InstanceStatus | None:
         """Return the instance of this name, if the term is no older than what stands."""
-        standings = self.list(fleet)
-        newest = max((each.labels.term for each in standings), default=0)
+        statuses = self.list(fleet)
+        newest = max((each.labels.term for each in statuses), default=0)
         refuse_old_term(fleet, term, newest)
-        return next((each for each in standings if each.handle == name), None)
+        return next((each for each in statuses if each.handle == name), None)
 
     def _ask(self, verb: str, *words: Any, **options: Any) -> Any:
         """Send a request to SkyPilot's server and wait for its answer."""
@@ -166,7 +411,7 @@ def read_task_instance(text: object) -> Instance | None:
 
 
 def _read_variable(text: object, name: str, kind: type[F]) -> F | None:
-    if not isinstance(text, str) or len(text) > _MOST_YAML:
+    if not isinstance(text, str) or len(text) > _MAX_YAML:
         return None
     try:
         task = yaml.safe_load(text)

@@ -17,10 +17,10 @@ from pathlib import Path
 from atoll.core.errors import InputError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
-from atoll.deploy.door import DeployError
+from atoll.deploy.target import DeployError
 
 _FILE = "term.json"
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _POLL_S = 0.02
 
 
@@ -74,7 +74,7 @@ def _read(path: Path) -> int | None:
     if not path.exists():
         return None
     try:
-        return TermRecord.from_json(read_text_limited(path, _MOST_BYTES), path=path).term
+        return TermRecord.from_json(read_text_limited(path, _MAX_BYTES), path=path).term
     except InputError as error:
         raise DeployError(
             f"{path} holds no term", kind="settings", hint="remove it if no controller runs"

@@ -81,7 +81,7 @@ def slots_of(
 
 
 class PagedBatch:
-    """What attention needs to know about one ragged batch, worked out once for all layers."""
+    """Inputs of attention for one ragged batch, computed once for all layers."""
 
     def __init__(self, spans: Sequence[RowSpan], cache: KvCache, device: torch.device) -> None:
         self.spans = tuple(spans)
@@ -102,6 +102,7 @@ class PagedBatch:
         span = self.spans[number]
         first = first_seen(span.position, window)
         end = span.position + span.count
+        # Neighbouring blocks are read in place; others are gathered, by an index that all layers share.
         if span.table.contiguous:
             at = span.table.blocks[0] * self.cache.block_size
             part = stored[at + first : at + end]
@@ -155,6 +156,7 @@ class PagedBatch:
             k = self.context(number, keys, window)
             v = self.context(number, values, window)
             q = query[span.row : span.row + span.count]
+            # A whole prompt needs no mask of its own: the kernel's causal one is right from position 0.
             if plain and span.position == 0 and window is None and span.count > 1:
                 out = torch.nn.functional.scaled_dot_product_attention(
                     q.transpose(0, 1).unsqueeze(0),
@@ -168,6 +170,7 @@ class PagedBatch:
                 continue
             # Query heads of one group stand beside each other as rows, so keys need no repeating.
             q = q.transpose(0, 1).reshape(1, kv_heads, group * span.count, -1)
+            # A single row sees everything before it, so it needs no mask.
             mask = None if span.count == 1 else self.mask(number, window, group)
             if plain:
                 out = torch.nn.functional.scaled_dot_product_attention(
@@ -273,6 +276,7 @@ def attend(
     [1, rows, heads, size].
     """
     del attention_mask
+    # New keys are written first: a row attends to itself as well.
     cache = paged.cache
     keys, values = cache.keys[module.layer_idx], cache.values[module.layer_idx]
     keys.index_copy_(0, paged.slots, key[0].transpose(0, 1))
@@ -296,12 +300,14 @@ def _eager(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
+        # The smallest number, not -inf: a row that sees nothing would become NaN.
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     if sinks is None:
         return torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
     kv_heads, rows = q.shape[1], q.shape[2]
     column = sinks.view(kv_heads, -1, 1).expand(kv_heads, -1, rows // (sinks.numel() // kv_heads))
     column = column.reshape(1, kv_heads, rows, 1).to(scores.dtype)
+    # The sink takes part in the softmax and is then left out: it has no value.
     joined = torch.cat((scores, column), dim=-1)
     joined = joined - joined.max(dim=-1, keepdim=True).values
     weights = torch.softmax(joined, dim=-1, dtype=torch.float32)[..., :-1]
@@ -314,6 +320,7 @@ def _block_tables(
     """Return rows, block tables, context lengths and the longest of them, for single-row spans."""
     longest = max(span.position for span in spans) + 1
     width = max(len(span.table.blocks) for span in spans)
+    # Filled up with block 0, which lengths keep from being read.
     tables = [span.table.blocks + [0] * (width - len(span.table.blocks)) for span in spans]
     return (
         torch.tensor([span.row for span in spans], device=device),

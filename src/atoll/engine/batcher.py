@@ -1,4 +1,4 @@
-"""What a node runs next: pure bookkeeping over the sequences it holds, no model and no sockets.
+"""Batches of a node: pure bookkeeping over the sequences it holds, no model and no sockets.
 
 A sequence on a node is a `ResidentSequence`. On the first hop of its route it has tokens and is run whenever
 it knows more tokens than it has run; on later hops it has a queue of chunks that came from the hop
@@ -18,8 +18,8 @@ import numpy as np
 from pydantic import Field
 
 from atoll.engine.embeds import PromptEmbeds
+from atoll.engine.engine_messages import Hop, OpenBody
 from atoll.engine.kv import BlockTable
-from atoll.engine.messages import Hop, OpenBody
 from atoll.engine.rows import RowSlice
 from atoll.routing.decisions import PROMPT_ORDER, free_slot, urgency
 
@@ -177,10 +177,12 @@ class DecodeGroups:
             out.add(member.key)
         if not out:
             return
+        # Without a limit there may be any number of groups: the room doubles.
         if len(self._groups) == len(self._flying):
             self._flying = np.concatenate([self._flying, np.zeros_like(self._flying)])
         slot = free_slot(self._flying, len(self._flying))
         self._flying[slot] = len(out)
+        # From now on several are out: the time of none of them tells how long one takes undisturbed.
         for group in self._groups.values():
             group.is_alone = False
         self._groups[self._next] = DecodeGroup(slot, len(out), now_s, out, not self._groups)
@@ -192,6 +194,7 @@ class DecodeGroups:
         If it was the last of a group that was out alone, returns how many those were and their seconds.
         """
         flight, member.flight = member.flight, None
+        # A count, not a time: residents that land with the same message still have an order.
         member.landed, self._landed = self._landed, self._landed + 1
         group = None if flight is None else self._groups.get(flight)
         if flight is None or group is None:
@@ -203,20 +206,25 @@ class DecodeGroups:
         del self._groups[flight]
         took_s = now_s - group.started_s
         usual = self._usual_s
+        # A moving mean: one slow group moves it by a fifth of the difference.
         self._usual_s = took_s if usual is None else 0.8 * usual + 0.2 * took_s
         return (group.size, took_s) if group.is_alone else None
 
     def room(self, sequences: int, now_s: float) -> int:
         """Return how many decodes may leave together now, 0 if none, of so many sequences that decode."""
+        # First, so that a lost group does not keep its slot from those that are ready.
         self._give_up_late(now_s)
         limit = self._limit(sequences) if callable(self._limit) else self._limit
         if limit is None:
             return sequences
+        # Where the limit is above the number of slots, there are fewer groups than it allows.
         if limit <= len(self._flying) and free_slot(self._flying, limit) < 0:
             return 0
+        # A share for each of the groups, so that together they hold all sequences.
         return -(-sequences // limit)
 
     def _give_up_late(self, now_s: float) -> None:
+        # The fixed part is for the first groups, when nothing is known of what is usual.
         patience_s = self._patience_s + 4.0 * (self._usual_s or 0.0)
         for flight, group in list(self._groups.items()):
             if now_s - group.started_s > patience_s:
@@ -254,8 +262,10 @@ class PromptOrder:
         """Take in how long a batch took, if prompts were most of it."""
         counts = [unit.count for unit in units]
         rows, prompts = sum(counts), sum(count for count in counts if count > 1)
+        # Steps that are mostly decodes say little about the cost of a prompt.
         if 2 * prompts > rows:
             mean_s = took_s / rows
+            # The first measurement is taken as it is; later ones are averaged in.
             self._token_s += (0.2 if self._token_s else 1.0) * (mean_s - self._token_s)
 
     def key(self, unit: BatchUnit, now_s: float) -> tuple[float, tuple[int, int]]:
@@ -266,6 +276,7 @@ class PromptOrder:
         if not resident.fresh or resident.answers:
             return -math.inf, resident.age
         hop = resident.hop
+        # How many times as many layers as this hop has are still to be passed.
         passes = (resident.body.route[-1].end - hop.start) / (hop.end - hop.start)
         service_s = self._token_s * (resident.body.prompt_length - unit.position) * passes
         found = urgency(self._order, now_s, resident.came_s, self._promise_s, service_s)
@@ -308,12 +319,14 @@ def pick(
                 (paced if is_paced else decodes).append(unit)
             else:
                 count = min(resident.left, chunk)
+                # Only the chunk that ends the prompt asks for a token.
                 done = count == resident.left
                 others.append(BatchUnit(resident, resident.table.length, count, done))
         elif resident.queue:
             head = resident.queue[0]
             unit = BatchUnit(resident, head.position, head.count, head.sample, head.data)
             (decodes if head.count == 1 else others).append(unit)
+    # Decodes that pass several hops are held to the limit of groups that are out.
     held_back = False
     if paced:
         # Who came back first goes first, or those at the end would never fit.
@@ -324,6 +337,7 @@ def pick(
     prompts = order or PromptOrder()
     others.sort(key=lambda unit: prompts.key(unit, now_s))
     units = decodes + others
+    # Sequences that have begun keep their places; others begin while there are places left.
     if max_sequences is not None:
         units = _with_places(units, max_sequences - begun)
     return Picked(_within(units, budget, max_sequences or budget), held_back)
@@ -348,6 +362,8 @@ def _within(units: list[BatchUnit], budget: int, most: int) -> list[BatchUnit]:
     for unit in units:
         if len(chosen) >= most:
             break
+        # A prompt can be cut at its first hop; what came from another hop waits, while smaller units may
+        # still fit.
         if unit.count > left and chosen:
             if unit.resident.is_first and left > 0 and unit.count > 1:
                 chosen.append(BatchUnit(unit.resident, unit.position, left, False))

@@ -19,7 +19,7 @@ from atoll.core.errors import UsageError
 
 Rows = NDArray[np.float32]
 PLACEHOLDER = 0
-"""What prompts hold where a vector stands; any other token would do."""
+"""Token in prompts where a vector stands; any other would do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

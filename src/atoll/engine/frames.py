@@ -21,8 +21,8 @@ import numpy as np
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.engine.embeds import marked
-from atoll.engine.errors import FrameError
-from atoll.engine.messages import (
+from atoll.engine.engine_errors import FrameError
+from atoll.engine.engine_messages import (
     MAX_REPORTS,
     REPORT_COLUMNS,
     Activations,
@@ -98,6 +98,7 @@ def decode(parts: Sequence[Part]) -> Message:
     """Return the message that `parts` spell; anything amiss is a FrameError."""
     if len(parts) < 2:
         raise FrameError(f"a message has at least 2 parts, got {len(parts)}")
+    # The header first: nothing else is looked at before version and sizes are known to be right.
     kind, descriptions = _read_header(parts[0])
     if len(parts) != 2 + len(descriptions):
         raise FrameError(f"{len(descriptions)} arrays announced, {len(parts) - 2} came")
@@ -136,6 +137,7 @@ def _read_header(part: Part) -> tuple[int, list[tuple[str, tuple[int, ...]]]]:
         code, dimensions, _, *shape = fields
         if code not in _DTYPES or dimensions > _MAX_DIMENSIONS:
             raise FrameError(f"array of type {code} with {dimensions} dimensions")
+        # What is not used must be zero, so that a message has one spelling only.
         if any(shape[dimensions:]):
             raise FrameError(f"array of {dimensions} dimensions with shape {tuple(shape)}")
         name, size = _DTYPES[code]
@@ -235,6 +237,7 @@ def _build_open(body: bytes, arrays: list[Array]) -> Open:
     tokens = to_numpy(first, "int64", 1)
     if not rest:
         return Open(OpenBody.from_json(body), tokens)
+    # Smaller than for other arrays: vectors come from clients.
     if rest[0].nbytes > MAX_EMBEDS_BYTES:
         raise FrameError(f"vectors of {rest[0].nbytes} bytes, at most {MAX_EMBEDS_BYTES} are taken")
     embeds = to_numpy(rest[0], "float32", 2)
@@ -247,6 +250,7 @@ def _reports(array: Array) -> Table:
     reports = _table(array, REPORT_COLUMNS)
     if len(reports) > MAX_REPORTS:
         raise FrameError(f"{len(reports)} reports of steps, at most {MAX_REPORTS} are taken")
+    # Keys and counts are never negative; a report that is would spoil the pace of a route.
     if bool((reports < 0).any()):
         raise FrameError("a report of steps has a negative number")
     return reports

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.engine.packing import PackedLinear, can_pack
+from atoll.engine.weight_packing import PackedLinear, can_pack
 
 # Layers of exactly the plain shape. Others differ in a norm, an extra norm or the MLP.
 PLAIN_LAYERS = frozenset(

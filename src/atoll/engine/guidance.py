@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import MissingDependencyError
-from atoll.engine.errors import EngineError
+from atoll.core.request_parameters import OutputFormat
+from atoll.engine.engine_errors import EngineError
 from atoll.engine.guide_trial import GuideTrial, is_harmless
-from atoll.engine.messages import OutputFormat
 
-_MOST_ERROR_CHARS = 300
+_MAX_ERROR_CHARS = 300
 _SCHEMA = re.compile(r"%json (\{.*?\})(?: \"\}\")?$", re.MULTILINE)
 """A schema in a grammar of ours: it ends its line, or nothing but a bracket follows."""
 
@@ -85,6 +85,7 @@ class MatcherFactory:
         """Return a fresh matcher; a guide that cannot work is an EngineError."""
         path = self.folder / "tokenizer.json"
         compiled = _compile(path, self.vocabulary, self.eos, guide)
+        # A copy: the compiled one is shared by all requests with this guide and stays at its beginning.
         return Matcher(compiled.deep_copy(), self.vocabulary)
 
 
@@ -119,6 +120,7 @@ def _is_harmless(guide: OutputFormat) -> bool:
     if guide.kind == "regex":
         return False
     texts = _SCHEMA.findall(guide.text) if guide.kind == "lark" else [guide.text]
+    # A schema that the pattern did not find has not been looked at.
     if guide.kind == "lark" and len(texts) != guide.text.count("%json"):
         return False
     try:
@@ -138,6 +140,7 @@ def _try_elsewhere(
 @lru_cache(maxsize=4)
 def _trial(folder: Path, vocabulary: int, eos: tuple[int, ...]) -> GuideTrial:
     trial = GuideTrial(folder, vocabulary, eos)
+    # It has a process of its own, which must not outlive this one.
     atexit.register(trial.close)
     return trial
 
@@ -156,7 +159,7 @@ def _compile(path: Path, vocabulary: int, eos: tuple[int, ...], guide: OutputFor
 
 def _one_line(text: str) -> str:
     """Return what an error says without the lines of the grammar it quotes."""
-    return " ".join(text.split())[:_MOST_ERROR_CHARS]
+    return " ".join(text.split())[:_MAX_ERROR_CHARS]
 
 
 @lru_cache(maxsize=4)

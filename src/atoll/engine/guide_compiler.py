@@ -9,9 +9,9 @@ import json
 import resource
 import sys
 
-from atoll.engine.errors import EngineError
+from atoll.core.request_parameters import OutputFormat
+from atoll.engine.engine_errors import EngineError
 from atoll.engine.guidance import MatcherFactory, compile_guide
-from atoll.engine.messages import OutputFormat
 
 _CPU_S = 3
 _MEMORY_BYTES = 2 * 2**30

@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from atoll.engine.messages import OutputFormat
+from atoll.core.request_parameters import OutputFormat
 
 _HARMLESS = frozenset(
     {"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf"}

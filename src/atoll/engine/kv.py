@@ -112,6 +112,7 @@ class BlockPool:
             raise OutOfBlocks
         for _ in range(need):
             block = self._pick(table)
+            # Its content is about to be written over, so nobody may find it any more.
             self._forget(block)
             self._take(block)
             table.append(block)
@@ -133,6 +134,7 @@ class BlockPool:
             digest = _digest(parent, tokens[index * size : (index + 1) * size])
             table.chain.append(digest)
             block = table.blocks[index]
+            # The same content may be known from another block: that one stays the one to share.
             if digest not in self._known and self._hash[block] is None:
                 self._known[digest] = block
                 self._hash[block] = digest
@@ -140,6 +142,7 @@ class BlockPool:
     def truncate(self, table: BlockTable, length: int) -> None:
         """Give back blocks wholly past `length` positions (a neighbour had a shorter prefix)."""
         keep = -(-length // self.block_size)
+        # From the end: blocks freed first are reused first, and a prefix is of use only with its beginning.
         for block in reversed(table.blocks[keep:]):
             self._drop(block)
         del table.blocks[keep:]
@@ -194,21 +197,25 @@ class BlockPool:
         A start keeps clear of where other sequences will grow, as long as there is room elsewhere.
         """
         neighbour = table.blocks[-1] + 1 if table.blocks else -1
+        # Known content is given up only when no blank block is left.
         if neighbour in self._blank or (not self._blank and neighbour in self._kept):
             return neighbour
         if not self._blank:
             return next(iter(self._kept))
         room = max(1, table.room - len(table.blocks))
         clear = self._is_blank.copy()
+        # Where other tables will grow is left to them.
         for owner, span in self._claims.items():
             if owner != id(table):
                 clear[span.start : span.stop] = False
+        # Claims are wishes: where they cover everything, any blank block is taken.
         start = _best_run(clear if clear.any() else self._is_blank, room)
         self._claims[id(table)] = range(start, start + room)
         return start
 
 
 def _digest(parent: bytes, tokens: Sequence[int]) -> bytes:
+    # Signed: marks of vectors are negative.
     body = b"".join(token.to_bytes(8, "little", signed=True) for token in tokens)
     return hashlib.blake2b(parent + body, digest_size=16).digest()
 
@@ -219,6 +226,7 @@ def _is_run(blocks: Sequence[int]) -> bool:
 
 def _best_run(free: NDArray[np.bool_], want: int) -> int:
     """Return the start of the shortest run of at least `want`, else of the longest; of equals the first."""
+    # A border on both sides, so that every run has a beginning and an end.
     marks = np.zeros(len(free) + 2, np.int8)
     marks[1:-1] = free
     edges = np.flatnonzero(np.diff(marks))

@@ -12,11 +12,12 @@ import logging
 from typing import Any
 
 from atoll.core.errors import MissingDependencyError
-from atoll.engine.errors import FrameError
+from atoll.engine.engine_errors import FrameError
+from atoll.engine.engine_messages import Message
 from atoll.engine.frames import decode, encode
-from atoll.engine.messages import Message
 
 _LOG = logging.getLogger(__name__)
+# Messages that wait for one receiver before more are dropped.
 _HIGH_WATER = 10_000
 _LINGER_MS = 200
 _RECONNECT_MS = 50
@@ -33,6 +34,8 @@ class ZmqMailbox:
         self._owns_context = context is None
         self._inbox = self._context.socket(zmq.ROUTER)
         self._inbox.setsockopt(zmq.LINGER, 0)
+        # No limit on what comes in: with one, the queues of senders would fill up, and full ones drop
+        # messages.
         self._inbox.setsockopt(zmq.RCVHWM, 0)
         self._inbox.bind(bind)
         self.endpoint: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -56,6 +59,7 @@ class ZmqMailbox:
         for to, monitor in self._monitors.items():
             if monitor.poll(0):
                 gone.append(to)
+                # Several events may wait; one is enough to know.
                 with contextlib.suppress(self._zmq.Again):
                     while True:
                         monitor.recv_multipart(self._zmq.NOBLOCK)
@@ -81,6 +85,7 @@ class ZmqMailbox:
             return messages
         with contextlib.suppress(self._zmq.Again):
             while True:
+                # The first part is the sender's identity, which ROUTER adds.
                 parts = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
                 message = read_parts([part.buffer for part in parts[1:]])
                 if message is not None:

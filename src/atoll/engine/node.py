@@ -26,20 +26,23 @@ from atoll.core.errors import AtollError, MissingDependencyError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.engine.batcher import MaxInFlight
+from atoll.engine.engine_messages import Heartbeat, Message, NodeStats, SchedulerHello, Stop
 from atoll.engine.frames import encode
 from atoll.engine.mailbox import ZmqMailbox, dealer, import_zmq
-from atoll.engine.messages import Heartbeat, Message, NodeStats, SchedulerHello, Stop
 
 _LOG = logging.getLogger("atoll.engine.node")
+# How long messages are waited for: with nothing to run, and while decodes wait for a group that is out.
 _IDLE_POLL_S = 0.25
 _HELD_POLL_S = 0.005
+# How often old sequences are purged and the figures of the heartbeat renewed.
 _LOOK_S = 0.1
+# A scheduler that has not said hello for so long hears nothing more.
 _FORGET_SCHEDULER_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
 
 class NodeConfig(Frozen):
-    """What a node is to hold and how.
+    """Settings of a node: its layers and how it holds them.
 
     model: see `atoll.engine.weights.sources`. bind: the inbox; a port of `*` takes a free one.
     ready_file: written once the node can serve (a `NodeReady`). threads and cpus: how many threads
@@ -79,7 +82,7 @@ class NodeConfig(Frozen):
 
 
 class NodeReady(Frozen):
-    """What a node says of itself once it can serve."""
+    """Report of a node once it can serve."""
 
     name: str
     endpoint: str
@@ -130,6 +133,7 @@ class HeartbeatThread(threading.Thread):
             for endpoint in self._live_schedulers():
                 if endpoint not in sockets:
                     sockets[endpoint] = dealer(context, endpoint)
+                # A full queue loses this beat; the next one says as much.
                 with contextlib.suppress(zmq.Again):
                     sockets[endpoint].send_multipart(parts, zmq.NOBLOCK)
         for socket in sockets.values():
@@ -147,18 +151,18 @@ class HeartbeatThread(threading.Thread):
 class NodeProcess:
     """The loop of a node: messages in, a step, messages out.
 
-    It may run in a thread of a larger process (`atoll.engine.local`); with that process's ZeroMQ `context`
-    endpoints may be `inproc://`.
+    It may run in a thread of a larger process (`atoll.engine.local_pipeline`); with that process's ZeroMQ
+    `context` endpoints may be `inproc://`.
     """
 
     def __init__(self, config: NodeConfig, context: Any = None) -> None:
         import torch
 
+        from atoll.engine.batch_pacing import place_key
         from atoll.engine.guidance import MatcherFactory
         from atoll.engine.kv import BlockPool
+        from atoll.engine.model_stage import StageModel
         from atoll.engine.node_core import CoreSettings, NodeCore
-        from atoll.engine.pacing import place_key
-        from atoll.engine.stage import StageModel
         from atoll.engine.text import TextCodec
         from atoll.engine.weights.sources import resolve
 
@@ -177,6 +181,7 @@ class NodeProcess:
             progress=_progress,
         )
         matchers = None
+        # Only the last stage chooses tokens, so it alone needs to know what guides allow.
         if config.end == stage.total and (folder / "tokenizer.json").is_file():
             matchers = MatcherFactory(folder, stage.vocabulary, TextCodec(folder).eos)
         self.mailbox = ZmqMailbox(config.bind, context)
@@ -197,6 +202,7 @@ class NodeProcess:
                 place=place_key(config.device),
             ),
             matchers=matchers,
+            # A new number for each start: by it schedulers know that what ran here before is gone.
             incarnation=secrets.randbits(62),
         )
         self.heartbeat = HeartbeatThread(config.heartbeat_s, self.core.stats(), context)
@@ -215,6 +221,7 @@ class NodeProcess:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Leave the loop when nothing runs any more, or after the current step."""
+        # Told a second time, it does not wait for what still runs.
         self._stopping = self._stopping or at_once or self._draining_s is not None
         self._draining_s = time.monotonic()
 
@@ -227,6 +234,7 @@ class NodeProcess:
     def run(self) -> None:
         """Serve until told to stop."""
         self.heartbeat.start()
+        # The file comes last: whoever waits for it may ask at once.
         if self.config.ready_file is not None:
             atomic_write(self.config.ready_file, self.ready.to_json())
         _LOG.info(
@@ -270,6 +278,7 @@ def _die_with_parent() -> None:
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have ended before the kernel was asked to watch it.
     if os.getppid() != parent:
         sys.exit("the parent has ended already")
 

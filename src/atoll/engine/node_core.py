@@ -1,4 +1,4 @@
-"""What a node does with messages: opens sequences, runs batches, passes results on. No sockets.
+"""Handling of a node's messages: opens sequences, runs batches, passes results on. No sockets.
 
 The core is driven from outside (`handle` a message, `step` once) and speaks through a `send`
 function, so that the same code runs in a process of its own and inside a test.
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll.core.errors import AtollError
+from atoll.engine.batch_pacing import RoutePacer, StepReporter, node_key
 from atoll.engine.batcher import (
     BatchUnit,
     Chunk,
@@ -26,9 +27,7 @@ from atoll.engine.batcher import (
     pick,
 )
 from atoll.engine.embeds import PromptEmbeds, marked
-from atoll.engine.guidance import MatcherFactory
-from atoll.engine.kv import BlockPool, OutOfBlocks
-from atoll.engine.messages import (
+from atoll.engine.engine_messages import (
     Activations,
     Evicted,
     Failed,
@@ -48,11 +47,12 @@ from atoll.engine.messages import (
     Tokens,
     table_of,
 )
-from atoll.engine.pacing import RoutePacer, StepReporter, node_key
+from atoll.engine.guidance import MatcherFactory
+from atoll.engine.kv import BlockPool, OutOfBlocks
+from atoll.engine.model_stage import SequenceRows, StageModel, StageOutput
 from atoll.engine.prompt_reader import PromptReader
 from atoll.engine.rows import RowSlice
-from atoll.engine.sampling import SampledToken, Sampler, choose_batch
-from atoll.engine.stage import SequenceRows, StageModel, StageOutput
+from atoll.engine.token_sampling import SampledToken, Sampler, choose_batch
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ class NodeCore:
         self._order = PromptOrder(self.settings.promised_ttft_s)
         self._send, self._clock, self._matchers = send, clock, matchers
         self._incarnation = incarnation
+        # Keyed by the hop as well: a route may come through this node more than once.
         self._residents: dict[tuple[int, int], ResidentSequence] = {}
         # Sequences released before their Open arrived over a slower path: seq -> epoch.
         self._released: dict[int, int] = {}
@@ -167,6 +168,7 @@ class NodeCore:
         for resident in list(self._residents.values()):
             if resident.active_s < limit_s:
                 self._drop(resident)
+        # Bounded: a Release may name sequences whose Open never comes. The latest are kept.
         self._released = dict(list(self._released.items())[-10_000:])
 
     def drop_all(self) -> None:
@@ -178,8 +180,10 @@ class NodeCore:
 
     def _open(self, message: Open) -> None:
         body = message.body
+        # The Release overtook this Open; opened now, its blocks would stay taken until the purge.
         if self._released.get(body.seq, -1) >= body.epoch:
             return
+        # What an older epoch left here gives way; an Open older than what runs here comes too late.
         for resident in [r for r in self._residents.values() if r.body.seq == body.seq]:
             if resident.body.epoch > body.epoch:
                 return
@@ -191,7 +195,10 @@ class NodeCore:
             return
         hop = body.route[body.hop]
         tokens = [int(token) for token in message.tokens]
+        # A block holds the layers of this hop alone, so they are part of what its prefix is known by.
         seed = f"{hop.start}-{hop.end}".encode()
+        # Nothing is shared where the KV of every position comes from elsewhere, or every position must be
+        # run.
         whole = body.read is not None and body.read.whole
         known = [] if body.expects_kv or whole else tokens
         table = self.pool.open(known, seed, body.max_length)
@@ -208,13 +215,18 @@ class NodeCore:
         if self._pacer is not None and resident.is_first and not resident.is_last:
             resident.way = tuple(node_key(hop.endpoint) for hop in body.route)
             self._pacer.note_way(resident.way)
+        # Only the last hop chooses tokens.
         if resident.is_last and not self._make_chooser(resident):
             return
         if body.expects_kv:
+            # One count for every layer and position: transfers come in any order and may hold several of
+            # both.
             resident.kv_length = len(tokens)
             resident.kv_missing = (hop.end - hop.start) * len(tokens)
             if not self._make_room(resident, len(tokens), set()):
                 return
+        # The first hop proposes what it has; each later one can only shorten it, so the last knows what all
+        # have.
         hit = table.length if resident.is_first else min(body.hit, table.length)
         if not body.expects_kv:
             self.pool.truncate(table, hit)
@@ -231,8 +243,10 @@ class NodeCore:
             self._post(body.route[body.hop + 1].endpoint, Open(passed, message.tokens))
             return
         opened = Opened(seq=body.seq, epoch=body.epoch, hit=hit)
+        # The scheduler opens the side of the prompt when it has this answer.
         if body.expects_kv:
             self._send(body.reply_to, opened)
+        # The first hop holds back its rows until it has this.
         elif body.agree:
             self._post(body.route[0].endpoint, opened)
 
@@ -256,6 +270,7 @@ class NodeCore:
             return f"a prompt of {body.prompt_length} in {known} tokens"
         if int(tokens.max()) >= self.stage.vocabulary:
             return f"a token is not in the vocabulary of {self.stage.vocabulary}"
+        # One position more than is known: there must be room for a token of the answer.
         if -(-(known + 1) // self.pool.block_size) > self.pool.count:
             return (
                 f"{known} tokens need more than the {self.pool.count} KV blocks of "
@@ -267,6 +282,8 @@ class NodeCore:
         body, embeds = message.body, message.embeds
         marks = marked(message.tokens)
         reads = body.hop == 0 and not body.expects_kv
+        # Negative tokens mark vectors: only a prompt has them, and only the first hop that reads it needs
+        # them.
         if len(marks) and (int(marks[-1]) >= body.prompt_length or (reads and embeds is None)):
             return f"a token is not in the vocabulary of {self.stage.vocabulary}"
         if embeds is None:
@@ -300,6 +317,7 @@ class NodeCore:
 
     def _release(self, seq: int, epoch: int) -> None:
         if self._released.get(seq, -1) < epoch:
+            # Taken out first, so that it goes to the end: the purge keeps the latest.
             self._released.pop(seq, None)
             self._released[seq] = epoch
         for resident in [r for r in self._residents.values() if r.body.seq == seq]:
@@ -341,17 +359,22 @@ class NodeCore:
             resident = self._find(seq, epoch, hop)
             if resident is None:
                 continue
+            # Rows must follow those that wait here, or else those that have run.
             ahead = (
                 resident.queue[-1].position + resident.queue[-1].count if resident.queue else None
             )
+            # While KV still comes, the table is not committed: rows then follow the prompt whose KV it is.
             ran = resident.kv_length if resident.kv_missing else resident.table.length
             expected = ran if ahead is None else ahead
+            # A gap can never be filled: what is missing was lost on the way.
             if position > expected or message.hidden.shape[1] != self.stage.width:
                 self._fail(resident.body, f"rows at {position} came where {expected} was due")
                 self._drop(resident)
                 continue
+            # The agreed prefix is shorter than the one that is known here: run on from where the rows begin.
             if position < expected and ahead is None and not resident.kv_length:
                 self.pool.truncate(resident.table, position)
+            # A decode brings its token, so that full blocks of the answer become known on later hops, too.
             if token >= 0:
                 resident.know(position, token)
             resident.queue.append(Chunk(position, count, bool(sample), data))
@@ -359,6 +382,7 @@ class NodeCore:
 
     def _tokens(self, message: Tokens) -> None:
         if self._pacer is not None:
+            # Reports of a whole route arrive at its first hop together with the tokens.
             for row in message.reports.tolist():
                 self._pacer.hear(StepReport(*row))
         for seq, epoch, position, token in message.table.tolist():
@@ -380,6 +404,7 @@ class NodeCore:
         inside = resident.hop.start <= first < last <= resident.hop.end
         inside = inside and message.data.shape[3:] == self.stage.cache.keys[first].shape[1:]
         end = position + message.data.shape[2]
+        # The blocks were taken when the sequence was opened; nothing may be written past them.
         if (
             not inside
             or not 0 <= position < end <= len(resident.table.blocks) * self.pool.block_size
@@ -402,6 +427,7 @@ class NodeCore:
         """Run one batch and pass on what it gives; False if there was nothing to run."""
         began_s = self._clock()
         self._renew_pace()
+        # Choose a batch, and give blocks to what is in it; some may be dropped for that.
         picked = pick(
             self._residents.values(),
             self.settings.token_budget,
@@ -418,9 +444,12 @@ class NodeCore:
         # Rows for the same receiver lie together, so they leave as one piece.
         units.sort(key=lambda unit: (unit.resident.hop.start, self._next_endpoint(unit)))
         output = self.stage.forward([self._rows(unit) for unit in units])
+        # The books are brought up to date before anything leaves: a message to this very node is handled at
+        # once.
         for unit in units:
             self._ran(unit)
         self._push_kv(units)
+        # Scores leave before the first token does: the scheduler joins them to its event.
         self._read([(units[i], normed) for i, normed in output.kept])
         self._pass_on(units, output)
         if output.logits is not None:
@@ -429,6 +458,7 @@ class NodeCore:
             if unit.sample and unit.resident.body.kv_to:
                 # The prompt is done here; the answer goes on elsewhere.
                 self._drop(unit.resident)
+        # Measure the step, for the order of prompts and for the pace of decode groups.
         self.steps += 1
         self.tokens += sum(unit.count for unit in units)
         took_s = self._clock() - began_s
@@ -458,6 +488,7 @@ class NodeCore:
             given = resident.embeds.between(unit.position, unit.end)
             embeds = None if given is None else (torch.tensor(given[0]), torch.tensor(given[1]))
         hop, reader = resident.hop, resident.reader
+        # Of a prompt that is pooled a vector is wanted, so no logits are computed.
         sample = unit.sample and (reader is None or not reader.pools)
         keep = reader is not None and unit.position < resident.body.prompt_length
         return SequenceRows(
@@ -477,6 +508,7 @@ class NodeCore:
         resident.fresh = False
         resident.active_s = self._clock()
         self.pool.commit(resident.table, unit.end, resident.tokens)
+        # All vectors have run: they are large and not needed any more.
         if resident.embeds is not None and unit.end >= resident.embeds.end:
             resident.embeds = None
         if not resident.is_first:
@@ -485,6 +517,7 @@ class NodeCore:
     def _with_room(self, units: list[BatchUnit]) -> list[BatchUnit]:
         """Give every unit its blocks, dropping the youngest sequences where there are too few."""
         chosen = {unit.resident.key for unit in units}
+        # From the oldest on, so that it is the younger ones that give way.
         for unit in sorted(units, key=lambda u: u.resident.age):
             if unit.resident.key in chosen:
                 self._make_room(unit.resident, unit.end, chosen)
@@ -497,8 +530,10 @@ class NodeCore:
             try:
                 self.pool.grow(resident.table, positions)
             except OutOfBlocks:
+                # The one that asks may be the youngest itself, though it holds no block yet.
                 holders = [r for r in self._residents.values() if r.table.blocks] or [resident]
                 victim = max((*holders, resident), key=lambda r: r.age)
+                # Nobody else holds any: to start it anew would not help, so it fails.
                 if len(holders) == 1 and holders[0] is resident:
                     self._fail(
                         resident.body, f"{positions} positions do not fit this node's KV blocks"
@@ -527,10 +562,12 @@ class NodeCore:
                 continue
             resident, body = unit.resident, unit.resident.body
             to = body.route[body.hop + 1].endpoint
+            # Hops know the tokens of the prompt from the Open; those of the answer come with their rows.
             token = resident.tokens[unit.position] if unit.count == 1 else -1
             row = (body.seq, body.epoch, body.hop + 1, unit.position, unit.count)
             rows[to].append((*row, int(unit.sample), token))
             sources[to].append(number)
+            # Rows that pass through take the reports of the hops before along.
             if not resident.is_first:
                 passing.add(to)
             elif unit.sample and resident.answers:
@@ -549,6 +586,8 @@ class NodeCore:
             resident, body = unit.resident, unit.resident.body
             start, resident.kv_pushed = resident.kv_pushed, unit.end
             for number, hop in enumerate(body.kv_to):
+                # The two sides may divide the layers differently: each pair of hops shares a range, maybe an
+                # empty one.
                 first, last = max(hop.start, resident.hop.start), min(hop.end, resident.hop.end)
                 if first >= last:
                     continue
@@ -597,7 +636,9 @@ class NodeCore:
             if choice.finish:
                 self._drop(unit.resident)
                 continue
+            # Where the answer runs on other nodes, theirs is the first hop to be told.
             first = (body.kv_to or body.route)[0].endpoint
+            # A sequence that runs here from first to last hop knows its token already.
             if body.kv_to or not unit.resident.is_first:
                 back[first].append((body.seq, body.epoch, unit.end, choice.token))
         for to, rows in back.items():

@@ -1,4 +1,4 @@
-"""What is wanted of a prompt itself, at the last stage: its vector, or how likely its tokens are."""
+"""Readings of a prompt at the last stage: its vector, or how likely its tokens are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atoll.engine.messages import ReadOrder
+from atoll.engine.engine_messages import ReadOrder
 
 _ROWS = 64
 """Positions whose logits are computed at a time: a row has as many numbers as the vocabulary."""
@@ -20,7 +20,7 @@ Scores = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]
 
 
 class ModelHead(Protocol):
-    """What turns hidden states into logits."""
+    """Maps hidden states to logits."""
 
     def logits(self, hidden: Tensor, *, normed: bool = False) -> Tensor:
         """Return logits [rows, vocabulary]."""

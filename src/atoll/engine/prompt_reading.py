@@ -1,4 +1,4 @@
-"""What was read of a prompt itself, as the scheduler hands it on. Loads no torch."""
+"""Readings of a prompt as the scheduler hands them on. Loads no torch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.engine.messages import Scored
+from atoll.engine.engine_messages import Scored
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptReading:
-    """What was read of a prompt: its vector (None if unasked), and how likely each of its tokens is.
+    """Reading of a prompt: its vector (None if unasked), and how likely each of its tokens is.
 
     `logprobs` and `top` are as long as the prompt; that of its first token is None, as nothing is before it.
     """

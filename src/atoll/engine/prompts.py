@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from atoll.engine.embeds import PromptEmbeds, join_pieces
-from atoll.engine.errors import EngineError, TextTooLongError
+from atoll.engine.engine_errors import EngineError, TextTooLongError
 from atoll.engine.text import TextCodec
 
 
@@ -19,12 +19,12 @@ def chat_prompt(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     generate: bool = True,
-    most_tokens: int | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[list[int], PromptEmbeds | None]:
     """Return the tokens of a conversation in the model's own format, and the vectors among them.
 
     The content of a message is a text, or a list of texts and arrays [count, width], in order. Text on
-    either side of an array is tokenised on its own, as on either side of a special token. `most_tokens` as
+    either side of an array is tokenised on its own, as on either side of a special token. `max_tokens` as
     in `TextCodec.encode`; vectors count.
     """
     # Nobody can know the names, so no text of a message is taken for one.
@@ -32,10 +32,10 @@ def chat_prompt(
     arrays: list[np.ndarray[Any, Any]] = []
     plain = [_with_names(message, nonce, arrays) for message in messages]
     vectors = sum(len(array) for array in arrays)
-    if most_tokens is not None and vectors > most_tokens:
-        raise TextTooLongError(f"{vectors} vectors are more than {most_tokens} tokens")
+    if max_tokens is not None and vectors > max_tokens:
+        raise TextTooLongError(f"{vectors} vectors are more than {max_tokens} tokens")
     if not arrays:
-        tokens = codec.chat(plain, tools=tools, generate=generate, most_tokens=most_tokens)
+        tokens = codec.chat(plain, tools=tools, generate=generate, max_tokens=max_tokens)
         return tokens, None
     pieces: list[Any] = []
     rest = codec.render_chat(plain, tools=tools, generate=generate)
@@ -43,10 +43,10 @@ def chat_prompt(
         before, name, rest = rest.partition(_name(nonce, number))
         if not name or nonce in before:
             raise EngineError("the chat template does not take vectors where they stand")
-        pieces += [codec.encode(before, special=False, most_tokens=most_tokens), array]
+        pieces += [codec.encode(before, special=False, max_tokens=max_tokens), array]
     if nonce in rest:
         raise EngineError("the chat template does not take vectors where they stand")
-    pieces.append(codec.encode(rest, special=False, most_tokens=most_tokens))
+    pieces.append(codec.encode(rest, special=False, max_tokens=max_tokens))
     return join_pieces(pieces)
 
 

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.core.errors import UsageError
+from atoll.engine.engine_messages import NodeStats
 from atoll.engine.mailbox import ZmqMailbox
-from atoll.engine.messages import NodeStats
-from atoll.engine.routes import NodeSpec, Router
+from atoll.engine.pipeline_routes import NodeSpec, Router
 from atoll.engine.scheduler_core import (
     GenerateRequest,
     SchedulerCore,
@@ -149,7 +149,7 @@ class Scheduler:
             self._core.cancel(request_id)
 
     def stats(self) -> dict[str, NodeStats]:
-        """What each node last said of itself."""
+        """Last statistics that each node reported."""
         return self._core.stats
 
     def alive(self) -> frozenset[str]:

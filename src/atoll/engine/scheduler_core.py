@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 
 from atoll.core.errors import AtollError, UsageError
+from atoll.core.request_parameters import SamplingParams
 from atoll.engine.embeds import PromptEmbeds
-from atoll.engine.messages import (
+from atoll.engine.engine_messages import (
     FINISH_CODES,
     Evicted,
     Failed,
@@ -33,13 +34,12 @@ from atoll.engine.messages import (
     ReadOrder,
     Release,
     Sampled,
-    SamplingParams,
     SchedulerHello,
     Scored,
     table_of,
 )
+from atoll.engine.pipeline_routes import NodeSpec, RouteQuery, Router
 from atoll.engine.prompt_reading import PromptReading, join_scores
-from atoll.engine.routes import NodeSpec, RouteQuery, Router
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 _FINISH: dict[int, FinishReason] = {
@@ -133,6 +133,7 @@ class _Live:
         """Return the hops whose loss would hurt; prompts' nodes stop mattering after two tokens."""
         if self.route is None:
             return ()
+        # The prompt's side chooses the first token; a second one shows that the other side runs by itself.
         if self.route.decode is not None and len(self.tokens) - self.prefill_base >= 2:
             return self.route.decode
         return self.route.hops
@@ -181,7 +182,7 @@ class SchedulerCore:
 
     @property
     def stats(self) -> dict[str, NodeStats]:
-        """What each node last said of itself."""
+        """Last statistics that each node reported."""
         return dict(self._stats)
 
     @property
@@ -200,6 +201,7 @@ class SchedulerCore:
         if length == 0:
             raise UsageError("the prompt is empty", field="prompt")
         pools = request.read is not None and request.read.pool is not None
+        # A prompt that is only pooled may fill the last position, too: no token follows.
         if length >= self._max_length + pools:
             raise UsageError(
                 f"the prompt has {length} tokens, the model takes {self._max_length - 1}",
@@ -297,6 +299,7 @@ class SchedulerCore:
                     live.progress_s = now_s
             case _:
                 return
+        # Whatever was said may have freed room, or a node.
         self._admit(now_s)
 
     def tick(self, now_s: float) -> None:
@@ -306,9 +309,11 @@ class SchedulerCore:
             self._hello_s = now_s
             for node in self._nodes.values():
                 self._send(node.endpoint, SchedulerHello(reply_to=self.endpoint))
+        # Find nodes that have been silent for too long.
         for name in sorted(self._alive):
             if now_s - self._beat_s.get(name, -math.inf) > limits.dead_after_s:
                 self.lost(name, now_s)
+        # Then requests: the deadline holds for all, the other limits depend on whether one waits or runs.
         waiting = {live.seq for live in self._queue}
         for live in list(self._live.values()):
             deadline_s = live.request.deadline_s
@@ -331,6 +336,7 @@ class SchedulerCore:
         node = self._nodes.get(stats.name)
         if node is None:
             return
+        # A new incarnation within the deadline: the node was started anew and holds nothing of ours.
         before = self._stats.get(stats.name)
         if (
             before is not None
@@ -345,6 +351,7 @@ class SchedulerCore:
     def _sampled(self, message: Sampled, now_s: float) -> None:
         for row, (seq, epoch, position, token, finish) in enumerate(message.table.tolist()):
             live = self._current(seq, epoch)
+            # A token that is known already is not told twice.
             if live is None or position < len(live.tokens):
                 continue
             logprob = float(message.logprobs[row])
@@ -417,6 +424,7 @@ class SchedulerCore:
             except AtollError as error:
                 self._end(live, "error", str(error))
                 continue
+            # The first in the queue holds back those behind it: a long request is not overtaken for ever.
             if route is None or not self._fits(route, len(live.tokens), load):
                 return
             self._queue.pop(0)
@@ -483,6 +491,7 @@ class SchedulerCore:
             eos=self._eos,
             kv_to=kv_to,
             expects_kv=expects_kv,
+            # What is read of a prompt came with the first token, so nothing is read again after that.
             read=None if expects_kv or live.generated else live.request.read,
         )
         tokens = np.array(live.tokens, dtype=np.int64)
@@ -493,24 +502,29 @@ class SchedulerCore:
 
     def _restart(self, live: _Live, why: str, now_s: float) -> None:
         """Take a request off its nodes and queue it, in order of arrival, under the next epoch."""
+        # It is off its nodes already.
         if live in self._queue:
             return
+        # Under the old epoch: a Release that comes late must not end the next attempt.
         self._release(live)
         live.epoch += 1
         live.restarts += 1
         live.route, live.opening, live.progress_s = None, False, now_s
+        # Tokens that came too early and scores belong to the old route; they come again.
         live.early.clear()
         live.scores.clear()
         if live.restarts > self.settings.max_restarts:
             self._end(live, "error", f"given up after {live.restarts} restarts: {why}")
             return
         self._queue.append(live)
+        # It keeps its place: a restart does not send it behind those who came later.
         self._queue.sort(key=lambda other: other.arrival)
 
     def _release(self, live: _Live) -> None:
         if live.route is None:
             return
         table = table_of([(live.seq, live.epoch)], Release.columns)
+        # A node that several hops share is told once.
         for endpoint in dict.fromkeys(hop.endpoint for hop in live.route.hops):
             self._send(endpoint, Release(table))
 

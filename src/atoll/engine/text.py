@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.errors import InputError, MissingDependencyError
-from atoll.engine.errors import EngineError, TextTooLongError
+from atoll.core.request_parameters import SamplingParams
+from atoll.engine.engine_errors import EngineError, TextTooLongError
 
 _UNFINISHED = "\ufffd"
 # A character needs at most this many byte tokens; beyond it a replacement sign is really meant.
@@ -66,37 +67,38 @@ class TextCodec:
         """How many tokens the model's head knows."""
         return int(self._text_config()["vocab_size"])
 
-    def most_chars(self, tokens: int) -> int:
+    def max_chars(self, tokens: int) -> int:
         """Return how many characters so many tokens can stand for: each for its own, at most."""
         return tokens * self._longest_token
 
     def encode(
-        self, text: str, *, special: bool = True, most_tokens: int | None = None
+        self, text: str, *, special: bool = True, max_tokens: int | None = None
     ) -> list[int]:
         """Return the tokens of `text`; with `special`, as the tokenizer begins a text.
 
-        A text of far more than `most_tokens` raises TextTooLongError before much work was done for it;
+        A text of far more than `max_tokens` raises TextTooLongError before much work was done for it;
         one of a few more is returned whole. While a long text is tokenised, other threads go on.
         """
-        if most_tokens is not None:
-            self._refuse_too_long(text, most_tokens)
+        if max_tokens is not None:
+            self._refuse_too_long(text, max_tokens)
         tokens: list[int] = self._encoding(text, special=special).ids
         return tokens
 
-    def _refuse_too_long(self, text: str, most_tokens: int) -> None:
-        most_chars = self.most_chars(most_tokens)
-        if len(text) > most_chars:
+    def _refuse_too_long(self, text: str, max_tokens: int) -> None:
+        max_chars = self.max_chars(max_tokens)
+        if len(text) > max_chars:
             raise TextTooLongError(
-                f"the text has {len(text)} characters, and {most_tokens} tokens hold {most_chars}"
+                f"the text has {len(text)} characters, and {max_tokens} tokens hold {max_chars}"
             )
-        if len(text) <= max(_SLICE, _CHARS_PER_TOKEN * most_tokens):
+        # Not much longer than what is taken: to tokenise it once is all that it costs.
+        if len(text) <= max(_SLICE, _CHARS_PER_TOKEN * max_tokens):
             return
         # A cut may split a word into more tokens than it has, but it cannot double those of a slice.
         tokens = 0
         for start in range(0, len(text), _SLICE):
             tokens += len(self._encoding(text[start : start + _SLICE], special=False))
-            if tokens > 2 * most_tokens:
-                raise TextTooLongError(f"the text has more than {most_tokens} tokens")
+            if tokens > 2 * max_tokens:
+                raise TextTooLongError(f"the text has more than {max_tokens} tokens")
 
     def _encoding(self, text: str, *, special: bool) -> Any:
         if len(text) <= _LONG_TEXT:
@@ -136,13 +138,14 @@ class TextCodec:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = True,
-        most_tokens: int | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
-        """Return the tokens of a conversation in the model's own format; `most_tokens` as in `encode`."""
-        if most_tokens is not None and len(messages) > most_tokens:
-            raise TextTooLongError(f"{len(messages)} messages have more than {most_tokens} tokens")
+        """Return the tokens of a conversation in the model's own format; `max_tokens` as in `encode`."""
+        # No message is without tokens, so this many need not be rendered to be refused.
+        if max_tokens is not None and len(messages) > max_tokens:
+            raise TextTooLongError(f"{len(messages)} messages have more than {max_tokens} tokens")
         text = self.render_chat(messages, tools=tools, generate=generate)
-        return self.encode(text, special=False, most_tokens=most_tokens)
+        return self.encode(text, special=False, max_tokens=max_tokens)
 
     def render_chat(
         self,
@@ -186,6 +189,7 @@ class TextCodec:
     def _ends(self) -> tuple[int, ...]:
         generation = _read_json(self.folder / "generation_config.json")
         token_ids: list[int] = []
+        # Models name their ends in up to three places; whichever are named, count.
         for source in (generation, self._text_config()):
             value = source.get("eos_token_id")
             values = value if isinstance(value, list) else [] if value is None else [value]
@@ -199,6 +203,7 @@ class TextCodec:
         path = self.folder / "chat_template.jinja"
         source = path.read_text() if path.is_file() else self._settings.get("chat_template")
         with_tools = None
+        # Several templates by name: the one for tools is used where there are any.
         if isinstance(source, list):
             named = {entry["name"]: entry["template"] for entry in source}
             source = named.get("default")
@@ -215,6 +220,7 @@ class TextCodec:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
         )
+        # Not Jinja's own filter, which escapes for HTML: models read plain JSON.
         environment.filters["tojson"] = lambda value, **options: json.dumps(
             value, **{"ensure_ascii": False, **options}
         )
@@ -251,6 +257,7 @@ class TextStream:
     def push(self, token: int) -> TextStep:
         """Take a token and return what it adds."""
         self._tokens.append(token)
+        # Only the latest tokens are decoded again: what one adds may depend on the one before it.
         before = self._codec.decode(self._tokens[self._start : self._read])
         after = self._codec.decode(self._tokens[self._start :])
         unfinished = after.endswith(_UNFINISHED)
@@ -285,6 +292,8 @@ def _longest_beginning(text: str, stops: Sequence[str]) -> int:
     """Return the length of the longest end of `text` that begins one of `stops`."""
     longest = 0
     for stop in stops:
+        # A whole stop string would have been found before, and what is no longer than `longest` changes
+        # nothing.
         for length in range(min(len(stop) - 1, len(text)), longest, -1):
             if text.endswith(stop[:length]):
                 longest = length
@@ -308,3 +317,48 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError("not a JSON object", path=path)
     return content
+
+
+class AnswerText:
+    """Turns the tokens of an answer into text; stop strings end it.
+
+    `generated` are tokens that came elsewhere and `shown` is their text as far as the client has it.
+    """
+
+    def __init__(
+        self,
+        codec: TextCodec,
+        sampling: SamplingParams,
+        stop: Sequence[str] = (),
+        generated: Sequence[int] = (),
+        shown: str = "",
+    ) -> None:
+        self.tokens = len(generated)
+        """How many there are so far."""
+        self.finish: str | None = None
+        """Why the answer is over, if it is."""
+        self._ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else codec.eos)}
+        self._stream = codec.stream(stop)
+        steps = [self._stream.push(token) for token in generated]
+        text = "".join(step.text for step in steps)
+        self.owed = text[len(shown) :]
+        """Text of the tokens generated elsewhere that the client has not seen yet."""
+        # It may have ended elsewhere before the client heard of it.
+        if any(step.stopped for step in steps) or (generated and generated[-1] in self._ends):
+            self.finish = "stop"
+        elif self.tokens >= sampling.max_tokens:
+            self.owed += self._stream.finish()
+            self.finish = "length"
+
+    def add(self, token: int | None, finish: str | None) -> str:
+        """Take the next token, or the end without one; returns the text there is to show."""
+        text, stopped = "", False
+        if token is not None:
+            self.tokens += 1
+            step = self._stream.push(token)
+            text, stopped = step.text, step.stopped
+        self.finish = "stop" if stopped else finish
+        if finish is not None and not stopped:
+            text += self._stream.finish()
+        text, self.owed = self.owed + text, ""
+        return text

@@ -18,9 +18,14 @@ from atoll.engine import triton_kernels as kernels
 
 _TILE = 64
 _GROUP_MIN = 16
-_FEW = 64
+_STREAMED_ROWS = 64
 """Rows up to which reading the weights is all the time a linear layer takes."""
-_BLOCK, _STEP, _WIDE = 64, 128, 2**15
+_BLOCK = 64
+"""Outputs that one program of the linear kernel computes."""
+_STEP = 128
+"""Depth that it reads at a time."""
+_WIDE_OUTPUTS = 2**15
+"""Outputs from which on one program computes two blocks."""
 _MANY_HEADS = 8
 
 
@@ -49,11 +54,12 @@ class RowLinear:
         self._gated = gated
         outputs, depth = weight.shape
         self._outputs = outputs // 2 if gated else outputs
+        # The depth is cut in two only where both halves are whole steps.
         self._parts = 2 if parts and depth % (2 * _STEP) == 0 else 1
         even = self._outputs % _BLOCK == 0 and depth % _STEP == 0
         self._streams = even and bias is None and weight.dtype != torch.float32
         processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
-        wide = outputs >= _WIDE and self._outputs % (2 * _BLOCK) == 0 and not gated
+        wide = outputs >= _WIDE_OUTPUTS and self._outputs % (2 * _BLOCK) == 0 and not gated
         self._block = 2 * _BLOCK if wide else _BLOCK
         blocks = self._outputs // self._block * self._parts
         # One block on a processor may hold more of the weights in flight than two can.
@@ -62,7 +68,7 @@ class RowLinear:
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the outputs of [rows, depth]."""
         count, depth = rows.shape
-        if not self._streams or count > _FEW:
+        if not self._streams or count > _STREAMED_ROWS:
             out = torch.nn.functional.linear(rows, self._weight, self._bias)
             return silu_mul(out) if self._gated else out
         shape: tuple[int, ...] = (count, self._outputs)
@@ -133,7 +139,7 @@ def rope_store(
     """
     rows, kv_heads, size = qkv.shape[-2], keys.shape[1], keys.shape[2]
     q = torch.empty((rows, heads, size), dtype=keys.dtype, device=qkv.device)
-    many = math.gcd(_MANY_HEADS if rows > _FEW else 2, heads, kv_heads)
+    many = math.gcd(_MANY_HEADS if rows > _STREAMED_ROWS else 2, heads, kv_heads)
     pdl = overlaps(qkv.device)
     kernels.rope_store[(rows, (heads + 2 * kv_heads) // many)](
         qkv,
@@ -161,6 +167,7 @@ def splits_for(rows: int, kv_heads: int, longest: int, processors: int) -> int:
 
     A power of two of at most 16, and no part shorter than two tiles.
     """
+    # Two programs for each processor.
     wanted = (2 * processors) // max(1, rows * kv_heads)
     splits = 1
     while splits * 2 <= min(16, wanted) and longest >= splits * 4 * _TILE:
@@ -186,6 +193,7 @@ def paged_decode(
     rows, heads, size = q.shape
     kv_heads = keys.shape[1]
     out = torch.empty_like(q)
+    # With a single part nothing is put together afterwards: the buffers are stand-ins.
     shape = (rows, heads, splits) if splits > 1 else (1,)
     partial = torch.empty((*shape, size), dtype=torch.float32, device=q.device)
     maxima = torch.empty(shape, dtype=torch.float32, device=q.device)
@@ -193,6 +201,7 @@ def paged_decode(
     pdl = overlaps(q.device)
     group = max(_GROUP_MIN, triton.next_power_of_2(heads // kv_heads))
     kernels.decode[(rows, kv_heads, splits)](
+        # A window that no context reaches stands for none.
         q, keys, values, tables, lengths, out, scale, window or 2**30, tables.shape[1],
         partial, maxima, sums,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAGE=page, GROUP=group, SPLITS=splits,

@@ -19,8 +19,9 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import MissingDependencyError, UnknownNameError, UsageError
 from atoll.core.ids import Phase
+from atoll.engines.profile import EngineProfile
+from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
-from atoll.perf.engines import EngineChoice, EngineProfile
 from atoll.perf.layers import LayerKind, layer_kinds
 from atoll.perf.operators import Array, Num
 from atoll.perf.step import StepParts, check_tp, engine_limit, profile_on

@@ -54,17 +54,18 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.catalog.nodes import Interconnect, NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
+from atoll.engines.limits import BOOKED_SHARE
+from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable
-from atoll.perf.engines import BOOKED_SHARE, EngineChoice
 from atoll.perf.grid import Indices, last_below, value_at
 from atoll.perf.layers import tp_sizes
-from atoll.perf.memory import MemoryModel
+from atoll.perf.memory_model import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.queueing import BUSIEST, load_within, places_taken, waits_by_load
 from atoll.perf.step import Position, StepModel, StepParts, analytic, slowest_run, window_counts
@@ -115,7 +116,7 @@ class RoleLoad:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one node carries. `throughput` is tokens/s, 0 if the promise cannot be kept."""
+    """Capacity of one node. `throughput` is tokens/s, 0 if the promise cannot be kept."""
 
     throughput: float
     batch: float
@@ -201,6 +202,7 @@ class CapacityModel:
         )
         self._replicas = model.node.count // model.tp
         self._grid = self._batch_grid()
+        # A grid that begins below 1 has only the piece of a request that a step takes (`_batch_grid`).
         self._pieces = max(1.0, 1.0 / float(self._grid[0]))
         parts = _regular(model.parts(self._batches(self._grid)), self._grid)
         self._fixed = PerPosition(lambda position: _fixed_seconds(parts, position))
@@ -265,6 +267,7 @@ class CapacityModel:
         held = self._memory.sequences_by_layers(context, position)
         if not self._role.waits:
             return held
+        # Engines book the whole request when it comes, and use only a share of the cache.
         return held * (BOOKED_SHARE * context / booked_tokens(lengths, self._role.phase))
 
     def _taken(self, places: Array) -> Array:
@@ -277,6 +280,7 @@ class CapacityModel:
         """Steps that a request waits at a stage beside its own."""
         if not self._role.waits:
             return np.zeros_like(stages)
+        # Half a step in progress, once in the whole pipeline: a share of it for each stage.
         return 0.5 / stages if self._role.phase is Phase.PREFILL else np.zeros_like(stages)
 
     def _own_steps(self, stages: Array) -> Array:
@@ -289,6 +293,7 @@ class CapacityModel:
             return np.full(1, np.inf)
         size = len(self._grid)
         room = np.stack([self._room[position] for position in positions])
+        # Times are known on the grid only.
         batch = np.clip(room, self._grid[0], self._grid[-1])
         index = np.clip(np.searchsorted(self._grid, batch, side="right") - 1, 0, max(0, size - 2))
         after = np.minimum(index + 1, size - 1)
@@ -350,6 +355,7 @@ class CapacityModel:
         passes = own + self._more_steps(depth)
         prefill = self._role.phase is Phase.PREFILL
         lengths, share = self._role.lengths, self._role.share
+        # A hop carries one piece of it at a time.
         longest = np.minimum(self._tail, self._most) * np.ones(1)
         piped = depth > 1.0
         one_copy = np.empty((len(positions), len(depth), len(self._stack_s)))
@@ -372,7 +378,7 @@ class CapacityModel:
         return other
 
     def _ends_at(self, positions: tuple[Position, ...]) -> _Ends:
-        """What differs by position, stacked, worked out once."""
+        """Return the parts that differ by position, stacked, computed once."""
         known = self._ends.get(positions)
         if known is None:
             width = len(self._stack_s)
@@ -396,6 +402,7 @@ class CapacityModel:
         largest = len(self._grid) - 1
         late, crowded = best.late[at], best.crowded[at]
         fits = np.broadcast_to(self._tail_room[position], self._places[position].shape)[layers]
+        # Limits that leave nothing come first, then those that only cut the batch.
         if self._places[position][layers] < 1.0:
             limit = "memory: no room for the layers and one request's KV cache"
         elif not fits:
@@ -504,15 +511,15 @@ class PieceTimes:
 
 
 def piece_times(
-    model: StepModel, counts: Array, tokens: float, most: float, position: Position
+    model: StepModel, counts: Array, tokens: float, max_tokens: float, position: Position
 ) -> PieceTimes:
-    """Return the times of a prompt of `tokens`, cut into pieces of `most` and a rest.
+    """Return the times of a prompt of `tokens`, cut into pieces of `max_tokens` and a rest.
 
     `counts` are the model's `window_counts`.
     """
-    before = np.arange(max(1, math.ceil(tokens / most))) * most
+    before = np.arange(max(1, math.ceil(tokens / max_tokens))) * max_tokens
     ones = np.ones_like(before)
-    sizes = np.minimum(most, tokens - before)
+    sizes = np.minimum(max_tokens, tokens - before)
     parts = model.parts(Batch(sizes, ones, before, 0.0 * ones, 0.0 * ones))
     steps = slowest_run(counts, parts.layers) + _fixed_seconds(parts, position)
     return PieceTimes(steps.sum(axis=1), steps.max(axis=1))
@@ -562,6 +569,7 @@ def _regular(parts: StepParts[Array], grid: Array) -> StepParts[Array]:
     """
 
     def smooth(seconds: Array) -> Array:
+        # In this order: the second step keeps times rising.
         per_request = np.minimum.accumulate(np.maximum.accumulate(seconds) / grid)
         return np.asarray(per_request * grid)
 

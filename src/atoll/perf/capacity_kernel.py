@@ -22,6 +22,7 @@ COMPILED_AS = "capacities of nodes"
 def _interpolate(x: float, xs: Floats, ys: Floats) -> float:
     """Linear between points, constant beyond them, as `np.interp` has it."""
     last = len(xs) - 1
+    # NaN stays NaN, as in `np.interp`.
     if x != x:
         return x
     if x < xs[0]:
@@ -37,6 +38,7 @@ def _interpolate(x: float, xs: Floats, ys: Floats) -> float:
             low = middle
         else:
             high = middle
+    # Exact at a point of the grid: the slope could round.
     if x == xs[low]:
         exact: float = ys[low]
         return exact
@@ -98,6 +100,7 @@ def _last_in_time(
 ) -> float:
     """Where batches begin to be late (`grid.last_below`)."""
     size = len(stack)
+    # Steps take longer with larger batches, so halving finds the last one in time.
     below, above = -1, size
     while above - below > 1:
         middle = (below + above) >> 1
@@ -105,6 +108,7 @@ def _last_in_time(
             below = middle
         else:
             above = middle
+    # Two neighbours on the grid, also where all batches are in time or none.
     left = min(max(below, 0), max(0, size - 2))
     return _crossing(
         below,
@@ -127,6 +131,7 @@ def _last_with_room(
 ) -> float:
     """Where batches begin to need more room than there is (`grid.last_below`)."""
     size = len(stack)
+    # A larger batch needs more room, so halving finds the last one that has it.
     below, above = -1, size
     while above - below > 1:
         middle = (below + above) >> 1
@@ -150,6 +155,7 @@ def _clumped_seconds(
 ) -> float:
     """Seconds of a step, and the hand-over, with as many prompts as there is room for."""
     size = len(grid)
+    # Times are known on the grid only.
     batch = min(max(room, grid[0]), grid[size - 1])
     low, high = 0, size
     while low < high:
@@ -215,6 +221,7 @@ def fill_rates(  # noqa: C901 - one pass over positions, stages and layers
     for p in range(fixed.shape[0]):
         ends = fixed[p]
         for s in range(len(depth)):
+            # A node alone hands nothing over.
             hops = 1.0 if depth[s] > 1.0 else 0.0
             rates[p, s, 0] = 0.0
             least = np.inf
@@ -224,10 +231,12 @@ def fill_rates(  # noqa: C901 - one pass over positions, stages and layers
                     rates[p, s, j] = 0.0
                     continue
                 layers = stack[j]
+                # One request alone, or one piece of it: if that is late, every batch is.
                 alone = layers[0] + ends[0]
                 first = alone * waited[s] + transfer[0] * hops
                 in_time = first <= budgets[s]
                 if tail and in_time:
+                    # All its pieces pass one stage, and the longest of them the others.
                     pieces = (tail_all[p, j] + (depth[s] - 1.0) * tail_longest[p, j]) / depth[s]
                     in_time = pieces + tail_hop[s] <= budgets[s]
                 if not in_time:
@@ -238,6 +247,7 @@ def fill_rates(  # noqa: C901 - one pass over positions, stages and layers
                 crowded = _last_with_room(
                     layers, ends, transfer, hops, passes[s], grid, depth[s], room[p, j]
                 )
+                # A batch grows until it meets the first of both limits.
                 where = min(late, crowded)
                 index = min(int(where), max(0, size - 2))
                 part_of = where - index
@@ -248,10 +258,13 @@ def fill_rates(  # noqa: C901 - one pass over positions, stages and layers
                     step = step * (1.0 - part_of) + after * part_of
                 rate = batch / step
                 if crowded <= 0.0:
+                    # Even the smallest batch has too little room to keep the pipeline busy.
                     spell = grid[0] * depth[s] * (alone * passes[s] + transfer[0] * hops)
                     rate = rate * min(1.0, room[p, j] * alone / spell)
                 if queues:
                     if depth[s] > 1.0:
+                        # Prompts clump: one step may have all there is room for,
+                        # and the other stages have nothing to do.
                         took = _clumped_seconds(layers, ends, transfer, grid, room[p, j])
                         rate = min(rate, room[p, j] / (took * spells[s]))
                     wait = (budgets[s] / waiting[s] - first / waiting[s]) * rate / once
@@ -262,5 +275,6 @@ def fill_rates(  # noqa: C901 - one pass over positions, stages and layers
                         if share > 0.5:
                             load = min(load, _load_within(wait, depth[s], busiest, waits, loads))
                         rate = rate * load
+                # Never more than with fewer layers, in spite of rounding.
                 least = min(least, rate)
                 rates[p, s, j] = min(least * tokens, wire[s])

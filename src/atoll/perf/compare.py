@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll.catalog.catalog import Catalog
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase
+from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import CapacityTable, RoleLoad, table_of
 from atoll.perf.constants import ConstantTable, default_constants
-from atoll.perf.engines import EngineChoice
 from atoll.perf.layers import tp_sizes
-from atoll.perf.memory import MemoryModel
+from atoll.perf.memory_model import MemoryModel
 from atoll.perf.step import Position, analytic
 from atoll.workload.lengths import LengthMix
 
@@ -154,7 +154,7 @@ def _best_copy(tables: Sequence[CapacityTable], price: float | None) -> PhaseCop
 def _request_usd(
     prefill: PhaseCopy | None, decode: PhaseCopy | None, lengths: LengthMix
 ) -> float | None:
-    """What one mean request costs in dollars with both phases fully busy."""
+    """Return the cost of one mean request in dollars with both phases fully busy."""
     if prefill is None or decode is None:
         return None
     if prefill.usd_per_million_tokens is None or decode.usd_per_million_tokens is None:

@@ -65,7 +65,7 @@ class OpClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpSpeed:
-    """What the operators of a class reach on a GPU, in the notation of `operators`."""
+    """Speed that operators of a class reach on a GPU, in the notation of `operators`."""
 
     peak: float
     bandwidth: float

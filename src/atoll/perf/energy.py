@@ -133,7 +133,7 @@ def dynamic_joules(model: StepModel, batch: Batch[float], start: int, end: int) 
     return max(0.0, step_joules(model, batch, start, end) - waiting_j)
 
 
-def least_dynamic_joules(models: Sequence[StepModel], rows: float) -> float:
+def min_dynamic_joules(models: Sequence[StepModel], rows: float) -> float:
     """Return what no step of up to `rows` tokens goes below, in joules per token, whatever runs where.
 
     `models` are ways to run the same layers; every layer takes the best of them. A token that passes a layer
@@ -144,7 +144,7 @@ def least_dynamic_joules(models: Sequence[StepModel], rows: float) -> float:
     spec = models[0].spec
     # Prompts of one token: as many rows, and hardly any attention.
     batch = Batch.prefill(rows, rows)
-    least = [math.inf] * spec.layers
+    min_joules = [math.inf] * spec.layers
     for model in models:
         power = power_model(model.node.gpu)
         seconds = model.parts(batch).layers
@@ -155,5 +155,5 @@ def least_dynamic_joules(models: Sequence[StepModel], rows: float) -> float:
             flops = 2.0 * spec.layer_active_params(i) * rows
             worked = power.byte_j * moved + power.flop_j * flops
             capped = (power.limit_w - power.idle_w) * model.tp * seconds[indices[kinds[i]]]
-            least[i] = min(least[i], worked / rows, capped / rows)
-    return sum(least)
+            min_joules[i] = min(min_joules[i], worked / rows, capped / rows)
+    return sum(min_joules)

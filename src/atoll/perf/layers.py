@@ -224,7 +224,7 @@ class _Factory:
         self._speeds: dict[OpClass, OpSpeed] = {}
 
     def _speed(self, op: OpClass) -> OpSpeed:
-        """What operators of a class reach: those for FP8 on FP8 cores where the GPU has them."""
+        """Return the speed of operators of a class: those for FP8 on FP8 cores where the GPU has them."""
         found = self._speeds.get(op)
         if found is None:
             gpu, c = self._gpu, self._constants.op(op)
@@ -452,7 +452,7 @@ def model_ops(
 
 
 class _Mixer(NamedTuple):
-    """What mixes tokens in a layer: its products, and attention or what stands in for it."""
+    """The token mixer of a layer: its products, and attention or what stands in for it."""
 
     products: tuple[Roofline, ...]
     prefill: PrefillAttention

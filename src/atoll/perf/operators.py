@@ -200,6 +200,7 @@ def decode_attention(
     serial_ns: float,
 ) -> DecodeAttention:
     """Return the decode attention of one layer on one GPU; `serial_ns` is per context token."""
+    # Kernels for grouped heads split the context, and have no chain.
     grouped = heads > kv_heads
     return DecodeAttention(
         key_s=2.0 * kv_bytes * kv_heads * head_dim / speed.bytes_per_s,

@@ -30,6 +30,7 @@ BUSIEST = 0.95
 @lru_cache(maxsize=64)
 def waits_by_load(share: float) -> tuple[Array, Array]:
     """Return H at rising loads of a single stage, and those loads; shared arrays, not to be written to."""
+    # From where H is 0; closer to each other towards `BUSIEST`, where waits grow fast.
     loads = 1.0 - np.geomspace(share, 1.0 - BUSIEST, 128)
     if share == 0.5:
         return np.log(2.0 * loads) / (1.0 - loads), loads

@@ -15,9 +15,10 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
+from atoll.engines.profile import EngineProfile
+from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable, GpuConstants, default_constants
-from atoll.perf.engines import EngineChoice, EngineProfile
 from atoll.perf.layers import (
     LayerKind,
     ModelOps,
@@ -162,9 +163,9 @@ def window_counts(spec: TransformerSpec, kinds: tuple[LayerKind, ...]) -> NDArra
     # By hand: NumPy's search for unique rows takes longer than all the rest.
     ranges = [(before[j:] - before[: total + 1 - j]).tolist() for j in range(total + 1)]
     runs = [np.array(sorted(set(map(tuple, rows)))) for rows in ranges]
-    most = max(len(run) for run in runs)
+    longest = max(len(run) for run in runs)
     return np.stack(
-        [np.vstack([run, np.repeat(run[-1:], most - len(run), axis=0)]) for run in runs]
+        [np.vstack([run, np.repeat(run[-1:], longest - len(run), axis=0)]) for run in runs]
     )
 
 
@@ -214,11 +215,11 @@ class AnalyticStepModel:
 
     def _launched(self, seconds: Num, batch: Batch[Num]) -> Num:
         """The time of a layer, no shorter than launching its kernels takes where there are prompts."""
-        least = self.engine.prefill_layer_s
+        min_s = self.engine.prefill_layer_s
         prompts = batch.prefill_tokens
         if isinstance(seconds, float):
-            return max(seconds, least) if prompts > 0.0 else seconds
-        return np.where(prompts > 0.0, np.maximum(seconds, least), seconds)
+            return max(seconds, min_s) if prompts > 0.0 else seconds
+        return np.where(prompts > 0.0, np.maximum(seconds, min_s), seconds)
 
 
 def engine_limit(engine: EngineProfile, phase: Phase) -> float:

@@ -1,4 +1,4 @@
-"""What is asked and what is answered: `Problem -> Plan`, and everything that reads the two.
+"""The waist of Atoll: `Problem -> Plan`, and everything that reads the two.
 
     problem     services with promises and demand, offers of nodes, limits: what a planner is given
     plan        instances with layer ranges and flows, routes, cost, proven bound: what it returns
@@ -6,7 +6,7 @@
     files/      the YAML a person writes, and other systems' formats, turned into a problem
     capacities  what one node carries of a service, as solvers and the validator both count it
     validate/   whether a plan keeps what it says, without trusting the solver that made it
-    diff, cost  what changes from one plan to the next, and where the money goes
+    plan_diff, cost  what changes from one plan to the next, and where the money goes
 
 Start reading at `problem` and `plan`; they are the waist between solvers and everything else.
 """
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.plan.cost import CostReport, cost_report
-    from atoll.plan.diff import PlanDiff
-    from atoll.plan.files.fleet import load_fleet
+    from atoll.plan.files.fleet_file import load_fleet
     from atoll.plan.plan import Flow, Instance, Market, Node, Plan, Route
+    from atoll.plan.plan_diff import PlanDiff
     from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
     from atoll.plan.validate.check import InvalidPlanError, Violation, check
 
@@ -36,7 +36,7 @@ _HOME = {
     "Node": "plan",
     "Offer": "problem",
     "Plan": "plan",
-    "PlanDiff": "diff",
+    "PlanDiff": "plan_diff",
     "Problem": "problem",
     "Route": "plan",
     "Service": "problem",
@@ -44,7 +44,7 @@ _HOME = {
     "Violation": "validate.violation",
     "check": "validate.check",
     "cost_report": "cost",
-    "load_fleet": "files.fleet",
+    "load_fleet": "files.fleet_file",
 }
 
 __all__ = [

@@ -1,11 +1,11 @@
-"""What one node carries of a service, counted the same way by every solver and by the validator.
+"""Capacity of one node for a service, counted the same way by every solver and by the validator.
 
-A node with j layers in a pipeline of S stages gets SLO / S for its step and the hand-over to the
-next stage. Prefill and decode capacities are those of `perf.capacity`, in tokens/s, with requests that come
-at random and half of which must keep the promise. Where both phases run together it is `perf.mixed` that says
-how many requests/s a node carries. Where they run apart, KV cache is handed over: prefill's promise is TTFT
-less what that takes (`plan.handover`), and activations and KV together stay within the node's network
-interface: half of all transfers wait no longer for others than they may take themselves.
+A node with j layers in a pipeline of S stages gets SLO / S for its step and the hand-over to the next
+stage. Prefill and decode capacities are those of `perf.capacity`, in tokens/s, with requests that come at
+random and half of which must keep the promise. Where both phases run together it is `perf.mixed_capacity`
+that says how many requests/s a node carries. Where they run apart, KV cache is handed over: prefill's
+promise is TTFT less what that takes (`plan.handover`), and activations and KV together stay within the
+node's network interface: half of all transfers wait no longer for others than they may take themselves.
 
 A node is a machine, or a slice of one with its share of the interface. Its GPUs hold copies of the layers
 side by side, each split over TP GPUs; capacity is that of the best TP (`best_tp`), the same for both
@@ -21,16 +21,16 @@ from functools import lru_cache
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase, RoleId, parse_role
 from atoll.core.rng import stream
+from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node
-from atoll.perf.engines import EngineChoice
 from atoll.perf.layers import tp_sizes
-from atoll.perf.memory import MemoryModel
-from atoll.perf.mixed import MixedCapacityModel
+from atoll.perf.memory_model import MemoryModel
+from atoll.perf.mixed_capacity import MixedCapacityModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.queueing import load_within
 from atoll.perf.step import AnalyticStepModel, Position, analytic, check_tp
@@ -65,6 +65,7 @@ def node_source(
         return NodeSource(node, hop_link(catalog, kind, region))
     whole = catalog.node(machine)
     if node.count > 1:
+        # The GPUs of a slice are joined as those of its machine.
         node = replace(node, interconnect=whole.interconnect)
     return NodeSource(node, hop_link(catalog, machine, region, node.count))
 
@@ -117,6 +118,7 @@ def _asked(problem: Problem, service: Service) -> tuple[LengthMix, float]:
 @lru_cache(maxsize=256)
 def prompt_quantile(mix: LengthMix, share: float) -> float:
     """Return the length in tokens that a share of prompts does not exceed."""
+    # The same draws each time: one answer, whenever it is asked for.
     prompts, _ = lengths_like(mix).draw(stream(0, "prompts"), _DRAWS)
     return float(np.quantile(prompts, share))
 
@@ -189,7 +191,7 @@ def _copy_rates(
     stages: Sequence[int],
     positions: Sequence[Position],
 ) -> Array:
-    """What one copy carries, of both phases at the best split: (positions, stage counts, layers + 1).
+    """Return the rates of one copy with both phases at the best split: (positions, stage counts, layers + 1).
 
     A single stage needs no link.
     """
@@ -287,7 +289,7 @@ def _split_rates(
     stages: int,
     position: Position,
 ) -> list[tuple[int, float]]:
-    """What a node carries at each tensor-parallel size, ascending."""
+    """Return the capacity of a node at each tensor-parallel size, ascending."""
     role_id = parse_role(role) if isinstance(role, str) else role
     spec = catalog.model(service.model).llm
     loads = phase_loads(problem, catalog, service, role_id)
@@ -326,6 +328,7 @@ def node_capacity(
     for size, rate in rates:
         if size == tp:
             return rate
+    # No such split: the check says why.
     source = node_source(catalog, kind, region=region, machine=machine)
     check_tp(source.node, tp, catalog.model(service.model).llm)
     return dict(rates)[tp]
@@ -336,7 +339,7 @@ _RATES: dict[
     tuple[Problem, Catalog, Service, tuple[tuple[int, float], ...]],
 ] = {}
 _ALIKE: dict[tuple[object, ...], tuple[Problem, Service, Service]] = {}
-_MOST_RATES = 4096
+_MAX_RATES = 4096
 
 
 def _first_alike(problem: Problem, service: Service) -> Service:
@@ -349,7 +352,7 @@ def _first_alike(problem: Problem, service: Service) -> Service:
             service.attainment, service.phases, service.only, service.avoid, service.engine_limits,
         )  # fmt: skip
         first = _ALIKE.get(asked, (problem, service, service))[2]
-        if len(_ALIKE) >= _MOST_RATES:
+        if len(_ALIKE) >= _MAX_RATES:
             _ALIKE.clear()
         known = _ALIKE[key] = _ALIKE[asked] = (problem, service, first)
     return known[2]
@@ -370,6 +373,7 @@ def _known_rates(
     """`_split_rates` of a kind of node: equal nodes of a plan are asked for again and again."""
     role_id = parse_role(role) if isinstance(role, str) else role
     phase = role_id.phase
+    # Services that are asked the same share one entry.
     service = _first_alike(problem, service)
     role = RoleId(service.name, role_id.component, phase)
     asked = (kind, layers, stages, position, region, machine)
@@ -380,7 +384,7 @@ def _known_rates(
         return known[3]
     source = node_source(catalog, kind, region=region, machine=machine)
     found = _split_rates(problem, catalog, service, role, source, layers, stages, position)
-    if len(_RATES) >= _MOST_RATES:
+    if len(_RATES) >= _MAX_RATES:
         _RATES.clear()
     _RATES[key] = (problem, catalog, service, tuple(found))
     return tuple(found)
@@ -419,9 +423,9 @@ def recall_rates(problem: Problem, catalog: Catalog) -> Recalled:
 def take_rates(problem: Problem, catalog: Catalog, known: Recalled) -> None:
     """Take over what `recall_rates` gave for a problem with the same services, asked the same, and offers."""
     services = {service.name: service for service in problem.services}
-    if len(_RATES) + len(known) > _MOST_RATES:
+    if len(_RATES) + len(known) > _MAX_RATES:
         _RATES.clear()
-    for name, phase, kind, layers, stages, position, region, machine, found in known[:_MOST_RATES]:
+    for name, phase, kind, layers, stages, position, region, machine, found in known[:_MAX_RATES]:
         service = services[name]
         asked = (kind, layers, stages, Position(position), region, machine)
         rates = tuple((int(tp), float(rate)) for tp, rate in found)

@@ -14,20 +14,20 @@ way that two choices name is one whose instances they share. Without a choice a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
-from atoll.plan.names import ModelName, Name, refuse
+from atoll.plan.name_types import ModelName, Name, refuse
 
 NO_LEVEL = 1e-9
 """Ways at a lower level than this serve nothing and are left out."""
 _ROUNDING = 1e-9
-_HAIR = 1e-6
-"""What a solver may leave a mean error above the one that is allowed."""
+SHARE_TOLERANCE = 1e-6
+"""Shares and mean errors of a solver may be off by this much."""
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -75,10 +75,10 @@ class Choice(Frozen):
                     f"least shares of {self.name} add up to {floor:g}", hint="at most 1 (100%)"
                 )
             )
-        if self.max_error is not None and self.least_error > self.max_error + _ROUNDING:
+        if self.max_error is not None and self.min_error > self.max_error + _ROUNDING:
             raise refuse(
                 InputError(
-                    f"models of {self.name} err {self.least_error:.2%} at best, with their least "
+                    f"models of {self.name} err {self.min_error:.2%} at best, with their least "
                     f"shares; max_error is {self.max_error:.2%}",
                     hint="allow more error, name a better model, or lower min_share",
                 )
@@ -91,7 +91,7 @@ class Choice(Frozen):
         return tuple(sorted({variant.model for variant in self.variants}))
 
     @property
-    def least_error(self) -> float:
+    def min_error(self) -> float:
         """The least mean error that its models allow, with the least shares that are asked for."""
         errors = self.errors
         rest = 1.0 - sum(self.min_share.values())
@@ -107,7 +107,7 @@ class Choice(Frozen):
 
 
 class ModelMix(Frozen):
-    """What a plan makes of a choice: the share of its requests that each of its services answers.
+    """Shares that a plan gives the services of a choice.
 
     `shares` add up to 1. `error` is the mean error that this gives. `usd_per_point` is what one more point
     of error (1 %) would save per hour, as the relaxation has it; None where nobody asked. `errors` are those
@@ -127,7 +127,7 @@ class ModelMix(Frozen):
     def _adds_up(self) -> Self:
         """Whoever reads a mix deals requests by it: refuse one that cannot be right on its own."""
         total = math.fsum(self.shares.values())
-        if abs(total - 1.0) > _HAIR:
+        if abs(total - 1.0) > SHARE_TOLERANCE:
             raise refuse(
                 InputError(
                     f"shares of {self.name} add up to {total:.6g}", hint="make them add up to 1"
@@ -143,7 +143,7 @@ class ModelMix(Frozen):
                 )
         if self.errors:
             mean = math.fsum(share * self.errors[name] for name, share in self.shares.items())
-            if abs(mean - self.error) > _HAIR:
+            if abs(mean - self.error) > SHARE_TOLERANCE:
                 raise refuse(
                     InputError(
                         f"{self.name} errs {mean:.4%} by its shares, {self.error:.4%} is stated",
@@ -194,26 +194,52 @@ class ModelMix(Frozen):
 
 
 def _keep_error(
-    shares: dict[str, float], errors: Mapping[str, float], most: float | None
+    shares: dict[str, float], errors: Mapping[str, float], max_error: float | None
 ) -> tuple[dict[str, float], float]:
-    """Return shares and their mean error, which is not above `most` where only rounding put it there."""
+    """Return shares and their mean error, which is not above `max_error` where only rounding put it there."""
 
     def mean() -> float:
         return math.fsum(share * errors[service] for service, share in shares.items())
 
-    if most is None or not most < mean() <= most + _HAIR:
+    if max_error is None or not max_error < mean() <= max_error + SHARE_TOLERANCE:
         return shares, mean()
     shares = dict(shares)
     worst = max(shares, key=lambda service: (errors[service], service))
     best = min(shares, key=lambda service: (errors[service], service))
     if errors[best] < errors[worst]:
         # What is to be moved is next to nothing: more of it each time, until the mean is kept.
-        moved = max((mean() - most) / (errors[worst] - errors[best]), math.ulp(1.0))
-        while mean() > most and moved <= shares[worst]:
+        moved = max((mean() - max_error) / (errors[worst] - errors[best]), math.ulp(1.0))
+        while mean() > max_error and moved <= shares[worst]:
             shares[worst] -= moved
             shares[best] = min(1.0, shares[best] + moved)
             moved *= 2.0
-    return shares, min(mean(), most) if mean() <= most + _ROUNDING else mean()
+    return shares, min(mean(), max_error) if mean() <= max_error + _ROUNDING else mean()
+
+
+def fit_mixes(choices: Sequence[Choice], mixes: Sequence[ModelMix]) -> tuple[ModelMix, ...] | None:
+    """Return mixes as these choices have them; None where they are for others or break their rules."""
+    if {mix.name for mix in mixes} != {choice.name for choice in choices}:
+        return None
+    levels = levels_of(mixes)
+    known = {mix.name: mix for mix in mixes}
+    found = []
+    for choice in choices:
+        before = known[choice.name]
+        models = {variant.service: variant.model for variant in choice.variants}
+        if any(models.get(service) != model for service, model in before.models.items()):
+            return None
+        mine = sum(levels.get(service, 0.0) for service in models)
+        # A way that another choice uses would have to serve this one too.
+        if abs(mine - 1.0) > SHARE_TOLERANCE:
+            return None
+        mix = ModelMix.of(choice, levels, before.usd_per_point)
+        if choice.max_error is not None and mix.error > choice.max_error + SHARE_TOLERANCE:
+            return None
+        shares = mix.model_shares
+        if any(shares.get(m, 0.0) < x - SHARE_TOLERANCE for m, x in choice.min_share.items()):
+            return None
+        found.append(mix)
+    return tuple(found)
 
 
 def levels_of(mixes: Iterable[ModelMix]) -> dict[str, float]:

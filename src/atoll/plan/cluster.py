@@ -23,7 +23,7 @@ from pydantic import (
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
-from atoll.plan.names import Name, NodeTypeName, refuse
+from atoll.plan.name_types import Name, NodeTypeName, refuse
 from atoll.plan.plan import SINK, SOURCE, NotNegative
 
 ANY = "*"
@@ -46,7 +46,7 @@ class ClusterNode(Frozen):
 
 
 class ClusterLink(Frozen):
-    """What joins two ends, both ways unless `one_way`: bytes/s, and seconds until the first byte arrives."""
+    """Link between two ends, both ways unless `one_way`: bytes/s, and seconds to the first byte."""
 
     src: str
     dst: str
@@ -118,20 +118,20 @@ class NodeProfile(Frozen):
 
     @model_validator(mode="after")
     def _for_every_number_of_layers(self) -> Self:
-        most = self.max_layers
+        max_layers = self.max_layers
         for name in ("kv_tokens", "prefill_requests", "decode_sequences", "tokens_per_s"):
             values = getattr(self, name)
-            if values is not None and len(values) != most:
-                message = f"{name} has {len(values)} values for 1 to {most} layers"
+            if values is not None and len(values) != max_layers:
+                message = f"{name} has {len(values)} values for 1 to {max_layers} layers"
                 raise refuse(InputError(message, hint="give one for each number of layers"))
         curves = (self.prefill_s_per_layer, self.decode_s_per_layer)
-        least = min(seconds for curve in curves for _, seconds in curve)
-        if self.shared_s_per_layer > least:
+        min_s = min(seconds for curve in curves for _, seconds in curve)
+        if self.shared_s_per_layer > min_s:
             message = f"shared_s_per_layer {self.shared_s_per_layer:g} is more than a step takes"
-            raise refuse(InputError(message, hint=f"give at most {least:g}"))
+            raise refuse(InputError(message, hint=f"give at most {min_s:g}"))
         for layers in self.typical_layers or ():
-            if layers > most:
-                message = f"typically {layers} layers, and {most} at most"
+            if layers > max_layers:
+                message = f"typically {layers} layers, and {max_layers} at most"
                 raise refuse(InputError(message, hint="lower typical_layers"))
         return self
 

@@ -1,4 +1,4 @@
-"""What a node of a fixed cluster carries within a promise: the same count as for rented nodes, by its links.
+"""Capacity of a node of a fixed cluster within a promise: counted as for rented nodes, by its links.
 
 A request passes at most S nodes. What the links of its way take, W, comes off the promise, and every node has
 an S-th of the rest for its step: (TTFT - W) / S and (TPOT - W) / S. With these budgets a node carries what
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.nodes import NodeType
 from atoll.core.ids import Phase
+from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import CapacityModel, RoleLoad
-from atoll.perf.engines import EngineChoice
 from atoll.perf.layers import splits_evenly
-from atoll.perf.memory import position_of
+from atoll.perf.memory_model import position_of
 from atoll.perf.operators import Array
 from atoll.perf.step import Position, analytic
 from atoll.plan.cluster import NodeProfile
@@ -43,7 +43,7 @@ from atoll.plan.problem import COMPONENT, Problem, Service
 
 _GRID = tuple(float(b) for b in np.unique(np.round(np.geomspace(1.0, 1024.0, 64))))
 """Batch sizes that are tried on measured curves."""
-_GRAIN = 1 / 256
+_LINK_TIME_GRID = 1 / 256
 """Seconds on links are rounded up to this share of the promise, so that few tables are made."""
 
 Loads = tuple[RoleLoad, RoleLoad]
@@ -54,7 +54,7 @@ Wires = tuple[float, float]
 
 @dataclass(frozen=True, eq=False)
 class PromisedNode:
-    """What a kind of node does for a service: by the performance model, or as it was measured."""
+    """Rates of a kind of node for a service: by the performance model, or as measured."""
 
     node: NodeType
     engine: EngineChoice
@@ -79,11 +79,12 @@ class PromisedNode:
         )
 
     @property
-    def most_layers(self) -> int:
+    def max_layers(self) -> int:
         """The most layers with which it carries anything, 0 if there are none."""
         whole = self.rates(1, Position.WHOLE)[0]
         if whole[self.layers] > 0.0:
             return self.layers
+        # Nowhere does a node hold more than in the middle of a pipeline: there is nothing beside the layers.
         some = np.flatnonzero(self.rates(2, Position.MIDDLE)[0] > 0.0)
         return int(some.max(initial=0))
 
@@ -107,7 +108,7 @@ class PromisedNode:
         return float(self._modelled(stages, position, self._left(wires_s), tp)[layers])
 
     def _left(self, wires_s: Wires) -> Wires:
-        """What the links leave of the promise of each phase, in seconds."""
+        """Return the part of each phase's promise that the links leave, in seconds."""
         first, later = self.loads
         return _take(first.slo_s, wires_s[0]), _take(later.slo_s, wires_s[1])
 
@@ -136,13 +137,15 @@ class PromisedNode:
         )
         lengths = self.loads[0].lengths
         with np.errstate(divide="ignore"):
+            # Both phases take turns on the node.
             taken_s = lengths.input_mean / prefill + lengths.output_mean / decode
             return np.asarray(1.0 / taken_s)
 
 
 def _take(promise_s: float, wire_s: float) -> float:
-    """What is left of a promise, the seconds on links rounded up."""
-    grain = promise_s * _GRAIN
+    """Return the rest of a promise, the seconds on links rounded up."""
+    grain = promise_s * _LINK_TIME_GRID
+    # What is a multiple already must not be rounded up by one more.
     return float(promise_s - grain * np.ceil(wire_s / grain - 1e-9))
 
 
@@ -214,6 +217,7 @@ def _finish(
     if held >= 1.0:
         for batch, step_s in zip(_GRID, steps_s, strict=True):
             if step_s * stages > left_s or batch > (most or batch):
+                # Larger batches only take longer.
                 break
             best = max(best, min(batch, held / stages) / max(step_s, 1e-9))
     return best
@@ -248,6 +252,7 @@ def wire_seconds(instance: Instance, problem: Problem, catalog: Catalog) -> Wire
     service = problem.service(instance.service)
     host = {node.id: node.host or "" for node in instance.nodes} | {SOURCE: SOURCE, SINK: SINK}
     per_token = activation_bytes(catalog, service)
+    # Flows lead to later ends: what comes before a node is known when it is its turn.
     order = sorted(instance.nodes, key=lambda node: (node.end, node.start))
     late: dict[str, tuple[float, float]] = {SOURCE: (0.0, 0.0)}
     for place in [*(node.id for node in order), SINK]:

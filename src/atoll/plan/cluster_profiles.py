@@ -1,4 +1,4 @@
-"""What a node of a cluster carries: its measured profile, or one tabulated from the performance model.
+"""Profile of a node of a cluster: measured, or tabulated from the performance model.
 
 Where a profile says no tokens/s, they are worked out as Helix does. A request passes all L layers of the
 model, so a node that holds j of them sees it for the share
@@ -33,10 +33,10 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId, parse_node_type
+from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
-from atoll.perf.engines import EngineChoice
 from atoll.perf.layers import tp_sizes
-from atoll.perf.memory import MemoryModel
+from atoll.perf.memory_model import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, analytic, range_counts
 from atoll.plan.capacities import node_capacity
@@ -97,7 +97,7 @@ def service_profiles(
             service.lengths.mix(),
             sizes[kind],
         )
-        if profile is not None and most_layers(profile, cluster, service) > 0:
+        if profile is not None and max_layers(profile, cluster, service) > 0:
             profiles[kind] = profile
     return profiles
 
@@ -134,7 +134,7 @@ def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[st
     cluster = cluster_of(problem)
     spec = catalog.model(service.model).llm
     counts = cluster.counts()
-    most_stages = min(_STAGES, counts.total(), spec.layers)
+    max_stages = min(_STAGES, counts.total(), spec.layers)
     measured = {
         kind: profile
         for kind in problem.kinds
@@ -144,7 +144,7 @@ def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[st
     for kind in sorted({*counts, *problem.kinds}):
         sizes = tp_sizes(spec, catalog.node(kind).count)
         worth[kind] = {
-            tp: _worth(problem, catalog, service, kind, tp, most_stages)
+            tp: _worth(problem, catalog, service, kind, tp, max_stages)
             for tp in (sizes[-1:] if kind in measured else sizes)
         }
     best = {kind: max(own, key=lambda tp: (own[tp], tp)) for kind, own in worth.items()}
@@ -178,13 +178,13 @@ def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[st
 
 
 def _worth(
-    problem: Problem, catalog: Catalog, service: Service, kind: str, tp: int, most_stages: int
+    problem: Problem, catalog: Catalog, service: Service, kind: str, tp: int, max_stages: int
 ) -> float:
     """Requests/s per node of the best equal pipeline of nodes of one type at one tensor-parallel size."""
     role = RoleId(service.name, COMPONENT, Phase.BOTH)
     layers = catalog.model(service.model).llm.layers
     found = []
-    for stages in range(1, most_stages + 1):
+    for stages in range(1, max_stages + 1):
         position = Position.WHOLE if stages == 1 else Position.MIDDLE
         held = -(-layers // stages)
         rate = node_capacity(problem, catalog, service, role, kind, held, stages, position, tp=tp)
@@ -192,7 +192,7 @@ def _worth(
     return max(found)
 
 
-def most_layers(profile: NodeProfile, cluster: Cluster, service: Service) -> int:
+def max_layers(profile: NodeProfile, cluster: Cluster, service: Service) -> int:
     """Return the most layers a node may hold: beside them one mean request's KV cache must fit."""
     need = request_tokens(service)
     fits = [j for j, tokens in enumerate(profile.kv_tokens, 1) if tokens * cluster.kv_fill >= need]
@@ -237,8 +237,11 @@ def rates(
     number = own if any(own.values()) else dict.fromkeys(profiles, 1)
     normal, tight, speed = {}, {}, {}
     for kind, profile in profiles.items():
-        most = profile.max_layers
-        normal[kind], tight[kind] = profile.typical_layers or (max(1, round(most * _TYPICAL)), most)
+        max_layers = profile.max_layers
+        normal[kind], tight[kind] = profile.typical_layers or (
+            max(1, round(max_layers * _TYPICAL)),
+            max_layers,
+        )
         speed[kind] = profile.start_rate or _alone(profile, input_mean, output_mean)
     roomy = sum(number[kind] * normal[kind] for kind in profiles) >= _TIGHT * layers
     typical = normal if roomy else tight
@@ -324,8 +327,8 @@ def tabulate(
     ]
     room = np.min(some, axis=0)
     room[-1] = memory.sequences_by_layers(context, Position.WHOLE)[-1]
-    most = int(np.max(np.flatnonzero(room >= 1.0)))
-    if most == 0:
+    max_layers = int(np.max(np.flatnonzero(room >= 1.0)))
+    if max_layers == 0:
         return None
     prompts = np.unique(np.round(np.geomspace(32, settings.max_tokens, 33)))
     sequences = np.unique(np.round(np.geomspace(1, settings.max_sequences, 33)))
@@ -341,7 +344,7 @@ def tabulate(
         parts = model.parts(batch)
         total = parts.embedding + parts.head
         # As if the node held all that it can: then a step's sequences cost what they do on the host.
-        total = total + settings.host.sequence_s * batch.outputs * (spec.layers / most)
+        total = total + settings.host.sequence_s * batch.outputs * (spec.layers / max_layers)
         for seconds, count in zip(parts.layers, counts, strict=True):
             total = total + seconds * float(count)
         per_layer = np.maximum.accumulate(total) / spec.layers
@@ -350,8 +353,8 @@ def tabulate(
         return ((0.0, 0.0), *pairs)
 
     return NodeProfile(
-        max_layers=most,
-        kv_tokens=_whole(room[1 : most + 1] * context * groups),
+        max_layers=max_layers,
+        kv_tokens=_whole(room[1 : max_layers + 1] * context * groups),
         prefill_s_per_layer=curve(prefill, prompts),
         decode_s_per_layer=curve(decode, sequences),
         step_s=settings.host.step_s,

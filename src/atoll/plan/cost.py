@@ -17,7 +17,7 @@ _HOUR_S = 3600.0
 
 
 class CostLine(Frozen):
-    """What one part of a plan costs per hour, its share of the whole, its machines and GPUs in use."""
+    """Cost of one part of a plan per hour, its share of the whole, its machines and GPUs in use."""
 
     name: str
     usd_per_hour: float
@@ -136,7 +136,7 @@ def _service(plan: Plan, service: Service) -> ServiceCost:
         _phase(plan, service, role.phase, plan.of_role(role), rate)
         for role in standing or service.roles
     )
-    if service.is_graph:
+    if not phases:  # any-to-any models have no roles of an llm
         phases = (_executors(plan, service, rate),)
     usd = sum(phase.usd_per_hour for phase in phases)
     return ServiceCost(
@@ -178,8 +178,8 @@ def _phase(
 
 
 def _executors(plan: Plan, service: Service, rate: float) -> PhaseCost:
-    """What the executors of a service cost; how busy each is, only the performance model can say."""
-    own = [i for i in plan.instances if i.service == service.name and i.is_executor]
+    """Return the cost of a service's executors; how busy each is, only the performance model can say."""
+    own = [i for i in plan.executor_instances if i.service == service.name]
     usd = sum(instance.usd_per_hour for instance in own)
     served = plan.served_fraction.get(service.name, 1.0)
     return PhaseCost(

@@ -1,4 +1,4 @@
-"""What changes from one plan to the next of executors and of the paths over them, equal ones together."""
+"""Changes of executors and of the paths over them from one plan to the next, equal ones together."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ def executor_changes(
     """Return by pattern what becomes of executors; `pairs` stay, True where on other GPUs."""
     kept: defaultdict[Pattern, int] = defaultdict(int)
     restarted: defaultdict[Pattern, int] = defaultdict(int)
+    have, want = _count(before), _count(after)
     for old, _, moved in pairs:
-        if old.is_executor:
+        if _pattern(old) in have:
             kept[_pattern(old)] += 1
             restarted[_pattern(old)] += moved
-    have, want = _count(before), _count(after)
     return tuple(
         ExecutorChange(
             service=pattern[0],
@@ -130,15 +130,14 @@ def _pattern(instance: Instance) -> Pattern:
 def _count(plan: Plan) -> dict[Pattern, tuple[int, float]]:
     """Executors by pattern: how many, and what they cost."""
     found: dict[Pattern, tuple[int, float]] = {}
-    for instance in plan.instances:
-        if instance.is_executor:
-            number, usd = found.get(_pattern(instance), (0, 0.0))
-            found[_pattern(instance)] = (number + 1, usd + instance.usd_per_hour)
+    for instance in plan.executor_instances:
+        number, usd = found.get(_pattern(instance), (0, 0.0))
+        found[_pattern(instance)] = (number + 1, usd + instance.usd_per_hour)
     return found
 
 
 def _shares(plan: Plan) -> dict[tuple[str, str, str], float]:
-    executors = {i.id: i for i in plan.instances if i.is_executor}
+    executors = {i.id: i for i in plan.executor_instances}
     shares: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     for path in plan.paths:
         shares[path.service, path.klass, _describe(path, executors)] += path.share

@@ -16,14 +16,14 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import AtollError
 from atoll.core.frozen import Frozen
+from atoll.perf.components.class_loads import component_of, generators, makes_images
 from atoll.perf.components.executor import ExecutorWork
-from atoll.perf.components.loads import component_of, generators, makes_images
 from atoll.plan.executors import first_text_parts, handover_s, node_work, request_bytes
 from atoll.plan.plan import Instance, Market, Node, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem, Service
 from atoll.workload.classes import RequestClass
 
-_NOTHING = 1e-6
+_MIN_SHARE = 1e-6
 """A part that takes less than this share of its executors is asked for nothing."""
 MachineKey = tuple[str, str, str, str]
 """Region, node type, market, and which machine of those it is."""
@@ -101,7 +101,7 @@ class ClassUse(Frozen):
 
 
 class PairFlow(NamedTuple):
-    """What goes from one executor to another: requests/s, bytes/s, and whether from machine to machine."""
+    """Traffic from one executor to another: requests/s, bytes/s, and whether from machine to machine."""
 
     service: str
     src: str
@@ -112,7 +112,7 @@ class PairFlow(NamedTuple):
 
 
 class PartHandover(Frozen):
-    """What goes from executors of one kind to those of another: `src` and `dst` are such as "vision on T4:1".
+    """Traffic from executors of one kind to those of another: `src` and `dst` are such as "vision on T4:1".
 
     `bytes_per_s` are all that is handed over, `network_bytes_per_s` those that go from machine to machine.
     """
@@ -177,14 +177,15 @@ class ExecutorPlanUse(Frozen):
         return tuple(
             sorted(
                 parts,
-                key=lambda p: (p.own < _NOTHING, -round(p.busy, 9), -round(p.own, 9), p.service),
+                # Rounded, so that sums that differ in their last bits do not change the order.
+                key=lambda p: (p.own < _MIN_SHARE, -round(p.busy, 9), -round(p.own, 9), p.service),
             )
         )
 
 
 def executor_use(plan: Plan, problem: Problem, catalog: Catalog) -> ExecutorPlanUse:
     """Return what a plan does with its executors; nothing where it has none."""
-    executors = {i.id: i for i in plan.instances if i.is_executor}
+    executors = {i.id: i for i in plan.executor_instances}
     works = _works(executors.values(), problem, catalog)
     known = [(path, *found) for path in plan.paths if (found := _class_of(path, problem))]
     busy: defaultdict[str, dict[str, float]] = defaultdict(dict)
@@ -250,12 +251,13 @@ def _kinds(weights: Mapping[str, float], executors: Mapping[str, Instance]) -> s
 def _works(
     executors: Iterable[Instance], problem: Problem, catalog: Catalog
 ) -> dict[str, ExecutorWork]:
-    """What each executor does, where it fits at all."""
-    names = {service.name: service for service in problem.services}
+    """Return the work of each executor, where it fits at all."""
+    names = {service.name: service for service in problem.graph_services}
     found: dict[str, ExecutorWork] = {}
     for one in executors:
         service = names.get(one.service)
-        if service is None or not service.is_graph or len(one.nodes) != 1:
+        # Executors have one node; anything else is for the validator.
+        if service is None or len(one.nodes) != 1:
             continue
         try:
             work = node_work(problem, catalog, service, one)
@@ -355,6 +357,7 @@ class _Timed:
                     for one in standing
                 ]
                 self.holders[part] = standing
+                # One time that is not known leaves it open: the others might not be the slowest.
                 self.took[part] = None if None in times else _slowest(times)
 
     def use(self, rate: float) -> PathUse:
@@ -377,6 +380,7 @@ class _Timed:
         before = [self.took.get(encoder) for encoder in encoders]
         if prompt is None or None in before:
             return None
+        # Encoders run side by side: the slowest of them counts.
         moved = [
             (took or 0.0) + self._moving_s(encoder, llm)
             for encoder, took in zip(encoders, before, strict=True)
@@ -407,6 +411,7 @@ class _Timed:
                 handover_s(self.catalog, a.region, a.nodes[0], b.nodes[0], size)
                 for a, here in _slices(self.holders[first])
                 for b, there in _slices(self.holders[second])
+                # Where all are on one machine nothing goes over a link.
                 if len(here | there) > 1
             ),
             default=0.0,
@@ -425,7 +430,7 @@ def _slices(executors: Iterable[Instance]) -> list[tuple[Instance, set[MachineKe
 
 def pair_flows(plan: Plan, problem: Problem, catalog: Catalog) -> list[PairFlow]:
     """Return what goes between single executors, both of which are in the plan, in order of their names."""
-    executors = {i.id: i for i in plan.instances if i.is_executor}
+    executors = {i.id: i for i in plan.executor_instances}
     machines = {name: machine_key(one, one.nodes[0]) for name, one in executors.items()}
     requests: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     sizes: defaultdict[tuple[str, str, str], float] = defaultdict(float)
@@ -444,6 +449,7 @@ def pair_flows(plan: Plan, problem: Problem, catalog: Catalog) -> list[PairFlow]
         for (at, to), size in between.items():
             for a, x in path.steps[at].instances.items():
                 for b, y in path.steps[to].instances.items():
+                    # An executor hands nothing to itself.
                     if a != b and a in executors and b in executors and x * y > 0.0:
                         requests[service.name, a, b] += rate * x * y
                         sizes[service.name, a, b] += rate * x * y * size
@@ -456,7 +462,7 @@ def pair_flows(plan: Plan, problem: Problem, catalog: Catalog) -> list[PairFlow]
 def _handovers(
     flows: Iterable[PairFlow], executors: Mapping[str, Instance]
 ) -> tuple[PartHandover, ...]:
-    """What goes between single executors, as what goes between kinds of them."""
+    """Sum traffic between single executors by their kinds."""
     names = {name: describe_executor(one) for name, one in executors.items()}
     sums: defaultdict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for flow in flows:

@@ -1,4 +1,4 @@
-"""What executors of any-to-any models carry, counted the same way by every solver and by the validator.
+"""Capacity of executors of any-to-any models, counted the same way by every solver and by the validator.
 
 An executor runs some parts of a model on the GPUs of one machine or slice. A second of it is a second of
 work, and a request of a class takes so many seconds for each part (`perf.components`). Requests go by paths:
@@ -19,18 +19,19 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.graph import ComponentKind
+from atoll.engines.table import EngineChoice
+from atoll.perf.components.class_loads import bytes_between, class_ways, component_of
 from atoll.perf.components.executor import ExecutorWork, executor_work
-from atoll.perf.components.loads import bytes_between, class_ways, component_of
 from atoll.perf.components.measured import MeasuredRate, MeasuredRates
-from atoll.perf.engines import EngineChoice
 from atoll.plan.capacities import node_source
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Node
 from atoll.plan.problem import Phases, Problem, Service
 from atoll.workload.classes import RequestClass
 
-PREFILL, DECODE = ".prefill", ".decode"
-"""What the names of an llm's phases end in."""
+PREFILL = ".prefill"
+DECODE = ".decode"
+"""Endings of the names of an llm's phases."""
 
 
 def work_of(

@@ -1,19 +1,20 @@
-"""What a plan shall make small beside dollars: energy and carbon, and what a plan needs of them."""
+"""Objectives beside dollars: energy and carbon, and how much of them a plan needs."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from atoll.core.frozen import Frozen
-from atoll.plan.names import Name
+from atoll.plan.name_types import Name
 
 _NotNegative = Annotated[float, Field(ge=0)]
+Objective = Literal["cost", "energy", "carbon"]
 
 
 class ObjectiveWeights(Frozen):
-    """What counts, as USD per hour: `usd` x rent + `usd_per_kwh` x kW + `usd_per_tonne` x t CO2 per hour.
+    """Objective in USD per hour: `usd` x rent + `usd_per_kwh` x kW + `usd_per_tonne` x t CO2 per hour.
 
     The default is rent alone. Energy alone is usd 0 and usd_per_kwh 1, carbon alone usd_per_tonne 1.
     """
@@ -28,8 +29,16 @@ class ObjectiveWeights(Frozen):
         return self.usd_per_kwh == 0.0 and self.usd_per_tonne == 0.0
 
 
+RENT_OBJECTIVES: dict[str, ObjectiveWeights] = {
+    "cost": ObjectiveWeights(),
+    "energy": ObjectiveWeights(usd=0.0, usd_per_kwh=1.0),
+    "carbon": ObjectiveWeights(usd=0.0, usd_per_tonne=1.0),
+}
+"""Weights of the objectives that have a name, where nothing else counts."""
+
+
 class PowerGrid(Frozen):
-    """What electricity costs the climate: g CO2 per kWh by region, and elsewhere `default_g_per_kwh`.
+    """Carbon intensity of electricity: g CO2 per kWh by region, and elsewhere `default_g_per_kwh`.
 
     `pue` is what a site draws over what its machines draw (power usage effectiveness).
     """
@@ -44,7 +53,7 @@ class PowerGrid(Frozen):
 
 
 class PowerUse(Frozen):
-    """What a plan draws at its planned load: watts with `pue`, joules per generated token, kg CO2 per hour.
+    """Power of a plan at its planned load: watts with `pue`, joules per generated token, kg CO2 per hour.
 
     `kg_per_hour` is None where the grid of a region in use is not known. `weighted_usd_per_hour` is the
     objective that was asked for, and `weighted_bound` what no plan can go below, if that is known.

@@ -12,8 +12,8 @@ and pairs of regions whose link is too slow hand nothing over. A is what the slo
 needs to move the KV of as many layers as it can hold, among those that stay within a quarter of TTFT, and
 what the slowest pair of regions needs, among those that stay within a tenth of it.
 
-Layers with a sliding window keep at most the window of a sequence, as in `perf.memory`. Where layers differ,
-j layers mean the j neighbours that keep most.
+Layers with a sliding window keep at most the window of a sequence, as in `perf.memory_model`. Where layers
+differ, j layers mean the j neighbours that keep most.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from functools import lru_cache
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.catalog.nodes import NodeType
-from atoll.catalog.transformer import TransformerSpec
+from atoll.catalog.transformer import TransformerSpec, kept_tokens
 from atoll.core.ids import Phase, parse_node_type
-from atoll.perf.engines import EngineChoice
+from atoll.engines.table import EngineChoice
 from atoll.perf.layers import LayerKind, default_tp, layer_kinds
-from atoll.perf.memory import MemoryModel
+from atoll.perf.memory_model import MemoryModel
 from atoll.perf.operators import Array
 from atoll.perf.step import Position, window_counts
 from atoll.plan.plan import Instance, OfferKey
@@ -46,7 +46,7 @@ LINK_SHARE = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What handing KV over takes of a service's promise, for prompts of mean length.
+    """Share of a service's promise that handing KV over takes, for prompts of mean length.
 
     `seconds` is the allowance A inside TTFT, `latency_s` the part of it before the first byte (the longest
     that any transfer may see) and `bytes_per_request` the KV of all layers. `pairs` are the ordered pairs of
@@ -95,7 +95,7 @@ def cut_sizes(problem: Problem, catalog: Catalog) -> Mapping[OfferKey, tuple[int
     if known is not None:
         return known[2]
     found = _choose_cuts(problem, catalog)
-    if len(_CUTS) >= _MOST_KNOWN:
+    if len(_CUTS) >= _MAX_KNOWN:
         _CUTS.clear()
     _CUTS[key] = (problem, catalog, found)
     return found
@@ -117,7 +117,9 @@ def _choose_cuts(problem: Problem, catalog: Catalog) -> Mapping[OfferKey, tuple[
         sizes = []
         for gpus, kind in zip(offer.sizes, offer.kinds, strict=True):
             link = hop_link(catalog, offer.node_type, offer.region, gpus)
+            # A single GPU is joined to no other.
             joined = gpus == 1 or True not in links[kind] or _joins_alike(catalog, offer, kind)
+            # Equal links must not differ by rounding.
             fast = link.bandwidth_bytes_per_s >= least[kind] * (1.0 - 1e-9)
             if gpus == offer.gpus or (joined and fast):
                 sizes.append(gpus)
@@ -142,8 +144,8 @@ def kv_bytes_by_layers(spec: TransformerSpec, tokens: float) -> Array:
     """
     kinds = tuple(dict.fromkeys(layer_kinds(spec)))
     kept = np.array([_kept_bytes(spec, tokens, kind) for kind in kinds])
-    most = (window_counts(spec, kinds) * kept).sum(axis=2).max(axis=1)
-    return np.asarray(most)
+    max_bytes = (window_counts(spec, kinds) * kept).sum(axis=2).max(axis=1)
+    return np.asarray(max_bytes)
 
 
 @lru_cache(maxsize=4096)
@@ -169,8 +171,7 @@ def _kept_bytes(spec: TransformerSpec, tokens: float, kind: LayerKind) -> float:
     """A prompt in one layer, keys and values of all heads once: copies for tensor parallelism are local."""
     if kind.window == 0:
         return spec.state_bytes_per_layer
-    kept = tokens if kind.window is None else min(tokens, float(kind.window))
-    return kept * spec.kv_bytes_per_token_layer
+    return kept_tokens(kind.window, tokens) * spec.kv_bytes_per_token_layer
 
 
 # Time
@@ -179,7 +180,7 @@ def _kept_bytes(spec: TransformerSpec, tokens: float, kind: LayerKind) -> float:
 _CUTS: dict[tuple[int, int], tuple[Problem, Catalog, Mapping[OfferKey, tuple[int, ...]]]] = {}
 _KNOWN: dict[tuple[int, int, int], tuple[Problem, Catalog, Service, Handover | None]] = {}
 _ALIKE: dict[tuple[object, ...], tuple[Problem, Catalog, Handover]] = {}
-_MOST_KNOWN = 512
+_MAX_KNOWN = 512
 
 
 def handover(problem: Problem, catalog: Catalog, service: Service) -> Handover | None:
@@ -196,10 +197,10 @@ def handover(problem: Problem, catalog: Catalog, service: Service) -> Handover |
         alike = (id(problem), id(catalog), *asked, service.engine_limits)
         same = _ALIKE.get(alike)
         found = _work_out(problem, catalog, service) if same is None else same[2]
-        if len(_ALIKE) >= _MOST_KNOWN:
+        if len(_ALIKE) >= _MAX_KNOWN:
             _ALIKE.clear()
         _ALIKE[alike] = (problem, catalog, found)
-    if len(_KNOWN) >= _MOST_KNOWN:
+    if len(_KNOWN) >= _MAX_KNOWN:
         _KNOWN.clear()
     _KNOWN[key] = (problem, catalog, service, found)
     return found
@@ -221,9 +222,9 @@ def recall_handovers(problem: Problem, catalog: Catalog) -> RecalledHandovers:
 def take_handovers(problem: Problem, catalog: Catalog, known: RecalledHandovers) -> None:
     """Take over what `recall_handovers` gave for a problem with the same services at the same offers."""
     services = {service.name: service for service in problem.services}
-    if len(_KNOWN) + len(known) > _MOST_KNOWN:
+    if len(_KNOWN) + len(known) > _MAX_KNOWN:
         _KNOWN.clear()
-    for name, seconds, latency_s, size, pairs in known[:_MOST_KNOWN]:
+    for name, seconds, latency_s, size, pairs in known[:_MAX_KNOWN]:
         service, crossed = services[name], frozenset((a, b) for a, b in pairs)
         found = Handover(float(seconds), float(latency_s), float(size), crossed)
         _KNOWN[(id(problem), id(catalog), id(service))] = (problem, catalog, service, found)
@@ -242,7 +243,7 @@ def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
         for gpus, kind in zip(offer.sizes, offer.kinds, strict=True):
             if gpus not in cuts[offer.key]:
                 continue
-            held = most_layers(spec, catalog.node(kind), engine, service.lengths.mix())
+            held = max_layers(spec, catalog.node(kind), engine, service.lengths.mix())
             if held and service.allows(kind):
                 regions.add(offer.region)
                 nic = hop_link(catalog, offer.node_type, offer.region, gpus)
@@ -250,6 +251,7 @@ def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
                 times.add((moving_s, nic.latency_s))
     if not times:
         return Handover(0.0, 0.0, size, frozenset())
+    # The slowest kind that is still fast enough sets the allowance; where none is, the fastest.
     within = [time for time in times if sum(time) <= NODE_SHARE * service.ttft_s]
     moving_s, _ = max(within) if within else min(times)
     latency_s = max(latency for _, latency in times)
@@ -264,13 +266,14 @@ def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
         for pair, link in links.items()
         if link.time_s(size) <= LINK_SHARE * service.ttft_s
     }
+    # The allowance covers every pair of regions that may hand over.
     latency_s = max([latency_s, *(link.latency_s for link in pairs.values())])
     moving_s = max([moving_s, *(size / link.bandwidth_bytes_per_s for link in pairs.values())])
     return Handover(latency_s + moving_s, latency_s, size, frozenset(pairs))
 
 
 @lru_cache(maxsize=1024)
-def most_layers(
+def max_layers(
     spec: TransformerSpec, node: NodeType, engine: EngineChoice, lengths: LengthMix
 ) -> int:
     """Return the most layers that a node holds in any phase and split, beside one mean request's KV cache."""

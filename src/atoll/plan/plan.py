@@ -23,10 +23,10 @@ from pydantic import (
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
-from atoll.perf.engines import EngineLaunch
+from atoll.engines.limits import EngineLaunch
 from atoll.plan.choice import ModelMix
 from atoll.plan.footprint import PowerUse
-from atoll.plan.names import Name, NodeTypeName, RoleName, refuse
+from atoll.plan.name_types import Name, NodeTypeName, RoleName, refuse
 from atoll.plan.robustness import Robustness
 
 SOURCE = "source"
@@ -37,12 +37,12 @@ Market = Literal["on-demand", "spot", "owned"]
 Status = Literal["optimal", "feasible", "partial", "infeasible"]
 """Proven best; valid; valid but serves only a share of the demand; there is no plan."""
 Goal = Literal["cost", "max-flow", "sustained", "fair", "latency"]
-"""What a plan is best at: low cost, or tokens/s on a fixed cluster. The tokens/s of the largest flow; of the
+"""Objective of a plan: low cost, or tokens/s on a fixed cluster. The tokens/s of the largest flow; of the
 largest that the KV caches can hold in flight; or of the service that gets the least of its demand. With
 "latency" requests are answered soonest, and the objective is the tokens/s that are carried."""
 
 OfferKey = tuple[str, str, Market]
-"""What tells one offer of machines from another: region, node type, market."""
+"""Identity of an offer of machines: region, node type, market."""
 PROVEN_GAP = 1e-3
 """The largest gap of a plan that is called optimal."""
 _ROUNDING = 1e-9
@@ -57,7 +57,7 @@ PlacementKey = tuple[str, str, tuple[tuple[str, int, Market, int, int, int, str]
 
 
 class Node(Frozen):
-    """What an instance has of one machine: it holds layers [start, end), split over groups of `tp` GPUs.
+    """Part of a machine in an instance: it holds layers [start, end), split over groups of `tp` GPUs.
 
     Where that is less than the machine, `gpu_ids` are its GPUs; they form one copy of the layers for every
     `tp` of them. `slot` says which of the machines of an offer it is on, counted from 0, where machines are
@@ -99,7 +99,7 @@ class Node(Frozen):
 
     @property
     def kind(self) -> str:
-        """What it has of the machine, as a node type of its own: two GPUs of an "L40S:8" are "L40S:2"."""
+        """Its part of the machine as a node type of its own: two GPUs of an "L40S:8" are "L40S:2"."""
         return format_node_type(parse_node_type(self.node_type).gpu, self.gpus)
 
     @property
@@ -215,9 +215,18 @@ class Instance(Frozen):
         return self.role_id.parts
 
     @property
+    def executor_parts(self) -> tuple[str, ...]:
+        """Parts of its model that it runs as an executor; none for instances of plain llms."""
+        return self.parts if self.is_executor else ()
+
+    @property
     def gpus(self) -> int:
         """GPUs of all nodes together."""
         return sum(node.gpus for node in self.nodes)
+
+    def holds(self, node: Node) -> str:
+        """Return what one of its nodes runs: the parts of an executor, else layers as "[0, 32)"."""
+        return "+".join(self.parts) if self.is_executor else f"[{node.start}, {node.end})"
 
     def layout(self) -> tuple[StageView, ...]:
         """Return the nodes grouped by the layers they hold, in layer order."""
@@ -287,7 +296,7 @@ class RequestPath(Frozen):
 
 
 class KeptPromise(Frozen):
-    """What a simulation of the plan found of a service's promises.
+    """Promises that requests of a service kept in a simulation of the plan.
 
     `target` is the share of requests that shall keep both, `kept` the share that did, on other arrivals than
     the plan was sized with, and `low` to `high` its 95 % confidence interval. `kept_ttft` and `kept_tpot`
@@ -310,8 +319,10 @@ class KeptPromise(Frozen):
     @property
     def is_kept(self) -> bool:
         """Whether enough requests keep their promises, also with a node lost where that is asked for."""
-        least = self.kept if self.kept_after_loss is None else min(self.kept, self.kept_after_loss)
-        return least >= self.target
+        kept_share = (
+            self.kept if self.kept_after_loss is None else min(self.kept, self.kept_after_loss)
+        )
+        return kept_share >= self.target
 
     @property
     def is_surely_kept(self) -> bool:
@@ -447,13 +458,23 @@ class Plan(Frozen):
         return dict(sorted(shares.items()))
 
     @property
+    def executor_instances(self) -> tuple[Instance, ...]:
+        """Instances that run components of any-to-any models."""
+        return tuple(instance for instance in self.instances if instance.is_executor)
+
+    @property
+    def plain_instances(self) -> tuple[Instance, ...]:
+        """Instances that run layers of plain llms."""
+        return tuple(instance for instance in self.instances if not instance.is_executor)
+
+    @property
     def nodes(self) -> int:
         """Machines in use; one that is cut counts once."""
         return self.count_nodes().total()
 
     @property
     def idle_usd(self) -> float:
-        """What is paid per hour for GPUs of cut machines that no instance has."""
+        """Cost per hour of GPUs of cut machines that no instance has."""
         used = sum(instance.usd_per_hour for instance in self.instances)
         idle = self.usd_per_hour - used
         return idle if idle > 1e-9 * self.usd_per_hour else 0.0  # below is rounding of the sums
@@ -562,8 +583,8 @@ def _fraction_by_service(older: object) -> object:
     """Return by service the least share that any of its roles serves."""
     if not isinstance(older, dict):
         return older
-    least: dict[str, float] = {}
+    min_shares: dict[str, float] = {}
     for role, share in older.items():
         name = parse_role(str(role)).model if str(role).count("/") >= 2 else str(role)
-        least[name] = min(least.get(name, 1.0), share)
-    return least
+        min_shares[name] = min(min_shares.get(name, 1.0), share)
+    return min_shares

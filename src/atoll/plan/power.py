@@ -1,9 +1,9 @@
-"""What a plan draws at its planned load: watts by instance and machine, joules per token, kg CO2 per hour.
+"""Power of a plan at its planned load: watts by instance and machine, joules per token, kg CO2 per hour.
 
 GPUs of all machines in use draw what they draw waiting, also those of cut machines that no instance has.
-Instances add what their steps take beside that (`perf.energy`), at the batch that the requests they get lead
-to (`perf.operating`): the rate that arrives, without headroom. Only GPUs are counted; `pue` of the grid is
-for what else a site draws.
+Instances add what their steps take beside that (`perf.energy`), at the batch that the requests they get
+lead to (`perf.operating_point`): the rate that arrives, without headroom. Only GPUs are counted; `pue` of
+the grid is for what else a site draws.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, parse_node_type
+from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import copy_node
-from atoll.perf.energy import dynamic_joules, least_dynamic_joules, power_model
-from atoll.perf.engines import EngineChoice
+from atoll.perf.energy import dynamic_joules, min_dynamic_joules, power_model
 from atoll.perf.layers import tp_sizes
-from atoll.perf.operating import OperatingPoint, operating_point
+from atoll.perf.operating_point import OperatingPoint, operating_point
 from atoll.perf.step import AnalyticStepModel, Position, analytic
 from atoll.plan.capacities import node_capacity, node_source
 from atoll.plan.footprint import ObjectiveWeights, PowerGrid, PowerUse
@@ -111,6 +111,7 @@ def kg_per_hour(grid: PowerGrid, draw: PlanDraw) -> float | None:
     total = 0.0
     for region, watts in draw.region_watts().items():
         grams = grid.intensity(region)
+        # A sum without a region would look better than it is.
         if grams is None:
             return None
         total += watts / _KILO * grid.pue * grams / _KILO
@@ -146,6 +147,7 @@ def draw_of(plan: Plan, problem: Problem, catalog: Catalog) -> PlanDraw:
     rates = _request_rates(plan, problem)
     instances: dict[str, InstanceDraw] = {}
     counts = dict(sorted(plan.count_nodes().items()))
+    # Every GPU of a machine draws this, also those that nothing runs on.
     machines = {key: n * machine_idle_w(catalog, key[1]) for key, n in counts.items()}
     for instance in plan.instances:
         service = problem.service(instance.service)
@@ -174,12 +176,12 @@ def _idle_w(catalog: Catalog, node_type: str) -> float:
 def _request_rates(plan: Plan, problem: Problem) -> dict[str, float]:
     """Requests/s that each instance gets of what arrives and is served."""
     rates: dict[str, float] = {}
-    for service in problem.services:
-        if service.is_graph:
-            raise UsageError(
-                f"what executors draw is not modelled, and {service.name} runs on some",
-                hint="ask for the energy of services of plain llms",
-            )
+    for service in problem.graph_services:
+        raise UsageError(
+            f"what executors draw is not modelled, and {service.name} runs on some",
+            hint="ask for the energy of services of plain llms",
+        )
+    for service in problem.plain_services:
         served = plan.served_fraction.get(service.name, 1.0)
         # A fraction is one of the demand with its headroom; the headroom is the first to go.
         rate = service.rate_per_s * min(1.0, served * service.headroom)
@@ -216,6 +218,7 @@ def _node_draw(
     requests_per_s: float,
 ) -> tuple[float, OperatingPoint]:
     """Watts that a node adds to waiting, and how each copy of its layers works."""
+    # A node without GPU ids is a machine of its own.
     machine = None if node.gpu_ids is None else node.node_type
     source = node_source(catalog, node.kind, region=instance.region_of(node), machine=machine).node
     copies = max(1, node.gpus // node.tp)
@@ -276,6 +279,7 @@ def guess_machine_w(problem: Problem, catalog: Catalog, offer: Offer) -> float:
                 if rate <= 0.0:
                     continue
                 copy = copy_node(catalog.node(kind), gpus)
+                # The guess is for the whole slice as one copy: it must split so.
                 if gpus not in tp_sizes(spec, gpus):
                     continue
                 requests = rate / units.get(role.phase, 1.0)
@@ -288,7 +292,7 @@ def guess_machine_w(problem: Problem, catalog: Catalog, offer: Offer) -> float:
     return offer.gpus * min(each, power.limit_w)
 
 
-def least_request_joules(problem: Problem, catalog: Catalog, service: Service) -> float:
+def min_request_joules(problem: Problem, catalog: Catalog, service: Service) -> float:
     """Return what no plan goes below for a request of a service, in joules beside what GPUs draw waiting."""
     spec = catalog.model(service.model).llm
     models = []
@@ -298,9 +302,10 @@ def least_request_joules(problem: Problem, catalog: Catalog, service: Service) -
         for tp in tp_sizes(spec, node.count):
             model = _model_of(spec, copy_node(node, tp), problem.engine_of(service))
             engine = model.engine
+            # The largest step that any engine here could take: it bounds what a token costs from below.
             rows = max(rows, engine.max_tokens, engine.mixed_tokens, engine.max_sequences)
             models.append(model)
     if not models:
         return 0.0
     tokens = service.lengths.input_mean + service.lengths.output_mean
-    return tokens * least_dynamic_joules(models, float(rows))
+    return tokens * min_dynamic_joules(models, float(rows))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import (
@@ -24,19 +25,20 @@ from pydantic_core import PydanticCustomError
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
+from atoll.engines.limits import EngineLaunch, EngineLimits
+from atoll.engines.table import EngineChoice
 from atoll.perf.components.measured import MeasuredRate
-from atoll.perf.engines import EngineChoice, EngineLaunch, EngineLimits
-from atoll.plan.choice import NO_LEVEL, Choice, ModelMix, levels_of
+from atoll.plan.choice import NO_LEVEL, Choice, ModelMix, fit_mixes, levels_of
 from atoll.plan.cluster import Cluster
 from atoll.plan.footprint import ObjectiveWeights, PowerGrid
-from atoll.plan.names import ModelName, Name, NodeTypeName, refuse
+from atoll.plan.name_types import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
 from atoll.plan.robustness import RiskModel
 from atoll.workload.classes import RequestClass
 from atoll.workload.lengths import LengthMix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from atoll.catalog.catalog import Catalog
 
@@ -49,6 +51,8 @@ Positive = Annotated[float, Field(gt=0)]
 Shortage = Literal["fail", "fraction", "priority"]
 Phases = Literal["auto", "apart", "together"]
 Sizing = Literal["half", "share"]
+Family = Literal["rent", "place", "graph"]
+"""How a problem is planned: nodes rented, layers placed on a fixed cluster, or components on executors."""
 
 _PHASES_OF: dict[str, tuple[Phase, ...]] = {
     "auto": (Phase.PREFILL, Phase.DECODE, Phase.BOTH),
@@ -193,8 +197,12 @@ class Service(Frozen):
 
     @property
     def roles(self) -> tuple[RoleId, ...]:
-        """What may be placed of a plain llm: prefill and decode apart, both as one, or all three."""
+        """Roles of a plain llm that may be placed: prefill and decode apart, both as one, or all three."""
         return () if self.classes else _roles_of(self.name, self.phases)
+
+    def takes_role(self, role: RoleId) -> bool:
+        """Return whether instances of a role may serve it: executors, or phases of a plain llm."""
+        return role.phase is Phase.SERVE if self.classes else role in self.roles
 
     @property
     def demand_per_s(self) -> float:
@@ -257,7 +265,7 @@ class Offer(Frozen):
 
     @property
     def key(self) -> OfferKey:
-        """What tells one offer from another: region, node type, market."""
+        """Identity of the offer: region, node type, market."""
         return (self.region, self.node_type, self.market)
 
     @property
@@ -284,7 +292,7 @@ def _kinds_of(node_type: str, whole: bool) -> tuple[str, ...]:
 
 
 class Limits(Frozen):
-    """What a plan may not exceed; None is no limit.
+    """Limits of a plan; None is no limit.
 
     `budget_usd_per_hour` bounds what the nodes cost while they run. `spot_share` is the largest share
     of the GPUs in use that may be spot. `spread` is in how many regions every role must stand. Promises hold
@@ -337,8 +345,8 @@ class Settings(Frozen):
     @property
     def stages(self) -> int:
         """The most stages a template may have."""
-        most = self.max_nodes_per_instance
-        return most if self.max_stages is None else min(most, self.max_stages)
+        limit = self.max_nodes_per_instance
+        return limit if self.max_stages is None else min(limit, self.max_stages)
 
 
 class Problem(Frozen):
@@ -406,6 +414,7 @@ class Problem(Frozen):
     @classmethod
     def _services_in_order(cls, services: tuple[Service, ...]) -> tuple[Service, ...]:
         _all_different("service", (service.name for service in services))
+        # In one order, so that equal problems have equal hashes.
         return tuple(sorted(services, key=lambda service: service.name))
 
     @field_validator("offers")
@@ -419,6 +428,16 @@ class Problem(Frozen):
     def _running_in_order(cls, running: tuple[Instance, ...]) -> tuple[Instance, ...]:
         _all_different("running instance", (instance.id for instance in running))
         return tuple(sorted(running, key=lambda instance: instance.id))
+
+    @property
+    def family(self) -> Family:
+        """How it is planned: on a fixed cluster ("place"), any-to-any models ("graph"), or rented ("rent").
+
+        Everybody who treats these problems differently asks this property, and nothing else.
+        """
+        if self.cluster is not None:
+            return "place"
+        return "graph" if any(service.is_graph for service in self.services) else "rent"
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -446,16 +465,48 @@ class Problem(Frozen):
         return tuple(role for service in self.services for role in service.roles)
 
     @property
-    def has_graphs(self) -> bool:
-        """Whether any service is of an any-to-any model."""
-        return any(service.is_graph for service in self.services)
+    def graph_services(self) -> tuple[Service, ...]:
+        """Services of any-to-any models, whose components run on executors."""
+        return tuple(service for service in self.services if service.is_graph)
+
+    @property
+    def plain_services(self) -> tuple[Service, ...]:
+        """Services of plain llms, which instances serve whole."""
+        return tuple(service for service in self.services if not service.is_graph)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no choice between models is left: every service is of one model."""
+        return not self.choices
+
+    @property
+    def variants(self) -> dict[str, tuple[str, ...]]:
+        """The services that may answer each choice, by its name."""
+        return {c.name: tuple(v.service for v in c.variants) for c in self.choices}
+
+    @property
+    def asked_names(self) -> tuple[str, ...]:
+        """Names that clients ask for: services that answer no choice, then choices."""
+        optional = {name for names in self.variants.values() for name in names}
+        plain = (service.name for service in self.services if service.name not in optional)
+        return (*plain, *self.variants)
+
+    def fit_mixes(self, mixes: Sequence[ModelMix]) -> tuple[ModelMix, ...] | None:
+        """Return mixes as the choices here have them; None where they are for others or break rules."""
+        return fit_mixes(self.choices, mixes)
+
+    def mixes_at(
+        self, levels: Mapping[str, float], usd_per_point: Mapping[str, float] = MappingProxyType({})
+    ) -> tuple[ModelMix, ...]:
+        """Return the mix of every choice at these levels of services; USD/h of a point of error by choice."""
+        return tuple(ModelMix.of(c, levels, usd_per_point.get(c.name)) for c in self.choices)
 
     def settled(self, mixes: Iterable[ModelMix]) -> Problem:
         """Return the problem of plain services that mixes of models leave; without choices, this one."""
         if not self.choices:
             return self
         levels = levels_of(mixes)
-        optional = {variant.service for choice in self.choices for variant in choice.variants}
+        optional = {name for names in self.variants.values() for name in names}
         services = []
         for service in self.services:
             if service.name not in optional:
@@ -502,6 +553,7 @@ class Problem(Frozen):
             own, launch = service.engine_limits, engines.get(service.name)
             tokens = None if launch is None else launch.max_num_batched_tokens
             if own.max_num_batched_tokens is None and tokens is not None:
+                # A step has no more sequences than tokens.
                 fits = own.max_num_seqs and min(own.max_num_seqs, tokens)
                 update = {"max_num_batched_tokens": tokens, "max_num_seqs": fits}
                 service = service.model_copy(
@@ -564,7 +616,7 @@ KV_CACHE_DTYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
 }
-"""What engines call number formats that the catalog knows by another name."""
+"""Names of number formats in engines that the catalog knows by another name."""
 
 
 def kv_dtype_of(model: str) -> str | None:

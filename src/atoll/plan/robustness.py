@@ -13,14 +13,20 @@ from typing import Annotated
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from atoll.core.frozen import Frozen
-from atoll.plan.names import Name
+from atoll.plan.name_types import Name
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _NotNegative = Annotated[float, Field(ge=0)]
 _Spread = Annotated[float, Field(ge=0, le=2)]
 
-DEMAND_SD, DEMAND_CORRELATION, SPOT_PRICE_SD, SPOT_LOSS = 0.2, 0.3, 0.15, 0.05
-"""What is uncertain, and by how much, unless somebody says otherwise."""
+DEMAND_SD = 0.2
+"""Standard deviation of demand, relative, unless a fleet file says otherwise."""
+DEMAND_CORRELATION = 0.3
+"""Correlation of demand between services, likewise."""
+SPOT_PRICE_SD = 0.15
+"""Standard deviation of spot prices, relative, likewise."""
+SPOT_LOSS = 0.05
+"""Chance that a spot machine is lost, likewise."""
 
 
 class RiskModel(Frozen):
@@ -111,7 +117,7 @@ class CertaintyLevel(Frozen):
 
 
 class Robustness(Frozen):
-    """What certainty costs: plans for rising shares of scenarios, and which of them this plan is.
+    """Cost of certainty: plans for rising shares of scenarios, and which of them this plan is.
 
     `levels` are in rising order of what was asked, the plan that knows of no risk first; costs never fall
     along them. `chosen` is the place of this plan among them, and `best` of the one with the least rent and

@@ -1,4 +1,4 @@
-"""What is served on this machine only, not yet on machines elsewhere: executors of any-to-any models."""
+"""Plans that are served on this machine only, not yet elsewhere: executors of any-to-any models."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def list_any_to_any(*sources: Plan | Problem | None) -> tuple[str, ...]:
     found: set[str] = set()
     for source in sources:
         if isinstance(source, Problem):
-            found |= {service.name for service in source.services if service.is_graph}
+            found |= {service.name for service in source.graph_services}
         elif source is not None:
-            found |= {one.service for one in source.instances if one.is_executor}
+            found |= {one.service for one in source.executor_instances}
     return tuple(sorted(found))
 
 

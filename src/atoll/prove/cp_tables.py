@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.prove.deadline import SimulationCutShortError, keep_deadline
+from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -40,7 +40,7 @@ class SimulatedLatency:
     def __call__(self, plan: Plan, problem: Problem, seconds: float) -> Answered:
         """Return the latency of what a problem asks for so many seconds, on a plan of its services."""
         from atoll.sim.api import simulate
-        from atoll.sim.options import SimOptions
+        from atoll.sim.sim_options import SimOptions
         from atoll.solve.effort import Answered
 
         seed = problem.settings.seed + _SEED
@@ -67,7 +67,7 @@ class SimulatedLatency:
         return Answered(float(late.mean()), middle, high)
 
     def _arrivals(self, problem: Problem, seconds: float, seed: int) -> Requests:
-        from atoll.sim.demand import demand_of
+        from atoll.sim.problem_demand import demand_of
         from atoll.workload.requests import collect
 
         key = (*((s.name, s.rate_per_s) for s in problem.services), ("", seconds))

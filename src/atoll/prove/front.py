@@ -10,12 +10,14 @@ from pydantic import Field
 from atoll.core.frozen import Frozen
 
 Axis = Literal["latency", "error", "energy", "carbon"]
-"""What dollars are swept against: promises, wrong answers, watts, kg CO2 per hour."""
+"""Axes that dollars are swept against: promises, wrong answers, watts, kg CO2 per hour."""
 AXES: tuple[Axis, ...] = get_args(Axis)
 ON_THE_WAY = "on the way"
-"""What was asked for a plan that was found while another one was asked for."""
-_SAME = 1e-9
-_FULL = 1.0 - 1e-9
+"""Label of a plan that was found while another one was asked for."""
+_VALUE_TOLERANCE = 1e-9
+"""Relative difference of costs and values that counts as rounding."""
+_ALL_SERVED = 1.0 - 1e-9
+"""Share of demand from which on it counts as met."""
 
 
 class ParetoPoint(Frozen):
@@ -44,7 +46,7 @@ class ParetoPoint(Frozen):
     @property
     def fair(self) -> bool:
         """Whether it serves all demand and keeps what it was asked to keep."""
-        return self.served >= _FULL and self.kept is not False
+        return self.served >= _ALL_SERVED and self.kept is not False
 
 
 class ParetoFront(Frozen):
@@ -95,6 +97,10 @@ def _weight(point: ParetoPoint) -> tuple[bool, bool, bool]:
 
 def _beats(one: ParetoPoint, other: ParetoPoint) -> bool:
     dear, much = other.usd_per_hour, other.value
-    no_worse = one.usd_per_hour <= dear * (1.0 + _SAME) and one.value <= much * (1.0 + _SAME)
-    better = one.usd_per_hour < dear * (1.0 - _SAME) or one.value < much * (1.0 - _SAME)
+    no_worse = one.usd_per_hour <= dear * (1.0 + _VALUE_TOLERANCE) and one.value <= much * (
+        1.0 + _VALUE_TOLERANCE
+    )
+    better = one.usd_per_hour < dear * (1.0 - _VALUE_TOLERANCE) or one.value < much * (
+        1.0 - _VALUE_TOLERANCE
+    )
     return no_worse and better

@@ -1,4 +1,4 @@
-"""What requests of any-to-any services keep: simulated on several arrivals, and of executors alone."""
+"""Promises kept by requests of any-to-any services: simulated on several arrivals, and of executors alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.perf.components.loads import component_of
+from atoll.perf.components.class_loads import component_of
 from atoll.plan.plan import KeptPromise
 from atoll.prove.kept import KeptSample, KeptShares
 
@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from atoll.perf.constants import ConstantTable
     from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem, Service
-    from atoll.sim.tasks.fleet import Promises
-    from atoll.sim.tasks.result import ClassResult, TaskResult
+    from atoll.sim.api import Progress
+    from atoll.sim.sim_options import SimOptions
+    from atoll.sim.tasks.mixed_report import MixedReport
+    from atoll.sim.tasks.simulate_tasks import Routing
+    from atoll.sim.tasks.task_fleet import Promises
+    from atoll.sim.tasks.task_result import ClassResult, TaskResult
 
-TTFT, TPOT, AHEAD, IMAGE = "ttft", "tpot", "ahead", "image"
+TTFT = "ttft"
+TPOT = "tpot"
+AHEAD = "ahead"
+IMAGE = "image"
 _REQUESTS = 4_000
 _TRIAL_SEED = 1
 _ALONE = 1_500
@@ -64,24 +71,26 @@ def sample_graphs(
     catalog: Catalog,
     *,
     first_seed: int,
-    least: int,
-    most: int,
+    min_runs: int,
+    max_runs: int,
     constants: ConstantTable | None = None,
     requests: int = _REQUESTS,
 ) -> dict[str, list[GraphShares]]:
-    """Return by any-to-any service what requests keep, in `least` to `most` simulations.
+    """Return by any-to-any service what requests keep, in `min_runs` to `max_runs` simulations.
 
     Services of which it is not sure whether they are above their target are simulated more often.
     """
     from atoll.sim.tasks.from_plan import simulate_service
 
     found: dict[str, list[GraphShares]] = {}
-    for service in problem.services:
+    for service in problem.graph_services:
         served = plan.served_fraction.get(service.name, 1.0)
-        if not service.is_graph or service.rate_per_s <= 0.0 or served <= 0.0:
+        if service.rate_per_s <= 0.0 or served <= 0.0:
             continue
         runs: list[GraphShares] = []
-        while len(runs) < least or (len(runs) < most and not _sure(runs, service.attainment)):
+        while len(runs) < min_runs or (
+            len(runs) < max_runs and not _sure(runs, service.attainment)
+        ):
             result = simulate_service(
                 plan,
                 problem,
@@ -179,9 +188,9 @@ def load_alone(plan: Plan, problem: Problem, catalog: Catalog, executor: Instanc
     The largest of a few loads, found by halving; 1 where it has no promise to keep by itself, and the least
     where none will do. Executors that run only some parts may lose half of what all may.
     """
-    from atoll.sim.tasks.demand import Arrivals
     from atoll.sim.tasks.from_plan import alone_fleet
-    from atoll.sim.tasks.run import simulate_tasks
+    from atoll.sim.tasks.simulate_tasks import simulate_tasks
+    from atoll.sim.tasks.task_demand import Arrivals
 
     service = problem.service(executor.service)
     model = catalog.model(service.model)
@@ -210,3 +219,72 @@ def load_alone(plan: Plan, problem: Problem, catalog: Catalog, executor: Instanc
 def _promised(promises: Promises) -> bool:
     kept = (promises.ttft_s, promises.tpot_s, promises.ahead_s, promises.image_s)
     return any(promise is not None for promise in kept)
+
+
+def simulate_mixed(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    options: SimOptions,
+    *,
+    duration_s: float,
+    routing: Routing = "dealt",
+    query_s: float = 0.0,
+    progress: Progress | None = None,
+) -> MixedReport:
+    """Run a plan with any-to-any services under its own demand, which lasts `duration_s` seconds.
+
+    Of `options`, when to start measuring and when to stop hold for all, the rest for plain services.
+    `routing` and `query_s` (seconds) say how requests find executors (`sim.tasks.simulate_tasks`).
+    """
+    from atoll.sim.api import simulate
+    from atoll.sim.problem_demand import demand_of
+    from atoll.sim.tasks.from_plan import simulate_plan
+    from atoll.sim.tasks.mixed_report import MixedReport
+    from atoll.workload.requests import collect
+
+    beside = None
+    own, instances = plain_problem(problem), plain_plan(plan)
+    if own is not None and instances.instances:
+        # Plain services share no GPUs with executors: they have a run of their own.
+        arrivals = collect(demand_of(own, duration_s), options.seed)
+        beside = simulate(instances, own, own.catalog(), arrivals, options, progress=progress)
+    tasks = simulate_plan(
+        plan,
+        problem,
+        catalog,
+        duration_s=duration_s,
+        seed=options.seed,
+        routing=routing,
+        query_s=query_s,
+        warm_up_s=options.from_s,
+        until_s=options.until_s,
+        constants=options.constants,
+    )
+    return MixedReport(
+        plan_name=plan.problem_name,
+        problem=problem,
+        usd_per_hour=plan.usd_per_hour,
+        tasks=tasks,
+        plain=beside,
+        routing=routing,
+        query_s=query_s,
+        seed=options.seed,
+    )
+
+
+def plain_problem(problem: Problem) -> Problem | None:
+    """Return the problem of the plain services alone, None where there are none."""
+    plain = problem.plain_services
+    if not plain:
+        return None
+    running = tuple(instance for instance in problem.running if not instance.is_executor)
+    return problem.replace(services=plain, running=running)
+
+
+def plain_plan(plan: Plan) -> Plan:
+    """Return a plan without its executors and their paths, as the simulator of plain models takes it."""
+    instances = plan.plain_instances
+    names = {instance.service for instance in instances}
+    served = {name: share for name, share in plan.served_fraction.items() if name in names}
+    return plan.model_copy(update={"instances": instances, "paths": (), "served_fraction": served})

@@ -1,4 +1,4 @@
-"""What requests keep of a plan's promises: simulated on several arrivals, until it is sure enough."""
+"""Promises kept by requests of a plan: simulated on several arrivals, until it is sure enough."""
 
 from __future__ import annotations
 
@@ -11,29 +11,38 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.plan.plan import KeptPromise
-from atoll.prove.deadline import keep_deadline
 from atoll.prove.losses import single_losses, spot_losses
+from atoll.prove.simulation_deadline import keep_deadline
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.perf.constants import ConstantTable
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem, Service
-    from atoll.sim.options import Failure
-    from atoll.sim.result import ServiceSummary
+    from atoll.sim.sim_options import Failure
+    from atoll.sim.sim_result import ServiceSummary
     from atoll.solve.effort import Countdown
 
 FRESH_SEED = 101
 """The first seed of arrivals that no plan was sized with."""
-_FRESH_RUNS, _MOST_FRESH = 5, 30
-"""Simulations of a plan with fresh arrivals: at least, and at most while it is not sure what is kept."""
-_FAR = 0.2
+_FRESH_RUNS = 5
+"""Simulations of a plan with fresh arrivals, at least."""
+_MAX_FRESH = 30
+"""The same at most, while it is not sure what is kept."""
+_HOPELESS_MARGIN = 0.2
 """A share that is so much below its target needs no second simulation."""
-_LOST_S, _LOSS_SEED = 60.0, 91
-"""When a node is lost in a simulation, and the arrivals it is lost among."""
+_LOST_S = 60.0
+"""Seconds into a simulation at which a node is lost."""
+_LOSS_SEED = 91
+"""The arrivals it is lost among."""
 _REQUESTS = 6_000
 """Requests simulated per seed of the service that is asked least often, within limits."""
-_LEAST_S, _MOST_REQUESTS, _MOST_TOKENS = 300.0, 120_000, 6e6
+_MIN_S = 300.0
+"""Seconds that are simulated at least, whatever the limits below say."""
+_MAX_REQUESTS = 120_000
+"""Requests of all services in one simulation, about: memory and time grow with them."""
+_MAX_TOKENS = 6e6
+"""Tokens of all services in one simulation, about."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class KeptShares:
 
 @dataclass(frozen=True)
 class KeptSample:
-    """What requests of a service kept in several simulations, each with arrivals of its own."""
+    """Promises that requests of a service kept in several simulations, each with arrivals of its own."""
 
     runs: tuple[KeptShares, ...]
 
@@ -81,7 +90,7 @@ class KeptSample:
 
     def is_hopeless(self, target: float) -> bool:
         """Whether the target is missed by so much that no further simulation is needed."""
-        return self.mean.both < target - _FAR
+        return self.mean.both < target - _HOPELESS_MARGIN
 
 
 _SHARES = ("both", "ttft", "tpot")
@@ -94,13 +103,13 @@ def sample_kept(
     targets: Mapping[str, float],
     *,
     first_seed: int,
-    least: int,
-    most: int,
+    min_runs: int,
+    max_runs: int,
     until_short: bool = False,
     deadline: Countdown | None = None,
     known: Mapping[str, KeptSample] | None = None,
 ) -> dict[str, KeptSample]:
-    """Return by service what requests keep, from `least` to `most` simulations with seeds in a row.
+    """Return by service what requests keep, from `min_runs` to `max_runs` simulations with seeds in a row.
 
     Services of which it is not sure whether they are above or below their target are simulated more often;
     with `until_short` only as long as none is sure to be below. `known` is what was simulated before of
@@ -115,7 +124,9 @@ def sample_kept(
     while True:
         found = {name: KeptSample(tuple(some)) for name, some in runs.items() if some}
         short = until_short and any(
-            len(one.runs) >= least and one.mean.both < targets[name] and one.is_sure(targets[name])
+            len(one.runs) >= min_runs
+            and one.mean.both < targets[name]
+            and one.is_sure(targets[name])
             for name, one in found.items()
         )
         wanted = [
@@ -123,12 +134,13 @@ def sample_kept(
             for name, some in runs.items()
             if not (some and until_short and found[name].is_hopeless(targets[name]))
             and (
-                len(some) < least
-                or (len(some) < most and not short and not found[name].is_sure(targets[name]))
+                len(some) < min_runs
+                or (len(some) < max_runs and not short and not found[name].is_sure(targets[name]))
             )
         ]
         if not wanted:
             return found
+        # All go on from the same seed, so that services meet the same arrivals in the same run.
         number = min(len(runs[name]) for name in wanted)
         now = None if problem.hosts else [name for name in wanted if len(runs[name]) == number]
         wanted = list(runs) if now is None else now
@@ -157,8 +169,8 @@ def look_at(
         catalog,
         targets,
         first_seed=first_seed,
-        least=_FRESH_RUNS,
-        most=_MOST_FRESH,
+        min_runs=_FRESH_RUNS,
+        max_runs=_MAX_FRESH,
         deadline=deadline,
     )
     after = kept_after_loss(plan, problem, catalog, deadline)
@@ -178,7 +190,8 @@ def _promise(
     service: Service, sample: KeptSample, cause: str | None, after: KeptShares | None
 ) -> KeptPromise:
     mean, half = sample.mean, sample.half
-    least = mean.both if after is None else min(mean.both, after.both)
+    # The worse of the two counts: with all nodes, and with the one lost that hurts most.
+    kept_share = mean.both if after is None else min(mean.both, after.both)
     if cause is None and mean.both >= service.attainment:
         cause = "too little is left with a node lost"
     elif cause is None:
@@ -192,7 +205,7 @@ def _promise(
         kept_ttft=mean.ttft,
         kept_tpot=mean.tpot,
         kept_after_loss=None if after is None else after.both,
-        cause=cause if least < service.attainment else None,
+        cause=cause if kept_share < service.attainment else None,
     )
 
 
@@ -204,6 +217,7 @@ def kept_after_loss(
         return {}
     worst: dict[str, KeptShares] = {}
     for loss in single_losses(plan, _LOST_S):
+        # The same arrivals for every loss: only the node that is lost differs.
         kept = simulate_kept(plan, problem, catalog, _LOSS_SEED, deadline, (loss,))
         for name, one in kept.items():
             worst[name] = min(worst.get(name, one), one, key=lambda shares: shares.both)
@@ -229,8 +243,8 @@ def simulate_kept(
     `services` are asked for anything, where given: in a plan of their own nodes they are on their own.
     """
     from atoll.sim.api import simulate
-    from atoll.sim.demand import demand_of
-    from atoll.sim.options import SimOptions
+    from atoll.sim.problem_demand import demand_of
+    from atoll.sim.sim_options import SimOptions
     from atoll.workload.requests import collect
 
     asked = [
@@ -244,11 +258,13 @@ def simulate_kept(
     everyone = [service for service in problem.services if service.rate_per_s > 0]
     rates = [service.rate_per_s for service in everyone]
     tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in everyone)
-    most_s = min(_MOST_REQUESTS / sum(rates), _MOST_TOKENS / max(tokens_per_s, 1e-9))
-    seconds = max(_LEAST_S, min(requests / min(rates), most_s))
+    max_s = min(_MAX_REQUESTS / sum(rates), _MAX_TOKENS / max(tokens_per_s, 1e-9))
+    seconds = max(_MIN_S, min(requests / min(rates), max_s))
     arrivals = collect(demand_of(problem.replace(services=tuple(asked)), seconds), seed)
     options = SimOptions(
         seed=seed,
+        # Requests count after a tenth of the time, when queues have filled, and after every loss that is
+        # asked for.
         from_s=max(seconds / 10.0, *(loss.time_s for loss in losses), 0.0),
         failures=(*losses, *spot_losses(plan, problem, seconds, seed)),
         constants=constants,

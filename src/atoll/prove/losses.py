@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core.ids import parse_role
 from atoll.core.rng import stream
-from atoll.sim.options import Failure
+from atoll.sim.sim_options import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,8 +49,8 @@ def single_losses(plan: Plan, time_s: float) -> Iterator[Failure]:
         if alike in seen:
             continue
         seen.add(alike)
-        most = min(instance.layout(), key=lambda stage: (len(stage.nodes), stage.start))
-        yield Failure(time_s, instance=instance.id, node=most.nodes[0].id)
+        thinnest = min(instance.layout(), key=lambda stage: (len(stage.nodes), stage.start))
+        yield Failure(time_s, instance=instance.id, node=thinnest.nodes[0].id)
 
 
 def reserves(plan: Plan, problem: Problem) -> dict[str, float]:
@@ -64,6 +64,6 @@ def reserves(plan: Plan, problem: Problem) -> dict[str, float]:
         taken = sum(plan.weights(named.model, named.phase).values())
         used = problem.demand(role) * taken
         if used > 0.0:
-            most = max(instance.throughput_per_s for instance in plan.of_role(role))
-            shares[role] = used / (used + most)
+            max_per_s = max(instance.throughput_per_s for instance in plan.of_role(role))
+            shares[role] = used / (used + max_per_s)
     return shares

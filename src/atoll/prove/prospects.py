@@ -28,10 +28,10 @@ def find_prospects(
     libraries: Libraries,
     derating: Derating,
     roles: list[str],
-    most: int,
+    max_prospects: int,
     slack: float,
 ) -> dict[Key, Instance]:
-    """Return, of each role, up to `most` templates that nobody has simulated, cheapest first.
+    """Return, of each role, up to `max_prospects` templates that nobody has simulated, cheapest first.
 
     They cost at most 1 + `slack` times what the cheapest that is known does, for what they carry.
     """
@@ -50,8 +50,9 @@ def find_prospects(
         limit = np.min(cost[known], initial=np.inf) * (1.0 + slack)
         order = np.argsort(cost, kind="stable")
         taken = 0
-        for index in order[: 4 * most + int(known.sum())]:
-            if taken >= most or not cost[index] <= limit:
+        # Enough to find the prospects among those that cannot be had anywhere, and not the whole library.
+        for index in order[: 4 * max_prospects + int(known.sum())]:
+            if taken >= max_prospects or not cost[index] <= limit:
                 break
             if known[index]:
                 continue
@@ -68,6 +69,7 @@ def find_prospects(
 
 def _kind_prices(problem: Problem, kinds: tuple[str, ...]) -> NDArray[np.float64]:
     """The least that a node of each kind costs per hour, its share of a machine where it is a slice."""
+    # A price so high that a kind that nobody offers is never a prospect.
     prices = np.full(len(kinds), 1e9)
     for offer in problem.offers:
         if offer.available <= 0:
@@ -75,6 +77,7 @@ def _kind_prices(problem: Problem, kinds: tuple[str, ...]) -> NDArray[np.float64
         for kind in offer.kinds:
             share = parse_node_type(kind).gpu_count / offer.gpus
             at = kinds.index(kind)
+            # A little above 0, so that nodes that cost nothing still have an order by what they carry.
             prices[at] = min(prices[at], offer.usd_per_hour * share + 1e-9)
     return prices
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atoll.prove.deadline import SimulationCutShortError, keep_deadline
+from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -25,9 +25,9 @@ _HIGH_WATER = 0.85
 """Share of a node's KV cache that may be booked, as in Helix's offline runs."""
 _COPY_S_PER_BYTE = 1 / 4e9 + 1 / 5e9
 """Activations are gathered on the host and copied to the GPU, so fast."""
-_PLENTY = 4.0
+_BACKLOG_FACTOR = 4.0
 """Requests that wait, as a multiple of what a plan is said to serve in the time simulated."""
-_LEAST = 2_000
+_MIN_REQUESTS = 2_000
 _USUAL = "azure-conv"
 _LONGEST = (2047, 1000)
 """Where requests are said to have one length, theirs vary as in this workload without its longest prompts and
@@ -53,7 +53,7 @@ class Simulated:
     def __call__(self, plan: Plan) -> Measured:
         """Return what a plan generates when there is always another request, and how long prompts take."""
         from atoll.sim.api import simulate
-        from atoll.sim.options import SimOptions
+        from atoll.sim.sim_options import SimOptions
         from atoll.solve.effort import Measured
 
         end = _WARM_S + _WINDOW_S
@@ -66,8 +66,8 @@ class Simulated:
         )
         if self.problem.cluster is not None and self.problem.cluster.profiles:
             options = replace(options, **self._imitate_helix())
-        most = max(instance.throughput_per_s for instance in plan.instances)
-        count = _LEAST + int(_PLENTY * most * end)
+        max_per_s = max(instance.throughput_per_s for instance in plan.instances)
+        count = _MIN_REQUESTS + int(_BACKLOG_FACTOR * max_per_s * end)
         try:
             found = simulate(
                 plan,
@@ -120,7 +120,7 @@ def _lengths(service: Service, count: int, seed: int) -> tuple[Ints, Ints]:
     random = stream(seed, "ranking")
     blocks: list[tuple[Ints, Ints]] = []
     while sum(len(prompts) for prompts, _ in blocks) < count:
-        prompts, answers = drawn.draw(random, _LEAST)
+        prompts, answers = drawn.draw(random, _MIN_REQUESTS)
         kept = varied | ((prompts <= _LONGEST[0]) & (answers <= _LONGEST[1]))
         blocks.append((prompts[kept], answers[kept]))
     columns = [np.concatenate(column)[:count] for column in zip(*blocks, strict=True)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from atoll.core.ids import Phase, parse_role
-from atoll.prove.loads import LoadCurve
+from atoll.prove.load_curves import LoadCurve
 from atoll.solve.derating import Derating
 
 if TYPE_CHECKING:
@@ -26,24 +26,27 @@ if TYPE_CHECKING:
 
 Unknown = Literal["all", "likely", "nothing"]
 
-_FREE = 16.0
+_FREE_MULTIPLE = 16.0
 """The multiple at which a phase may lose as much as it does."""
-_LEAST = 0.02
+_MIN_MULTIPLE = 0.02
 _FIRST_ANSWERS = 4.0
-"""What answers may lose when a service is first found short: most of it, since decode has a cliff."""
-_NARROW = 1.3
+"""Requests that decode may lose when a service is first found short: most of them, since it has a cliff."""
+_SAME_FACTOR = 1.3
 """Multiples that are closer than this are one."""
 _FOR_PROMPTS = 0.85
 """Of the requests that may break a promise where phases run apart, the share that may wait too long for their
 first token. Queues grow smoothly with load and decoding has a cliff, so little is left for it."""
-_UNEXPLAINED, _HELPED = 2.5, 0.8
-"""So many times as many late first tokens as prefill was sized for may not be due to it; and when less than
-this share of them is left, tightening helped."""
-_TRIM, _LEAST_USED = 0.94, 0.6
-"""By what use is cut where phases lose more together than alone, and how far."""
-_ENOUGH = 3
+_UNEXPLAINED_FACTOR = 2.5
+"""So many times as many late first tokens as prefill was sized for may not be due to prefill."""
+_HELPED_SHARE = 0.8
+"""When less than this share of late first tokens is left, tightening prefill helped."""
+_USE_FACTOR = 0.94
+"""Factor on use where phases lose more together than alone."""
+_MIN_USE = 0.6
+"""How far use is cut."""
+_SAMPLES_PER_SIZE = 3
 """After so many templates of a role with so many nodes others of them are taken to be like them."""
-_MOST_NODES = 16
+_MAX_NODES = 16
 """Nodes that a template may have, and more."""
 
 
@@ -51,24 +54,26 @@ _MOST_NODES = 16
 class Multiple:
     """How many times its due a phase may lose: now, the largest that was enough, the least that was not."""
 
-    now: float = _FREE
+    now: float = _FREE_MULTIPLE
     good: float = 0.0
     bad: float = math.inf
 
     @property
     def is_free(self) -> bool:
         """Whether anything may be lost."""
-        return self.now >= _FREE
+        return self.now >= _FREE_MULTIPLE
 
     def tighten(self, start: float, step: float) -> None:
         """Take less after too much was lost: the middle to what was enough, a step less, or a first guess."""
+        # The multiple that was just tried lost too much, whatever comes next.
         free, self.bad = self.is_free, min(self.bad, self.now)
         if self.good > 0.0:
+            # The geometric mean: multiples span orders of magnitude.
             self.now = math.sqrt(self.good * self.bad)
         elif free:
             self.now = start
         else:
-            self.now = max(_LEAST, self.now * step)
+            self.now = max(_MIN_MULTIPLE, self.now * step)
 
     def note_enough(self) -> None:
         """Remember that this was enough."""
@@ -81,9 +86,10 @@ class Multiple:
 
     def probe(self) -> bool:
         """Try more than was enough, where that can be; say whether."""
-        if self.good <= 0.0 or self.good * _NARROW >= min(self.bad, _FREE):
+        # Nothing is known to be enough, or good and bad are too close to tell apart.
+        if self.good <= 0.0 or self.good * _SAME_FACTOR >= min(self.bad, _FREE_MULTIPLE):
             return False
-        self.now = _FREE if self.bad > _FREE else math.sqrt(self.good * self.bad)
+        self.now = _FREE_MULTIPLE if self.bad > _FREE_MULTIPLE else math.sqrt(self.good * self.bad)
         return True
 
     def settle(self) -> None:
@@ -128,16 +134,18 @@ class Allowance:
         """
         may = 1.0 - self.target
         late, slow = 1.0 - kept.ttft, 1.0 - kept.tpot
+        # Instances that do both phases have one queue, so there is one multiple to tighten.
         if together:
             self.prompts.tighten(1.0, _step(may, 1.0 - kept.both))
             return
-        unexplained = late > _UNEXPLAINED * (1.0 - self.share(Phase.PREFILL))
+        unexplained = late > _UNEXPLAINED_FACTOR * (1.0 - self.share(Phase.PREFILL))
         if not unexplained:
             self.blamed = False
-        elif late > _HELPED * self.late:
+        elif late > _HELPED_SHARE * self.late:
             self.blamed = not self.blamed
         self.late = late
         if (late >= slow or late > may) and not self.blamed:
+            # What the other phase loses is taken from the due, but a fifth of it always remains.
             left = max(may - slow, 0.2 * may)
             self.prompts.tighten(left / (_FOR_PROMPTS * may), _step(left, late))
         if slow > late or slow > may or self.blamed:
@@ -155,18 +163,19 @@ class Allowance:
         """
         phases = (Phase.BOTH, Phase.PREFILL if kept.ttft <= kept.tpot else Phase.DECODE)
         for phase in phases:
-            self.used[phase] = self.used.get(phase, 1.0) * _TRIM
-        return min(self.used.values()) > _LEAST_USED
+            self.used[phase] = self.used.get(phase, 1.0) * _USE_FACTOR
+        return min(self.used.values()) > _MIN_USE
 
 
 def _step(left: float, lost: float) -> float:
     """By what to multiply what may be lost, to lose so much."""
+    # Aims a little below what may be lost; one step is neither too small to matter nor a leap.
     return float(np.clip(0.85 * left / max(lost, 1e-6), 0.3, 0.85))
 
 
 @dataclass
 class Sizing:
-    """What was found of templates so far, and how many requests may be lost."""
+    """Capacities of templates found so far, and how many requests may be lost."""
 
     base: Problem
     allowances: dict[str, Allowance]
@@ -205,14 +214,15 @@ class Sizing:
         return self.allowances[named.model].share(named.phase)
 
     def derating(self, unknown: Unknown, hope: float = 0.5) -> Derating:
-        """What templates carry; those that nobody has simulated all, nothing, or what others like them do.
+        """Derating of templates; those not simulated carry all, nothing, or what others like them do.
 
         Those count between the mean and the best of the others: `hope`, 0 to 1, says where.
         """
         roles = {f"{service.name}/llm/{phase}" for service in self.base.services for phase in Phase}
+        # A free phase carries its analytic throughput, whatever was simulated.
         free = {role for role in roles if self.share(role) <= 0.0}
         held = {role: self.reserve.get(role, 1.0) * self._used(role) for role in roles}
-        priors = {(role, nodes): held[role] for role in free for nodes in range(1, _MOST_NODES)}
+        priors = {(role, nodes): held[role] for role in free for nodes in range(1, _MAX_NODES)}
         shares = {
             key: curve.load(self.share(key[0])) * held[key[0]]
             for key, curve in self.curves.items()
@@ -226,6 +236,7 @@ class Sizing:
         priors |= {
             like: min(1.0, max(0.05, (1.0 - hope) * float(np.mean(some)) + hope * max(some)))
             for like, some in seen.items()
-            if len(some) >= _ENOUGH
+            # Fewer samples say too little about others of the same size.
+            if len(some) >= _SAMPLES_PER_SIZE
         }
         return Derating(shares, priors)

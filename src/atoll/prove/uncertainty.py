@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DRAWS = 24
 _SEED = 401
-_FEW = 1_500
+_REQUESTS_PER_DRAW = 1_500
 """Requests of the service that is asked least often, per draw."""
 
 
@@ -61,7 +61,7 @@ def judge_certainty(
     for _ in range(draws):
         drawn = sample_constants(table, luck, gpus)
         found = simulate_kept(
-            plan, problem, catalog, _SEED, deadline, constants=drawn, requests=_FEW
+            plan, problem, catalog, _SEED, deadline, constants=drawn, requests=_REQUESTS_PER_DRAW
         )
         kept.append({name: one.both for name, one in found.items()})
         factors.append(_factors(table, drawn, names))
@@ -91,15 +91,15 @@ def _matters_most(
     kept: list[dict[str, float]], factors: list[dict[tuple[str, str], float]]
 ) -> tuple[str, str] | None:
     """The constant whose draws go most with the least share kept."""
-    least = np.array([min(run.values()) for run in kept])
-    if len(kept) < 3 or float(least.std()) < 1e-6:
+    min_kept = np.array([min(run.values()) for run in kept])
+    if len(kept) < 3 or float(min_kept.std()) < 1e-6:
         return None
     best: tuple[float, tuple[str, str]] | None = None
     for key in sorted(factors[0]):
         drawn = np.array([one[key] for one in factors])
         if float(drawn.std()) < 1e-9:
             continue
-        strength = abs(float(np.corrcoef(drawn, least)[0, 1]))
+        strength = abs(float(np.corrcoef(drawn, min_kept)[0, 1]))
         if best is None or strength > best[0]:
             best = strength, key
     return None if best is None else best[1]

@@ -18,19 +18,18 @@ if TYPE_CHECKING:
 
 MODULES = (
     "atoll.perf.capacity_kernel",
-    "atoll.solve.templates.kernel",
+    "atoll.solve.templates.template_kernel",
     "atoll.solve.cover",
     "atoll.solve.rent.items",
-    "atoll.solve.rent.steps",
-    "atoll.solve.rent.capped.cover",
-    "atoll.solve.rent.fast.kernel",
-    "atoll.sim.loop",
+    "atoll.solve.rent.step_functions",
+    "atoll.solve.rent.capped.capped_cover",
+    "atoll.solve.rent.fast.fast_kernel",
+    "atoll.sim.event_loop",
     "atoll.solve.place.search.anneal",
-    "atoll.solve.place.search.moves",
-    "atoll.solve.place.sustained.kernel",
+    "atoll.solve.place.sustained.sustained_kernel",
 )
 """Modules with entries: for a first plan, a first simulation, and for a first placement in a
-cluster. The paper's choice problem (`solve.choice`) is for benchmarks, and compiled when they run."""
+cluster. Heuristics of GH/AGH's problem (`solve.joint`) are compiled when they first run."""
 
 Progress = Callable[[int, int, str], None]
 """Called with the entries compiled so far, how many there are to compile, and what comes next."""

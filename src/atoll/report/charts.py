@@ -19,12 +19,14 @@ from atoll.core.files import atomic_write, check_target
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from atoll.perf.curves import Picture
+    from atoll.perf.step_curves import Picture
 
 _COLOURS = ("cyan", "magenta", "yellow", "green", "red", "blue")
 _MARKS = "abcdef"
 _TABLEAU = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
-_MOST_WIDTH, _LEAST_WIDTH = 64, 8
+_MAX_WIDTH = 64
+"""Columns of a drawing, however wide the terminal is."""
+_MIN_WIDTH = 8
 _GUTTER = 13
 """Columns that plotille gives to the y axis, left of the drawing."""
 _ARROW = 3
@@ -43,7 +45,7 @@ def draw_picture(
     import plotille
 
     colours = colours and _paint(0, "x", True) != "x"
-    width = max(_LEAST_WIDTH, min(_MOST_WIDTH, columns - _GUTTER - _ARROW))
+    width = max(_MIN_WIDTH, min(_MAX_WIDTH, columns - _GUTTER - _ARROW))
     figure = plotille.Figure()
     figure.width, figure.height = width, height
     figure.with_colors = colours
@@ -51,7 +53,7 @@ def draw_picture(
     xs = [_scale(x, picture.log_x) for curve in picture.curves for x in curve.x]
     ys = [_scale(y, picture.log_y) for curve in picture.curves for y in curve.y]
     if not xs:
-        return textwrap.fill(f"{picture.title}: nothing to draw", max(columns, _LEAST_WIDTH))
+        return textwrap.fill(f"{picture.title}: nothing to draw", max(columns, _MIN_WIDTH))
     low_y = min(ys) if picture.log_y else 0.0
     figure.set_x_limits(min_=min(xs), max_=_widen(min(xs), max(xs)))
     figure.set_y_limits(min_=low_y, max_=_widen(low_y, max(ys)))
@@ -65,7 +67,7 @@ def draw_picture(
             marker=None if colours else _MARKS[index % len(_MARKS)],
         )
     axes = f"{picture.y_label} against {picture.x_label}"
-    title = textwrap.fill(f"{picture.title} ({axes})", max(columns, _LEAST_WIDTH))
+    title = textwrap.fill(f"{picture.title} ({axes})", max(columns, _MIN_WIDTH))
     rows = _fit_labels(figure.show().splitlines(), picture, width, columns)
     return "\n".join((title, *rows, *_draw_legend(picture, columns, colours)))
 

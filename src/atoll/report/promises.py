@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from atoll.plan.plan import KeptPromise, Plan
     from atoll.plan.problem import Problem
-    from atoll.sim.result import SimReport
+    from atoll.sim.sim_result import SimReport
 
 
 @dataclass(frozen=True)

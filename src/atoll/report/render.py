@@ -8,13 +8,16 @@ the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from rich.table import Table
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,31 @@ class Grid:
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     right: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        items: Iterable[Item],
+        cells: Mapping[str, Callable[[Item], object]],
+        right: Sequence[str] = (),
+    ) -> Grid:
+        """Return a row for each item; `cells` says by column what stands there."""
+        rows = [tuple(cell(item) for cell in cells.values()) for item in items]
+        return cls(tuple(cells), rows, right)
+
+    def draw(self, title: str | None = None, caption: str | None = None) -> Table:
+        """Return the table for a terminal."""
+        from atoll.report.terminal import table
+
+        return table(self.columns, self.rows, title=title, caption=caption, right=self.right)
+
+
+@dataclass(frozen=True)
+class AxisTick:
+    """A line of a drawing's grid: where it is, in pixels, and what is written at it."""
+
+    at: float
+    label: str
 
 
 @dataclass(frozen=True)
@@ -37,8 +65,8 @@ class Bar:
 
 def scale_bars(lines: Sequence[tuple[str, float, str]]) -> list[Bar]:
     """Return names, values and labels as bars as long as the values; the largest fills the width."""
-    most = max((value for _, value, _ in lines), default=0.0) or 1.0
-    return [Bar(name, label, 100.0 * value / most) for name, value, label in lines]
+    largest = max((value for _, value, _ in lines), default=0.0) or 1.0
+    return [Bar(name, label, 100.0 * value / largest) for name, value, label in lines]
 
 
 def render_page(template: str, data: Mapping[str, object]) -> str:

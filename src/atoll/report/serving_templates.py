@@ -11,7 +11,7 @@ from rich.text import Text
 
 from atoll.core.ids import Phase
 from atoll.core.units import format_share, format_throughput, format_usd
-from atoll.perf.curves import Picture, PlotLine
+from atoll.perf.step_curves import Picture, PlotLine
 from atoll.report.charts import draw_pictures
 from atoll.report.plan.rented_tables import wrap_layout
 from atoll.report.terminal import console, table, tighten
@@ -34,7 +34,7 @@ class Best:
 
 @dataclass(frozen=True)
 class PhaseTemplates:
-    """What there is of one phase. Gaps are the widest step between throughputs, over the largest."""
+    """Templates of one phase. Gaps are the widest step between throughputs, over the largest."""
 
     phase: Phase
     multisets: int

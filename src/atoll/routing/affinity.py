@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-_MOST_PARTS = 128
+_MAX_PARTS = 128
 BLOCK_CHARACTERS = 1024
 """Prompts that are one long text are cut into blocks of this size."""
 
@@ -26,7 +26,7 @@ def chain(start: str, parts: Iterable[object]) -> list[int]:
     before = hash(start)
     for number, part in enumerate(parts):
         before = hash((before, part))
-        if number < _MOST_PARTS:
+        if number < _MAX_PARTS:
             hashes.append(before)
         else:
             hashes[-1] = before
@@ -45,8 +45,8 @@ def blocks(text: str) -> Iterator[str]:
 class Affinity:
     """Who served which conversation last; the least recently used are forgotten."""
 
-    def __init__(self, most: int = 65536) -> None:
-        self._most = most
+    def __init__(self, max_conversations: int = 65536) -> None:
+        self._max_conversations = max_conversations
         self._served: OrderedDict[int, str] = OrderedDict()
 
     def __len__(self) -> int:
@@ -66,5 +66,5 @@ class Affinity:
         served = self._served
         served[key] = name
         served.move_to_end(key)
-        if len(served) > self._most:
+        if len(served) > self._max_conversations:
             served.popitem(last=False)

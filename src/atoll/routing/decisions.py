@@ -58,6 +58,7 @@ def round_robin(
     closed: Flags,
 ) -> int:
     """Return the next edge of a vertex by interleaved weighted round robin (-1: wait); moves `credit`."""
+    # First, what there is to share: the open edges and their sum.
     total = 0.0
     count = 0
     best = -1
@@ -67,8 +68,10 @@ def round_robin(
             count += 1
             best = e
     if count <= 1:
+        # With one way there is nothing to share, and its credit stands still.
         return best
     least = 1.0 / (2 * count - 2)
+    # Then, who is due: `best` by Tijdeman's rule, `richest` in case nobody has enough credit.
     best = -1
     best_due = 0.0
     richest = -1
@@ -104,6 +107,7 @@ def draw(random: Ints) -> float:
 
     The same arithmetic fits Python's integers and 64-bit ones: one seed, one sequence, compiled or not.
     """
+    # Both products stay below 2**47.
     random[0] = 40014 * random[0] % 2147483563
     random[1] = 40692 * random[1] % 2147483399
     return float((random[0] - random[1]) % 2147483562) / 2147483562.0
@@ -121,6 +125,7 @@ def by_weight(
     found = -1
     for e in range(first[vertex], first[vertex + 1]):
         if weight[e] > 0.0 and not closed[target[e]]:
+            # Set before the test: where rounding leaves a rest, the last open edge takes it.
             found = e
             left -= weight[e]
             if left < 0.0:
@@ -180,6 +185,7 @@ def by_throughput(
             best = e
     if best < 0:
         return -1
+    # Let closed edges catch up, or they would get every request once they open.
     for e in range(first[vertex], first[vertex + 1]):
         if closed[target[e]] and credit[e] < credit[best]:
             credit[e] = credit[best]
@@ -222,6 +228,7 @@ def next_hop(
     one = by_weight(first, target, weight, vertex, closed, draw(random))
     if policy == RANDOM or one < 0:
         return one
+    # Two choices: both by weight, the less loaded is taken and of equals the first.
     two = by_weight(first, target, weight, vertex, closed, draw(random))
     return two if load[target[two]] < load[target[one]] else one
 
@@ -300,6 +307,7 @@ def mask_full(booked: Floats, capacity: Floats, high_water: float, need: float, 
     """
     count = 0
     for v in range(len(booked)):
+        # Else a request larger than the mark would wait for ever.
         limit = capacity[v] * high_water if booked[v] > 0.0 else capacity[v]
         full[v] = booked[v] + need > limit
         if full[v]:
@@ -340,6 +348,7 @@ def urgency(
     """
     if order == BY_ARRIVAL:
         return arrival_s
+    # Before the slack is looked at: one this old can no longer make it, and would go last.
     if now_s - arrival_s > PATIENCE * promise_s:
         return arrival_s - AGES
     latest_s = arrival_s + promise_s - service_s

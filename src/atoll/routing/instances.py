@@ -13,22 +13,18 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.plan.plan import SINK, SOURCE
-from atoll.routing import decisions
-from atoll.routing.decisions import Flags
-from atoll.routing.pipelines import random_state
-from atoll.routing.policies import policy_code
-from atoll.routing.reweight import reweight
-from atoll.routing.tables import RouteTables
+from atoll.routing.graph_router import GraphRouter
+from atoll.routing.route_tables import RouteTables
 
 if TYPE_CHECKING:
     from atoll.plan.plan import Plan, Route
 
-_PREFILL, _DECODE, _BOTH = (0, 1), (1, 2), (0, 2)
-"""What an instance does of a request, written like layers: its prompt, its answer, or both."""
+# The part of a request that an instance runs, written like layers: prompt, answer, or both.
+_PREFILL = (0, 1)
+_DECODE = (1, 2)
+_BOTH = (0, 2)
 
 
 def service_tables(plan: Plan, service: str) -> RouteTables:
@@ -82,65 +78,19 @@ def route_tables(routes: Iterable[Route], region: Mapping[str, str]) -> RouteTab
     )
 
 
-class InstanceRouter:
-    """Chooses the instances of requests of one service by a policy.
+class InstanceRouter(GraphRouter):
+    """Chooses the instances of requests of one service by a policy."""
 
-    `load` and `queue`, by vertex of `tables`, are the caller's to keep up to date for policies that look
-    at them.
-    """
+    member = "instance"
+    random_stream = "instances"
 
     def __init__(self, tables: RouteTables, *, policy: str = "iwrr", seed: int = 0) -> None:
-        size = tables.vertices
-        self.planned = tables
-        self.tables = tables
-        self.policy = policy_code(policy)
-        self.queue = np.zeros(size)
-        self.load = np.zeros(size)
-        self.dead: Flags = np.zeros(size, dtype=np.bool_)
-        self._credit = np.zeros(tables.edges)
-        self._delay = np.ones(tables.edges)
-        self._random = random_state(seed, "instances")
-        self._closed: Flags = np.zeros(size, dtype=np.bool_)
-        self._path = np.zeros(size, dtype=np.int64)
+        super().__init__(tables, policy, seed)
 
     def route(self, busy: Iterable[str] = ()) -> tuple[str, ...] | None:
         """Return the instances of a request's way, or None: all are dead or `busy`, wait."""
-        t = self.tables
         masked = self.dead.copy()
         for name in busy:
             masked[self._vertex(name)] = True
-        if not decisions.close(t.first, t.target, t.weight, t.sweep, masked, self._closed):
-            return None
-        count = decisions.walk(
-            self.policy,
-            t.first,
-            t.target,
-            t.weight,
-            t.order,
-            self._credit,
-            self._delay,
-            self.queue,
-            self.load,
-            self._random,
-            self._closed,
-            self._path,
-        )
-        return tuple(t.names[int(v)] for v in self._path[:count])
-
-    def lost(self, instances: Iterable[str]) -> None:
-        """Send nothing to these instances; the others share their requests."""
-        for name in instances:
-            self.dead[self._vertex(name)] = True
-        self.tables = reweight(self.planned, self.dead)
-
-    def back(self, instances: Iterable[str]) -> None:
-        """Use these instances again as planned."""
-        for name in instances:
-            self.dead[self._vertex(name)] = False
-        self.tables = reweight(self.planned, self.dead)
-
-    def _vertex(self, name: str) -> int:
-        inner = self.planned.names[1:-1]
-        if name not in inner:
-            raise UnknownNameError("instance", name, inner)
-        return inner.index(name) + 1
+        vertices = self._walk(masked)
+        return None if vertices is None else tuple(self.tables.names[v] for v in vertices)

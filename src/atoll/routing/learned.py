@@ -23,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _KEEP = 0.97
-"""What an observation is worth once another was made."""
+"""Weight of an observation once another was made."""
 _HALF_LIFE_S = 60.0
 """In this time an observation loses half of its weight, whatever else happens."""
 _RATIO = 1 / 8
 _RATIO_WEIGHT = 0.5
 """b / a until it is known, and the observations that this counts for."""
-_LEAST = 0.02
+_MIN_ALONE_SHARE = 0.02
 """Of what requests take, `a` is at least this share."""
 _JUMP = 4.0
 _TRUSTED = 8
@@ -45,7 +45,7 @@ _STALE_S = 10.0
 
 
 class Speed:
-    """What is known of the speed of one replica."""
+    """Measured speed of one replica."""
 
     __slots__ = (
         "_heard_s",
@@ -102,9 +102,12 @@ class Speed:
         alone = (self._wy * bb - self._wxy * ab) / determinant
         beside = (self._wxy * aa - self._wy * ab) / determinant
         if beside < 0.0:
+            # More company cannot make requests faster: that is noise, and the mean is all there is to know.
             alone, beside = mean_y, 0.0
-        elif alone < _LEAST * mean_y:
-            alone = _LEAST * mean_y
+        elif alone < _MIN_ALONE_SHARE * mean_y:
+            # With an `a` of 0 one more request would seem to gain nothing, ever.
+            alone = _MIN_ALONE_SHARE * mean_y
+            # The line still goes through the mean.
             beside = (mean_y - alone) / max(mean_x, 1e-9)
         self.alone_s, self.beside_s = alone, beside
 
@@ -141,12 +144,12 @@ class Learned:
             -1.0 if shut else _gain(speed, n, usual)
             for speed, n, shut in zip(speeds, running, closed, strict=True)
         ]
-        most = max(gains, default=-1.0)
-        if most < 0.0:
+        best_gain = max(gains, default=-1.0)
+        if best_gain < 0.0:
             return -1, False
         # Who is about as good as the best gets its turn, and stays known that way.
         best = min(
-            (i for i, gain in enumerate(gains) if gain >= _AS_GOOD * most),
+            (i for i, gain in enumerate(gains) if gain >= _AS_GOOD * best_gain),
             key=lambda i: speeds[i].asked_s,
         )
         tried = min(

@@ -47,6 +47,7 @@ class PacedNode:
         """Return the seconds of its step for batches of so many sequences."""
         found = np.interp(sequences, self.sequences, self.seconds)
         if len(self.sequences) > 1:
+            # `np.interp` stays flat after the last point; the curve goes on with its last slope.
             slope = np.diff(self.seconds[-2:]) / np.diff(self.sequences[-2:])
             found = found + slope * np.maximum(sequences - self.sequences[-1], 0.0)
         return np.asarray(found)
@@ -56,6 +57,7 @@ def round_seconds(
     nodes: Sequence[PacedNode], sequences: Floats, batches: int, hops_s: float = 0.0
 ) -> Floats:
     """Return R(k), how long a token takes to come round: `batches` with so many sequences in all."""
+    # No batch is smaller than one sequence.
     batch = np.maximum(sequences / batches, 1.0)
     longest = np.full_like(batch, hops_s)
     work: dict[int, Floats] = {}
@@ -77,6 +79,7 @@ def batches_in_flight(nodes: Sequence[PacedNode], sequences: Floats, hops_s: flo
     Of equally good ones it is the largest, but never more batches than sequences.
     """
     stages = sum(node.on_way for node in nodes)
+    # The largest first: `argmax` finds the first of equals.
     counts = range(stages, 0, -1)
     rounds = np.stack([round_seconds(nodes, sequences, k, hops_s) for k in counts])
     best = np.argmax(rounds <= rounds.min(axis=0) * _EVEN, axis=0)

@@ -1,4 +1,4 @@
-"""What is left of a plan's flows when nodes die, found without planning anew.
+"""Flows of a plan that are left when nodes die, found without planning again.
 
 Let f_e be the planned flow of edge e and F_v that through vertex v. Backwards from the sink, vertex v
 can still pass on g_v = sum over its edges of f_e * g_w / F_w, where w is the edge's target, g = 0 for a dead
@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.routing.decisions import Flags, Floats
-from atoll.routing.tables import RouteTables
+from atoll.routing.route_tables import RouteTables
 
 Solve = Callable[[RouteTables, Flags], Floats]
 """From the planned tables and which vertices are dead to the new weight of every edge."""
@@ -39,12 +39,14 @@ def _scale(tables: RouteTables, dead: Flags) -> Floats:
     first, target, planned = tables.first, tables.target, tables.weight
     sink = tables.vertices - 1
     through = np.bincount(target, weights=planned, minlength=tables.vertices)
+    # Nothing flows into the source: it counts with what leaves it.
     through[0] = planned[first[0] : first[1]].sum()
     # What is left of a vertex: g_v / F_v, for spare nodes (F_v = 0) what they could pass on.
     left = np.zeros(tables.vertices)
     left[sink] = 1.0
     able = through.copy()
     weight = np.zeros(tables.edges)
+    # From the sink on: what next hops can take is known by then.
     for v in tables.sweep:
         if v == sink or dead[v]:
             continue
@@ -52,6 +54,7 @@ def _scale(tables: RouteTables, dead: Flags) -> Floats:
         hops = target[edges]
         new = planned[edges] * left[hops]
         if not new.any():
+            # All next hops of the plan are lost: fall back on those that it does not use.
             new = _spread(left[hops] * np.where(hops == sink, 1.0, able[hops]), float(through[v]))
         weight[edges] = new
         total = float(new.sum())

@@ -28,7 +28,7 @@ class ShareDealer:
         if not 0.0 < total < float("inf") or min(shares.values()) < 0.0:
             raise InputError("shares are numbers of 0 and more, and one of them is more")
         self.shares = {name: share / total for name, share in sorted(shares.items()) if share > 0.0}
-        """What each gets, in order; those that get nothing are left out."""
+        """The share of each, in order; those that get nothing are left out."""
         self._names = tuple(self.shares)
         self._dealt = dict.fromkeys(self._names, 0)
         self._count = 0
@@ -47,15 +47,15 @@ class ShareDealer:
             return names[0]
         slack = 1.0 / (2 * len(names) - 2)
         turn, soonest, behind = "", float("inf"), float("-inf")
-        most = names[0]
+        furthest = names[0]
         for name, share in self.shares.items():
             owed = share * (self._count + 1) - self._dealt[name]
             if owed > behind:
-                most, behind = name, owed
+                furthest, behind = name, owed
             deadline = (1.0 - slack - owed) / share
             if owed >= slack and deadline < soonest:
                 turn, soonest = name, deadline
-        return turn or most  # nobody is behind by enough only where rounding says so
+        return turn or furthest  # nobody is behind by enough only where rounding says so
 
     def take(self, name: str) -> None:
         """Count that a name was dealt."""

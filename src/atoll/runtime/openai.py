@@ -1,7 +1,7 @@
 """The part of OpenAI's API that a gateway has to understand: requests as far as they are checked, errors.
 
 Fields not named here pass through unread. What is named is checked while it is read, in one pass, so that
-nonsense is answered with 400 at the door and never reaches an engine.
+nonsense is answered with 400 at once and never reaches an engine.
 """
 
 from __future__ import annotations
@@ -13,21 +13,69 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from atoll.runtime.openai_parts import ContentPart
+from atoll.core.request_parameters import (
+    Choices,
+    Fallbacks,
+    GatewayParameters,
+    Name,
+    NonNegative,
+    Positive,
+    Seed,
+)
 
-NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Choices = Annotated[int, Meta(ge=1, le=128)]
-Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
-Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
-Name = Annotated[str, Meta(min_length=1, max_length=512)]
-Fallbacks = Annotated[list[Name], Meta(max_length=64)] | None
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-StopText = Annotated[str, Meta(max_length=4096)]
-Stop = StopText | Annotated[list[StopText], Meta(max_length=64)] | None
-Bias = dict[Annotated[str, Meta(max_length=32)], Annotated[float, Meta(ge=-100.0, le=100.0)]]
-TokenIds = Annotated[list[NonNegative], Meta(max_length=1024)]
+# The pieces a message of OpenAI's API may be made of: text, pictures, sound, video.
+#
+# Every field that could name something to fetch is read here whatever the type of its piece says: a backend
+# that looks at other fields than the type asks for is told nothing that was not checked.
+
+PartType = Literal[
+    "text", "refusal", "image_url", "input_audio", "video_url", "audio_url", "embeds"
+]
+"""`embeds` are vectors for an instance of the stage engine, which checks them itself."""
+AudioFormat = Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "webm", "pcm16", "pcm"]
+
+
+class MediaUrl(Struct, gc=False):
+    """Where a picture, video or sound is: a data: URL, or one to fetch where that is allowed."""
+
+    url: str
+    detail: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class InputAudio(Struct, gc=False):
+    """Sound that was sent along."""
+
+    data: str
+    """Base64."""
+    format: AudioFormat
+
+
+class ContentPart(Struct, gc=False):
+    """A piece of a message; the field named like its type has what it is."""
+
+    type: PartType
+    text: str | None = None
+    refusal: str | None = None
+    image_url: MediaUrl | str | None = None
+    input_audio: InputAudio | None = None
+    video_url: MediaUrl | str | None = None
+    audio_url: MediaUrl | str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a piece without what its type promises."""
+        if self.type != "embeds" and getattr(self, self.type) is None:
+            raise ValueError(f"a part of type {self.type!r} needs the field {self.type!r}")
+
+    def urls(self) -> list[tuple[str, str]]:
+        """Return the URLs of the piece with the fields they stand in, whatever its type."""
+        found = []
+        for field in ("image_url", "video_url", "audio_url"):
+            value = getattr(self, field)
+            if value is not None:
+                found.append((field, value if isinstance(value, str) else value.url))
+        return found
+
+
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 Modalities = Annotated[list[Literal["text", "audio"]], Meta(min_length=1, max_length=2)] | None
 Voice = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -70,7 +118,7 @@ def error_body(message: str, kind: str, param: str | None = None, code: str | No
 
 
 class StreamOptions(Struct):
-    """What a stream holds besides text."""
+    """Options of a stream besides text."""
 
     include_usage: bool | None = None
 
@@ -88,26 +136,12 @@ class ResponseFormat(Struct):
     type: str
 
 
-class Generation(Struct, kw_only=True):
-    """What requests that generate text share."""
+class Generation(GatewayParameters, kw_only=True):
+    """Fields of all requests that generate text, beside the parameters declared for the gateway."""
 
     model: Name
-    models: Fallbacks = None
-    """Models that may serve instead, best first."""
     stream: bool | None = None
     stream_options: StreamOptions | UnsetType | None = UNSET
-    n: Choices | None = None
-    max_tokens: NonNegative | None = None
-    temperature: Temperature | None = None
-    top_p: Share | None = None
-    seed: Seed | None = None
-    stop: Stop = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[Bias, Meta(max_length=4096)] | None = None
-    stop_token_ids: TokenIds | None = None
-    """Of vLLM and others."""
-    user: str | None = None
     response_format: ResponseFormat | None = None
 
 
@@ -130,7 +164,7 @@ class ChatRequest(Generation, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: None = None
-    """What tools were once called; nobody here understands it."""
+    """Older name of tools; nobody here understands it."""
     function_call: None = None
 
 
@@ -250,10 +284,13 @@ JsonRequest = (
 )
 AnyRequest = JsonRequest | TranscriptionRequest
 
-CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
-SPEECH, IMAGES = "/v1/audio/speech", "/v1/images/generations"
+CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+SPEECH = "/v1/audio/speech"
+IMAGES = "/v1/images/generations"
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
-TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+TOKENIZE = "/tokenize"
+DETOKENIZE = "/detokenize"
 REQUESTS: dict[str, type[JsonRequest]] = {
     CHAT: ChatRequest,
     "/v1/completions": CompletionRequest,
@@ -274,13 +311,13 @@ _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 _HINTS = {"functions": "; use tools", "function_call": "; use tool_choice"}
 _LARGE_BYTES = 2**20
-_MOST_PARTS = 2**19
+_MAX_PARTS = 2**19
 """Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
-_MOST_NAMES = 2**18
+_MAX_NAMES = 2**18
 """Colons in a large body: an object of a million names takes as long. No text for a model has as many."""
-_MOST_ITEMS = 2**22
+_MAX_ITEMS = 2**22
 """Commas in a large body: as many numbers take 160 MiB."""
-_MOST_QUOTES = 2**20
+_MAX_QUOTES = 2**20
 """Quotes in a large body that are not part of a text: two for each."""
 
 
@@ -303,10 +340,10 @@ def read_request(path: str, body: bytes) -> JsonRequest:
 def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
     """Read and check the body of a request; what is wrong is an ApiError that names the field."""
     if len(body) > _LARGE_BYTES and (
-        body.count(b"[") + body.count(b"{") > _MOST_PARTS
-        or body.count(b":") > _MOST_NAMES
-        or body.count(b",") > _MOST_ITEMS
-        or body.count(b'"') - body.count(b'\\"') > _MOST_QUOTES
+        body.count(b"[") + body.count(b"{") > _MAX_PARTS
+        or body.count(b":") > _MAX_NAMES
+        or body.count(b",") > _MAX_ITEMS
+        or body.count(b'"') - body.count(b'\\"') > _MAX_QUOTES
     ):
         raise ApiError(400, "the request has too many parts", code="request_too_large")
     try:
@@ -325,12 +362,12 @@ def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
         raise ApiError(400, f"the body is not JSON: {reason}", code="invalid_json") from None
 
 
-_MOST_USED = 2**40
+_MAX_USED = 2**40
 """Of anything, by one request; who reports more, or less than nothing, counts otherwise."""
 
 
 class Usage(Struct):
-    """What a request used, as engines report it: numbers that can be none are 0, or as large as may be."""
+    """Usage of a request as engines report it: numbers that can be none are 0, or as large as may be."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -345,18 +382,18 @@ class Usage(Struct):
     def __post_init__(self) -> None:
         """Bring every number into its bounds."""
         if (
-            0 <= self.prompt_tokens <= _MOST_USED
-            and 0 <= self.completion_tokens <= _MOST_USED
-            and 0 <= self.total_tokens <= _MOST_USED
-            and 0 <= self.image_pixels <= _MOST_USED
-            and 0.0 <= self.audio_seconds <= _MOST_USED
-            and 0.0 <= self.speech_seconds <= _MOST_USED
+            0 <= self.prompt_tokens <= _MAX_USED
+            and 0 <= self.completion_tokens <= _MAX_USED
+            and 0 <= self.total_tokens <= _MAX_USED
+            and 0 <= self.image_pixels <= _MAX_USED
+            and 0.0 <= self.audio_seconds <= _MAX_USED
+            and 0.0 <= self.speech_seconds <= _MAX_USED
         ):
             return
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not 0 <= value <= _MOST_USED:
-                setattr(self, name, type(value)(_MOST_USED if value > 0 else 0))
+            if not 0 <= value <= _MAX_USED:
+                setattr(self, name, type(value)(_MAX_USED if value > 0 else 0))
 
     @property
     def has_media(self) -> bool:

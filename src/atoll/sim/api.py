@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from atoll.sim.options import SimOptions
+from atoll.sim.sim_options import SimOptions
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.sim.result import SimReport
+    from atoll.sim.sim_result import SimReport
     from atoll.workload.requests import Requests
 
 Progress = Callable[[int, int, float], None]
@@ -34,10 +34,10 @@ def simulate(
     The same arguments give the same bits. Requests of a service that the plan does not serve wait for good.
     The first run on a machine compiles the event loop, which takes a while; later ones find it compiled.
     """
-    from atoll.sim.build import build
-    from atoll.sim.kernel import table_of
-    from atoll.sim.loop import run
-    from atoll.sim.result import SimReport
+    from atoll.sim.event_loop import run
+    from atoll.sim.sim_build import build
+    from atoll.sim.sim_kernel import table_of
+    from atoll.sim.sim_result import SimReport
 
     chosen = options or SimOptions()
     begun = time.process_time()

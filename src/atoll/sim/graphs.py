@@ -14,10 +14,10 @@ from atoll.perf.operators import ACTIVATION_BYTES
 from atoll.plan.plan import SINK, SOURCE, Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.routing.instances import service_tables
-from atoll.routing.tables import RouteTables
-from atoll.sim.arrays import EDGE, VERTEX, Floats, Longs, Records
-from atoll.sim.fleet import FleetHistory
-from atoll.sim.links import Sites, gateway_name, interfaces, site_name
+from atoll.routing.route_tables import RouteTables
+from atoll.sim.instance_history import FleetHistory
+from atoll.sim.sim_arrays import EDGE, VERTEX, Floats, Longs, Records
+from atoll.sim.sim_links import Sites, gateway_name, interfaces, site_name
 
 TOKEN_BYTES = 4.0
 """Bytes of a token between coordinator and node, where no cluster says it."""
@@ -81,6 +81,7 @@ def lower_graph(
         node = np.array([-1, *(u.node for u in units[first:]), -1])
         edge = edge_records(table, item)
         _wire(edge, table, where, node, sites, nics, instance)
+        # Tokens go to and from the gateway, activations from node to node.
         outer = (table.source_of == 0) | (table.target == table.vertices - 1)
         token, activation = _sizes(problem, catalog, instance)
         edge["token_bytes"] = np.where(outer, token, activation)
@@ -125,6 +126,8 @@ def _wire(
     inner = (sender >= 0) & (receiver >= 0)
     edge["into"] = np.where(inner, len(nics) + receiver, -1)
     out, into = nics[sender], nics[receiver]
+    # A link that is slower than both interfaces sets the speed; else the sender's does,
+    # and the receiver's counts by itself (`into`).
     slower = speed < np.minimum(out, into)
     edge["bytes_per_s"] = np.where(inner & ~slower, out, edge["bytes_per_s"])
 
@@ -133,8 +136,10 @@ def vertex_records(table: RouteTables, item: Longs) -> Records:
     """Return the vertices of a graph; `item` is what stands at each."""
     records = np.zeros(table.vertices, VERTEX)
     records["sweep"], records["item"] = table.sweep, item
+    # Units get theirs later; source and sink are never full.
     records["room"] = np.inf
     flow = np.bincount(table.target, weights=table.weight, minlength=table.vertices)
+    # Loads are divided by it, also where the plan sends nothing.
     records["speed"] = np.maximum(flow, (float(flow.max(initial=0.0)) or 1.0) * 1e-6)
     return records
 
@@ -144,6 +149,7 @@ def edge_records(table: RouteTables, item: Longs) -> Records:
     records = np.zeros(table.edges, EDGE)
     records["target"], records["order"], records["weight"] = table.target, table.order, table.weight
     records["reach"] = item[table.target]
+    # All are alike until delays have been seen.
     records["delay"] = 1.0
     records["bytes_per_s"] = 1.0
     records["head"] = records["tail"] = -1
@@ -180,6 +186,7 @@ def _expand(table: RouteTables, groups: Sequence[int]) -> tuple[RouteTables, lis
 def longest_path(table: RouteTables) -> int:
     """Return the most units a request can pass."""
     deep = np.zeros(table.vertices, np.int64)
+    # From the sink on: what a vertex leads to is known before the vertex.
     for v in table.sweep:
         edges = slice(int(table.first[v]), int(table.first[v + 1]))
         hops = deep[table.target[edges]]
@@ -235,6 +242,7 @@ def upper_graph(problem: Problem, history: FleetHistory, sites: Sites) -> Upper:
             _late_pairs({vertex[n] for n in history.numbers[k].values() if n in vertex}, own)
             for k in range(len(history.plans))
         ]
+        # All plans of a run share one graph: a plan only sets weights.
         pairs = sorted({pair for some in (*planned, *late) for pair in some})
         at = {pair: number for number, pair in enumerate(pairs)}
         for k, shares in enumerate(planned):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from atoll.sim.arrays import Sim
-from atoll.sim.kernel import kernel
+from atoll.sim.sim_arrays import Sim
+from atoll.sim.sim_kernel import kernel
 
+# Payload and kind of an event share one integer: kinds are below this number.
 KINDS = 8
 
 
@@ -18,6 +19,7 @@ def push(z: Sim, time: float, kind: int, payload: int) -> None:
     z.run[0].heaped = i + 1
     while i > 0:
         up = (i - 1) >> 1
+        # The new event has the largest `order` so far, so at equal times it stays below.
         if h[up].time <= time:
             break
         h[i] = h[up]
@@ -34,6 +36,7 @@ def pop(z: Sim) -> int:
     value = h[0].value
     last = z.run[0].heaped - 1
     z.run[0].heaped = last
+    # The last event fills the hole at the top, and sinks to its place.
     time, order, moved = h[last].time, h[last].order, h[last].value
     i = 0
     while True:
@@ -84,6 +87,7 @@ def take(z: Sim, at: int) -> int:
     """Remove the first request of list `at` and return it."""
     r = z.list[at].head
     z.list[at].head = z.request[r].after
+    # The tail of a list that is now empty is left as it is: `append` reads it only where there is a head.
     z.request[r].after = -1
     return r
 
@@ -128,12 +132,14 @@ def owner(z: Sim, r: int) -> int:
 def stale(z: Sim, r: int) -> bool:
     """Return whether a record is the chunk of a prompt that starts over, or soon will."""
     c = z.request[r]
+    # `retries` tells chunks of an earlier attempt from those of the present one.
     return c.of >= 0 and (z.request[c.of].marked or z.request[c.of].retries != c.retries)
 
 
 @kernel
 def spare(z: Sim, r: int) -> None:
     """Give the record of a chunk back."""
+    # Records that are free form a stack, linked by `after`.
     z.request[r].after = z.run[0].spare
     z.run[0].spare = r
 
@@ -143,6 +149,7 @@ def hold(z: Sim, u: int, tokens: float) -> None:
     """Put so many tokens of KV cache on a unit, or take them off."""
     unit = z.unit[u]
     unit.used += tokens
+    # The integral until T is used * T - used_moment, so nothing has to be summed at every event.
     unit.used_moment += tokens * z.run[0].clock_s
 
 
@@ -196,6 +203,7 @@ def end_remove(z: Sim, u: int, n: int, at: int) -> int:
     step, name = e[u, last].step, e[u, last].request
     i = at
     if at < last:
+        # The entry that moves comes from another branch: it may belong above `at` as well as below.
         while i > 0 and e[u, (i - 1) >> 1].step > step:
             e[u, i] = e[u, (i - 1) >> 1]
             i = (i - 1) >> 1
@@ -219,6 +227,7 @@ def gap_push(z: Sim, u: int, step: int, gap: float) -> None:
     """Note the gap before the tokens of a step; entries it makes irrelevant go."""
     n = z.unit[u].gaps
     g = z.gap
+    # A gap that is no larger than a later one is never the largest since any step.
     while n > 0 and g[u, n - 1].gap_s <= gap:
         n -= 1
     if n == g.shape[1]:
@@ -236,6 +245,7 @@ def gap_push(z: Sim, u: int, step: int, gap: float) -> None:
 def gap_since(z: Sim, u: int, step: int) -> float:
     """Return the largest gap of a step numbered `step` or later, 0 if there is none."""
     low, high = 0, z.unit[u].gaps
+    # Steps rise and gaps fall along the list: the first entry that is late enough has the largest gap.
     while low < high:
         middle = (low + high) >> 1
         if z.gap[u, middle].step < step:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from atoll.routing.reweight import reweight
-from atoll.sim import arrays as a
-from atoll.sim.fleet import FleetHistory, LifeEvent
+from atoll.sim import sim_arrays as a
 from atoll.sim.graphs import Lower, Upper
+from atoll.sim.instance_history import FleetHistory, LifeEvent
 
 
 def life_records(

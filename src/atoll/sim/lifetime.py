@@ -1,10 +1,13 @@
-"""What happens to a request as a whole: it starts, its tokens come out, it ends, or it starts over."""
+"""Life of a request: it starts, its tokens come out, it ends, or it starts over."""
 
 from __future__ import annotations
 
 import math
 
-from atoll.sim.arrays import (
+from atoll.sim.heap import append, hold, prompt_list, push, token_list, wait_way
+from atoll.sim.link_traffic import move_cache, post, share_at, unbook
+from atoll.sim.reuse import leave_blocks
+from atoll.sim.sim_arrays import (
     ANSWERS,
     ARRIVE,
     CHANGED,
@@ -26,13 +29,10 @@ from atoll.sim.arrays import (
     WATERMARK,
     Sim,
 )
-from atoll.sim.heap import append, hold, prompt_list, push, token_list, wait_way
-from atoll.sim.kernel import kernel
-from atoll.sim.reuse import leave_blocks
-from atoll.sim.traffic import move_cache, post, share_at, unbook
+from atoll.sim.sim_kernel import kernel
 
 GAP_BINS = 400
-GAP_LEAST_S = 1e-5
+GAP_MIN_S = 1e-5
 GAP_PER_DECADE = 50.0
 
 
@@ -45,9 +45,9 @@ def bin_of(z: Sim, now: float) -> int:
 @kernel
 def gap_bin(gap: float) -> int:
     """Return the bin of a gap between tokens."""
-    if gap <= GAP_LEAST_S:
+    if gap <= GAP_MIN_S:
         return 0
-    return min(int(math.log10(gap / GAP_LEAST_S) * GAP_PER_DECADE) + 1, GAP_BINS - 1)
+    return min(int(math.log10(gap / GAP_MIN_S) * GAP_PER_DECADE) + 1, GAP_BINS - 1)
 
 
 @kernel
@@ -66,6 +66,7 @@ def note_tokens(z: Sim, service: int, now: float, count: int, gap: float) -> Non
 def kick(z: Sim, u: int) -> None:
     """Have an idle unit look at its queue after this event: KV cache came free."""
     unit = z.unit[u]
+    # A busy unit looks at its queue when its step ends.
     if not unit.alive or unit.busy or z.run[0].kicks >= z.todo.shape[1]:
         return
     if z.list[prompt_list(u)].head >= 0 or z.list[token_list(u)].head >= 0:
@@ -84,6 +85,7 @@ def held_tokens(z: Sim, r: int, part: int, k: int, u: int) -> float:
         if c.join >= 0:
             return float(c.target + z.unit[u].steps - c.join)
         return float(c.context)
+    # Units up to `charged` have the token of this pass, those behind them do not yet.
     return float(c.context if k < c.charged else c.before)
 
 
@@ -111,8 +113,10 @@ def release(z: Sim, r: int, part: int) -> None:
         u = z.edge[z.way[r, begin + k]].reach
         unit = z.unit[u]
         if k == 0:
+            # Blocks are kept where prompts start only.
             leave_blocks(z, u, r)
         hold(z, u, -held_tokens(z, r, part, k, u) * share_at(z, u, reached))
+        # Shares are fractions: their rounding must not leave a rest.
         if unit.used < 1e-6:
             unit.used = 0.0
         reached = unit.end
@@ -213,6 +217,7 @@ def start_over(z: Sim, r: int) -> None:
     c.join = -1
     c.marked = False
     c.retries += 1
+    # Tokens it has made are computed again with the prompt.
     c.target = c.prompt + c.made
     c.state = WAITING
     z.run[0].retries += 1
@@ -278,6 +283,7 @@ def decode_apart(z: Sim, r: int) -> None:
     """Have a request whose prompt is done decode elsewhere; its first token comes from there."""
     z.request[r].state = MOVING
     wait_way(z, z.run[0].moves + z.request[r].instance, r)
+    # Counted so that `settle` need not look at the lists of all instances.
     z.run[0].moving += 1
     z.run[0].dirty = max(z.run[0].dirty, FREED)
 
@@ -296,6 +302,7 @@ def next_level(z: Sim, r: int, now: float) -> None:
     stop = z.klass[c.klass + 1]
     at = z.klass[c.klass] + c.level
     pending = 0
+    # Components without an item of this request are done at once: go on with what follows.
     while pending == 0 and at < stop:
         if z.level[at].pool < 0:
             c.level += 1

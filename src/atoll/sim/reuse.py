@@ -7,9 +7,9 @@ first, of one prompt the last block. Requests that run side by side share blocks
 
 from __future__ import annotations
 
-from atoll.sim.arrays import Sim
 from atoll.sim.heap import hold
-from atoll.sim.kernel import kernel
+from atoll.sim.sim_arrays import Sim
+from atoll.sim.sim_kernel import kernel
 
 
 @kernel
@@ -23,8 +23,10 @@ def blocks_found(z: Sim, u: int, r: int) -> tuple[int, int]:
         return 0, 0
     found, shared = 0, 0
     for k in range(min(c.blocks, (c.target - 1) // z.run[0].block_tokens)):
+        # 0: not held; -1: held, and free to go; above 0: in use.
         users = z.block[row, z.block_id[c.block + k]].users
         if users == 0:
+            # What comes after a block that is missing is no prefix.
             break
         found += 1
         if users > 0:
@@ -68,6 +70,7 @@ def use_blocks(z: Sim, u: int, r: int) -> None:
             if z.block[unit.cache, b].users < 0:
                 drop_free(z, u, b)
             elif z.block[unit.cache, b].users > 0:
+                # The whole prompt has been held for it: what others hold is counted with them.
                 hold(z, u, -float(z.run[0].block_tokens))
             z.block[unit.cache, b].users += 1
     make_way(z, u)
@@ -81,10 +84,12 @@ def leave_blocks(z: Sim, u: int, r: int) -> None:
         return
     c.sharing = False
     for i in range(c.blocks):
+        # From the end: the start of a prompt is dropped last, since blocks after it are of no use without it.
         b = z.block_id[c.block + c.blocks - 1 - i]
         block = z.block[unit.cache, b]
         block.users -= 1
         if block.users > 0:
+            # Others still use it, and the caller takes the whole prompt off.
             hold(z, u, float(z.run[0].block_tokens))
         elif unit.alive:
             block.users = -1

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from atoll.routing.compiled import urgency
 from atoll.routing.decisions import BY_ARRIVAL
-from atoll.sim.arrays import CACHED, DECODE, DONE, DROPPED, LENGTH, PREFILL, STEP, Sim
 from atoll.sim.heap import (
     end_push,
     end_remove,
@@ -24,9 +23,10 @@ from atoll.sim.heap import (
     token_list,
     unlink,
 )
-from atoll.sim.kernel import kernel
 from atoll.sim.lifetime import decode_apart, end, moves_on, note_tokens, prompt_done, start_over
 from atoll.sim.reuse import blocks_found, leave_blocks, make_way, use_blocks
+from atoll.sim.sim_arrays import CACHED, DECODE, DONE, DROPPED, LENGTH, PREFILL, STEP, Sim
+from atoll.sim.sim_kernel import kernel
 from atoll.sim.stepping import whole_seconds
 
 WINDOW = 256
@@ -59,11 +59,14 @@ def join(z: Sim, u: int, r: int) -> None:
     """Let a request whose prompt is in the cache decode from the next step on."""
     unit, c = z.unit[u], z.request[r]
     c.state = DECODE
+    # Steps are counted per unit: a sequence has made `steps - join` tokens since.
     c.join = unit.steps
     end_push(z, u, unit.running, unit.steps + c.answer - c.made, r)
     unit.owned += 1
     unit.running += 1
+    # It attends to its prompt and its first token.
     unit.context += c.target + 1
+    # The gap before its next token counts from its own first one: `tokens_made` looks at it apart.
     c.after = unit.joining
     unit.joining = r
 
@@ -76,6 +79,7 @@ def leave(z: Sim, u: int, at: int) -> int:
     unit.running -= 1
     # What it would attend to next is in `context` already.
     unit.context -= z.request[r].target + unit.steps - z.request[r].join + 1
+    # One that has had no step yet is still linked among those that join.
     previous = -1
     one = unit.joining
     while one >= 0:
@@ -97,6 +101,7 @@ def cut_short(z: Sim, u: int, r: int) -> None:
     c.made += unit.steps - c.join
     if unit.steps > c.join:
         c.last_s = unit.last_end + unit.back_s
+        # The gap before step join + 1 was its own (`tokens_made`); those it shares begin one step later.
         c.gap_s = max(c.gap_s, gap_since(z, u, c.join + 2))
 
 
@@ -110,6 +115,7 @@ def put_back(z: Sim, u: int, r: int) -> None:
     c.join = -1
     c.retries += 1
     z.run[0].retries += 1
+    # The tokens it has made are computed again with its prompt.
     c.target = c.prompt + c.made
     c.state = PREFILL
     c.context = 0
@@ -122,13 +128,16 @@ def put_back(z: Sim, u: int, r: int) -> None:
 def make_room(z: Sim, u: int, now: float) -> None:
     """Send sequences back, the youngest first, until each of the others can grow by a token."""
     unit = z.unit[u]
+    # Each running sequence grows by one token in the next step.
     while unit.running > 0 and unit.used + unit.running > unit.room:
         youngest = 0
         for i in range(1, unit.running):
+            # Requests are numbered in order of arrival.
             if z.ending[u, i].request > z.ending[u, youngest].request:
                 youngest = i
         r = leave(z, u, youngest)
         first = z.list[prompt_list(u)].head
+        # A prompt that has begun holds room that comes free later.
         begun = first >= 0 and z.request[first].context > 0
         cut_short(z, u, r)
         if unit.running == 0 and not begun:
@@ -144,6 +153,7 @@ def make_room(z: Sim, u: int, now: float) -> None:
 def fits(z: Sim, u: int, tokens: int) -> bool:
     """Return whether the KV cache of a prompt and its first token fits beside what runs."""
     unit = z.unit[u]
+    # What runs grows by a token each in this step, and the prompt's first token needs room, too.
     return unit.used + unit.running + tokens + 1 <= unit.room
 
 
@@ -157,6 +167,7 @@ def prefer(z: Sim, u: int, now: float) -> None:
     r = z.list[at].head
     if z.run[0].order == BY_ARRIVAL or r < 0 or z.request[r].after < 0:
         return
+    # One that has begun holds KV cache: it goes on before others begin.
     if z.request[r].hop == 0 and z.request[r].context > 0:
         return
     best, before, previous = -1, -1, -1
@@ -188,6 +199,7 @@ def admit(z: Sim, u: int, r: int, now: float) -> None:
     z.service[c.service].asked += c.target
     z.service[c.service].reused += c.computed
     use_blocks(z, u, r)
+    # NaN: it never started. One that is computed again keeps its first start.
     if c.start_s != c.start_s:
         c.start_s = now
 
@@ -197,7 +209,7 @@ def take_ready(z: Sim, u: int, now: float) -> None:
     """Take in requests whose KV cache came from elsewhere."""
     unit = z.unit[u]
     at = token_list(u)
-    while z.list[at].head >= 0 and unit.running < unit.most_sequences:
+    while z.list[at].head >= 0 and unit.running < unit.max_sequences:
         r = z.list[at].head
         c = z.request[r]
         if c.marked:
@@ -208,6 +220,7 @@ def take_ready(z: Sim, u: int, now: float) -> None:
             c.context = c.target
             join(z, u, r)
         elif unit.used > 0.0:
+            # Room comes free when something ends here.
             return
         else:
             end(z, next_waiting(z, at, u), now, DROPPED)
@@ -221,16 +234,18 @@ def take_prompts(z: Sim, u: int, now: float) -> int:
     """
     unit = z.unit[u]
     at = prompt_list(u)
+    # Every running sequence takes one token of the step.
     budget = unit.budget - unit.running
     n = 0
-    while z.list[at].head >= 0 and budget > 0 and n < unit.most_prompts:
+    while z.list[at].head >= 0 and budget > 0 and n < unit.max_prompts:
         prefer(z, u, now)
         r = z.list[at].head
         c = z.request[r]
         if c.marked:
             start_over(z, next_waiting(z, at, u))
             continue
-        if unit.running + n >= unit.most_sequences:
+        # Prompts of this step are sequences after it.
+        if unit.running + n >= unit.max_sequences:
             break
         if c.context == 0:
             if c.target + 1 > unit.room:
@@ -238,6 +253,7 @@ def take_prompts(z: Sim, u: int, now: float) -> int:
                 continue
             found, shared = blocks_found(z, u, r)
             rest = c.target - found * z.run[0].block_tokens
+            # A prompt that is not cut must fit into the step, except the first: else it would never run.
             if not unit.chunked and n > 0 and rest > budget:
                 break
             if not fits(z, u, c.target - shared * z.run[0].block_tokens):
@@ -253,6 +269,7 @@ def take_prompts(z: Sim, u: int, now: float) -> int:
         budget -= piece
         unit.prompt_tokens += piece
         c.computed += piece
+        # One that is not done stays first in the queue, for its next piece.
         if c.computed == c.target:
             next_waiting(z, at, u)
             c.after = unit.batch
@@ -264,6 +281,7 @@ def take_prompts(z: Sim, u: int, now: float) -> int:
 def solo_start(z: Sim, u: int, now: float) -> None:
     """Begin the next step of a unit, or let it rest."""
     unit = z.unit[u]
+    # The order is who goes first: what runs, then what was computed elsewhere, then new prompts.
     make_room(z, u, now)
     take_ready(z, u, now)
     n = take_prompts(z, u, now)
@@ -272,6 +290,7 @@ def solo_start(z: Sim, u: int, now: float) -> None:
         unit.busy = False
         return
     took = whole_seconds(z, u, unit.end, n, running, float(unit.context))
+    # Every running sequence writes one token to the cache in this step.
     hold(z, u, running)
     begin_step(z, u, now, took, running)
 
@@ -295,6 +314,7 @@ def tokens_made(z: Sim, u: int, now: float) -> None:
         c.after = -1
         r = following
     unit.joining = -1
+    # All that had a token in the step before share one gap.
     if n > fresh:
         gap = now - unit.last_end
         gap_push(z, u, unit.steps, gap)
@@ -303,6 +323,7 @@ def tokens_made(z: Sim, u: int, now: float) -> None:
     z.instance[unit.instance].tokens += n
     # From here on `context` is what the next step attends to, as `leave` expects.
     unit.context += n
+    # The top of the heap is who ends first.
     while unit.running > 0 and z.ending[u, 0].step <= unit.steps:
         r = leave(z, u, 0)
         c = z.request[r]
@@ -317,7 +338,9 @@ def solo_end(z: Sim, u: int, now: float) -> None:
     unit = z.unit[u]
     if unit.running > 0:
         tokens_made(z, u, now)
+    # Only now: `tokens_made` counts gaps from the end of the step before.
     unit.last_end = now
+    # Prompts join after the tokens of this step were counted: their next token comes with the next step.
     r = unit.batch
     unit.batch = -1
     while r >= 0:
@@ -351,8 +374,10 @@ def solo_fail(z: Sim, u: int) -> None:
     """Send back every sequence of a unit that died."""
     unit = z.unit[u]
     if unit.busy:
+        # The step that is broken off had booked a token for each (`solo_start`).
         hold(z, u, -unit.running)
     while unit.running > 0:
+        # From the end of the heap nothing has to move.
         r = leave(z, u, unit.running - 1)
         cut_short(z, u, r)
         start_over(z, r)

@@ -6,21 +6,21 @@ for the prompts and sequences actually in the batch instead of their means.
 
 from __future__ import annotations
 
-from atoll.sim.arrays import (
+from atoll.sim.sim_arrays import (
     CACHED,
     CURVES,
     DECODE_S,
     DECODE_X,
-    DENSE_MOST,
+    DENSE_MAX,
     LENGTH,
     PROMPT_S,
     PROMPT_X,
     Floats,
     Sim,
 )
-from atoll.sim.kernel import kernel
+from atoll.sim.sim_kernel import kernel
 
-_PREFILL = 4 + 5 * DENSE_MOST
+_PREFILL = 4 + 5 * DENSE_MAX
 _DECODE = _PREFILL + 6
 _EXPERTS = _DECODE + 6
 _REDUCE = _EXPERTS + 9
@@ -80,6 +80,7 @@ def prefill_seconds(c: Floats, n: int, length: Floats, reached: Floats) -> float
             pairs += new * old + 0.5 * new * new
             keys += new + old
         else:
+            # So many new tokens see less than a whole window.
             below = min(new, max(window - old, 0.0))
             ramp = below * old + 0.5 * below * below
             pairs += min(ramp + (new - below) * window, new * window)
@@ -163,6 +164,7 @@ def layers_seconds(
         if sequences > 0.0:
             total += at(z.curve[row, DECODE_X], z.curve[row, DECODE_S], sequences)
         if n > 0 and sequences > 0.0:
+            # Both curves have it, and the step has it once.
             total -= unit.shared_s
         return total * (high - low)
     for k in range(unit.kinds):

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.core.errors import InternalError
-from atoll.perf.engines import HostTime
+from atoll.engines.limits import HostTime
 from atoll.perf.layers import LayerOps, ModelOps, layer_kinds
 from atoll.perf.operators import AllReduce, Roofline
 from atoll.perf.step import AnalyticStepModel
 from atoll.plan.cluster import NodeProfile
-from atoll.sim.arrays import (
+from atoll.sim.sim_arrays import (
     CURVES,
-    DENSE_MOST,
+    DENSE_MAX,
     LAYER_WIDTH,
     OPERATORS,
     Floats,
@@ -94,13 +94,13 @@ class TimesBuilder:
         return Times(coefficient, fixed, prefix, _pad(pairs, count))
 
 
-def layer_row(ops: LayerOps, least_s: float) -> Floats:
+def layer_row(ops: LayerOps, min_s: float) -> Floats:
     """Return the coefficients of a layer: window, passes, products, attention, experts, sums, launches."""
-    if len(ops.dense) > DENSE_MOST:
+    if len(ops.dense) > DENSE_MAX:
         raise InternalError(f"a layer with {len(ops.dense)} products")
     row = [-1.0 if ops.window is None else float(ops.window)]
     row += [ops.elementwise.row_s, ops.elementwise.t0_s, float(len(ops.dense))]
-    for index in range(DENSE_MOST):
+    for index in range(DENSE_MAX):
         row += _roofline(ops.dense[index]) if index < len(ops.dense) else [0.0] * 5
     a = ops.prefill
     row += [a.pair_s, a.token_s, a.key_s, a.serial_s, a.t0_s, a.p]
@@ -111,7 +111,7 @@ def layer_row(ops: LayerOps, least_s: float) -> Floats:
         row += [0.0] * 9
     else:
         row += [1.0, e.experts, e.top_k, e.flop_s, e.expert_s, e.row_s, e.pad, e.t0_s, e.p]
-    return np.array([*row, *_reduce(ops.all_reduce), least_s])
+    return np.array([*row, *_reduce(ops.all_reduce), min_s])
 
 
 def outer_row(ops: ModelOps, host: HostTime) -> Floats:
@@ -138,10 +138,10 @@ def _one_is_some(curve: Curve) -> Curve:
 
 def _pad(pairs: Sequence[tuple[Curve, Curve]], count: int) -> Floats:
     """Curves for prompts and for decoding, x and seconds each, the last point repeated."""
-    most = max((len(curve) for pair in pairs for curve in pair), default=1)
-    padded = np.zeros((count, 4, most))
+    points = max((len(curve) for pair in pairs for curve in pair), default=1)
+    padded = np.zeros((count, 4, points))
     for i, pair in enumerate(pairs):
         for k, curve in enumerate(pair):
-            full = np.array([*curve, *[curve[-1]] * (most - len(curve))])
+            full = np.array([*curve, *[curve[-1]] * (points - len(curve))])
             padded[i, 2 * k], padded[i, 2 * k + 1] = full[:, 0], full[:, 1]
     return padded

@@ -5,13 +5,14 @@ from atoll.solve import solve
 plan = solve(problem)
 
 registry    `solve`: picks the solver, makes what it needs, checks its plan
-effort      how hard to try and what for; progress is what is told meanwhile
-family      what solvers of one kind of problem have in common
+plan_request  `PlanRequest`: solver, effort, deadline, catalog, who is told of progress
+effort      how hard to try and what for; `solve_progress` what is told meanwhile
+family      the three families of solvers and their protocol
 templates/  every useful layout of a role over unlike nodes, exactly
 rent/       the cheapest instances of templates on offer, with a proven bound; baselines
 place/      layers on machines that are there, network and all; baselines
-cells/      components of any-to-any models on executors
-choice/     the joint problem of GH and AGH, to be compared with
+graph/      components of any-to-any models on executors
+joint/      the joint problem of GH and AGH, to be compared with
 weighted    energy and carbon beside rent
 explain/    what binds, what loosening it is worth, what would repair a plan
 assembly    chosen layouts into a plan: flows, routes, cost
@@ -25,20 +26,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from atoll.solve.comparison import compare_solvers
     from atoll.solve.effort import Effort
-    from atoll.solve.progress import Progress, SolveStats
-    from atoll.solve.registry import compare_solvers, solve, solvers
+    from atoll.solve.family import solvers
+    from atoll.solve.plan_request import PlanRequest
+    from atoll.solve.registry import solve
+    from atoll.solve.solve_progress import Progress, SolveStats
 
 _HOME = {
     "Effort": "effort",
-    "Progress": "progress",
-    "SolveStats": "progress",
-    "compare_solvers": "registry",
+    "PlanRequest": "plan_request",
+    "Progress": "solve_progress",
+    "SolveStats": "solve_progress",
+    "compare_solvers": "comparison",
     "solve": "registry",
-    "solvers": "registry",
+    "solvers": "family",
 }
 
-__all__ = ["Effort", "Progress", "SolveStats", "compare_solvers", "solve", "solvers"]
+__all__ = [
+    "Effort",
+    "PlanRequest",
+    "Progress",
+    "SolveStats",
+    "compare_solvers",
+    "solve",
+    "solvers",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -16,7 +16,7 @@ from typing import Protocol
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InternalError
 from atoll.core.ids import parse_node_type, parse_role
-from atoll.perf.memory import position_of
+from atoll.perf.memory_model import position_of
 from atoll.plan.capacities import best_tp, node_capacity
 from atoll.plan.plan import (
     PROVEN_GAP,
@@ -119,8 +119,10 @@ def plan_from_layouts(
     """
     staying = [keep(problem, catalog, instance) for instance in kept]
     taken = {instance.id for instance in (*staying, *problem.running)}
+    # What was not kept by name may still equal a chosen one.
     idle = {i.id: i for i in problem.running if i.id not in {s.id for s in staying}}
     started: list[Instance] = []
+    # In a fixed order, so that equal choices get equal ids.
     order = sorted(chosen, key=lambda c: (c.role, c.region, _shape(c.layout), _split(c.rented)))
     for choice in order:
         new = build_instance(problem, catalog, choice, id=_next_id(choice.role, taken))
@@ -169,7 +171,8 @@ def assemble(
     """
     standing = tuple(instances)
     routes, served = routes_of(problem, catalog, standing)
-    graphs = {service.name: 0.0 for service in problem.services if service.is_graph}
+    # Nothing of these is served unless `served_by_paths` says so.
+    graphs = {service.name: 0.0 for service in problem.graph_services}
     served |= graphs | dict(served_by_paths or {})
     usd = rent(problem, standing)
     fresh = sum(instance.usd_per_hour for instance in standing if not instance.kept)
@@ -343,6 +346,7 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
                 gpu_ids=None if whole else tuple(range(part.gpu_count)),
             )
         )
+    # What is rented and what is laid out must agree in both directions.
     if left.total() != 0:
         raise InternalError(f"{choice.role} in {choice.region}: more nodes rented than laid out")
     return tuple(nodes)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from atoll.core.frozen import Frozen
 from atoll.plan.plan import Plan, Status
 from atoll.plan.problem import Problem
 from atoll.plan.validate.violation import InvalidPlanError
-from atoll.solve.explain.explanation import served_share
+from atoll.solve.effort import Countdown
+from atoll.solve.explain.plan_explanation import served_share
+from atoll.solve.family import baselines
+from atoll.solve.plan_request import PlanRequest
 
 
 class Compared(Frozen):
@@ -31,6 +37,41 @@ class Compared(Frozen):
     hops: int = 0
 
 
+def compare_solvers(
+    plan: Plan, problem: Problem, request: PlanRequest | None = None
+) -> Iterator[Compared]:
+    """Yield what simple rules make of the problem, beside a plan for it, until the deadline has passed."""
+    from atoll.solve.registry import solve
+    from atoll.solve.resizing import sized_like
+
+    request = request or PlanRequest()
+    catalog, left = request.catalog_for(problem), Countdown(request.deadline_s)
+    # What a rule would rent for the same promises, its instances carrying what the plan's do.
+    problem, derating = sized_like(plan, problem.settled(plan.mixes), catalog)
+    effort = request.effort if derating is None else replace(request.effort, derating=derating)
+    if plan.promises and problem.family == "graph":
+        from atoll.solve.graph.room import slowdown_of
+
+        # Executors of a rule are given the room that those of the plan have, on average.
+        effort = replace(effort, slowdown=slowdown_of(plan, problem, catalog))
+    names = [name for name in baselines(problem) if name != plan.solver]
+    for tried, name in enumerate(names):
+        if left.passed:
+            return
+        seconds = left.share(1 / (len(names) - tried))
+        asked = replace(
+            request, solver=name, effort=effort, deadline_s=seconds, catalog=catalog, stats=None
+        )
+        try:
+            other = solve(problem, asked)
+        except InvalidPlanError as error:
+            # Baselines know no limits of the whole; the validator says which they break.
+            rules = dict.fromkeys(str(violation.rule) for violation in error.violations)
+            yield Compared(solver=name, broken=tuple(rules))
+        else:
+            yield compare(other, plan, problem)
+
+
 def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:
     """Return another plan's figures beside those of `plan`."""
     served, own = served_share(other, problem), served_share(plan, problem)
@@ -46,9 +87,3 @@ def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:
         tokens_per_s=None if other.goal == "cost" else other.objective,
         hops=max((instance.stages for instance in other.instances), default=0),
     )
-
-
-def broken(solver: str, error: InvalidPlanError) -> Compared:
-    """Return the line of a solver whose plan broke a rule."""
-    rules = dict.fromkeys(str(violation.rule) for violation in error.violations)
-    return Compared(solver=solver, broken=tuple(rules))

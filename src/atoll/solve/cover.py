@@ -141,6 +141,7 @@ def _use_up_to(own: Floats, before: Floats, weight: int, cost: float, number: in
     """Allow up to `number` uses of one item on top of `before` or `own`, in place."""
     width = len(own)
     for _ in range(number):
+        # By falling d, so that one pass adds one use at most.
         for d in range(width - 1, -1, -1):
             rest = max(0, d - weight)
             value = cost + min(before[rest], own[rest])
@@ -153,6 +154,7 @@ def _use_any(
     own: Floats, before: Floats, tail: Floats, item_w: Ints, item_c: Floats, items: int
 ) -> None:
     """Allow any number of uses of items on top of `before` or `own`, in place; one item costs `tail`."""
+    # By rising d, so that what this reads may hold uses of these items already.
     for d in range(len(own)):
         value = min(own[d], tail[d] + before[0])
         for i in range(items):
@@ -227,6 +229,7 @@ def _cover(
         _copy(best[g], tail)
         _fall(tail)
         for j in range(1, spread + 1):
+            # This region is one more than before; at the last count it may also be any further one.
             _copy(table[j - 1], before)
             if j == spread:
                 _lower(before, table[j])
@@ -236,6 +239,7 @@ def _cover(
                 if group[i] == g:
                     _use_up_to(own, before, weight[i], cost[i], number[i])
             _use_any(own, before, tail, item_w, item_c, items)
+            # Kept apart until all counts are done: a region counts once.
             _copy(own, fresh[j])
         for j in range(1, spread + 1):
             _lower(table[j], fresh[j])

@@ -1,4 +1,4 @@
-"""What templates carry in truth: a share of the throughput that the performance model gives them.
+"""Derating of templates: the share of the performance model's throughput that they carry in truth.
 
 Solvers choose among templates by their analytic throughput. Who has simulated some of them says here how much
 of it they may be given; the others keep all of it, which is an upper bound. A plan that uses none of those is

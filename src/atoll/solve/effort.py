@@ -21,17 +21,19 @@ DEADLINE_S = 300.0
 """A safety net that the usual effort does not reach, on a busy laptop either."""
 LEVELS = {"low": 0.1, "normal": 1.0, "high": 10.0}
 """Effort in words, as a multiple of the usual work."""
-_LEAST_WORK, _MOST_WORK = 0.01, 1000.0
+_MIN_WORK = 0.01
+"""Least effort, relative to the usual one."""
+_MAX_WORK = 1000.0
 MOMENT_S = 1e-3
-"""What a step is given where no time is left: it must return the first plan that it has."""
+"""Seconds of a step where no time is left: it must return the first plan that it has."""
 
 _SOONER = 0.2
-"""What prompt latency counts: a plan with prompts a tenth sooner may generate 2 % less."""
+"""Weight of prompt latency: a plan with prompts a tenth sooner may generate 2 % less."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a plan generates, in tokens/s, and the median seconds until a prompt is done."""
+    """Tokens/s that a plan generates, and the median seconds until a prompt is done."""
 
     tokens_per_s: float
     prompt_s: float
@@ -73,7 +75,7 @@ class Effort:
 
     `gap` is the proven distance to the optimum, as a share, at which the search may stop. `cached` keeps
     templates on disk and uses those that are there. `work` multiplies every budget of counted work: linear
-    programmes, integer nodes, evaluations, simulations. Templates carry what `derating` leaves of them, and
+    programs, integer nodes, evaluations, simulations. Templates carry what `derating` leaves of them, and
     executors of any-to-any services take `slowdown` times as long, by service, parts and kind of node ("*":
     kinds that are not named): what simulation found. `rent_limit` is a budget where prices of the problem
     stand for more than rent.
@@ -96,12 +98,23 @@ class Effort:
     slowdown: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not _LEAST_WORK <= self.work <= _MOST_WORK:
+        if not _MIN_WORK <= self.work <= _MAX_WORK:
             raise UsageError(
                 f"{self.work:g} times the usual effort",
-                hint=f"take {_LEAST_WORK:g} to {_MOST_WORK:g}, or low, normal or high",
+                hint=f"take {_MIN_WORK:g} to {_MAX_WORK:g}, or low, normal or high",
                 field="effort",
             )
+
+    def refuse_cluster_options(self) -> None:
+        """Raise UsageError where something is set that only fixed clusters know."""
+        options = {
+            "objective": self.objective is not None,
+            "partial": self.partial,
+            "best-effort": not self.promise,
+        }
+        for option, is_set in options.items():
+            if is_set:
+                raise UsageError(f"--{option} is for fixed clusters", hint="leave it out")
 
 
 def parse_work(text: str) -> float:
@@ -112,10 +125,10 @@ def parse_work(text: str) -> float:
         work = float(text)
     except ValueError:
         work = math.nan
-    if not _LEAST_WORK <= work <= _MOST_WORK:
+    if not _MIN_WORK <= work <= _MAX_WORK:
         raise UsageError(
             f"cannot read '{text}' as an effort",
-            hint=f"write low, normal, high, or a number from {_LEAST_WORK:g} to {_MOST_WORK:g}",
+            hint=f"write low, normal, high, or a number from {_MIN_WORK:g} to {_MAX_WORK:g}",
             field="effort",
         )
     return work

@@ -41,12 +41,13 @@ def routes_of(
     Shares of a service add up to 1 where anything is served, and no instance gets more than it carries.
     An instance of a phase that has no partner gets no route. The catalog is the problem's unless given.
     """
+    # In order of ids: routes do not depend on the order given.
     standing = sorted((i for i in instances if i.throughput_per_s > 0), key=lambda i: i.id)
     parts = [
         _Part.of(service, [i for i in standing if i.service == service.name])
-        for service in problem.services
-        if not service.is_graph
+        for service in problem.plain_services
     ]
+    # Links between regions are for what cannot be served at home.
     short = [part for part in parts if part.served < 1.0 and part.prefill and part.decode]
     if short and len(problem.regions) > 1 and problem.cluster is None:
         _cross(problem, problem.catalog() if catalog is None else catalog, short)
@@ -164,11 +165,13 @@ def _cross(problem: Problem, catalog: Catalog, parts: Sequence[_Part]) -> None:
             parts[at].extend(left, shares[at])
         return [part.served for part in parts]
 
+    # What each reaches with all links to itself: to ask for more is of no use.
     alone = [fill([float(n == at) for n in range(len(parts))])[at] for at in range(len(parts))]
     reached = fill(alone)
     if all(a - r <= _TRICKLE for a, r in zip(alone, reached, strict=True)):
         return
     low, high = 0.0, 1.0
+    # By priority nothing is shared in common first: all of the links go in order below.
     if problem.settings.on_shortage != "priority":
         for _ in range(_HALVINGS):
             share = (low + high) / 2
@@ -176,7 +179,9 @@ def _cross(problem: Problem, catalog: Catalog, parts: Sequence[_Part]) -> None:
             got = fill(wanted)
             enough = all(w - g <= 1e-9 for w, g in zip(wanted, got, strict=True))
             low, high = (share, high) if enough else (low, share)
+    # The last halving may have failed: once more with the share that is known to work.
     fill([min(low, most) for most in alone])
+    # What is left of the links goes to those of higher priority first.
     extend(alone, sorted(range(len(parts)), key=lambda at: -parts[at].service.priority))
 
 
@@ -193,32 +198,34 @@ def _augment(
     that can be given up, to a region whose decode has something left.
     """
     flow = {pair: rate for pair, rate in legs.items() if rate > 0}
-    least = _TRICKLE * max(1.0, sum(prefill.values()), sum(decode.values()))
-    while missing > least:
+    min_flow = _TRICKLE * max(1.0, sum(prefill.values()), sum(decode.values()))
+    while missing > min_flow:
         left = {
             g: rate - sum(f for (a, _), f in flow.items() if a == g) for g, rate in prefill.items()
         }
         open_ = {
             h: rate - sum(f for (_, b), f in flow.items() if b == h) for h, rate in decode.items()
         }
-        way = _shortest(left, open_, flow, room, least)
+        way = _shortest(left, open_, flow, room, min_flow)
         if way is None:
             break
         step = min(missing, left[way[0]], open_[way[-1]])
         hops = list(pairwise(way))
         for index, (a, b) in enumerate(hops):
+            # Hops alternate: forward over a link, then back over a leg that gives way.
             pair = (a, b) if index % 2 == 0 else (b, a)
             step = min(step, _space(pair, flow, room) if index % 2 == 0 else flow[pair])
         for index, (a, b) in enumerate(hops):
             pair = (a, b) if index % 2 == 0 else (b, a)
             flow[pair] = flow.get(pair, 0.0) + (step if index % 2 == 0 else -step)
         missing -= step
-    return {pair: rate for pair, rate in flow.items() if rate > least}
+    return {pair: rate for pair, rate in flow.items() if rate > min_flow}
 
 
 def _space(pair: Pair, flow: Mapping[Pair, float], room: Mapping[Pair, float]) -> float:
     """Return what may still be sent from one region to another."""
     if pair[0] == pair[1]:
+        # Inside a region no link limits it.
         return float("inf")
     return room.get(pair, 0.0) - flow.get(pair, 0.0)
 
@@ -228,22 +235,23 @@ def _shortest(
     open_: Mapping[str, float],
     flow: Mapping[Pair, float],
     room: Mapping[Pair, float],
-    least: float,
+    min_flow: float,
 ) -> list[str] | None:
     """Return the regions of a shortest augmenting way, prefill and decode in turn, None if there is none."""
-    ways = [[g] for g in sorted(left) if left[g] > least]
+    ways = [[g] for g in sorted(left) if left[g] > min_flow]
     seen_first, seen_second = {way[0] for way in ways}, set[str]()
     while ways:
         longer: list[list[str]] = []
         for way in ways:
             for h in sorted(open_):
-                if h in seen_second or _space((way[-1], h), flow, room) <= least:
+                if h in seen_second or _space((way[-1], h), flow, room) <= min_flow:
                     continue
+                # Breadth first: each region is reached once on either side.
                 seen_second.add(h)
-                if open_[h] > least:
+                if open_[h] > min_flow:
                     return [*way, h]
                 for g in sorted(left):
-                    if g not in seen_first and flow.get((g, h), 0.0) > least:
+                    if g not in seen_first and flow.get((g, h), 0.0) > min_flow:
                         seen_first.add(g)
                         longer.append([*way, h, g])
         ways = longer
@@ -260,6 +268,7 @@ def _pair(
         return {
             (i, j): x * y / share for i, x in before.items() for j, y in after.items() if share > 0
         }
+    # One after the other, so that there are as few pairs as can be.
     shares: dict[tuple[str, ...], float] = {}
     waiting = list(after.items())
     for i, amount in before.items():

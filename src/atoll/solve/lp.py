@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 
 INFINITY = math.inf
 _TOLERANCE = 1e-9
+# The largest value of HiGHS's integer options, its default for no limit.
 _NO_LIMIT = 2**31 - 1
 _TRIALS = 8
 """HiGHS's own number of trial branchings."""
@@ -44,6 +45,7 @@ class Sparse:
     @classmethod
     def of(cls, owner: Ints, index: Ints, value: Floats, number: int) -> Sparse:
         """Collect entries by the vector that owns them; `owner` in 0..number-1, in any order."""
+        # Stable: the entries of a vector stay in the order given.
         order = np.argsort(owner, kind="stable")
         start = np.zeros(number + 1, np.int32)
         np.cumsum(np.bincount(owner, minlength=number), out=start[1:])
@@ -52,7 +54,7 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class LpResult:
-    """Optimum of a linear programme: values of columns, duals of rows (>= 0 for >= rows).
+    """Optimum of a linear program: values of columns, duals of rows (>= 0 for >= rows).
 
     `iterations` are those of the simplex method; `timed_out` says that the clock ended it, not the work.
     """
@@ -68,9 +70,9 @@ class LpResult:
 
 @dataclass(frozen=True, slots=True)
 class MipResult:
-    """What an integer solve reached: best values (None: none found) and a proven lower bound.
+    """Result of an integer solve: best values (None: none found) and a proven lower bound.
 
-    `iterations` are those of all linear programmes solved on the way; `timed_out` says that the clock ended
+    `iterations` are those of all linear programs solved on the way; `timed_out` says that the clock ended
     the solve, not its gap or its limits on work.
     """
 
@@ -110,6 +112,7 @@ class LinearProgram:
     def add_columns(self, cost: Floats, lower: Floats, upper: Floats, entries: Sparse) -> int:
         """Add columns with their entries by row; return the index of the first."""
         first = self.columns
+        # HiGHS takes where vectors begin; the number of entries ends the last one.
         self._engine.addCols(
             len(cost),
             np.ascontiguousarray(cost, np.float64),
@@ -156,11 +159,6 @@ class LinearProgram:
         for row in rows:
             self._engine.changeRowBounds(int(row), lower, upper)
 
-    def add_entries(self, column: int, rows: Ints) -> None:
-        """Give a column a coefficient of 1 in more rows."""
-        for row in rows:
-            self._engine.changeCoeff(int(row), column, 1.0)
-
     def set_integer(self, columns: Ints) -> None:
         """Make columns integer for `solve_mip`; `solve` goes on ignoring it."""
         kinds = np.full(len(columns), int(highspy.HighsVarType.kInteger), np.uint8)
@@ -175,6 +173,7 @@ class LinearProgram:
             "simplex_iteration_limit", _NO_LIMIT if iteration_limit is None else iteration_limit
         )
         engine.run()
+        # An integer solve sets no such limit, and must not inherit this one.
         engine.setOptionValue("simplex_iteration_limit", _NO_LIMIT)
         info = engine.getInfo()
         solution = engine.getSolution()
@@ -209,6 +208,7 @@ class LinearProgram:
         in all, at the same point each time, with the best values so far and the bound proven so far.
         """
         engine = self._engine
+        # Nothing can be found in no time, and nothing is proven then.
         if time_limit_s <= 0.0:
             return MipResult("stopped", INFINITY, -INFINITY, None, 0, 0, timed_out=True)
         options: list[tuple[str, float | int | bool]] = [
@@ -232,8 +232,10 @@ class LinearProgram:
         engine.cbMipInterrupt += meter.read
         try:
             engine.run()
+        # The engine lives on: a meter that stays would count in the next solve.
         finally:
             engine.cbMipInterrupt -= meter.read
+        # Kept until here: it cannot pass through the engine, which called back.
         if meter.error is not None:
             raise meter.error
         info = engine.getInfo()
@@ -256,7 +258,7 @@ class _Meter:
     HiGHS tells Python no iterations while it runs, but it asks whether to go on after each of its steps, in
     an order that depends on nothing but the input. Each such check is taken as the square root of the
     number of rows in iterations, at the root as `_ROOT_LOADS` times that: within a factor of three of the
-    true number on covering and flow programmes of 20 to 1,900 rows.
+    true number on covering and flow programs of 20 to 1,900 rows.
     """
 
     def __init__(self, rows: int, iteration_limit: int | None, end: float) -> None:

@@ -95,10 +95,10 @@ def find_offer(problem: Problem, key: OfferKey) -> Offer:
 
 
 def _within_limits(problem: Problem, instances: Sequence[Instance]) -> bool:
-    budget, most = problem.limits.budget_usd_per_hour, problem.limits.max_nodes
+    budget, max_nodes = problem.limits.budget_usd_per_hour, problem.limits.max_nodes
     if budget is not None and exceeds(rent(problem, instances), budget):
         return False
-    return most is None or count_machines(instances).total() <= most
+    return max_nodes is None or count_machines(instances).total() <= max_nodes
 
 
 def _lay_out(
@@ -158,6 +158,7 @@ def _stay(slices: Sequence[_Slice], offer: Offer, room: int) -> _Places | None:
     """Leave running slices where they are, and lay the others into the first gaps."""
     machines = _Machines(offer, room)
     places: _Places = {}
+    # Running slices first: what is new must not take the GPUs that they stand on.
     for own in sorted(slices, key=lambda s: (-s.size, s.owner)):
         if own.held is not None and machines.take(own.held):
             places[own.owner] = own.held
@@ -167,6 +168,7 @@ def _stay(slices: Sequence[_Slice], offer: Offer, room: int) -> _Places | None:
             if place is None or not machines.take(place):
                 return None
             places[own.owner] = place
+    # Running slices may stand on more machines than there are now.
     return None if len(machines.free) > room else places
 
 
@@ -179,13 +181,16 @@ def _move_together(slices: Sequence[_Slice], offer: Offer, room: int) -> _Places
     for own in slices:
         if own.held is not None:
             running[own.held.slot] += own.size
+    # Machines on which most runs are kept, so that least moves.
     order = sorted(range(offer.available), key=lambda slot: (-running[slot], slot))
     machines = _Machines(offer, needed)
     for slot in order[:needed]:
         machines.free[slot] = set(range(offer.gpus))
     places: _Places = {}
+    # Of equal size, running ones choose first: they may stay.
     for own in sorted(slices, key=lambda s: (-s.size, s.held is None, s.owner)):
         held = own.held
+        # Where it is not aligned it leaves gaps that no block fits into, and moves.
         aligned = held is not None and held.gpu_ids == _block(held.gpu_ids[0], own.size)
         if held is not None and aligned and held.slot in machines.free and machines.take(held):
             places[own.owner] = held

@@ -1,162 +1,101 @@
 """All solvers behind one call: a problem in, a checked plan out.
 
-    plan = solve(problem)
+    plan = solve(problem, PlanRequest(deadline_s=30.0))
 
-There are three families. Where nodes are on offer, the cheapest of them are rented (`rent`); where a cluster
-is given, layers are placed on it (`place`); where models have several components, those are put together on
-executors (`cells`). Nobody else has to know which family a problem belongs to.
+`solve` plans for capacity: templates and machines carry what the performance model gives them. Energy and
+carbon are weighed around it (`weighted`), choices between models are settled around it (`rent.choosing`), and
+the family of the problem (`family`) finds the plan. `prove.planning` sizes plans by simulation on top.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from atoll.core.errors import (
-    InfeasibleError,
-    InternalError,
-    MissingDependencyError,
-    UnknownNameError,
-    UsageError,
-)
+from atoll.core.errors import InfeasibleError, InternalError, MissingDependencyError
 from atoll.plan.validate.violation import InvalidPlanError
-from atoll.solve.effort import DEADLINE_S, Countdown, Effort
-from atoll.solve.progress import Progress, SolveStats
-from atoll.solve.resizing import sized_like
+from atoll.solve.effort import Countdown
+from atoll.solve.family import check_solver, family_of
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.solve_progress import SolveStats
 
 if TYPE_CHECKING:
-    from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.solve.comparison import Compared
-    from atoll.solve.family import SolverFamily
-    from atoll.solve.progress import OnProgress
 
 _PACKAGES = ("numba", "highspy", "scipy")
 LATE = "a longer --deadline may find a plan that serves more"
-"""What to do where the deadline came before the search ended."""
+"""Hint where the deadline came before the search ended."""
 CUT_SHORT = "the deadline came before the search had ended"
 """The reason that a plan gives where it was cut short."""
 _LENIENCE = 0.1
 """Share of a deadline that what follows it may take."""
 _LENIENCE_S = 1.0
-_ALL = 1.0 - 1e-9
+_ALL_SERVED = 1.0 - 1e-9
+"""Share of demand from which on it counts as met: the rest is rounding."""
 
 
-def solve(
-    problem: Problem,
-    *,
-    solver: str | None = None,
-    effort: Effort | None = None,
-    deadline_s: float = DEADLINE_S,
-    on_progress: OnProgress | None = None,
-    catalog: Catalog | None = None,
-    stats: SolveStats | None = None,
-) -> Plan:
+def solve(problem: Problem, request: PlanRequest | None = None) -> Plan:
     """Return a plan for a problem that has passed the validator.
 
-    `solver` is one of `solvers(problem)`, by default the first of them. The search ends when the plan is
-    proven as close to the best as `effort` asks or the work that it allows is done; `on_progress` is told how
-    far it is. `catalog` are the facts to plan with, by default those of the problem. Where there is no plan
-    its status is "infeasible" and its reasons say why. Equal arguments give equal plans, unless `deadline_s`
-    seconds pass first: then the plan is the best so far or of the best baseline, whichever serves more, and
-    says that it was `cut_short`. `stats` is told what it took. Where the problem has choices between models,
-    the plan has the mixes that were chosen and is one for the problem that they settle.
+    Where there is no plan its status is "infeasible" and its reasons say why. Where the deadline came first,
+    it is the best so far or that of the best baseline, whichever serves more. Where the problem has choices
+    between models, the plan has the mixes that were chosen and is one for the problem that they settle.
     """
-    if not deadline_s > 0:
-        raise UsageError(f"a deadline of {deadline_s:g} s", hint="give it some time, as in 30.0")
+    request = request or PlanRequest()
+    request.check_deadline()
     require_packages()
-    family = _family(problem)
-    name = solver or family.names[0]
-    _check_name(name, problem)
-    facts = problem.catalog() if catalog is None else catalog
+    name = request.solver or family_of(problem).names[0]
+    check_solver(name, problem)
+    request = replace(request, solver=name, catalog=request.catalog_for(problem))
     if not problem.weights.rent_only:
         from atoll.solve.weighted import plan_weighted
 
-        def at_prices(priced: Problem, spent: Effort, seconds: float) -> Plan:
-            return solve(
-                priced,
-                solver=solver,
-                effort=spent,
-                deadline_s=seconds,
-                on_progress=on_progress,
-                catalog=facts,
-                stats=stats,
-            )
-
-        return plan_weighted(
-            problem,
-            facts,
-            effort or Effort(),
-            at_prices,
-            deadline_s=deadline_s,
-            on_progress=on_progress,
-        )
+        return plan_weighted(problem, request, solve)
     own = SolveStats()
-    began, cpu = time.perf_counter(), time.process_time()
-    tell, chosen = own.watch(on_progress), effort or Effort()
-
-    def find(asked: Problem, seconds: float) -> Plan:
-        return _Asked(family, asked, facts, chosen, seconds, tell).solve(name)
-
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    watched = replace(request, on_progress=own.watch(request.on_progress))
     try:
-        if problem.choices:
-            plan = _solve_choice(name, problem, facts, chosen, deadline_s, find, tell)
-        else:
-            plan = find(problem, deadline_s)
+        return (_solve_plain if problem.is_settled else _solve_choice)(problem, watched)
     finally:
-        own.seconds, own.cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
-        if stats is not None:
-            stats.add(own)
-    return plan
+        own.seconds, own.cpu_seconds = time.perf_counter() - began_s, time.process_time() - cpu_s
+        if request.stats is not None:
+            request.stats.add(own)
 
 
-def _solve_choice(
-    name: str,
-    problem: Problem,
-    facts: Catalog,
-    effort: Effort,
-    deadline_s: float,
-    find: Callable[[Problem, float], Plan],
-    tell: OnProgress,
-) -> Plan:
+def _solve_plain(problem: Problem, request: PlanRequest) -> Plan:
+    return _SafetyNet(problem, request).solve()
+
+
+def _solve_choice(problem: Problem, request: PlanRequest) -> Plan:
     """Return a plan with the mixes of models that it is for, checked against what was asked."""
     from atoll.plan.validate.check import check
     from atoll.solve.rent.choosing.solver import solve_choice
 
-    plan = solve_choice(name, problem, facts, effort, deadline_s, find, tell)
+    plan = solve_choice(problem, request, _solve_plain)
     if plan.cut_short and CUT_SHORT not in plan.reasons:
         plan = plan.model_copy(update={"reasons": (*plan.reasons, CUT_SHORT)})
-    check(plan, problem, facts)
+    check(plan, problem, request.catalog)
     return plan
 
 
-class _Asked:
-    """What a solver is asked, and the net under it: a deadline never costs more than the search."""
+class _SafetyNet:
+    """Solves a problem; where the deadline cuts the solver short, simple rules may answer instead."""
 
-    def __init__(
-        self,
-        family: SolverFamily,
-        problem: Problem,
-        facts: Catalog,
-        effort: Effort,
-        deadline_s: float,
-        tell: OnProgress,
-    ) -> None:
-        self.family, self.problem, self.facts = family, problem, facts
-        self.effort, self.tell = effort, tell
-        self.deadline = Countdown(deadline_s)
-        self.rescued_by = Countdown(deadline_s * (1 + _LENIENCE) + _LENIENCE_S)
+    def __init__(self, problem: Problem, request: PlanRequest) -> None:
+        self.family, self.problem, self.request = family_of(problem), problem, request
+        self.name = request.solver or self.family.names[0]
+        self.deadline = Countdown(request.deadline_s)
+        self.rescued_by = Countdown(request.deadline_s * (1 + _LENIENCE) + _LENIENCE_S)
 
-    def solve(self, name: str) -> Plan:
-        """Return the plan of one solver; where it was cut short or fell over late, the best there is."""
-        rule = name in self.family.baselines
+    def solve(self) -> Plan:
+        """Return the plan of the solver; where it was cut short or fell over late, the best there is."""
+        rule = self.name in self.family.baselines
         best: Plan | None = None
         try:
-            best = self._check(name, self.deadline.seconds)
+            best = self._check(self.name, self.deadline.seconds)
         except (InfeasibleError, InternalError, InvalidPlanError):
             # A search that ends by itself must not fail; one that was torn away may leave anything.
             if rule or not self.deadline.passed:
@@ -176,10 +115,10 @@ class _Asked:
         from atoll.plan.validate.check import check
 
         asked = _without_spot(self.problem) if modest else self.problem
-        plan = self.family.solve(name, asked, self.facts, self.effort, seconds, self.tell)
+        plan = self.family.solve(asked, replace(self.request, solver=name, deadline_s=seconds))
         if asked is not self.problem:
             plan = plan.model_copy(update={"problem_hash": self.problem.content_hash()})
-        check(plan, self.problem, self.facts)
+        check(plan, self.problem, self.request.catalog)
         return plan
 
     def _rescue(self, found: Plan | None) -> Plan | None:
@@ -189,9 +128,9 @@ class _Asked:
         """
         best, served = found, _served(found, self.problem)
         for tried, name in enumerate((*self.family.quick, *self.family.baselines)):
-            if served[0] >= _ALL or (tried and served[1] > 0.0 and self.rescued_by.passed):
+            if served[0] >= _ALL_SERVED or (tried and served[1] > 0.0 and self.rescued_by.passed):
                 break
-            self.tell(Progress("baselines", f"{name}, as the deadline has come"))
+            self.request.say("baselines", f"{name}, as the deadline has come")
             try:
                 modest = name not in self.family.quick
                 other = self._check(name, self.rescued_by.share(1.0), modest=modest)
@@ -211,74 +150,16 @@ def _without_spot(problem: Problem) -> Problem:
 
 def _served(plan: Plan | None, problem: Problem) -> tuple[float, float]:
     """Return the share of demand that a plan serves as the problem counts it, and the mean of all."""
-    from atoll.solve.explain.explanation import served_share
+    from atoll.solve.explain.plan_explanation import served_share
 
     if plan is None:
         return (0.0, 0.0)
     return (served_share(plan, problem), served_share(plan, problem, mean=True))
 
 
-def solvers(problem: Problem) -> tuple[str, ...]:
-    """Return the names of the solvers that fit a problem, the default first."""
-    return _family(problem).names
-
-
-def baselines(problem: Problem) -> tuple[str, ...]:
-    """Return the names of those solvers that are simple rules to compare with."""
-    return _family(problem).baselines
-
-
-def compare_solvers(
-    plan: Plan,
-    problem: Problem,
-    *,
-    effort: Effort | None = None,
-    deadline_s: float = DEADLINE_S,
-    on_progress: OnProgress | None = None,
-    catalog: Catalog | None = None,
-) -> Iterator[Compared]:
-    """Yield what simple rules make of the problem, beside a plan for it, until `deadline_s` is over."""
-    from atoll.solve.comparison import broken, compare
-
-    facts = problem.catalog() if catalog is None else catalog
-    problem = problem.settled(plan.mixes)
-    left = Countdown(deadline_s)
-    # What a rule would rent for the same promises, its instances carrying what the plan's do.
-    problem, derating = sized_like(plan, problem, facts)
-    if derating is not None:
-        effort = replace(effort or Effort(), derating=derating)
-    if plan.promises and problem.has_graphs:
-        from atoll.solve.cells.room import slowdown_of
-
-        # Executors of a rule are given the room that those of the plan have, on average.
-        slow = slowdown_of(plan, problem, facts)
-        effort = replace(effort or Effort(), slowdown=slow)
-    names = [name for name in _family(problem).baselines if name != plan.solver]
-    for tried, name in enumerate(names):
-        if left.passed:
-            return
-        try:
-            other = solve(
-                problem,
-                solver=name,
-                effort=effort,
-                deadline_s=left.share(1 / (len(names) - tried)),
-                on_progress=on_progress,
-                catalog=facts,
-            )
-        except InvalidPlanError as error:
-            # Baselines know no limits of the whole; the validator says which they break.
-            yield broken(name, error)
-        else:
-            yield compare(other, plan, problem)
-
-
-def count_templates(
-    problem: Problem, *, catalog: Catalog | None = None, cached: bool = True
-) -> dict[str, dict[str, int]]:
+def count_templates(problem: Problem, request: PlanRequest) -> dict[str, dict[str, int]]:
     """Return by role how many templates there are, of how many sets of nodes; placing needs none."""
-    facts = problem.catalog() if catalog is None else catalog
-    return _family(problem).count_templates(problem, facts, cached)
+    return family_of(problem).count_templates(problem, request)
 
 
 def require(plan: Plan, problem: Problem, *, strict: bool = False) -> InfeasibleError | None:
@@ -291,15 +172,15 @@ def require(plan: Plan, problem: Problem, *, strict: bool = False) -> Infeasible
     late = plan.cut_short
     why = CUT_SHORT if late else "; ".join(plan.reasons[:3])
     because = f": {why}" if why else ""
-    family = _family(problem)
+    family = family_of(problem)
     if plan.status == "infeasible":
         hint = LATE if late else family.hint
         return InfeasibleError(family.failure.format(name=plan.problem_name) + because, hint=hint)
     if plan.status == "partial" and (strict or problem.settings.on_shortage == "fail"):
-        least = min(plan.served_fraction.values())
+        min_share = min(plan.served_fraction.values())
         accept = "accept that (no --strict, no 'on_shortage: fail'), or ask `atoll explain`"
         return InfeasibleError(
-            f"only {format_share(least)} of the demand can be met{because}",
+            f"only {format_share(min_share)} of the demand can be met{because}",
             hint=LATE if late else accept,
         )
     return None
@@ -310,36 +191,3 @@ def require_packages() -> None:
     for package in _PACKAGES:
         if find_spec(package) is None:
             raise MissingDependencyError(package, "plan", needed_for="planning")
-
-
-def _family(problem: Problem) -> SolverFamily:
-    """Return the solvers for a problem: the one place that asks whether it has a cluster or classes."""
-    if problem.cluster is not None:
-        from atoll.solve.place.solver import FAMILY as PLACING
-
-        return PLACING
-    if problem.has_graphs:
-        from atoll.solve.cells.solver import FAMILY as COMPOSING
-
-        return COMPOSING
-    from atoll.solve.rent.solver import FAMILY as RENTING
-
-    return RENTING
-
-
-def _check_name(name: str, problem: Problem) -> None:
-    """Refuse a solver that nobody knows, or that is for another kind of problem."""
-    from atoll.solve.cells.solver import FAMILY as COMPOSING
-    from atoll.solve.place.solver import FAMILY as PLACING
-    from atoll.solve.rent.solver import FAMILY as RENTING
-
-    fitting = solvers(problem)
-    if name in fitting:
-        return
-    known = (*RENTING.names, *PLACING.names, *COMPOSING.names)
-    if name not in known:
-        raise UnknownNameError("solver", name, known)
-    what = "classes of requests" if problem.has_graphs else "no classes of requests"
-    if problem.cluster is not None or name in PLACING.names:
-        what = "a fixed cluster" if problem.cluster is not None else "no fixed cluster"
-    raise UsageError(f"{problem.name} has {what}", hint=f"use {', '.join(fitting)}", field="solver")

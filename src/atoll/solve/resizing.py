@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
 
-MOST_NODES = 8
+MAX_NODES = 8
 """Nodes that a template may have."""
 _HALVINGS = 4
 
@@ -38,9 +38,8 @@ def derating_of(plan: Plan, problem: Problem, catalog: Catalog) -> Derating:
     """
     shares: dict[tuple[str, NodeSet], float] = {}
     by_role: dict[str, list[float]] = {}
-    for instance in plan.instances:
-        if instance.is_executor:
-            continue  # executors have no templates: `Effort.slowdown` is theirs
+    # Executors have no templates: `Effort.slowdown` is theirs.
+    for instance in plan.plain_instances:
         whole = keep(problem, catalog, instance).throughput_per_s
         share = min(1.0, instance.throughput_per_s / whole) if whole > 0.0 else 1.0
         shares[instance.role, node_set(instance)] = share
@@ -48,7 +47,7 @@ def derating_of(plan: Plan, problem: Problem, catalog: Catalog) -> Derating:
     priors = {
         (role, size): sum(some) / len(some)
         for role, some in by_role.items()
-        for size in range(1, MOST_NODES + 1)
+        for size in range(1, MAX_NODES + 1)
     }
     return Derating(shares, priors)
 
@@ -63,14 +62,14 @@ def lower_priors(derating: Derating, is_beaten: Callable[[Derating], bool]) -> D
     """
     if not is_beaten(derating):
         return derating
-    least, most = 0.0, 1.0
+    low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
-        middle = 0.5 * (least + most)
+        middle = 0.5 * (low + high)
         if is_beaten(_scale_unknown(derating, middle)):
-            most = middle
+            high = middle
         else:
-            least = middle
-    return _scale_unknown(derating, least)
+            low = middle
+    return _scale_unknown(derating, low)
 
 
 def _scale_unknown(derating: Derating, factor: float) -> Derating:

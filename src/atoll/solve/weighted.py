@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 from atoll.core.errors import UsageError
 from atoll.core.units import format_price
 from atoll.plan.footprint import ObjectiveWeights, PowerGrid
-from atoll.plan.plan import PROVEN_GAP
 from atoll.plan.power import (
     PlanDraw,
     draw_of,
     guess_machine_w,
-    least_request_joules,
     machine_idle_w,
+    min_request_joules,
     power_use,
     usd_per_watt,
     weighted_usd,
@@ -34,22 +33,20 @@ from atoll.plan.validate.violation import InvalidPlanError
 from atoll.solve.assembly import price
 from atoll.solve.effort import Countdown, Effort, RentLimit
 from atoll.solve.packing import rent
-from atoll.solve.progress import OnProgress, Progress
+from atoll.solve.plan_request import FindPlan, PlanRequest
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import OfferKey, Plan
     from atoll.plan.problem import Problem
 
-Find = Callable[["Problem", Effort, float], "Plan"]
-"""Plans a problem in which nothing but prices counts, with some effort, in so many seconds."""
-
 _ROUNDS = 3
 """How often prices are made anew of what the best plan draws."""
 _TIE = 0.02
-"""What rent counts where it has no weight, as a share of all: of equal machines the cheaper one."""
+"""Weight of rent where it has none, as a share of all: of equal machines the cheaper one."""
 _DIGITS = 9
-_ALL = 1.0 - 1e-9
+_ALL_SERVED = 1.0 - 1e-9
+"""Share of demand from which on it counts as met: the rest is rounding."""
 _SURVIVAL = "the price of surviving"
 
 
@@ -64,11 +61,12 @@ class WeighedPlan:
 
     def merit(self, problem: Problem) -> tuple[float, ...]:
         """More is better: what is served, promises kept, then how little it counts, then costs."""
-        from atoll.solve.explain.explanation import served_share
+        from atoll.solve.explain.plan_explanation import served_share
 
         settled = problem.settled(self.plan.mixes)
         served = (served_share(self.plan, settled), served_share(self.plan, settled, mean=True))
         kept = sum(promise.is_kept for promise in self.plan.promises)
+        # Rounded, so that what differs by rounding only is decided by what comes next.
         return (
             *(round(share, _DIGITS) for share in served),
             float(kept),
@@ -79,22 +77,19 @@ class WeighedPlan:
 
 def plan_weighted(
     problem: Problem,
-    catalog: Catalog,
-    effort: Effort,
-    find: Find,
+    request: PlanRequest,
+    find: FindPlan,
     *,
-    deadline_s: float,
-    keep: Find | None = None,
-    on_progress: OnProgress | None = None,
+    keep: FindPlan | None = None,
     on_plan: Callable[[WeighedPlan], None] | None = None,
 ) -> Plan:
     """Return the plan with the least weighted objective found, in true dollars, with its `power`.
 
-    `find` plans for capacity. With `keep`, which keeps promises, it is asked for the cheapest plan and for
-    one at the prices of the best plan for capacity, and the better of them is taken. `on_plan` is told of
-    every plan that was to choose from.
+    `find` plans for capacity where nothing but prices counts. With `keep`, which keeps promises, it is asked
+    for the cheapest plan and for one at the prices of the best plan for capacity, and the better of them is
+    taken. `on_plan` is told of every plan that was to choose from.
     """
-    search = _Weighing(problem, catalog, effort, Countdown(deadline_s), on_progress)
+    search = _Weighing(problem, request)
     best = search.run(find, keep)
     if on_plan is not None:
         for one in search.found:
@@ -113,8 +108,8 @@ def stamp_power(plan: Plan, problem: Problem, catalog: Catalog) -> Plan:
 
 def refuse_unweighable(problem: Problem) -> None:
     """Raise UsageError where weights cannot be kept: clusters, executors, a grid that nobody knows."""
-    if problem.cluster is not None or problem.has_graphs:
-        what = "a fixed cluster" if problem.cluster is not None else "classes of requests"
+    if problem.family != "rent":
+        what = "a fixed cluster" if problem.family == "place" else "classes of requests"
         raise UsageError(
             f"{problem.name} has {what}: energy and carbon are weighed for rented llms only",
             hint="leave `objective` out, or set it to cost",
@@ -128,17 +123,11 @@ def refuse_unweighable(problem: Problem) -> None:
 class _Weighing:
     """Where the search for the best weighted plan stands."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        catalog: Catalog,
-        effort: Effort,
-        deadline: Countdown,
-        on_progress: OnProgress | None,
-    ) -> None:
+    def __init__(self, problem: Problem, request: PlanRequest) -> None:
         refuse_unweighable(problem)
-        self.problem, self.catalog, self.effort = problem, catalog, effort
-        self.deadline, self.on_progress = deadline, on_progress
+        self.problem, self.request = problem, request
+        self.catalog = catalog = request.catalog_for(problem)
+        self.deadline = Countdown(request.deadline_s)
         self.offers = {offer.key: offer for offer in problem.offers}
         weights, grid = problem.weights, problem.grid
         self.per_watt = {
@@ -152,40 +141,50 @@ class _Weighing:
         self.found: list[WeighedPlan] = []
         self.asked = 0
 
-    def run(self, find: Find, keep: Find | None) -> Plan:
+    def run(self, find: FindPlan, keep: FindPlan | None) -> Plan:
         """Return the best plan found; `found` holds all of them."""
+        # Without weights: what is asked for below plans at prices alone.
         plain = self.problem.replace(weights=ObjectiveWeights(), grid=PowerGrid())
-        cheapest = find(plain, self.effort, self.deadline.share(0.5))
+        cheapest = find(plain, self._step(self.request.effort))
         if not cheapest.instances:
             return self._rename(cheapest)
         first = self._take(cheapest, self.guess_w)
         bound = self._bound(find)
         machine_w: Mapping[OfferKey, float] = self.guess_w
+        # The bound was planned for at these prices.
         asked = {self._key(self.idle_w)}
         for _ in range(_ROUNDS):
             if self._key(machine_w) in asked:
                 break
             asked.add(self._key(machine_w))
             self._try(find, machine_w)
+            # What the best plan draws is a better guess: prices of the next round.
             machine_w = self._linearise(self._best().draw)
         if self.problem.weights.usd == 0.0:
             # Without what decides between equals there may be a better one.
             self._try(find, self._linearise(self._best().draw), tie=False)
         best = self._best()
         if keep is not None:
+            # Plans for capacity do not keep promises: only those found from here on are to choose from.
             self.found.clear()
-            first = self._take(keep(plain, self.effort, self.deadline.share(0.5)), first.machine_w)
+            first = self._take(keep(plain, self._step(self.request.effort)), first.machine_w)
             self._try(keep, self._linearise(best.draw))
             best = self._best()
         return self._stamp(best, first, bound)
 
+    def _step(self, effort: Effort) -> PlanRequest:
+        """The request for one plan on the way: half of the time left."""
+        return replace(self.request, effort=effort, deadline_s=self.deadline.share(0.5))
+
     def _best(self) -> WeighedPlan:
         return max(self.found, key=lambda one: one.merit(self.problem))
 
-    def _try(self, find: Find, machine_w: Mapping[OfferKey, float], *, tie: bool = True) -> Plan:
+    def _try(
+        self, find: FindPlan, machine_w: Mapping[OfferKey, float], *, tie: bool = True
+    ) -> Plan:
         """Plan at the prices of machines that draw this much."""
         surrogate, effort, _ = self._surrogate(machine_w, tie=tie)
-        plan = find(surrogate, effort, self.deadline.share(0.5))
+        plan = find(surrogate, self._step(effort))
         self._take(plan, machine_w)
         return plan
 
@@ -198,12 +197,12 @@ class _Weighing:
         value = weighted_usd(true, self.problem.weights, self.problem.grid, draw)
         one = WeighedPlan(true, draw, value, machine_w)
         self.asked += 1
-        if self.on_progress is not None:
-            text = f"plan {self.asked}: {format_price(true.usd_per_hour)}, weighed {value:.4g}"
-            self.on_progress(Progress("weighing", text))
+        text = f"plan {self.asked}: {format_price(true.usd_per_hour)}, weighed {value:.4g}"
+        self.request.say("weighing", text)
         try:
             check(true, self.problem.settled(true.mixes), self.catalog)
         except InvalidPlanError:
+            # The first is planned at true prices: that it breaks a limit is a fault, not bad luck.
             if not self.found:
                 raise
             return one
@@ -212,10 +211,11 @@ class _Weighing:
         return one
 
     def _key(self, machine_w: Mapping[OfferKey, float]) -> tuple[float, ...]:
+        # Prices that agree to six digits count as the same.
         return tuple(float(f"{machine_w[key]:.6g}") for key in self.offers)
 
     def _linearise(self, draw: PlanDraw) -> dict[OfferKey, float]:
-        """What machines draw in a plan, those in use; the others are guessed."""
+        """Return the power of machines in a plan, those in use; the others are guessed."""
         used = {key: draw.machines[key] / n for key, n in draw.counts.items() if n}
         return {**self.guess_w, **used}
 
@@ -238,8 +238,9 @@ class _Weighing:
             for key, offer in self.offers.items()
         )
         budget = self.problem.limits.budget_usd_per_hour
-        effort = self.effort
+        effort = self.request.effort
         limits = self.problem.limits
+        # A budget is in true dollars, which these prices are not: it goes with the true rents.
         if budget is not None:
             effort = replace(effort, rent_limit=RentLimit(rents, budget))
             limits = limits.model_copy(update={"budget_usd_per_hour": None})
@@ -248,24 +249,25 @@ class _Weighing:
         )
         return surrogate, effort, scale
 
-    def _bound(self, find: Find) -> float | None:
-        """What no plan that serves all demand goes below; the plan of those prices is tried, too."""
+    def _bound(self, find: FindPlan) -> float | None:
+        """Return a lower bound on any plan that serves all demand; the plan of those prices is tried, too."""
         surrogate, effort, scale = self._surrogate(self.idle_w, tie=False)
-        plan = find(surrogate, effort, self.deadline.share(0.5))
+        plan = find(surrogate, self._step(effort))
         if plan.instances:
             self._take(plan, self.idle_w)
         if plan.bound is None or plan.status not in ("optimal", "feasible"):
             return None
         # Starting counts in dollars alone: at most this share of the bound is for that.
         waiting = plan.bound / scale / (1.0 + self.problem.settings.init_penalty)
-        least = min(self.per_watt[key] for key, o in self.offers.items() if o.available > 0)
-        optional = {v.service for choice in self.problem.choices for v in choice.variants}
+        min_per_watt = min(self.per_watt[key] for key, o in self.offers.items() if o.available > 0)
+        # Variants need not be used, so their energy is no part of a lower bound.
+        optional = {name for names in self.problem.variants.values() for name in names}
         working = sum(
-            service.rate_per_s * least_request_joules(self.problem, self.catalog, service)
+            service.rate_per_s * min_request_joules(self.problem, self.catalog, service)
             for service in self.problem.services
             if service.name not in optional
         )
-        return waiting + least * working
+        return waiting + min_per_watt * working
 
     def _recost(self, plan: Plan) -> Plan:
         """The plan at true prices; nothing is proven of its dollars."""
@@ -302,7 +304,7 @@ class _Weighing:
         """The best plan with what it draws, and the dollars of the cheapest one beside."""
         settled = self.problem.settled(best.plan.mixes)
         use = power_use(best.plan, settled, best.draw)
-        served = min(best.plan.served_fraction.values(), default=1.0) >= _ALL
+        served = min(best.plan.served_fraction.values(), default=1.0) >= _ALL_SERVED
         known = bound is not None and served
         use = use.model_copy(
             update={
@@ -313,13 +315,3 @@ class _Weighing:
             }
         )
         return best.plan.model_copy(update={"power": use})
-
-
-def weighted_gap(plan: Plan) -> float | None:
-    """Return how far a plan's weighted objective may be from the least, as a share of it."""
-    use = plan.power
-    if use is None or use.weighted_usd_per_hour is None or use.weighted_bound is None:
-        return None
-    value = use.weighted_usd_per_hour
-    gap = (value - use.weighted_bound) / value if value > 0.0 else 0.0
-    return 0.0 if gap < PROVEN_GAP * 1e-6 else gap

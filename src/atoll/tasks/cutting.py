@@ -88,10 +88,12 @@ class SentenceCutter:
 
     def _find_end(self) -> int | None:
         """Return where the first sentence ends, if that is certain: nothing after `most` matters."""
+        # One character more than a piece may have: a stop counts by what follows it.
         window = self._text[: self._most + 1]
         for found in _ENDS.finditer(window):
             if found["stop"] != "." or not _abbreviates(window[: found.start()]):
                 return found.end()
+        # Short of the limit nothing is certain yet: the end may still come.
         if len(window) <= self._most:
             return None
         # Too long: at the last comma of its second half, else between words, else anywhere.
@@ -115,5 +117,6 @@ def _abbreviates(before: str) -> bool:
 
 def sentences(most: int = 300) -> Callable[[], Cutter]:
     """Return what cuts texts into sentences: give it to a unit task as its `cut`."""
+    # Made once to check `most` here, not when the first stream comes.
     SentenceCutter(most)
     return lambda: SentenceCutter(most)

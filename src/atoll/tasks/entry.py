@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from atoll.core.errors import AtollError
-from atoll.tasks.asking import UnitLike
 from atoll.tasks.feed import PieceFeed
 from atoll.tasks.forms import UNCHANGING, Form, form_of, show_form
 from atoll.tasks.pending import Pending, PendingStream
+from atoll.tasks.task_asker import UnitLike
 
 UNKNOWN: Final[Any] = object()
 """In place of a value that is not there."""
@@ -114,8 +114,8 @@ def show_entry(unit: UnitLike | None, inputs: dict[str, Any], only: str | None =
             return f"choose({inputs['n']}, {inputs['weights']})"
         return f"as_stream{show_form(form_of(inputs['pieces']), 200)}"
     names = sorted(inputs) if only is None else [only]
-    most = 60 if only is None else 200
-    shown = [f"{name}={show_form(form_of(inputs[name]), most)}" for name in names]
+    max_letters = 60 if only is None else 200
+    shown = [f"{name}={show_form(form_of(inputs[name]), max_letters)}" for name in names]
     return f"{unit.component}({', '.join(shown)})"
 
 

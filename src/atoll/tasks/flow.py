@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from atoll.core.errors import AtollError
-from atoll.tasks.asking import CURRENT, UnitLike
-from atoll.tasks.sketch import MOST_FORKS, MOST_WAYS, LostWayError, Sketch, origins_of
+from atoll.tasks.sketch import MAX_FORKS, MAX_WAYS, LostWayError, Sketch, origins_of
 from atoll.tasks.task import Task, unit_tasks
+from atoll.tasks.task_asker import CURRENT, UnitLike
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class FlowStep:
 
 @dataclass(slots=True)
 class TaskFlow:
-    """What a task may do.
+    """Possible invocations of a task.
 
     ways: how many ways through its code were followed. answer: the steps that each part of it comes of.
     notes: what could not be followed.
@@ -75,11 +75,12 @@ class _Explorer:
 
     @property
     def taken(self) -> list[tuple[int, int]]:
-        """What was taken on the way that was followed last."""
+        """Branches taken on the path that was followed last."""
         return self._taken
 
     def decide(self, question: tuple[Any, ...], answers: int) -> int:
         """Answer a question as this way does."""
+        # Asked again, a question has the same answer all along one way.
         known = self._answers.get(question)
         if known is not None:
             return known
@@ -91,9 +92,10 @@ class _Explorer:
             ]
             if any(isinstance(key[1], tuple) and key[1][0] == "is" for key in others):
                 return 1
-        if len(self._taken) >= MOST_FORKS:
+        if len(self._taken) >= MAX_FORKS:
             raise LostWayError
         at = len(self._taken)
+        # Beyond the prefix the first answer is taken; the others become ways of their own.
         answer = self._prefix[at] if at < len(self._prefix) else 0
         self._taken.append((answer, answers))
         self._answers[question] = answer
@@ -165,15 +167,16 @@ def find_flow(task: Task[Any, Any]) -> TaskFlow:
     flow = TaskFlow(type(task).__name__, _type_name(asked), _type_name(given), 0, [], {}, [])
     seen: list[set[int]] = []
     failures: dict[str, int] = {}
+    # First in, first out: ways found early are followed before those that branch off from them.
     left: deque[tuple[int, ...]] = deque([()])
     followed = 0
-    while left and followed < MOST_WAYS:
+    while left and followed < MAX_WAYS:
         prefix = left.popleft()
         followed += 1
         try:
             answer, _ = explorer.follow(prefix, _request(explorer, asked))
         except LostWayError:
-            why = f"it has more than {MOST_FORKS} forks"
+            why = f"it has more than {MAX_FORKS} forks"
             failures[why] = failures.get(why, 0) + 1
         except AtollError:
             pass  # how the code refuses a request
@@ -184,6 +187,7 @@ def find_flow(task: Task[Any, Any]) -> TaskFlow:
             seen.append(set(explorer.on_way))
             _note_answer(flow, answer)
         taken = explorer.taken
+        # Only forks behind the prefix: those within it were branched off before.
         for at in range(len(prefix), len(taken)):
             ahead = tuple(answer for answer, _ in taken[:at])
             left.extend((*ahead, other) for other in range(1, taken[at][1]))
@@ -195,7 +199,7 @@ def find_flow(task: Task[Any, Any]) -> TaskFlow:
     _drop_implied(flow)
     flow.notes = [f"{n} ways could not be followed: {why}" for why, n in sorted(failures.items())]
     if left:
-        flow.notes.append(f"only {MOST_WAYS} ways were followed")
+        flow.notes.append(f"only {MAX_WAYS} ways were followed")
     return flow
 
 

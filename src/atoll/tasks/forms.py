@@ -1,4 +1,4 @@
-"""What is handed to components, in a form that can be compared: equal forms are the same bits.
+"""Inputs of components in a form that can be compared: equal forms are the same bits.
 
 Numbers of different types differ (1, 1.0, True), and so do 0.0 and -0.0; a NaN equals itself. Placeholders
 are told apart by position, not by what they stand for. Keys of dictionaries have no order.
@@ -163,10 +163,10 @@ def answer_parts(
     return [part for key, item in inner for part in answer_parts(item, (*path, key))]
 
 
-def show_form(form: Form, most: int = 60) -> str:
-    """Return a form as people would write it, of at most about `most` characters."""
+def show_form(form: Form, max_letters: int = 60) -> str:
+    """Return a form as people would write it, of at most about `max_letters` characters."""
     text = _show(form)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= max_letters else f"{text[: max_letters - 3]}..."
 
 
 def _show(form: Form) -> str:

@@ -46,7 +46,7 @@ class Invoker(Protocol):
 
 @dataclass(slots=True)
 class InvocationRecord:
-    """What became of an invocation, written when it ended; times in seconds of `time.monotonic`.
+    """Outcome of an invocation, written when it ended; times in seconds of `time.monotonic`.
 
     outcome: what `call` returned, or the value of `Final`. error: why there is none.
     """

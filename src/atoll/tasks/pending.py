@@ -28,7 +28,7 @@ class ValueBook(Protocol):
 
 
 class Pending:
-    """What an invocation will give, or a part of it.
+    """Future result of an invocation, or a part of it.
 
     It may be stored, passed on and returned. `pending["text"]` is a part of it, and pending too. Everything
     else looks at it: truth, length, comparing, iterating, str(), arithmetic, isinstance(), attributes.
@@ -79,6 +79,7 @@ class Pending:
         return type(look_at(self)) if self._book.running else type(self)
 
     def __copy__(self) -> Pending:
+        # A copy would stand for the same value and be another object, and replays compare by identity.
         return self
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Pending:

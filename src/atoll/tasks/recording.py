@@ -1,4 +1,4 @@
-"""What a task asked for, written down, and checked every time its code runs again. Pure: nothing is run here.
+"""Record of a task's invocations, checked every time its code runs again. Pure: nothing is run here.
 
 The code of a task runs in rounds. Calling a unit task makes an entry and returns a placeholder. Looking at a
 placeholder without a value ends the round; when the value is told (`settle`), the code runs again from the
@@ -8,11 +8,13 @@ look, before it may go on. Entries whose inputs are all known are collected in `
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from hashlib import blake2b
+from itertools import accumulate
+from math import isfinite
 from typing import Any, Final, NoReturn
 
 from atoll.core.errors import AtollError, InputError, UsageError
-from atoll.tasks.asking import CURRENT, UnitLike
-from atoll.tasks.chance import draw, shares_of
 from atoll.tasks.entry import (
     UNKNOWN,
     DivergenceError,
@@ -34,10 +36,11 @@ from atoll.tasks.forms import (
     snapshot,
 )
 from atoll.tasks.pending import Pending, PendingStream, RoundOver, is_pending, open_up, project
+from atoll.tasks.task_asker import CURRENT, UnitLike
 
-__all__ = ["MOST_ENTRIES", "DivergenceError", "Recording"]
+__all__ = ["MAX_ENTRIES", "DivergenceError", "Recording"]
 
-MOST_ENTRIES: Final = 10_000
+MAX_ENTRIES: Final = 10_000
 """A request that asks for more is stopped: its code does not end."""
 
 
@@ -72,9 +75,9 @@ class Recording:
         self.ready: list[TaskEntry] = []
         """Entries that can start; whoever starts them empties it."""
         self.wanted: tuple[int, ...] = ()
-        """What the code looked at when the round ended."""
+        """Values that the code looked at when the round ended."""
         self.awaited: set[int] = set()
-        """What of that is not there yet."""
+        """Those of them that are not there yet."""
         self.answer: Any = UNKNOWN
         self.rounds = 0
         self.running = False
@@ -139,6 +142,7 @@ class Recording:
         waiting = [self.entries[number]]
         while waiting:
             entry = waiting.pop()
+            # What is known stays known: it was told before the failure.
             if entry.error is None and not entry.is_known:
                 entry.error = error
                 if entry.feed is not None:
@@ -175,6 +179,7 @@ class Recording:
         entries = self.entries
         is_new = position == len(entries)
         if not is_new:
+            # The quick way of a replay; `_next` compares with more care where this finds a difference.
             entry = entries[position]
             if entry.unit is unit and has_same_inputs(entry.inputs, inputs):
                 self._position = position + 1
@@ -194,7 +199,8 @@ class Recording:
                 cut_input = name
             else:
                 inputs[name] = self._copy_input(unit, name, value, found)
-        if not is_new or self._expected or self._checking or position >= MOST_ENTRIES:
+        # Only a new entry of a round that has caught up needs no further check.
+        if not is_new or self._expected or self._checking or position >= MAX_ENTRIES:
             known = self._next(unit, inputs, cut_input)
             if known is not None:
                 return known.pending
@@ -234,6 +240,7 @@ class Recording:
         if entry is None:
             entry = TaskEntry(len(self.entries), None, inputs)
             self.entries.append(entry)
+            # Known at once: a choice is drawn here, nothing is run for it.
             entry.value = draw(self.seed, number, shares)
         return int(entry.value)
 
@@ -246,11 +253,13 @@ class Recording:
             return entry.value
         if self._over:
             raise RoundOver
+        # The look that ended the round before has been repeated: from here on there may be new entries.
         if self._expected == (number,):
             self._expected = ()
         value = entry.value
         if value is UNKNOWN:
             self._stop_at((number,))
+        # A copy of this round: code that changes what it looked at must find it unchanged the next time.
         kind = type(value)
         if kind is dict or kind is list:
             copy = self._copies.get(number, UNKNOWN)
@@ -263,6 +272,7 @@ class Recording:
         """Return what is behind placeholders; if any is not there yet, end the round until all are."""
         numbers = tuple(dict.fromkeys([value._number for value in values if is_pending(value)]))
         if self._over:
+            # Each once, in order: the same call must look at the same numbers in every round.
             raise RoundOver
         if numbers and self._expected == numbers:
             self._expected = ()
@@ -285,6 +295,7 @@ class Recording:
         except RoundOver:
             answer = UNKNOWN
         except Exception:
+            # What broke the recording counts, not what the code made of it.
             if self._broken is not None:
                 raise self._broken from None
             raise
@@ -317,9 +328,9 @@ class Recording:
             came = show_entry(unit, inputs)
             self._must_have_caught_up(came)
             raise self._break(DivergenceError(position, "nothing more", came))
-        if position >= MOST_ENTRIES:
+        if position >= MAX_ENTRIES:
             raise self._break(
-                UsageError(f"a request may not ask for more than {MOST_ENTRIES} invocations")
+                UsageError(f"a request may not ask for more than {MAX_ENTRIES} invocations")
             )
         self._position = position + 1
         return None
@@ -369,6 +380,7 @@ class Recording:
                 needed = entries[number]
                 if needed.value is UNKNOWN:
                     missing += 1
+                    # An input has failed already, so this will never start.
                     if needed.error is not None and entry.error is None:
                         entry.error = needed.error
                     if needed.dependents is None:
@@ -405,3 +417,25 @@ def _answer_form(answer: Any, recording: Recording) -> Form:
         return form_of(snapshot(answer, recording, []))
     except AtollError:  # an answer may hold what no component takes
         return ("object", repr(answer))
+
+
+def shares_of(n: int, weights: tuple[float, ...] | None) -> list[float]:
+    """Return where the shares of n outcomes end, added up; raises InputError for what is no choice."""
+    if n < 1:
+        raise InputError(f"cannot choose one of {n}", field="n")
+    if weights is None:
+        return [float(i) for i in range(1, n + 1)]
+    if len(weights) != n:
+        raise InputError(f"{len(weights)} weights for {n} outcomes", field="weights")
+    if not all(isfinite(weight) and weight >= 0 for weight in weights) or sum(weights) <= 0:
+        raise InputError("weights are numbers from 0, not all of them 0", field="weights")
+    return list(accumulate(map(float, weights)))
+
+
+def draw(seed: int, number: int, ends: list[float]) -> int:
+    """Return the outcome of choice `number` of a request: the same for the same seed, everywhere."""
+    digest = blake2b(f"{seed}/{number}".encode(), digest_size=8, person=b"atoll-choose").digest()
+    # 53 bits are what a float holds exactly.
+    uniform = (int.from_bytes(digest, "big") >> 11) / 2**53
+    # The smallest outcome whose share ends after the point: one of weight 0 is never drawn.
+    return min(bisect_right(ends, uniform * ends[-1]), bisect_left(ends, ends[-1]))

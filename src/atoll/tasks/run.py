@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Generic, TypeVar, cast
 
 from atoll.core.errors import AtollError, UsageError
-from atoll.tasks.answer import AnswerEvent, AnswerParts
 from atoll.tasks.entry import TaskEntry
 from atoll.tasks.forms import answer_parts, fill_answer
-from atoll.tasks.gathering import join_pieces
 from atoll.tasks.invocation import Final, Invocation, InvocationRecord, Invoker
 from atoll.tasks.mapping import StreamMap, error_of
-from atoll.tasks.pending import is_pending
+from atoll.tasks.pending import Path, PendingStream, is_pending
 from atoll.tasks.recording import Recording
 from atoll.tasks.task import Task
-from atoll.tasks.values import Value
+from atoll.tasks.values import Value, join_pieces
 
 __all__ = ["AnswerEvent", "InvocationRecord", "Run"]
 
@@ -61,7 +60,7 @@ class Run(Generic[Out]):
     ) -> None:
         """Prepare a request: `seed` decides what `choose` draws, `double_check` finds side effects."""
         self.records: list[InvocationRecord] = []
-        """What has been run, in order of their ends."""
+        """Finished invocations, in order of their ends."""
         self._invoker = invoker
         self._double_check = double_check
         self._recording = Recording(task, request, seed)
@@ -193,6 +192,7 @@ class Run(Generic[Out]):
         """Start everything that can start."""
         recording = self._recording
         while recording.ready:
+            # Emptied first: starting one may make others ready at once.
             ready, recording.ready = recording.ready, []
             for entry in ready:
                 try:
@@ -242,6 +242,7 @@ class Run(Generic[Out]):
                 put(take(cast("Value", item)))
                 self._wake()
         finally:
+            # Left half way, the invocation must stop now, not when the stream is collected.
             close = getattr(stream, "aclose", None)
             if close is not None:
                 await close()
@@ -285,6 +286,7 @@ class Run(Generic[Out]):
         entry = flight.entry
         if entry is None:
             return
+        # A stream settles as a whole, gathered from its pieces.
         if error is None and entry.feed is not None:
             entry.feed.close()
             try:
@@ -299,6 +301,7 @@ class Run(Generic[Out]):
     def _settled(self, number: int, value: Any) -> None:
         recording = self._recording
         recording.settle(number, value)
+        # After a failure nothing new is started.
         if recording.ready and self._failure is None:
             self._launch()
         if recording.wanted and not recording.awaited:
@@ -310,6 +313,7 @@ class Run(Generic[Out]):
     def _failed(self, number: int, error: BaseException) -> None:
         recording = self._recording
         recording.fail(number, error)
+        # A failure that neither the answer nor the code needs does not end the request.
         for other in (*self._needed, *recording.awaited):
             if recording.entries[other].error is not None:
                 self._fail(error)
@@ -323,7 +327,7 @@ class Run(Generic[Out]):
 
 
 class _Flight:
-    """What a task of the event loop is for; called when it has ended."""
+    """Purpose of a task of the event loop; called when it has ended."""
 
     __slots__ = ("entry", "invocation", "run", "started_s")
 
@@ -343,3 +347,64 @@ def _gather(entry: TaskEntry) -> Value:
     assert entry.feed is not None
     gather = join_pieces if entry.unit is None else entry.unit.gather
     return gather(list(entry.feed.pieces))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEvent:
+    """A part of the answer.
+
+    path: which part, as field names and positions; () is the answer itself. For a stream there is an event
+    for each piece and then one with `last` and no value; for everything else there is one, with `last`.
+    """
+
+    path: Path
+    value: Any
+    last: bool
+
+
+class AnswerParts:
+    """The parts of an answer that were not given out yet, in the order of the answer."""
+
+    __slots__ = ("_left", "_recording")
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._left = [_AnswerPart(path, value) for path, value in answer_parts(recording.answer)]
+
+    @property
+    def are_left(self) -> bool:
+        """Whether something is still to come."""
+        return bool(self._left)
+
+    def take(self) -> list[AnswerEvent]:
+        """Return what has come since."""
+        events: list[AnswerEvent] = []
+        self._left = [part for part in self._left if not self._take_from(part, events)]
+        return events
+
+    def _take_from(self, part: _AnswerPart, events: list[AnswerEvent]) -> bool:
+        """Add what has come of a part; return whether that is all."""
+        value = part.value
+        if not is_pending(value):
+            events.append(AnswerEvent(part.path, value, True))
+            return True
+        entry = self._recording.entries[value._number]
+        whole: bool = entry.is_known
+        if type(value) is PendingStream and entry.feed is not None:
+            pieces = entry.feed.pieces
+            events.extend(AnswerEvent(part.path, piece, False) for piece in pieces[part.given :])
+            part.given = len(pieces)
+            if whole:
+                events.append(AnswerEvent(part.path, None, True))
+        elif whole:
+            events.append(AnswerEvent(part.path, self._recording.value_of(value), True))
+        return whole
+
+
+class _AnswerPart:
+    __slots__ = ("given", "path", "value")
+
+    def __init__(self, path: Path, value: Any) -> None:
+        self.path = path
+        self.value = value
+        self.given = 0

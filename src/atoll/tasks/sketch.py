@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
-MOST_WAYS = 512
+MAX_WAYS = 512
 """The most ways that are followed."""
-MOST_FORKS = 48
+MAX_FORKS = 48
 """The most forks of one way; longer ones are left."""
 _KINDS = (list, str, dict)
 

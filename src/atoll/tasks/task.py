@@ -7,10 +7,9 @@ from operator import index
 from typing import Any, Generic, TypeVar
 
 from atoll.core.errors import InputError
-from atoll.tasks.asking import CURRENT, current
 from atoll.tasks.cutting import Cutter
-from atoll.tasks.gathering import join_pieces
-from atoll.tasks.values import Value
+from atoll.tasks.task_asker import CURRENT, current
+from atoll.tasks.values import Value, join_pieces
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -1,4 +1,4 @@
-"""What tasks and components hand each other: plain data, and handles for what is big.
+"""Values between tasks and components: plain data, and handles for what is big.
 
 Everything here can be written down without pickling: None, truth values, numbers, texts, bytes, lists, and
 dictionaries with text keys. Tensors, sound and pictures stay where they were made and travel as handles.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from atoll.core.errors import InputError
 
@@ -28,7 +28,7 @@ ITEM_BYTES: dict[str, int] = {
 """Number formats that arrays may have, and bytes per number."""
 NOT_SUMMED = 0
 """In place of the checksum of an array that has none."""
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Handle:
         """Refuse what no array could be."""
         if self.dtype not in ITEM_BYTES:
             raise InputError(f"no array is of {self.dtype[:20]!r}", field="dtype")
-        if len(self.shape) > _MOST_DIMENSIONS or any(size < 0 for size in self.shape):
+        if len(self.shape) > _MAX_DIMENSIONS or any(size < 0 for size in self.shape):
             raise InputError(f"no array has the shape {self.shape[:10]}", field="shape")
         if self.data and len(self.data) != self.nbytes:
             raise InputError(f"{len(self.data)} bytes for {self.nbytes}", field="data")
@@ -75,7 +75,7 @@ class Handle:
 Value: TypeAlias = (
     "bool | int | float | str | bytes | list[Value] | dict[str, Value] | Handle | None"
 )
-"""What may be handed over between processes."""
+"""Values that may be handed over between processes."""
 
 
 def handles_in(value: Value) -> Iterator[Handle]:
@@ -88,3 +88,10 @@ def handles_in(value: Value) -> Iterator[Handle]:
     elif isinstance(value, list):
         for part in value:
             yield from handles_in(part)
+
+
+def join_pieces(pieces: list[Value]) -> Value:
+    """Return texts joined, anything else as a list; no pieces at all are an empty list."""
+    if pieces and all(isinstance(piece, str) for piece in pieces):
+        return "".join(cast("list[str]", pieces))
+    return list(pieces)

@@ -27,7 +27,7 @@ class Background(Generic[_Item]):
         pause_s: float = 0.2,
     ) -> None:
         self.error = ""
-        """What `handle` last failed with."""
+        """Last error of `handle`."""
         self._refused = self._failed = 0
         self._handle = handle
         self._most = most
@@ -74,6 +74,7 @@ class Background(Generic[_Item]):
             ended = item is None
             if batch:
                 self._handle_safely(batch)
+            # A pause lets items gather, so that a busy queue wakes the thread rarely; closing ends it.
             self._closing.wait(self._pause_s)
 
     def _handle_safely(self, batch: list[_Item]) -> None:

@@ -39,7 +39,7 @@ class JsonLog:
         self._descriptor = descriptor
         self._common = common
         self._tail = b""
-        """What ends a line that others wrote: the common fields."""
+        """End of a line that others wrote: the common fields."""
         if common:
             written = json.dumps(common, separators=(",", ":"), default=str).encode()
             self._tail = b"," + written[1:] + b"\n"

@@ -83,6 +83,7 @@ class LabelledFamily(ABC, Generic[_Child]):
         self.labels = tuple(labels)
         self.children: dict[tuple[str, ...], _Child] = {}
         self._limit = limit
+        # Without labels there is one child, which is shown as 0 from the start.
         if not labels:
             self.child()
 

@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from atoll.core.errors import UsageError
 from atoll.telemetry.background import Background
-from atoll.telemetry.usage import Attempt, UsageRecord
+from atoll.telemetry.usage_record import Attempt, UsageRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
+
 _HEADER = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _SAMPLED = 1
 _TRACES_PATH = "/v1/traces"
+# The low 56 bits of a trace's id decide.
 _SCALE = 2**56
 
 
@@ -150,6 +152,7 @@ class Spans:
         parent = None
         if ended.parent is not None and ended.parent[3:35] == match[1]:
             parent = SpanContext(trace_id, int(ended.parent[36:52], 16), True, flags)
+        # A client that goes away is no error of the server.
         good = record.outcome in ("ok", "cancelled")
         events: tuple[Event, ...] = ()
         if record.first_token_s is not None:
@@ -173,6 +176,7 @@ class Spans:
             *(
                 ReadableSpan(
                     f"attempt {attempt.node or attempt.backend}",
+                    # An id of 0 is none.
                     SpanContext(trace_id, int.from_bytes(os.urandom(8)) or 1, False, flags),
                     context,
                     self._resource,
@@ -261,3 +265,40 @@ def _attempt_attributes(attempt: Attempt, number: int) -> dict[str, str | int]:
     if attempt.provider is not None:
         attributes["atoll.provider"] = attempt.provider
     return attributes
+
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_POOLED = 64
+_pool: list[str] = []
+
+
+def new_trace() -> str:
+    """Return the header of a new, unsampled trace."""
+    if not _pool:
+        # One draw for many.
+        drawn = os.urandom(24 * _POOLED).hex()
+        _pool.extend(
+            f"00-{drawn[at : at + 32]}-{drawn[at + 32 : at + 48]}-00"
+            for at in range(0, len(drawn), 48)
+        )
+    return _pool.pop()
+
+
+def child_of(traceparent: str) -> str:
+    """Return the header for a call made on behalf of a request that came with `traceparent`.
+
+    The trace id and its flags stay, the span is new. Where the header is not valid a new trace begins.
+    """
+    new = new_trace()
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is not None and _valid(*match.groups()):
+        return f"00-{match[2]}-{new[36:52]}-{match[4]}"
+    return new
+
+
+def _valid(version: str, trace: str, span: str, flags: str, more: str | None) -> bool:
+    del flags
+    # There is no version ff; 00 has four fields, later ones may have more.
+    if version == "ff" or (version == "00" and more is not None):
+        return False
+    return trace.strip("0") != "" and span.strip("0") != ""

@@ -10,9 +10,9 @@ from importlib.resources import files
 from typing import Any
 
 from atoll.core.errors import UnknownNameError
+from atoll.workload.arrival_rates import Layer, RateClock, RateCurve, Silence
 from atoll.workload.arrivals import Renewal
 from atoll.workload.lengths import BUILT_IN, LengthMix
-from atoll.workload.rates import Layer, RateClock, RateCurve, Silence
 from atoll.workload.sampling import Independent, LengthSampler, LogNormal, Quantiles
 from atoll.workload.synthetic import MediaItems
 

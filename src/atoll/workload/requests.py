@@ -198,7 +198,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """Name in reports."""
 
     def chunks(self, seed: int = 0) -> Iterator[Requests]:
         """Yield the requests in order of arrival; the same seed gives the same bits."""

@@ -79,6 +79,7 @@ class LogNormal:
         variance = math.log1p(self.cv * self.cv)
         drawn = rng.standard_normal(count)
         drawn *= math.sqrt(variance)
+        # Shifted so that `mean` is the mean of the lengths, not their median.
         drawn += math.log(self.mean) - variance / 2
         return _round(np.exp(drawn, out=drawn), self.longest)
 
@@ -117,6 +118,7 @@ class Normal:
         deviation = self.mean * self.cv
         if deviation == 0.0:
             return self.mean, self.mean * self.mean
+        # Moments of a normal law that is cut off below, by its hazard there.
         low = (0.5 - self.mean) / deviation
         hazard = math.exp(-low * low / 2) / math.sqrt(2 * math.pi)
         hazard /= 0.5 * math.erfc(low / math.sqrt(2))

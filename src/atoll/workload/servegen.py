@@ -22,9 +22,9 @@ import numpy as np
 
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.rng import stream
-from atoll.workload.reading import line_blocks
 from atoll.workload.requests import MAX_TOKENS, TEXT, Floats, Ints, Requests, Small, join_requests
 from atoll.workload.synthetic import IMAGE
+from atoll.workload.trace_reading import line_blocks
 
 WINDOW_S = 600.0
 DATA_S = 21_600
@@ -128,6 +128,7 @@ class ClientPool:
 
     def _range(self) -> tuple[int, int]:
         first = int(self.start_s // WINDOW_S)
+        # At least one window, however short the time.
         return first, max(first + 1, math.ceil((self.start_s + self.duration_s) / WINDOW_S))
 
     def _active(self, number: int) -> Sequence[Activity]:
@@ -140,6 +141,7 @@ class ClientPool:
         lenders = self._lenders(seed)
         first, last = self._range()
         for number in range(first, last):
+            # A stream for each window: its draws do not depend on where the time asked for begins.
             rng = stream(seed, "workload", self.pool, f"window {number}")
             parts = [
                 self._client(rng, active, number, scale, lenders[active.client])
@@ -161,6 +163,7 @@ class ClientPool:
         known = sorted(set(self.laws) & set(rates)) or sorted(self.laws)
         if not known:
             raise InputError(f"no lengths of {self.pool} are known", path=self.folder)
+        # The weights must not all be 0.
         weights = np.array([rates.get(client, 0.0) + 1e-12 for client in known])
         rng = stream(seed, "workload", self.pool, "lenders")
         drawn = rng.choice(known, len(rates), p=weights / weights.sum())
@@ -172,17 +175,21 @@ class ClientPool:
     def _client(
         self, rng: np.random.Generator, active: Activity, number: int, scale: float, lender: int
     ) -> Requests:
+        # Rounded up or down at random: right on average, also for clients with less than one request.
         count = math.floor(active.rate_per_s * scale * WINDOW_S + rng.random())
         if count == 0:
             return Requests.empty()
         if active.weibull:
+            # One gap more than requests, for the time after the last one.
             gaps = rng.weibull(active.shape, count + 1)
         else:
             gaps = rng.standard_gamma(active.shape, count + 1)
         sums = np.cumsum(gaps)
+        # Scaled to the window: all of the requests fall into it.
         at = sums[:-1] / sums[-1] if sums[-1] > 0 else np.sort(rng.random(count))
         parts = self.laws[lender]
         wanted = int(number * WINDOW_S // DATA_S)
+        # The nearest six hours that are known; of two the earlier.
         laws = parts[min(parts, key=lambda part: (abs(part - wanted), part))]
         prompts, answers, items = _lengths(rng, laws, count)
         klass = (items > 0).astype(np.int16)
@@ -212,6 +219,7 @@ def _lengths(
         prompts = laws["text_tokens"].draw(rng, count)
         if "image_count" in laws and "image_tokens" in laws:
             items = laws["image_count"].draw(rng, count).astype(np.int16)
+            # Every image has its own length.
             each = laws["image_tokens"].draw(rng, int(items.sum()))
             owner = np.repeat(np.arange(count), items)
             prompts = prompts + np.bincount(owner, weights=each, minlength=count)
@@ -285,5 +293,6 @@ def _pdfs(path: str) -> Iterator[tuple[int, float, str, Law]]:
             total = shares.sum()
             if field in _FIELDS and len(pairs) and total > 0 and bool(np.all(pairs >= 0)):
                 cumulated = np.cumsum(shares) / total
+                # Rounding must not leave anything above the last value.
                 cumulated[-1] = 1.0
                 yield client, at, field, Law(values, cumulated)

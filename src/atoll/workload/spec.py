@@ -29,15 +29,15 @@ from typing import TypeVar
 
 from atoll.core.errors import InputError, UnknownNameError, UsageError, shorten
 from atoll.core.units import parse_count, parse_duration, parse_rate
+from atoll.workload.arrival_rates import Layer, RateClock, RateCurve, Silence
 from atoll.workload.arrivals import FAMILIES, Family, Renewal
 from atoll.workload.builtin import NAMES, curve, get_builtin, lengths_like
 from atoll.workload.lengths import BUILT_IN, length_mix
-from atoll.workload.rates import Layer, RateClock, RateCurve, Silence
-from atoll.workload.reading import BAD_LIMIT
 from atoll.workload.requests import Requests, Workload
 from atoll.workload.sampling import Fixed, Independent, LengthSampler, LogNormal, Marginal, Normal
 from atoll.workload.servegen import ClientPool
 from atoll.workload.synthetic import Mixed, Synthetic
+from atoll.workload.trace_reading import BAD_LIMIT
 from atoll.workload.traces import KEEPS, Keep, TraceReplay, read_trace
 
 _T = TypeVar("_T")
@@ -326,7 +326,7 @@ def _curve(name: str) -> RateCurve | None:
         return None
     if not os.path.isfile(name):
         return curve(name)
-    from atoll.workload.curves import read_curve
+    from atoll.workload.rate_files import read_curve
 
     return read_curve(name)
 

@@ -1,4 +1,4 @@
-"""What a workload looks like: rates, burstiness, lengths; computed in one pass over its chunks.
+"""Statistics of a workload: rates, burstiness, lengths; computed in one pass over its chunks.
 
 `iat_cv` is standard deviation over mean of the gaps between arrivals; the Fano factor of a window is
 variance over mean of the counts in windows of that many seconds (1 for Poisson arrivals); the
@@ -18,7 +18,7 @@ from atoll.workload.requests import Floats, Ints, Longs, Requests
 
 WINDOWS_S = (1, 10, 60)
 QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
-_MOST_BINS = 12_000_000
+_MAX_BINS = 12_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class _Histogram:
     def add(self, values: Ints) -> None:
         most = int(values.max())
         if most >= len(self.counts):
+            # Twice as much as is needed, so that it seldom has to grow.
             self.counts = np.pad(self.counts, (0, 2 * most + 1 - len(self.counts)))
         counts = np.bincount(values)
         self.counts[: len(counts)] += counts
@@ -157,13 +158,16 @@ class Summary:
             self._blocks = (total + len(chunk.prefix.ids), distinct)
 
     def _count(self, since_s: Floats) -> None:
-        while since_s[-1] / self.width_s >= _MOST_BINS:
-            self._bins = self._bins[: len(self._bins) // 2 * 2].reshape(-1, 2).sum(axis=1)
+        # Wider bins instead of more of them, so that memory stays bounded.
+        while since_s[-1] / self.width_s >= _MAX_BINS:
+            # An odd last bin has an empty partner: nothing that was counted is lost.
+            even = np.pad(self._bins, (0, len(self._bins) % 2))
+            self._bins = even.reshape(-1, 2).sum(axis=1)
             self.width_s *= 2
         place = np.floor(since_s / self.width_s).astype(np.int64)
         need = int(place[-1]) + 1
         if need > len(self._bins):
-            size = min(_MOST_BINS, max(need, 2 * len(self._bins)))
+            size = min(_MAX_BINS, max(need, 2 * len(self._bins)))
             self._bins = np.pad(self._bins, (0, size - len(self._bins)))
         first = int(place[0])
         counts = np.bincount(place - first)
@@ -189,6 +193,7 @@ class Summary:
         mean_gap = self.span_s / gaps if gaps else 0.0
         iat_cv = None
         if mean_gap > 0.0:
+            # Rounding must not make it negative.
             variance = max(0.0, self._gap_square / gaps - mean_gap * mean_gap)
             iat_cv = float(np.sqrt(variance)) / mean_gap
         prompts, answers = self.input.stats(), self.output.stats()

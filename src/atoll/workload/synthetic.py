@@ -11,8 +11,8 @@ import numpy as np
 
 from atoll.core.errors import InputError
 from atoll.core.rng import stream
+from atoll.workload.arrival_rates import RateClock, arrivals
 from atoll.workload.arrivals import Renewal
-from atoll.workload.rates import RateClock, arrivals
 from atoll.workload.requests import (
     CHUNK,
     MAX_NAMES,

@@ -13,22 +13,22 @@ import numpy as np
 
 from atoll.core.errors import InputError
 from atoll.core.rng import stream
-from atoll.workload.reading import BAD_LIMIT, RowReport
 from atoll.workload.requests import CHUNK, Requests
-from atoll.workload.rows import read_blocks
 from atoll.workload.sampling import Empirical
+from atoll.workload.trace_reading import BAD_LIMIT, RowReport
+from atoll.workload.trace_rows import read_blocks
 
 Keep = Literal["gaps", "clock"]
 KEEPS: tuple[Keep, ...] = ("gaps", "clock")
 MAX_SPEED = 1e6
-_MOST_PAIRS = 20_000_000
+_MAX_PAIRS = 20_000_000
 
 
 @dataclass
 class Trace:
     """A trace file; every pass over `chunks` reads it anew and leaves a fresh `report`.
 
-    `kind` is its format (azure, burstgpt, plain, mooncake), or None to find out. The first bad row is
+    `kind` is its format (a name of `formats.FORMATS`), or None to find out. The first bad row is
     an error if `strict`, else the one after `bad_limit`.
     """
 
@@ -95,8 +95,8 @@ class Trace:
     def lengths(self) -> Empirical:
         """Return the pairs of lengths in the file, to draw from."""
         pairs = [(chunk.input, chunk.output) for chunk in self.chunks()]
-        if sum(len(prompts) for prompts, _ in pairs) > _MOST_PAIRS:
-            raise InputError(f"more than {_MOST_PAIRS:,} lengths to draw from", path=self.path)
+        if sum(len(prompts) for prompts, _ in pairs) > _MAX_PAIRS:
+            raise InputError(f"more than {_MAX_PAIRS:,} lengths to draw from", path=self.path)
         return Empirical(
             np.concatenate([prompts for prompts, _ in pairs]),
             np.concatenate([answers for _, answers in pairs]),

@@ -7,9 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from atoll.control.decision.view import ControlPolicy, TrafficSeen, TrafficWindow
-from atoll.control.operation.loop import TrafficReport
-from atoll.control.virtual.compare import CONTENDERS, compare_operators, summarize_operations
+from atoll.control.decision.control_view import ControlPolicy, TrafficSeen, TrafficWindow
+from atoll.control.operation.control_loop import TrafficReport
 from atoll.control.virtual.contenders import (
     AtollOperator,
     ReactiveOperator,
@@ -17,13 +16,18 @@ from atoll.control.virtual.contenders import (
     find_oracle,
     plan_static,
 )
-from atoll.control.virtual.demand import MINUTE_S, DemandSeries
 from atoll.control.virtual.market import hold_market
-from atoll.control.virtual.run import OperationResult, operate
-from atoll.control.virtual.walk import compare_walk
+from atoll.control.virtual.operator_comparison import (
+    CONTENDERS,
+    compare_operators,
+    summarize_operations,
+)
+from atoll.control.virtual.virtual_demand import MINUTE_S, DemandSeries
+from atoll.control.virtual.virtual_run import OperationResult, operate
 from atoll.control.virtual.world import VirtualWorld, WorldSettings
-from atoll.prove.templates import SizedTemplate
+from atoll.prove.sized_templates import SizedTemplate
 from atoll.solve.derating import node_set
+from research.operating.demand_walk import compare_walk
 from tests.control.virtual.toys import CALM, fleet, planner, problem, setting, templates
 from tests.control.world import instance
 

@@ -16,7 +16,7 @@ OFFERS = (offer("L40S:1", 1.8, 4), SPOT, offer("L4:1", 0.8, 4))
 
 
 def states(world: VirtualWorld) -> dict[str, str]:
-    return {seen.id: seen.standing.state for seen in world.observe()}
+    return {seen.id: seen.status.state for seen in world.observe()}
 
 
 def advance(world: VirtualWorld, until_s: float) -> list[float]:
@@ -64,7 +64,7 @@ def test_what_a_market_has_no_more_is_taken_back_after_a_notice(tmp_path: Path) 
     world.start(instance("d"))
     assert world.advance(2000.0, lambda _: None)  # somebody should look now
     assert world.elapsed_s == 1000.0
-    ends = {seen.id: seen.standing.ends_s for seen in world.observe()}
+    ends = {seen.id: seen.status.ends_s for seen in world.observe()}
     assert [name for name, end in ends.items() if end is not None] == ["b", "c"]
     assert ends["b"] == world.time_s + world.settings.notice_s
     advance(world, 1119.0)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from atoll.control.virtual.calibrate import CalibratedFleet
-from atoll.control.virtual.demand import DemandSeries, draw_demand
 from atoll.control.virtual.fluid import KeptCurve
+from atoll.control.virtual.fluid_calibration import CalibratedFleet
 from atoll.control.virtual.market import MarketSeries, draw_market, hold_market
-from atoll.control.virtual.planner import TemplatePlanner
-from atoll.control.virtual.run import VirtualSetting
+from atoll.control.virtual.template_planner import TemplatePlanner
+from atoll.control.virtual.virtual_demand import DemandSeries, draw_demand
+from atoll.control.virtual.virtual_run import VirtualSetting
 from atoll.control.virtual.world import WorldSettings
 from atoll.plan.problem import Problem
-from atoll.prove.templates import SizedTemplate
+from atoll.prove.sized_templates import SizedTemplate
 from atoll.solve.derating import node_set
 from tests.control import world as small
 

@@ -1,4 +1,4 @@
-"""A real browser on the dashboard, before a gateway and a desk that are not there (`fakes`)."""
+"""A real browser on the dashboard, before a gateway and a planner that are not there (`fakes`)."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class SiteOnItsLoop:
 class Site(SiteOnItsLoop):
     """The dashboard and the fakes behind it."""
 
-    def __init__(self, folder: Path, *, gateway: bool = True, desk: bool = True) -> None:
+    def __init__(self, folder: Path, *, gateway: bool = True, planner: bool = True) -> None:
         super().__init__()
-        self._with = gateway, desk
+        self._with = gateway, planner
         self._folder = folder
         self.gateway: FakeGateway
-        self.desk: FakeDesk
+        self.planner: FakeDesk
 
     def find_gateway(self) -> None:
         """Have a dashboard that knew of no gateway find one."""
@@ -96,26 +96,26 @@ class Site(SiteOnItsLoop):
         """End the gateway."""
         self._do(self.gateway.close())
 
-    def stop_desk(self) -> None:
-        """End the desk, as when it is started anew."""
-        self._do(self.desk.close())
+    def stop_planner(self) -> None:
+        """End the planner, as when it is started anew."""
+        self._do(self.planner.close())
 
-    def start_desk(self) -> None:
-        """Start a desk at the address of the one that has ended."""
-        old = self.desk
-        self.desk = FakeDesk(step_s=0.02)
-        self.desk.token = old.token
-        self._do(self.desk.start(int(old.url.rpartition(":")[2])))
+    def start_planner(self) -> None:
+        """Start a planner at the address of the one that has ended."""
+        old = self.planner
+        self.planner = FakeDesk(step_s=0.02)
+        self.planner.token = old.token
+        self._do(self.planner.start(int(old.url.rpartition(":")[2])))
 
     async def _start(self) -> None:
         self.gateway = FakeGateway(interval_s=0.5, token_s=0.005)
-        self.desk = FakeDesk(step_s=0.02)
+        self.planner = FakeDesk(step_s=0.02)
         await self.gateway.start()
-        await self.desk.start()
-        has_gateway, has_desk = self._with
+        await self.planner.start()
+        has_gateway, has_planner = self._with
         services = self._services = ServiceDirectory(
             ServiceAddress(self.gateway.url, token=self.gateway.token) if has_gateway else None,
-            ServiceAddress(self.desk.url, token=self.desk.token) if has_desk else None,
+            ServiceAddress(self.planner.url, token=self.planner.token) if has_planner else None,
         )
         self._links = LoginLinks(self._folder)
         self._dashboard = Dashboard(DashboardSettings(port=0), services, self._links)
@@ -125,7 +125,7 @@ class Site(SiteOnItsLoop):
     async def _stop(self) -> None:
         await self._dashboard.close()
         await self.gateway.close()
-        await self.desk.close()
+        await self.planner.close()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ _NAMES = {
     "rtl": "\u05e9\u05dc\u05d5\u05dd \u202e\u0639\u0642\u062f\u0629",
 }
 _GATEWAY = ("qwen3-32b", "gpu1", "ETH", "eu-west-1", "notebook", "ada@lab.example", "chat-1")
-_DESK = (
+_PLANNER = (
     "lab",
     "chat",
     "qwen3-32b",
@@ -67,9 +67,9 @@ def _look_into(page: Any, name: str) -> None:
 def test_names_stay_text(site: Site, visit: Visit, kind: str) -> None:
     evil = _NAMES[kind]
     site.gateway.renames = dict.fromkeys((*_GATEWAY, *_WORDS), evil)
-    site.desk.renames = dict.fromkeys(_DESK, evil)
+    site.planner.renames = dict.fromkeys(_PLANNER, evil)
     # A fleet's name is in paths, where what turns text around is refused.
-    site.desk.renames["lab"] = evil.replace("\u202e", "")
+    site.planner.renames["lab"] = evil.replace("\u202e", "")
     visitor = visit(site, width=_WIDTH)
     page = visitor.page
     for name in PAGES:

@@ -24,7 +24,7 @@ def test_what_if_plans_again_when_a_dial_is_turned(site: Site, visit: Visit) -> 
     page.wait_for_function(
         "old => document.querySelector('.verdict').innerText !== old", arg=before
     )
-    asked = [r for r in site.desk.seen if r.path.endswith(b"/whatif")]
+    asked = [r for r in site.planner.seen if r.path.endswith(b"/whatif")]
     assert b'"demand":{"chat":' in asked[-1].body.replace(b" ", b"")
     # Side by side, with both costs.
     now, then = page.get_by_label("Now", exact=True), page.get_by_label("Then", exact=True)
@@ -40,7 +40,7 @@ def test_a_viewer_asks_for_no_plan(site: Site, visit: Visit) -> None:
     visitor = visit(site, key="atoll-finance")
     visitor.go("/whatif?fleet=lab")
     visitor.page.get_by_text("Viewers look only").wait_for()
-    assert not [r for r in site.desk.seen if r.path.endswith(b"/whatif")]
+    assert not [r for r in site.planner.seen if r.path.endswith(b"/whatif")]
 
 
 def test_a_change_is_approved_by_an_admin_only(site: Site, visit: Visit) -> None:
@@ -53,8 +53,8 @@ def test_a_change_is_approved_by_an_admin_only(site: Site, visit: Visit) -> None
     admin.go("/plan?fleet=lab")
     admin.page.get_by_role("button", name="Apply this change").click()
     admin.page.get_by_text("being applied").wait_for()
-    assert site.desk.next is not None
-    assert site.desk.next["state"] == "applying"
+    assert site.planner.next is not None
+    assert site.planner.next["state"] == "applying"
 
 
 def test_a_fleet_without_a_plan_is_planned_on_demand(site: Site, visit: Visit) -> None:

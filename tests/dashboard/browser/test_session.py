@@ -97,9 +97,9 @@ def test_a_planner_that_starts_is_waited_for(site: Site, visit: Visit) -> None:
     visitor = visit(site)
     page = visitor.page
     page.wait_for_function("() => document.querySelector('#health')?.innerText.includes('live')")
-    site.stop_desk()
+    site.stop_planner()
     page.evaluate("import('/static/js/app.js').then((app) => app.go('/plan'))")
     page.get_by_text("The planner is starting…").wait_for()
-    site.start_desk()
+    site.start_planner()
     page.get_by_label("Fleet").wait_for()
     assert page.locator(".state.failed").count() == 0

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+from atoll.dashboard.static import FOLDER
 from tests.dashboard.browser.conftest import Site, Visit
 
-PAGES = ("overview", "models", "chat", "machines", "plan", "whatif", "keys", "traces")
+PAGES = tuple(
+    re.findall(r'^  \["(\w+)", ".+"\],$', (FOLDER / "js" / "app.js").read_text(), re.MULTILINE)
+)
+"""Ids of all pages, in the order of the menu."""
 
 
 def test_every_page_opens(site: Site, visit: Visit) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from atoll.deploy.door import Labels, NodeCommand, StartOrder
+from atoll.deploy.target import Labels, NodeCommand, StartOrder
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Market, Node
 
 

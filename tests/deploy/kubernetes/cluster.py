@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 import yaml
 
-from atoll.deploy.kubernetes.client import HttpAnswer
+from atoll.deploy.kubernetes.kube_client import HttpAnswer
 
 LIMITED = "limited"
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager")

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.deploy.kubernetes.client import KubeClient, KubeTransport
-from atoll.deploy.kubernetes.lease import read_time_s, write_time
+from atoll.deploy.kubernetes.kube_client import KubeClient, KubeTransport
+from atoll.deploy.kubernetes.kube_lease import read_time_s, write_time
 from atoll.deploy.kubernetes.manifests import SECRETS
 
 Json = dict[str, Any]

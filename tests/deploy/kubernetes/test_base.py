@@ -58,13 +58,13 @@ def test_only_the_controller_may_ask_the_api() -> None:
 
 
 def test_the_fleet_is_one_that_can_be_planned() -> None:
-    from atoll.plan.files.fleet import load_fleet
+    from atoll.plan.files.fleet_file import load_fleet
 
     assert load_fleet(BASE / "fleet.yaml") is not None
 
 
 def test_the_controller_is_told_what_it_understands() -> None:
-    from atoll.deploy.kubernetes.settings import KubernetesSettings
+    from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 
     (settings,) = yaml.safe_load((BASE / "targets.yaml").read_text()).values()
     there = KubernetesSettings.parse(settings)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from atoll.deploy.door import DeployError, Standing
-from atoll.deploy.kubernetes.client import KubeClient, KubeTransport
-from atoll.deploy.kubernetes.deployer import KubernetesDeployer
+from atoll.deploy.kubernetes.kube_client import KubeClient, KubeTransport
+from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
+from atoll.deploy.kubernetes.kube_transport import ClusterTransport
 from atoll.deploy.kubernetes.labels import select_fleet
-from atoll.deploy.kubernetes.settings import KubernetesSettings
-from atoll.deploy.kubernetes.transport import ClusterTransport
+from atoll.deploy.target import DeployError, InstanceStatus
 from tests.deploy.kubernetes.builders import build_order
 from tests.deploy.kubernetes.cluster import TokenTransport, find_binaries, run_cluster
 from tests.deploy.kubernetes.kubelet import ProcessKubelet
@@ -123,7 +123,7 @@ def test_a_fleet_comes_changes_drains_and_leaves_nothing(world: World, tmp_path:
     (tmp_path / "token").write_text("very secret")
     deployer = world.deployer
 
-    def order(instance: str, stream: str, **more: Any) -> Standing:
+    def order(instance: str, stream: str, **more: Any) -> InstanceStatus:
         argv = (sys.executable, str(tmp_path / "engine.py"), "{port}", str(tmp_path / stream))
         return deployer.start(
             build_order(

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
-from atoll.deploy.door import DeployError, Labels
+from atoll.deploy.kubernetes.kube_machines import products_of
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import (
     label_value,
     object_labels,
     read_labels,
     workload_name,
 )
-from atoll.deploy.kubernetes.machines import products_of
 from atoll.deploy.kubernetes.manifests import render_instance, render_secret, write_manifests
-from atoll.deploy.kubernetes.settings import KubernetesSettings
+from atoll.deploy.target import DeployError, Labels
 from tests.deploy.kubernetes.builders import build_order
 
 LEGAL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")

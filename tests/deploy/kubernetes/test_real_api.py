@@ -17,13 +17,13 @@ import pytest
 import yaml
 
 from atoll.catalog.catalog import Catalog
-from atoll.deploy.door import DeployError, Standing
-from atoll.deploy.kubernetes import client as client_module
-from atoll.deploy.kubernetes.client import KubeClient, KubeTransport
-from atoll.deploy.kubernetes.deployer import KubernetesDeployer
+from atoll.deploy.kubernetes import kube_client as client_module
+from atoll.deploy.kubernetes.kube_client import KubeClient, KubeTransport
+from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import MANAGER, lease_name
 from atoll.deploy.kubernetes.manifests import own, render_instance, render_secret
-from atoll.deploy.kubernetes.settings import KubernetesSettings
+from atoll.deploy.target import DeployError, InstanceStatus
 from tests.deploy.kubernetes.builders import build_order
 from tests.deploy.kubernetes.cluster import LIMITED, TokenTransport, find_binaries, run_cluster
 from tests.deploy.kubernetes.test_base import BASE, FILES
@@ -89,7 +89,9 @@ def deployer(api: KubeTransport, space: str, **fields: Any) -> KubernetesDeploye
     return KubernetesDeployer(KubeClient(api, space), settings)
 
 
-def eventually(look: Callable[[], Standing], is_so: Callable[[Standing], bool]) -> Standing:
+def eventually(
+    look: Callable[[], InstanceStatus], is_so: Callable[[InstanceStatus], bool]
+) -> InstanceStatus:
     for _ in range(300):
         seen = look()
         if is_so(seen):
@@ -399,7 +401,7 @@ def test_lists_longer_than_a_page_are_whole(
     for number in range(5):
         meta = {"name": f"x{number}", "labels": {"mine": "yes"}}
         mine.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
-    monkeypatch.setattr(client_module, "_PAGE", 2)
+    monkeypatch.setattr(client_module, "PAGE_SIZE", 2)
     found = mine.select("ConfigMap", labels="mine=yes")
     assert [each["metadata"]["name"] for each in found] == [f"x{n}" for n in range(5)]
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from atoll.deploy.kubernetes.client import HttpAnswer
-from atoll.deploy.kubernetes.lease import write_time
+from atoll.deploy.kubernetes.kube_client import HttpAnswer
+from atoll.deploy.kubernetes.kube_lease import write_time
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
@@ -60,7 +60,7 @@ class TinyApi:
         self.logs: dict[str, str] = {}
         self.rules: list[Json] | None = None
         self.used: set[tuple[str, str, bool]] = set()
-        self.most_pods: int | None = None
+        self.max_pods: int | None = None
         self.asked: list[tuple[str, str]] = []
         self.fail_after: int | None = None
         self._version = 0
@@ -330,7 +330,7 @@ class TinyApi:
             wanted = made["spec"]["replicas"] > 0 and "deletionTimestamp" not in made["metadata"]
             if not wanted or key in self.objects:
                 continue
-            if self.most_pods is not None and sum(1 for _ in self.of("pods")) >= self.most_pods:
+            if self.max_pods is not None and sum(1 for _ in self.of("pods")) >= self.max_pods:
                 event = f"{name}.failed"
                 message = f'pods "{name}-0" is forbidden: exceeded quota: team, used: pods=1'
                 self.objects["events", space, event] = {

@@ -17,19 +17,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from atoll.control.decision.control_view import ControlPolicy
 from atoll.control.decision.decide import StartInstance
-from atoll.control.decision.view import ControlPolicy
-from atoll.control.operation.history import History
-from atoll.control.operation.lease import FileLease
-from atoll.control.operation.loop import FleetController, FleetPlace, InstanceStore, TrafficReport
-from atoll.deploy.commands.engines import CommandSettings, ServiceWeights, node_commands
-from atoll.deploy.door import Standing, StartOrder
+from atoll.control.operation.control_loop import (
+    FleetController,
+    FleetPlace,
+    InstanceStore,
+    TrafficReport,
+)
+from atoll.control.operation.controller_lease import FileLease
+from atoll.control.operation.fleet_history import History
+from atoll.deploy.commands.node_commands import CommandSettings, ServiceWeights, node_commands
 from atoll.deploy.slurm.runner import ProcessRunner
-from atoll.deploy.slurm.settings import SlurmSettings
-from atoll.deploy.slurm.target import SlurmDeployer
+from atoll.deploy.slurm.slurm_deployer import SlurmDeployer
+from atoll.deploy.slurm.slurm_settings import SlurmSettings
+from atoll.deploy.target import InstanceStatus, StartOrder
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
-from atoll.runtime.local.build import free_ports
+from atoll.runtime.local.local_endpoints import free_ports
 from benchmarks.tiny_model import LAYERS
 from tests.deploy.slurm_cluster import SlurmCluster
 
@@ -50,7 +55,7 @@ POLICY = ControlPolicy(
     move_s=20.0,
     retry_s=1.0,
     backoff_s=2.0,
-    backoff_most_s=4.0,
+    backoff_max_s=4.0,
     settled_s=1.0,
 )
 
@@ -314,15 +319,15 @@ class SlurmFleet:
             if is_so():
                 return
             time.sleep(0.4)
-        raise AssertionError(f"not within {within_s:g} s: {what}; {self.standings()}")
+        raise AssertionError(f"not within {within_s:g} s: {what}; {self.statuses()}")
 
-    def standings(self) -> dict[str, Standing]:
+    def statuses(self) -> dict[str, InstanceStatus]:
         """Return what stands and has stood, by name."""
         return {each.labels.instance: each for each in self.target.list(FLEET)}
 
-    def ready(self) -> dict[str, Standing]:
+    def ready(self) -> dict[str, InstanceStatus]:
         """Return what serves, by name."""
-        return {name: each for name, each in self.standings().items() if each.state == "ready"}
+        return {name: each for name, each in self.statuses().items() if each.state == "ready"}
 
     def wait_streams(self, more: int) -> None:
         """Wait until every client has got so many more whole answers."""
@@ -342,7 +347,7 @@ class SlurmFleet:
         """End clients, jobs, gateway and hub."""
         for client in self.clients:
             client.end()
-        for each in self.standings().values():
+        for each in self.statuses().values():
             if each.state not in ("gone", "failed"):
                 self.target.stop(each.handle, 2**31)
         for _ in range(200):

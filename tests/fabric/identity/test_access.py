@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UsageError
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import PREFIX, Access, is_loopback, parse_address, split_address
 from atoll.fabric.identity.authority import Authority
-from atoll.fabric.registry.load import Load, decode_load, encode_load
+from atoll.fabric.registry.peers import Load, decode_load, encode_load
 from atoll.fabric.transport.hub import hub_options
 
 

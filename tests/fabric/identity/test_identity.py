@@ -12,7 +12,7 @@ from atoll.core.errors import InputError, UnknownNameError, UsageError
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority, read_revoked
 from atoll.fabric.identity.identity import Identity, RefusedError, Verifier
-from atoll.fabric.identity.trust import node_name, refusal, sign_record
+from atoll.fabric.identity.record_trust import node_name, refusal, sign_record
 from atoll.fabric.registry.records import Metadata, Record, SessionState, encode_metadata
 
 HUBS = ["127.0.0.1:7447", "hub.example"]

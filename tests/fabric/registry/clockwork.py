@@ -95,12 +95,12 @@ class Clockwork(Network):
             what()
         self.now_s = end_s
 
-    def until(self, true: Callable[[], bool], most_s: float, step_s: float = 0.01) -> float:
+    def until(self, true: Callable[[], bool], max_s: float, step_s: float = 0.01) -> float:
         """Pass time until something is true and return how long it took, seconds."""
         start_s = self.now_s
         while not true():
-            if self.now_s - start_s > most_s:
-                raise AssertionError(f"not within {most_s} s")
+            if self.now_s - start_s > max_s:
+                raise AssertionError(f"not within {max_s} s")
             self.pass_time(step_s)
         return self.now_s - start_s
 

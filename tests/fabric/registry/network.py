@@ -21,8 +21,8 @@ from atoll.fabric.registry.effects import (
     Refused,
     RegistrySettings,
 )
+from atoll.fabric.registry.fabric_registry import Registry
 from atoll.fabric.registry.records import Metadata, Record, SessionState
-from atoll.fabric.registry.registry import Registry
 
 START_S = 1_800_000_000.0
 

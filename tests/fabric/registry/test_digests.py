@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.fabric.registry import sync
-from atoll.fabric.registry.digests import DigestTree, place_of
+from atoll.fabric.registry.fabric_registry import Registry
 from atoll.fabric.registry.records import Record, SessionState
-from atoll.fabric.registry.registry import Registry
+from atoll.fabric.registry.replica import DigestTree, place_of
 from tests.fabric.registry.network import START_S, metadata, signer, verify
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from atoll.core.errors import UnknownNameError
+from atoll.fabric.registry.peers import Peer
 from atoll.fabric.registry.queries import Query, state_of
 from atoll.fabric.registry.records import Gpu, Hardware, NodeService, SessionState
-from atoll.fabric.transport.peers import Peer
 from tests.fabric.registry.network import metadata
 
 GB = 10**9

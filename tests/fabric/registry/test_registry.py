@@ -23,8 +23,8 @@ from atoll.fabric.registry.effects import (
     Revoked,
     Verify,
 )
+from atoll.fabric.registry.fabric_registry import Registry
 from atoll.fabric.registry.records import NodeService, Record, SessionState, encode_metadata
-from atoll.fabric.registry.registry import Registry
 from tests.fabric.registry.network import START_S, metadata, signer, verify
 
 A, B = "m001-00000000000000aa", "m002-00000000000000bb"

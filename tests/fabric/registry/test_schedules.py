@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.fabric.registry import registry as rules
+from atoll.fabric.registry import fabric_registry as rules
 from atoll.fabric.registry.effects import RegistrySettings
 from atoll.fabric.registry.records import Record, SessionState
 from tests.fabric.registry import schedules

@@ -14,8 +14,8 @@ from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
 from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.fabric_settings import FabricSettings
 from atoll.fabric.transport.hub import Hub, hub_options
-from atoll.fabric.transport.settings import FabricSettings
 
 SETTINGS = FabricSettings(connect_s=60.0)
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import Access
-from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.peers import Load
 from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.fabric import Fabric, Peer
 from atoll.fabric.transport.hub import Hub, hub_options
@@ -208,51 +208,44 @@ def test_a_revoked_member_is_put_out_at_once(
     run(scenario)
 
 
-def test_a_hub_buries_the_silent() -> None:
-    async def scenario() -> None:
-        port = free_port()
-
-        settings = replace(SETTINGS, obituary_s=0.3)
-        hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"], settings=settings))
-        a, b = [
-            await Fabric.connect(
-                Access.open_loopback(port, name=name, provider="p"),
-                Metadata(name="", provider="", role="worker"),
-                state=SessionState.SERVING,
-                settings=SETTINGS,
-            )
-            for name in ("a", "b")
-        ]
-        assert not b.peers()[0].verified
-        await until(lambda: names(a) == {"b": "SERVING"})
-        sid = b.sid
-        # Its process hangs: the link is there, the token is not, and it says nothing.
-        b._undeclare()
-        await until(lambda: names(a) == {"b": "silent"})
-        async with asyncio.timeout(120):
-            await until(lambda: hub.fabric.peer(sid).state is SessionState.LEFT)  # type: ignore[union-attr]
-            await until(lambda: b.sid != sid)  # it lives, so it takes a new session
-            await until(lambda: names(a) == {"b": "SERVING"})
-        for fabric in (a, b):
-            await fabric.close()
-        await hub.close()
-
-    asyncio.run(scenario())
-
-
-def test_no_hub_is_a_clear_error() -> None:
+async def test_a_hub_buries_the_silent() -> None:
     port = free_port()
 
-    async def scenario() -> None:
+    settings = replace(SETTINGS, obituary_s=0.3)
+    hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"], settings=settings))
+    a, b = [
+        await Fabric.connect(
+            Access.open_loopback(port, name=name, provider="p"),
+            Metadata(name="", provider="", role="worker"),
+            state=SessionState.SERVING,
+            settings=SETTINGS,
+        )
+        for name in ("a", "b")
+    ]
+    assert not b.peers()[0].verified
+    await until(lambda: names(a) == {"b": "SERVING"})
+    sid = b.sid
+    # Its process hangs: the link is there, the token is not, and it says nothing.
+    b._undeclare()
+    await until(lambda: names(a) == {"b": "silent"})
+    async with asyncio.timeout(120):
+        await until(lambda: hub.fabric.peer(sid).state is SessionState.LEFT)  # type: ignore[union-attr]
+        await until(lambda: b.sid != sid)  # it lives, so it takes a new session
+        await until(lambda: names(a) == {"b": "SERVING"})
+    for fabric in (a, b):
+        await fabric.close()
+    await hub.close()
 
-        with pytest.raises(UnreachableError, match=f"no hub answers at 127.0.0.1:{port}"):
-            await Fabric.connect(
-                Access.open_loopback(port),
-                Metadata(name="x", provider="", role="worker"),
-                settings=replace(SETTINGS, connect_s=0.3),
-            )
 
-    asyncio.run(scenario())
+async def test_no_hub_is_a_clear_error() -> None:
+    port = free_port()
+
+    with pytest.raises(UnreachableError, match=f"no hub answers at 127.0.0.1:{port}"):
+        await Fabric.connect(
+            Access.open_loopback(port),
+            Metadata(name="x", provider="", role="worker"),
+            settings=replace(SETTINGS, connect_s=0.3),
+        )
 
 
 def test_one_dead_hub_of_two_does_not_delay_joining(run: Scenario) -> None:

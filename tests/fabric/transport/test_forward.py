@@ -96,27 +96,24 @@ def test_a_proxy_that_refuses_is_no_way_in(run: Scenario) -> None:
     run(scenario)
 
 
-def test_a_forwarder_says_why_it_failed() -> None:
-    async def scenario() -> None:
-        proxy = Proxy(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
-        forwarder = await Forwarder.start(await proxy.start(), "hub.example:7447")
-        host, _, port = forwarder.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        assert await reader.read() == b""
-        writer.close()
-        assert forwarder.refused == 1
-        assert "407" in forwarder.last_error
-        await forwarder.close()
-        await proxy.close()
-        gone = await Forwarder.start(f"127.0.0.1:{free_port()}", "hub.example:7447")
-        host, _, port = gone.address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        assert await reader.read() == b""
-        writer.close()
-        assert gone.refused == 1
-        await gone.close()
-
-    asyncio.run(scenario())
+async def test_a_forwarder_says_why_it_failed() -> None:
+    proxy = Proxy(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+    forwarder = await Forwarder.start(await proxy.start(), "hub.example:7447")
+    host, _, port = forwarder.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    assert await reader.read() == b""
+    writer.close()
+    assert forwarder.refused == 1
+    assert "407" in forwarder.last_error
+    await forwarder.close()
+    await proxy.close()
+    gone = await Forwarder.start(f"127.0.0.1:{free_port()}", "hub.example:7447")
+    host, _, port = gone.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    assert await reader.read() == b""
+    writer.close()
+    assert gone.refused == 1
+    await gone.close()
 
 
 def test_the_environment_names_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zenoh
 
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub
 from atoll.fabric.transport.link import FabricLink
@@ -82,36 +82,33 @@ def test_a_hub_whose_transport_panics_at_its_end_still_ends(
     assert "panicked" not in capfd.readouterr().err
 
 
-def test_a_hub_stopped_under_traffic_ends_well_and_says_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        site = Site(tmp_path, 1)
-        accesses = [site.issue(f"a{number}") for number in range(4)]
-        hub = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "atoll", "hub", f"@{site.authority.folder}/hub-h0.token"),
-            *("--listen", f"127.0.0.1:{site.ports[0]}", "--log", str(tmp_path / "log")),
-            env=os.environ | {"RUST_BACKTRACE": "1"},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert hub.stdout is not None
-        assert b"listens at" in await hub.stdout.readline()
-        links = [await FabricLink.open(access, SETTINGS) for access in accesses]
-        sids = [keys.new_sid(access.identity.slot, os.urandom(8)) for access in accesses]
-        for link, sid in zip(links, sids, strict=True):
-            link.subscribe(keys.inward_all(sid), lambda _: None)
-            link.hear(f"{keys.PREFIX}/reg/**", lambda _: None)
-            link.token(keys.alive(sid))
-        for turn in range(20):
-            for link, access in zip(links, accesses, strict=True):
-                for sid in sids:
-                    link.put(keys.inward(sid, access.identity.slot), bytes(500))
-            if turn == 10:
-                hub.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.002)
-        closing = [asyncio.create_task(link.close()) for link in links]
-        _, said = await hub.communicate()
-        await asyncio.gather(*closing)
-        assert hub.returncode == 0
-        assert [line for line in said.splitlines() if not line.startswith(b"watching ")] == []
-
-    asyncio.run(scenario())
+async def test_a_hub_stopped_under_traffic_ends_well_and_says_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path, 1)
+    accesses = [site.issue(f"a{number}") for number in range(4)]
+    hub = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "atoll", "hub", f"@{site.authority.folder}/hub-h0.token"),
+        *("--listen", f"127.0.0.1:{site.ports[0]}", "--log", str(tmp_path / "log")),
+        env=os.environ | {"RUST_BACKTRACE": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert hub.stdout is not None
+    assert b"listens at" in await hub.stdout.readline()
+    links = [await FabricLink.open(access, SETTINGS) for access in accesses]
+    sids = [keys.new_sid(access.identity.slot, os.urandom(8)) for access in accesses]
+    for link, sid in zip(links, sids, strict=True):
+        link.subscribe(keys.inward_all(sid), lambda _: None)
+        link.hear(f"{keys.PREFIX}/reg/**", lambda _: None)
+        link.token(keys.alive(sid))
+    for turn in range(20):
+        for link, access in zip(links, accesses, strict=True):
+            for sid in sids:
+                link.put(keys.inward(sid, access.identity.slot), bytes(500))
+        if turn == 10:
+            hub.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.002)
+    closing = [asyncio.create_task(link.close()) for link in links]
+    _, said = await hub.communicate()
+    await asyncio.gather(*closing)
+    assert hub.returncode == 0
+    assert [line for line in said.splitlines() if not line.startswith(b"watching ")] == []

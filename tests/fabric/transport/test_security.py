@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
-from atoll.fabric.identity.trust import sign_record
+from atoll.fabric.identity.record_trust import sign_record
 from atoll.fabric.registry.records import Metadata, Record, SessionState, encode_metadata
 from atoll.fabric.registry.sync import encode_message
 from atoll.fabric.transport.fabric import Fabric

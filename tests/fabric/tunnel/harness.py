@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.identity import Identity, Verifier
-from atoll.fabric.tunnel.client import TunnelClient
-from atoll.fabric.tunnel.frames import TunnelRequest
-from atoll.fabric.tunnel.server import IncomingCall, TunnelServer
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_client import TunnelClient
+from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
+from atoll.fabric.tunnel.tunnel_server import IncomingCall, TunnelServer
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 
 if TYPE_CHECKING:
     from atoll.fabric.transport.fabric import Fabric

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.fabric.tunnel.channel import Channel, ForgedError, PacketCipher, channel_of
-from atoll.fabric.tunnel.frames import (
+from atoll.fabric.tunnel.tunnel_frames import (
     CHUNK,
     DATA,
     PACKET,
@@ -21,7 +21,7 @@ from atoll.fabric.tunnel.frames import (
     encode_submit,
     split_frames,
 )
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 
 SETTINGS = TunnelSettings()
 A, B = b"a" * 32, b"b" * 32

@@ -8,8 +8,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.fabric.tunnel.client import Call
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_client import Call
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 from tests.fabric.tunnel.harness import (
     LATENCY_S,
     Log,

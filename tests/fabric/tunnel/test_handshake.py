@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.identity import Identity, Verifier
 from atoll.fabric.tunnel.accept import accepts, check_accept
 from atoll.fabric.tunnel.channel import Channel, ForgedError
-from atoll.fabric.tunnel.frames import CHUNK, TunnelError
 from atoll.fabric.tunnel.handshake import ClientHandshake, read_hello, refusal, welcome
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_frames import CHUNK, TunnelError
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 
 GATEWAY = Identity.self_made("m001", "gate", "uni", "gateway")
 WORKER = Identity.self_made("m002", "node", "lab", "worker")

@@ -6,10 +6,10 @@ import asyncio
 import random
 from dataclasses import replace
 
-from atoll.fabric.tunnel.client import TunnelClient
-from atoll.fabric.tunnel.frames import CHUNK, HEAD, SUBMIT, TunnelRequest
-from atoll.fabric.tunnel.server import IncomingCall
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_client import TunnelClient
+from atoll.fabric.tunnel.tunnel_frames import CHUNK, HEAD, SUBMIT, TunnelRequest
+from atoll.fabric.tunnel.tunnel_server import IncomingCall
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 from tests.fabric.tunnel.harness import (
     SSE,
     Log,

@@ -19,8 +19,8 @@ from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.authority import Authority
 from atoll.fabric.registry.records import Metadata, SessionState
 from atoll.fabric.transport.fabric import Fabric
-from atoll.fabric.tunnel.client import TunnelClient
-from atoll.fabric.tunnel.server import IncomingCall, TunnelServer
+from atoll.fabric.tunnel.tunnel_client import TunnelClient
+from atoll.fabric.tunnel.tunnel_server import IncomingCall, TunnelServer
 from tests.fabric.tunnel.harness import Log, echo, paced, request, tokens
 
 Role = Literal["worker", "gateway"]
@@ -111,60 +111,54 @@ async def ask(caller: TunnelClient, sid: str, body: bytes = b"{}") -> Log:
     return log
 
 
-def test_requests_through_hubs_with_certificates(site: Site) -> None:
+async def test_requests_through_hubs_with_certificates(site: Site) -> None:
     seen: list[IncomingCall] = []
 
     def handle(incoming: IncomingCall) -> None:
         seen.append(incoming)
         echo(incoming)
 
-    async def main() -> None:
-        async with pair(site, handle) as (caller, answerer, worker):
-            bodies = [bytes([n]) * 10 ** (n % 6) for n in range(12)]
-            logs = await asyncio.gather(*(ask(caller, worker.sid, body) for body in bodies))
-            assert [bytes(log.data) for log in logs] == bodies
-            assert (seen[0].caller_name, seen[0].caller_provider) == ("gate", "uni")
-            assert seen[0].verified
-            # A worker's certificate is no gateway's.
-            other = await member(site, "other", "worker")
-            await known(other, worker.sid)
-            intruder = TunnelClient(other)
-            refused = await ask(intruder, worker.sid)
-            assert "may not call" in (refused.lost or "")
-            answerer.accept = "self"
-            assert "not taken here" in ((await ask(caller, worker.sid)).lost or "")
-            await intruder.close()
-            await other.close()
-
-    asyncio.run(main())
+    async with pair(site, handle) as (caller, answerer, worker):
+        bodies = [bytes([n]) * 10 ** (n % 6) for n in range(12)]
+        logs = await asyncio.gather(*(ask(caller, worker.sid, body) for body in bodies))
+        assert [bytes(log.data) for log in logs] == bodies
+        assert (seen[0].caller_name, seen[0].caller_provider) == ("gate", "uni")
+        assert seen[0].verified
+        # A worker's certificate is no gateway's.
+        other = await member(site, "other", "worker")
+        await known(other, worker.sid)
+        intruder = TunnelClient(other)
+        refused = await ask(intruder, worker.sid)
+        assert "may not call" in (refused.lost or "")
+        answerer.accept = "self"
+        assert "not taken here" in ((await ask(caller, worker.sid)).lost or "")
+        await intruder.close()
+        await other.close()
 
 
-def test_a_renewed_worker_and_a_killed_hub(site: Site) -> None:
-    async def main() -> None:
-        async with pair(site, paced(120, 0.01)) as (caller, answerer, worker):
-            logs = [Log() for _ in range(20)]
-            for log in logs:
-                caller.call(worker.sid, request(), log)
-            await asyncio.sleep(0.5)
-            await worker.renew()
-            async with asyncio.timeout(60):
-                await asyncio.gather(*(log.done.wait() for log in logs))
-            assert all(bytes(log.data) == tokens(120) for log in logs)
+async def test_a_renewed_worker_and_a_killed_hub(site: Site) -> None:
+    async with pair(site, paced(120, 0.01)) as (caller, answerer, worker):
+        logs = [Log() for _ in range(20)]
+        for log in logs:
+            caller.call(worker.sid, request(), log)
+        await asyncio.sleep(0.5)
+        await worker.renew()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(log.done.wait() for log in logs))
+        assert all(bytes(log.data) == tokens(120) for log in logs)
 
-            logs = [Log() for _ in range(20)]
-            await known(caller._fabric, worker.sid)
-            for log in logs:
-                caller.call(worker.sid, request(), log)
-            await asyncio.sleep(0.5)
-            site.hubs[0].kill()
-            async with asyncio.timeout(60):
-                await asyncio.gather(*(log.done.wait() for log in logs))
-            for log in logs:
-                # Nothing is missing or doubled, and nothing hangs; a gateway moves what was lost.
-                assert bytes(log.data) == tokens(120)[: len(log.data)]
-                assert log.ended == (len(log.data) == 600)
-            await known(caller._fabric, worker.sid)
-            assert (await ask(caller, worker.sid)).ended
-            assert answerer.running == 0
-
-    asyncio.run(main())
+        logs = [Log() for _ in range(20)]
+        await known(caller._fabric, worker.sid)
+        for log in logs:
+            caller.call(worker.sid, request(), log)
+        await asyncio.sleep(0.5)
+        site.hubs[0].kill()
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(log.done.wait() for log in logs))
+        for log in logs:
+            # Nothing is missing or doubled, and nothing hangs; a gateway moves what was lost.
+            assert bytes(log.data) == tokens(120)[: len(log.data)]
+            assert log.ended == (len(log.data) == 600)
+        await known(caller._fabric, worker.sid)
+        assert (await ask(caller, worker.sid)).ended
+        assert answerer.running == 0

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from atoll.fabric.tunnel.frames import TunnelRequest
-from atoll.fabric.tunnel.server import IncomingCall
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
+from atoll.fabric.tunnel.tunnel_server import IncomingCall
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 from tests.fabric.tunnel.harness import (
     LATENCY_S,
     FakeFabric,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import component_accuracy
+from benchmarks.performance import component_accuracy
 
 
 def test_figures_of_the_benchmark(

@@ -10,10 +10,10 @@ from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
 from atoll.perf.capacity import CapacityModel, RoleLoad
 from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
+from atoll.perf.components.class_loads import llm_lengths
 from atoll.perf.components.executor import batched, executor_work
-from atoll.perf.components.loads import llm_lengths
-from atoll.perf.memory import MemoryModel
-from atoll.perf.mixed import MixedCapacityModel
+from atoll.perf.memory_model import MemoryModel
+from atoll.perf.mixed_capacity import MixedCapacityModel
 from atoll.perf.step import Position, analytic
 from atoll.workload.classes import ImageOutput, Images, RequestClass, Video
 from tests.perf.components.builders import (

@@ -6,13 +6,13 @@ import pytest
 
 from atoll.core.errors import InputError
 from atoll.perf.components.executor import executor_work
+from atoll.perf.components.executor_steps import executor_steps
 from atoll.perf.components.measured import (
     MeasuredRate,
     MeasuredRates,
     amount,
     rates_from_profile,
 )
-from atoll.perf.components.steps import executor_steps
 from tests.perf.components.builders import SPEECH, TEXT, model, node
 
 CLASSES = {"text": frozenset({"L"}), "image": frozenset({"E", "L"})}

@@ -9,20 +9,20 @@ from typing import get_args
 import pytest
 
 from atoll.core.errors import InputError
-from atoll.plan.files.fleet import parse_fleet
+from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.files.fleet_schema import (
-    CloudEntry,
-    ClusterEntry,
-    EngineEntry,
-    FleetFile,
-    LimitsEntry,
-    PoolEntry,
-    RiskEntry,
-    ServiceEntry,
-    SettingsEntry,
+    CloudSpec,
+    ClusterSpec,
+    EngineSpec,
+    FleetSpec,
+    LimitsSpec,
+    PoolSpec,
+    RiskSpec,
+    ServiceSpec,
+    SettingsSpec,
 )
 from atoll.plan.validate.violation import Rule
-from tests.plan.files.test_fleet import SMALL
+from tests.plan.files.test_fleet_file import SMALL
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/reference/fleet.md").read_text("utf-8")
@@ -44,16 +44,16 @@ def test_the_file_it_shows_is_read() -> None:
 
 
 def test_every_key_is_explained() -> None:
-    keys = set(ServiceEntry.model_fields)
-    keys |= {f"cloud.{name}" for name in CloudEntry.model_fields}
-    keys |= set(PoolEntry.model_fields) - {"cloud"}
-    keys |= {f"engine.{name}" for name in EngineEntry.model_fields}
-    keys |= {f"limits.{name}" for name in LimitsEntry.model_fields}
-    keys |= {f"risk.{name}" for name in RiskEntry.model_fields}
-    keys |= {f"settings.{name}" for name in SettingsEntry.model_fields}
-    keys |= {f"cluster.{name}" for name in ClusterEntry.model_fields}
-    keys |= set(FleetFile.model_fields) - {
-        "models",
+    keys = set(ServiceSpec.model_fields)
+    keys |= {f"cloud.{name}" for name in CloudSpec.model_fields}
+    keys |= set(PoolSpec.model_fields) - {"cloud"}
+    keys |= {f"engine.{name}" for name in EngineSpec.model_fields}
+    keys |= {f"limits.{name}" for name in LimitsSpec.model_fields}
+    keys |= {f"risk.{name}" for name in RiskSpec.model_fields}
+    keys |= {f"settings.{name}" for name in SettingsSpec.model_fields}
+    keys |= {f"cluster.{name}" for name in ClusterSpec.model_fields}
+    keys |= set(FleetSpec.model_fields) - {
+        "services",
         "pool",
         "cluster",
         "limits",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.plan.files.fleet import load_fleet
+from atoll.plan.files.fleet_file import load_fleet
 from atoll.plan.files.fleet_text import fleet_text, profiles_text
 from atoll.plan.files.helix import helix_problem, read_cluster, read_solution
 from tests.plan.clusters import HELIX

@@ -8,9 +8,10 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Offer, Problem
 from atoll.plan.robustness import RiskModel
 from atoll.plan.validate.check import validate
-from atoll.prove.robust import options, plan, scenarios
-from atoll.prove.robust.plan import plan_robust
-from tests.prove.test_promise import CATALOG, CHAT, FRESH, PROBLEM
+from atoll.prove.robust import robust_plan, scenarios, service_options
+from atoll.prove.robust.robust_plan import plan_robust
+from atoll.solve.plan_request import PlanRequest
+from tests.prove.test_rent_promises import CATALOG, CHAT, FRESH, PROBLEM
 
 LIGHT = PROBLEM.replace(services=(CHAT.model_copy(update={"rate_per_s": 10.0}),))
 RISK = RiskModel(demand_sd=0.3)
@@ -26,16 +27,16 @@ SPOT = LIGHT.replace(
 def few() -> object:
     """Fewer scenarios and steps than usual."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "_PLANNING", 64)
-        patch.setattr(plan, "_JUDGED", 128)
-        patch.setattr(plan, "_MOST_SIMULATED", 16)
+        patch.setattr(robust_plan, "_PLANNING", 64)
+        patch.setattr(robust_plan, "_JUDGED", 128)
+        patch.setattr(robust_plan, "_MAX_SIMULATED", 16)
         patch.setattr(scenarios, "DRAWS", 16)
-        patch.setattr(options, "STEPS", (1.0, 2.0, 3.0))
+        patch.setattr(service_options, "STEPS", (1.0, 2.0, 3.0))
         yield
 
 
 def make(problem: Problem, risk: RiskModel = RISK, **asked: float) -> Plan:
-    return plan_robust(problem, risk=risk, effort=FRESH, catalog=CATALOG, **asked)  # type: ignore[arg-type]
+    return plan_robust(problem, PlanRequest(effort=FRESH, catalog=CATALOG), risk=risk, **asked)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_costs_never_fall_along_the_curve_and_all_levels_are_there(made: Plan) -
     assert planned == sorted(planned)
 
 
-def test_the_level_with_the_least_total_is_marked(made: Plan) -> None:
+def test_the_level_with_the_min_total_is_marked(made: Plan) -> None:
     found = made.robustness
     assert found is not None
     assert found.best is not None

@@ -12,7 +12,7 @@ from atoll.perf.constants import default_constants
 from atoll.plan.problem import Limits, Offer, Problem
 from atoll.plan.robustness import RiskModel
 from atoll.prove.robust.scenarios import draw_scenarios, resolve_risk, spot_pools
-from tests.prove.test_promise import CHAT, PROBLEM
+from tests.prove.test_rent_promises import CHAT, PROBLEM
 
 CATALOG = Catalog.default()
 SPOT = (

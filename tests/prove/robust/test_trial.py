@@ -12,14 +12,14 @@ from atoll.perf.constants import ConstantTable, GpuConstants, default_constants
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Offer
 from atoll.plan.robustness import RiskModel
+from atoll.prove.robust.expected_prices import ExpectedPrices
 from atoll.prove.robust.judge import judge_plan_in
-from atoll.prove.robust.loads import ScenarioLoads, is_lost
-from atoll.prove.robust.options import Rung, compose, list_rungs
-from atoll.prove.robust.plan import plan_robust, refuse_unfit
-from atoll.prove.robust.prices import ExpectedPrices
+from atoll.prove.robust.robust_plan import plan_robust, refuse_unfit
+from atoll.prove.robust.scenario_loads import ScenarioLoads, is_lost
 from atoll.prove.robust.scenarios import Scenario, ScenarioSet
+from atoll.prove.robust.service_options import Rung, compose, list_rungs
 from atoll.prove.robust.trial import ScenarioLab, ServiceTrial
-from tests.prove.test_promise import CATALOG, CHAT, FRESH, PROBLEM, solve
+from tests.prove.test_rent_promises import CATALOG, CHAT, FRESH, PROBLEM, solve
 from tests.sim.builders import cluster_problem
 
 MIXED = PROBLEM.replace(

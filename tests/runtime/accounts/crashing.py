@@ -17,7 +17,7 @@ from pathlib import Path
 
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.openai import Usage
-from atoll.telemetry.usage import Attempt
+from atoll.telemetry.usage_record import Attempt
 from tests.runtime.accounts.helpers import record
 
 

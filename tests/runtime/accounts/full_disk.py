@@ -20,10 +20,10 @@ import sqlalchemy as sa
 
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts, OnFullDisk
+from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.gaps import read_gaps
 from atoll.runtime.accounts.journal import JournalFullError, UsageJournal, read_segment
-from atoll.runtime.accounts.keys import NewKey
 from tests.runtime.accounts.helpers import record
 
 NO_TMPFS = 77

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 
-from atoll.telemetry.usage import Attempt, UsageRecord
+from atoll.telemetry.usage_record import Attempt, UsageRecord
 
 _numbers = itertools.count()
 

@@ -15,13 +15,13 @@ import sqlalchemy as sa
 
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts, Grant, TokenPrice
+from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.journal import UsageJournal
-from atoll.runtime.accounts.keys import NewKey
-from atoll.runtime.accounts.limits import Counted
+from atoll.runtime.accounts.key_limits import Counted
 from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.policy import Policy
-from atoll.telemetry.usage import Attempt
+from atoll.telemetry.usage_record import Attempt
 from tests.runtime.accounts.helpers import Notes, fresh_database, record
 
 NOON_S = 1_800_014_400.0  # 2027-01-15 12:00 UTC
@@ -214,29 +214,26 @@ def test_requests_at_once(lite: str, tmp_path: Path) -> None:
     run(lite, tmp_path / "j", story)
 
 
-def test_quotas_are_of_all_gateways_together(url: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with world(url, tmp_path / "j") as one, world(url, tmp_path / "j") as two:
-            header, key_id = await one.key(tokens_per_day=100, tokens_total=1000)
-            await two.accounts.sync()
-            one.request(header, prompt=30, completion=30)
-            two.request(header, prompt=10, completion=30)
-            one.accounts.admit(header, "m")  # knows of 60
-            await two.accounts.sync()
-            await one.accounts.sync()
-            error = refusal(lambda: one.accounts.admit(header, "m"))
-            assert (error.status, error.code, error.kind) == (
-                429,
-                "insufficient_quota",
-                "insufficient_quota",
-            )
-            assert error.retry_after_s == 12 * 3600
-            one.now_s = 12 * 3600.0  # the next day
-            one.accounts.admit(header, "m")
-            used = await one.database.counters([key_id], ["total", "2027-01-15"])
-            assert used[key_id] == {"total": Counted(100), "2027-01-15": Counted(100)}
-
-    asyncio.run(main())
+async def test_quotas_are_of_all_gateways_together(url: str, tmp_path: Path) -> None:
+    async with world(url, tmp_path / "j") as one, world(url, tmp_path / "j") as two:
+        header, key_id = await one.key(tokens_per_day=100, tokens_total=1000)
+        await two.accounts.sync()
+        one.request(header, prompt=30, completion=30)
+        two.request(header, prompt=10, completion=30)
+        one.accounts.admit(header, "m")  # knows of 60
+        await two.accounts.sync()
+        await one.accounts.sync()
+        error = refusal(lambda: one.accounts.admit(header, "m"))
+        assert (error.status, error.code, error.kind) == (
+            429,
+            "insufficient_quota",
+            "insufficient_quota",
+        )
+        assert error.retry_after_s == 12 * 3600
+        one.now_s = 12 * 3600.0  # the next day
+        one.accounts.admit(header, "m")
+        used = await one.database.counters([key_id], ["total", "2027-01-15"])
+        assert used[key_id] == {"total": Counted(100), "2027-01-15": Counted(100)}
 
 
 def test_a_quota_is_known_at_once_here_and_after_a_restart(url: str, tmp_path: Path) -> None:
@@ -530,32 +527,29 @@ def test_secrets_are_nowhere(lite: str, tmp_path: Path) -> None:
     run(lite, tmp_path / "j", story)
 
 
-def test_it_follows_the_database_by_itself(url: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        accounts = await Accounts.open(url, journal=tmp_path / "j", refresh_s=0.02)
-        other = await Database.open(url)
-        text, key = await other.create_key(NewKey(name="n"))
-        header = f"Bearer {text}".encode()
+async def test_it_follows_the_database_by_itself(url: str, tmp_path: Path) -> None:
+    accounts = await Accounts.open(url, journal=tmp_path / "j", refresh_s=0.02)
+    other = await Database.open(url)
+    text, key = await other.create_key(NewKey(name="n"))
+    header = f"Bearer {text}".encode()
 
-        async def until(admitted: bool) -> None:
-            for _ in range(500):
-                try:
-                    accounts.admit(header, "m")
-                    known = True
-                except ApiError:
-                    known = False
-                if known is admitted:
-                    return
-                await asyncio.sleep(0.01)
-            raise AssertionError("it did not follow")
+    async def until(admitted: bool) -> None:
+        for _ in range(500):
+            try:
+                accounts.admit(header, "m")
+                known = True
+            except ApiError:
+                known = False
+            if known is admitted:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("it did not follow")
 
-        await until(True)
-        await other.revoke_key(key.id)
-        await until(False)
-        await accounts.close()
-        await other.close()
-
-    asyncio.run(main())
+    await until(True)
+    await other.revoke_key(key.id)
+    await until(False)
+    await accounts.close()
+    await other.close()
 
 
 def test_a_postgresql_that_goes_away_and_comes_back(postgres: str, tmp_path: Path) -> None:

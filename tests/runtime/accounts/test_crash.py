@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
-from atoll.runtime.accounts.keys import NewKey
 
 KILLS = 3
 

@@ -16,9 +16,9 @@ from atoll.core.errors import InputError
 from atoll.runtime.accounts import database as database_module
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.gaps import read_gaps
-from atoll.runtime.accounts.keys import NewKey
 from tests.runtime.accounts.helpers import record
 from tests.runtime.accounts.test_accounts import NOON_S, World, refusal, run
 
@@ -224,7 +224,7 @@ def test_a_process_that_hangs_while_it_changes_tables_is_not_waited_for_forever(
     os.close(handle)
 
 
-def test_a_key_cannot_have_expired_before_it_is_made(
+async def test_a_key_cannot_have_expired_before_it_is_made(
     lite: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for given in ("2020-01-01", "0s", "2025-12-31T23:59:59+01:00"):
@@ -234,14 +234,11 @@ def test_a_key_cannot_have_expired_before_it_is_made(
     assert run_command(["keys", "create", "far", "--expires", "9000000d", "--db", lite]) == 3
     assert "too far ahead" in capsys.readouterr().err
 
-    async def make() -> None:
-        database = await Database.open(lite)
-        with pytest.raises(InputError, match="expires_s: it would have expired already"):
-            await database.create_key(NewKey(name="n", expires_s=1.0))
-        assert await database.keys() == ()
-        await database.close()
-
-    asyncio.run(make())
+    database = await Database.open(lite)
+    with pytest.raises(InputError, match="expires_s: it would have expired already"):
+        await database.create_key(NewKey(name="n", expires_s=1.0))
+    assert await database.keys() == ()
+    await database.close()
 
 
 def test_keys_that_expired_are_listed_as_such(

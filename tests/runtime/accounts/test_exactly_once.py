@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.journal import UsageJournal
-from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.accounts.ledger import LedgerRows
 from tests.runtime.accounts.helpers import record
 

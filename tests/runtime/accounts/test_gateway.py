@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
-from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
 from atoll.runtime.pool.member import Backend

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.accounts.journal import FinishedRequest
+from atoll.runtime.accounts.key_limits import Counted
 from atoll.runtime.accounts.ledger import TokenPrice, cost_nusd, rows_of, shares
-from atoll.runtime.accounts.limits import Counted
-from atoll.telemetry.usage import Attempt
+from atoll.telemetry.usage_record import Attempt
 from tests.runtime.accounts.helpers import record
 
 attempts = st.lists(

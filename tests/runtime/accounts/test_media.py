@@ -18,17 +18,17 @@ from atoll.cli.main import run as run_cli
 from atoll.core.errors import InputError
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import media_counts
+from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.journal import FinishedRequest, UsageJournal, read_segment
-from atoll.runtime.accounts.keys import NewKey
+from atoll.runtime.accounts.key_limits import Counted
 from atoll.runtime.accounts.ledger import rows_of
-from atoll.runtime.accounts.limits import Counted
 from atoll.runtime.accounts.slots import NO_MEDIA, MediaCounts, make_slots, read_slots
 from atoll.runtime.openai import Usage
 from tests.runtime.accounts.helpers import record
 from tests.runtime.accounts.test_gateway import Place, run
 from tests.runtime.gateway.engine import Fault
-from tests.runtime.gateway.front import ScriptedFront
+from tests.runtime.gateway.graph_server import ScriptedGraphServer
 from tests.runtime.gateway.test_form import FILE, TYPE, form
 
 SPEECH = {"model": "m", "input": "hello", "voice": "v", "response_format": "pcm"}
@@ -148,7 +148,7 @@ def test_a_database_of_the_version_before_is_brought_up_to_date(tmp_path: Path) 
     asyncio.run(look())
 
 
-def test_what_fronts_did_is_in_the_ledger_once_even_after_failover(tmp_path: Path) -> None:
+def test_what_graph_servers_did_is_in_the_ledger_once_even_after_failover(tmp_path: Path) -> None:
     async def story(it: Place) -> None:
         key = await it.key(tokens_total=10**9)
         header = f"authorization: Bearer {key}\r\n"
@@ -171,7 +171,7 @@ def test_what_fronts_did_is_in_the_ledger_once_even_after_failover(tmp_path: Pat
         (total,) = [c for c in await it.rows(schema.counters) if c.period == "total"]
         assert (total.audio_ms, total.pixels) == (6500, 128 * 128)
 
-    run(tmp_path, story, ScriptedFront(), ScriptedFront())
+    run(tmp_path, story, ScriptedGraphServer(), ScriptedGraphServer())
 
 
 def test_sound_and_pictures_have_quotas(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_sound_and_pictures_have_quotas(tmp_path: Path) -> None:
         reply = await it.bench.post("/v1/images/generations", drawing, other)
         assert (reply.status, int(reply.headers["retry-after"]) > 0) == (429, True)
 
-    run(tmp_path, story, ScriptedFront())
+    run(tmp_path, story, ScriptedGraphServer())
 
 
 def test_a_gateway_that_dies_has_written_down_what_was_heard(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_gateway_that_dies_has_written_down_what_was_heard(tmp_path: Path) -> 
         assert relay.slot is not None
         writer.close()
 
-    run(tmp_path, story, ScriptedFront(step_s=0.05))
+    run(tmp_path, story, ScriptedGraphServer(step_s=0.05))
 
 
 def test_reports_show_sound_and_pictures_where_there_are_any(

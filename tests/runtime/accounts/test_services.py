@@ -12,7 +12,7 @@ import pytest
 from atoll.runtime.accounts import schema
 from atoll.runtime.accounts.accounts import Accounts
 from atoll.runtime.accounts.journal import UsageJournal, read_segment
-from atoll.runtime.gateway.service_meter import ServiceMeter
+from atoll.runtime.gateway.service_proxy import ServiceMeter
 from atoll.runtime.pool.member import Backend
 from tests.runtime.accounts.test_accounts import World
 from tests.runtime.accounts.test_accounts import run as run_accounts

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.runtime.executor.batching import BatchQueue
+from atoll.runtime.executor.workers import BatchQueue
 
 
 def test_like_runs_with_like_in_order_of_arrival() -> None:
-    queue: BatchQueue[str] = BatchQueue(most_batch=3, most_waiting=10)
+    queue: BatchQueue[str] = BatchQueue(max_batch=3, max_waiting=10)
     for item in ("a1", "b1", "a2", "a3", "b2", "a4"):
         queue.add(item, item[0])
     assert queue.drop("a2")
@@ -21,7 +21,7 @@ def test_like_runs_with_like_in_order_of_arrival() -> None:
 
 
 def test_no_more_wait_than_may() -> None:
-    queue: BatchQueue[int] = BatchQueue(most_batch=2, most_waiting=2)
+    queue: BatchQueue[int] = BatchQueue(max_batch=2, max_waiting=2)
     queue.add(1, None)
     assert not queue.is_full
     queue.add(2, None)
@@ -30,7 +30,7 @@ def test_no_more_wait_than_may() -> None:
         queue.add(3, None)
     assert queue.take() == [1, 2]
     with pytest.raises(ValueError, match="at least one"):
-        BatchQueue(most_batch=0, most_waiting=1)
+        BatchQueue(max_batch=0, max_waiting=1)
 
 
 @settings(max_examples=50)
@@ -39,7 +39,7 @@ def test_no_more_wait_than_may() -> None:
     st.integers(1, 5),
 )
 def test_the_oldest_always_runs_and_nobody_is_lost(steps: list[int | str], most: int) -> None:
-    queue: BatchQueue[int] = BatchQueue(most, most_waiting=100)
+    queue: BatchQueue[int] = BatchQueue(most, max_waiting=100)
     waiting: dict[int, int] = {}
     for number, step in enumerate(steps):
         if isinstance(step, int):

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from atoll.components.base import BadInputError, Done, Setup
-from atoll.components.registry import find_component
+from atoll.components.component_registry import find_component
 from atoll.core.errors import UsageError
 from atoll.runtime.executor import openai_chat
 from atoll.runtime.executor.openai_chat import OpenAiChat, ServerAnswerError
-from atoll.runtime.http.client import FetchError, StatusError
+from atoll.runtime.http.http_client import FetchError, StatusError
 
 USER = {"role": "user", "content": "Hello"}
 URL = "http://127.0.0.1:1/v1"

@@ -40,9 +40,9 @@ class Clock:
         return self.now_s
 
 
-def _store(folder: Path, most_bytes: int = 2**20, clock: Any = None) -> ArrayStore:
+def _store(folder: Path, max_bytes: int = 2**20, clock: Any = None) -> ArrayStore:
     return ArrayStore(
-        folder / "store", most_bytes, owner="me", address="h:1", clock=clock or Clock()
+        folder / "store", max_bytes, owner="me", address="h:1", clock=clock or Clock()
     )
 
 
@@ -181,7 +181,7 @@ def test_leases_run_out_unless_they_are_renewed(tmp_path: Path) -> None:
 
 
 def test_there_is_room_for_so_many_bytes_and_no_more(tmp_path: Path) -> None:
-    store = _store(tmp_path, most_bytes=3 * _BIG)
+    store = _store(tmp_path, max_bytes=3 * _BIG)
     array = np.zeros(_BIG, np.uint8)
     held = [store.put(array, "you", 10.0) for _ in range(3)]
     with pytest.raises(StoreFullError, match="do not fit"):
@@ -193,7 +193,7 @@ def test_there_is_room_for_so_many_bytes_and_no_more(tmp_path: Path) -> None:
 
 
 def test_copies_of_others_make_room(tmp_path: Path) -> None:
-    store = _store(tmp_path, most_bytes=2 * _BIG)
+    store = _store(tmp_path, max_bytes=2 * _BIG)
     array = np.arange(_BIG, dtype=np.uint8)
     theirs = Handle(
         "a" * 32, "them", "h:2", "far", "/x", "uint8", (_BIG,), zlib.crc32(array.tobytes())
@@ -266,7 +266,7 @@ def test_a_file_that_gets_another_name_is_lost_to_who_comes_late(tmp_path: Path)
 
 @pytest.mark.usefixtures("_both_ways")
 def test_spare_files_do_not_count_but_make_room(tmp_path: Path) -> None:
-    store = _store(tmp_path, most_bytes=4 * _BIG)
+    store = _store(tmp_path, max_bytes=4 * _BIG)
     held = [store.put(np.zeros(_BIG, np.uint8), "you", 10.0) for _ in range(4)]
     store.release([handle.id for handle in held], "you")
     assert (store.used_bytes, len(_parts(store))) == (0, 4)
@@ -447,7 +447,7 @@ def test_parts_of_an_array_that_are_missing_or_out_of_place_are_found() -> None:
 
 def _follow(folder: Path, steps: list[tuple[str, int]]) -> None:
     clock = Clock()
-    store = _store(folder, most_bytes=5 * _BIG, clock=clock)
+    store = _store(folder, max_bytes=5 * _BIG, clock=clock)
     handles: list[Handle] = []
     until_s: dict[str, float] = {}
     for step, number in steps:

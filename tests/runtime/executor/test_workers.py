@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.components.base import BatchComponent, Inputs, Output, Setup
-from atoll.runtime.executor.client import InvocationError
+from atoll.runtime.executor.executor_client import InvocationError
 from atoll.runtime.executor.workers import BatchWorker
 from atoll.tasks.values import Value
 
@@ -19,7 +19,7 @@ class SizeTeller(BatchComponent):
     """Says how large each batch was; leaves on demand."""
 
     name: ClassVar[str] = "size-teller"
-    most_batch: ClassVar[int] = 4
+    max_batch: ClassVar[int] = 4
 
     @classmethod
     def load(cls, setup: Setup) -> Self:

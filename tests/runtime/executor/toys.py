@@ -25,7 +25,7 @@ class Doubler(BatchComponent):
     """Doubles an array; sleeps, breaks or complains on demand."""
 
     name: ClassVar[str] = "doubler"
-    most_batch: ClassVar[int] = 4
+    max_batch: ClassVar[int] = 4
 
     def __init__(self, setup: Setup) -> None:
         self.factor = float(setup.option("factor", 2.0))

@@ -16,14 +16,14 @@ from atoll.fabric.identity.authority import Authority
 from atoll.fabric.registry.records import Metadata, NodeService, SessionState
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
-from atoll.fabric.tunnel.server import TunnelServer
+from atoll.fabric.tunnel.tunnel_server import TunnelServer
 from atoll.runtime.federation import Federation
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings, HealthSettings
 from atoll.runtime.join.bridge import Bridge
-from atoll.runtime.local.build import free_ports
+from atoll.runtime.local.local_endpoints import free_ports
 from atoll.runtime.pool.pool import BackendPool
-from atoll.telemetry.usage import UsageRecord
+from atoll.telemetry.usage_record import UsageRecord
 from tests.runtime.gateway.engine import ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, Bench, Reply, chat
 

@@ -10,8 +10,8 @@ import pytest
 
 from atoll.fabric.registry.records import NodeService
 from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.accounts.api_keys import NewKey
 from atoll.runtime.accounts.database import Database
-from atoll.runtime.accounts.keys import NewKey
 from atoll.runtime.pool.policy import Policy
 from tests.runtime.federation.live import Site, shown, site, until
 from tests.runtime.gateway.engine import Fault, ScriptedEngine

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.peers import Load
 from atoll.fabric.registry.records import Gpu, Hardware, NodeService, SessionState
 from tests.runtime.federation.live import Site, Worker, shown, site, until
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from atoll.control.operation.gateways import GatewayAddress, GatewayGroup
-from atoll.deploy.commands.engines import STAND_IN_LABEL, label_options
-from atoll.deploy.door import Labels
+from atoll.deploy.commands.node_commands import STAND_IN_LABEL, label_options
+from atoll.deploy.target import Labels
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.workload.lengths import LengthMix

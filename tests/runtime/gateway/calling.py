@@ -11,12 +11,12 @@ import json
 import random
 from dataclasses import dataclass, field
 
-from atoll.engine.messages import OutputFormat
+from atoll.core.request_parameters import OutputFormat
 from atoll.engine.scheduler_core import TokenEvent
 from atoll.engine.text import TextCodec
 from atoll.runtime.gateway.events import event_of, payload, read_chunk
-from atoll.runtime.instance import requests
-from atoll.runtime.instance.answers import ChoiceText, ResponseWriter
+from atoll.runtime.instance import instance_requests as requests
+from atoll.runtime.instance.instance_answers import ChoiceText, ResponseWriter
 from tests.runtime.gateway.engine import Fault, Json, ScriptedEngine, _Chunks, _misbehave
 from tests.runtime.instance.tool_models import LONGEST, draw_answer
 

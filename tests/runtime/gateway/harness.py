@@ -15,7 +15,7 @@ from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import Deadlines, GatewayLimits, GatewaySettings, HealthSettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
-from atoll.telemetry.usage import UsageRecord
+from atoll.telemetry.usage_record import UsageRecord
 from tests.runtime.gateway.engine import ScriptedEngine
 
 Json = dict[str, Any]

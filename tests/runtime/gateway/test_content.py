@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.content import check_content
-from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.openai import CHAT, EMBEDDINGS, IMAGES, SPEECH, ApiError, read_request
 
 PICTURE = "data:image/png;base64," + base64.b64encode(b"not really").decode()

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from atoll.core.files import parse_yaml
-from atoll.runtime.gateway.metrics import GatewayMetrics
+from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.gateway.settings import Deadlines, GatewayFile, GatewayLimits
 from atoll.runtime.pool.pool import BackendPool
 
@@ -45,13 +45,13 @@ def test_metrics_are_named() -> None:
 
 
 def _codes(tree: ast.AST) -> Iterator[str]:
-    """Yield the codes of errors that are made: `code="x"`, `code, y = "x", z`, `_server(..., "x")`."""
+    """Yield the codes of errors that are made: `code="x"`, `code, y = "x", z`, `server_fault(..., "x")`."""
     for node in ast.walk(tree):
         values: list[ast.expr] = []
         if isinstance(node, ast.Call):
             values = [word.value for word in node.keywords if word.arg == "code"]
-            if isinstance(node.func, ast.Name) and node.func.id == "_server":
-                values.append(node.args[2])
+            if isinstance(node.func, ast.Name) and node.func.id == "server_fault":
+                values += node.args[2:3]
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
             names = [getattr(target, "id", "") for target in node.targets[0].elts]
             if "code" in names and isinstance(node.value, ast.Tuple):

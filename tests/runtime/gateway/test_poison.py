@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.runtime.gateway.backend_answer import fault_of_client, reason_of
 from atoll.runtime.gateway.poison import DeathBook, Doubts
-from atoll.runtime.gateway.verdict import fault_of_client, reason_of
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
 

@@ -18,7 +18,6 @@ from atoll.runtime.gateway.resume import (
     resume,
 )
 from atoll.runtime.openai import ApiError, ChatRequest, Generation, Message, read_request
-from atoll.runtime.pool.member import Kind
 
 CHAT = "/v1/chat/completions"
 Json = dict[str, Any]
@@ -43,7 +42,7 @@ def delivered(*chunks: Json) -> Delivered:
 SAID = delivered(chunk(role="assistant", content=""), chunk(content="Hel"), chunk(content="lo"))
 
 
-def plan(kind: Kind, said: Delivered = SAID, path: str = CHAT, **fields: Any) -> Resumption | None:
+def plan(kind: str, said: Delivered = SAID, path: str = CHAT, **fields: Any) -> Resumption | None:
     body: Json = {"model": "m", "stream": True, "temperature": 0}
     if path == CHAT:
         body["messages"] = [{"role": "user", "content": "x"}]
@@ -53,7 +52,7 @@ def plan(kind: Kind, said: Delivered = SAID, path: str = CHAT, **fields: Any) ->
     return resume(request, raw, said, kind)
 
 
-def asked(kind: Kind, **fields: Any) -> Json:
+def asked(kind: str, **fields: Any) -> Json:
     found = plan(kind, **fields)
     assert found is not None
     assert isinstance(found.rewriter, Continuation)
@@ -61,7 +60,7 @@ def asked(kind: Kind, **fields: Any) -> Json:
     return body
 
 
-def replays(kind: Kind, said: Delivered = SAID, **fields: Any) -> bool:
+def replays(kind: str, said: Delivered = SAID, **fields: Any) -> bool:
     found = plan(kind, said, **fields)
     return found is not None and isinstance(found.rewriter, ReplayFilter)
 
@@ -85,7 +84,7 @@ def test_atoll_gets_token_ids_where_all_are_known() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
-def test_others_get_the_text_as_the_begun_answer(kind: Kind) -> None:
+def test_others_get_the_text_as_the_begun_answer(kind: str) -> None:
     body = asked(kind, max_tokens=10, min_tokens=1)
     assert body["messages"][-1] == {"role": "assistant", "content": "Hello"}
     assert (body["max_tokens"], body["min_tokens"]) == (8, 0)
@@ -273,7 +272,7 @@ def test_a_stream_that_another_gateway_moved_here_moves_on(
 
 @pytest.mark.parametrize("kind", ["atoll", "vllm", "openai", "tasks"])
 @pytest.mark.parametrize("audio", [{"id": "a"}, {"transcript": "I"}, {"data": "AAAA"}])
-def test_what_was_spoken_does_not_go_on_elsewhere(kind: Kind, audio: Json) -> None:
+def test_what_was_spoken_does_not_go_on_elsewhere(kind: str, audio: Json) -> None:
     said = Delivered()
     said.add({"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant"}}]})
     assert plan(kind, said) is not None
@@ -282,6 +281,6 @@ def test_what_was_spoken_does_not_go_on_elsewhere(kind: Kind, audio: Json) -> No
     assert said.audio_chars == len(audio.get("data", ""))
 
 
-def test_a_front_repeats_what_it_can_and_is_not_handed_text() -> None:
+def test_a_graph_server_repeats_what_it_can_and_is_not_handed_text() -> None:
     assert replays("tasks", seed=1)
     assert plan("tasks", temperature=1) is None

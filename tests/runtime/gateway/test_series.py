@@ -8,9 +8,10 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.runtime.gateway.choices import ChoiceTable
-from atoll.runtime.gateway.metrics import GatewayMetrics
+from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.gateway.series import Series
+from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.pool.pool import BackendPool
 
 
@@ -24,11 +25,13 @@ class Part:
         return self.found
 
 
-@dataclass
-class Chooser:
-    stand_ins: dict[str, int] = field(default_factory=dict)
-    refusals: dict[str, int] = field(default_factory=dict)
-    choices: ChoiceTable = field(default_factory=ChoiceTable)
+def make_chooser(
+    stand_ins: dict[str, int] | None = None, refusals: dict[str, int] | None = None
+) -> BackendChooser:
+    chooser = BackendChooser(BackendPool(), None, GatewaySettings())
+    chooser.stand_ins.update(stand_ins or {})
+    chooser.refusals.update(refusals or {})
+    return chooser
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Source:
     """No gateway, but all that the series need of one."""
 
     pool: BackendPool = field(default_factory=BackendPool)
-    chooser: Chooser = field(default_factory=Chooser)
+    chooser: BackendChooser = field(default_factory=make_chooser)
     federation: Federation | None = None
     accounts: Part | None = None
     detailed: bool = False
@@ -60,7 +63,7 @@ def numbers(source: Source, series: Series | None = None) -> dict[tuple[str, ...
 
 
 def test_a_gateway_alone() -> None:
-    found = numbers(Source(chooser=Chooser({"alias": 2}, {"gpu": 5})))
+    found = numbers(Source(chooser=make_chooser({"alias": 2}, {"gpu": 5})))
     assert found["atoll_gateway_running",] == 3
     assert found["atoll_gateway_connections",] == 4
     assert found["atoll_routing_decisions_total", "alias"] == 2

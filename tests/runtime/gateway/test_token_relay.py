@@ -17,7 +17,7 @@ TOKENS = DetokenizeRequest(model="m", tokens=[1, 2])
 
 
 @pytest.mark.parametrize("kind", ["atoll", "vllm", "sglang", "openai"])
-def test_most_take_it_as_it_came(kind: Any) -> None:
+def test_max_take_it_as_it_came(kind: Any) -> None:
     assert translate_request(TEXT, kind) is None
     assert translate_request(TOKENS, kind) is None
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.runtime.http.body import IncomingBody
 from atoll.runtime.http.handlers import ServerDeadlines, ServerLimits
-from atoll.runtime.http.server import Connection, Request
+from atoll.runtime.http.http_request import IncomingBody
+from atoll.runtime.http.http_server import Connection, Request
 from atoll.runtime.openai import ApiError
 
 MIB = 2**20

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
-from atoll.runtime.http.client import request
 from atoll.runtime.http.handlers import (
     ByteStream,
     EventStream,
@@ -18,7 +17,8 @@ from atoll.runtime.http.handlers import (
     ServerDeadlines,
     ServerLimits,
 )
-from atoll.runtime.http.server import Request
+from atoll.runtime.http.http_client import request
+from atoll.runtime.http.http_server import Request
 from atoll.runtime.openai import ApiError
 
 PATIENCE_S = 30.0

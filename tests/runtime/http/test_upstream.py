@@ -114,7 +114,7 @@ def test_a_large_body_is_not_around_itself() -> None:
 
 
 @pytest.mark.parametrize("more", [HEAD, HEAD + b"content-length: 1\r\n\r\nb", b"HTTP/1.1 2"])
-def test_an_answer_that_nobody_asked_for_goes_to_nobody(more: bytes) -> None:
+async def test_an_answer_that_nobody_asked_for_goes_to_nobody(more: bytes) -> None:
     """Of two answers at once the second is not that to the next request."""
 
     ended = asyncio.Event()
@@ -126,29 +126,26 @@ def test_an_answer_that_nobody_asked_for_goes_to_nobody(more: bytes) -> None:
         writer.transport.abort()
         ended.set()
 
-    async def go() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        backend = Backend(id="b", url=f"http://127.0.0.1:{port}", models=("m",))
-        pool = HttpUpstreamPool(Member(backend, Outliers()), asyncio.get_running_loop())
-        upstream, receiver = await pool.connect(), Kept()
-        upstream.ask(receiver, b"/", b"", b"")
-        async with asyncio.timeout(PATIENCE_S):
-            await receiver.over.wait()
-        # Neither now, as others would take it who waited for a place, nor later.
-        assert pool.take() is None
-        await asyncio.sleep(0)
-        assert pool.take() is None
-        upstream.close()
-        server.close()
-        async with asyncio.timeout(PATIENCE_S):
-            await ended.wait()
-        await asyncio.sleep(0)
-
-    asyncio.run(go())
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    backend = Backend(id="b", url=f"http://127.0.0.1:{port}", models=("m",))
+    pool = HttpUpstreamPool(Member(backend, Outliers()), asyncio.get_running_loop())
+    upstream, receiver = await pool.connect(), Kept()
+    upstream.ask(receiver, b"/", b"", b"")
+    async with asyncio.timeout(PATIENCE_S):
+        await receiver.over.wait()
+    # Neither now, as others would take it who waited for a place, nor later.
+    assert pool.take() is None
+    await asyncio.sleep(0)
+    assert pool.take() is None
+    upstream.close()
+    server.close()
+    async with asyncio.timeout(PATIENCE_S):
+        await ended.wait()
+    await asyncio.sleep(0)
 
 
-def test_a_connection_that_still_sends_is_not_kept() -> None:
+async def test_a_connection_that_still_sends_is_not_kept() -> None:
     """A backend may answer before it has read: what it has not would come before the next request."""
 
     ended, over = asyncio.Event(), asyncio.Event()
@@ -161,22 +158,19 @@ def test_a_connection_that_still_sends_is_not_kept() -> None:
         writer.transport.abort()
         ended.set()
 
-    async def go() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=2**16)
-        port = server.sockets[0].getsockname()[1]
-        backend = Backend(id="b", url=f"http://127.0.0.1:{port}", models=("m",))
-        pool = HttpUpstreamPool(Member(backend, Outliers()), asyncio.get_running_loop())
-        upstream, receiver = await pool.connect(), Kept()
-        upstream.ask(receiver, b"/", b"x" * 32 * 2**20, b"")
-        async with asyncio.timeout(PATIENCE_S):
-            await receiver.over.wait()
-        assert receiver.lost == ""
-        assert pool.take() is None
-        upstream.close()
-        over.set()
-        server.close()
-        async with asyncio.timeout(PATIENCE_S):
-            await ended.wait()
-        await asyncio.sleep(0)
-
-    asyncio.run(go())
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, limit=2**16)
+    port = server.sockets[0].getsockname()[1]
+    backend = Backend(id="b", url=f"http://127.0.0.1:{port}", models=("m",))
+    pool = HttpUpstreamPool(Member(backend, Outliers()), asyncio.get_running_loop())
+    upstream, receiver = await pool.connect(), Kept()
+    upstream.ask(receiver, b"/", b"x" * 32 * 2**20, b"")
+    async with asyncio.timeout(PATIENCE_S):
+        await receiver.over.wait()
+    assert receiver.lost == ""
+    assert pool.take() is None
+    upstream.close()
+    over.set()
+    server.close()
+    async with asyncio.timeout(PATIENCE_S):
+        await ended.wait()
+    await asyncio.sleep(0)

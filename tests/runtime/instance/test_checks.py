@@ -13,9 +13,9 @@ pytest.importorskip("zmq", reason="needs the extra 'engine'")
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
 from atoll.runtime import openai
-from atoll.runtime.instance import requests
-from atoll.runtime.instance.asked import ParsedRequest
-from atoll.runtime.instance.checks import MOST_STOP_CHARS, is_quick
+from atoll.runtime.instance import instance_requests as requests
+from atoll.runtime.instance.choice_request import ParsedRequest
+from atoll.runtime.instance.instance_requests import MAX_STOP_CHARS, is_quick
 from atoll.runtime.openai import ApiError
 from tests.runtime.instance.codecs import PlainCodec
 
@@ -40,7 +40,7 @@ def chat(**more: object) -> ParsedRequest:
         ({"stop_token_ids": list(range(1025))}, "stop_token_ids"),
         ({"stop_token_ids": [1] * 10**6}, None),
         ({"stop": ["x"] * 65}, "stop"),
-        ({"stop": "x" * (MOST_STOP_CHARS + 1)}, "stop"),
+        ({"stop": "x" * (MAX_STOP_CHARS + 1)}, "stop"),
         ({"stop": ["x" * 600] * 64}, "stop"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"logprobs": 21}, "logprobs"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
-from atoll.engine.errors import EngineError
+from atoll.engine.engine_errors import EngineError
 from atoll.runtime.instance import pooling
 from atoll.runtime.instance.pooling import (
     AT_A_TIME,
@@ -80,7 +80,7 @@ def test_nonsense(given: object, more: dict[str, object], param: str) -> None:
 
 
 def test_all_inputs_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooling, "MOST_TOKENS", 20)
+    monkeypatch.setattr(pooling, "MAX_TOKENS", 20)
     assert read([[7] * 10] * 2).tokens == 20
     with pytest.raises(ApiError, match="at most 20 tokens"):
         read([[7] * 10, [7] * 10, [7]])

@@ -13,15 +13,15 @@ import pytest
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
-from atoll.engine.messages import NodeStats
+from atoll.engine.engine_messages import NodeStats
 from atoll.engine.text import TextCodec
 from atoll.runtime import openai
-from atoll.runtime.http.client import HttpResponse, request
 from atoll.runtime.http.handlers import Response
-from atoll.runtime.http.server import Request
-from atoll.runtime.instance import requests
-from atoll.runtime.instance.config import InstanceConfig, InstancePart
-from atoll.runtime.instance.server import InstanceServer
+from atoll.runtime.http.http_client import HttpResponse, request
+from atoll.runtime.http.http_server import Request
+from atoll.runtime.instance import instance_requests as requests
+from atoll.runtime.instance.instance_config import InstanceConfig, InstancePart
+from atoll.runtime.instance.instance_server import InstanceServer
 from atoll.runtime.openai import ApiError
 from tests.runtime.local.test_placing import instance
 
@@ -251,30 +251,27 @@ def test_a_client_that_leaves_does_not_keep_a_thread_waiting(tokenizer: Tokenize
     assert tokenizer.texts.count(LONG_TEXT) <= 2
 
 
-def test_prompts_are_held_to_the_room_that_nodes_have(tokenizer: Tokenizer) -> None:
+async def test_prompts_are_held_to_the_room_that_nodes_have(tokenizer: Tokenizer) -> None:
     """A node would refuse it, and a gateway would hold that against the node."""
 
-    async def go() -> None:
-        server = make_server(tokenizer)
-        try:
-            assert server.max_length == LONGEST
-            stats = NodeStats(
-                name="a/n0",
-                endpoint="ipc:///nowhere/n0",
-                incarnation=1,
-                start=0,
-                end=4,
-                block_size=4,
-                blocks=10,
-            )
-            server.scheduler._core._stats["a/n0"] = stats
-            assert server.max_length == 40
-            asked = Request(b"POST", b"/v1/completions", {})
-            asked.body = completion([1] * 40)
-            with pytest.raises(ApiError) as caught:
-                await server.handle(asked)
-            assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-        finally:
-            await server.close(0)
-
-    asyncio.run(go())
+    server = make_server(tokenizer)
+    try:
+        assert server.max_length == LONGEST
+        stats = NodeStats(
+            name="a/n0",
+            endpoint="ipc:///nowhere/n0",
+            incarnation=1,
+            start=0,
+            end=4,
+            block_size=4,
+            blocks=10,
+        )
+        server.scheduler._core._stats["a/n0"] = stats
+        assert server.max_length == 40
+        asked = Request(b"POST", b"/v1/completions", {})
+        asked.body = completion([1] * 40)
+        with pytest.raises(ApiError) as caught:
+            await server.handle(asked)
+        assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+    finally:
+        await server.close(0)

@@ -11,8 +11,8 @@ pytest.importorskip("zmq", reason="needs the extra 'engine'")
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
 from atoll.runtime import openai
-from atoll.runtime.instance import requests
-from atoll.runtime.instance.tokenizing import MOST_TOKENS, answer_tokens, read_tokens_request
+from atoll.runtime.instance import instance_requests as requests
+from atoll.runtime.instance.tokenizing import MAX_TOKENS, answer_tokens, read_tokens_request
 from atoll.runtime.openai import ApiError
 from tests.runtime.instance.codecs import PlainCodec
 
@@ -58,7 +58,7 @@ def test_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = {"model": "m", "messages": messages, "tools": [tool]}
     body = json.dumps(chat).encode()
     monkeypatch.setattr(requests, "_check_guide", lambda *_: None)
-    (choice,) = requests.read("/v1/chat/completions", body, CODEC, MOST_TOKENS).choices
+    (choice,) = requests.read("/v1/chat/completions", body, CODEC, MAX_TOKENS).choices
     assert ask("/tokenize", messages=messages, tools=[tool])["tokens"] == list(choice.prompt)
     begun = [*messages, {"role": "assistant", "content": "Well, "}]
     options = {"add_generation_prompt": False, "continue_final_message": True}
@@ -79,8 +79,8 @@ def test_longer_than_the_model_takes_is_counted_still() -> None:
     [
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
-        ("/tokenize", {"prompt": "x" * (4 * MOST_TOKENS + 1)}, "prompt"),
-        ("/tokenize", {"prompt": "x" * (MOST_TOKENS + 1)}, "prompt"),
+        ("/tokenize", {"prompt": "x" * (4 * MAX_TOKENS + 1)}, "prompt"),
+        ("/tokenize", {"prompt": "x" * (MAX_TOKENS + 1)}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         (
@@ -115,4 +115,4 @@ def test_nonsense(path: str, fields: dict[str, object], param: str) -> None:
 
 def test_lists_of_millions_are_not_even_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai, "_DECODERS", {})
-    assert refused("/detokenize", tokens=[1] * (2 * MOST_TOKENS)).param == "tokens"
+    assert refused("/detokenize", tokens=[1] * (2 * MAX_TOKENS)).param == "tokens"

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 pytest.importorskip("zmq", reason="needs the extra 'engine'")
 pytest.importorskip("llguidance", reason="needs the extra 'engine'")
 
+from atoll.core.request_parameters import OutputFormat
 from atoll.engine.guidance import check_guide
-from atoll.engine.messages import OutputFormat
 from atoll.engine.scheduler_core import TokenEvent
 from atoll.engine.text import TextCodec
 from atoll.runtime.gateway.events import Delivered, choices_of, payload, read_chunk, split_events
 from atoll.runtime.gateway.resume import resume
-from atoll.runtime.instance import requests
-from atoll.runtime.instance.answers import ChoiceText, ResponseWriter
-from atoll.runtime.instance.asked import ParsedRequest
-from atoll.runtime.instance.tools.formats import find_format
+from atoll.runtime.instance import instance_requests as requests
+from atoll.runtime.instance.choice_request import ParsedRequest
+from atoll.runtime.instance.instance_answers import ChoiceText, ResponseWriter
+from atoll.runtime.instance.tools.call_formats import find_format
 from atoll.runtime.instance.tools.functions import read_tools
 from atoll.runtime.instance.tools.parser import CallParser
 from atoll.runtime.openai import ApiError, ChatRequest, read_request

@@ -19,9 +19,9 @@ pytest.importorskip("zmq", reason="needs the extra 'engine'")
 pytest.importorskip("tokenizers", reason="needs the extra 'engine'")
 
 from atoll.components.base import BadInputError
-from atoll.runtime.http.client import request
-from atoll.runtime.instance import requests
-from atoll.runtime.instance.config import InstanceConfig, InstancePart, engine_name
+from atoll.runtime.http.http_client import request
+from atoll.runtime.instance import instance_requests as requests
+from atoll.runtime.instance.instance_config import InstanceConfig, InstancePart, engine_name
 from atoll.runtime.instance.vectors import read_vectors, write_vectors
 from atoll.runtime.openai import ApiError
 from tests.engine.tokens import write_tokenizer
@@ -178,7 +178,7 @@ def test_an_instance_over_uneven_nodes_answers_to_vectors(tmp_path: Any) -> None
     pytest.importorskip("torch", reason="needs the extra 'engine'")
     from atoll.engine.text import TextCodec
     from atoll.runtime.executor.openai_chat import OpenAiChat
-    from atoll.runtime.instance.server import InstanceServer
+    from atoll.runtime.instance.instance_server import InstanceServer
     from tests.engine.chatting import TinyChat
 
     model = TinyChat(tmp_path)

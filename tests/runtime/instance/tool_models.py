@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from atoll.core.request_parameters import OutputFormat
 from atoll.engine.guidance import MatcherFactory
-from atoll.engine.messages import OutputFormat
 from atoll.engine.text import TextCodec
 
 Json = dict[str, Any]

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.fabric.identity.access import Access
+from atoll.fabric.registry.peers import Peer
 from atoll.fabric.registry.records import Metadata
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
-from atoll.fabric.transport.peers import Peer
-from atoll.fabric.tunnel.client import TunnelClient
-from atoll.fabric.tunnel.frames import TunnelRequest
-from atoll.runtime.adapters.base import RunDirectory
-from atoll.runtime.join.node import JoinedNode
-from atoll.runtime.join.options import JoinOptions
-from atoll.runtime.local.build import free_ports
+from atoll.fabric.tunnel.tunnel_client import TunnelClient
+from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
+from atoll.runtime.endpoints.endpoint import RunDirectory
+from atoll.runtime.join.join_options import JoinOptions
+from atoll.runtime.join.joined_node import JoinedNode
+from atoll.runtime.local.local_endpoints import free_ports
 
 
 @dataclass

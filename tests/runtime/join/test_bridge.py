@@ -185,7 +185,7 @@ def test_an_engine_that_fails_fails_the_stream(what: str) -> None:
     bridged(work, (Fault(what, 2),), on_trouble=lambda: troubles.append(None))
 
 
-def test_a_kept_connection_that_was_closed_is_replaced() -> None:
+async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
     served = ended = 0
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,21 +202,18 @@ def test_a_kept_connection_that_was_closed_is_replaced() -> None:
         await writer.wait_closed()
         ended += 1
 
-    async def run() -> None:
-        server = await asyncio.start_server(connection, "127.0.0.1", 0)
-        bridge = Bridge(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        bridge.open = True
-        for _ in range(2):
-            incoming = FakeIncoming()
-            bridge.handle(incoming)
-            await until(lambda: incoming.over is not None)  # noqa: B023
-            assert (incoming.over, incoming.sent) == ("end", b"ok")
-        assert served == 2
-        await bridge.close()
-        server.close()
-        await until(lambda: ended == 2)
-
-    asyncio.run(run())
+    server = await asyncio.start_server(connection, "127.0.0.1", 0)
+    bridge = Bridge(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    bridge.open = True
+    for _ in range(2):
+        incoming = FakeIncoming()
+        bridge.handle(incoming)
+        await until(lambda: incoming.over is not None)  # noqa: B023
+        assert (incoming.over, incoming.sent) == ("end", b"ok")
+    assert served == 2
+    await bridge.close()
+    server.close()
+    await until(lambda: ended == 2)
 
 
 def test_an_engine_that_is_not_there_is_a_trouble() -> None:

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UsageError
-from atoll.fabric.registry.load import Load
+from atoll.fabric.registry.peers import Load
 from atoll.fabric.registry.records import Gpu, Metadata, NodeService, encode_metadata
-from atoll.runtime.join.command import precision_of, read_command
 from atoll.runtime.join.deadline import Cloud, NodeDeadline, SpotNotices, parse_ends, slurm_end_s
+from atoll.runtime.join.engine_command import precision_of, read_command
+from atoll.runtime.join.engine_load import LoadReader, read_figures
 from atoll.runtime.join.hardware import gpu_type, gpus_from_text, gpus_of, read_hardware
-from atoll.runtime.join.load import LoadReader, read_figures
 from atoll.runtime.join.offers import (
     Inspector,
     KnownServer,
@@ -135,7 +135,7 @@ def test_gpus_by_hand() -> None:
             *("tgi", "http://127.0.0.1:3001", "m", "int4"),
         ),
         (
-            "python -m atoll.runtime.adapters.llamacpp --model f.gguf --port {port} --alias a",
+            "python -m atoll.engines.llamacpp --model f.gguf --port {port} --alias a",
             *("llamacpp", "http://127.0.0.1:4321", "f.gguf", "unknown"),
         ),
     ],
@@ -247,19 +247,16 @@ def test_a_server_that_does_not_do_its_work_is_not_well(
         look(Shaped(SHAPES["vllm"]("m"), status=status))
 
 
-def test_a_server_that_was_well_once_has_to_prove_it_again() -> None:
-    async def run() -> None:
-        server = Shaped(SHAPES["vllm"]("m"))
-        await server.start()
-        inspector = Inspector(KnownServer(server.url))
-        offer = await inspector.look(prove=False)
-        server.status["/v1/completions"] = 500
-        assert await inspector.look(prove=False) == offer
-        with pytest.raises(UnhealthyError, match="status 500"):
-            await inspector.look(prove=True)
-        await server.stop()
-
-    asyncio.run(run())
+async def test_a_server_that_was_well_once_has_to_prove_it_again() -> None:
+    server = Shaped(SHAPES["vllm"]("m"))
+    await server.start()
+    inspector = Inspector(KnownServer(server.url))
+    offer = await inspector.look(prove=False)
+    server.status["/v1/completions"] = 500
+    assert await inspector.look(prove=False) == offer
+    with pytest.raises(UnhealthyError, match="status 500"):
+        await inspector.look(prove=True)
+    await server.stop()
 
 
 def test_a_server_without_health_is_judged_by_its_models() -> None:
@@ -484,73 +481,61 @@ class Scripted(Inspector):
 ONE, TWO = (ServerOffer((NodeService(model=name),)) for name in ("a", "b"))
 
 
-def test_a_watcher_tells_of_changes_and_asks_for_tokens_when_it_matters() -> None:
-    async def run() -> None:
-        changes: list[ServerOffer | None] = []
-        inspector = Scripted(["no", ONE, ONE, TWO, "no", TWO, "no", "no", "no", TWO])
-        watcher = Watcher(inspector, lambda: changes.append(watcher.offer), WatchSettings(1.0, 2))
-        while inspector.looks:
-            await watcher.look()
-        assert changes == [ONE, TWO, None, TWO]
-        unproved = [False] * 3
-        assert inspector.proved == [True, True, False, False, *unproved, False, True, True]
-
-    asyncio.run(run())
-
-
-def test_what_was_seen_of_an_earlier_process_does_not_count() -> None:
-    async def run() -> None:
-        changes: list[None] = []
-        inspector = Scripted([ONE, ONE])
-        inspector.gate.clear()
-        watcher = Watcher(inspector, lambda: changes.append(None))
-        looking = asyncio.create_task(watcher.look())
-        await asyncio.sleep(0)
-        watcher.reset()
-        inspector.gate.set()
-        await looking
-        assert watcher.offer is None
-        assert not changes
+async def test_a_watcher_tells_of_changes_and_asks_for_tokens_when_it_matters() -> None:
+    changes: list[ServerOffer | None] = []
+    inspector = Scripted(["no", ONE, ONE, TWO, "no", TWO, "no", "no", "no", TWO])
+    watcher = Watcher(inspector, lambda: changes.append(watcher.offer), WatchSettings(1.0, 2))
+    while inspector.looks:
         await watcher.look()
-        assert watcher.offer == ONE
-
-    asyncio.run(run())
-
-
-def test_a_server_that_was_withdrawn_is_looked_at_again_soon() -> None:
-    async def run() -> None:
-        inspector = Scripted([ONE, "no", "no", TWO])
-        back = asyncio.Event()
-
-        def changed() -> None:
-            # The interval is a minute: the bad look has to be asked for, the good one not.
-            if watcher.offer == ONE:
-                asyncio.get_running_loop().call_soon(watcher.hurry)
-            elif watcher.offer == TWO:
-                back.set()
-
-        watcher = Watcher(inspector, changed, WatchSettings(60.0, 1))
-        watching = asyncio.create_task(watcher.run())
-        await asyncio.wait_for(back.wait(), 30.0)
-        watching.cancel()
-
-    asyncio.run(run())
+    assert changes == [ONE, TWO, None, TWO]
+    unproved = [False] * 3
+    assert inspector.proved == [True, True, False, False, *unproved, False, True, True]
 
 
-def test_an_engine_is_hung_only_after_a_while() -> None:
-    async def run() -> None:
-        inspector = Scripted(["loading", ONE, "no", "no"])
-        watcher = Watcher(inspector, lambda: None, WatchSettings(1.0, 1))
-        patient, hasty = EngineProbe(watcher, 60.0), EngineProbe(watcher, 0.0)
-        await watcher.look()
-        assert await patient.check(1) == "loading"
-        await watcher.look()
-        assert await patient.check(1) is None
-        await watcher.look()
-        assert watcher.offer is None
-        assert await patient.check(1) is None
-        assert await hasty.check(1) == "no"
-        patient.reset()
-        assert await patient.check(1) == "starting"
+async def test_what_was_seen_of_an_earlier_process_does_not_count() -> None:
+    changes: list[None] = []
+    inspector = Scripted([ONE, ONE])
+    inspector.gate.clear()
+    watcher = Watcher(inspector, lambda: changes.append(None))
+    looking = asyncio.create_task(watcher.look())
+    await asyncio.sleep(0)
+    watcher.reset()
+    inspector.gate.set()
+    await looking
+    assert watcher.offer is None
+    assert not changes
+    await watcher.look()
+    assert watcher.offer == ONE
 
-    asyncio.run(run())
+
+async def test_a_server_that_was_withdrawn_is_looked_at_again_soon() -> None:
+    inspector = Scripted([ONE, "no", "no", TWO])
+    back = asyncio.Event()
+
+    def changed() -> None:
+        # The interval is a minute: the bad look has to be asked for, the good one not.
+        if watcher.offer == ONE:
+            asyncio.get_running_loop().call_soon(watcher.hurry)
+        elif watcher.offer == TWO:
+            back.set()
+
+    watcher = Watcher(inspector, changed, WatchSettings(60.0, 1))
+    watching = asyncio.create_task(watcher.run())
+    await asyncio.wait_for(back.wait(), 30.0)
+    watching.cancel()
+
+
+async def test_an_engine_is_hung_only_after_a_while() -> None:
+    inspector = Scripted(["loading", ONE, "no", "no"])
+    watcher = Watcher(inspector, lambda: None, WatchSettings(1.0, 1))
+    patient, hasty = EngineProbe(watcher, 60.0), EngineProbe(watcher, 0.0)
+    await watcher.look()
+    assert await patient.check(1) == "loading"
+    await watcher.look()
+    assert await patient.check(1) is None
+    await watcher.look()
+    assert watcher.offer is None
+    assert await patient.check(1) is None
+    assert await hasty.check(1) == "no"
+    patient.reset()
+    assert await patient.check(1) == "starting"

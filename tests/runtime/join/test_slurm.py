@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -33,45 +32,42 @@ def test_there_is_a_script_for_every_engine() -> None:
     assert [path.stem for path in SCRIPTS] == ["atoll", "llamacpp", "sglang", "vllm"]
 
 
-def test_a_job_joins_announces_its_end_and_leaves(tmp_path: Path) -> None:
+async def test_a_job_joins_announces_its_end_and_leaves(tmp_path: Path) -> None:
     programs = fake_vllm(tmp_path)
     (programs / "atoll").write_text(f"#!/bin/sh\nexec {sys.executable} -m atoll $@\n")
     (programs / "atoll").chmod(0o755)
     end_s = int(time.time()) + 3600
 
-    async def run() -> None:
-        async with world(tmp_path) as here:
-            slurm = {
-                "ATOLL_FABRIC": here.address,
-                "PATH": f"{programs}:{os.environ['PATH']}",
-                "VENV": str(tmp_path / "none"),
-                "SLURM_JOB_ID": "7",
-                "SLURM_JOB_END_TIME": str(end_s),
-                "SLURM_ARRAY_TASK_ID": "3",
-                "SLURMD_NODENAME": "gpu17",
-                "SLURM_CLUSTER_NAME": "alps",
-            }
-            job = subprocess.Popen(
-                ["bash", "examples/slurm/vllm.sbatch", "org/m"],
-                cwd=ROOT,
-                env=os.environ | slurm,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            await until(here.serving)
-            peer = here.seen()
-            assert peer is not None
-            assert (peer.name, peer.metadata.site) == ("gpu17-3", "alps")
-            assert (peer.metadata.stability, peer.metadata.ends_s) == ("batch", float(end_s))
-            job.send_signal(signal.SIGUSR1)
-            await until(lambda: (p := here.seen()) is None or p.metadata.ends_s != float(end_s))
-            near = here.seen()
-            assert near is not None
-            assert near.metadata.ends_s == pytest.approx(time.time() + 120, abs=60)
-            job.send_signal(signal.SIGTERM)
-            await until(lambda: job.poll() is not None)
-            job.communicate()
-            assert job.returncode == 0
-            await until(lambda: here.seen() is None)
-
-    asyncio.run(run())
+    async with world(tmp_path) as here:
+        slurm = {
+            "ATOLL_FABRIC": here.address,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "VENV": str(tmp_path / "none"),
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_END_TIME": str(end_s),
+            "SLURM_ARRAY_TASK_ID": "3",
+            "SLURMD_NODENAME": "gpu17",
+            "SLURM_CLUSTER_NAME": "alps",
+        }
+        job = subprocess.Popen(
+            ["bash", "examples/slurm/vllm.sbatch", "org/m"],
+            cwd=ROOT,
+            env=os.environ | slurm,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        await until(here.serving)
+        peer = here.seen()
+        assert peer is not None
+        assert (peer.name, peer.metadata.site) == ("gpu17-3", "alps")
+        assert (peer.metadata.stability, peer.metadata.ends_s) == ("batch", float(end_s))
+        job.send_signal(signal.SIGUSR1)
+        await until(lambda: (p := here.seen()) is None or p.metadata.ends_s != float(end_s))
+        near = here.seen()
+        assert near is not None
+        assert near.metadata.ends_s == pytest.approx(time.time() + 120, abs=60)
+        job.send_signal(signal.SIGTERM)
+        await until(lambda: job.poll() is not None)
+        job.communicate()
+        assert job.returncode == 0
+        await until(lambda: here.seen() is None)

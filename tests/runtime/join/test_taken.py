@@ -7,23 +7,18 @@ import asyncio
 import pytest
 
 from atoll.core.errors import UsageError
-from atoll.runtime.join.engines import refuse_taken
+from atoll.runtime.join.engine_start import refuse_taken
 
 
-def test_a_port_where_anything_listens_is_taken() -> None:
+async def test_a_port_where_anything_listens_is_taken() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
 
-    async def go() -> None:
-        server = await asyncio.start_server(silent, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(
-            UsageError, match=f"something answers at http://127.0.0.1:{port} already"
-        ):
-            await refuse_taken(f"http://127.0.0.1:{port}")
-        server.close()
-        await server.wait_closed()
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(UsageError, match=f"something answers at http://127.0.0.1:{port} already"):
         await refuse_taken(f"http://127.0.0.1:{port}")
-
-    asyncio.run(go())
+    server.close()
+    await server.wait_closed()
+    await refuse_taken(f"http://127.0.0.1:{port}")

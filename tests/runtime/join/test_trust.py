@@ -21,13 +21,13 @@ from atoll.fabric.identity.authority import Authority
 from atoll.fabric.registry.records import Metadata
 from atoll.fabric.transport.fabric import Fabric
 from atoll.fabric.transport.hub import Hub, hub_options
-from atoll.fabric.tunnel.client import TunnelClient
-from atoll.fabric.tunnel.frames import TunnelRequest
-from atoll.runtime.adapters.base import RunDirectory
+from atoll.fabric.tunnel.tunnel_client import TunnelClient
+from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
+from atoll.runtime.endpoints.endpoint import RunDirectory
 from atoll.runtime.join.assignment import Assignment
-from atoll.runtime.join.node import JoinedNode
-from atoll.runtime.join.options import JoinOptions
-from atoll.runtime.local.build import free_ports
+from atoll.runtime.join.join_options import JoinOptions
+from atoll.runtime.join.joined_node import JoinedNode
+from atoll.runtime.local.local_endpoints import free_ports
 from tests.runtime.join.live import Answer, engine, until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,7 +42,7 @@ async def trusted(tmp_path: Path) -> AsyncIterator[tuple[Authority, Fabric]]:
     token = (tmp_path / "ca" / "hub-h0.token").read_text()
     hub = await Hub.start(hub_options(token.strip(), listen=[address]))
     access = Access.open(str(tmp_path / "ca"))
-    metadata = Metadata(name="desk", provider="test", role="operator")
+    metadata = Metadata(name="planner", provider="test", role="operator")
     operator = await Fabric.connect(access, metadata)
     try:
         yield authority, operator
@@ -58,56 +58,50 @@ def serves(fabric: Fabric, model: str) -> bool:
     )
 
 
-def test_a_token_is_enough_to_join_and_nobody_but_an_operator_assigns(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with trusted(tmp_path) as (authority, operator):
-            token = tmp_path / "worker.token"
-            token.write_text(authority.issue("cluster", "Uni", "worker").pack())
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "atoll", "join", "--fabric", f"@{token}"),
-                    *("--name", "gpu1", "--accept-assignments", "--log", str(tmp_path / "log")),
-                    *("--", *engine()),
-                ],
-                cwd=ROOT,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            await until(lambda: serves(operator, "org/m"))
-            peer = find_node(operator.peers(), "gpu1")
-            assert (peer.name, peer.provider, peer.verified) == ("cluster/gpu1", "Uni", True)
-            other = authority.issue("other", "Uni", "worker")
-            worker = await Fabric.connect(other, Metadata(name="w", provider="Uni", role="worker"))
-            refused = await send_order(worker, peer.sid, Assignment(model="org/evil"))
-            assert not refused.accepted
-            assert "no operator" in refused.message
-            await worker.close()
-            accepted = await send_order(operator, peer.sid, Assignment())
-            assert accepted.accepted
-            await until(lambda: not serves(operator, "org/m"))
-            process.send_signal(signal.SIGTERM)
-            await until(lambda: process.poll() is not None)
-            _, said = process.communicate()
-            assert process.returncode == 0
-            assert "operator ended the assignment" in said
-            events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-            reasons = [e["reason"] for e in events if e["event"] == "assign.refused"]
-            assert reasons == ["role"]
-            # No secret is ever written down.
-            assert token.read_text()[20:60] not in said + (tmp_path / "log").read_text()
-
-    asyncio.run(run())
+async def test_a_token_is_enough_to_join_and_nobody_but_an_operator_assigns(tmp_path: Path) -> None:
+    async with trusted(tmp_path) as (authority, operator):
+        token = tmp_path / "worker.token"
+        token.write_text(authority.issue("cluster", "Uni", "worker").pack())
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "atoll", "join", "--fabric", f"@{token}"),
+                *("--name", "gpu1", "--accept-assignments", "--log", str(tmp_path / "log")),
+                *("--", *engine()),
+            ],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        await until(lambda: serves(operator, "org/m"))
+        peer = find_node(operator.peers(), "gpu1")
+        assert (peer.name, peer.provider, peer.verified) == ("cluster/gpu1", "Uni", True)
+        other = authority.issue("other", "Uni", "worker")
+        worker = await Fabric.connect(other, Metadata(name="w", provider="Uni", role="worker"))
+        refused = await send_order(worker, peer.sid, Assignment(model="org/evil"))
+        assert not refused.accepted
+        assert "no operator" in refused.message
+        await worker.close()
+        accepted = await send_order(operator, peer.sid, Assignment())
+        assert accepted.accepted
+        await until(lambda: not serves(operator, "org/m"))
+        process.send_signal(signal.SIGTERM)
+        await until(lambda: process.poll() is not None)
+        _, said = process.communicate()
+        assert process.returncode == 0
+        assert "operator ended the assignment" in said
+        events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        reasons = [e["reason"] for e in events if e["event"] == "assign.refused"]
+        assert reasons == ["role"]
+        # No secret is ever written down.
+        assert token.read_text()[20:60] not in said + (tmp_path / "log").read_text()
 
 
-def test_the_token_of_a_hub_is_refused(tmp_path: Path) -> None:
+async def test_the_token_of_a_hub_is_refused(tmp_path: Path) -> None:
     Authority.create(tmp_path / "ca", "test", ["127.0.0.1:7447"])
     access = Access.open(f"@{tmp_path}/ca/hub-h0.token")
 
-    async def run() -> None:
-        with pytest.raises(UsageError, match="a hub's"):
-            JoinedNode(JoinOptions(), access, RunDirectory(tmp_path))
-
-    asyncio.run(run())
+    with pytest.raises(UsageError, match="a hub's"):
+        JoinedNode(JoinOptions(), access, RunDirectory(tmp_path))
 
 
 @pytest.mark.slow
@@ -160,20 +154,17 @@ def test_an_operator_assigns_weights_to_atolls_own_engine(tmp_path: Path) -> Non
         home.rmdir()
 
 
-def test_a_node_whose_token_was_revoked_ends_and_says_why(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with trusted(tmp_path) as (authority, operator):
-            access = authority.issue("cluster", "Uni", "worker")
-            node = JoinedNode(JoinOptions(name="n"), access, RunDirectory(tmp_path))
-            await node.start()
-            try:
-                await until(lambda: len(operator.peers()) == 2)
-                serial = next(m.serial for m in authority.members if m.name == "cluster")
-                node.fabric.verifier.revoke([int(serial, 16)])
-                async with asyncio.timeout(60):
-                    with pytest.raises(UsageError, match="revoked"):
-                        await node.wait_ended()
-            finally:
-                await node.close()
-
-    asyncio.run(run())
+async def test_a_node_whose_token_was_revoked_ends_and_says_why(tmp_path: Path) -> None:
+    async with trusted(tmp_path) as (authority, operator):
+        access = authority.issue("cluster", "Uni", "worker")
+        node = JoinedNode(JoinOptions(name="n"), access, RunDirectory(tmp_path))
+        await node.start()
+        try:
+            await until(lambda: len(operator.peers()) == 2)
+            serial = next(m.serial for m in authority.members if m.name == "cluster")
+            node.fabric.verifier.revoke([int(serial, 16)])
+            async with asyncio.timeout(60):
+                with pytest.raises(UsageError, match="revoked"):
+                    await node.wait_ended()
+        finally:
+            await node.close()

@@ -21,7 +21,6 @@ from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.graph import Component, ComponentGraph, ComponentKind
-from atoll.runtime.local.component_item import ItemOptions
 from atoll.runtime.local.component_modules import (
     CONV_FLOPS,
     EncoderLayer,
@@ -36,7 +35,7 @@ from atoll.runtime.local.component_profile import (
     RunOptions,
     profile_component,
 )
-from atoll.runtime.local.component_sections import ComponentBuilder, Piece
+from atoll.runtime.local.component_sections import ComponentBuilder, ItemOptions, Piece
 
 pytestmark = pytest.mark.engine
 GRID = EncoderSpec(
@@ -210,7 +209,7 @@ def test_an_item_says_how_many_steps_and_whether_both_ways() -> None:
     assert [x.shape for x in given.streams] == [(6, 3, 16), (6, 2, 16)]
 
 
-def test_the_best_batch_gives_most_items_and_is_the_smallest_that_does() -> None:
+def test_the_best_batch_gives_max_items_and_is_the_smallest_that_does() -> None:
     times = ((1, 2.0), (2, 2.0), (4, 4.0), (8, 16.0))
     found = ComponentProfile(
         model="m",

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
+from atoll.engines.limits import HostTime
 from atoll.perf.batch import Batch
-from atoll.perf.engines import HostTime
 from atoll.perf.step import analytic, step_seconds
 from atoll.runtime.local.host_time import MeasuredStep, completions, fit_host, measure_steps
 

@@ -13,7 +13,7 @@ from atoll.core.errors import InputError
 from atoll.core.ids import Phase
 from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.runtime.local.cores import assign_cores
-from atoll.runtime.local.placing import scale_layers, standings
+from atoll.runtime.local.placing import plan_endpoints, scale_layers
 
 
 def instance(
@@ -102,14 +102,14 @@ def test_scaled_keeps_the_order_of_marks(marks: list[int], layers: int) -> None:
 def test_together_is_an_endpoint_each_with_the_weight_of_its_route() -> None:
     routes = (way(0.75, "a"), way(0.25, "b"))
     made = plan(instance([(0, 4)], "a"), instance([(0, 2), (2, 4)], "b"), routes=routes)
-    found = standings(made, {"chat": 4})
+    found = plan_endpoints(made, {"chat": 4})
     assert [(s.name, s.weight, s.nodes) for s in found] == [("a", 0.75, 1), ("b", 0.25, 2)]
     assert all(s.routes == () for s in found)
 
 
 def test_apart_is_one_endpoint_for_all() -> None:
     parts = [instance([(0, 4)], name, name[:-2]) for name in ("prefill-0", "decode-0", "decode-1")]
-    found = standings(plan(*parts), {"chat": 4})
+    found = plan_endpoints(plan(*parts), {"chat": 4})
     assert [s.name for s in found] == ["chat"]
     assert {i.id for i in found[0].instances} == {"prefill-0", "decode-0", "decode-1"}
     pairs = {route.instances: route.share for route in found[0].routes}
@@ -124,21 +124,21 @@ def test_ways_of_both_kinds_share_requests_by_the_weights_of_their_endpoints() -
         instance([(0, 4)], "idle", "both"),
     ]
     routes = (way(0.7, "p", "d"), way(0.3, "whole"), way(0.0, "idle"))
-    found = standings(plan(*parts, routes=routes), {"chat": 4})
+    found = plan_endpoints(plan(*parts, routes=routes), {"chat": 4})
     assert [(s.name, s.weight, s.nodes) for s in found] == [("whole", 0.3, 1), ("chat", 0.7, 3)]
     assert found[1].routes == routes[:1]
 
 
 def test_routes_must_lead_over_instances_of_the_service() -> None:
     with pytest.raises(InputError, match="no route for 'chat'"):
-        standings(plan(instance([(0, 4)], "p", "prefill")), {"chat": 4})
+        plan_endpoints(plan(instance([(0, 4)], "p", "prefill")), {"chat": 4})
     with pytest.raises(InputError, match="leads over gone, which is no instance"):
-        standings(plan(instance([(0, 4)], "p"), routes=(way(1.0, "gone"),)), {"chat": 4})
+        plan_endpoints(plan(instance([(0, 4)], "p"), routes=(way(1.0, "gone"),)), {"chat": 4})
 
 
 def test_a_missing_service_is_an_error() -> None:
     with pytest.raises(InputError, match="no instance of 'code'"):
-        standings(plan(instance([(0, 4)])), {"code": 4})
+        plan_endpoints(plan(instance([(0, 4)])), {"code": 4})
 
 
 def test_few_cores_are_shared_evenly() -> None:

@@ -57,9 +57,9 @@ def test_without_weights_nothing_is_served_and_it_says_how_to_get_them() -> None
         choose_sources(needed(), (), SMALL, stand_in=False)
     said = str(caught.value)
     assert "weights are needed: chat (qwen3-32b)" in said
-    assert "--model chat=hf://Qwen/Qwen3-32B" in said
-    assert "--stand-in" in said
-    with pytest.raises(UsageError, match="--fleet FLEET"):
+    assert "`models` chat=hf://Qwen/Qwen3-32B" in said
+    assert "`stand_in`" in said
+    with pytest.raises(UsageError, match="`fleet`"):
         choose_sources(needed(None), (), SMALL, stand_in=False)
 
 
@@ -93,7 +93,7 @@ def test_a_plan_for_the_small_model_gets_it() -> None:
 
 
 def test_weights_for_nobody_and_from_nowhere() -> None:
-    with pytest.raises(UnknownNameError, match="--model"):
+    with pytest.raises(UnknownNameError, match="models"):
         choose_sources(needed(), ["nobody=/x"], SMALL, stand_in=False)
     with pytest.raises(UsageError, match="chat=FOLDER"):
         choose_sources(needed(), ["chat="], SMALL, stand_in=False)

@@ -17,8 +17,8 @@ pytest.importorskip("PIL", reason="needs the extra 'components'")
 
 from PIL import Image
 
-from atoll.runtime.media.errors import MediaError
-from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.media.media_errors import MediaError
+from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.media.pictures import decode_picture, encode_png
 from atoll.runtime.media.sniff import sniff
 from atoll.runtime.media.video import decode_video

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.runtime.media import data_urls, remote
+from atoll.runtime.media import data_urls
+from atoll.runtime.media import remote_media as remote
 from atoll.runtime.media.data_urls import read_base64, read_data_url
-from atoll.runtime.media.errors import MediaError
-from atoll.runtime.media.remote import is_public, read_remote
+from atoll.runtime.media.media_errors import MediaError
+from atoll.runtime.media.remote_media import is_public, read_remote
 
 
-def refused(url: str, most_bytes: int = 1000, *, remote_urls: bool = False) -> MediaError:
+def refused(url: str, max_bytes: int = 1000, *, remote_urls: bool = False) -> MediaError:
     with pytest.raises(MediaError) as caught:
-        read_data_url(url, most_bytes, remote_urls=remote_urls)
+        read_data_url(url, max_bytes, remote_urls=remote_urls)
     assert "\n" not in caught.value.message
     return caught.value
 
@@ -81,9 +82,9 @@ def test_a_data_url_without_a_comma() -> None:
 def test_remote_urls_are_off_unless_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def fetched(url: str, most_bytes: int) -> bytes:
+    def fetched(url: str, max_bytes: int) -> bytes:
         asked.append(url)
-        return b"x" * most_bytes
+        return b"x" * max_bytes
 
     monkeypatch.setattr(data_urls, "read_remote", fetched)
     assert refused("https://example.com/a.png").code == "unsupported_media"
@@ -171,10 +172,10 @@ class Server:
     def close(self) -> None:
         self.closed += 1
 
-    def read(self, url: str, most_bytes: int = 100, *addresses: str) -> bytes:
+    def read(self, url: str, max_bytes: int = 100, *addresses: str) -> bytes:
         return read_remote(
             url,
-            most_bytes,
+            max_bytes,
             resolver=lambda host, port: addresses or ["93.184.216.34"],
             connector=self.connect,
             clock=lambda: self.now_s,

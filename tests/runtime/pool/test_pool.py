@@ -186,7 +186,7 @@ def test_five_failures_in_a_row_eject_for_longer_each_time() -> None:
     assert bad.state == "up"
 
 
-def test_most_backends_stay_and_the_ejected_are_better_than_none() -> None:
+def test_max_backends_stay_and_the_ejected_are_better_than_none() -> None:
     them = pool(1.0, 1.0)
     for member in them.members.values():
         fail(them, member, 50, 0.0)

@@ -47,11 +47,11 @@ def serving(
     plan: Plan, services: Sequence[str], folder: Path, stand_in: str | None = None
 ) -> Iterator[Running]:
     """Serve services of a plan, all with the model in `folder`, behind a gateway."""
-    from atoll.runtime.adapters.base import RunDirectory
+    from atoll.runtime.endpoints.endpoint import RunDirectory
     from atoll.runtime.gateway import GatewaySettings
-    from atoll.runtime.local.build import LocalModel, LocalOptions, build
-    from atoll.runtime.local.fleet import LivenessTracker, LocalFleet
-    from atoll.runtime.local.state import new_home, remove_home
+    from atoll.runtime.local.fleet_state import new_home, remove_home
+    from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions, build
+    from atoll.runtime.local.local_fleet import LivenessTracker, LocalFleet
 
     home, liveness = RunDirectory(new_home()), LivenessTracker()
     loop = asyncio.new_event_loop()
@@ -82,7 +82,7 @@ def serving(
 
 @pytest.fixture(scope="package")
 def running(tiny_folder: Path) -> Iterator[Running]:
-    from benchmarks.chaos_fleet import SERVICE, tiny_plan
+    from benchmarks.failover.chaos_fleet import SERVICE, tiny_plan
 
     with serving(tiny_plan(), [SERVICE], tiny_folder) as found:
         yield found

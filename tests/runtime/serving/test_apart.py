@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from atoll.perf.engines import EngineLaunch
+from atoll.engines.limits import EngineLaunch
 from tests.runtime.local.test_placing import instance, plan
 from tests.runtime.serving.conftest import Running, serving
 from tests.runtime.serving.test_instance import get, post

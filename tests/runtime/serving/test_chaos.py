@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos_fleet import chaos, tiny_plan
+from benchmarks.failover.chaos_fleet import chaos, tiny_plan
 from tests.runtime.supervise.test_agent import gone_within
 
 pytestmark = pytest.mark.engine
@@ -38,7 +38,7 @@ def short() -> Iterator[str]:
 
 
 def test_kill_9_of_serve_leaves_nothing(tiny_folder: Path, tmp_path: Path, short: str) -> None:
-    from atoll.runtime.supervise.guard import descendants
+    from atoll.runtime.supervise.supervisor import descendants
 
     plan = tmp_path / "plan.json"
     plan.write_text(tiny_plan().to_json())
@@ -56,7 +56,7 @@ def test_kill_9_of_serve_leaves_nothing(tiny_folder: Path, tmp_path: Path, short
         state = json.loads(serve.stdout.readline())
         assert len(state["endpoints"]) == 2
         pids = descendants(serve.pid)
-        # A nursery and its spare, and a guard and a process each for six nodes and two instances.
+        # A fork server and its spare, and a supervisor and a process each for six nodes and two instances.
         assert len(pids) == 2 + 2 * 8
         serve.kill()
         serve.wait()

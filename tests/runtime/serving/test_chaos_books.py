@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos import UNREAD, ledger_diff, pauses
-from benchmarks.chaos_clients import AnswerReader, BrokenAnswerError, Seen, Sending
+from benchmarks.failover.chaos import UNREAD, ledger_diff, pauses
+from benchmarks.failover.chaos_clients import AnswerReader, BrokenAnswerError, Seen, Sending
 
 
 def sending(seen: int, *, cut: bool = False, sent: bool = True) -> Sending:

@@ -1,4 +1,4 @@
-"""A module that a nursery can fork: says that it is up, and sleeps."""
+"""A module that a fork server can fork: says that it is up, and sleeps."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.supervise.agent import Agent, ProcessError, ProcessSpec
-from atoll.runtime.supervise.guard import RotatingLog
-from atoll.runtime.supervise.process import Command, last_lines
+from atoll.runtime.supervise.supervised_process import Command, last_lines
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
+from atoll.runtime.supervise.supervisor import RotatingLog
 
-QUICK = RestartLimits(ready_s=5, backoff_s=0.02, backoff_most_s=0.1, tries=2, unwell=1, term_s=0.5)
+QUICK = RestartLimits(ready_s=5, backoff_s=0.02, backoff_max_s=0.1, tries=2, unwell=1, term_s=0.5)
 # Prints its pid and those of its children, one of which has left the group.
 FAMILY = """
 import os, subprocess, sys, time
@@ -120,21 +120,18 @@ def test_starts_pins_and_stops(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "p.log") == (f"up {{{core}}}",)
 
 
-def test_restarts_what_was_killed(tmp_path: Path) -> None:
-    async def run() -> None:
-        agent = Agent()
-        agent.add(script(tmp_path, "import time; print('up', flush=True); time.sleep(600)"))
-        await agent.ready(["p"])
-        keeper = agent.processes["p"]
-        first = keeper.pid
-        assert first is not None
-        os.kill(first, signal.SIGKILL)
-        await until(lambda: keeper.pid not in (None, first) and keeper.state is ProcessState.READY)
-        assert keeper.reason == ""
-        assert keeper.restarts == 1
-        await agent.close()
-
-    asyncio.run(run())
+async def test_restarts_what_was_killed(tmp_path: Path) -> None:
+    agent = Agent()
+    agent.add(script(tmp_path, "import time; print('up', flush=True); time.sleep(600)"))
+    await agent.ready(["p"])
+    keeper = agent.processes["p"]
+    first = keeper.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: keeper.pid not in (None, first) and keeper.state is ProcessState.READY)
+    assert keeper.reason == ""
+    assert keeper.restarts == 1
+    await agent.close()
 
 
 def test_a_stubborn_process_is_killed_in_the_end(tmp_path: Path) -> None:
@@ -149,49 +146,40 @@ def test_a_stubborn_process_is_killed_in_the_end(tmp_path: Path) -> None:
     assert asyncio.run(asyncio.wait_for(run(), 60)) > 0.4
 
 
-def test_an_unwell_process_is_started_anew(tmp_path: Path) -> None:
-    async def run() -> None:
-        agent = Agent()
-        managed = script(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
-        probe = managed.probe
-        assert isinstance(probe, SaidProbe)
-        agent.add(managed)
+async def test_an_unwell_process_is_started_anew(tmp_path: Path) -> None:
+    agent = Agent()
+    managed = script(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+    probe = managed.probe
+    assert isinstance(probe, SaidProbe)
+    agent.add(managed)
+    await agent.ready(["p"])
+    probe.problem = "gives no token"
+    await until(lambda: len(probe.resets) == 2)
+    probe.problem = None
+    await agent.ready(["p"])
+    assert agent.processes["p"].restarts == 1
+    await agent.close()
+
+
+async def test_a_fatal_error_is_not_tried_again_and_shows_the_last_line(tmp_path: Path) -> None:
+    agent = Agent()
+    agent.add(
+        script(tmp_path, "import sys; sys.stderr.write('error: no such model\\n'); sys.exit(3)")
+    )
+    with pytest.raises(ProcessError, match="ended with code 3: error: no such model") as caught:
         await agent.ready(["p"])
-        probe.problem = "gives no token"
-        await until(lambda: len(probe.resets) == 2)
-        probe.problem = None
+    assert caught.value.lines == ("error: no such model",)
+    assert agent.processes["p"].restarts == 0
+    await agent.close()
+
+
+async def test_a_command_that_is_not_there_is_fatal(tmp_path: Path) -> None:
+    agent = Agent()
+    log = tmp_path / "p.log"
+    agent.add(ProcessSpec("p", Command(("no-such-program",), log), SaidProbe(log), QUICK))
+    with pytest.raises(ProcessError, match="no-such-program"):
         await agent.ready(["p"])
-        assert agent.processes["p"].restarts == 1
-        await agent.close()
-
-    asyncio.run(run())
-
-
-def test_a_fatal_error_is_not_tried_again_and_shows_the_last_line(tmp_path: Path) -> None:
-    async def run() -> None:
-        agent = Agent()
-        agent.add(
-            script(tmp_path, "import sys; sys.stderr.write('error: no such model\\n'); sys.exit(3)")
-        )
-        with pytest.raises(ProcessError, match="ended with code 3: error: no such model") as caught:
-            await agent.ready(["p"])
-        assert caught.value.lines == ("error: no such model",)
-        assert agent.processes["p"].restarts == 0
-        await agent.close()
-
-    asyncio.run(run())
-
-
-def test_a_command_that_is_not_there_is_fatal(tmp_path: Path) -> None:
-    async def run() -> None:
-        agent = Agent()
-        log = tmp_path / "p.log"
-        agent.add(ProcessSpec("p", Command(("no-such-program",), log), SaidProbe(log), QUICK))
-        with pytest.raises(ProcessError, match="no-such-program"):
-            await agent.ready(["p"])
-        await agent.close()
-
-    asyncio.run(run())
+    await agent.close()
 
 
 def test_descendants_go_with_the_process(tmp_path: Path) -> None:

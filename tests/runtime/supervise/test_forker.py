@@ -1,4 +1,4 @@
-"""A nursery that is killed, its spare, its guards; nothing is loaded in it."""
+"""A fork server that is killed, its spare, its supervisor; nothing is loaded in it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import pytest
 
 from atoll.core.errors import UsageError
 from atoll.runtime.supervise.agent import Agent, ProcessSpec, SupervisedProcess
-from atoll.runtime.supervise.forker import Nursery
-from atoll.runtime.supervise.process import Command
+from atoll.runtime.supervise.fork_client import ForkServer
+from atoll.runtime.supervise.supervised_process import Command
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
 from tests.runtime.supervise.test_agent import SaidProbe, gone_within, is_alive, until
 
 MODULE = "tests.runtime.supervise.sleeper"
-QUICK = RestartLimits(ready_s=20, backoff_s=0.02, backoff_most_s=0.1, term_s=0.5)
+QUICK = RestartLimits(ready_s=20, backoff_s=0.02, backoff_max_s=0.1, term_s=0.5)
 UNLOADED = """
 import sys
-from atoll.runtime.supervise import nursery
-nursery.warm = lambda folders: None
-sys.exit(nursery.main(sys.argv[1:]))
+from atoll.runtime.supervise import fork_server
+fork_server.warm = lambda folders: None
+sys.exit(fork_server.main(sys.argv[1:]))
 """
 
 
-class Unloaded(Nursery):
+class Unloaded(ForkServer):
     """Loads nothing, so that it is there in a moment."""
 
     modules = frozenset({MODULE})
@@ -43,8 +43,8 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def nursery_of(process: SupervisedProcess) -> int:
-    """Return who forked the guard of a process."""
+def fork_server_of(process: SupervisedProcess) -> int:
+    """Return who forked the supervisor of a process."""
     assert process.pid
     return parent_of(parent_of(process.pid))
 
@@ -56,15 +56,17 @@ async def restarted(process: SupervisedProcess, killed: int) -> None:
     await until(lambda: process.pid not in (None, before) and process.state is ProcessState.READY)
 
 
-async def taken_over(nursery: Nursery, before: set[int]) -> None:
+async def taken_over(fork_server: ForkServer, before: set[int]) -> None:
     """Wait until another process than these forks."""
-    await until(lambda: nursery.pid is not None and nursery.pid not in before)
+    await until(lambda: fork_server.pid is not None and fork_server.pid not in before)
 
 
-def run(nursery: Awaitable[Nursery], body: Callable[[Agent, Nursery], Awaitable[None]]) -> None:
+def run(
+    fork_server: Awaitable[ForkServer], body: Callable[[Agent, ForkServer], Awaitable[None]]
+) -> None:
     async def main() -> None:
         agent = Agent()
-        found = agent.nursery = await nursery
+        found = agent.fork_server = await fork_server
         await body(agent, found)
         await agent.close()
         assert found.pid is None
@@ -73,19 +75,19 @@ def run(nursery: Awaitable[Nursery], body: Callable[[Agent, Nursery], Awaitable[
 
 
 def test_a_spare_takes_the_place_of_a_nursery_that_was_killed(tmp_path: Path) -> None:
-    async def body(agent: Agent, nursery: Nursery) -> None:
+    async def body(agent: Agent, fork_server: ForkServer) -> None:
         agent.add(sleeper(tmp_path))
         await agent.ready(["p"])
         process = agent.processes["p"]
         seen: set[int] = set()
         for _ in range(3):
-            assert nursery.pid is not None
-            assert nursery_of(process) == nursery.pid
-            seen |= {nursery.pid, process.pid or 0}
-            os.kill(nursery.pid, signal.SIGKILL)
-            await taken_over(nursery, seen)
+            assert fork_server.pid is not None
+            assert fork_server_of(process) == fork_server.pid
+            seen |= {fork_server.pid, process.pid or 0}
+            os.kill(fork_server.pid, signal.SIGKILL)
+            await taken_over(fork_server, seen)
             await restarted(process, process.pid or 0)
-        assert nursery.starts == 1
+        assert fork_server.starts == 1
         assert len(seen) == 6
         assert gone_within(list(seen))
 
@@ -93,23 +95,23 @@ def test_a_spare_takes_the_place_of_a_nursery_that_was_killed(tmp_path: Path) ->
 
 
 def test_a_nursery_without_its_spare_is_started_again(tmp_path: Path) -> None:
-    async def body(agent: Agent, nursery: Nursery) -> None:
+    async def body(agent: Agent, fork_server: ForkServer) -> None:
         agent.add(sleeper(tmp_path))
         await agent.ready(["p"])
         process = agent.processes["p"]
-        assert nursery.pid is not None
+        assert fork_server.pid is not None
         # Both are of one group.
-        os.killpg(os.getpgid(nursery.pid), signal.SIGKILL)
+        os.killpg(os.getpgid(fork_server.pid), signal.SIGKILL)
         await restarted(process, process.pid or 0)
-        await until(lambda: nursery.starts == 2 and nursery.pid is not None)
+        await until(lambda: fork_server.starts == 2 and fork_server.pid is not None)
         await restarted(process, process.pid or 0)
-        assert nursery_of(process) == nursery.pid
+        assert fork_server_of(process) == fork_server.pid
 
     run(Unloaded.start([]), body)
 
 
 def test_a_process_ends_with_its_guard_and_is_started_again(tmp_path: Path) -> None:
-    async def body(agent: Agent, _nursery: Nursery) -> None:
+    async def body(agent: Agent, _fork_server: ForkServer) -> None:
         agent.add(sleeper(tmp_path))
         await agent.ready(["p"])
         process = agent.processes["p"]
@@ -122,7 +124,7 @@ def test_a_process_ends_with_its_guard_and_is_started_again(tmp_path: Path) -> N
 
 
 def test_a_reader_that_left_ends_nobody(tmp_path: Path) -> None:
-    async def body(agent: Agent, _nursery: Nursery) -> None:
+    async def body(agent: Agent, _fork_server: ForkServer) -> None:
         agent.add(sleeper(tmp_path))
         await agent.ready(["p"])
         status = Path(f"/proc/{agent.processes['p'].pid}/status").read_text()
@@ -136,22 +138,22 @@ def test_a_reader_that_left_ends_nobody(tmp_path: Path) -> None:
 def test_a_shared_nursery_is_found_again_by_those_who_use_it(tmp_path: Path) -> None:
     path = str(tmp_path / "socket")
 
-    async def body(agent: Agent, nursery: Nursery) -> None:
+    async def body(agent: Agent, fork_server: ForkServer) -> None:
         other = Agent()
-        other.nursery = Unloaded.connect(path)
+        other.fork_server = Unloaded.connect(path)
         for each, name in ((agent, "p"), (other, "q")):
             each.add(sleeper(tmp_path, name))
             await each.ready([name])
-        assert nursery.pid is not None
-        assert nursery_of(other.processes["q"]) == nursery.pid
-        os.kill(nursery.pid, signal.SIGKILL)
+        assert fork_server.pid is not None
+        assert fork_server_of(other.processes["q"]) == fork_server.pid
+        os.kill(fork_server.pid, signal.SIGKILL)
         await restarted(other.processes["q"], other.processes["q"].pid or 0)
         # Now without its spare: the socket of the dead one is still there.
-        os.killpg(os.getpgid(nursery.pid), signal.SIGKILL)
-        await until(lambda: nursery.starts == 2 and nursery.pid is not None)
+        os.killpg(os.getpgid(fork_server.pid), signal.SIGKILL)
+        await until(lambda: fork_server.starts == 2 and fork_server.pid is not None)
         for each, name in ((agent, "p"), (other, "q")):
             await restarted(each.processes[name], each.processes[name].pid or 0)
-            assert nursery_of(each.processes[name]) == nursery.pid
+            assert fork_server_of(each.processes[name]) == fork_server.pid
         await other.close()
 
     run(Unloaded.share([], path), body)
@@ -161,22 +163,22 @@ def test_a_shared_nursery_is_found_again_by_those_who_use_it(tmp_path: Path) -> 
 def test_a_nursery_that_is_frozen_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.runtime.supervise.process._FORK_S", 0.2)
+    monkeypatch.setattr("atoll.runtime.supervise.supervised_process._FORK_S", 0.2)
 
-    async def body(agent: Agent, nursery: Nursery) -> None:
-        frozen = nursery.pid
+    async def body(agent: Agent, fork_server: ForkServer) -> None:
+        frozen = fork_server.pid
         assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
         agent.add(sleeper(tmp_path))
         await agent.ready(["p"])
-        assert nursery_of(agent.processes["p"]) != frozen
+        assert fork_server_of(agent.processes["p"]) != frozen
         os.kill(frozen, signal.SIGCONT)
 
     run(Unloaded.start([]), body)
 
 
 def test_a_nursery_that_cannot_load_says_why() -> None:
-    class Broken(Nursery):
+    class Broken(ForkServer):
         program = ("-c", "raise SystemExit('no torch here')")
 
     with pytest.raises(UsageError, match="cannot be loaded: no torch here"):
@@ -185,12 +187,12 @@ def test_a_nursery_that_cannot_load_says_why() -> None:
 
 def test_close_leaves_neither_nursery_nor_spare() -> None:
     async def main() -> list[int]:
-        nursery = await Unloaded.start([])
-        assert nursery.pid is not None
-        spare = int(Path(f"/proc/{nursery.pid}/task/{nursery.pid}/children").read_text())
-        found = [nursery.pid, spare]
+        fork_server = await Unloaded.start([])
+        assert fork_server.pid is not None
+        spare = int(Path(f"/proc/{fork_server.pid}/task/{fork_server.pid}/children").read_text())
+        found = [fork_server.pid, spare]
         assert all(is_alive(pid) for pid in found)
-        await nursery.close()
+        await fork_server.close()
         return found
 
     assert gone_within(asyncio.run(main()))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from atoll.runtime.supervise.supervision import Action, ProcessState, RestartLimits, Supervision
 
 LIMITS = RestartLimits(
-    ready_s=10, backoff_s=1, backoff_most_s=4, calm_s=60, tries=3, unwell=2, term_s=5
+    ready_s=10, backoff_s=1, backoff_max_s=4, calm_s=60, tries=3, unwell=2, term_s=5
 )
 
 
@@ -149,7 +149,7 @@ def test_what_dies_of_its_first_request_backs_off(lives_s: list[float], took_s: 
         core.ready(now_s + took_s)
         now_s += took_s + life_s
         core.exited(139, now_s)
-        due_s = min(limits.backoff_s * 2**number, limits.backoff_most_s)
+        due_s = min(limits.backoff_s * 2**number, limits.backoff_max_s)
         assert core.tick(now_s + due_s * 0.99) is None
         now_s += due_s * 1.01
         assert core.tick(now_s) is Action.START
@@ -204,7 +204,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_at_most_one_process_and_no_signal_without_one(events: list[tuple[str, float]]) -> None:
+def test_at_max_one_process_and_no_signal_without_one(events: list[tuple[str, float]]) -> None:
     core, now_s, running = Supervision(LIMITS), 0.0, False
     for name, later_s in events:
         now_s += later_s

@@ -8,7 +8,6 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError, UsageError
 from atoll.plan.plan import Flow, Instance, Node, Plan, RequestPath, RequestStep
 from atoll.runtime.task_fleet.deployment import deployment_of
-from atoll.runtime.task_fleet.file import read_parts_file, read_tasks_file
 from atoll.runtime.task_fleet.parts import (
     OWN_MODEL,
     ServedParts,
@@ -16,6 +15,7 @@ from atoll.runtime.task_fleet.parts import (
     own_parts,
     stand_in_parts,
 )
+from atoll.runtime.task_fleet.parts_file import read_parts_file, read_tasks_file
 
 
 def _executor(name: str, parts: str, per_s: float = 1.0) -> Instance:

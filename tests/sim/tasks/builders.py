@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.sim.tasks.fleet import (
+from atoll.sim.tasks.task_fleet import (
     Amount,
     BatchPart,
     Box,

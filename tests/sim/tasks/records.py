@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from atoll.routing.decisions import by_weight, draw, round_robin
-from atoll.sim.arrays import Longs
-from atoll.sim.tasks.fleet import ClassSpec, PartEdge, PartModel, PathSpec, Points, TokenPart
+from atoll.sim.sim_arrays import Longs
+from atoll.sim.tasks.task_fleet import ClassSpec, PartEdge, PartModel, PathSpec, Points, TokenPart
 
 
 @dataclass(eq=False)

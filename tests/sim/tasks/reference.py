@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.core.rng import stream
-from atoll.sim.tasks.build import work_seconds
-from atoll.sim.tasks.demand import Demand, amount, draw_wants
-from atoll.sim.tasks.fleet import (
+from atoll.sim.tasks.task_build import work_seconds
+from atoll.sim.tasks.task_demand import Demand, amount, draw_wants
+from atoll.sim.tasks.task_fleet import (
     BatchPart,
     DiffusionPart,
     PartEdge,

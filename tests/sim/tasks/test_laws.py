@@ -10,8 +10,9 @@ import pytest
 from atoll.catalog import Catalog
 from atoll.perf.batch import Batch
 from atoll.perf.step import analytic, step_seconds
-from atoll.sim.tasks.demand import Arrivals, Demand
-from atoll.sim.tasks.fleet import (
+from atoll.sim.tasks.simulate_tasks import Routing, simulate_tasks
+from atoll.sim.tasks.task_demand import Arrivals, Demand
+from atoll.sim.tasks.task_fleet import (
     Amount,
     BatchPart,
     Box,
@@ -28,7 +29,6 @@ from atoll.sim.tasks.fleet import (
     TaskFleet,
     TokenPart,
 )
-from atoll.sim.tasks.run import Routing, simulate_tasks
 from tests.sim.tasks.builders import TABLE, executor, path
 
 FLAT = StepTable(prefill=((1.0, 0.1), (10_000.0, 0.1)), decode=((1.0, 0.01), (256.0, 0.01)))
@@ -238,7 +238,7 @@ def test_speech_comes_in_pieces() -> None:
     assert found.klass("a").kept == {"ahead": 1.0}
 
 
-def test_the_tail_of_speech_is_where_it_is_least_ahead() -> None:
+def test_the_tail_of_speech_is_where_it_is_min_ahead() -> None:
     found = simulate_tasks(speech(streamed=True), requests=300, seed=1, warmup=0.0)
     ahead = found.klass("a").ahead_s
     assert ahead.p99 == pytest.approx(np.percentile(found.columns.ahead_s, 1))

@@ -7,12 +7,12 @@ import pytest
 
 from atoll.perf.step import analytic
 from atoll.sim.api import simulate
-from atoll.sim.options import Admission, SimOptions
-from atoll.sim.result import SimReport
-from atoll.sim.tasks.demand import Demand
-from atoll.sim.tasks.fleet import ClassSpec, PartNeed, TaskFleet, TokenPart
-from atoll.sim.tasks.result import TaskResult
-from atoll.sim.tasks.run import simulate_tasks
+from atoll.sim.sim_options import Admission, SimOptions
+from atoll.sim.sim_result import SimReport
+from atoll.sim.tasks.simulate_tasks import simulate_tasks
+from atoll.sim.tasks.task_demand import Demand
+from atoll.sim.tasks.task_fleet import ClassSpec, PartNeed, TaskFleet, TokenPart
+from atoll.sim.tasks.task_result import TaskResult
 from atoll.workload.requests import Requests
 from tests.sim.builders import CATALOG, poisson, problem, service, whole
 from tests.sim.tasks.builders import executor, path

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.sim.tasks.demand import Arrivals, Demand, draw_demand
-from atoll.sim.tasks.fleet import TaskFleet
-from atoll.sim.tasks.result import TaskResult
-from atoll.sim.tasks.run import Routing, simulate_tasks
+from atoll.sim.tasks.simulate_tasks import Routing, simulate_tasks
+from atoll.sim.tasks.task_demand import Arrivals, Demand, draw_demand
+from atoll.sim.tasks.task_fleet import TaskFleet
+from atoll.sim.tasks.task_result import TaskResult
 from tests.sim.tasks.builders import random_fleet
 from tests.sim.tasks.reference import Reference
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from atoll.plan.problem import Limits, Problem
 from atoll.solve.explain.changes import with_limits, with_more
-from atoll.solve.explain.explain import explain
-from atoll.solve.explain.explanation import LEAST_SERVED, LEAST_USD, Repair, served_share
+from atoll.solve.explain.explain_plan import explain
 from atoll.solve.explain.merit import merit
+from atoll.solve.explain.plan_explanation import MIN_SERVED, MIN_USD, Repair, served_share
 from atoll.solve.explain.repairs import find_repairs
 from tests.solve.explain import toy
-from tests.solve.explain.test_whatif import problems
+from tests.solve.explain.test_planning_again import problems
 
 seeds = st.integers(0, 10_000)
 
@@ -27,14 +27,14 @@ def test_repairs_serve_more_or_cost_less_whatever_the_solver_does(
     problem: Problem, seed: int
 ) -> None:
     base = toy.any_plan(problem, seed)
-    planner = toy.planner(problem, toy.erratic(seed), most_plans=60)
+    planner = toy.planner(problem, toy.erratic(seed), max_plans=60)
     planner.learn(problem, base)
     repairs = find_repairs(planner, base, [])
     for repair in repairs:
         now = served_share(base, problem, mean=repair.mean)
         assert repair.served >= now - 1e-6
         saved = repair.saved_usd_per_hour
-        assert repair.served > now + LEAST_SERVED or (saved is not None and saved > LEAST_USD)
+        assert repair.served > now + MIN_SERVED or (saved is not None and saved > MIN_USD)
     meets = [repair.meets_demand for repair in repairs]
     assert meets == sorted(meets, reverse=True)
 
@@ -130,7 +130,7 @@ def test_changes_are_joined_only_where_that_gains_more_than_each() -> None:
 
 def test_what_there_is_no_time_for_is_named() -> None:
     problem = toy.problem((toy.service("big", 4.0),), (toy.offer("L4:1", 1, 1.0),))
-    planner, left_out = toy.planner(problem, most_plans=1), list[str]()
+    planner, left_out = toy.planner(problem, max_plans=1), list[str]()
     assert find_repairs(planner, toy.best_plan(problem), left_out) == ()
     assert left_out == ["changes by more nodes, in part", "changes by looser promises, in part"]
 
@@ -139,7 +139,7 @@ def test_what_there_is_no_time_for_is_named() -> None:
 @given(problems(), seeds)
 def test_an_explanation_starts_from_the_plan_given(problem: Problem, seed: int) -> None:
     base = toy.any_plan(problem, seed)
-    why = explain(base, toy.planner(problem, toy.erratic(seed), most_plans=60))
+    why = explain(base, toy.planner(problem, toy.erratic(seed), max_plans=60))
     assert why.usd_per_hour == base.usd_per_hour
     assert why.served == served_share(base, problem)
     assert why.again is not None
@@ -147,4 +147,4 @@ def test_an_explanation_starts_from_the_plan_given(problem: Problem, seed: int) 
     for worth in (c.worth for c in why.constraints if c.worth is not None):
         assert worth.served >= worth.served_now - 1e-6
         assert worth.serves_more or worth.usd_per_hour >= -1e-6
-    assert why == explain(base, toy.planner(problem, toy.erratic(seed), most_plans=60))
+    assert why == explain(base, toy.planner(problem, toy.erratic(seed), max_plans=60))

@@ -20,11 +20,11 @@ from atoll.plan.plan import Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
 from atoll.solve.effort import Effort
 from atoll.solve.explain.changes import soft
-from atoll.solve.explain.whatif import AskSolver, Planner, SolvedProblem
+from atoll.solve.explain.planning_again import AskSolver, Planner, SolvedProblem
 
 PER_GPU = {"L4": 1.0, "T4": 0.4, "L40S": 2.5, "A100-40": 1.5}
 LENGTHS = Lengths(input_mean=100, output_mean=10, input_mean_square=1e4, output_mean_square=1e2)
-_MOST_SLOTS = 4
+_MAX_SLOTS = 4
 
 
 @cache
@@ -80,7 +80,7 @@ Choice = tuple[tuple[int, ...], ...]
 
 def _choices(asked: Problem) -> Iterator[Choice]:
     def of(own: Offer) -> list[tuple[int, ...]]:
-        most = min(_slots(own), _MOST_SLOTS)
+        most = min(_slots(own), _MAX_SLOTS)
         numbers = product(range(most + 1), repeat=len(asked.services))
         return [n for n in numbers if sum(n) <= most]
 
@@ -196,7 +196,7 @@ def valued(asked: Problem) -> tuple[tuple[Value, Choice], ...]:
     """Every choice there is, with its worth; of an offer no more than could be of use."""
     few = asked.replace(
         offers=tuple(
-            o.model_copy(update={"available": min(o.available, _MOST_SLOTS)}) for o in asked.offers
+            o.model_copy(update={"available": min(o.available, _MAX_SLOTS)}) for o in asked.offers
         )
     )
     return _valued(few.to_json())
@@ -235,6 +235,6 @@ def erratic(seed: int = 0) -> AskSolver:
     return solve
 
 
-def planner(asked: Problem, solver: AskSolver = exact, most_plans: int = 1000) -> Planner:
+def planner(asked: Problem, solver: AskSolver = exact, max_plans: int = 1000) -> Planner:
     """A planner of toys."""
-    return Planner(soft(asked), catalog(), solver, holds=holds, most_plans=most_plans)
+    return Planner(soft(asked), catalog(), solver, holds=holds, max_plans=max_plans)

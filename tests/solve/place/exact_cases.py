@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.core.rng import stream
-from atoll.solve.place.instance import FlowInstance, Placement
+from atoll.solve.place.flow_instance import FlowInstance, Placement
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def cluster(
         node_types=tuple(f"t{kinds[tuple(own)]}" for own in rates),
         regions=tuple(regions or ["here"] * size),
         kind=np.array([kinds[tuple(own)] for own in rates]),
-        most=np.array([len(own) for own in rates]),
+        max_layers=np.array([len(own) for own in rates]),
         rate=table,
         link=between,
         enter=np.full(size, ends),
@@ -88,7 +88,7 @@ def placements(instance: FlowInstance) -> Iterator[Placement]:
             for j in range(1, min(int(most), instance.layers) + 1)
             for s in range(instance.layers - j + 1)
         ]
-        for most in instance.most
+        for most in instance.max_layers
     ]
     for chosen in itertools.product(*ranges):
         held = set().union(*(range(s, e) for s, e in chosen))

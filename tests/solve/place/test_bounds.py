@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.solve.place.bound.bounds import compute_bound, coverage_bound, find_missing, upper_bound
+from atoll.solve.place.bound.bounds import (
+    Covers,
+    compute_bound,
+    coverage_bound,
+    find_missing,
+    upper_bound,
+)
 from atoll.solve.place.bound.cuts import crossing_rate, links_are_loose, network, rates
-from atoll.solve.place.bound.lanes import lanes, most_layers, splits
+from atoll.solve.place.bound.lanes import lanes, max_layers, splits
 from atoll.solve.place.bound.lanes_regions import region_lanes
-from atoll.solve.place.bound.proof import Covers
-from atoll.solve.place.instance import FlowInstance
+from atoll.solve.place.flow_instance import FlowInstance
 from tests.solve.place.exact_cases import (
     Shape,
     best_flow,
@@ -123,7 +128,7 @@ def test_prices_of_a_refuted_flow_hold_for_every_cover() -> None:
     covers = Covers(mixed())
     price = covers.prices(upper_bound(mixed()).value * 1.01)
     assert price is not None
-    assert covers.most_covered(price) < 6
+    assert covers.max_covered(price) < 6
     rng = np.random.default_rng(0)
     flow = upper_bound(mixed()).value * 1.01
     for _ in range(300):
@@ -143,8 +148,8 @@ def test_a_region_behind_a_slow_link_bounds_the_flow() -> None:
     instance.link[:2, :2] = instance.link[2:, 2:] = 1e6
     instance.enter[2:] = 0.0
     # Both regions can hold the model, but nothing enters b except over four links of 3.
-    assert upper_bound(replace(instance, most=np.array([2, 2, 2, 2]))).kind != "network"
-    short = replace(instance, most=np.array([1, 1, 2, 2]))
+    assert upper_bound(replace(instance, max_layers=np.array([2, 2, 2, 2]))).kind != "network"
+    short = replace(instance, max_layers=np.array([1, 1, 2, 2]))
     bound = upper_bound(short)
     assert (bound.kind, bound.value) == ("network", 12.0)
     assert "region b" in bound.why
@@ -211,13 +216,13 @@ def test_splits_left_out_are_matched_by_others(seed: int, shape: Shape) -> None:
     tables = np.unique(rates(instance), axis=0)
     flow = float(np.random.default_rng(seed).uniform(0.2, 1.5) * tables.max())
     kept = splits(tables, flow)
-    alone = most_layers(tables, flow)
-    holds = [tuple(most_layers(tables, part) for part in split) for split in kept[1:]]
+    alone = max_layers(tables, flow)
+    holds = [tuple(max_layers(tables, part) for part in split) for split in kept[1:]]
     assert kept[0] == (flow,)
     assert all((high > alone).any() for high, _ in holds)
     for level in np.unique(tables[(tables > 0.0) & (tables < flow * (1.0 - 1e-12))]):
         high, low = max(level, flow - level), min(level, flow - level)
-        most = (most_layers(tables, high), most_layers(tables, low))
+        most = (max_layers(tables, high), max_layers(tables, low))
         by_others = any((a >= most[0]).all() and (b >= most[1]).all() for a, b in holds)
         assert by_others or (most[0] <= alone).all()
     for i, one in enumerate(holds):

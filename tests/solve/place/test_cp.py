@@ -15,25 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import MissingDependencyError, UsageError
-from atoll.plan.files.fleet import parse_fleet
+from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
+from atoll.solve.array_types import Floats, Ints
 from atoll.solve.effort import Answered, Effort
-from atoll.solve.place.cp import masters
-from atoll.solve.place.cp.build import gpus_by_type, plan_of_replicas
+from atoll.solve.family import solvers
+from atoll.solve.place.cp import cp_masters as masters
+from atoll.solve.place.cp.cp_masters import CpMaster, efficient, merge_fronts
+from atoll.solve.place.cp.cp_solver import hand_out, memory_share
+from atoll.solve.place.cp.latency_table import SimulatedTable
 from atoll.solve.place.cp.lazy import solve_lazily
-from atoll.solve.place.cp.masters import CpMaster, Floats, Ints, efficient, merge_fronts
-from atoll.solve.place.cp.memory_share import hand_out, memory_share
-from atoll.solve.place.cp.shapes import shapes_of
-from atoll.solve.place.cp.table import SimulatedTable
-from atoll.solve.registry import solve, solvers
+from atoll.solve.place.cp.replica_shapes import gpus_by_type, plan_of_replicas, shapes_of
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.registry import solve
 
 needs_ortools = pytest.mark.skipif(
     find_spec("ortools") is None, reason="CP-SAT needs ortools: pip install 'atoll[cp]'"
 )
 TABLE_1 = """
-models:
+services:
   13b: {model: llama-2-13b, rate: 110/s, ttft: 60s, tpot: 1s, phases: together, lengths: 1170x530}
   34b: {model: codellama-34b, rate: 185.5/s, ttft: 60s, tpot: 1s, phases: together, lengths: 885x297}
   70b: {model: llama-3.3-70b, rate: 221/s, ttft: 60s, tpot: 1s, phases: together, lengths: 600x64}
@@ -43,7 +45,7 @@ cluster:
 catalog: {nodes: {"GH200:2": {interconnect: nvlink4}, "GH200:4": {interconnect: nvlink4}}}
 """
 SMALL = """
-models:
+services:
   chat: {model: llama-3.1-8b, rate: 9/s, ttft: 10s, tpot: 200ms, phases: together, lengths: 600x150}
   code: {model: qwen3-32b, rate: 2/s, ttft: 20s, tpot: 400ms, phases: together, lengths: 900x200}
 cluster:
@@ -93,7 +95,7 @@ def try_all(
 
 
 @st.composite
-def programmes(draw: st.DrawFn) -> tuple[list[list[float]], list[list[list[int]]], list[int]]:
+def programs(draw: st.DrawFn) -> tuple[list[list[float]], list[list[list[int]]], list[int]]:
     types = draw(st.integers(1, 3))
     counts = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
     costs = [draw(st.lists(st.integers(0, 60), min_size=n, max_size=n)) for n in counts]
@@ -128,7 +130,7 @@ def check_master(
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(programmes())
+@given(programs())
 def test_merged_fronts_are_exact(
     case: tuple[list[list[float]], list[list[list[int]]], list[int]],
 ) -> None:
@@ -205,7 +207,7 @@ def random_tables() -> Iterator[tuple[ToyTable, Ints, float]]:
 
 def test_lazy_filling_finds_the_same_with_fewer_looks() -> None:
     for table, stock, best in random_tables():
-        found = solve_lazily(table, stock, merge_fronts, most_looks=10_000)
+        found = solve_lazily(table, stock, merge_fronts, max_looks=10_000)
         assert found is not None
         assert found.cost == pytest.approx(best)
         assert found.gap == 0.0
@@ -227,7 +229,7 @@ def test_a_scout_says_where_to_look_and_the_master_has_the_word() -> None:
         return merge_fronts(less, uses, stock) or merge_fronts(costs, uses, stock)
 
     for table, stock, best in random_tables():
-        found = solve_lazily(table, stock, master, scout=first, most_looks=10_000)
+        found = solve_lazily(table, stock, master, scout=first, max_looks=10_000)
         assert found is not None
         assert found.cost == pytest.approx(best)
     assert asked >= 6
@@ -235,7 +237,7 @@ def test_a_scout_says_where_to_look_and_the_master_has_the_word() -> None:
 
 def test_what_is_filled_in_part_says_how_far_it_may_be_off() -> None:
     for table, stock, best in random_tables():
-        found = solve_lazily(table, stock, merge_fronts, most_looks=6)
+        found = solve_lazily(table, stock, merge_fronts, max_looks=6)
         assert found is not None
         assert found.bound <= best * (1 + 1e-9) <= found.cost * (1 + 1e-9)
         assert found.looks <= 6 + 4
@@ -280,7 +282,7 @@ def test_the_best_of_all_allocations_is_found_with_part_of_the_table() -> None:
     catalog = problem.catalog()
     latency = CountedToy()
     table = SimulatedTable(problem, catalog, latency)
-    found = solve_lazily(table, table.stock, merge_fronts, most_looks=10_000)
+    found = solve_lazily(table, table.stock, merge_fronts, max_looks=10_000)
     assert found is not None
     assert found.cost == pytest.approx(brute())
     assert len(table.answered) < table.size / 2
@@ -293,7 +295,9 @@ def test_cp_plans_are_valid_and_the_best() -> None:
     problem = parse_fleet(SMALL)
     catalog = problem.catalog()
     best = brute()
-    made = solve(problem, solver="cp", effort=Effort(latency=toy, gap=0.0), catalog=catalog)
+    made = solve(
+        problem, PlanRequest(solver="cp", effort=Effort(latency=toy, gap=0.0), catalog=catalog)
+    )
     assert validate(made, problem, catalog) == []
     assert (made.solver, made.goal) == ("cp", "latency")
     rates = {s.name: s.rate_per_s for s in problem.services}
@@ -311,21 +315,25 @@ def test_cp_plans_are_valid_and_the_best() -> None:
 def test_search_by_latency_is_no_worse_and_may_use_stages() -> None:
     problem = parse_fleet(SMALL)
     catalog = problem.catalog()
-    made = solve(problem, effort=Effort(latency=toy, objective="latency"), catalog=catalog)
+    made = solve(
+        problem, PlanRequest(effort=Effort(latency=toy, objective="latency"), catalog=catalog)
+    )
     assert validate(made, problem, catalog) == []
     assert made.goal == "latency"
-    again = solve(problem, effort=Effort(latency=toy, objective="latency"), catalog=catalog)
+    again = solve(
+        problem, PlanRequest(effort=Effort(latency=toy, objective="latency"), catalog=catalog)
+    )
     assert made == again
 
 
 def test_tables_need_something_that_fills_them() -> None:
     with pytest.raises(UsageError, match="goes by simulated latency"):
-        solve(parse_fleet(SMALL), effort=Effort(objective="latency"))
+        solve(parse_fleet(SMALL), PlanRequest(effort=Effort(objective="latency")))
 
 
 def test_promises_that_nobody_keeps_have_no_plan() -> None:
     problem = parse_fleet(SMALL.replace("tpot: 400ms", "tpot: 1ms"))
-    made = solve(problem, effort=Effort(latency=toy, objective="latency"))
+    made = solve(problem, PlanRequest(effort=Effort(latency=toy, objective="latency")))
     assert made.status == "infeasible"
     assert "code: no replica" in made.reasons[0]
 
@@ -349,7 +357,7 @@ def test_memory_shares_are_those_of_table_1() -> None:
         "34b": {"A100-80": 16},
         "70b": {"A100-80": 4, "GH200": 32},
     }
-    made = solve(problem, solver="memp", catalog=catalog)
+    made = solve(problem, PlanRequest(solver="memp", catalog=catalog))
     assert validate(made, problem, catalog) == []
     assert (made.status, made.goal) == ("partial", "fair")
 
@@ -363,6 +371,6 @@ def test_every_model_gets_a_machine() -> None:
 def test_a_share_that_holds_no_replica_has_no_plan() -> None:
     # The larger product takes the A100s; what is left for the other are T4s, which hold no 32B model.
     text = SMALL.replace('"A100-80:2": 2, "L40S:4": 1', '"A100-80:2": 1, "T4:1": 1')
-    made = solve(parse_fleet(text.replace("rate: 9/s", "rate: 100/s")), solver="memp")
+    made = solve(parse_fleet(text.replace("rate: 9/s", "rate: 100/s")), PlanRequest(solver="memp"))
     assert made.status == "infeasible"
     assert made.reasons[0].startswith("code: the machines that are its share")

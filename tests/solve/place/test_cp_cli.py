@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main as cli
-from atoll.solve.place.cp import masters
+from atoll.solve.place.cp import cp_masters as masters
 from tests.solve.place.test_cp import SMALL
 
 

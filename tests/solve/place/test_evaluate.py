@@ -9,8 +9,8 @@ import pytest
 
 from atoll.core.rng import stream
 from atoll.solve.place.evaluate import edges, max_flow
-from atoll.solve.place.instance import FlowInstance, Placement
-from benchmarks.flow_cases import small_cluster
+from atoll.solve.place.flow_instance import FlowInstance, Placement
+from benchmarks.placement.flow_cases import small_cluster
 
 
 def three_nodes(*, partial: bool = False) -> FlowInstance:
@@ -24,7 +24,7 @@ def three_nodes(*, partial: bool = False) -> FlowInstance:
         node_types=("t",) * n,
         regions=("r",) * n,
         kind=np.zeros(n, np.int64),
-        most=np.full(n, 3, np.int64),
+        max_layers=np.full(n, 3, np.int64),
         rate=np.tile(np.array([0.0, 60.0, 30.0, 20.0]), (n, 1)),
         link=link,
         enter=np.full(n, 1000.0),
@@ -69,7 +69,7 @@ def test_flows_can_be_sent() -> None:
     flowing = 0
     for _ in range(60):
         instance = small_cluster(random)
-        held = np.array([random.integers(1, most + 1) for most in instance.most])
+        held = np.array([random.integers(1, most + 1) for most in instance.max_layers])
         start = np.array([random.integers(0, instance.layers - j + 1) for j in held])
         where = Placement(start, start + held)
         flows = max_flow(instance, where)

@@ -19,7 +19,7 @@ def test_the_small_cluster() -> None:
     own = flow_instance(problem(), CATALOG, "chat")
     assert own.layers == LAYERS
     assert own.names == ("a", "b", "c", "d")
-    assert own.most.tolist() == [12, 8, 8, 8]
+    assert own.max_layers.tolist() == [12, 8, 8, 8]
     assert own.rate[0, 8] == pytest.approx(1500.0)
     assert own.rate[1, 0] == own.rate[1, 9] == 0.0
     assert own.link[0, 1] == pytest.approx(1e9 / 4096)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
 from atoll.solve.place.evaluate import max_flow
+from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement, part_of
 from atoll.solve.place.from_problem import flow_instance, placement_of
-from atoll.solve.place.instance import FlowInstance, Flows, Placement, part_of
 from atoll.solve.place.latency import (
     flow_of_groups,
     flow_within,
-    most_within,
+    max_within,
     rates_within,
     scale_flows,
     ways_of,
@@ -97,7 +97,9 @@ def test_every_way_keeps_the_promise(
     ttft_s: float, tpot_s: float, ranges: list[tuple[int, int]]
 ) -> None:
     own = instance(ttft_s, tpot_s)
-    held = [(s, min(16, s + min(n, int(m)))) for (s, n), m in zip(ranges, own.most, strict=True)]
+    held = [
+        (s, min(16, s + min(n, int(m)))) for (s, n), m in zip(ranges, own.max_layers, strict=True)
+    ]
     placement = placement_of(own, held)
     flows = flow_within(own, placement)
     if flows.value <= 0:
@@ -158,7 +160,7 @@ def test_groups_are_pipelines_of_their_own() -> None:
 
 def test_bounds_hold_for_any_number_of_stages() -> None:
     own = instance(2.0, 0.1)
-    best = most_within(own).rate
+    best = max_within(own).rate
     for start, end in ((0, 8), (8, 16), (4, 12), (0, 4)):
         placement = placement_of(own, [(start, end)] * own.size)
         for stages in (2, 3, 5):

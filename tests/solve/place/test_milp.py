@@ -1,4 +1,4 @@
-"""The integer programmes against trying everything, and case by case."""
+"""The integer programs against trying everything, and case by case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from atoll.core.errors import UsageError
 from atoll.solve.place.evaluate import max_flow
-from atoll.solve.place.instance import FlowInstance, Placement
+from atoll.solve.place.flow_instance import FlowInstance, Placement
 from atoll.solve.place.milp.milp import solve_milp
 from atoll.solve.place.milp.model import PlacementModel, equal_model, paper_model, prune_links
 from tests.reference.flow_engines import ENGINES, whole_numbers
@@ -47,12 +47,12 @@ def check(
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_programmes_equal_brute_force(seed: int) -> None:
+def test_programs_equal_brute_force(seed: int) -> None:
     check(case(seed), "highs")
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 2))
-def test_the_papers_programme_equals_brute_force(seed: int) -> None:
+def test_the_papers_program_equals_brute_force(seed: int) -> None:
     check(case(seed), "highs", aggregate=False)
 
 
@@ -73,21 +73,21 @@ def test_links_that_bind_refuse_counting_nodes_together(partial: bool) -> None:
 
 @pytest.mark.parametrize("partial", [False, True])
 @pytest.mark.parametrize("model", [paper_model, equal_model])
-def test_a_hint_is_a_solution_of_the_programme(
+def test_a_hint_is_a_solution_of_the_program(
     model: Callable[[FlowInstance, float], PlacementModel], partial: bool
 ) -> None:
     instance = cluster(4, [[30.0, 20.0], [30.0, 20.0], [12.0, 9.0], [8.0]], partial=partial)
     placement = Placement(np.array([0, 2, 0, 0]), np.array([2, 4, 2, 0]))
     flows = max_flow(instance, placement)
     built = model(instance, 40.0)
-    programme = built.programme
+    program = built.program
     values = built.hint(placement, flows)
-    product = np.zeros(programme.rows)
-    np.add.at(product, programme.row, np.array(programme.value) * values[programme.column])
+    product = np.zeros(program.rows)
+    np.add.at(product, program.row, np.array(program.value) * values[program.column])
     assert flows.value == 20.0
-    assert (product >= np.array(programme.row_low) - 1e-9).all()
-    assert (product <= np.array(programme.row_high) + 1e-9).all()
-    assert values[programme.goal].sum() * programme.unit == pytest.approx(20.0)
+    assert (product >= np.array(program.row_low) - 1e-9).all()
+    assert (product <= np.array(program.row_high) + 1e-9).all()
+    assert values[program.goal].sum() * program.unit == pytest.approx(20.0)
     assert flow_of(instance, built.placement(values)) == 20.0
 
 
@@ -129,16 +129,16 @@ def test_pruned_links_do_not_lower_the_bound() -> None:
 
 def test_whole_numbers_loosen_what_limits_flows() -> None:
     instance = cluster(3, [[7.0, 10 / 3], [20 / 7, 1.0]], link=9.9)
-    programme = paper_model(instance, 7.0).programme
-    request = whole_numbers(programme, None)
+    program = paper_model(instance, 7.0).program
+    request = whole_numbers(program, None)
     for number, (index, value, low, high) in enumerate(request["rows"]):
-        own = np.flatnonzero(np.array(programme.row) == number)
-        flows = any(not programme.whole[column] for column in index)
+        own = np.flatnonzero(np.array(program.row) == number)
+        flows = any(not program.whole[column] for column in index)
         scale = 1e6 if flows else 1.0
         for entry, place in zip(value, own, strict=True):
-            if programme.whole[programme.column[place]]:
-                exact = programme.value[place] * scale
+            if program.whole[program.column[place]]:
+                exact = program.value[place] * scale
                 assert entry <= exact + 1e-6
                 assert exact - entry < 1.0 + 1e-6
-        assert low is None or low <= programme.row_low[number] * scale + 1e-6
-        assert high is None or high >= programme.row_high[number] * scale - 1e-6
+        assert low is None or low <= program.row_low[number] * scale + 1e-6
+        assert high is None or high >= program.row_high[number] * scale - 1e-6

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from atoll.solve.effort import Measured
-from atoll.solve.place.deadline import Deadline
-from atoll.solve.place.instance import FlowInstance, Flows, Placement
+from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
 from atoll.solve.place.refine import Refined, refine
+from atoll.solve.place.search_deadline import Deadline
 from tests.solve.place.test_sustained import instance
 
 LONG = 1e6
@@ -42,14 +42,14 @@ def refined(candidates: list[Placement], **changes: object) -> Refined:
         "quick": lambda start, end: 1.0,
         "deadline": Deadline(LONG),
         "random": np.random.default_rng(3),
-        "most": 60,
+        "max_runs": 60,
     }
     own = instance(4, 16, most=12)
     return refine(own, candidates, (usual, other), first_node_layers, **(given | changes))  # type: ignore[arg-type]
 
 
 def test_the_best_candidate_is_found_with_its_best_flow() -> None:
-    found = refined(lanes(4, 7, 5), most=6)
+    found = refined(lanes(4, 7, 5), max_runs=6)
     assert found.placement.end[0] == 7
     assert found.flows.value == 2.0
     assert (found.value.tokens_per_s, found.first.tokens_per_s) == (14.0, 4.0)

@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 
 from atoll.core.compiling import entry
 from atoll.core.errors import InputError
-from atoll.solve.place.instance import Floats, FlowInstance, Placement, Timing
-from atoll.solve.place.sustained.residence import (
-    NEVER,
-    SITE_TYPE,
-    Arcs,
-    Ints,
-    Site,
-    round_trips,
-    step_of,
-)
+from atoll.solve.array_types import Floats, Ints
+from atoll.solve.place.flow_instance import FlowInstance, Placement, Timing
+from atoll.solve.place.sustained.residence import NEVER, SITE_TYPE, Arcs, Site, round_trips, step_of
 from atoll.solve.place.sustained.sustained import (
     ADMITTED,
     SPARE,
@@ -73,7 +66,7 @@ def instance(
         node_types=("L4:1",) * nodes,
         regions=("lab",) * nodes,
         kind=np.zeros(nodes, np.int64),
-        most=np.full(nodes, most),
+        max_layers=np.full(nodes, most),
         rate=np.tile(np.where(held > 0, 8000.0 / np.maximum(held, 1), 0.0), (nodes, 1)),
         link=np.where(np.eye(nodes) > 0, 0.0, speed),
         enter=np.full(nodes, 1e9),

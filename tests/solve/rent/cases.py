@@ -1,4 +1,4 @@
-"""Small renting problems, their optimum by an integer programme of its own, and a check of answers.
+"""Small renting problems, their optimum by an integer program of its own, and a check of answers.
 
 Nothing here shares code with the allocator: offers, slices, phases and limits are written down once more,
 from what is asked, and solved by another route to an integer solver.
@@ -14,8 +14,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from atoll.solve.rent.items import RentModel, items_of
-from atoll.solve.rent.types import (
+from atoll.solve.rent.allocation_types import (
     BOTH,
     DECODE,
     PREFILL,
@@ -26,6 +25,7 @@ from atoll.solve.rent.types import (
     ServiceDemand,
     Supply,
 )
+from atoll.solve.rent.items import RentModel, items_of
 
 Aim = Literal["cost", "common", "weighted", "stand"]
 Offers = Sequence[tuple[int, str, int, bool, float, int, bool]]
@@ -174,7 +174,7 @@ def _random_running(
 
 
 @dataclass
-class _Programme:
+class _Program:
     """Columns and rows by name, for `milp`."""
 
     cost: list[float] = field(default_factory=list)
@@ -216,7 +216,7 @@ class _Programme:
         return float(result.fun) if result.status == 0 else np.inf
 
 
-def optimum(  # noqa: C901 - one programme, written down in one go
+def optimum(  # noqa: C901 - one program, written down in one go
     case: Case, aim: Aim = "cost", fraction: Sequence[float] | None = None
 ) -> float:
     """Return the least cost of serving a fraction of each service (inf: impossible), or what can be served.
@@ -224,7 +224,7 @@ def optimum(  # noqa: C901 - one programme, written down in one go
     That is the largest common fraction, the largest weighted mean fraction, or how many services can stand
     at once plus half the weighted share of those that do, by `aim`.
     """
-    supply, limits, lp = case.supply, case.limits, _Programme()
+    supply, limits, lp = case.supply, case.limits, _Program()
     paid = 1.0 if aim == "cost" else 0.0
     # To stand is to serve a little: every instance serves all of that.
     unit, full = (LITTLE, 1.0) if aim == "stand" else (1.0, np.inf)
@@ -299,7 +299,7 @@ def optimum(  # noqa: C901 - one programme, written down in one go
 
 
 def _spread(
-    lp: _Programme, levels: Mapping[tuple[int, int], list[tuple[int, float]]], spread: int
+    lp: _Program, levels: Mapping[tuple[int, int], list[tuple[int, float]]], spread: int
 ) -> None:
     """A phase that stands anywhere stands in enough regions."""
     for phase in (PREFILL, DECODE, BOTH):
@@ -314,7 +314,7 @@ def _spread(
         lp.row([*((region, 1.0) for region in regions), (stands, -float(spread))], 0.0, np.inf)
 
 
-def _aim(lp: _Programme, case: Case, aim: Aim, served: Sequence[list[tuple[int, float]]]) -> float:
+def _aim(lp: _Program, case: Case, aim: Aim, served: Sequence[list[tuple[int, float]]]) -> float:
     if aim == "cost" or not served:
         return lp.solve()
     weights = np.array([asked.weight for asked in case.services])
@@ -432,7 +432,7 @@ def _limit_faults(case: Case, answer: Allocation) -> list[str]:
 
 def _service_faults(case: Case, answer: Allocation) -> list[str]:
     """Whether instances serve what the answer says, over the links there are."""
-    lp, links = _Programme(), dict[tuple[int, int], list[tuple[int, float]]]()
+    lp, links = _Program(), dict[tuple[int, int], list[tuple[int, float]]]()
     for m, asked in enumerate(case.services):
         if not any(role.demand > 0.0 for role in asked.roles):
             continue

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.solve.rent.choosing.rows import ChoiceRow, LevelRows
-from atoll.solve.rent.types import AllocationLimits
+from atoll.solve.rent.allocation_types import AllocationLimits
+from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
 from tests.solve.rent.cases import Case, random_case
 
 _WORKER = Path(__file__).parents[2] / "reference" / "choice_cpsat_worker.py"
@@ -153,7 +153,7 @@ def describe(given: ChoiceCase) -> dict[str, Any]:
                 "max_error": None if row.max_error is None else round(row.max_error * 1e6),
                 "floors": [(ways, round(least * 1e6)) for ways, least in row.floors],
             }
-            for row in given.rows.choices
+            for row in given.rows.by_choice
         ],
     }
 

@@ -1,4 +1,4 @@
-"""The allocator against an integer programme of its own, and case by case."""
+"""The allocator against an integer program of its own, and case by case."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
-from atoll.solve.rent import scarcity, search
+from atoll.solve.rent import rent_search, scarcity
 from atoll.solve.rent.allocation import allocate
-from atoll.solve.rent.types import (
+from atoll.solve.rent.allocation_types import (
     BOTH,
     DECODE,
     PREFILL,
@@ -56,9 +56,9 @@ def check_exact(case: Case, **options: object) -> Allocation:
 @pytest.fixture
 def by_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     """No problem is small, so that prices, slacks, cuts and stages have to do what they do at scale."""
-    monkeypatch.setattr(search, "SMALL", 0)
+    monkeypatch.setattr(rent_search, "SMALL", 0)
     monkeypatch.setattr(scarcity, "SMALL", 0)
-    monkeypatch.setattr(search, "_STAGES", (4, 8))
+    monkeypatch.setattr(rent_search, "_STAGES", (4, 8))
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.solve.rent.capped.cover import LEVELS, cover_capped
-from atoll.solve.rent.capped.oracle import capped_oracles, fits
+from atoll.solve.rent.capped.capped_cover import LEVELS, cover_capped
+from atoll.solve.rent.capped.capped_oracle import capped_oracles, fits
+from atoll.solve.rent.incumbent import Work
 from atoll.solve.rent.relaxation import evaluate, market_prices, row_prices
-from atoll.solve.rent.search import oracles_of
-from atoll.solve.rent.standing import Work
+from atoll.solve.rent.rent_search import oracles_of
 from tests.solve.rent.cases import model_of, optimum, random_case
 
 item = st.tuples(

@@ -8,12 +8,13 @@ import pytest
 
 from atoll.perf.step import Position
 from atoll.plan.capacities import node_capacity
-from atoll.plan.files.fleet import load_fleet
+from atoll.plan.files.fleet_file import load_fleet
 from atoll.plan.handover import handover
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import check
 from atoll.solve import solve
+from atoll.solve.plan_request import PlanRequest
 from benchmarks.report import DATA
 from tests.reference.rent_ilp import RentReference
 
@@ -29,7 +30,7 @@ FAST_LINKS = {
 """As if all regions were one: KV crosses between any two in no time."""
 
 MARKETS = """
-models:
+services:
   chat: {model: llama-3.1-8b, ttft: 2s, tpot: 100ms, rate: 8/s, lengths: 512x128, phases: PHASES}
 pool:
   offers:
@@ -38,7 +39,7 @@ pool:
 SPOT = "    - {region: r/a, node_type: L40S:1, market: spot, available: 8, usd_per_hour: 0.50}\n"
 
 LAB = """
-models:
+services:
   big: {model: qwen3-32b, ttft: 2s, tpot: 80ms, rate: 3/s, lengths: azure-conv}
   small: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 8/s, lengths: azure-conv}
 pool:
@@ -47,7 +48,7 @@ pool:
 """
 
 BOXES = """
-models:
+services:
   chat: {model: qwen3-32b, ttft: 3s, tpot: 100ms, rate: 20/s, lengths: azure-conv}
   small: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 60/s, lengths: azure-conv}
 pool:
@@ -61,7 +62,7 @@ settings:
 """
 
 COASTS = """
-models:
+services:
   chat:  {model: qwen3-32b, ttft: 3s, tpot: 100ms, rate: 5/s, lengths: azure-conv}
   code:  {model: gpt-oss-20b, ttft: 1500ms, tpot: 60ms, rate: 10/s, lengths: azure-code}
   small: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 15/s, lengths: azure-conv}
@@ -82,7 +83,7 @@ def read(text: str, folder: Path) -> Problem:
 
 def plan(problem: Problem) -> Plan:
     """A plan that is checked, and met in all its promises unless it says otherwise."""
-    found = solve(problem, deadline_s=DEADLINE_S)
+    found = solve(problem, PlanRequest(deadline_s=DEADLINE_S))
     check(found, problem)
     assert not found.cut_short
     return found
@@ -134,14 +135,14 @@ def problem_of(name: str, *, joined: bool = False) -> Problem:
 def test_planned_again_at_the_optimum(name: str, joined: bool) -> None:
     problem = problem_of(name, joined=joined)
     reference = RentReference(problem, problem.catalog())
-    optimum = reference.least_cost()
+    optimum = reference.min_cost()
     assert optimum.proved
     found = plan(problem)
     if optimum.value is None:
         assert found.status == "partial"
         # Whether all can get more is proved far sooner than how much they can get.
         better = (served(found) + 1e-4) / (1.0 - 1e-3)
-        more = reference.least_cost({service.name: better for service in problem.services})
+        more = reference.min_cost({service.name: better for service in problem.services})
         assert more.proved
         assert more.value is None
         return
@@ -162,7 +163,7 @@ def test_spread_serves_what_it_can() -> None:
     found = plan(problem)
     assert found.status == "partial"
     standing = {service for service, share in found.served_fraction.items() if share > 0.0}
-    most = RentReference(problem, problem.catalog()).most_standing()
+    most = RentReference(problem, problem.catalog()).max_standing()
     assert most.proved
     assert len(standing) == round(most.value or 0.0) == 2
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
+from atoll.solve.rent.allocation_types import BOTH
 from atoll.solve.rent.choosing import search
 from atoll.solve.rent.choosing.choose import LevelAllocation, choose_levels
 from atoll.solve.rent.choosing.decomposition import evaluate_levels, level_slacks
-from atoll.solve.rent.choosing.rows import ChoiceRow, LevelRows
+from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
 from atoll.solve.rent.relaxation import Prices, market_prices
-from atoll.solve.rent.search import SMALL, oracles_of
-from atoll.solve.rent.types import BOTH
+from atoll.solve.rent.rent_search import SMALL, oracles_of
 from tests.solve.rent.cases import Case, faults, model_of, service, supply_of
 from tests.solve.rent.choosing_cases import ChoiceCase, optima, random_choices
 
@@ -154,7 +154,7 @@ def cheapest_by_counting(case: Case, rows: LevelRows, most: int) -> float:
             for m, n in enumerate(numbers)
         }
         usd = float(np.array(numbers) @ case.supply.usd)
-        if usd < best and _possible(rows.choices[0], carried):
+        if usd < best and _possible(rows.by_choice[0], carried):
             best = usd
     return best
 

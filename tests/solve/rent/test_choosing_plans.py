@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.api.plan import FleetPlan
+from atoll.api.fleet_plan import FleetPlan
 from atoll.core.errors import UsageError
 from atoll.plan.choice import Choice, ModelMix, Variant
 from atoll.plan.cluster import Cluster
 from atoll.plan.problem import Problem, Settings
 from atoll.plan.validate.check import validate
-from atoll.prove.plan import plan as prove
+from atoll.prove.planning import plan as prove
+from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.rent.choosing.solver import refuse_others
 from tests.plan.builders import EAST, catalog, offer, problem, service
@@ -52,7 +53,7 @@ def cost_at(given: Problem, share: float) -> float:
     """What the best plan costs where the small model answers this share."""
     small, large = (v.service for v in given.choices[0].variants)
     mix = ModelMix.of(given.choices[0], {small: share, large: 1.0 - share})
-    found = solve(given.settled([mix]), catalog=catalog())
+    found = solve(given.settled([mix]), PlanRequest(catalog=catalog()))
     assert found.status in ("optimal", "feasible")
     assert found.objective is not None
     return found.objective
@@ -60,7 +61,7 @@ def cost_at(given: Problem, share: float) -> float:
 
 def test_no_share_on_a_grid_is_cheaper_than_the_plan() -> None:
     given = fleet()
-    found = solve(given, catalog=catalog())
+    found = solve(given, PlanRequest(catalog=catalog()))
     assert validate(found, given, catalog()) == []
     assert found.objective is not None
     assert found.bound is not None
@@ -71,13 +72,13 @@ def test_no_share_on_a_grid_is_cheaper_than_the_plan() -> None:
         cost = cost_at(given, share)
         assert found.objective <= cost * (1 + 1e-3)
         assert found.bound <= cost * (1 + 1e-6)
-    again = solve(given, catalog=catalog())
+    again = solve(given, PlanRequest(catalog=catalog()))
     assert again == found
 
 
 def test_a_plan_knows_the_problem_that_its_mixes_settle() -> None:
     given = fleet(max_error=None)
-    made = FleetPlan.of(solve(given, catalog=catalog()), given)
+    made = FleetPlan.of(solve(given, PlanRequest(catalog=catalog())), given)
     assert made.problem == given.settled(made.mixes)
     assert set(made.models) == {s.name for s in made.problem.services}
     assert made.violations() == []
@@ -89,7 +90,10 @@ def test_a_plan_knows_the_problem_that_its_mixes_settle() -> None:
 @pytest.mark.parametrize("solver", ["homogeneous", "memory-proportional"])
 def test_rules_take_a_mix_that_is_allowed_and_cost_no_less(solver: str) -> None:
     given = fleet()
-    best, rule = solve(given, catalog=catalog()), solve(given, solver=solver, catalog=catalog())
+    best, rule = (
+        solve(given, PlanRequest(catalog=catalog())),
+        solve(given, PlanRequest(solver=solver, catalog=catalog())),
+    )
     assert validate(rule, given, catalog()) == []
     assert rule.bound is None
     assert rule.objective is not None
@@ -99,7 +103,7 @@ def test_rules_take_a_mix_that_is_allowed_and_cost_no_less(solver: str) -> None:
 
 def test_where_demand_cannot_be_met_the_error_still_holds() -> None:
     given = fleet(rate=400.0, available=2)
-    found = solve(given, catalog=catalog())
+    found = solve(given, PlanRequest(catalog=catalog()))
     assert found.status == "partial"
     assert found.bound is None
     assert 0.0 < min(found.served_fraction.values()) < 1.0
@@ -110,14 +114,14 @@ def test_where_demand_cannot_be_met_the_error_still_holds() -> None:
 
 def test_what_runs_and_limits_are_kept() -> None:
     given = fleet()
-    first = solve(given, catalog=catalog())
+    first = solve(given, PlanRequest(catalog=catalog()))
     limits = given.limits.model_copy(update={"max_nodes": first.nodes})
     again = given.replace(
         running=first.instances,
         limits=limits,
         settings=given.settings.model_copy(update={"init_penalty": 0.5}),
     )
-    found = solve(again, catalog=catalog())
+    found = solve(again, PlanRequest(catalog=catalog()))
     assert validate(found, again, catalog()) == []
     assert found.init_usd == 0.0
     assert {i.id for i in found.instances} == {i.id for i in first.instances}
@@ -132,14 +136,14 @@ def test_clusters_have_no_choice() -> None:
     for ask in (refuse_others, solve, prove):
         with pytest.raises(UsageError, match="chat: a choice of models needs nodes") as refused:
             ask(owned)
-        assert refused.value.field == "models"
+        assert refused.value.field == "services"
         assert refused.value.hint
 
 
 @pytest.mark.slow
 def test_promises_are_kept_by_a_mix() -> None:
     given = fleet(rate=1.0)
-    found = prove(given, catalog=catalog(), error_bars=False)
+    found = prove(given, PlanRequest(catalog=catalog(), error_bars=False))
     assert validate(found, given, catalog()) == []
     assert found.promises
     assert all(promise.is_kept for promise in found.promises)

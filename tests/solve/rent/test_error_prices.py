@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.solve.rent.choosing.choose import choose_levels
-from atoll.solve.rent.choosing.rows import LevelRows
+from atoll.solve.rent.choosing.level_rows import LevelRows
 from tests.solve.rent.choosing_cases import random_choices
 
 
@@ -15,7 +15,7 @@ from tests.solve.rent.choosing_cases import random_choices
 def test_of_two_models_the_price_of_error_falls_the_more_may_err(seed: int) -> None:
     """The relaxation is convex in the error; with two models all of it could be paid by their ranges."""
     asked = random_choices(seed, ways=2)
-    row = asked.rows.choices[0]
+    row = asked.rows.by_choice[0]
     least, most = min(row.errors), max(row.errors)
     prices = []
     for share in (0.0, 0.5, 0.75, 1.0):

@@ -14,10 +14,12 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Problem, Settings
 from atoll.solve.derating import Derating
 from atoll.solve.effort import Effort
-from atoll.solve.registry import solve, solvers
-from atoll.solve.rent.fast.allocate import allocate_fast
-from atoll.solve.rent.fast.search import FastSearch
-from atoll.solve.rent.types import BOTH, Allocation, AllocationLimits
+from atoll.solve.family import solvers
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.registry import solve
+from atoll.solve.rent.allocation_types import BOTH, Allocation, AllocationLimits
+from atoll.solve.rent.fast.fast_search import FastSearch
+from atoll.solve.rent.fast.fast_solver import allocate_fast
 from tests.plan.builders import EAST, WEST, catalog, offer, problem, service
 from tests.solve.rent.cases import (
     NO_LIMITS,
@@ -75,7 +77,7 @@ def test_answers_are_sound_and_close_to_the_optimum(seed: int) -> None:
 
 @FEW
 @given(st.integers(0, 100_000))
-def test_moving_alone_is_sound_without_the_programme(seed: int) -> None:
+def test_moving_alone_is_sound_without_the_program(seed: int) -> None:
     model = model_of(limited_case(seed))
     search = FastSearch(model)
     found = search.fit(np.ones(len(model.items)))
@@ -183,7 +185,7 @@ def fleet(seed: int) -> Problem:
 
 
 def planned(own: Problem, solver: str = "fast", **options: object) -> Plan:
-    return solve(own, solver=solver, catalog=catalog(), **options)  # type: ignore[arg-type]
+    return solve(own, PlanRequest(solver=solver, catalog=catalog(), **options))  # type: ignore[arg-type]
 
 
 @FEW

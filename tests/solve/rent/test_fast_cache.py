@@ -15,9 +15,10 @@ from atoll.plan import capacities, handover
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
+from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
-from atoll.solve.rent.fast import cache, recall, templates
-from atoll.solve.rent.fast.cache import RoleCache, pack, unpack
+from atoll.solve.rent.fast import fast_cache, fast_templates
+from atoll.solve.rent.fast.fast_cache import RoleCache, pack, unpack
 from atoll.solve.templates.generate import RoleTables, equal_nodes, generate
 from tests.plan.builders import catalog, problem, service
 
@@ -37,13 +38,13 @@ def own_fleet(**changes: object) -> Problem:
 def anew(own: Problem, **options: object) -> Plan:
     """A plan of a process that has planned nothing yet."""
     forget()
-    return solve(own, solver="fast", catalog=catalog(), **options)  # type: ignore[arg-type]
+    return solve(own, PlanRequest(solver="fast", catalog=catalog(), **options))  # type: ignore[arg-type]
 
 
 def forget() -> None:
     """Be as a process that has planned nothing yet."""
-    templates._KEPT.clear()
-    recall._LAST.clear()
+    fast_templates._KEPT.clear()
+    fast_cache._LAST.clear()
     capacities._RATES.clear()
     handover._KNOWN.clear()
     handover._ALIKE.clear()
@@ -58,7 +59,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         raise AssertionError("worked out again")
 
     for name in names:
-        monkeypatch.setattr(templates, name, refuse)
+        monkeypatch.setattr(fast_templates, name, refuse)
 
 
 def test_what_is_kept_is_used_and_gives_the_same_plan(
@@ -92,7 +93,7 @@ def test_another_promise_or_other_code_finds_nothing(
     anew(own)
     anew(own_fleet(tpot_s=own.services[0].tpot_s * 1.5))
     assert len(kept(folder)) == 6
-    for module in (templates, recall):
+    for module in (fast_templates, fast_cache):
         monkeypatch.setattr(module, "code_digest", lambda: "other sources")
     anew(own)
     assert len(kept(folder)) == 9
@@ -118,9 +119,7 @@ def test_without_a_cache_nothing_is_written(folder: Path) -> None:
     assert not kept(folder)
 
 
-def test_the_least_recently_used_goes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_min_recently_used_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     store = RoleCache(tmp_path)
@@ -128,7 +127,7 @@ def test_the_least_recently_used_goes_first(
         store.write(f"k{number}", {"x": np.arange(10.0)})
     for number in range(4):
         os.utime(store._path(f"k{number}"), (number, number))
-    monkeypatch.setattr(cache, "_MOST_BYTES", 2 * len(pack({"x": np.arange(10.0)})))
+    monkeypatch.setattr(fast_cache, "_MAX_BYTES", 2 * len(pack({"x": np.arange(10.0)})))
     store.prune()
     assert [store.read(f"k{number}") is not None for number in range(4)] == [
         False,
@@ -180,7 +179,7 @@ def test_what_is_recalled_is_what_would_be_worked_out(
     first, facts = anew(own), catalog()
     assert kept(folder)
     forget()
-    with recall.recalled(own, facts, RoleCache()):
+    with fast_cache.recalled(own, facts, RoleCache()):
         recalled = capacities.recall_rates(own, facts)
         handovers = handover.recall_handovers(own, facts)
     assert recalled

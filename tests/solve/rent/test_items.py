@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.solve.rent.items import MANY, PHASES, RentModel, ServiceItems, available_nodes
-from atoll.solve.rent.oracle import ServiceOracle
+from atoll.solve.rent.service_oracle import ServiceOracle
 from tests.solve.rent.cases import Case, model_of, random_case
 
 _CASES = st.integers(0, 100_000)

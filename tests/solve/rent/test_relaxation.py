@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.solve.rent.allocation import allocate
+from atoll.solve.rent.allocation_types import BOTH, AllocationLimits, RunningColumn
 from atoll.solve.rent.relaxation import (
     Goal,
     Prices,
@@ -18,8 +19,7 @@ from atoll.solve.rent.relaxation import (
     price_of_all,
     slacks,
 )
-from atoll.solve.rent.search import oracles_of
-from atoll.solve.rent.types import BOTH, AllocationLimits, RunningColumn
+from atoll.solve.rent.rent_search import oracles_of
 from tests.solve.rent.cases import Case, model_of, optimum, random_case, service, supply_of
 
 

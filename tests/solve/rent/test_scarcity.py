@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from atoll.solve.lp import LinearProgram, LpResult, MipResult
-from atoll.solve.rent import scarcity, search
+from atoll.solve.rent import rent_search, scarcity
 from atoll.solve.rent.allocation import allocate
+from atoll.solve.rent.allocation_types import BOTH, Allocation, AllocationLimits, Shortage
 from atoll.solve.rent.scarcity import EXACT
-from atoll.solve.rent.types import BOTH, Allocation, AllocationLimits, Shortage
 from tests.solve.rent.cases import (
     Case,
     faults,
@@ -126,7 +126,7 @@ def test_the_largest_common_fraction_of_many_items(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Chosen items instead of all of them: what is answered is still served, and proven."""
-    monkeypatch.setattr(search, "SMALL", 0)
+    monkeypatch.setattr(rent_search, "SMALL", 0)
     monkeypatch.setattr(scarcity, "SMALL", 0)
     case = random_case(seed, scarce=2.0)
     answer = solve(case)

@@ -16,7 +16,6 @@ from atoll.perf.step import Position
 from atoll.plan.capacities import node_capacity, role_table
 from atoll.plan.handover import cut_sizes
 from atoll.plan.problem import Offer, Problem, Settings
-from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.library import (
     libraries,
     role_tables,
@@ -24,6 +23,7 @@ from atoll.solve.templates.library import (
     template_key,
     template_libraries,
 )
+from atoll.solve.templates.template_cache import TemplateCache
 from tests.plan.builders import EAST, LAYERS, WEST, catalog, lengths, offer, problem, service
 
 

@@ -1,4 +1,4 @@
-"""The template search is exact: equal to brute force, to the integer programme, and to itself from disk."""
+"""The template search is exact: equal to brute force, to the integer program, and to itself from disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import MissingDependencyError, UsageError
-from atoll.solve.templates.cache import TemplateCache, library_key
 from atoll.solve.templates.generate import (
     RoleTables,
     best_layout,
@@ -21,6 +20,7 @@ from atoll.solve.templates.generate import (
     patterns,
     search_limits,
 )
+from atoll.solve.templates.template_cache import TemplateCache, library_key
 from tests.reference import template_ilp as ilp
 from tests.reference.template_brute import brute_force
 
@@ -148,8 +148,8 @@ def test_sets_of_few_kinds_are_the_same_where_others_are_left_out(seed: int, kin
     role = tables(seed, 4, 5)
     whole = generate(role, 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("atoll.solve.templates.generate.LEAST_KINDS", kinds)
-        patch.setattr("atoll.solve.templates.generate.MOST_MULTISETS", 1)
+        patch.setattr("atoll.solve.templates.generate.MIN_KINDS", kinds)
+        patch.setattr("atoll.solve.templates.generate.MAX_MULTISETS", 1)
         few = generate(role, 4)
     assert few.max_kinds == kinds
     assert few.multisets == multiset_count(4, 4, kinds)
@@ -252,7 +252,7 @@ def test_partitions_of_equal_nodes_are_counted_once() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_equal_to_the_integer_programme(seed: int) -> None:
+def test_equal_to_the_integer_program(seed: int) -> None:
     pytest.importorskip("scipy", reason="the reference solver HiGHS comes with scipy")
     role = tables(seed, 3, 8, stages=3)
     random = np.random.default_rng(seed)

@@ -1,1 +1,14 @@
-"""Deciding: what is seen and remembered, and what to do about it. No I/O, no clock."""
+"""Deciding: a pure function of what is seen and remembered. No I/O, no clock.
+
+Start reading at `control_view` (everything `decide` is given), then `decide`.
+
+    control_view      View, Memory and ControlPolicy
+    decide            the decision, step by step; `situation` puts its input together
+    forecast          how much will be asked; `restate` turns that into a problem for the planner
+    triggers          reasons to plan now; `plan_judge` says whether a new plan is adopted
+    path              the next safe step from what stands to the plan in force
+    backoff           failed starts: wait longer each time, set hosts aside
+    lane_capacity, machine_pool, route_weights, instance_names   the arithmetic these use
+
+May import `plan`, `core` and the types of `deploy.target`.
+"""

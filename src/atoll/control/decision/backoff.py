@@ -2,7 +2,7 @@
 
 Failures are counted per offer (region, node type, market), or for a service where its image or settings are
 at fault: those fail on every machine. The n-th failure in a row holds a key back for `backoff_s` * 2^(n - 1),
-up to `backoff_most_s`; after that one more is tried. Something that becomes ready there ends it.
+up to `backoff_max_s`; after that one more is tried. Something that becomes ready there ends it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from atoll.control.decision.view import Backoff, ControlPolicy, Memory, ObservedInstance, View
+from atoll.control.decision.control_view import (
+    Backoff,
+    ControlPolicy,
+    Memory,
+    ObservedInstance,
+    View,
+)
 from atoll.plan.plan import Instance, OfferKey
 
 _OF_THE_SERVICE = ("image", "settings")
@@ -45,7 +51,8 @@ def count_failures(
     Every failure counts once: an instance is looked at when its state differs from the one remembered.
     """
     before = {id: (state, since_s) for id, state, since_s in memory.states}  # noqa: A001
-    forgotten_s = view.time_s - policy.backoff_most_s
+    # Kept for a while after its time, so that the next failure waits twice as long.
+    forgotten_s = view.time_s - policy.backoff_max_s
     backoffs = {held.key: held for held in memory.backoffs if held.until_s > forgotten_s}
     deaths = {host: (count, at_s) for host, count, at_s in memory.deaths}
     lost: list[Lost] = []
@@ -53,24 +60,26 @@ def count_failures(
     states = []
     for seen in view.instances:
         mine = seen.id not in asked and before.get(seen.id, ("",))[0] != _TAKEN
-        states.append((seen.id, _state(seen, view, policy, mine=mine), seen.standing.since_s))
+        states.append((seen.id, _state(seen, view, policy, mine=mine), seen.status.since_s))
     for seen, (_, state, since_s) in zip(view.instances, states, strict=True):
         was, was_since_s = before.get(seen.id, ("", 0.0))
         if state == "ready":
             if was != "ready" and backoffs:
                 _forgive(backoffs, seen.instance, view.time_s)
+            # One that has served for long enough shows that its host is well.
             if deaths and view.time_s - since_s >= policy.settled_s:
-                for host in seen.standing.hosts:
+                for host in seen.status.hosts:
                     deaths.pop(host, None)
         if not _is_loss(was, state, wanted=seen.id in asked):
             continue
-        reason = seen.standing.reason or "it ended by itself"
+        reason = seen.status.reason or "it ended by itself"
         lost.append(Lost(seen.id, reason, was not in ("ready", _TAKEN)))
-        if state != "failed" and (_TAKEN in (was, state) or seen.standing.kind is None):
+        if state != "failed" and (_TAKEN in (was, state) or seen.status.kind is None):
             continue  # somebody ended it, which says nothing of what it stands on
-        if seen.standing.kind not in _NOT_OF_THE_HOST:
-            for host in seen.standing.hosts:
+        if seen.status.kind not in _NOT_OF_THE_HOST:
+            for host in seen.status.hosts:
                 deaths[host] = (deaths.get(host, (0, 0.0))[0] + 1, view.time_s)
+        # What had settled and then died says nothing against starting there again.
         if was != "ready" or view.time_s - was_since_s < policy.settled_s:
             _hold_back(backoffs, seen, reason, view.time_s, policy)
     listed = {seen.id for seen in view.instances}
@@ -106,8 +115,8 @@ def _forgive(backoffs: dict[OfferKey | str, Backoff], instance: Instance, now_s:
 
 def is_late(seen: ObservedInstance, view: View, policy: ControlPolicy) -> bool:
     """Return whether an instance should have been ready long ago."""
-    standing = seen.standing
-    return standing.state == "starting" and view.time_s - standing.since_s > policy.ready_within_s
+    status = seen.status
+    return status.state == "starting" and view.time_s - status.since_s > policy.ready_within_s
 
 
 def _state(seen: ObservedInstance, view: View, policy: ControlPolicy, *, mine: bool) -> str:
@@ -115,9 +124,9 @@ def _state(seen: ObservedInstance, view: View, policy: ControlPolicy, *, mine: b
 
     `mine`: if it drains, it was told to from here.
     """
-    if seen.standing.state == "draining" and not mine:
+    if seen.status.state == "draining" and not mine:
         return _TAKEN
-    return "failed" if is_late(seen, view, policy) else seen.standing.state
+    return "failed" if is_late(seen, view, policy) else seen.status.state
 
 
 def _hold_back(
@@ -129,20 +138,20 @@ def _hold_back(
 ) -> None:
     """Hold back what an instance failed on: its offers, or its service."""
     at_fault: Iterable[OfferKey | str] = offer_keys(seen.instance)
-    if seen.standing.kind in _OF_THE_SERVICE:
+    if seen.status.kind in _OF_THE_SERVICE:
         at_fault = (seen.instance.service,)
     for key in at_fault:
         earlier = backoffs.get(key)
         failures = 1 if earlier is None else earlier.failures
         if earlier is not None and earlier.until_s <= now_s:
             failures += 1  # several that fail together are one failure
-        wait_s = min(policy.backoff_most_s, policy.backoff_s * 2.0 ** (failures - 1))
+        wait_s = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** (failures - 1))
         backoffs[key] = Backoff(key, failures, now_s + wait_s, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """What may not be started now."""
+    """Instances that may not be started now."""
 
     keys: frozenset[OfferKey | str]
     hosts: frozenset[str]

@@ -18,22 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.control.decision.backoff import count_failures
-from atoll.control.decision.capacity import (
-    CarriedLoad,
-    demand_by_lane,
-    find_mixed,
-    is_short,
-)
-from atoll.control.decision.forecast import forecast
-from atoll.control.decision.judge import Verdict, judge
-from atoll.control.decision.names import hash_place, name_instances
-from atoll.control.decision.path import CapacityDip, PathQuestion, PathStep, foresee, next_steps
-from atoll.control.decision.pool import MachinePool
-from atoll.control.decision.restate import restate_supply
-from atoll.control.decision.situation import Situation, look_around
-from atoll.control.decision.slots import move_slots
-from atoll.control.decision.triggers import find_triggers, is_due
-from atoll.control.decision.view import (
+from atoll.control.decision.control_view import (
     ControlPolicy,
     ForecastState,
     Memory,
@@ -41,10 +26,24 @@ from atoll.control.decision.view import (
     View,
     adopt_running,
 )
-from atoll.control.decision.weights import spread_routes
+from atoll.control.decision.forecast import forecast
+from atoll.control.decision.instance_names import hash_place, name_instances
+from atoll.control.decision.lane_capacity import (
+    CarriedLoad,
+    demand_by_lane,
+    find_mixed,
+    is_short,
+)
+from atoll.control.decision.machine_pool import MachinePool, move_slots
+from atoll.control.decision.path import CapacityDip, PathQuestion, PathStep, foresee, next_steps
+from atoll.control.decision.plan_judge import Verdict, judge
+from atoll.control.decision.restate import restate_supply
+from atoll.control.decision.route_weights import spread_routes
+from atoll.control.decision.situation import Situation, look_around
+from atoll.control.decision.triggers import find_triggers, is_due
 from atoll.core.errors import AtollError
 from atoll.core.units import pluralize
-from atoll.deploy.door import Labels
+from atoll.deploy.target import Labels
 from atoll.plan.plan import Instance, Plan, Route
 from atoll.plan.problem import Problem
 
@@ -92,7 +91,7 @@ ControlAction = StartInstance | DrainInstance | StopInstance | ReweightRoutes
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now, in this order; carrying out only the first few is safe.
+    """Actions to take now, in this order; carrying out only the first few is safe.
 
     `reasons` say why a plan was made and what became of it, `waits` what cannot be done yet, and `dips` which
     lanes will carry less than is asked because of this step, or on the way to a plan adopted with it. `plan`
@@ -116,6 +115,7 @@ def decide(
     if memory.planned_s is None:  # until there is a plan, all that runs is wanted
         adopted_plan = adopt_running(view.problem, view.instances, memory.plan)
         memory = replace(memory, plan=adopted_plan)
+    # `look_around` needs the memory both before and after failures are counted.
     before = memory
     memory, lost = count_failures(view, memory, policy)
     rates, forecasts = _forecast_all(view, memory, policy)
@@ -128,6 +128,7 @@ def decide(
     asked = adopted = False
     if is_due(memory, triggers, view.time_s, policy):
         asked = True
+        # Demand that outran its forecast, and broken promises, count for more once a plan is made.
         raised = _catch_up(situation)
         learned = _boost(situation, _remember_demand(memory, view.time_s, raised))
         if learned.forecasts != memory.forecasts:
@@ -149,6 +150,7 @@ def decide(
         actions=actions,
         reasons=told,
         waits=step.waits,
+        # A dip foreseen with a plan may be the one of this very step: it is told once.
         dips=tuple(dict.fromkeys((*dips, *step.dips))),
         plan=memory.plan,
         planned=asked,
@@ -187,6 +189,7 @@ def _catch_up(situation: Situation) -> dict[str, float]:
         service = next((one for one in problem.services if one.name == seen.service), None)
         if service is None or service.rate_per_s <= 0.0:
             continue
+        # Lanes grow with the rate: this share of each lane's planned demand is asked now.
         share = seen.five_minutes.rate_per_s / service.rate_per_s
         lanes = carried.of_service(seen.service)
         if any(is_short(carries, share * planned[lane]) for lane, carries in lanes.items()):
@@ -212,6 +215,7 @@ def _remember_demand(memory: Memory, now_s: float, raised: Mapping[str, float]) 
     for state in memory.forecasts:
         rate = raised.get(state.service)
         if rate is not None:
+            # Falling rates only, as in `forecast`: one that a later one exceeds is never the highest again.
             higher = tuple(one for one in state.recent if one[1] > rate)
             state = replace(state, recent=(*higher, (now_s, rate)))
         states.append(state)
@@ -221,7 +225,8 @@ def _remember_demand(memory: Memory, now_s: float, raised: Mapping[str, float]) 
 def _boost(situation: Situation, memory: Memory) -> Memory:
     """Return the memory with more to plan for where promises are broken although all of the plan serves."""
     view, policy = situation.view, situation.policy
-    ready = {seen.id for seen in view.instances if seen.standing.state == "ready"}
+    ready = {seen.id for seen in view.instances if seen.status.state == "ready"}
+    # Where not all of the plan serves yet, a broken promise says nothing about the plan.
     waiting = {one.service for one in situation.wanted if one.id not in ready}
     seen = {one.service: one for one in view.promises if one.requests >= policy.enough_requests}
     states = {state.service: state for state in memory.forecasts}
@@ -234,6 +239,7 @@ def _boost(situation: Situation, memory: Memory) -> Memory:
         if promise.is_broken and name not in waiting:
             boost = min(policy.boost_most, boost * (1.0 + policy.boost))
         elif promise.kept >= promise.target:
+            # Down at half the pace of up, and never below what is forecast.
             boost = max(1.0, boost / (1.0 + 0.5 * policy.boost))
         if boost != state.boost:
             states[name] = replace(state, boost=boost, boosted_s=view.time_s)
@@ -261,6 +267,7 @@ def _plan_anew(
             break
     if answer is None:
         return memory, Verdict(False, "no plan"), ()
+    # No name is used twice: what stands keeps its own, and what is wanted, too.
     taken = (*(seen.id for seen in view.instances), *(one.id for one in situation.wanted))
     named = name_instances(answer, {**situation.awaited(), **running}, view.time_s, taken)
     named = move_slots(named, situation.holding(), situation.problem.offers)
@@ -274,8 +281,10 @@ def _plan_anew(
         verdict = judge(
             situation.problem, named, situation.living(), policy, lambda: _worst_of(foreseen())
         )
+    # Nothing counts as planned for, so that the same reasons lead to another try.
     if answer.status == "infeasible":
         return memory, verdict, ()
+    # Counts as planned for even if it is not adopted: the same demand and prices are no new reason.
     memory = replace(
         memory,
         asked=view.problem,
@@ -286,6 +295,7 @@ def _plan_anew(
     if not verdict.adopt:
         return memory, verdict, ()
     memory = replace(memory, plan=named)
+    # A plan that has not changed keeps its hash, which is in the labels of what runs.
     if unchanged and memory.plan_hash:
         return memory, verdict, ()
     return replace(memory, plan_hash=named.content_hash()[:16]), verdict, foreseen()
@@ -298,6 +308,7 @@ def _foresee_later(situation: Situation, new: Plan) -> Callable[[], tuple[Capaci
     def find() -> tuple[CapacityDip, ...]:
         if not found:
             question = situation.ask(new.instances)
+            # Where all fits side by side there is no dip, and no need to walk the whole way.
             found.append(() if _has_room_for_all(question) else foresee(question).dips)
         return found[0]
 
@@ -315,11 +326,11 @@ def _worst_of(dips: Sequence[CapacityDip]) -> float:
 
 def _has_room_for_all(asked: PathQuestion) -> bool:
     """Return whether all that is missing fits beside all that stands."""
-    holding = [seen.instance for seen in asked.observed if seen.standing.state != "gone"]
-    standing = {seen.id for seen in asked.observed if seen.standing.state != "gone"}
+    holding = [seen.instance for seen in asked.observed if seen.status.state != "gone"]
+    present = {seen.id for seen in asked.observed if seen.status.state != "gone"}
     pool = MachinePool(asked.problem.offers, holding)
     for one in asked.wanted:
-        if one.id not in standing:
+        if one.id not in present:
             if not pool.has_room(one):
                 return False
             pool.take(one)
@@ -334,30 +345,32 @@ def _act(
     Gateways hear of new weights first, so that nothing is sent to what is drained next.
     """
     actions: list[ControlAction] = []
-    gone = {seen.standing.handle for seen, _ in (*step.drains, *step.stops)}
+    gone = {seen.status.handle for seen, _ in (*step.drains, *step.stops)}
     serving = {
         seen.id: seen.instance.model_copy(update={"id": seen.id})
         if seen.instance.id != seen.id
         else seen.instance
         for seen in situation.observed
-        if seen.standing.state == "ready" and seen.standing.handle not in gone
+        if seen.status.state == "ready" and seen.status.handle not in gone
     }
     planned = () if situation.in_force is None else situation.in_force.routes
     routes = spread_routes(situation.problem, serving.values(), planned)
     if routes != memory.routes and (routes or memory.routes):
         actions.append(ReweightRoutes(routes, _describe_serving(len(serving))))
+    # What failed is stopped first, for it may hold machines that the starts need.
     actions += [
-        StopInstance(seen.id, seen.standing.handle, why)
+        StopInstance(seen.id, seen.status.handle, why)
         for seen, why in step.stops
-        if seen.standing.state == "failed"
+        if seen.status.state == "failed"
     ]
     view = situation.view
+    # Starts come before drains: who carries out only the first few has lost no capacity.
     actions += [StartInstance(one, _label(view, memory, one), why) for one, why in step.starts]
-    actions += [DrainInstance(seen.id, seen.standing.handle, why) for seen, why in step.drains]
+    actions += [DrainInstance(seen.id, seen.status.handle, why) for seen, why in step.drains]
     actions += [
-        StopInstance(seen.id, seen.standing.handle, why)
+        StopInstance(seen.id, seen.status.handle, why)
         for seen, why in step.stops
-        if seen.standing.state != "failed"
+        if seen.status.state != "failed"
     ]
     return tuple(actions), routes
 

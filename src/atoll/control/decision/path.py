@@ -23,7 +23,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from atoll.control.decision.capacity import (
+from atoll.control.decision.control_view import ControlPolicy, ObservedInstance
+from atoll.control.decision.lane_capacity import (
     ROUNDING,
     CarriedLoad,
     Lanes,
@@ -31,13 +32,12 @@ from atoll.control.decision.capacity import (
     find_mixed,
     is_short,
 )
-from atoll.control.decision.pool import MachinePool, rent_of
-from atoll.control.decision.view import ControlPolicy, ObservedInstance
-from atoll.deploy.door import Labels, Standing
+from atoll.control.decision.machine_pool import MachinePool, rent_of
+from atoll.deploy.target import InstanceStatus, Labels
 from atoll.plan.plan import Instance, count_machines
 from atoll.plan.problem import Problem
 
-_ROUNDS = 400
+MAX_FORESEEN_ROUNDS = 400
 """Steps that are foreseen; a longer way is cut there."""
 
 
@@ -54,7 +54,7 @@ class CapacityDip:
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """What may be done now: ids of wanted instances to start, and what to drain or stop, each with why."""
+    """Actions possible now: ids of wanted instances to start, and what to drain or stop, each with why."""
 
     starts: tuple[tuple[Instance, str], ...] = ()
     drains: tuple[tuple[ObservedInstance, str], ...] = ()
@@ -70,7 +70,7 @@ class PathStep:
 
 @dataclass(frozen=True, slots=True)
 class PathQuestion:
-    """What a step depends on.
+    """Inputs of a step.
 
     `problem` has the demand to carry and the offers there are. `late` are names of instances that should have
     been ready long ago, `ending` those that must be drained now because their machines will be gone,
@@ -110,10 +110,12 @@ class _Walk:
 def next_steps(asked: PathQuestion) -> PathStep:
     """Return what may be done now; the same question has the same answer, whatever the order of its parts."""
     wanted = {instance.id: instance for instance in asked.wanted}
-    holding = [seen for seen in asked.observed if seen.standing.state != "gone"]
+    holding = [seen for seen in asked.observed if seen.status.state != "gone"]
     if _is_settled(holding, wanted):
         return PathStep()
-    holding.sort(key=lambda seen: (seen.id, _RANK[seen.standing.state], seen.standing.handle))
+    # Sorted, so that the answer does not depend on the order in which targets list. Of two with one name the
+    # ready one comes first, and so is the one that counts as present.
+    holding.sort(key=lambda seen: (seen.id, STATE_ORDER[seen.status.state], seen.status.handle))
     mixed = find_mixed(asked.problem, (seen.instance for seen in holding))
     walk = _Walk(
         asked,
@@ -123,12 +125,15 @@ def next_steps(asked: PathQuestion) -> PathStep:
         MachinePool(asked.problem.offers, (seen.instance for seen in holding)),
     )
     surplus: list[ObservedInstance] = []
-    standing: set[str] = set()
+    present: set[str] = set()
+    # What stands comes first: the steps below need to know what is carried, what is free and what is missing.
     for seen in holding:
-        _sort_out(walk, seen, wanted, standing, surplus)
-    _start(walk, [wanted[name] for name in sorted(wanted.keys() - standing)], bool(surplus))
+        _sort_out(walk, seen, wanted, present, surplus)
+    # Make before break: new ones first, then what is not needed any more. Only where neither moves anything
+    # does an old one have to make room.
+    _start(walk, [wanted[name] for name in sorted(wanted.keys() - present)], bool(surplus))
     left = _release(walk, surplus, asked.wanted)
-    _make_room(walk, [wanted[name] for name in sorted(wanted.keys() - standing)], left)
+    _make_room(walk, [wanted[name] for name in sorted(wanted.keys() - present)], left)
     return PathStep(
         tuple(walk.starts),
         tuple(walk.drains),
@@ -140,24 +145,25 @@ def next_steps(asked: PathQuestion) -> PathStep:
 
 def _is_settled(holding: Sequence[ObservedInstance], wanted: Mapping[str, Instance]) -> bool:
     """Return whether just what is wanted stands and serves: the usual case, with nothing to be done."""
-    ready = {seen.id for seen in holding if seen.standing.state == "ready"}
+    ready = {seen.id for seen in holding if seen.status.state == "ready"}
     return len(holding) == len(ready) == len(wanted) and ready == wanted.keys()
 
 
-_RANK = {"ready": 0, "starting": 1, "draining": 2, "failed": 3, "gone": 4}
+STATE_ORDER = {"ready": 0, "starting": 1, "draining": 2, "failed": 3, "gone": 4}
 
 
 def _sort_out(
     walk: _Walk,
     seen: ObservedInstance,
     wanted: Mapping[str, Instance],
-    standing: set[str],
+    present: set[str],
     surplus: list[ObservedInstance],
 ) -> None:
     """Clean up what has failed, and tell what stands as wanted from what is left over."""
-    asked, state = walk.asked, seen.standing.state
+    asked, state = walk.asked, seen.status.state
     if state == "failed":
-        walk.stops.append((seen, f"it failed: {seen.standing.reason or 'no reason given'}"))
+        walk.stops.append((seen, f"it failed: {seen.status.reason or 'no reason given'}"))
+        # Its end gives machines back, so nothing else has to make room meanwhile.
         walk.moving = True
         return
     if state == "starting" and seen.id in asked.late:
@@ -167,13 +173,15 @@ def _sort_out(
     if state == "draining":
         walk.draining += 1
         walk.moving = True
-        if asked.time_s - seen.standing.since_s >= asked.policy.drain_s:
+        if asked.time_s - seen.status.since_s >= asked.policy.drain_s:
             walk.stops.append((seen, f"still draining after {asked.policy.drain_s:g} s"))
         return
+    # Only what is ready carries: one that starts may never come up.
     if state == "ready":
         walk.carried.add(seen.instance)
-    if seen.id in wanted and seen.id not in standing:
-        standing.add(seen.id)
+    # A second one under the same name is left over, too.
+    if seen.id in wanted and seen.id not in present:
+        present.add(seen.id)
         if state == "starting":
             walk.starting.append(seen)
     else:
@@ -185,10 +193,11 @@ def _start(walk: _Walk, missing: Sequence[Instance], replacing: bool) -> None:
     policy = walk.asked.policy
     # What leaves soon carries nothing then: its replacements are needed, all of them, now.
     going = walk.asked.ending | walk.asked.spared
-    ready_now = [seen for seen in walk.asked.observed if seen.standing.state == "ready"]
+    ready_now = [seen for seen in walk.asked.observed if seen.status.state == "ready"]
     serving = [s.instance for s in (*ready_now, *walk.starting) if s.id not in going]
     coming = CarriedLoad(walk.asked.problem, walk.mixed, serving)
     under_way = len(walk.starting)
+    # At least one, or a small fleet would never replace anything.
     surge = max(1, math.ceil(policy.surge_share * len(walk.asked.wanted)))
     ready = walk.carried.lanes()
     for instance in sorted(missing, key=lambda one: (-_shortage(walk, one, ready), one.id)):
@@ -200,9 +209,11 @@ def _start(walk: _Walk, missing: Sequence[Instance], replacing: bool) -> None:
             continue
         soon = coming.of_service(instance.service)
         needed = any(is_short(soon[lane], walk.demand[lane]) for lane in _lanes_of(instance, soon))
+        # What the demand needs is not held to the surge: its lane is short without it.
         if replacing and not needed and under_way >= surge:
             walk.waits.append(f"{instance.id} waits: {under_way} replacements are starting")
             continue
+        # One without room is left to `_make_room`, which acts when nothing else moves.
         if not walk.pool.has_room(instance):
             continue
         walk.pool.take(instance)
@@ -226,6 +237,7 @@ def _shortage(walk: _Walk, instance: Instance, ready: Lanes) -> float:
         need = walk.demand[lane]
         if need > 0.0:
             short = max(short, 1.0 - ready[lane] / need)
+    # Rounded, so that the last digits of a float do not decide the order.
     return round(short, 9)
 
 
@@ -236,9 +248,10 @@ def _release(
     policy, left = walk.asked.policy, []
     floors, exceeded = _find_floors(walk, wanted) if surplus else ({}, False)
     for seen in sorted(surplus, key=lambda one: (-one.instance.usd_per_hour, one.id)):
-        if seen.standing.state == "starting":
+        if seen.status.state == "starting":
             lanes = walk.carried.of_service(seen.instance.service)
             short = any(is_short(lanes[lane], walk.demand[lane]) for lane in lanes)
+            # It carries nothing yet: it is worth keeping where its lane is short and limits allow it.
             if short and not exceeded:
                 left.append(seen)
             else:
@@ -247,6 +260,7 @@ def _release(
             continue
         after = walk.carried.without(seen.instance)
         if seen.id in walk.asked.ending:
+            # Its machine goes in any case, so it is drained whatever its lanes lose.
             _drain(walk, seen, "its machine is taken away soon")
             _state_dips(walk, seen, after)
         elif any(is_short(after[lane], _floor(walk, lane, floors)) for lane in after):
@@ -269,15 +283,15 @@ def _find_floors(walk: _Walk, wanted: Iterable[Instance]) -> tuple[dict[str, flo
     budget, most = problem.limits.budget_usd_per_hour, problem.limits.max_nodes
     if budget is None and most is None:
         return now, False
-    standing = [
-        seen.instance
-        for seen in walk.asked.observed
-        if seen.standing.state in ("starting", "ready")
+    present = [
+        seen.instance for seen in walk.asked.observed if seen.status.state in ("starting", "ready")
     ]
-    dear = budget is not None and rent_of(problem.offers, standing) > budget * (1.0 + ROUNDING)
-    many = most is not None and count_machines(standing).total() > most
+    # Sums of prices: rounding alone must not count as over budget.
+    dear = budget is not None and rent_of(problem.offers, present) > budget * (1.0 + ROUNDING)
+    many = most is not None and count_machines(present).total() > most
     if not dear and not many:
         return now, False
+    # A fleet beyond its limits may go down to what the plan carries, or it would never come back within them.
     planned = CarriedLoad(problem, walk.mixed, wanted).lanes()
     return {lane: min(value, planned[lane]) for lane, value in now.items()}, True
 
@@ -296,6 +310,7 @@ def _drain(walk: _Walk, seen: ObservedInstance, reason: str) -> None:
 
 def _state_dips(walk: _Walk, seen: ObservedInstance, after: Lanes) -> None:
     """State what lanes lose with an instance that has just been drained, where the demand needs it."""
+    # Put back for a moment, to see what its lanes carried with it.
     walk.carried.add(seen.instance)
     before = walk.carried.of_service(seen.instance.service)
     walk.carried.remove(seen.instance)
@@ -312,12 +327,15 @@ def _make_room(walk: _Walk, missing: Sequence[Instance], left: Sequence[Observed
     For every instance that has no room, the old ones that stand in its way are taken in order of the dip that
     each brings until there is room; the instance with the smallest dip goes ahead, alone.
     """
+    # A dip is only taken where nothing under way makes room by itself.
     if walk.moving or not left:
         return
+    # Nothing goes of a service of which something starts: what it carries is about to change.
     busy = {seen.instance.service for seen in walk.starting}
     spared = walk.asked.spared
     free = [seen for seen in left if seen.instance.service not in busy and seen.id not in spared]
     best: tuple[float, str, list[ObservedInstance]] | None = None
+    # Instances of one placement need the same room, so that one of them answers for all.
     tried: set[object] = set()
     for instance in missing:
         if instance.placement_key in tried or walk.asked.blocks(instance):
@@ -332,7 +350,7 @@ def _make_room(walk: _Walk, missing: Sequence[Instance], left: Sequence[Observed
         walk.waits += [f"{instance.id} waits: no room" for instance in missing]
         return
     for seen in best[2]:
-        if seen.standing.state == "starting":
+        if seen.status.state == "starting":
             walk.stops.append((seen, f"makes room for {best[1]}"))
         else:
             after = walk.carried.without(seen.instance)
@@ -367,6 +385,7 @@ def _find_way(
             gone.remove(seen)
         else:
             walk.pool.give_back(seen.instance)
+    # The pool was only tried out: nothing has gone yet.
     for seen in gone:
         walk.pool.take(seen.instance)
     if not fits:
@@ -376,7 +395,8 @@ def _find_way(
 
 def _dip_without(walk: _Walk, seen: ObservedInstance) -> float:
     """Return by which share of its demand a lane falls short without an instance, beyond what it does now."""
-    if seen.standing.state == "starting":
+    # It carries nothing yet, so its end costs nothing.
+    if seen.status.state == "starting":
         return 0.0
     before = walk.carried.of_service(seen.instance.service)
     after = walk.carried.without(seen.instance)
@@ -384,6 +404,7 @@ def _dip_without(walk: _Walk, seen: ObservedInstance) -> float:
     for lane, left in after.items():
         need = walk.demand[lane]
         if need > 0.0:
+            # Cut at the demand: what a lane carries beyond it is no loss.
             worst = max(worst, (min(need, before[lane]) - min(need, left)) / need)
     return worst
 
@@ -404,37 +425,40 @@ def foresee(asked: PathQuestion) -> ForeseenPath:
     """Walk the way in thought: what is started is ready in the next round, what is drained is gone."""
     observed = list(asked.observed)
     dips: list[CapacityDip] = []
-    for rounds in range(_ROUNDS):
+    for rounds in range(MAX_FORESEEN_ROUNDS):
         step = next_steps(replace(asked, observed=observed))
         dips += step.dips
-        waiting = any(seen.standing.state in ("starting", "draining") for seen in observed)
+        # What starts or drains changes the world in the next round: an empty step alone is not the end.
+        waiting = any(seen.status.state in ("starting", "draining") for seen in observed)
         if step.empty and not waiting:
             wanted = {instance.id for instance in asked.wanted}
-            there = {seen.id for seen in observed if seen.standing.state == "ready"}
+            there = {seen.id for seen in observed if seen.status.state == "ready"}
             return ForeseenPath(tuple(dips), rounds, wanted == there)
         observed = _apply(asked, observed, step)
-    return ForeseenPath(tuple(dips), _ROUNDS, False)
+    return ForeseenPath(tuple(dips), MAX_FORESEEN_ROUNDS, False)
 
 
 def _apply(
     asked: PathQuestion, observed: Iterable[ObservedInstance], step: PathStep
 ) -> list[ObservedInstance]:
     """Return the world after a step and the time that all of it takes."""
+    # By identity: two of them may have the same name.
     stopped = {id(seen) for seen, _ in step.stops}
     drained = {id(seen) for seen, _ in step.drains}
     after: list[ObservedInstance] = []
     for seen in observed:
-        state = seen.standing.state
+        state = seen.status.state
         if id(seen) in stopped or state in ("draining", "failed", "gone"):
             continue
         if id(seen) in drained:
             state = "draining"
         elif state == "starting":
             state = "ready"
-        standing = replace(seen.standing, state=state, since_s=asked.time_s)
-        after.append(replace(seen, standing=standing))
+        status = replace(seen.status, state=state, since_s=asked.time_s)
+        after.append(replace(seen, status=status))
     for instance, _ in step.starts:
         labels = Labels(
+            # In thought only the name, service and role count.
             fleet="",
             instance=instance.id,
             plan="",
@@ -442,6 +466,6 @@ def _apply(
             service=instance.service,
             role=instance.role,
         )
-        standing = Standing(instance.id, labels, "starting", asked.time_s)
-        after.append(ObservedInstance(standing, instance))
+        status = InstanceStatus(instance.id, labels, "starting", asked.time_s)
+        after.append(ObservedInstance(status, instance))
     return after

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from atoll.control.decision.backoff import HeldBack
-from atoll.control.decision.view import ControlPolicy, View
+from atoll.control.decision.control_view import ControlPolicy, View
 from atoll.plan.cluster import ANY, Cluster
 from atoll.plan.plan import SINK, SOURCE, Instance, count_machines
 from atoll.plan.problem import Offer, Problem
@@ -23,7 +23,7 @@ def restate_demand(view: View, rates: Mapping[str, float], policy: ControlPolicy
     for service in view.problem.services:
         update: dict[str, object] = {}
         if service.name in rates:
-            least = policy.least_share * service.rate_per_s
+            least = policy.min_share * service.rate_per_s
             update["rate_per_s"] = max(least, rates[service.name])
         seen = lengths.get(service.name)
         if seen is not None:

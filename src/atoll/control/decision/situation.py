@@ -1,4 +1,4 @@
-"""What one decision works with: the view, put beside what is remembered and what the policy says of it."""
+"""Inputs of one decision: the view beside what is remembered and what the policy says of it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.control.decision.backoff import HeldBack, hold_back, is_late
-from atoll.control.decision.names import rename, stamp_name
+from atoll.control.decision.control_view import ControlPolicy, Memory, ObservedInstance, View
+from atoll.control.decision.instance_names import rename, stamp_name
+from atoll.control.decision.machine_pool import MachinePool
 from atoll.control.decision.path import PathQuestion
-from atoll.control.decision.pool import MachinePool
 from atoll.control.decision.restate import restate_demand
-from atoll.control.decision.view import ControlPolicy, Memory, ObservedInstance, View
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What one decision works with.
+    """Inputs of one decision.
 
     `problem` is the fleet's with the demand to plan for and the offers of now; `observed` are the instances
     with what the plan in force says of them; `leaving` are those whose machines go soon, `ending` those of
@@ -46,7 +46,7 @@ class Situation:
         return {
             seen.id: seen.instance
             for seen in self.observed
-            if seen.standing.state in ("starting", "ready")
+            if seen.status.state in ("starting", "ready")
             and seen.id not in self.leaving
             and seen.instance.service in services
             and not is_late(seen, self.view, self.policy)
@@ -54,7 +54,7 @@ class Situation:
 
     def holding(self) -> dict[str, Instance]:
         """Return what holds machines, by name."""
-        return {seen.id: seen.instance for seen in self.observed if seen.standing.state != "gone"}
+        return {seen.id: seen.instance for seen in self.observed if seen.status.state != "gone"}
 
     def awaited(self) -> dict[str, Instance]:
         """Return what is wanted and was never started, as far as is known, by the name it will have."""
@@ -81,17 +81,17 @@ class Situation:
     def living(self) -> tuple[Instance, ...]:
         """Return the wanted instances that stand, or can be started now."""
         running = self.running()
-        standing = [one for one in self.wanted if one.id in running]
+        present = [one for one in self.wanted if one.id in running]
         missing = [one for one in self.wanted if one.id not in running]
         if not missing:
-            return tuple(standing)
-        holding = (seen.instance for seen in self.observed if seen.standing.state != "gone")
+            return tuple(present)
+        holding = (seen.instance for seen in self.observed if seen.status.state != "gone")
         pool = MachinePool(self.problem.offers, holding)
         for one in missing:
             if not self.held.blocks(one) and pool.has_room(one):
                 pool.take(one)
-                standing.append(one)
-        return tuple(standing)
+                present.append(one)
+        return tuple(present)
 
 
 def look_around(
@@ -113,7 +113,7 @@ def look_around(
         policy=policy,
         problem=restate_demand(view, boosted, policy),
         observed=tuple(
-            ObservedInstance(seen.standing, planned.get(seen.id, seen.instance))
+            ObservedInstance(seen.status, planned.get(seen.id, seen.instance))
             for seen in view.instances
         ),
         in_force=in_force,
@@ -136,23 +136,24 @@ def _find_leaving(view: View, policy: ControlPolicy) -> tuple[frozenset[str], fr
     earliest and drained in the last quarter of it. While what may replace it is starting it serves a little
     longer: a third of that time is enough to move streams.
     """
-    starting = {s.instance.role for s in view.instances if s.standing.state == "starting"}
+    starting = {s.instance.role for s in view.instances if s.status.state == "starting"}
     noticed: dict[str, float] = {}
     for notice in view.notices:
         noticed[notice.name] = min(notice.ends_s, noticed.get(notice.name, notice.ends_s))
     leaving, ending = set(), set()
     for seen in view.instances:
-        standing = seen.standing
-        if standing.state not in ("starting", "ready"):
+        status = seen.status
+        if status.state not in ("starting", "ready"):
             continue
-        known = [] if standing.ends_s is None else [standing.ends_s]
+        known = [] if status.ends_s is None else [status.ends_s]
         if noticed:
             hosts = (node.host for node in seen.instance.nodes if node.host is not None)
-            names = {standing.handle, seen.id, *standing.hosts, *hosts}
+            # A notice may name the instance, its handle or a host.
+            names = {status.handle, seen.id, *status.hosts, *hosts}
             known += [noticed[name] for name in names if name in noticed]
         if not known:
             continue
-        life_s, left_s = min(known) - standing.since_s, min(known) - view.time_s
+        life_s, left_s = min(known) - status.since_s, min(known) - view.time_s
         if left_s <= min(policy.lead_s, 0.5 * life_s):
             leaving.add(seen.id)
         move_s = min(policy.move_s, 0.25 * life_s)
@@ -179,7 +180,7 @@ def _renew(
         if seen is None:
             over = one.id in listed_before
         else:
-            serves = seen.standing.state in ("starting", "ready")
+            serves = seen.status.state in ("starting", "ready")
             over = not serves or one.id in leaving or is_late(seen, view, policy)
         if over:
             names[one.id] = stamp_name(one.id, view.time_s, taken)

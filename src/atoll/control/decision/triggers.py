@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from atoll.control.decision.backoff import Lost
-from atoll.control.decision.capacity import CarriedLoad, demand_by_lane, find_mixed, find_short
-from atoll.control.decision.names import hash_place
+from atoll.control.decision.control_view import ControlPolicy, Memory
+from atoll.control.decision.instance_names import hash_place
+from atoll.control.decision.lane_capacity import CarriedLoad, demand_by_lane, find_mixed, find_short
 from atoll.control.decision.situation import Situation
-from atoll.control.decision.view import ControlPolicy, Memory
 from atoll.plan.plan import count_machines
 from atoll.plan.problem import Offer
 
@@ -97,6 +97,7 @@ def _market_triggers(situation: Situation) -> dict[str, str]:
         was, now = (0 if offer is None else offer.available for offer in (old, new))
         if key not in used and now <= was and _is_no_cheaper(old, new):
             continue
+        # From none to some, and to none, counts however few they are.
         if abs(now - was) > policy.count_moves * max(was, now) or (was == 0) != (now == 0):
             found[f"count {name}"] = f"{name}: {now} can be had, not {was}"
         if old is None or new is None:

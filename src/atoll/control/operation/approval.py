@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from atoll.control.operation.change import ChangeLine, FleetChange, describe_dip
+from atoll.control.operation.fleet_change import ChangeLine, FleetChange, describe_dip
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
@@ -72,7 +72,7 @@ class NextChange(Frozen):
 
 
 class ChangeAnswer(Frozen):
-    """What somebody answered to the change of this id."""
+    """Somebody's answer to the change of this id."""
 
     id: str
     approve: bool
@@ -250,7 +250,7 @@ class ApprovalGate:
 
 
 def _list_steps(change: FleetChange) -> set[tuple[str, str]]:
-    """What somebody must agree to; what has failed is cleaned up without asking."""
+    """Return the steps that somebody must agree to; failed instances are cleaned up without asking."""
     starts = {("start", row.instance) for row in change.starts}
     return starts | {("go", row.instance) for row in change.goes}
 

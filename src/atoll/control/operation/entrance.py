@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from atoll.control.operation.home import Daemon, Entrance, FleetHome
+from atoll.control.operation.fleet_home import Daemon, Entrance, FleetHome
 from atoll.core.errors import AtollError, InputError, UsageError
 from atoll.core.files import read_text_limited
-from atoll.deploy.local_keeper import KeptProcess, process_start
-from atoll.runtime.local.build import free_ports
-from atoll.runtime.supervise.process import last_lines
+from atoll.deploy.local.daemon import ProcessId, process_start
+from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.supervise.supervised_process import last_lines
 
 _LISTENS_S = 60.0
 """How long hub and gateway may take to listen; a busy machine is slow to start Python."""
@@ -33,7 +33,7 @@ _END_S = 40.0
 _POLL_S = 0.05
 _NOT_HANDED_ON = ("ATOLL_FABRIC", "ATOLL_ENGINE_KEY", "HF_TOKEN")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
-_MOST_LINE_BYTES = 2**16
+_MAX_LINE_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def open_entrance(
 
     Where the gateway cannot be brought up, a hub that was started for it is ended again.
     """
-    from atoll.runtime.http.listening import check_listen
+    from atoll.runtime.http.listen_address import check_listen
 
     folder = home.folder / "fabric"
     _make_fabric(folder, name, settings.address)
@@ -135,8 +135,8 @@ def close_entrance(entrance: Entrance) -> None:
 
 def end_daemon(daemon: Daemon) -> None:
     """End a process: asked first, killed if it does not listen."""
-    for number, most_s in ((signal.SIGTERM, _END_S), (signal.SIGKILL, 5.0)):
-        until_s = time.monotonic() + most_s
+    for number, max_s in ((signal.SIGTERM, _END_S), (signal.SIGKILL, 5.0)):
+        until_s = time.monotonic() + max_s
         with contextlib.suppress(ProcessLookupError):
             if daemon.is_alive:
                 os.kill(daemon.process.pid, number)
@@ -223,7 +223,7 @@ def _start_gateway(
 
 
 def _read_said(path: Path) -> str:
-    return read_text_limited(path, _MOST_LINE_BYTES) if path.exists() else ""
+    return read_text_limited(path, _MAX_LINE_BYTES) if path.exists() else ""
 
 
 def _spawn(words: Sequence[str], log: Path, out: Path | None = None) -> Daemon:
@@ -240,7 +240,7 @@ def _spawn(words: Sequence[str], log: Path, out: Path | None = None) -> Daemon:
         pid = os.posix_spawn(sys.executable, argv, environment, file_actions=actions, setsid=True)
     except OSError as error:
         raise InputError(f"cannot start {words[0]}: {error.strerror}", path=log) from error
-    return Daemon(process=KeptProcess(pid=pid, start=process_start(pid) or ""), log=str(log))
+    return Daemon(process=ProcessId(pid=pid, start=process_start(pid) or ""), log=str(log))
 
 
 def _check_daemon(daemon: Daemon, what: str, until_s: float) -> None:

@@ -17,8 +17,8 @@ from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.control.decision.view import EndNotice, PromiseSeen, TrafficSeen, TrafficWindow
-from atoll.control.operation.loop import TrafficReport
+from atoll.control.decision.control_view import EndNotice, PromiseSeen, TrafficSeen, TrafficWindow
+from atoll.control.operation.control_loop import TrafficReport
 from atoll.control.operation.rhythm import RateHistory
 from atoll.core.errors import AtollError
 from atoll.core.files import read_text_limited
@@ -26,21 +26,22 @@ from atoll.plan.choice import ModelMix
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Problem, Service
 from atoll.runtime.pool.routes import ChoiceRoutes, ModelPromise, ModelRoutes, RoutesTold
-from atoll.telemetry.traffic import ModelTraffic, TrafficPage, WindowSums
+from atoll.telemetry.traffic_page import ModelTraffic, TrafficPage, WindowSums
 
-TRAFFIC, ROUTES = "/atoll/v1/traffic", "/atoll/v1/routes"
+TRAFFIC = "/atoll/v1/traffic"
+ROUTES = "/atoll/v1/routes"
 _TIMEOUT_S = 5.0
-_MOST_ANSWER_BYTES = 16 * 2**20
-_MOST_TOKEN_BYTES = 4096
-_HELD_S = 3600.0
+_MAX_ANSWER_BYTES = 16 * 2**20
+_MAX_TOKEN_BYTES = 4096
+HOLD_REPORT_S = 3600.0
 """For how long what gateways said last holds where none answers."""
-_WATCHED_S = 900.0
+MIN_WATCHED_S = 900.0
 """A gateway that counts for less has not seen enough to say that little is asked."""
-_ENOUGH_LENGTHS = 30
+MIN_MEASURED_LENGTHS = 30
 """Fewer requests say little about lengths: those of the fleet file hold."""
-_FORMER = 256
+MAX_FORMER_INSTANCES = 256
 """Instances without a share any more that are told so."""
-_DIGITS = 6
+SHARE_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,12 @@ class GatewayAddress:
 
     @property
     def name(self) -> str:
-        """What it is called in words for people."""
+        """Name for people."""
         return self.url if self.socket is None else str(self.socket)
 
 
 class GatewayReply(NamedTuple):
-    """What a gateway answered."""
+    """Answer of a gateway."""
 
     status: int
     body: bytes
@@ -72,18 +73,18 @@ async def ask_gateway(
     address: GatewayAddress, method: str, path: str, body: object
 ) -> GatewayReply:
     """Ask a gateway over HTTP."""
-    from atoll.runtime.http.client import request
+    from atoll.runtime.http.http_client import request
 
     token = None
     if address.token_file is not None:
-        token = read_text_limited(address.token_file, _MOST_TOKEN_BYTES).strip()
+        token = read_text_limited(address.token_file, _MAX_TOKEN_BYTES).strip()
     answer = await request(
         f"{address.url.rstrip('/')}{path}",
         method=method,
         body=body,
         timeout_s=_TIMEOUT_S,
         api_key=token,
-        most_bytes=_MOST_ANSWER_BYTES,
+        max_bytes=_MAX_ANSWER_BYTES,
         unix_socket=address.socket,
     )
     return GatewayReply(answer.status, answer.body)
@@ -127,13 +128,14 @@ class PooledWindow:
     def lengths(self) -> Lengths | None:
         """Return the moments of lengths, as `workload.stats` has them; None for too few requests."""
         count = self.measured
-        if count < _ENOUGH_LENGTHS:
+        if count < MIN_MEASURED_LENGTHS:
             return None
         read, written = max(1.0, self.input_sum / count), max(1.0, self.output_sum / count)
         try:
             return Lengths(
                 input_mean=read,
                 output_mean=written,
+                # A mean square is never below the square of the mean; rounding must not make it so.
                 input_mean_square=max(read * read, self.input_square_sum / count),
                 output_mean_square=max(written * written, self.output_square_sum / count),
             )
@@ -210,7 +212,7 @@ def names_of(services: Sequence[Service]) -> dict[str, tuple[str, ...]]:
 
 
 class GatewayGroup:
-    """The gateways that serve a fleet, for `control.loop`; nothing raises out of it.
+    """The gateways that serve a fleet, for `control_loop`; nothing raises out of it.
 
     `names` are those that requests ask for, by service. `say` is told in one line what is wrong, once.
     `problem` may be replaced when the fleet file changes. Not for use inside of an event loop.
@@ -256,7 +258,7 @@ class GatewayGroup:
             if page is not None:
                 pages[address] = page
         if not pages:
-            if self._last is None or now_s - self._last[0] > _HELD_S:
+            if self._last is None or now_s - self._last[0] > HOLD_REPORT_S:
                 return TrafficReport()
             held = self._last[1]
             # Ends stay true, and so does what is asked, as far as anybody knows; shares kept do not.
@@ -294,6 +296,7 @@ class GatewayGroup:
             ]
             pooled = pool_traffic(said)
             judged = pooled.five_minutes.judged
+            # Told even where the rate is not believed yet: what was judged was judged.
             if judged:
                 kept = pooled.five_minutes.kept / judged
                 promises.append(PromiseSeen(service.name, kept, service.attainment, judged))
@@ -324,7 +327,7 @@ class GatewayGroup:
         Gateways that have just started, before a service that nobody has seen yet, have seen nothing: that is
         no reason to leave out what the fleet file asks for.
         """
-        if pooled.hour.watched_s >= _WATCHED_S or self._rhythm.knows(service.name, now_s):
+        if pooled.hour.watched_s >= MIN_WATCHED_S or self._rhythm.knows(service.name, now_s):
             return True
         return pooled.five_minutes.rate_per_s >= service.rate_per_s
 
@@ -344,7 +347,8 @@ class GatewayGroup:
         self._former |= dict.fromkeys(sorted(before - now))
         for name in now:
             self._former.pop(name, None)
-        for name in list(self._former)[: max(0, len(self._former) - _FORMER)]:
+        # The oldest are forgotten first: a dict keeps the order in which they came.
+        for name in list(self._former)[: max(0, len(self._former) - MAX_FORMER_INSTANCES)]:
             del self._former[name]
         self._routes = tuple(routes)
         self._tell(self._gateways)
@@ -352,6 +356,7 @@ class GatewayGroup:
     def _remind(self, pages: Mapping[GatewayAddress, TrafficPage]) -> None:
         """Tell those again that have been told something else, or nothing."""
         if self._routes is not None:
+            # A hash tells what a gateway holds without sending it.
             told = self.told().content_hash()
             self._tell([address for address, page in pages.items() if page.routes != told])
 
@@ -382,8 +387,10 @@ class GatewayGroup:
         models: dict[str, ModelRoutes] = {}
         for service in self.problem.services:
             given = shares.get(service.name, {})
+            # Zeros stand only beside somebody's share: a service that nobody serves has no weights at all.
             weights = dict.fromkeys(self._former, 0.0) if given else {}
-            weights |= {name: round(share, _DIGITS) for name, share in given.items()}
+            # Rounded, so that the last digits of a share are nothing new to tell.
+            weights |= {name: round(share, SHARE_DIGITS) for name, share in given.items()}
             promise = ModelPromise(
                 ttft_s=service.ttft_s, tpot_s=service.tpot_s, target=service.attainment
             )

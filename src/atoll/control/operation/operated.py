@@ -8,23 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from atoll.control.decision.view import ControlPolicy
-from atoll.control.operation.cluster import ClusterLease, find_cluster
-from atoll.control.operation.home import FleetHome, FleetRecord
-from atoll.control.operation.lease import Lease
-from atoll.control.operation.loop import (
+from atoll.control.decision.control_view import ControlPolicy
+from atoll.control.operation.control_loop import (
     FleetController,
     FleetPlace,
     Gateways,
     LeaseTaker,
     NoGateways,
 )
-from atoll.control.operation.mixing import MixKeeper
+from atoll.control.operation.controller_lease import ClusterLease, Lease, find_cluster
+from atoll.control.operation.fleet_home import FleetHome, FleetRecord
+from atoll.control.operation.operated_plans import MixSettler, put_phases_together
 from atoll.control.operation.orders import OrderMaker, command_settings
-from atoll.control.operation.planner import put_phases_together
 from atoll.control.operation.targets import PoolTarget, TargetMap, open_targets
 from atoll.core.errors import AtollError, InputError
-from atoll.deploy.door import Deployer, DeployError, Standing
+from atoll.deploy.target import Deployer, DeployError, InstanceStatus
 from atoll.plan.files.read import read_problem
 from atoll.plan.problem import Problem
 from atoll.plan.unserved import refuse_unserved
@@ -76,7 +74,7 @@ class FleetSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._keeper: MixKeeper | None = None
+        self._settler: MixSettler | None = None
         self.problem = self._read()
         """Settled, once it is known which models answer its choices."""
         self._seen = self._look()
@@ -84,12 +82,12 @@ class FleetSource:
     @property
     def mixes(self) -> tuple[ModelMix, ...]:
         """Which models answer its choices."""
-        return () if self._keeper is None else self._keeper.mixes
+        return () if self._settler is None else self._settler.mixes
 
-    def settle(self, keeper: MixKeeper) -> None:
-        """Have a keeper say which models answer its choices, now and whenever the file has changed."""
-        self._keeper = keeper
-        self.problem = keeper.settle(self.problem)
+    def settle(self, settler: MixSettler) -> None:
+        """Have `settler` say which models answer its choices, now and whenever the file has changed."""
+        self._settler = settler
+        self.problem = settler.settle(self.problem)
 
     def read_again(self) -> bool:
         """Read the file if it has changed, and return whether it says something else now.
@@ -114,7 +112,7 @@ class FleetSource:
         problem = read_problem(self.path)
         refuse_unserved(problem)
         together = put_phases_together(problem)
-        return together if self._keeper is None else self._keeper.settle(together)
+        return together if self._settler is None else self._settler.settle(together)
 
     def _look(self) -> tuple[int, int, int]:
         try:
@@ -297,11 +295,11 @@ def gateway_address(record: FleetRecord) -> GatewayAddress | None:
 
 @dataclass(frozen=True, slots=True)
 class TargetLook:
-    """What a target says of a fleet; `error` in one line where it does not answer."""
+    """State of a fleet on a target; `error` in one line where the target does not answer."""
 
     target: str
     deployer: Deployer | None
-    standings: tuple[Standing, ...] = ()
+    statuses: tuple[InstanceStatus, ...] = ()
     error: str | None = None
 
 

@@ -1,22 +1,22 @@
-"""What the nodes of a new instance run, for the target it stands on."""
+"""Start orders: what the nodes of a new instance run, for the target it stands on."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Literal
 
 from atoll.control.decision.decide import StartInstance
-from atoll.control.operation.targets import TargetMap, TargetName, TargetSettings
+from atoll.control.operation.targets import TargetMap
 from atoll.core.errors import AtollError
-from atoll.deploy.commands.engines import (
+from atoll.deploy.commands.node_commands import (
     CommandSettings,
     ServiceWeights,
     node_commands,
     share_of,
 )
-from atoll.deploy.door import DeployError, Labels, StartOrder
-from atoll.perf.engines import EngineLaunch
+from atoll.deploy.target import DeployError, Labels, StartOrder
+from atoll.deploy.target_table import TargetSettings
+from atoll.engines.limits import EngineLaunch
 from atoll.plan.plan import Instance, Plan
 
 _KV_BYTES = 128 * 2**20
@@ -31,20 +31,16 @@ def command_settings(
     device: Literal["cpu", "cuda"] | None = None,
     drain_s: float = 600.0,
     ready_s: float = 1800.0,
-) -> dict[TargetName, CommandSettings]:
+) -> dict[str, CommandSettings]:
     """Return what commands depend on, by target. `token` is the file that instances join the fabric with."""
-    here = {"atoll": (sys.executable, "-m", "atoll"), "python": sys.executable}
-    found: dict[TargetName, CommandSettings] = {}
+    found: dict[str, CommandSettings] = {}
     for name in settings.names:
-        programs: dict[str, object] = {}
-        pretends = name == "local" and settings.local.pretend
-        if name == "local":
-            programs = dict(here)
-        elif name == "slurm" and settings.slurm is not None:
-            programs = {"atoll": settings.slurm.atoll, "python": settings.slurm.python}
-        if device == "cpu" or (device is None and pretends):
+        target = settings.section(name)
+        programs = target.programs()
+        if device == "cpu" or (device is None and target.pretends):
             programs |= {"device": "cpu", "dtype": "float32", "kv_bytes": _KV_BYTES}
-        programs["alone"] = not pretends
+        # Where processes of one machine pretend to be several, none of them has the machine for itself.
+        programs["alone"] = not target.pretends
         found[name] = CommandSettings(
             fabric=token,
             hub_token=hub_token,
@@ -62,7 +58,7 @@ class OrderMaker:
         self,
         targets: TargetMap,
         weights: Mapping[str, ServiceWeights],
-        settings: Mapping[TargetName, CommandSettings],
+        settings: Mapping[str, CommandSettings],
     ) -> None:
         self._targets, self._weights, self._settings = targets, weights, settings
 
@@ -78,7 +74,7 @@ class OrderMaker:
             raise DeployError(
                 f"no weights are known for {instance.service}",
                 kind="settings",
-                hint=f"name them with --model {instance.service}=SOURCE",
+                hint=f"name them with `models` {instance.service}=SOURCE",
             )
         try:
             commands = node_commands(

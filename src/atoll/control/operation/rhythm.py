@@ -1,4 +1,4 @@
-"""What services usually get, by day and week: rates seen so far, in a small file beside the fleet's history.
+"""Usual demand of services by day and week: rates seen so far, in a small file beside the history.
 
 A rate is kept for every ten minutes of the last three weeks, so the file has a bound: about 25 kB a service.
 A controller that starts again, here or wherever the file is, knows the rhythm at once.
@@ -12,23 +12,23 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
+from atoll.control.decision.control_view import DAY_S
 from atoll.control.decision.forecast import build_profile
-from atoll.control.decision.view import DAY_S
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 
 STEP_S = 600.0
-_STEPS = 21 * 144
-_MOST_BYTES = 8 * 2**20
-_DIGITS = 5
+MAX_STEPS = 21 * 144
+_MAX_BYTES = 8 * 2**20
+RATE_DIGITS = 5
 
 
 class ServiceRates(Frozen):
     """Requests/s of a service in steps in a row, the first of them step `first`; None where nobody looked."""
 
     first: int
-    rates: tuple[float | None, ...] = Field(max_length=_STEPS)
+    rates: tuple[float | None, ...] = Field(max_length=MAX_STEPS)
 
 
 class RhythmFile(Frozen):
@@ -57,7 +57,7 @@ class RateHistory:
 
     def _load(self, path: Path) -> None:
         try:
-            file = RhythmFile.from_json(read_text_limited(path, _MOST_BYTES), path=path)
+            file = RhythmFile.from_json(read_text_limited(path, _MAX_BYTES), path=path)
         except InputError as error:
             self.problem = f"the rhythm of the past is lost: {error}"
             return
@@ -91,7 +91,7 @@ class RateHistory:
         rates: dict[str, dict[int, float]] = {}
         for name in self._rates.keys() | self._seen.keys():
             kept = self._rates.get(name, {})
-            recent = {at: rate for at, rate in kept.items() if step - _STEPS < at <= step}
+            recent = {at: rate for at, rate in kept.items() if step - MAX_STEPS < at <= step}
             seen = self._seen.get(name)
             if seen:
                 recent[step] = sum(seen) / len(seen)
@@ -153,4 +153,4 @@ def _usual(rates: Iterable[tuple[int, float]], day: int) -> dict[int, float]:
 
 
 def _round(rate: float) -> float:
-    return float(f"{rate:.{_DIGITS}g}")
+    return float(f"{rate:.{RATE_DIGITS}g}")

@@ -24,20 +24,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from atoll.control.decision.control_view import ControlPolicy, Memory, View
 from atoll.control.decision.decide import MakePlan, decide
-from atoll.control.decision.view import ControlPolicy, Memory, View
-from atoll.control.operation.loop import TrafficReport
-from atoll.control.virtual.calibrate import carried_requests
-from atoll.control.virtual.demand import DAY_MINUTES, MINUTE_S
-from atoll.control.virtual.planner import TemplatePlanner
-from atoll.control.virtual.run import OperationResult, OperationSeries, VirtualSetting
+from atoll.control.operation.control_loop import TrafficReport
+from atoll.control.virtual.fluid_calibration import carried_requests
+from atoll.control.virtual.template_planner import TemplatePlanner
+from atoll.control.virtual.virtual_demand import DAY_MINUTES, MINUTE_S
+from atoll.control.virtual.virtual_run import OperationResult, OperationSeries, VirtualSetting
 from atoll.control.virtual.world import HOUR_S, VirtualWorld
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
 from atoll.plan.plan import Instance, Market, Plan, count_machines
 from atoll.plan.problem import COMPONENT, Offer, Problem, Service
-from atoll.prove.loads import units_per_request
-from atoll.prove.templates import SizedTemplate
+from atoll.prove.load_curves import units_per_request
+from atoll.prove.sized_templates import SizedTemplate
 from atoll.solve.derating import NodeSet
 
 _MARKETS: tuple[Market, ...] = ("owned", "on-demand", "spot")
@@ -134,7 +134,7 @@ class StaticOperator:
         _clean_up(world)
         for at, one in enumerate(self.wanted):
             name = self._at[at]
-            if name is None or name not in living or living[name].standing.ends_s is not None:
+            if name is None or name not in living or living[name].status.ends_s is not None:
                 self._at[at] = self._starter.start(world, one)
 
 
@@ -176,7 +176,7 @@ class ReactiveOperator:
             here = [
                 one
                 for one in self._mine[name]
-                if one in living and living[one].standing.ends_s is None
+                if one in living and living[one].status.ends_s is None
             ]
             wanted = self._wish(name, rate, len(here), template, world.time_s)
             while len(here) < wanted:
@@ -185,7 +185,7 @@ class ReactiveOperator:
                     break
                 here.append(started)
             # As Kubernetes does: what does not serve yet goes first, then what came last.
-            here.sort(key=lambda one: one in living and living[one].standing.state == "ready")
+            here.sort(key=lambda one: one in living and living[one].status.state == "ready")
             while len(here) > wanted:
                 gone = here.pop(0) if here[0] not in living else here.pop()
                 world.drain(gone)
@@ -226,7 +226,7 @@ class RollingOperator:
         starting = {
             living[name].instance.service
             for name in self._wanted
-            if name in living and living[name].standing.state == "starting"
+            if name in living and living[name].status.state == "starting"
         }
         for name, one in living.items():
             if name not in self._wanted and one.instance.service not in starting:
@@ -237,7 +237,7 @@ class RollingOperator:
         running = [
             one.instance.model_copy(update={"id": name})
             for name, one in world.living().items()
-            if one.standing.ends_s is None
+            if one.status.ends_s is None
         ]
         held = count_machines(running)
         offers = tuple(
@@ -267,7 +267,7 @@ class RollingOperator:
 def _clean_up(world: VirtualWorld) -> None:
     """Stop what failed to start: it may hold machines."""
     for seen in world.observe():
-        if seen.standing.state == "failed":
+        if seen.status.state == "failed":
             world.stop(seen.id)
 
 

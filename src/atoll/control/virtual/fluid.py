@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 PATIENCE_S = 60.0
 """Who would wait longer than this is turned away."""
-_MOST_LOAD = 1e6
+_MAX_LOAD = 1e6
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class KeptCurve:
 
 @dataclass(frozen=True, slots=True)
 class ServedRequests:
-    """What became of the requests of a while."""
+    """Outcome of the requests of an interval."""
 
     kept: float
     late: float
@@ -70,7 +70,7 @@ class FluidQueue:
             late = min(arrived, room)
             self.waiting += late
             return ServedRequests(0.0, late, arrived - late)
-        load = self._follow(min(_MOST_LOAD, rate / capacity_per_s), seconds)
+        load = self._follow(min(_MAX_LOAD, rate / capacity_per_s), seconds)
         if self.waiting <= 0.0 and rate <= finished:
             kept = arrived * self.curve.at(load)
             return ServedRequests(kept, arrived - kept, 0.0)

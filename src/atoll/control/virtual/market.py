@@ -1,4 +1,4 @@
-"""What machines cost and how many can be had, over time: from a file, or drawn.
+"""Prices and numbers of machines over time: from a file, or drawn.
 
 A file is a CSV of `time,region,node_type,market,price,available`: seconds from the start, an offer of the
 fleet, dollars per hour and machines, each row from its time on. Before an offer's first row, and for offers
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 COLUMNS = ("time", "region", "node_type", "market", "price", "available")
-_MOST_ROWS = 2_000_000
+_MAX_ROWS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ def read_market(path: Path, offers: Sequence[Offer]) -> MarketSeries:
             continue
         if cells:
             rows.append(_read_row(cells, place, path, number))
-        if len(rows) > _MOST_ROWS:
-            raise InputError(f"more than {_MOST_ROWS:,} prices", path=path, line=number)
+        if len(rows) > _MAX_ROWS:
+            raise InputError(f"more than {_MAX_ROWS:,} prices", path=path, line=number)
     if not rows:
         raise InputError("there are no prices in it", path=path)
     times = sorted({0.0, *(time_s for time_s, _, _, _ in rows)})

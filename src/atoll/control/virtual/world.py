@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from atoll.control.decision.control_view import ObservedInstance
 from atoll.control.decision.decide import (
     ControlAction,
     DrainInstance,
@@ -20,11 +21,10 @@ from atoll.control.decision.decide import (
     StartInstance,
     StopInstance,
 )
-from atoll.control.decision.pool import MachinePool
-from atoll.control.decision.view import ObservedInstance
+from atoll.control.decision.machine_pool import MachinePool
 from atoll.control.virtual.market import MarketSeries
 from atoll.core.rng import stream
-from atoll.deploy.door import FailureKind, Labels, Standing, StandingState
+from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus, Labels
 from atoll.plan.plan import Instance, OfferKey, count_machines
 from atoll.plan.problem import Offer
 
@@ -56,7 +56,7 @@ class WorldSettings:
 
 @dataclass
 class WorldCounts:
-    """What happened, for reports and tests."""
+    """Counts of events, for reports and tests."""
 
     starts: int = 0
     failed_starts: int = 0
@@ -86,7 +86,7 @@ class VirtualWorld:
         self.counts = WorldCounts()
         self.version = 0
         """Grows whenever what serves changes."""
-        self._standing: dict[str, ObservedInstance] = {}
+        self._observed: dict[str, ObservedInstance] = {}
         self._luck = stream(seed, "virtual world")
         self._events: list[_Event] = []
         self._number = 0
@@ -100,23 +100,23 @@ class VirtualWorld:
 
     @property
     def offers(self) -> tuple[Offer, ...]:
-        """What is on offer now."""
+        """Machines on offer now."""
         return self.market.at(self.elapsed_s)
 
     def observe(self) -> tuple[ObservedInstance, ...]:
         """Return every instance, those that ended a moment ago too."""
-        return tuple(self._standing.values())
+        return tuple(self._observed.values())
 
     def ready(self) -> list[Instance]:
         """Return what serves."""
-        return [s.instance for s in self._standing.values() if s.standing.state == "ready"]
+        return [s.instance for s in self._observed.values() if s.status.state == "ready"]
 
     def living(self) -> dict[str, ObservedInstance]:
         """Return what starts or serves."""
         return {
             name: seen
-            for name, seen in self._standing.items()
-            if seen.standing.state in ("starting", "ready")
+            for name, seen in self._observed.items()
+            if seen.status.state in ("starting", "ready")
         }
 
     def has_room(self, instance: Instance) -> bool:
@@ -145,7 +145,7 @@ class VirtualWorld:
         """Order an instance; one that stands already is left as it is."""
         given = labels or _label(instance)
         name = given.instance
-        if name in self._standing:
+        if name in self._observed:
             return
         law = self.settings
         self.counts.starts += 1
@@ -167,21 +167,21 @@ class VirtualWorld:
 
     def drain(self, name: str) -> None:
         """Have an instance take no new requests and end."""
-        seen = self._standing.get(name)
-        if seen is not None and seen.standing.state in ("starting", "ready"):
+        seen = self._observed.get(name)
+        if seen is not None and seen.status.state in ("starting", "ready"):
             self.counts.drains += 1
             self._turn(name, "draining")
             self._plan("gone", name, self.settings.drain_s)
 
     def stop(self, name: str) -> None:
         """End an instance now."""
-        if name in self._standing and self._standing[name].standing.state != "gone":
+        if name in self._observed and self._observed[name].status.state != "gone":
             self._turn(name, "gone")
 
     def settle(self) -> None:
         """Have all that starts be ready at once: a fleet that ran before the time that is looked at."""
-        for name, seen in list(self._standing.items()):
-            if seen.standing.state == "starting":
+        for name, seen in list(self._observed.items()):
+            if seen.status.state == "starting":
                 self._turn(name, "ready")
 
     def advance(self, until_s: float, serve: Callable[[float], None]) -> bool:
@@ -209,10 +209,10 @@ class VirtualWorld:
         return True
 
     def _happen(self, event: _Event) -> None:
-        seen = self._standing.get(event.name)
+        seen = self._observed.get(event.name)
         if seen is None:
             return
-        state = seen.standing.state
+        state = seen.status.state
         if event.kind == "ready" and state == "starting":
             self._turn(event.name, "ready")
         elif event.kind == "fail" and state == "starting":
@@ -230,63 +230,61 @@ class VirtualWorld:
         elif event.kind == "gone" and state == "draining":
             self._turn(event.name, "gone")
         elif event.kind == "forget" and state == "gone":
-            del self._standing[event.name]
+            del self._observed[event.name]
 
     def _notify(self, name: str) -> None:
         """Say that an instance's machines are taken back."""
-        seen = self._standing[name]
-        if seen.standing.ends_s is None:
+        seen = self._observed[name]
+        if seen.status.ends_s is None:
             self.counts.preempted += 1
             self._alarm = True
             ends_s = self.time_s + self.settings.notice_s
-            standing = replace(seen.standing, ends_s=ends_s)
-            self._standing[name] = replace(seen, standing=standing)
+            status = replace(seen.status, ends_s=ends_s)
+            self._observed[name] = replace(seen, status=status)
             self._plan("end", name, self.settings.notice_s)
 
     def _take_back(self) -> None:
         """Take spot machines back that a market has no more, the latest first."""
         available = {offer.key: offer.available for offer in self.offers if offer.market == "spot"}
         held: dict[OfferKey, list[str]] = {}
-        for name, seen in self._standing.items():
-            if seen.standing.state in ("starting", "ready") and seen.standing.ends_s is None:
+        for name, seen in self._observed.items():
+            if seen.status.state in ("starting", "ready") and seen.status.ends_s is None:
                 for key in count_machines((seen.instance,)):
                     held.setdefault(key, []).append(name)
         for key, names in sorted(held.items()):
             if key not in available:
                 continue
-            using = count_machines(self._standing[name].instance for name in names)[key]
+            using = count_machines(self._observed[name].instance for name in names)[key]
             for name in reversed(names):
                 if using <= available[key]:
                     break
-                using -= count_machines((self._standing[name].instance,))[key]
+                using -= count_machines((self._observed[name].instance,))[key]
                 self._notify(name)
 
     def _holding(self) -> Iterable[Instance]:
-        return (seen.instance for seen in self._standing.values() if _holds(seen.standing))
+        return (seen.instance for seen in self._observed.values() if _holds(seen.status))
 
     def _put(
         self,
         name: str,
         labels: Labels,
         instance: Instance,
-        state: StandingState,
+        state: InstanceState,
         reason: str = "",
         kind: FailureKind | None = None,
     ) -> None:
-        standing = Standing(name, labels, state, self.time_s, None, reason, kind)
-        self._standing[name] = ObservedInstance(standing, instance)
+        status = InstanceStatus(name, labels, state, self.time_s, None, reason, kind)
+        self._observed[name] = ObservedInstance(status, instance)
         self._rate = None
 
     def _turn(
-        self, name: str, state: StandingState, reason: str = "", kind: FailureKind | None = None
+        self, name: str, state: InstanceState, reason: str = "", kind: FailureKind | None = None
     ) -> None:
-        seen = self._standing[name]
-        if "ready" in (state, seen.standing.state):
+        seen = self._observed[name]
+        if "ready" in (state, seen.status.state):
             self.version += 1
-        standing = replace(
-            seen.standing, state=state, since_s=self.time_s, reason=reason, kind=kind
-        )
-        self._standing[name] = replace(seen, standing=standing)
+        status = replace(seen.status, state=state, since_s=self.time_s, reason=reason, kind=kind)
+        self._observed[name] = replace(seen, status=status)
         self._rate = None
         if state == "gone":
             self._plan("forget", name, self.settings.listed_s)
@@ -304,7 +302,7 @@ class VirtualWorld:
     def _reckon(self) -> None:
         """Find what machines cost now; a start that was refused holds none."""
         prices = {offer.key: offer.usd_per_hour for offer in self.offers}
-        holding = [seen.instance for seen in self._standing.values() if _holds(seen.standing)]
+        holding = [seen.instance for seen in self._observed.values() if _holds(seen.status)]
         used = sorted(count_machines(holding).items())
         self._rate = sum(prices[key] * number for key, number in used)
 
@@ -312,10 +310,10 @@ class VirtualWorld:
 _REFUSED = "there is none left"
 
 
-def _holds(standing: Standing) -> bool:
+def _holds(status: InstanceStatus) -> bool:
     """Whether an instance has its machines: until it is gone, unless it never got any."""
-    refused = standing.state == "failed" and standing.reason == _REFUSED
-    return standing.state != "gone" and not refused
+    refused = status.state == "failed" and status.reason == _REFUSED
+    return status.state != "gone" and not refused
 
 
 def _draw_s(chance: float, per_h: float) -> float:

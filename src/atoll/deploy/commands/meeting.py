@@ -22,14 +22,17 @@ from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 
 if TYPE_CHECKING:
+    from atoll.fabric.registry.peers import Peer
     from atoll.fabric.transport.fabric import Fabric
-    from atoll.fabric.transport.peers import Peer
 
-MEETING, MEMBER, ADDRESS = "atoll.meeting", "atoll.node", "atoll.address"
-POOL, WORD = "atoll.pool", "atoll.helps"
+MEETING = "atoll.meeting"
+MEMBER = "atoll.node"
+ADDRESS = "atoll.address"
+POOL = "atoll.pool"
+WORD = "atoll.helps"
 FOLDER_VARIABLE = "ATOLL_MEETING"
 ADDRESS_VARIABLE = "ATOLL_ADDRESS"
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _POLL_S = 0.1
 _PORTS = 2
 
@@ -48,7 +51,7 @@ class MemberAddress(Frozen):
 
 @dataclass(frozen=True, slots=True)
 class PoolWord:
-    """What a node says to a pool: its name, and one line that members of the pool understand."""
+    """Message of a node to a pool: its name, and one line that members of the pool understand."""
 
     pool: str
     text: str
@@ -120,7 +123,7 @@ class FolderMeeting:
         found = []
         for path in sorted(self._pool(pool).glob("*.json")):
             try:
-                said = json.loads(read_text_limited(path, _MOST_BYTES))
+                said = json.loads(read_text_limited(path, _MAX_BYTES))
                 address = MemberAddress.parse(said["address"])
                 found.append(PoolMember(str(said["node"]), str(said["text"]), address))
             except (AtollError, ValueError, KeyError, TypeError):
@@ -137,7 +140,7 @@ class FolderMeeting:
         found = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
-                found[path.stem] = MemberAddress.from_json(read_text_limited(path, _MOST_BYTES))
+                found[path.stem] = MemberAddress.from_json(read_text_limited(path, _MAX_BYTES))
             except AtollError:
                 if path.exists():
                     raise
@@ -243,11 +246,11 @@ class FabricMeeting:
 
 
 async def gather_members(
-    place: MeetingPlace, nodes: Sequence[str], most_s: float
+    place: MeetingPlace, nodes: Sequence[str], max_s: float
 ) -> Mapping[str, MemberAddress]:
     """Wait until all nodes are there; AtollError names those that are not."""
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + most_s
+    until_s = loop.time() + max_s
     while True:
         found = await place.members()
         missing = [node for node in nodes if node not in found]
@@ -255,15 +258,15 @@ async def gather_members(
             return {node: found[node] for node in nodes}
         if loop.time() > until_s:
             raise AtollError(
-                f"{', '.join(missing)} did not come within {most_s:g} s",
+                f"{', '.join(missing)} did not come within {max_s:g} s",
                 hint="look at the logs of these nodes",
             )
         await asyncio.sleep(_POLL_S)
 
 
 def own_address(toward: str | None = None) -> MemberAddress:
-    """Return where this node can be reached: $ATOLL_ADDRESS, else the way out to `toward` (host:port)."""
-    host = os.environ.get(ADDRESS_VARIABLE) or _way_out(toward or "192.0.2.1:9")
+    """Return where this node can be reached: $ATOLL_ADDRESS, else what leads to `toward` (host:port)."""
+    host = os.environ.get(ADDRESS_VARIABLE) or _outgoing_address(toward or "192.0.2.1:9")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sockets = [socket.socket(family) for _ in range(_PORTS)]
     try:
@@ -282,14 +285,14 @@ def own_address(toward: str | None = None) -> MemberAddress:
     return MemberAddress(host=host, ports=(first, second))
 
 
-def _way_out(toward: str) -> str:
+def _outgoing_address(toward: str) -> str:
     """The address from which this machine would send there; nothing is sent."""
     host, _, port = toward.rpartition(":")
     try:
         ways = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
         family, _, _, _, target = ways[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as way:
-            way.connect(target)
-            return str(way.getsockname()[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"

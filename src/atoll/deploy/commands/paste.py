@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from atoll.deploy.commands.engines import CommandSettings, ServiceWeights, plan_commands
-from atoll.deploy.door import NodeCommand
+from atoll.deploy.commands.node_commands import CommandSettings, ServiceWeights, plan_commands
+from atoll.deploy.target import NodeCommand
 from atoll.plan.plan import Instance, Plan
-from atoll.runtime.adapters.devices import VISIBLE, assign_devices, visible_gpus
+from atoll.runtime.endpoints.devices import VISIBLE, assign_devices, visible_gpus
 
 _PORT = "{port}"
 _FIRST_PORT = 8000

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from atoll.core.errors import InputError
-from atoll.deploy.door import Labels
+from atoll.deploy.target import Labels
 
 DOMAIN = "atoll-serving.github.io"
 FULL = f"{DOMAIN}/labels"
@@ -20,16 +20,16 @@ NODE = f"{DOMAIN}/node"
 MANAGER = "atoll"
 
 _LEGAL = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_DIGEST = 12
+DIGEST_CHARACTERS = 12
 # A pod is called NAME-INDEX-0 and carries a label of that and another 11 characters: 63 in all.
-_NAME = 42
+MAX_NAME_CHARACTERS = 42
 
 
 def label_value(text: str) -> str:
     """Return text as a label's value: itself where that is legal, else what can be kept and a digest."""
     if not text or _LEGAL.fullmatch(text):
         return text
-    kept = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[: 63 - _DIGEST - 1].strip("-_.")
+    kept = re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[: 63 - DIGEST_CHARACTERS - 1].strip("-_.")
     return f"{kept}-{_digest(text)}" if kept else _digest(text)
 
 
@@ -38,7 +38,9 @@ def workload_name(fleet: str, instance: str) -> str:
 
     The digest is of both names, so that fleets may share a namespace.
     """
-    kept = re.sub(r"[^a-z0-9]+", "-", instance.lower())[: _NAME - _DIGEST - 7].strip("-")
+    kept = re.sub(r"[^a-z0-9]+", "-", instance.lower())[
+        : MAX_NAME_CHARACTERS - DIGEST_CHARACTERS - 7
+    ].strip("-")
     digest = _digest(f"{fleet}\n{instance}")
     return f"atoll-{kept}-{digest}" if kept else f"atoll-{digest}"
 
@@ -87,4 +89,4 @@ def read_labels(annotations: Mapping[str, str]) -> Labels | None:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]

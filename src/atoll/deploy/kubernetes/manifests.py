@@ -20,19 +20,20 @@ import yaml
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.ids import parse_node_type
-from atoll.deploy.door import DeployError, NodeCommand, StartOrder
-from atoll.deploy.kubernetes import machines
+from atoll.deploy.kubernetes import kube_machines as machines
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import DOMAIN, FULL, NODE, object_labels, workload_name
-from atoll.deploy.kubernetes.settings import KubernetesSettings
+from atoll.deploy.target import DeployError, NodeCommand, StartOrder
 from atoll.plan.plan import Node
 
 READY_S = f"{DOMAIN}/ready-s"
 INSTANCE = "instance"
-"""What an instance consists of, for a controller that knows nothing but the cluster."""
+"""Name of the object that lists an instance's parts, for a controller that knows only the cluster."""
 PORT = 8000
 SECRETS = "/run/secrets/atoll"
 _WEIGHTS = "/var/cache/atoll"
 _PERIOD_S = 5
+# From the end of the time to drain to the kubelet's SIGKILL.
 _GRACE_MORE_S = 30
 _SECRET_BYTES = 1 << 16
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -200,6 +201,7 @@ def _pod(
         "env": _env(order, index, name, settings),
         "resources": {"limits": gpus, "requests": gpus} if gpus else {},
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", _DRAIN]}}},
+        # Where it leaves no message, the end of its log says why it ended.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -213,6 +215,7 @@ def _pod(
     own_user = {"runAsNonRoot": True, "runAsUser": settings.user} if settings.user else {}
     return {
         "automountServiceAccountToken": False,
+        # Else every Service of the namespace would add variables to the environment.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": settings.drain_s + _GRACE_MORE_S,
         "securityContext": {
@@ -241,6 +244,7 @@ def _probes(order: StartOrder, settings: KubernetesSettings) -> Manifest:
         else {"httpGet": {"path": "/health", "port": "http"}}
     )
     every: Manifest = {"periodSeconds": _PERIOD_S, "timeoutSeconds": _PERIOD_S}
+    # Rounded up: no less time than the order gives.
     tries = max(1, -int(-order.ready_s // _PERIOD_S))
     return {
         "startupProbe": {**look, **every, "failureThreshold": tries},
@@ -305,9 +309,11 @@ def _scheduling(
         base.append(_rule(machines.HOST, "In", node.host))
     region = order.instance.region if node is None else order.instance.region_of(node)
     places = [[_rule(machines.REGION, "In", *machines.region_labels(region, settings))]]
+    # Machines without a label of their region are in the one of the settings.
     if region == settings.region:
         places.append([_rule(machines.REGION, "DoesNotExist")])
     spot = node is not None and node.market == "spot"
+    # Clouds mark spot machines each in its own way: one of the marks makes it spot, none of them not.
     if spot:
         markets = [[_rule(key, "In", value)] for key, value in machines.SPOT]
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from atoll.deploy.door import FailureKind
+from atoll.deploy.target import FailureKind
 
 
 class SlurmVerdict(NamedTuple):

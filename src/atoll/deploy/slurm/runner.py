@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Protocol
 
-from atoll.deploy.door import DeployError
+from atoll.deploy.target import DeployError
 
-MOST_BYTES = 128 * 2**20
+MAX_BYTES = 128 * 2**20
 """Older versions of squeue --json list every job of the cluster, some 4 kB each."""
-_MOST_ERROR_BYTES = 64 * 2**10
+_MAX_ERROR_BYTES = 64 * 2**10
 _CHUNK = 2**16
 _OWN_SETTINGS = ("SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_")
 """Variables by which a user's defaults would change what is asked or how it is answered."""
@@ -22,7 +22,7 @@ _OWN_SETTINGS = ("SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "SACCT_")
 
 @dataclass(frozen=True, slots=True)
 class SlurmAnswer:
-    """What a command said; `timed_out` when it was ended at its deadline."""
+    """Output of a command; `timed_out` when it was ended at its deadline."""
 
     code: int
     out: str
@@ -87,7 +87,7 @@ def _read_both(
     assert process.stdout is not None
     assert process.stderr is not None
     buffers: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
-    limits = {process.stdout: MOST_BYTES, process.stderr: _MOST_ERROR_BYTES}
+    limits = {process.stdout: MAX_BYTES, process.stderr: _MAX_ERROR_BYTES}
     ended = True
     with selectors.DefaultSelector() as selector:
         for stream in buffers:
@@ -109,6 +109,6 @@ def _read_both(
                 elif stream is process.stdout:
                     process.kill()
                     raise DeployError(
-                        f"{name} wrote more than {MOST_BYTES // 2**20} MiB", kind="unreachable"
+                        f"{name} wrote more than {MAX_BYTES // 2**20} MiB", kind="unreachable"
                     )
     return bytes(buffers[process.stdout]), bytes(buffers[process.stderr]), ended

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.core.ids import parse_node_type
-from atoll.deploy.door import DeployError, NodeCommand, StartOrder
-from atoll.deploy.slurm.jobs import JobComment, write_comment
-from atoll.deploy.slurm.pool import GpuChoice
-from atoll.deploy.slurm.settings import SlurmSettings
+from atoll.deploy.slurm.slurm_jobs import JobComment, write_comment
+from atoll.deploy.slurm.slurm_pool import GpuChoice
+from atoll.deploy.slurm.slurm_settings import SlurmSettings
+from atoll.deploy.target import DeployError, NodeCommand, StartOrder
 from atoll.plan.plan import Market
 
 PORT = "{port}"
@@ -154,6 +154,7 @@ def write_script(
     ]
     body = [
         f"home={shlex.quote(home)}",
+        # Secrets go when the job's shell ends.
         f"trap 'rm -rf -- \"$home/{SECRETS}\"' EXIT",
         *(f"module load {shlex.quote(name)}" for name in settings.modules),
     ]
@@ -214,6 +215,7 @@ def _step(
     settings: SlurmSettings,
     home: str,
 ) -> str:
+    # The job has `--export=NONE`, which steps would inherit: they need what its modules have set.
     words = ["srun", "--export=ALL", "--nodes=1", "--ntasks=1", f"--relative={relative}"]
     words += [f"--het-group={group}"] if group is not None else []
     words += [f"--gres={choice.gres}:{machine.gpus}"] if machine.gpus else []

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 from atoll.engine.weights.reader import INDEX, SINGLE, Progress
 
 _LAYER_NAMES = {
@@ -43,6 +43,7 @@ def convert_gguf(source: Path, target: Path, progress: Progress | None = None) -
 
     Weights are dequantised to float32, so that every stage and every layout reads the same bits.
     """
+    # The folder appears with everything in it, so this file shows that it is whole.
     if (target / "config.json").is_file():
         return target
     reader = _open(source)
@@ -54,6 +55,7 @@ def convert_gguf(source: Path, target: Path, progress: Progress | None = None) -
             hint="use the model's safetensors folder",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, so that renaming works: both are on one file system.
     work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     try:
         names = _write_weights(reader, fields, work, source, progress)
@@ -158,6 +160,7 @@ def _config(fields: dict[str, Any], names: set[str]) -> dict[str, object]:
         "rms_norm_eps": float(f"{fields['llama.attention.layer_norm_rms_epsilon']:.6g}"),
         "rope_theta": float(fields.get("llama.rope.freq_base", 10000.0)),
         "vocab_size": len(fields["tokenizer.ggml.tokens"]),
+        # Without a head of its own the model uses its embeddings.
         "tie_word_embeddings": "lm_head.weight" not in names,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),

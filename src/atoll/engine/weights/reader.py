@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,6 +72,7 @@ class WeightReader:
         if kinds is None or not stem.endswith("experts"):
             return None
         experts: list[list[str]] = []
+        # Experts are numbered from 0 without gaps; the first that is missing ends them.
         while all(f"{stem}.{len(experts)}.{kind}.weight" in self._where for kind in kinds):
             experts.append([f"{stem}.{len(experts)}.{kind}.weight" for kind in kinds])
         return experts or None
@@ -120,6 +121,7 @@ def _locations(folder: Path) -> dict[str, str]:
         except (ValueError, KeyError, AttributeError) as error:
             raise WeightsError(f"not a weight index: {error}", path=index) from error
         for file in sorted(set(where.values())):
+            # An index may name files of its own folder only.
             if Path(file).name != file or not (folder / file).is_file():
                 lost = next(name for name, place in sorted(where.items()) if place == file)
                 raise WeightsError(

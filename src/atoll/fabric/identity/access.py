@@ -22,7 +22,7 @@ import msgspec
 
 from atoll.core.errors import InputError, UsageError
 from atoll.core.files import read_text_limited
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.identity import OPEN_FABRIC, Identity, Verifier, fingerprint
 
 PREFIX = "atoll-join-v1."

@@ -30,7 +30,7 @@ from cryptography.x509.oid import NameOID
 
 from atoll.core.errors import InputError, UnknownNameError, UsageError
 from atoll.core.files import atomic_write, read_text_limited
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import TOKEN_FILE, Access, parse_address
 from atoll.fabric.identity.identity import ROLES, build_certificate, fingerprint, subject_of
 
@@ -162,6 +162,7 @@ class Authority:
         if role not in ROLES or role == "hub":
             raise UnknownNameError("role", role, [r for r in ROLES if r != "hub"], field="--role")
         with self._lock():
+            # Read again under the lock: another process may have issued something meanwhile.
             self._book = self._load()
             if any(m.name == name and m.revoked_s is None for m in self.members):
                 raise UsageError(
@@ -169,6 +170,7 @@ class Authority:
                     hint="choose another name, or revoke that one first",
                     field="NAME",
                 )
+            # Slots of revoked members stay taken for ever.
             taken = {member.slot for member in self.members}
             free = (keys.member_slot(n) for n in range(self.slots))
             slot = next((slot for slot in free if slot not in taken), None)
@@ -212,6 +214,7 @@ class Authority:
                 raise UsageError(f"a fabric has 1 to {keys.MAX_HUBS} hubs", field="ADDRESS")
             number = len(self.hubs)
             slot = keys.hub_slot(number)
+            # Saved first: the new hub's own token lists all hubs, itself included.
             self._save(msgspec.structs.replace(self._book, hubs=(*self.hubs, new)))
             access = self._issue(slot, f"hub-{number}", self.name, "hub", days=_CA_DAYS)
             path = self.folder / f"hub-{slot}.token"
@@ -251,6 +254,7 @@ class Authority:
             self._book = self._load()
             gone = msgspec.structs.replace(self._alive(name), revoked_s=round(time.time(), 3))
             members = tuple(gone if m.slot == gone.slot else m for m in self.members)
+            # The book first: the list of revoked serials is made from it.
             self._save(msgspec.structs.replace(self._book, members=members))
             self._write_revoked()
             return gone
@@ -386,8 +390,10 @@ def _authority_certificate(name: str, key: ec.EllipticCurvePrivateKey) -> x509.C
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
+        # For clocks that are behind.
         .not_valid_before(now - dt.timedelta(minutes=5))
         .not_valid_after(now + dt.timedelta(days=_CA_DAYS))
+        # It signs members, and no further authorities.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

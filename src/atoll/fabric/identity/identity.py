@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.core.errors import AtollError, InputError
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 
 ROLES = ("hub", "worker", "gateway", "operator")
 OPEN_FABRIC = "open"
@@ -42,7 +42,7 @@ class RefusedError(AtollError):
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """What a certificate says, once it is believed."""
+    """Content of a verified certificate."""
 
     slot: str
     name: str

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from atoll.core.errors import UnknownNameError
+from atoll.fabric.registry.peers import Peer
 from atoll.fabric.registry.records import STABILITIES, Gpu, Metadata, NodeService, SessionState
-from atoll.fabric.transport.peers import Peer
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked of a node; an empty field asks nothing. Letters' case does not matter."""
+    """Conditions on a node; an empty field is no condition. Case does not matter."""
 
     names: tuple[str, ...] = ()
     """Names ("lab/gpu1"), names of sites' certificates ("lab") or session ids."""

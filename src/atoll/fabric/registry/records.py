@@ -1,4 +1,4 @@
-"""What the registry holds: one signed record per session, and the order that merges them.
+"""Records of the registry: one signed record per session, and the order that merges them.
 
 A session is one life of one process; its id `sid` is "<slot>-<16 hex>" and says who owns it. A
 record moves only upwards: JOIN < SERVING < DOWN < LEFT, then by `rev`, then by content, so that two
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from atoll.core.errors import InputError
-from atoll.fabric.identity.keys import is_sid, slot_of
+from atoll.fabric.identity.fabric_keys import is_sid, slot_of
 
 MAX_RECORD_BYTES = 64 * 1024
 MAX_BODY_BYTES = 48 * 1024
@@ -58,7 +58,7 @@ class Gpu(Struct, frozen=True):
 
 
 class Hardware(Struct, frozen=True):
-    """What a node has, as read from the machine."""
+    """Hardware of a node, as read from the machine."""
 
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=16)] = ()
     cpu: Text = ""
@@ -82,7 +82,7 @@ class NodeService(Struct, frozen=True):
 
 
 class Metadata(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a session says of itself."""
+    """Description that a session gives of itself."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128, pattern=_PLAIN)]
     provider: Text
@@ -137,7 +137,7 @@ class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
     @property
     def content(self) -> tuple[int, int, float, bytes]:
-        """What the signature says, in the order in which it counts."""
+        """Signed content, in the order in which it counts."""
         return (int(self.state), self.rev, self.signed_s, self.body)
 
     @property

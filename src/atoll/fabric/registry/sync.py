@@ -31,7 +31,7 @@ from atoll.fabric.registry.records import Record, SessionState, check_record, en
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 BATCH_BYTES = 1024 * 1024
 """Records in one message, roughly; what does not fit goes into the next."""
-MOST_WANTED = 10_000
+MAX_WANTED = 10_000
 HASH_BYTES = 16
 DEPTH = 3
 """Digits of the longest place: 4096 of them."""
@@ -39,7 +39,7 @@ LEAF = 64
 """Sessions of a place that are told one by one, rather than by hashes of its parts."""
 WANTED_AT_ONCE = 1000
 """Records asked for in one message: about as many as fit into the answer."""
-_MOST_PLACES = 16**DEPTH
+_MAX_PLACES = 16**DEPTH
 
 Place = Annotated[str, Meta(pattern=r"\A[0-9a-f]{0,3}\Z")]
 Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
@@ -57,12 +57,12 @@ class Version(Struct, frozen=True, array_like=True):
 
 
 class SyncRequest(Struct, frozen=True, array_like=True):
-    """What an asker sends."""
+    """Message of an asker."""
 
     hash: Hash
-    want: Annotated[tuple[str, ...], Meta(max_length=MOST_WANTED)] = ()
+    want: Annotated[tuple[str, ...], Meta(max_length=MAX_WANTED)] = ()
     give: tuple[Record, ...] = ()
-    places: Annotated[tuple[Place, ...], Meta(max_length=_MOST_PLACES)] = ()
+    places: Annotated[tuple[Place, ...], Meta(max_length=_MAX_PLACES)] = ()
 
     @property
     def compares(self) -> bool:
@@ -71,7 +71,7 @@ class SyncRequest(Struct, frozen=True, array_like=True):
 
 
 class SyncReply(Struct, frozen=True, array_like=True):
-    """What comes back; `versions` is None unless the hashes differ.
+    """Answer to it; `versions` is None unless the hashes differ.
 
     It has the sessions of all places that were asked for, except those in `digests`, which are larger: of
     these there is the hash of each part.
@@ -81,7 +81,7 @@ class SyncReply(Struct, frozen=True, array_like=True):
     versions: dict[str, Version] | None = None
     records: tuple[Record, ...] = ()
     rest: tuple[str, ...] = ()
-    digests: Annotated[dict[Place, Digest], Meta(max_length=_MOST_PLACES)] = {}
+    digests: Annotated[dict[Place, Digest], Meta(max_length=_MAX_PLACES)] = {}
 
 
 def tag(record: Record) -> bytes:

@@ -20,11 +20,12 @@ from typing import Any
 
 import msgspec
 
+from atoll.core.bucket import TokenBucket
 from atoll.core.errors import InputError
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.identity import Identity, Verifier
-from atoll.fabric.identity.trust import node_name, refusal, sign_record
+from atoll.fabric.identity.record_trust import node_name, refusal, sign_record
 from atoll.fabric.registry.effects import (
     Effect,
     Event,
@@ -36,17 +37,35 @@ from atoll.fabric.registry.effects import (
     RegistrySettings,
     Revoked,
 )
-from atoll.fabric.registry.load import Load, decode_load, encode_load
+from atoll.fabric.registry.fabric_registry import Registry
+from atoll.fabric.registry.peers import Load, Peer, decode_load, encode_load
 from atoll.fabric.registry.records import Metadata, Record, SessionState
-from atoll.fabric.registry.registry import Registry
 from atoll.fabric.registry.replica import Entry
 from atoll.fabric.registry.sync import batch_records, encode_message
-from atoll.fabric.transport.doors import Doorkeeper
+from atoll.fabric.transport.eviction import LinkEvictor
+from atoll.fabric.transport.fabric_settings import FabricSettings
 from atoll.fabric.transport.link import Declaration, FabricLink, Question
-from atoll.fabric.transport.peers import Peer
-from atoll.fabric.transport.quota import Quota
-from atoll.fabric.transport.settings import FabricSettings
 from atoll.telemetry.logs import Log, SilentLog
+
+# Bytes that count as one message of a quota.
+_ONE_BYTES = 2048
+
+
+class Quota:
+    """So many messages a second of every slot, and so many at once. `now_s` may be any clock."""
+
+    def __init__(self, per_s: float, at_once: float) -> None:
+        self._per_s = per_s
+        self._at_once = at_once
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def take(self, slot: str, now_s: float, size: int = 0) -> bool:
+        """Whether the slot may say one thing more now, of so many bytes; large ones count for several."""
+        bucket = self._buckets.get(slot)
+        if bucket is None:
+            bucket = self._buckets[slot] = TokenBucket(self._at_once, self._per_s, now_s)
+        return bucket.take(now_s, 1 + size // _ONE_BYTES)
+
 
 __all__ = ["Fabric", "Peer", "QueryIn", "Subscription"]
 
@@ -151,6 +170,7 @@ class Fabric:
             await link.close()
             raise
         try:
+            # A hub may be the first: it waits for nobody.
             async with asyncio.timeout(0 if listen else settings.first_sync_s):
                 await fabric._first_sync.wait()
         except TimeoutError:
@@ -167,12 +187,12 @@ class Fabric:
 
     @property
     def state(self) -> SessionState:
-        """What this member has announced."""
+        """State that this member has announced."""
         return self._registry.own_entry.record.state
 
     @property
     def metadata(self) -> Metadata:
-        """What this member says of itself."""
+        """Description that this member gives of itself."""
         return self._registry.own_entry.metadata
 
     @property
@@ -206,6 +226,7 @@ class Fabric:
         if self._closing:
             return
         self._closing = True
+        # Said while there is still a link to say it on.
         await self.leave()
         if self._timer is not None:
             self._timer.cancel()
@@ -231,9 +252,9 @@ class Fabric:
         self._do(self._put_out())
         self._call_revoked()
 
-    def guard(self, noticed: Callable[[str], None]) -> Doorkeeper:
+    def watch_links(self, noticed: Callable[[str], None]) -> LinkEvictor:
         """Watch who connects to this hub; `noticed` is called with slots that do."""
-        return self._link.guard(noticed)
+        return self._link.watch_links(noticed)
 
     def say_load(self, load: Load) -> None:
         """Tell everybody how busy this member is."""
@@ -283,6 +304,7 @@ class Fabric:
 
     def _begin(self) -> None:
         link = self._link
+        # Heard before the token is shown, so that nothing said in answer is missed.
         link.hear(f"{keys.PREFIX}/reg/**", self._pushed)
         if self._hears_loads:
             link.hear(f"{keys.PREFIX}/load/**", self._loaded)
@@ -293,6 +315,7 @@ class Fabric:
     def _declare(self) -> None:
         if self._registry.observer:
             return
+        # Answers first, then the token: who sees the token may ask at once. Taken back in reverse.
         self._session = [
             self._link.queryable(keys.sync(self.sid), self._asked),
             self._link.token(keys.alive(self.sid)),
@@ -315,6 +338,7 @@ class Fabric:
             self._timer.cancel()
         if not self._closing:
             self._timer_s = due_s
+            # A pause even where the time is over: ticks must not fill the loop.
             self._timer = self._loop.call_later(max(0.001, due_s - time.time()), self._tick)
 
     # What comes in
@@ -329,6 +353,7 @@ class Fabric:
             if sid is not None and keys.slot_of(sid) in self._shunned:
                 effects.append(self._registry.refusals.add("revoked", sid))
                 continue
+            # Counted by slot, for which hubs vouch, and not by session: a slot may name any number of those.
             if sid is None or not self._pushes.take(keys.slot_of(sid), now_s, len(data)):
                 effects.append(
                     self._registry.refusals.add("flood" if sid else "malformed", key[:80])
@@ -348,6 +373,7 @@ class Fabric:
 
     def _asked(self, question: Question) -> None:
         now_s = time.time()
+        # One quota for all: a question does not say whose it is.
         if not self._asks.take("", now_s, len(question.payload)):
             return  # whoever is honest asks again, or another
         answer, effects = self._registry.answer(question.payload, now_s)
@@ -366,6 +392,7 @@ class Fabric:
             if up and slot in self._shunned:
                 continue
             if not up and (sid == self.sid or keys.is_hub(sid)):
+                # The end of a hub's token, or of one's own, tells of a lost link, not of members that went.
                 self._shaken_s = self._loop.time()
             if sid == self.sid:
                 continue
@@ -375,6 +402,7 @@ class Fabric:
             if not up:
                 self._held_back[sid] = self._loop.call_later(_SETTLE_S, self._token_gone, slot, sid)
             elif held is not None:  # it may have missed what was said meanwhile
+                # Down and up at once: the registry asks it again, and no listener hears of it.
                 self._registry.token_down(slot, sid, now_s)
                 up_again = self._registry.token_up(slot, sid, now_s)
                 effects += [effect for effect in up_again if not isinstance(effect, Event)]
@@ -399,6 +427,7 @@ class Fabric:
         pending = list(effects)
         unpublished: list[Record] = []
         revoked = False
+        # It grows on the way: a revocation adds effects that are carried out in the same pass.
         while pending:
             effect = pending.pop(0)
             if isinstance(effect, Publish):
@@ -444,6 +473,7 @@ class Fabric:
             callback()
 
     def _pull(self, sid: str) -> None:
+        # One that is left out comes again by the registry's own clock.
         if len(self._pulls) >= _PULLS_AT_ONCE or self._closing:
             return
         task = self._loop.create_task(self._exchange(sid))

@@ -18,7 +18,7 @@ import msgspec
 import zenoh
 
 from atoll.core.errors import InputError, UsageError
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import (
     DEFAULT_PORT,
     PREFIX,
@@ -29,23 +29,26 @@ from atoll.fabric.identity.access import (
 )
 from atoll.fabric.identity.authority import Authority, read_revoked
 from atoll.fabric.registry.records import Metadata, SessionState
-from atoll.fabric.transport.doors import Doorkeeper
+from atoll.fabric.transport.eviction import LinkEvictor
 from atoll.fabric.transport.fabric import Fabric
+from atoll.fabric.transport.fabric_settings import FabricSettings
 from atoll.fabric.transport.link import UnreachableError
 from atoll.fabric.transport.panics import hushed
-from atoll.fabric.transport.settings import FabricSettings
 from atoll.telemetry.logs import Log, SilentLog
 
 _LOOK_S = 2.0
+# From telling members to cutting them off, so that they hear why.
 _LAST_WORD_S = 0.1
 _RELOAD_S = 1.0
 """From putting somebody out to reading the rules again: more may follow."""
 _TURN_S = 5.0
 """Between two hubs that do so."""
+# Between tries to listen again: the port of the session before is not free at once.
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+# Files beside one link for every slot.
 _SPARE_FILES = 256
 _FLUSH_S = 0.5
-_MOST_REVOKED = 1024
+_MAX_REVOKED = 1024
 # Names of hubs are not verified on purpose (see `link`), which needs no warning.
 _TRANSPORT_LOG = "error,zenoh_link_tls=warn,zenoh_link_tls::utils=error"
 
@@ -128,7 +131,7 @@ class Hub:
         self._log = log
         self._revoked = _serials(options.revoked)
         self._denied: frozenset[str] = frozenset()
-        self._doors: Doorkeeper | None = None
+        self._evictor: LinkEvictor | None = None
         self._seen: tuple[int, int] | None = None
         self._unknown: set[str] = set()
         self._news = asyncio.Event()
@@ -165,7 +168,7 @@ class Hub:
         self.fabric.verifier.revoke(self._revoked)
         self.fabric.on_revoked.append(self._deny)
         if not options.access.is_open:
-            self._doors = self.fabric.guard(self._noticed)
+            self._evictor = self.fabric.watch_links(self._noticed)
 
     async def close(self) -> None:
         """Leave and stop listening."""
@@ -183,10 +186,10 @@ class Hub:
     def _deny(self) -> None:
         """Cut off whoever is revoked and still has rights here, and have the rules read again."""
         revoked = self.fabric.verifier.shunned() | _slots_of(self.options.revoked, self._revoked)
-        if self._doors is None or revoked <= self._denied:
+        if self._evictor is None or revoked <= self._denied:
             return
         self._log.event("hub.cut_off", slots=sorted(revoked - self._denied))
-        self._doors.deny(revoked - self._denied)
+        self._evictor.deny(revoked - self._denied)
         self._denied |= revoked
         self._news.set()
 
@@ -196,8 +199,10 @@ class Hub:
         while True:
             await self._news.wait()
             others = [p for p in self.fabric.peers() if p.metadata.role == "hub" and p.alive]
+            # One hub after the other, by number, so that members find one that listens.
             await asyncio.sleep(_RELOAD_S + (number * _TURN_S if others else 0.0))
             async with self._busy:
+                # Cleared before the session opens: what comes meanwhile leads to another round.
                 self._news.clear()
                 await self._close_fabric()
                 await self._open_again()
@@ -212,6 +217,7 @@ class Hub:
                 await asyncio.sleep(pause_s)
             else:
                 return
+        # The last try says what is wrong.
         await self._open()
 
     def check(self) -> None:
@@ -247,6 +253,7 @@ class Hub:
             except InputError as error:
                 self._log.event("hub.revoked_unreadable", error=str(error))
                 continue
+            # What has expired leaves the file, so fewer serials are no news.
             if set(serials) <= set(self._revoked):
                 continue
             self._revoked = serials
@@ -260,8 +267,8 @@ class Hub:
     async def _tell_of(self, fabric: Fabric, serials: tuple[int, ...]) -> None:
         fabric.verifier.revoke(serials)
         self._log.event("hub.revoked", serials=_hex(serials))
-        if len(serials) > _MOST_REVOKED:
-            self._log.event("hub.revoked_too_many", told=_MOST_REVOKED, of=len(serials))
+        if len(serials) > _MAX_REVOKED:
+            self._log.event("hub.revoked_too_many", told=_MAX_REVOKED, of=len(serials))
         await fabric.announce(
             metadata=msgspec.structs.replace(fabric.metadata, revoked=_hex(serials))
         )
@@ -275,7 +282,7 @@ def _serials(path: Path | None) -> tuple[int, ...]:
 
 
 def _hex(serials: Sequence[int]) -> tuple[str, ...]:
-    return tuple(f"{serial:x}" for serial in serials)[-_MOST_REVOKED:]
+    return tuple(f"{serial:x}" for serial in serials)[-_MAX_REVOKED:]
 
 
 def _slots_of(path: Path | None, serials: Sequence[int]) -> frozenset[str]:
@@ -292,6 +299,7 @@ def _allow_files(wanted: int) -> bool:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        # Where that is not allowed the hub runs with fewer, and its log says so.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return soft == resource.RLIM_INFINITY or soft >= wanted
@@ -312,6 +320,7 @@ async def serve(options: HubOptions, log: Log, ready: Callable[[Hub], None]) -> 
     log.event("hub.listening", addresses=options.listen, sid=hub.fabric.sid)
     log.flush()
     ready(hub)
+    # After `ready`: from here on the transport writes to stdout by itself.
     zenoh.init_log_from_env_or(_TRANSPORT_LOG)
     try:
         while not stop.is_set():

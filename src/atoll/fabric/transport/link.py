@@ -25,22 +25,24 @@ from typing import Any, Generic, TypeVar
 import zenoh
 
 from atoll.core.errors import AtollError
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import Access, is_loopback, split_address
-from atoll.fabric.transport.doors import Doorkeeper
+from atoll.fabric.transport.eviction import LinkEvictor
+from atoll.fabric.transport.fabric_settings import FabricSettings
 from atoll.fabric.transport.forward import Forwarder, proxy_for
 from atoll.fabric.transport.panics import CONTAINED
-from atoll.fabric.transport.settings import FabricSettings
-from atoll.fabric.transport.wire import session_config
+from atoll.fabric.transport.zenoh_config import session_config
 
 _T = TypeVar("_T")
+# Samples that may wait in the channel of a busy key, and how many the loop takes at once.
 _CHANNEL = 8192
 _BATCH = 512
 _SWITCH_S = 0.0005
+# How long threads, and the session itself, may take to end before nobody waits any more.
 _END_S = 2.0
 _CLOSE_S = 10.0
 _RETRY_EMPTY_S = 0.02
-_RETRY_EMPTY_MOST_S = 0.5
+_RETRY_EMPTY_MAX_S = 0.5
 _BLOCK = zenoh.CongestionControl.BLOCK
 
 
@@ -63,7 +65,7 @@ class FabricLink:
         )
         self._open: set[Declaration] = set()
         self._closed = False
-        self._doors: Doorkeeper | None = None
+        self._evictor: LinkEvictor | None = None
         self.sent = 0
         self._threads: list[threading.Thread] = []
         self._sender = self._start(self._send, "fabric-send")
@@ -79,12 +81,14 @@ class FabricLink:
         denied: frozenset[str] = frozenset(),
     ) -> FabricLink:
         """Connect to a hub, or be one that listens at `listen`; UnreachableError names what was tried."""
+        # By default a thread that computes keeps the others waiting for 5 ms, at every hand-over to the loop.
         if sys.getswitchinterval() > _SWITCH_S:
             sys.setswitchinterval(_SWITCH_S)
         hubs = list(access.hubs)
         if listen:
             hubs = _other_hubs(access, listen)
         else:
+            # Members spread over the hubs by chance.
             random.SystemRandom().shuffle(hubs)
         forwarders: list[Forwarder] = []
         endpoints: list[str] = []
@@ -97,6 +101,7 @@ class FabricLink:
             else:
                 endpoints += await _resolve_addresses(hub)
         config = session_config(access, settings, endpoints, listen, denied)
+        # A hub needs nobody to begin; a member waits until there is one.
         patience_s = 0.0 if listen else settings.connect_s
         try:
             session = await _open_session(config, patience_s, settings)
@@ -119,12 +124,12 @@ class FabricLink:
         """Id of this session, as hubs list it."""
         return str(self._session.zid())
 
-    def guard(self, noticed: Callable[[str], None]) -> Doorkeeper:
+    def watch_links(self, noticed: Callable[[str], None]) -> LinkEvictor:
         """Watch who connects to this hub; `noticed` is called in the loop with slots that do."""
-        self._doors = self._doors or Doorkeeper(
+        self._evictor = self._evictor or LinkEvictor(
             self._session, lambda slot: self._call(noticed, slot)
         )
-        return self._doors
+        return self._evictor
 
     @property
     def queued(self) -> int:
@@ -151,7 +156,7 @@ class FabricLink:
             if time.monotonic() + pause >= deadline or self._closed:
                 raise TimeoutError(f"no answer from {key} within {timeout_s:g} s")
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _RETRY_EMPTY_MOST_S)
+            pause = min(pause * 2, _RETRY_EMPTY_MAX_S)
 
     async def _ask(self, key: str, payload: bytes, timeout_s: float) -> bytes | None:
         answered: asyncio.Future[bytes | None] = self._loop.create_future()
@@ -178,7 +183,7 @@ class FabricLink:
             )
 
         self._outbox.put(get)
-        # zenoh ends a question by itself at `timeout_s`; this only guards against a stuck sender.
+        # zenoh ends a question by itself at `timeout_s`; this only helps against a stuck sender.
         async with asyncio.timeout(timeout_s + 1):
             return await answered
 
@@ -206,6 +211,7 @@ class FabricLink:
                             break
                         batch.append(more)
                 except BaseException as error:
+                    # A panic inside of zenoh is no `Exception`.
                     if CONTAINED.__exit__(type(error), error, None):
                         return
                     raise
@@ -272,6 +278,7 @@ class FabricLink:
         if self._closed:
             return
         self._closed = True
+        # What is queued goes out first; then nobody is called any more; then the session ends.
         self._outbox.put(None)
         await asyncio.to_thread(self._sender.join, _END_S)
         for closer in tuple(self._open):
@@ -290,13 +297,14 @@ class FabricLink:
             closer.join(_CLOSE_S)
         except RuntimeError:  # the interpreter ends: no thread starts any more
             self._disconnect()
+        # Ends the sender, where `close` has not.
         self._outbox.put(None)
         for thread in self._threads:
             thread.join(_END_S)
 
     def _disconnect(self) -> None:
-        if self._doors is not None:
-            self._doors.close()
+        if self._evictor is not None:
+            self._evictor.close()
         with CONTAINED:
             self._session.close()  # type: ignore[no-untyped-call]
 
@@ -315,6 +323,7 @@ class FabricLink:
         while (item := get()) is not None:
             with CONTAINED:  # no hub, or closing: lost, as promised
                 if isinstance(item, tuple):
+                    # Waits where the link is full, and is not held for a batch: only this thread is delayed.
                     session.put(item[0], item[1], congestion_control=_BLOCK, express=True)
                     self.sent += 1
                 else:
@@ -354,6 +363,7 @@ class Inbox(Generic[_T]):
         call: Callable[..., None],
         deliver: Callable[[list[_T]], None],
     ) -> None:
+        # Appending and popping are safe between threads without a lock.
         self._items: deque[_T] = deque()
         self._call = call
         self._deliver = deliver
@@ -363,6 +373,7 @@ class Inbox(Generic[_T]):
     def push(self, item: _T) -> None:
         """Add an item, from any thread."""
         self._items.append(item)
+        # Two threads may both ask for a call: the second one finds nothing, which does no harm.
         if not self._scheduled:
             self._scheduled = True
             self._call(self._flush)
@@ -410,6 +421,7 @@ def _direct(callback: Callable[[Any], None]) -> Any:
 def _other_hubs(access: Access, listen: Sequence[str]) -> list[str]:
     own_slot = access.identity.slot
     if access.is_open:
+        # Without certificates a hub knows itself only by the port that it listens at here.
         here = {split_address(address)[1] for address in listen}
         return [
             hub for hub in access.hubs if not (is_loopback(hub) and split_address(hub)[1] in here)
@@ -432,7 +444,7 @@ async def _open_session(
         await asyncio.sleep(pause_s)
         # Somewhere between the first pause and three times the last one: members fall out of step.
         longer_s = random.SystemRandom().uniform(settings.retry_first_s, 3 * pause_s)
-        pause_s = min(longer_s, settings.retry_most_s)
+        pause_s = min(longer_s, settings.retry_max_s)
 
 
 async def _resolve_addresses(hub: str) -> list[str]:
@@ -443,6 +455,7 @@ async def _resolve_addresses(hub: str) -> list[str]:
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
         )
     except OSError:
+        # It may resolve later: zenoh gets the name as it is.
         return [hub]
     addresses = []
     for family, *_, place in resolved:

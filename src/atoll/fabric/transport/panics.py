@@ -1,4 +1,4 @@
-"""What the transport does when it fails inside: contained, counted, and not shown to users.
+"""Failures inside the transport: contained, counted, and not shown to users.
 
 A panic in one of its threads ends that thread's task and writes a backtrace to standard error; where Python
 called it, it comes back as a `PanicException`, which is no `Exception`. It happens when hub and members stop

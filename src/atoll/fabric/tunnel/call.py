@@ -7,7 +7,8 @@ from collections import deque
 from typing import Protocol
 
 from atoll.fabric.identity.identity import Person
-from atoll.fabric.tunnel.frames import (
+from atoll.fabric.tunnel.line import Line, StreamSender
+from atoll.fabric.tunnel.tunnel_frames import (
     ACCEPT,
     AMOUNT,
     BODY,
@@ -24,7 +25,6 @@ from atoll.fabric.tunnel.frames import (
     decode_answer,
     encode_submit,
 )
-from atoll.fabric.tunnel.line import Line, StreamSender
 
 _STREAMS = 2**32 - 1
 _NO_LIMIT = 2**62
@@ -32,7 +32,7 @@ _REASON = 500
 
 
 class Receiver(Protocol):
-    """What a call tells about the answer (the gateway's `upstream.Receiver` is one)."""
+    """Receiver of the answer to a call (the gateway's `upstream.Receiver` is one)."""
 
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         """Status and headers are there."""

@@ -14,7 +14,7 @@ from struct import error
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from atoll.fabric.tunnel.frames import (
+from atoll.fabric.tunnel.tunnel_frames import (
     CLOSE,
     DATA,
     FRAME,
@@ -26,13 +26,15 @@ from atoll.fabric.tunnel.frames import (
     TunnelError,
     split_frames,
 )
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 
-_RESUME_S, _RESEND_S = 0.1, 0.5
+_RESUME_S = 0.1
+_RESEND_S = 0.5
 """How often to ask for what is missing, and how often to send the same again."""
+# Packets after which an acknowledgement goes out, even where nothing else does.
 _ACK_PACKETS = 256
-_LEAST = 256
-"""What a packet that waits takes at least, in bytes."""
+_MIN = 256
+"""Least size that a waiting packet counts as, in bytes."""
 
 
 class ForgedError(TunnelError):
@@ -62,6 +64,7 @@ class PacketCipher:
 
 
 def _nonce(header: bytes) -> bytes:
+    # A number is used once for a kind and direction, so no nonce comes twice under one key.
     return b"\0\0\0" + header[0:1] + header[9:17]
 
 
@@ -190,6 +193,7 @@ class Channel:
         self.bytes_out += len(packet)
         self.outbox.append(packet)
         self._reset_acknowledging()
+        # Small frames go without `room`, so the window alone bounds nothing.
         if self._kept_bytes > 2 * self._settings.channel_window:
             raise TunnelError("the other side acknowledges nothing")
 
@@ -239,7 +243,7 @@ class Channel:
             if waited is None:
                 self._gap(now_s)
                 break
-            self._early_bytes -= max(len(waited), _LEAST)
+            self._early_bytes -= max(len(waited), _MIN)
             frames += split_frames(waited)
             self._took(len(waited))
         return frames
@@ -250,6 +254,7 @@ class Channel:
         self._taken_bytes += size
         self.packets_in += 1
         self.bytes_in += size
+        # After a quarter of the window, so that the other side does not run out of room.
         if self._taken >= _ACK_PACKETS or self._taken_bytes * 4 >= self._settings.channel_window:
             self._due = True
 
@@ -257,9 +262,10 @@ class Channel:
         """Keep a packet that came early, as long as that is not too much; it is sent again anyway."""
         if number not in self._early and self._early_bytes < self._settings.channel_window:
             self._early[number] = content
-            self._early_bytes += max(len(content), _LEAST)
+            self._early_bytes += max(len(content), _MIN)
 
     def _take_control(self, kind: int, number: int, ack: int, content: bytes, now_s: float) -> None:
+        # Control packets have numbers of their own: one that comes late knows less than those before it.
         if number < self._control_in:
             self.duplicates += 1
             return
@@ -268,6 +274,7 @@ class Channel:
         self._control_in = number + 1
         self.heard_s = now_s
         self._forget(ack)
+        # More was sent than has arrived: a loss at the very end.
         if NEXT.unpack(content)[0] > self._expected:
             self._gap(now_s)
         elif self._expected > self._acked or kind == PING:
@@ -301,12 +308,14 @@ class Channel:
         self.resent += len(self._kept)
         # What is in the outbox already has not been sent even once.
         waiting = set(map(id, self.outbox))
+        # Before what waits: the other side takes packets in order.
         self.outbox[:0] = [p for p in self._kept if id(p) not in waiting]
 
     # Time
 
     def tick(self, now_s: float, *, busy: bool) -> None:
         """Say something if it is time: `busy` means that streams are open."""
+        # A little early: a tick that comes just too soon would double the pause.
         if now_s - self._said_s < self._settings.keep_alive_s * 0.9:
             return
         if busy or self._kept or self._expected > self._acked:

@@ -19,21 +19,25 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from atoll.fabric.identity import keys
+from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.identity import Identity, Person, RefusedError, Verifier
 from atoll.fabric.tunnel.channel import PacketCipher
-from atoll.fabric.tunnel.frames import TunnelError
+from atoll.fabric.tunnel.tunnel_frames import TunnelError
 
 HANDSHAKE_BYTES = 16 * 2**10
 _VERSION = 1
-_HELLO, _WELCOME = b"atoll tunnel 1 hello ", b"atoll tunnel 1 welcome "
-_SERVING, _CALLING = ("worker", "gateway"), ("gateway", "operator")
+_HELLO = b"atoll tunnel 1 hello "
+_WELCOME = b"atoll tunnel 1 welcome "
+"""Signed before what each side says, so that a signature holds for nothing else."""
+_SERVING = ("worker", "gateway")
+_CALLING = ("gateway", "operator")
+"""Roles that may serve at the end of a tunnel, and those that may call."""
 
 T = TypeVar("T")
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """What a caller says first."""
+    """First message of a caller."""
 
     version: int
     fabric: str
@@ -48,7 +52,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker says to that; `refusal` if it will not."""
+    """Answer of a worker to it; `refusal` if it will not."""
 
     refusal: str
     endpoint: str = ""
@@ -64,7 +68,7 @@ class _Signed(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class HandshakeResult:
-    """What both sides know after the handshake."""
+    """Shared state of both sides after the handshake."""
 
     person: Person
     """The other side, as its certificate has it."""
@@ -94,6 +98,7 @@ class ClientHandshake:
         """Return what was agreed on; raises TunnelError if refused or not the worker that was asked."""
         signed = _decode(answer, _Signed)
         welcome = _decode(signed.body, Welcome)
+        # Refusals are not signed: a false one costs the caller a try, no more.
         if welcome.refusal:
             raise TunnelError(f"refused: {welcome.refusal[:200]}")
         person = _person(welcome.certificate, verifier)
@@ -114,6 +119,7 @@ def read_hello(question: bytes, verifier: Verifier, worker: str) -> tuple[Hello,
     """Return a HELLO, who says it and its bytes; raises TunnelError unless all is as it should be."""
     signed = _decode(question, _Signed)
     hello = _decode(signed.body, Hello)
+    # What needs no signature is checked first.
     if hello.version != _VERSION:
         raise TunnelError(f"tunnel version {hello.version}, not {_VERSION}")
     if hello.fabric != verifier.fabric_id or hello.worker != worker:
@@ -135,6 +141,7 @@ def welcome(
     secret = X25519PrivateKey.generate()
     public = secret.public_key().public_bytes_raw()
     body = msgspec.msgpack.encode(Welcome("", endpoint, channel, public, identity.certificate))
+    # The other way round than at the caller: what it sends comes in here.
     in_key, out_key = _keys(secret, hello.ephemeral, hello_body, body)
     signature = identity.sign(_WELCOME + _frame(hello_body, body))
     answer = msgspec.msgpack.encode(_Signed(body, signature))
@@ -176,6 +183,7 @@ def _check_endpoint(endpoint: str, person: Person) -> None:
 
 
 def _frame(first: bytes, second: bytes) -> bytes:
+    # With the length first, so that no other two messages make the same bytes.
     return len(first).to_bytes(8, "little") + first + second
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.fabric.identity.identity import Person
-from atoll.fabric.tunnel.frames import (
+from atoll.fabric.tunnel.handshake import HandshakeResult
+from atoll.fabric.tunnel.line import Line, StreamSender
+from atoll.fabric.tunnel.tunnel_frames import (
     CHUNK,
     END,
     FAIL,
@@ -15,9 +17,7 @@ from atoll.fabric.tunnel.frames import (
     TunnelError,
     encode,
 )
-from atoll.fabric.tunnel.handshake import HandshakeResult
-from atoll.fabric.tunnel.line import Line, StreamSender
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 
 _REASON = 500
 

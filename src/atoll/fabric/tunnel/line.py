@@ -1,4 +1,4 @@
-"""What both sides do with a channel: put its packets on the fabric, hold back what has no room yet.
+"""Sending on a channel, for both sides: packets go on the fabric, those without room wait.
 
 Frames pushed in one turn of the loop leave together at its end, those of all streams in one packet.
 """
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from atoll.fabric.tunnel.channel import Channel
-from atoll.fabric.tunnel.frames import TunnelError
-from atoll.fabric.tunnel.settings import TunnelSettings
+from atoll.fabric.tunnel.tunnel_frames import TunnelError
+from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
 
 _SLOW_S = 1.0
 

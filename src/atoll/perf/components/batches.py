@@ -22,6 +22,13 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError
 from atoll.perf.batch import Batch
+from atoll.perf.components.class_loads import (
+    image_latents,
+    is_text_encoder,
+    media_tokens,
+    speech_codes,
+    video_groups,
+)
 from atoll.perf.components.kernels import (
     BLOCK_LAUNCHES,
     BLOCK_PASSES,
@@ -29,21 +36,14 @@ from atoll.perf.components.kernels import (
     LAUNCH_S,
     Kernels,
 )
-from atoll.perf.components.loads import (
-    image_latents,
-    is_text_encoder,
-    media_tokens,
-    speech_codes,
-    video_groups,
-)
 from atoll.perf.layers import splits_evenly
 from atoll.perf.operators import ACTIVATION_BYTES
 from atoll.perf.step import analytic, step_seconds
 from atoll.workload.classes import RequestClass
 
-MOST_IMAGES = 8
+MAX_IMAGES = 8
 """Requests that an engine denoises together at most, where memory and promises allow; an assumption."""
-MOST_SPEECH = 16
+MAX_SPEECH = 16
 """Requests whose speech a vocoder makes together at most; an assumption."""
 LARGEST_INPUT = 32_768
 """Tokens of the largest single input that an engine prepares for, where the llm's context is longer."""
@@ -109,6 +109,7 @@ class BatchTime:
         if self.item_s <= 0.0:
             return self.max_batch
         room = (budget_s / self.rounds - self.fixed_s) / self.item_s
+        # Rounding must not cost a request.
         return max(1, math.floor(min(self.max_batch, room + 1e-9)))
 
 
@@ -130,20 +131,20 @@ def batch_time(
     klass: RequestClass,
     kernels: Kernels,
     *,
-    most_tokens: int,
+    max_tokens: int,
     host: Host = ENGINE_HOST,
 ) -> BatchTime:
     """Return how long batches of requests of a class take at a part that generates no tokens.
 
-    `most_tokens` is what the engine puts into a step: an encoder takes as many requests at a time.
+    `max_tokens` is what the engine puts into a step: an encoder takes as many requests at a time.
     """
     spec = model.components[part]
     if isinstance(spec, EncoderSpec):
-        return _encoder(spec, media_tokens(model, klass)[part], klass, kernels, most_tokens, host)
+        return _encoder(spec, media_tokens(model, klass)[part], klass, kernels, max_tokens, host)
     if isinstance(spec, TransformerSpec):
         if not is_text_encoder(model, part):
             raise InputError(f"{part} of model {model.name} generates tokens", field="part")
-        return _text(spec, klass, kernels, most_tokens)
+        return _text(spec, klass, kernels, max_tokens)
     if spec.kind == "vae":
         return _pixels(spec, klass, kernels)
     if spec.frames_per_second is not None:
@@ -159,7 +160,7 @@ def batch_time(
 
 def _line(
     seconds: Callable[[float], float],
-    most: int,
+    max_items: int,
     *,
     rounds: int,
     request_bytes: float,
@@ -168,11 +169,13 @@ def _line(
 ) -> BatchTime:
     """The line through the times of one request and of the largest batch."""
     alone = seconds(1.0)
-    item = (seconds(float(most)) - alone) / (most - 1) if most > 1 else alone
+    item = (seconds(float(max_items)) - alone) / (max_items - 1) if max_items > 1 else alone
+    # A batch is never slower than its requests one after the other.
     item = min(item, alone)
     fixed = max(0.0, alone - item)
+    # Host and GPU work side by side: the longer sets the rate, and a request alone waits for the other, too.
     both = (max(item, host_s), min(item, host_s))
-    return BatchTime(fixed, both[0], most, rounds, request_bytes, grounds, both[1])
+    return BatchTime(fixed, both[0], max_items, rounds, request_bytes, grounds, both[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,7 @@ def _encoder(
     tokens: float,
     klass: RequestClass,
     kernels: Kernels,
-    most_tokens: int,
+    max_tokens: int,
     host: Host,
 ) -> BatchTime:
     media = _media(spec, klass)
@@ -220,16 +223,17 @@ def _encoder(
 
     def seconds(requests: float) -> float:
         total = full * layer(requests, False)
+        # The other layers attend inside windows.
         if spec.layers > full:
             total += (spec.layers - full) * layer(requests, True)
         return total + _ends(spec, kernels, requests * positions, requests * tokens)
 
-    most = max(1, int(most_tokens // max(1.0, tokens)))
+    max_items = max(1, int(max_tokens // max(1.0, tokens)))
     wide = max(3.0 * spec.intermediate, 4.0 * spec.hidden) / kernels.tp
     row_bytes = (_LIVE_ROWS * spec.hidden + wide) * ACTIVATION_BYTES
     return _line(
         seconds,
-        most,
+        max_items,
         rounds=1,
         request_bytes=positions * row_bytes,
         grounds=f"{kernels.provenance}; host time fitted to one system, low confidence",
@@ -275,7 +279,7 @@ def _media(spec: EncoderSpec, klass: RequestClass) -> list[_Media]:
 
 
 def _megapixels(spec: EncoderSpec, klass: RequestClass) -> float:
-    """What an encoder's host prepares of pictures: one of sounds sees none of them."""
+    """Return the megapixels that an encoder's host prepares: one of sounds has none."""
     pixels = 0.0
     if spec.kind != "vision":
         return pixels
@@ -287,7 +291,7 @@ def _megapixels(spec: EncoderSpec, klass: RequestClass) -> float:
 
 
 def _text(
-    spec: TransformerSpec, klass: RequestClass, kernels: Kernels, most_tokens: int
+    spec: TransformerSpec, klass: RequestClass, kernels: Kernels, max_tokens: int
 ) -> BatchTime:
     """A transformer that reads the prompt once, as an engine prefills it, without the output matrix."""
     tp = kernels.tp if splits_evenly(spec, kernels.tp) else 1
@@ -297,14 +301,15 @@ def _text(
     def seconds(requests: float) -> float:
         batch = Batch.prefill(requests * klass.input_tokens, requests, length_spread=spread)
         parts = model.parts(batch)
+        # Nobody asks it for a token: the output matrix is not run.
         head = parts.head
         return float(step_seconds(model, batch, 0, spec.layers) - head)
 
-    most = max(1, int(most_tokens // max(1.0, klass.input_tokens)))
+    max_items = max(1, int(max_tokens // max(1.0, klass.input_tokens)))
     row_bytes = (_LIVE_ROWS * spec.hidden + 3.0 * spec.intermediate / kernels.tp) * ACTIVATION_BYTES
     return _line(
         seconds,
-        most,
+        max_items,
         rounds=1,
         request_bytes=klass.input_tokens * row_bytes,
         grounds=model.provenance,
@@ -324,8 +329,10 @@ def _denoise(
     passes = 2 if wanted.guided else 1
 
     def seconds(requests: float) -> float:
+        # With guidance every picture is computed twice: with the prompt and without.
         images = requests * wanted.count * passes
         streams = [requests * passes * pixels, requests * passes * text]
+        # Models with one stream run text and picture through the same products.
         if not spec.dual_stream:
             streams = [sum(streams)]
         total = sum(_block(spec, kernels, rows, images) for rows in streams)
@@ -333,13 +340,14 @@ def _denoise(
         together = (pixels + text) / wanted.count
         total += kernels.attention(rows, together, heads, spec.head_dim or hidden / heads)
         total += kernels.all_reduces(rows, hidden)
+        # Launches take their time, however little there is to compute.
         return layers * max(total, (6.0 + BLOCK_LAUNCHES) * len(streams) * LAUNCH_S)
 
     rows = passes * (pixels + text)
     row_bytes = (_LIVE_ROWS * hidden + 3.0 * inner / kernels.tp) * ACTIVATION_BYTES
     return _line(
         seconds,
-        MOST_IMAGES,
+        MAX_IMAGES,
         rounds=wanted.steps,
         request_bytes=rows * row_bytes,
         grounds=kernels.provenance,
@@ -399,7 +407,7 @@ def _speech(spec: GeneratorSpec, klass: RequestClass, kernels: Kernels) -> Batch
     grounds = "shapes from public configurations, convolutions counted; " + kernels.provenance
     return _line(
         seconds,
-        MOST_SPEECH,
+        MAX_SPEECH,
         rounds=1,
         request_bytes=frames * row_bytes,
         grounds=grounds,
@@ -420,7 +428,7 @@ def _pixels(spec: GeneratorSpec, klass: RequestClass, kernels: Kernels) -> Batch
     flops = pixels * spec.conv_flops
     return _line(
         lambda requests: kernels.convolutions(requests * flops) + DECODER_S,
-        MOST_IMAGES,
+        MAX_IMAGES,
         rounds=1,
         request_bytes=pixels * _PIXEL_BYTES,
         grounds="convolutions counted from shapes, at an assumed share of the rate of products",

@@ -1,6 +1,6 @@
-"""What an executor of some parts on a slice of a machine carries: seconds of it per class and part.
+"""Capacity of an executor of some parts on a slice of a machine: its seconds per class and part.
 
-Seconds of parts add up (`solve.cells.types`), so each is worked out as if the executor did nothing else,
+Seconds of parts add up (`solve.graph`), so each is worked out as if the executor did nothing else,
 with the memory that all of its parts leave. Parts that make tokens (llm, talker) use the capacity models:
 with both phases together `MixedCapacityModel`, apart `CapacityModel`. Parts that work on whole requests run
 the largest batch whose time stays within their share of the promise:
@@ -21,6 +21,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
+from atoll.engines.table import EngineChoice
 from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
 from atoll.perf.components.makers import token_rate
 from atoll.perf.components.measured import MeasuredRates
@@ -32,7 +33,6 @@ from atoll.perf.components.sites import (
     tp_choices,
 )
 from atoll.perf.constants import ConstantTable
-from atoll.perf.engines import EngineChoice
 from atoll.workload.classes import RequestClass
 
 Key = tuple[str, str]
@@ -156,7 +156,7 @@ def _predict(site: ExecutorSite, klass: RequestClass, part: str) -> _Predicted:
     return found if known is None else replace(found, limit="measured")
 
 
-def batched(times: BatchTime, budget_s: float, promise_s: float, most: int) -> _Predicted:
+def batched(times: BatchTime, budget_s: float, promise_s: float, max_items: int) -> _Predicted:
     """Return seconds per request in the largest batch that `budget_s` allows, a share of the promise.
 
     A request that alone takes longer than its share still runs, by itself, as long as the promise is kept.
@@ -165,9 +165,9 @@ def batched(times: BatchTime, budget_s: float, promise_s: float, most: int) -> _
     if alone > promise_s:
         return _Predicted(0.0, alone, "promise: one request alone takes longer")
     within = times.largest_within(budget_s)
-    batch = max(1, min(within, most))
-    if batch == most:
-        limit = "memory" if most < times.max_batch else "the engine's largest batch"
+    batch = max(1, min(within, max_items))
+    if batch == max_items:
+        limit = "memory" if max_items < times.max_batch else "the engine's largest batch"
     else:
         limit = "promise"
     return _Predicted(times.seconds(batch) / batch, alone, limit)
@@ -184,8 +184,8 @@ def time_alone(site: ExecutorSite, klass: RequestClass, part: str) -> float:
     phase = site.phase(part)
     if phase is Phase.DECODE:
         return 0.0
-    most = model.engine.max_tokens if phase is Phase.PREFILL else model.engine.mixed_tokens
-    first = prompt_seconds(model, lengths.input_mean, float(most))
+    max_tokens = model.engine.max_tokens if phase is Phase.PREFILL else model.engine.mixed_tokens
+    first = prompt_seconds(model, lengths.input_mean, float(max_tokens))
     if part not in site.talkers:
         return first
     return first + lengths.output_mean * decode_seconds(model, lengths.decode_context)

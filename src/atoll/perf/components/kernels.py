@@ -13,22 +13,26 @@ from functools import cached_property
 
 from atoll.catalog.dtypes import DType
 from atoll.catalog.nodes import NodeType
+from atoll.engines.profile import EngineProfile
 from atoll.perf import operators
 from atoll.perf.constants import ConstantTable, GpuConstants, OpClass, OpSpeed, default_constants
-from atoll.perf.engines import EngineProfile
 from atoll.perf.operators import AllReduce
 
 LAUNCH_S = 18e-6
 """Host time of a kernel launched from PyTorch modules: 16 to 20 us beside an H200 where nothing else ran."""
-PLAIN_PASSES, PLAIN_LAUNCHES = 10.0, 5.0
+PLAIN_PASSES = 10.0
+PLAIN_LAUNCHES = 5.0
 """Activations, in hidden sizes, that kernels between the products of a plain layer read and write for a
 position, and how many such kernels there are: two norms, two sums, and the MLP's activation, whose width
 comes on top."""
-SMALL_PASSES, SMALL_LAUNCHES = 4.0, 2.0
-"""What norms of queries and keys add, and what two scaled branches add."""
-ROTARY_PASSES, ROTARY_LAUNCHES = 28.0, 6.0
-"""What turning queries and keys adds: 14 hidden sizes, at half the rate since halves lie apart."""
-BLOCK_PASSES, BLOCK_LAUNCHES = 54.0, 24.0
+SMALL_PASSES = 4.0
+SMALL_LAUNCHES = 2.0
+"""Passes and launches that norms of queries and keys add, and those of two scaled branches."""
+ROTARY_PASSES = 28.0
+ROTARY_LAUNCHES = 6.0
+"""Passes and launches of rotary embeddings: 14 hidden sizes, at half the rate since halves lie apart."""
+BLOCK_PASSES = 54.0
+BLOCK_LAUNCHES = 24.0
 """The same of a denoiser's block: norms that are scaled, shifted and gated one by one, turns in fp32, norms
 of queries and keys, streams joined."""
 DECODER_S = 0.4e-3
@@ -74,7 +78,7 @@ class Kernels:
 
     @cached_property
     def provenance(self) -> str:
-        """What the times rest on, the weakest ground first."""
+        """Sources of the times, the weakest first."""
         used = (OpClass.GEMM, OpClass.ATTENTION_PREFILL, OpClass.ELEMENTWISE)
         return self.constants.summary(used)
 

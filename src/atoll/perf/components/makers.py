@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core.ids import Phase
 from atoll.perf.capacity import CapacityModel, RoleLoad
-from atoll.perf.mixed import MixedCapacityModel
+from atoll.perf.mixed_capacity import MixedCapacityModel
 from atoll.perf.step import Position
 
 if TYPE_CHECKING:

@@ -79,7 +79,7 @@ def amount(klass: RequestClass, unit: Unit) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledRates:
-    """What a profile says: `alpha` by executor, and seconds by (executor, class, part)."""
+    """Rates of a profile: `alpha` by executor, and seconds by (executor, class, part)."""
 
     alpha: Mapping[str, float]
     seconds: Mapping[tuple[str, str, str], float]

@@ -10,6 +10,8 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
+from atoll.engines.profile import EngineProfile
+from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import copy_node, piece_times
 from atoll.perf.components.batches import (
     ENGINE_HOST,
@@ -18,8 +20,7 @@ from atoll.perf.components.batches import (
     batch_time,
     largest_input_bytes,
 )
-from atoll.perf.components.kernels import Kernels
-from atoll.perf.components.loads import (
+from atoll.perf.components.class_loads import (
     class_parts,
     class_ways,
     component_of,
@@ -27,12 +28,12 @@ from atoll.perf.components.loads import (
     llm_lengths,
     talker_lengths,
 )
+from atoll.perf.components.component_shapes import autoregressive_spec
+from atoll.perf.components.kernels import Kernels
 from atoll.perf.components.measured import MeasuredRates
-from atoll.perf.components.shapes import autoregressive_spec
 from atoll.perf.components.space import Space, fit, phase_of
 from atoll.perf.components.talkers import talker_model
 from atoll.perf.constants import ConstantTable
-from atoll.perf.engines import EngineChoice, EngineProfile
 from atoll.perf.layers import splits_evenly, tp_sizes
 from atoll.perf.step import (
     AnalyticStepModel,
@@ -155,10 +156,10 @@ def is_talker(model: ModelSpec, part: str) -> bool:
     return isinstance(spec, GeneratorSpec) and spec.kind == "autoregressive"
 
 
-def prompt_seconds(model: StepModel, tokens: float, most: float) -> float:
-    """Return the seconds of one prompt, alone, in pieces of `most` tokens."""
+def prompt_seconds(model: StepModel, tokens: float, max_tokens: float) -> float:
+    """Return the seconds of one prompt, alone, in pieces of `max_tokens` tokens."""
     counts = window_counts(model.spec, model.kinds)
-    return float(piece_times(model, counts, tokens, most, Position.WHOLE).all_s[-1])
+    return float(piece_times(model, counts, tokens, max_tokens, Position.WHOLE).all_s[-1])
 
 
 def decode_seconds(model: StepModel, context: float) -> float:
@@ -310,8 +311,8 @@ def _times(
     """Times of batches: measured ones, as batches of one on each copy, or else predicted ones."""
     known = measured.request_seconds(part, node, klass) if measured is not None else None
     if known is None or measured is None:
-        most = kernels.engine.max_tokens
-        return batch_time(model, part, klass, kernels, most_tokens=most, host=host)
+        max_tokens = kernels.engine.max_tokens
+        return batch_time(model, part, klass, kernels, max_tokens=max_tokens, host=host)
     copies = node.count // kernels.tp
     return BatchTime(0.0, known * copies, 1, 1, 0.0, measured.source)
 

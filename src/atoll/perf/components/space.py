@@ -15,16 +15,16 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase
+from atoll.engines.profile import EngineProfile
 from atoll.perf.components.batches import LARGEST_INPUT_SHARE
-from atoll.perf.components.loads import component_of
-from atoll.perf.components.shapes import autoregressive_spec, component_weight_bytes
-from atoll.perf.engines import EngineProfile
-from atoll.perf.memory import MemoryModel
+from atoll.perf.components.class_loads import component_of
+from atoll.perf.components.component_shapes import autoregressive_spec, component_weight_bytes
+from atoll.perf.memory_model import MemoryModel
 
 
 @dataclass(frozen=True)
 class Space:
-    """What fits beside each other: bytes of weights of all parts, and what each token-making part may use.
+    """Memory of parts side by side: bytes of weights of all, and what each token-making part may use.
 
     `engines` has, by such a part, the engine's profile with everything that is not its own reserved.
     `for_batches` is what is left, per GPU, for the activations of parts that work on whole requests.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from atoll.catalog.media import GeneratorSpec
 from atoll.perf.batch import Batch
-from atoll.perf.components.shapes import predictor_spec
+from atoll.perf.components.component_shapes import predictor_spec
 from atoll.perf.constants import ConstantTable
 from atoll.perf.operators import Num, larger
 from atoll.perf.step import AnalyticStepModel, StepParts, analytic, step_seconds

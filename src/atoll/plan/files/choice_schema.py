@@ -1,21 +1,22 @@
-"""What a fleet file says of choices between models, of what counts beside dollars, and of the grid."""
+"""Schema of choices between models, of objectives beside dollars, and of the grid in a fleet file."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import ConfigDict, Discriminator, Field, StrictStr, Tag
 
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import GramsPerKwh, UsdPerKwh, UsdPerTonne
 from atoll.plan.files.schema_fields import Share, text_or_mapping
+from atoll.plan.footprint import Objective
 
 Intensity = Annotated[GramsPerKwh, Field(le=1e5)]
 EnergyPrice = Annotated[UsdPerKwh, Field(le=1e6)]
 CarbonPrice = Annotated[UsdPerTonne, Field(le=1e9)]
 
 
-class VariantEntry(Frozen):
+class VariantSpec(Frozen):
     """One of the models that may answer a service, and how often it errs."""
 
     model: StrictStr = Field(
@@ -29,8 +30,8 @@ class VariantEntry(Frozen):
     )
 
 
-class WeightsEntry(Frozen):
-    """What counts, as prices; what a plan makes small is their sum."""
+class ObjectiveSpec(Frozen):
+    """Prices of energy and carbon; a plan minimises the sum with rent."""
 
     cost: Annotated[float, Field(strict=True, ge=0, le=1e6)] = Field(
         default=1.0, description="Weight of a dollar of rent."
@@ -40,14 +41,13 @@ class WeightsEntry(Frozen):
 
 
 ObjectiveField = Annotated[
-    Annotated[Literal["cost", "energy", "carbon"], Tag("text")]
-    | Annotated[WeightsEntry, Tag("mapping")],
+    Annotated[Objective, Tag("text")] | Annotated[ObjectiveSpec, Tag("mapping")],
     Discriminator(text_or_mapping),
 ]
 
 
-class GridEntry(Frozen):
-    """What electricity costs the climate: by region, and elsewhere `default`."""
+class GridSpec(Frozen):
+    """Carbon intensity of electricity: by region, and elsewhere `default`."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Intensity] = Field(init=False)

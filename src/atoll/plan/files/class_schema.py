@@ -1,4 +1,4 @@
-"""What a fleet file says of classes of requests: what they bring, what they want, what they are promised."""
+"""Schema of classes of requests in a fleet file: inputs, outputs and promises."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PixelSize = Annotated[
 ]
 
 
-class ImagesEntry(Frozen):
+class ImagesSpec(Frozen):
     """Images that a request brings."""
 
     count: Annotated[float, Field(strict=True, gt=0, le=1000)] = Field(
@@ -59,7 +59,7 @@ class ImagesEntry(Frozen):
     size: PixelSize = Field(default=(1280, 720), description="Width x height in pixels.")
 
 
-class VideoEntry(Frozen):
+class VideoSpec(Frozen):
     """A video that a request brings."""
 
     frames: Annotated[int, Field(strict=True, ge=1, le=100_000)] = Field(
@@ -68,7 +68,7 @@ class VideoEntry(Frozen):
     size: PixelSize = Field(default=(640, 360), description="Width x height in pixels.")
 
 
-class ImageEntry(Frozen):
+class ImageSpec(Frozen):
     """Images that a request wants."""
 
     count: Annotated[float, Field(strict=True, gt=0, le=1000)] = Field(
@@ -83,7 +83,7 @@ class ImageEntry(Frozen):
     )
 
 
-class ClassEntry(Frozen):
+class RequestClassSpec(Frozen):
     """Requests that bring and want the same; the key says what, as in image+audio -> audio."""
 
     share: Annotated[Share, Field(gt=0)] = Field(
@@ -99,11 +99,11 @@ class ClassEntry(Frozen):
     output_cv: Annotated[Number, Field(le=20)] = Field(
         default=0.0, description="The same of the answer."
     )
-    images: ImagesEntry | None = Field(default=None, description="Images it brings.")
-    video: VideoEntry | None = Field(default=None, description="A video it brings.")
+    images: ImagesSpec | None = Field(default=None, description="Images it brings.")
+    video: VideoSpec | None = Field(default=None, description="A video it brings.")
     audio: Spoken | None = Field(default=None, description="Sound it brings, such as 10s.")
     speech: Spoken | None = Field(default=None, description="Speech it wants, such as 10s.")
-    image: ImageEntry | None = Field(default=None, description="Images it wants.")
+    image: ImageSpec | None = Field(default=None, description="Images it wants.")
     ttft: FirstToken | None = Field(
         default=None, description="Promised time to the first text; the service's if left out."
     )
@@ -120,6 +120,8 @@ class ClassEntry(Frozen):
 
 ClassesField = Annotated[
     Annotated[StrictStr, Tag("text")]
-    | Annotated[dict[StrictStr, ClassEntry], Field(min_length=1, max_length=64), Tag("mapping")],
+    | Annotated[
+        dict[StrictStr, RequestClassSpec], Field(min_length=1, max_length=64), Tag("mapping")
+    ],
     Discriminator(text_or_mapping),
 ]

@@ -1,6 +1,6 @@
 """The shape of a fleet file. One field here is one key a person may write.
 
-models:   {NAME: {model: qwen3-32b, ttft: 1600ms, tpot: 100ms, rate: 10/s, lengths: azure-conv}}
+services: {NAME: {model: qwen3-32b, ttft: 1600ms, tpot: 100ms, rate: 10/s, lengths: azure-conv}}
           {NAME: {models: [{model: llama-3.1-8b, error: 6%}, {model: qwen3-32b, error: 2%}], max_error: 4%}}
           {NAME: {model: qwen2.5-omni-7b, rate: 2/s, classes: {image+text: {share: 100%, images: {}}}}}
 pool:     {cloud: {regions: [aws/us-east-2], gpus: [L40S, L4]}, owned: {basement: {"RTX3090:2": 4}}}
@@ -13,10 +13,15 @@ objective: {cost: 1, carbon: $100/t}
 grid:     {aws/us-east-2: 400 g/kWh, default: 300 g/kWh, pue: 1.2}
 catalog:  facts.yaml
 running:  plan.json
+
+The same classes build a fleet in Python (`Fleet.of`), where numbers are in base units: seconds, requests/s,
+USD/h, bytes. `FleetDocument` is a file read against them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import (
@@ -29,12 +34,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from atoll.catalog.document import SchemaDocument
+from atoll.core.errors import InputError
+from atoll.core.files import YamlFile
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Duration, Rate
+from atoll.engines.limits import Scheduling
 from atoll.perf.components.measured import Unit
-from atoll.perf.engines import Scheduling
 from atoll.plan.cluster import KV_FILL, NodeProfile
-from atoll.plan.files.choice_schema import GridEntry, ObjectiveField, VariantEntry
+from atoll.plan.files.choice_schema import GridSpec, ObjectiveField, VariantSpec
 from atoll.plan.files.class_schema import ClassesField
 from atoll.plan.files.schema_fields import (
     Above,
@@ -57,14 +65,14 @@ from atoll.plan.robustness import DEMAND_CORRELATION, DEMAND_SD, SPOT_PRICE_SD
 
 
 def _number_or_mapping(value: object) -> str:
-    return "mapping" if isinstance(value, dict) else "number"
+    return "mapping" if isinstance(value, dict | Frozen) else "number"
 
 
 def _number_names_or_mapping(value: object) -> str:
     return "names" if isinstance(value, list) else _number_or_mapping(value)
 
 
-class LengthsEntry(Frozen):
+class LengthsSpec(Frozen):
     """Lengths of prompts and answers in tokens."""
 
     input: Tokens = Field(description="Mean prompt length, in tokens.")
@@ -82,7 +90,7 @@ class LengthsEntry(Frozen):
 
 def _lengths(value: object) -> object:
     """Refuse what is neither text nor a mapping; YAML reads 0x128 as a number."""
-    if isinstance(value, str | dict | LengthsEntry):
+    if isinstance(value, str | dict | LengthsSpec):
         return value
     raise PydanticCustomError(
         "quantity",
@@ -95,13 +103,13 @@ def _lengths(value: object) -> object:
 
 
 LengthsField = Annotated[
-    Annotated[StrictStr, Tag("text")] | Annotated[LengthsEntry, Tag("mapping")],
+    Annotated[StrictStr, Tag("text")] | Annotated[LengthsSpec, Tag("mapping")],
     Discriminator(text_or_mapping),
     BeforeValidator(_lengths),
 ]
 
 
-class HostTimeEntry(Frozen):
+class HostTimeSpec(Frozen):
     """Host time of a step, as `atoll profile` measures it on the machine."""
 
     step: Annotated[Duration, Field(le=10)] = Field(
@@ -112,7 +120,7 @@ class HostTimeEntry(Frozen):
     )
 
 
-class EngineEntry(Frozen):
+class EngineSpec(Frozen):
     """How engines are started; what is left out is as the engine has it on the GPU in question."""
 
     max_num_seqs: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = Field(
@@ -139,20 +147,20 @@ class EngineEntry(Frozen):
         default=None,
         description="Whether the next step is prepared while the GPU works (async), or after it (sync).",
     )
-    host: HostTimeEntry | None = Field(
+    host: HostTimeSpec | None = Field(
         default=None,
         description="Host time of a step as measured; the engine's assumed if left out.",
     )
 
 
-class ServiceEntry(Frozen):
+class ServiceSpec(Frozen):
     """A model to serve, what is promised and how much is asked of it."""
 
     model: StrictStr | None = Field(
         default=None,
         description="A model of the catalog, in another precision as MODEL@fp8; the key if left out.",
     )
-    models: list[VariantEntry] | None = Field(
+    models: list[VariantSpec] | None = Field(
         default=None,
         min_length=1,
         max_length=64,
@@ -226,8 +234,8 @@ class ServiceEntry(Frozen):
     avoid: list[StrictStr] = Field(
         default=[], description="Never stand on these GPU types or node types."
     )
-    engine: EngineEntry = Field(
-        default=EngineEntry(),
+    engine: EngineSpec = Field(
+        default=EngineSpec(),
         description="How its engines are started; counts before `settings.engine_limits`.",
     )
 
@@ -238,7 +246,7 @@ Availability = Annotated[
 ]
 
 
-class CloudEntry(Frozen):
+class CloudSpec(Frozen):
     """Nodes to rent, with prices from the catalog: the cheapest machine of each node type."""
 
     regions: list[StrictStr] = Field(
@@ -269,7 +277,7 @@ class CloudEntry(Frozen):
     )
 
 
-class OwnedEntry(Frozen):
+class OwnedSpec(Frozen):
     """Machines of one's own: how many, and what one costs an hour if that should count."""
 
     count: Count = Field(description="How many there are.")
@@ -280,12 +288,12 @@ class OwnedEntry(Frozen):
 
 
 OwnedField = Annotated[
-    Annotated[Count, Tag("number")] | Annotated[OwnedEntry, Tag("mapping")],
+    Annotated[Count, Tag("number")] | Annotated[OwnedSpec, Tag("mapping")],
     Discriminator(_number_or_mapping),
 ]
 
 
-class OfferEntry(Frozen):
+class OfferSpec(Frozen):
     """One line of the pool, written out; it replaces what `cloud` says of the same nodes."""
 
     region: StrictStr = Field(description="Where they are.")
@@ -299,17 +307,17 @@ class OfferEntry(Frozen):
     )
 
 
-class PoolEntry(Frozen):
+class PoolSpec(Frozen):
     """The nodes that can be had."""
 
-    cloud: CloudEntry | None = Field(default=None, description="Nodes to rent.")
+    cloud: CloudSpec | None = Field(default=None, description="Nodes to rent.")
     owned: dict[StrictStr, dict[StrictStr, OwnedField]] | None = Field(
         default=None, description="Nodes of one's own: region -> node type -> how many."
     )
-    offers: list[OfferEntry] | None = Field(default=None, description="Nodes one by one.")
+    offers: list[OfferSpec] | None = Field(default=None, description="Nodes one by one.")
 
 
-class MachinesEntry(Frozen):
+class MachinesSpec(Frozen):
     """Machines of one type at one site: how many or which, and what one costs if that should count."""
 
     count: Above | None = Field(default=None, description="How many; they are named by number.")
@@ -325,13 +333,13 @@ class MachinesEntry(Frozen):
 MachinesField = Annotated[
     Annotated[Above, Tag("number")]
     | Annotated[list[StrictStr], Field(min_length=1), Tag("names")]
-    | Annotated[MachinesEntry, Tag("mapping")],
+    | Annotated[MachinesSpec, Tag("mapping")],
     Discriminator(_number_names_or_mapping),
 ]
 
 
-class WireEntry(Frozen):
-    """What joins two ends; of several rules for a pair the most specific counts, then the last."""
+class LinkSpec(Frozen):
+    """Link between two ends; of several rules for a pair the most specific counts, then the last."""
 
     between: Annotated[list[StrictStr], Field(min_length=2, max_length=2)] = Field(
         description="Two ends: a machine, a site, source, sink, or * for anything."
@@ -350,14 +358,14 @@ class ProfilesFile(Frozen):
     profiles: ProfilesByModel
 
 
-class ClusterEntry(Frozen):
+class ClusterSpec(Frozen):
     """The machines that are there, and no others, with the network between them."""
 
     nodes: dict[StrictStr, dict[StrictStr, MachinesField]] = Field(
         min_length=1,
         description="Site -> node type -> how many machines, or a list of their names.",
     )
-    links: list[WireEntry] = Field(
+    links: list[LinkSpec] = Field(
         min_length=1, description="The network; where no rule speaks of a pair there is no link."
     )
     profiles: (
@@ -376,8 +384,8 @@ class ClusterEntry(Frozen):
     )
 
 
-class LimitsEntry(Frozen):
-    """What a plan may not exceed."""
+class LimitsSpec(Frozen):
+    """Limits of a plan."""
 
     budget: Money | None = Field(default=None, description="Most to pay for nodes, as $100/h.")
     spot_share: Share | None = Field(
@@ -400,7 +408,7 @@ _DemandField = Annotated[
 ]
 
 
-class RiskEntry(Frozen):
+class RiskSpec(Frozen):
     """How far things may turn out otherwise, for `atoll plan --robust`."""
 
     demand: _DemandField = Field(
@@ -426,7 +434,7 @@ class RiskEntry(Frozen):
     )
 
 
-class SettingsEntry(Frozen):
+class SettingsSpec(Frozen):
     """How to search for a plan."""
 
     max_nodes_per_instance: Annotated[int, Field(strict=True, ge=1, le=8)] = Field(
@@ -445,10 +453,11 @@ class SettingsEntry(Frozen):
         "what runs.",
     )
     engine: StrictStr = Field(
-        default="vllm", description="Whose host time per step counts: vllm, sglang, atoll, none."
+        default="vllm",
+        description="Whose host time per step counts: vllm, sglang, atoll, ...; none.",
     )
-    engine_limits: EngineEntry = Field(
-        default=EngineEntry(), description="How the engines of all services are started."
+    engine_limits: EngineSpec = Field(
+        default=EngineSpec(), description="How the engines of all services are started."
     )
     seed: Count = Field(default=0, description="Seed of whatever is random in a solver.")
     on_shortage: Shortage = Field(
@@ -464,17 +473,19 @@ FactsField = Annotated[
 ]
 
 
-class FleetFile(Frozen):
+class FleetSpec(Frozen):
     """Which models to serve, what is promised, and which nodes can be had."""
 
     name: StrictStr | None = Field(
         default=None, description="What to call the plan; the file's name if left out."
     )
-    models: dict[StrictStr, ServiceEntry] = Field(
-        min_length=1, description="The models to serve, each under a name of its own."
+    services: dict[StrictStr, ServiceSpec] = Field(
+        min_length=1,
+        description="The models to serve, each under a name of its own. `models` is the older name of this "
+        "key.",
     )
-    pool: PoolEntry | None = Field(default=None, description="The nodes that can be had.")
-    cluster: ClusterEntry | None = Field(
+    pool: PoolSpec | None = Field(default=None, description="The nodes that can be had.")
+    cluster: ClusterSpec | None = Field(
         default=None, description="Instead of a pool: a fixed cluster and its network."
     )
     share_instances: StrictBool = Field(
@@ -485,16 +496,14 @@ class FleetFile(Frozen):
         default="cost",
         description="What a plan makes small: cost, energy, carbon, or prices of each.",
     )
-    grid: GridEntry = Field(
-        default=GridEntry(),
+    grid: GridSpec = Field(
+        default=GridSpec(),
         description="What electricity costs the climate: region -> g CO2 per kWh, `default` for the others, "
         "and `pue`.",
     )
-    limits: LimitsEntry = Field(default=LimitsEntry(), description="What a plan may not exceed.")
-    settings: SettingsEntry = Field(
-        default=SettingsEntry(), description="How to search for a plan."
-    )
-    risk: RiskEntry | None = Field(
+    limits: LimitsSpec = Field(default=LimitsSpec(), description="What a plan may not exceed.")
+    settings: SettingsSpec = Field(default=SettingsSpec(), description="How to search for a plan.")
+    risk: RiskSpec | None = Field(
         default=None,
         description="How far things may turn out otherwise, for plans that ask (--robust).",
     )
@@ -504,3 +513,29 @@ class FleetFile(Frozen):
     running: StrictStr | None = Field(
         default=None, description="The plan that runs now, a plan.json; what can stay is kept."
     )
+
+
+_OLDER_SERVICES = "models"
+"""Name of `services` in fleet files before version 0.2."""
+
+
+class FleetDocument(SchemaDocument[FleetSpec]):
+    """A fleet file as read and checked, or the same fields given in Python."""
+
+    def __init__(self, source: YamlFile | Mapping[str, object]) -> None:
+        data = source.data if isinstance(source, YamlFile) else source
+        self._is_older = False
+        if isinstance(data, Mapping) and _OLDER_SERVICES in data and "services" not in data:
+            self._is_older = True
+            # The order of keys stays, and with it which mistake is named first.
+            data = {("services" if k == _OLDER_SERVICES else k): v for k, v in data.items()}
+            source = replace(source, data=data) if isinstance(source, YamlFile) else data
+        super().__init__(source, FleetSpec, "a fleet file")
+
+    def error(self, message: str, *location: str | int, hint: str | None = None) -> InputError:
+        """Return an error about the value at `location`, called as the file calls it."""
+        if self._is_older and location[:1] == ("services",):
+            location = (_OLDER_SERVICES, *location[1:])
+        elif location == (_OLDER_SERVICES,):
+            message, hint = "this is the older name of 'services', which is given too", "keep one"
+        return super().error(message, *location, hint=hint)

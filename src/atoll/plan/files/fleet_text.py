@@ -28,7 +28,7 @@ def fleet_text(problem: Problem, profiles: str | None = None) -> str:
     Reading it gives the problem back, but for prices and facts of its own (`overlays`).
     """
     cluster = cluster_of(problem)
-    lines = [f"name: {problem.name}", "models:"]
+    lines = [f"name: {problem.name}", "services:"]
     for service in problem.services:
         lines += _service(service)
     lines += ["cluster:", "  nodes:"]

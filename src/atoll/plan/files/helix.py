@@ -42,7 +42,7 @@ SITE_LATENCY_S = 0.010
 _NO_PROMISE_S = (600.0, 60.0)
 _UNITS = {"kbps": 1e3, "mbps": 1e6, "gbps": 1e9, "sec": 1.0, "second": 1.0}
 _PARTS = {"millisec": 1e3, "microsec": 1e6}
-"""What to divide by: 51 / 1000 is 0.051, and 51 * 0.001 a hair more."""
+"""Divisors of units: 51 / 1000 is 0.051, while 51 * 0.001 is slightly more."""
 
 Range = tuple[int, int]
 Ends = tuple[str, str]
@@ -151,9 +151,9 @@ def read_profiles(
     profiles: dict[str, NodeProfile] = {}
     for kind in sorted(set(cluster.types)):
         entry = _table(_table(model_data, "types"), kind)
-        most = int(cast(int, entry["max_num_layers"]))
+        max_layers = int(cast(int, entry["max_num_layers"]))
         blocks, requests, tokens = (
-            [int(cast(int, _table(entry, key)[str(j)])) for j in range(1, most + 1)]
+            [int(cast(int, _table(entry, key)[str(j)])) for j in range(1, max_layers + 1)]
             for key in ("vllm_num_blocks", "prompt_max_requests", "decode_max_tokens")
         )
         normal, tight = (
@@ -161,7 +161,7 @@ def read_profiles(
             for key in ("typical_layers_normal", "typical_layers_tight")
         )
         profiles[_node_type(kind)] = NodeProfile(
-            max_layers=most,
+            max_layers=max_layers,
             kv_tokens=tuple(block * n for n in blocks),
             prefill_s_per_layer=_curve(entry["prompt_ms_per_layer"]),
             decode_s_per_layer=_curve(entry["decode_ms_per_layer"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from atoll.core.errors import InputError, UsageError
@@ -12,8 +12,6 @@ from atoll.core.files import read_text_limited
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 
-_SERVICES = "services"
-"""The key that tells a problem.json from a fleet file written as JSON."""
 _PROBLEM_HASH = "problem_hash"
 """The key that tells a plan.json from both."""
 
@@ -27,16 +25,16 @@ def read_problem(
     """Read a fleet file or a problem.json; `running` is a plan.json whose instances run now."""
     data = _json_object(path)
     overlay_paths = tuple(overlays)
-    if data is not None and _PROBLEM_HASH in data and _SERVICES not in data:
+    if data is not None and is_plan_data(data):
         raise UsageError(
             f"{path} is a plan, not a fleet file", hint="name the fleet file that it was made for"
         )
-    if data is not None and _SERVICES in data:
+    if data is not None and is_problem_data(data):
         if overlay_paths:
             raise UsageError(f"{path} carries its own facts", hint="leave out --overlay")
         problem = Problem.from_json(read_text_limited(path), path=path)
     else:
-        from atoll.plan.files.fleet import load_fleet
+        from atoll.plan.files.fleet_file import load_fleet
 
         problem = load_fleet(path, overlays=overlay_paths)
     if running is None:
@@ -55,7 +53,20 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
 def is_plan(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is a plan.json rather than a fleet file or a problem.json."""
     data = _json_object(path)
-    return data is not None and _PROBLEM_HASH in data and _SERVICES not in data
+    return data is not None and is_plan_data(data)
+
+
+def is_plan_data(data: Mapping[str, object]) -> bool:
+    """Return whether the content of a JSON file is that of a plan.json."""
+    return _PROBLEM_HASH in data and "services" not in data
+
+
+def is_problem_data(data: Mapping[str, object]) -> bool:
+    """Return whether the content of a JSON file is that of a problem.json: a list of services.
+
+    A fleet file maps names to services.
+    """
+    return "services" in data and not isinstance(data["services"], Mapping)
 
 
 def _json_object(path: str | os.PathLike[str]) -> dict[str, object] | None:

@@ -48,12 +48,12 @@ from collections.abc import Iterator
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import PROVEN_GAP, Plan
 from atoll.plan.problem import Problem
-from atoll.plan.validate.choice import check_mixes
-from atoll.plan.validate.cluster import check_shared_links
-from atoll.plan.validate.executors import check_paths
-from atoll.plan.validate.handover import check_handover
-from atoll.plan.validate.instance import check_names, check_node_limits, check_structure
-from atoll.plan.validate.machines import (
+from atoll.plan.validate.validate_choice import check_mixes
+from atoll.plan.validate.validate_cluster import check_shared_links
+from atoll.plan.validate.validate_executors import check_paths
+from atoll.plan.validate.validate_handover import check_handover
+from atoll.plan.validate.validate_instance import check_names, check_node_limits, check_structure
+from atoll.plan.validate.validate_machines import (
     check_gpus,
     check_limits,
     check_offers,
@@ -62,7 +62,7 @@ from atoll.plan.validate.machines import (
     check_running,
     check_spread,
 )
-from atoll.plan.validate.routes import check_loads, check_served, check_ways
+from atoll.plan.validate.validate_routes import check_loads, check_served, check_ways
 from atoll.plan.validate.violation import (
     TOLERANCE,
     InvalidPlanError,
@@ -85,7 +85,7 @@ def validate(
     """
     facts = problem.catalog() if catalog is None else catalog
     violations = validate_structure(plan)
-    if problem.choices:
+    if not problem.is_settled:
         unsettled = list(check_mixes(plan, problem))
         violations += unsettled
         if any(found.rule == "mix" for found in unsettled):
@@ -99,13 +99,9 @@ def validate(
     for instance in plan.instances:
         unknown = list(check_names(instance, problem, facts))
         named &= not unknown
-        if not instance.is_executor:
-            violations += unknown or check_node_limits(instance, problem, facts)
-        else:
-            violations += unknown
-    if named and (plan.paths or problem.has_graphs):
-        violations += check_paths(plan, problem, facts)
+        violations += unknown or check_node_limits(instance, problem, facts)
     if named:
+        violations += check_paths(plan, problem, facts)
         violations += check_handover(plan, problem, facts)
         violations += check_shared_links(plan, problem, facts)
     for rule in (
@@ -148,7 +144,7 @@ def validate_structure(plan: Plan) -> list[Violation]:
 
 
 def _sums(plan: Plan) -> Iterator[Violation]:
-    """What a plan says about its cost and bound must agree with itself."""
+    """Check that cost and bound of a plan agree with each other."""
     here = plan.problem_name
     usd = sum(instance.usd_per_hour for instance in plan.instances)
     cut = any(node.gpu_ids is not None for i in plan.instances for node in i.nodes)

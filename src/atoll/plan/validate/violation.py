@@ -1,4 +1,4 @@
-"""What is wrong with a plan, and the error that says so."""
+"""Violations of a plan, and the error that lists them."""
 
 from __future__ import annotations
 

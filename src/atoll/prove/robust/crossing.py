@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.core.ids import Phase
-from atoll.prove.robust.options import compose
+from atoll.prove.robust.service_options import compose
 
 if TYPE_CHECKING:
     from atoll.plan.plan import Instance, Plan
-    from atoll.prove.robust.prices import ExpectedPrices
+    from atoll.prove.robust.expected_prices import ExpectedPrices
     from atoll.prove.robust.scenarios import ScenarioSet
     from atoll.prove.robust.trial import ScenarioLab, ServiceTrial
 
 _USUAL = 0.93
 """A load up to which promises are kept, about, before anything is simulated."""
-_MOST = 5
+_MAX_PAIRS = 5
 """Pairs that are tried of a service."""
 _Side = tuple["Instance", ...]
 
@@ -71,7 +71,7 @@ def cross_phases(
     others = [i for i in nominal.instances if i.service != service]
     found = []
     # Dear ones are the sure ones, of which there are fewest.
-    for pair in chosen[-_MOST:]:
+    for pair in chosen[-_MAX_PAIRS:]:
         plan = compose(lab.problem, lab.catalog, [*others, *pair])
         if plan is not None:
             found.append(lab.trial(plan, service))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from atoll.prove.robust.trial import ScenarioLab
 
 _SURE = 1.96
-_LEAST_ERROR = 0.5
+_MIN_ERROR = 0.5
 """Scenarios that may have gone the other way, at the least: nobody is sure of twenty that all hold."""
 
 
@@ -84,5 +84,5 @@ def judge_plan_in(
 def _error(told: np.ndarray, difference: np.ndarray) -> float:
     """The standard error of the share: of what load tells, and of how far off it is."""
     of_all = float(told.var()) / len(told)
-    least = (_LEAST_ERROR / len(difference)) ** 2
-    return math.sqrt(of_all + max(float(difference.var(ddof=1)) / len(difference), least))
+    min_variance = (_MIN_ERROR / len(difference)) ** 2
+    return math.sqrt(of_all + max(float(difference.var(ddof=1)) / len(difference), min_variance))

@@ -61,6 +61,7 @@ def resolve_risk(problem: Problem, risk: RiskModel | None = None) -> RiskModel:
     if asked.spot_loss is not None:
         return asked
     rate_per_h = problem.limits.spot_loss_per_h
+    # The chance of a loss within an hour, from a rate of losses.
     chance = 1.0 - math.exp(-rate_per_h) if rate_per_h > 0.0 else SPOT_LOSS
     return asked.model_copy(update={"spot_loss": chance})
 
@@ -91,7 +92,9 @@ def draw_scenarios(
     demand = {}
     for service, group in groups.items():
         spread = risk.demand_spread(service)
+        # A common part and one of its own: any two groups are then correlated by rho.
         z = math.sqrt(rho) * common + math.sqrt(1.0 - rho) * own[group]
+        # Half the variance is taken off, so that the mean of the log-normal is 1.
         demand[service] = [math.exp(spread * float(x) - 0.5 * spread**2) for x in z]
     pools = spot_pools(problem)
     price, lost = {}, {}
@@ -101,6 +104,7 @@ def draw_scenarios(
         price[pool] = [math.exp(sd * float(x) - 0.5 * sd**2) for x in z]
         lost[pool] = stream(seed, "robust", name, "loss", *pool).random(number)
     chance = risk.spot_loss or 0.0
+    # Few tables of constants, shared in turn: what nodes carry is worked out once for each.
     draws = min(number, DRAWS) if risk.performance else 1
     return ScenarioSet(
         name,

@@ -1,9 +1,10 @@
 """In which scenarios a service keeps its promises on some instances: told by load, simulated where in doubt.
 
-A simulation of every plan in every scenario would take hours. What mostly decides is the load (`loads`):
-below some threshold enough requests keep their promises, above it they do not. The threshold of a set of
-instances is found by simulating scenarios between those that are surely enough and surely too much, by
-halves, and then those nearest to it. What was simulated counts as simulated, all else by its load.
+A simulation of every plan in every scenario would take hours. What mostly decides is the load
+(`scenario_loads`): below some threshold enough requests keep their promises, above it they do not. The
+threshold of a set of instances is found by simulating scenarios between those that are surely enough and
+surely too much, by halves, and then those nearest to it. What was simulated counts as simulated, all else
+by its load.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import numpy as np
 from atoll.core.ids import Phase
 from atoll.perf.constants import default_constants
 from atoll.prove.kept import simulate_kept
-from atoll.prove.robust.loads import ScenarioLoads, is_lost
-from atoll.sim.options import Failure
+from atoll.prove.robust.scenario_loads import ScenarioLoads, is_lost
+from atoll.sim.sim_options import Failure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,16 +35,19 @@ if TYPE_CHECKING:
 REQUESTS = 1_500
 """Requests of the service that is asked least often, per simulation, within limits."""
 _FIRST_SEED = 7_001
-_LIGHT, _HEAVY = 0.6, 1.7
-"""Loads that are taken to be surely enough, and surely too much, before any simulation."""
+_SAFE_LOAD = 0.6
+"""Load up to which promises are taken to be kept, before any simulation."""
+_HOPELESS_LOAD = 1.7
+"""Load from which on they are taken to be broken."""
 _HALVINGS = 5
-_CLOSE, _MORE_RUNS = 0.03, 4
-"""How near to its target what is kept as the fleet file has it must be for some more simulations."""
+_DOUBT_MARGIN = 0.03
+"""A share kept that is this near to its target, as the fleet file has it, is simulated some more."""
+_MORE_RUNS = 4
 
 
 @dataclass
 class ServiceTrial:
-    """What is known of how one service fares on one set of instances.
+    """Results of one service on one set of instances so far.
 
     `plan` has those instances (and others'). `loads` are by set of scenarios; `kept` are shares of requests
     that kept their promises, by set and scenario, where simulated. `threshold` is the load up to which
@@ -112,11 +116,13 @@ class ServiceTrial:
             below = sum(not good for _, good in known[:cut])
             above = sum(good for _, good in known[cut:])
             wrong.append(below + above)
+        # Several cuts may be as good: the middle one is the least biased.
         best = [cut for cut, number in enumerate(wrong) if number == min(wrong)]
         cut = best[len(best) // 2]
         if cut in (0, len(known)):
             self.threshold = edges[0] * (1.0 - 1e-9) if cut == 0 else edges[-1]
         else:
+            # Loads are ratios: the geometric mean of the two loads next to the cut.
             self.threshold = math.sqrt(edges[cut] * edges[cut + 1])
 
 
@@ -126,6 +132,7 @@ class ScenarioLab:
     def __init__(
         self, problem: Problem, catalog: Catalog, deadline: Countdown | None = None
     ) -> None:
+        # Scenarios bring their own losses, so those of the problem are switched off and do not count twice.
         limits = problem.limits.model_copy(update={"spot_loss_per_h": 0.0, "survive": 0})
         self.problem, self.catalog, self.deadline = problem, catalog, deadline
         # Losses are the scenarios' own.
@@ -142,6 +149,7 @@ class ScenarioLab:
     def trial(self, plan: Plan, service: str) -> ServiceTrial:
         """Return the trial of a service as a plan serves it."""
         own = tuple(i for i in plan.instances if i.service == service)
+        # Plans that serve a service with the same instances share the trial, with all that was simulated.
         key = (service, _standing(own))
         if key not in self._trials:
             target = self.problem.service(service).attainment
@@ -174,19 +182,21 @@ class ScenarioLab:
         """Find the threshold of a trial by simulating scenarios of a set, by halves."""
         self.look(trial, among)
         trial.nominal = self._simulate(trial, self._calm, default_constants(), 0, ())
-        if abs(trial.nominal - trial.target) < _CLOSE:
+        if abs(trial.nominal - trial.target) < _DOUBT_MARGIN:
             # One run is luck: of those that are near it takes some more to tell.
             more = [
                 self._simulate(trial, self._calm, default_constants(), -run, ())
                 for run in range(1, _MORE_RUNS + 1)
             ]
             trial.nominal = float(np.mean([trial.nominal, *more]))
+        # An option that fails when nothing goes wrong is not taken, so its threshold does not matter.
         if not trial.is_valid:
             return
         loads = trial.loads[among.name]
         order = np.argsort(loads, kind="stable")
-        low = int(np.searchsorted(loads[order], _LIGHT)) - 1
-        high = int(np.searchsorted(loads[order], _HEAVY))
+        # Scenarios outside the two loads are taken as known: simulations are spent between them.
+        low = int(np.searchsorted(loads[order], _SAFE_LOAD)) - 1
+        high = int(np.searchsorted(loads[order], _HOPELESS_LOAD))
         for _ in range(_HALVINGS):
             if high - low < 2:
                 break
@@ -223,6 +233,7 @@ class ScenarioLab:
                 losses = tuple(Failure(0.0, instance=name) for name in gone)
                 table = among.constants[scenario.draw]
                 asked = self._asked(scenario)
+                # The seed goes with the scenario: all options meet the same arrivals in it.
                 trial.kept[key] = self._simulate(trial, asked, table, 1 + at, losses)
         return trial.kept[key]
 
@@ -257,12 +268,13 @@ class ScenarioLab:
 
 
 def _standing(instances: Sequence[Instance]) -> object:
-    """What tells how instances fare together: where they stand, and the share that is sent to each."""
+    """Return the identity of instances for simulation: their places and shares of requests."""
     sent: dict[Phase, float] = {}
     for one in instances:
         sent[one.phase] = sent.get(one.phase, 0.0) + one.throughput_per_s
     return tuple(
         sorted(
+            # Rounded: shares that differ by less than this are simulated once.
             (one.placement_key, round(one.throughput_per_s / sent[one.phase], 3))
             for one in instances
         )

@@ -1,5 +1,11 @@
-"""A plan for people: in the terminal, as a page, in a notebook. `show.py` is the door.
+"""Plans for people: in the terminal, as a page, in a notebook. Begin with `show.py`.
 
-What is shown differs between plans on rented nodes (`rented_*`, with their layouts) and plans on a fixed
-cluster (`cluster_*`, with their placements); only `show.py` asks which one a plan is.
+    show             any plan: looks its family up in a table, the only place that asks for it
+    rented_*         plans on rented nodes: tables for the terminal, data of the page
+    cluster_*        plans on a fixed cluster, likewise
+    executor_tables  any-to-any services of a plan: executors, classes, paths
+    mixes            which models answer the choices of a plan
+    *_svg            drawings: layouts of instances, placements, machines with executors
+
+May import what the rest of `report` may.
 """

@@ -1,4 +1,4 @@
-"""What the HTML report of a plan on a fixed cluster shows: `pages/cluster_plan.html.j2` as plain data."""
+"""Data of the HTML report of a plan on a fixed cluster, for `pages/cluster_plan.html.j2`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from atoll.solve.comparison import Compared
 from atoll.solve.place.bottleneck import node_use
 
 TEMPLATE = "cluster_plan.html.j2"
-_MOST_RULES = 60
+_MAX_RULES = 60
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def gather_cluster_plan(
         "machines": tabulate_machines(plan, problem, catalog, service=True),
         "services": list_services(problem),
         "links": _list_links(problem),
-        "more_links": max(0, len(cluster_of(problem).links) - _MOST_RULES),
+        "more_links": max(0, len(cluster_of(problem).links) - _MAX_RULES),
         "problem_hash": plan.problem_hash,
     }
 
@@ -111,15 +111,14 @@ def _chart_comparison(plan: Plan, compared: Sequence[Compared]) -> list[Bar]:
 
 
 def _list_links(problem: Problem) -> Grid:
-    columns = ("from", "to", "both ways", "bandwidth", "latency")
-    rows = [
-        (
-            rule.src,
-            rule.dst,
-            "no" if rule.one_way else "yes",
-            format_bandwidth(rule.bytes_per_s),
-            format_duration(rule.latency_s),
-        )
-        for rule in cluster_of(problem).links[:_MOST_RULES]
-    ]
-    return Grid(columns, rows, columns[3:])
+    return Grid.of(
+        cluster_of(problem).links[:_MAX_RULES],
+        {
+            "from": lambda rule: rule.src,
+            "to": lambda rule: rule.dst,
+            "both ways": lambda rule: "no" if rule.one_way else "yes",
+            "bandwidth": lambda rule: format_bandwidth(rule.bytes_per_s),
+            "latency": lambda rule: format_duration(rule.latency_s),
+        },
+        right=("bandwidth", "latency"),
+    )

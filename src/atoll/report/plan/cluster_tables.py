@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _PROVEN = 1e-6
-_ALL = 48
+_MAX_LISTED = 48
 """Machines listed one by one; more of them are folded by site, type and layers."""
 
 
@@ -75,14 +75,14 @@ def describe_shortage(plan: Plan) -> str | None:
         return "INFEASIBLE: the cluster has no placement."
     if plan.status != "partial":
         return None
-    least = {name: part for name, part in plan.served_fraction.items() if part < 1.0}
-    shares = ", ".join(f"{format_share(part)} of {name}" for name, part in least.items())
+    short = {name: part for name, part in plan.served_fraction.items() if part < 1.0}
+    shares = ", ".join(f"{format_share(part)} of {name}" for name, part in short.items())
     return f"PARTIAL: serves {shares}."
 
 
 def list_machines(plan: Plan, problem: Problem, catalog: Catalog) -> list[MachineRow]:
     """Return the machines of a plan in the order requests pass them, equal ones folded if there are many."""
-    folded = plan.nodes > _ALL
+    folded = plan.nodes > _MAX_LISTED
     rows: list[MachineRow] = []
     for instance in plan.instances:
         use = node_use(instance, problem, catalog)
@@ -161,7 +161,7 @@ def draw_cluster_plan(
         parts.append(Text(shortage, style="bold red"))
     machines = tabulate_machines(plan, problem, catalog, service=len(plan.instances) > 1)
     parts += [
-        table(machines.columns, machines.rows, title="Machines", right=machines.right),
+        machines.draw("Machines"),
         _draw_services(plan, problem),
     ]
     if plan.reasons:

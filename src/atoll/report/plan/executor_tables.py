@@ -20,12 +20,12 @@ from atoll.plan.executor_use import ClassUse, ExecutorPlanUse, ExecutorUse
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.report.render import Grid
-from atoll.report.terminal import table, tighten
+from atoll.report.terminal import tighten
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-MOST_PATHS = 24
+MAX_PATHS = 24
 """Paths of a class listed one by one, the largest first."""
 TIMES = (
     "Takes: a request alone on the slowest executors of its paths, hand-over included; waiting for others "
@@ -58,7 +58,7 @@ class ExecutorGroup:
 
     @property
     def usd_per_hour(self) -> float:
-        """What they cost together."""
+        """Cost of all of them, USD per hour."""
         return sum(use.usd_per_hour for use in self.uses)
 
     @property
@@ -88,9 +88,7 @@ def list_services(plan: Plan, problem: Problem, use: ExecutorPlanUse) -> list[Se
     """Return the tables of every any-to-any service, in the problem's order."""
     costs = {line.service: line for line in cost_report(plan, problem).services}
     found = []
-    for service in problem.services:
-        if not service.is_graph:
-            continue
+    for service in problem.graph_services:
         cost = costs[service.name]
         said = [service.model, f"{format_rate(service.rate_per_s)}"]
         said += [format_price(cost.usd_per_hour)]
@@ -126,8 +124,7 @@ def draw_services(plan: Plan, problem: Problem, use: ExecutorPlanUse) -> list[Re
         ):
             if grid.rows:
                 # A table folds its own title to its width, and some are narrow.
-                own = tighten(table(grid.columns, grid.rows, right=grid.right))
-                drawn += [Text(title, style="italic"), own]
+                drawn += [Text(title, style="italic"), tighten(grid.draw())]
     return [*drawn, Text(TIMES, style="dim"), Text("")]
 
 
@@ -159,7 +156,7 @@ def _list_executors(groups: Sequence[ExecutorGroup], problem: Problem) -> Grid:
 
 
 def _busy_with(group: ExecutorGroup) -> str | None:
-    """What each of several parts takes of an executor's time."""
+    """Share of an executor's time that each of several parts takes."""
     parts = group.example.parts
     if len(parts) < 2 or group.busy is None:
         return None
@@ -172,7 +169,7 @@ def _percent(share: float) -> str:
 
 
 def _list_classes(classes: Sequence[ClassUse]) -> Grid:
-    """What every class is promised beside what it takes; columns that no class needs are left out."""
+    """Promises of every class beside the time it takes; columns that no class needs are left out."""
     pairs = [
         ("first text within", [c.ttft_s for c in classes], [c.first_text_s for c in classes]),
         ("speech within", [c.speech_within_s for c in classes], [c.speech_made_s for c in classes]),
@@ -205,11 +202,11 @@ def _list_paths(classes: Sequence[ClassUse]) -> Grid:
     """The paths of every class, the largest first; those left out are counted."""
     rows: list[tuple[object, ...]] = []
     for of_class in classes:
-        for at, path in enumerate(of_class.paths[:MOST_PATHS]):
+        for at, path in enumerate(of_class.paths[:MAX_PATHS]):
             name = of_class.klass if at == 0 else ""
             rate = format_throughput(path.requests_per_s)
             rows.append((name, format_share(path.share), rate, path.text))
-        left = of_class.paths[MOST_PATHS:]
+        left = of_class.paths[MAX_PATHS:]
         if left:
             share = format_share(sum(path.share for path in left))
             rows.append(("", share, "", f"{len(left)} smaller ones"))

@@ -14,7 +14,7 @@ _GAP = 16
 _NODE = 24
 _SPACE = 4
 _LABEL = 18
-_LEAST = 62
+_MIN_STAGE_WIDTH = 62
 """Pixels a stage needs for the name of a node, however few layers it holds."""
 
 _COLOURS = (
@@ -74,15 +74,16 @@ def choose_colours(gpus: Iterable[str]) -> dict[str, str]:
 
 def divide_width(layers: list[int], room: float) -> list[float]:
     """Divide a width by layers, giving narrow stages what their label needs at the others' cost."""
-    least = min(_LEAST, room / len(layers))
+    min_width = min(_MIN_STAGE_WIDTH, room / len(layers))
     narrow = [False] * len(layers)
     while True:
-        left = room - least * sum(narrow)
+        left = room - min_width * sum(narrow)
         total = sum(n for n, small in zip(layers, narrow, strict=True) if not small)
         widths = [
-            least if small else left * n / total for n, small in zip(layers, narrow, strict=True)
+            min_width if small else left * n / total
+            for n, small in zip(layers, narrow, strict=True)
         ]
-        below = [width < least - 1e-9 for width in widths]
+        below = [width < min_width - 1e-9 for width in widths]
         if not any(below):
             return widths
         narrow = [a or b for a, b in zip(narrow, below, strict=True)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.models import ModelSpec
 from atoll.core.units import format_price, format_throughput, pluralize
-from atoll.perf.components.loads import component_of
+from atoll.perf.components.class_loads import component_of
 from atoll.plan.executor_use import (
     ExecutorPlanUse,
     ExecutorUse,
@@ -28,13 +28,20 @@ from atoll.plan.problem import Problem
 from atoll.report.plan.layout_svg import PlacedText, choose_colours
 from atoll.report.render import render_svg
 
-MOST_ARROWS = 60
+MAX_ARROWS = 60
 """Arrows drawn, the largest first."""
-_WIDTH, _GAP, _BETWEEN, _EDGE = 252, 176, 26, 14
-"""Pixels of a machine, between columns, between machines of a column, and around the whole."""
-_HEAD, _ROW, _SPACE, _IN = 42, 52, 8, 10
-"""Pixels of a machine's title, of a box, between boxes, and around boxes."""
-_CHIP, _STEP, _MOST_CHIPS = 8, 11, 16
+# Sizes in pixels: of a machine and what is around it, then of the boxes in it.
+_WIDTH = 252
+_GAP = 176  # between columns
+_BETWEEN = 26  # between machines of a column
+_EDGE = 14  # around the whole drawing
+_HEAD = 42  # title of a machine
+_ROW = 52
+_SPACE = 8  # between boxes
+_IN = 10  # around boxes
+_CHIP = 8
+_STEP = 11  # from one GPU to the next
+_MAX_CHIPS = 16
 _BULGE = 70
 _LABEL = (6.2, 14.0)
 """Pixels of a letter of a label, and of its line."""
@@ -203,11 +210,11 @@ def _patterns(plan: Plan) -> list[_Pattern]:
 def _works(slices: Sequence[tuple[Instance, Node]]) -> tuple[_Work, ...]:
     groups: defaultdict[tuple[str, str, int, bool], list[str]] = defaultdict(list)
     for instance, node in slices:
-        if instance.is_executor:
-            label = "+".join(instance.parts)
-        else:
-            label = f"{instance.phase}, layers [{node.start}, {node.end})"
-        groups[instance.service, label, node.gpus, instance.is_executor].append(instance.id)
+        executor = bool(instance.executor_parts)
+        label = (
+            instance.holds(node) if executor else f"{instance.phase}, layers {instance.holds(node)}"
+        )
+        groups[instance.service, label, node.gpus, executor].append(instance.id)
     return tuple(
         _Work(service, label, gpus, tuple(names), executor)
         for (service, label, gpus, executor), names in sorted(groups.items())
@@ -217,9 +224,7 @@ def _works(slices: Sequence[tuple[Instance, Node]]) -> tuple[_Work, ...]:
 def _depths(problem: Problem, catalog: Catalog, use: ExecutorPlanUse) -> dict[str, float]:
     """How far into its model the part is that keeps each executor busiest, 0 for those that come first."""
     levels = {
-        service.name: _levels(catalog.model(service.model))
-        for service in problem.services
-        if service.is_graph
+        service.name: _levels(catalog.model(service.model)) for service in problem.graph_services
     }
     found = {}
     for one in use.executors:
@@ -334,22 +339,22 @@ def _draw_work(
         width=_WIDTH - 2 * _IN,
         height=_ROW,
         fill=colours.get(work.service, "#5c6470"),
-        label=_short(label, _LETTERS),
-        note=_short(", ".join(said), _LETTERS + 5),
+        label=_shorten(label, _LETTERS),
+        note=_shorten(", ".join(said), _LETTERS + 5),
         title=f"{title} ({', '.join(work.members)})",
         chips=_chips(x + 8, y + _ROW - _CHIP - 5, each, work.gpus),
     )
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _chips(x: float, y: float, executors: int, gpus: int) -> tuple[Chip, ...]:
     """A square for each GPU, with a gap after those of one executor."""
     return tuple(
         Chip(x + number * _STEP + (number // gpus) * 5, y)
-        for number in range(min(executors * gpus, _MOST_CHIPS))
+        for number in range(min(executors * gpus, _MAX_CHIPS))
     )
 
 
@@ -393,15 +398,15 @@ def _draw_arrows(
         edges.values(),
         key=lambda e: (-e.requests_per_s, e.src[1].x, e.src[1].y, e.dst[1].x, e.dst[1].y),
     )
-    shown = order[:MOST_ARROWS]
+    shown = order[:MAX_ARROWS]
     ports = _ports(shown)
-    most = max((edge.requests_per_s for edge in shown), default=1.0) or 1.0
+    largest = max((edge.requests_per_s for edge in shown), default=1.0) or 1.0
     placed: list[tuple[float, float, float, float]] = [
         (m.x + m.width / 2, m.y + m.height / 2, m.width / 2, m.height) for m in machines
     ]
     arrows = []
     for number, edge in enumerate(shown):
-        width = 1.2 + 3.0 * edge.requests_per_s / most
+        width = 1.2 + 3.0 * edge.requests_per_s / largest
         arrows.append(_draw_arrow(edge, ports[number], width, colours, placed))
     return tuple(arrows), len(order) - len(shown)
 

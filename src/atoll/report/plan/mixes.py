@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from atoll.core.units import format_price, format_share
 from atoll.plan.choice import ModelMix
 from atoll.plan.plan import Plan
-from atoll.plan.sharing import sharers_of
+from atoll.plan.service_sharing import sharers_of
 from atoll.report.plan.layout_svg import choose_colours
 from atoll.report.render import Grid
 

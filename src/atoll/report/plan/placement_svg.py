@@ -16,7 +16,7 @@ from atoll.report.render import render_svg
 from atoll.solve.place.bottleneck import Bottleneck, Use
 
 _WIDTH = 1000
-_MOST_WIDTH = 3600
+_MAX_WIDTH = 3600
 _LABEL = 58
 """Pixels that the label of a box needs."""
 _END = 26
@@ -47,7 +47,7 @@ class MachineBox:
 
 @dataclass(frozen=True)
 class FlowLine:
-    """What flows from one machine to the next, as a curve between two points."""
+    """Flow from one machine to the next, as a curve between two points."""
 
     x1: float
     y1: float
@@ -155,10 +155,10 @@ def render_placement_svg(instance: Instance, use: Mapping[str, Use], cut: Bottle
 
 def _make_frame(instance: Instance) -> _Frame:
     layers = max(node.end for node in instance.nodes)
-    least = min(node.layers for node in instance.nodes)
+    fewest = min(node.layers for node in instance.nodes)
     room = _WIDTH - 2 * (_END + _GAP)
-    most = (_MOST_WIDTH - 2 * (_END + _GAP)) / layers
-    scale = min(max(room / layers, (_LABEL + _GAP) / least), max(most, room / layers))
+    max_scale = (_MAX_WIDTH - 2 * (_END + _GAP)) / layers
+    scale = min(max(room / layers, (_LABEL + _GAP) / fewest), max(max_scale, room / layers))
     ends: list[int] = []
     rows: dict[str, int] = {}
     for node in sorted(instance.nodes, key=lambda n: (n.start, n.end, n.host or n.id)):
@@ -214,7 +214,7 @@ def _draw_lines(
         SOURCE: SOURCE,
         SINK: SINK,
     }
-    most = max((flow.per_s for flow in instance.flows), default=0.0) or 1.0
+    largest = max((flow.per_s for flow in instance.flows), default=0.0) or 1.0
     for flow in sorted(instance.flows, key=lambda f: (f.per_s, f.src, f.dst)):
         if flow.src == SOURCE:
             x2, y2 = frame.left(nodes[flow.dst]), frame.middle(nodes[flow.dst])
@@ -234,7 +234,7 @@ def _draw_lines(
             y1,
             x2,
             y2,
-            width=max(0.8, _THICKEST * flow.per_s / most),
+            width=max(0.8, _THICKEST * flow.per_s / largest),
             full=(src, dst) in full,
             title=f"{src} -> {dst}: {flow.per_s:,.3g} requests/s",
         )

@@ -1,4 +1,4 @@
-"""What the HTML report of a plan on rented nodes shows: `pages/rented_plan.html.j2` as plain data."""
+"""Data of the HTML report of a plan on rented nodes, for `pages/rented_plan.html.j2`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from atoll.report.plan.machines_svg import MachinesDrawing, draw_machines
 from atoll.report.plan.mixes import draw_mixes, list_mixes
 from atoll.report.plan.rented_tables import (
     IDLE,
+    MAX_PAIRS,
     InstanceGroup,
     describe_plan,
     describe_shortage,
@@ -32,14 +33,15 @@ from atoll.report.plan.rented_tables import (
     format_served,
     group_instances,
     list_instances,
+    list_pairs,
     list_phases,
+    list_slices,
+    list_ways,
     sum_costs,
 )
-from atoll.report.plan.routes import MOST_PAIRS, list_pairs, list_ways
-from atoll.report.plan.slices import list_slices
 from atoll.report.promises import judge_plan
 from atoll.report.render import Bar, Grid, scale_bars
-from atoll.report.robustness import (
+from atoll.report.robustness_report import (
     CertaintyCurve,
     describe_risk,
     draw_curve,
@@ -71,7 +73,7 @@ class ExecutorPages:
 
 @dataclass(frozen=True)
 class CertaintyPages:
-    """What certainty costs: the curve drawn, its levels, and what may turn out otherwise."""
+    """Cost of certainty: the curve drawn, its levels, and which risks were assumed."""
 
     drawing: CertaintyCurve
     levels: Grid
@@ -119,7 +121,7 @@ def gather_rented_plan(
         "slices": list_slices(plan),
         "ways": list_ways(plan),
         "pairs": list_pairs(plan),
-        "more_pairs": max(0, len(plan.routes) - MOST_PAIRS),
+        "more_pairs": max(0, len(plan.routes) - MAX_PAIRS),
         "phases": list_phases(plan, problem, costs=False),
         "services": list_services(problem),
         "offers": _list_offers(plan, problem),
@@ -129,8 +131,8 @@ def gather_rented_plan(
 
 
 def _gather_executors(plan: Plan, problem: Problem) -> ExecutorPages | None:
-    """What any-to-any services have of the page; None where there are none."""
-    if not problem.has_graphs:
+    """The part of the page about any-to-any services; None where there are none."""
+    if not problem.graph_services:
         return None
     catalog = problem.catalog()
     use = executor_use(plan, problem, catalog)
@@ -168,7 +170,7 @@ def _name_group(group: InstanceGroup) -> tuple[str, str]:
 
 
 def _chart_comparison(plan: Plan, compared: Sequence[Compared]) -> tuple[list[Bar], list[str]]:
-    """What each solver's plan costs, and for those that break rules a sentence."""
+    """Cost of each solver's plan, and a sentence for those that break rules."""
     lines = [(plan.solver, plan.usd_per_hour, format_price(plan.usd_per_hour))]
     broken: dict[str, list[str]] = {}
     for other in compared:
@@ -187,7 +189,7 @@ def _chart_comparison(plan: Plan, compared: Sequence[Compared]) -> tuple[list[Ba
 
 
 def _chart_costs(plan: Plan, problem: Problem) -> tuple[list[Bar], list[Bar], list[Bar]]:
-    """What services, regions and node types cost per hour."""
+    """Cost per hour of services, regions and node types."""
     usd = sum_costs(plan, problem)
     by_service = {service.name: 0.0 for service in problem.services}
     by_service |= {name: 0.0 for name, _ in usd if name == IDLE}
@@ -212,40 +214,38 @@ def _chart_costs(plan: Plan, problem: Problem) -> tuple[list[Bar], list[Bar], li
 
 def list_services(problem: Problem) -> Grid:
     """Return what was asked of every service, for a report of any kind."""
-    columns = ("service", "model", "TTFT", "TPOT", "rate", "prompt", "answer", "phases", "headroom")
-    rows = [
-        (
-            service.name,
-            service.model,
-            format_duration(service.ttft_s),
-            format_duration(service.tpot_s),
-            format_rate(service.rate_per_s),
-            f"{service.lengths.input_mean:,.0f}",
-            f"{service.lengths.output_mean:,.0f}",
-            service.phases,
-            f"{service.headroom:g}",
-        )
-        for service in problem.services
-    ]
-    return Grid(columns, rows, (*columns[2:7], "headroom"))
+    return Grid.of(
+        problem.services,
+        {
+            "service": lambda service: service.name,
+            "model": lambda service: service.model,
+            "TTFT": lambda service: format_duration(service.ttft_s),
+            "TPOT": lambda service: format_duration(service.tpot_s),
+            "rate": lambda service: format_rate(service.rate_per_s),
+            "prompt": lambda service: f"{service.lengths.input_mean:,.0f}",
+            "answer": lambda service: f"{service.lengths.output_mean:,.0f}",
+            "phases": lambda service: service.phases,
+            "headroom": lambda service: f"{service.headroom:g}",
+        },
+        right=("TTFT", "TPOT", "rate", "prompt", "answer", "headroom"),
+    )
 
 
 def _list_offers(plan: Plan, problem: Problem) -> Grid:
     rented = plan.count_nodes()
-    columns = ("region", "node type", "market", "cut into", "$/h", "available", "used")
-    rows = [
-        (
-            offer.region,
-            offer.node_type,
-            offer.market,
-            ", ".join(map(str, offer.sizes)) if len(offer.sizes) > 1 else None,
-            f"{offer.usd_per_hour:,.4g}",
-            offer.available,
-            rented[offer.key] or None,
-        )
-        for offer in problem.offers
-    ]
-    return Grid(columns, rows, columns[4:])
+    return Grid.of(
+        problem.offers,
+        {
+            "region": lambda offer: offer.region,
+            "node type": lambda offer: offer.node_type,
+            "market": lambda offer: offer.market,
+            "cut into": lambda o: ", ".join(map(str, o.sizes)) if len(o.sizes) > 1 else None,
+            "$/h": lambda offer: f"{offer.usd_per_hour:,.4g}",
+            "available": lambda offer: offer.available,
+            "used": lambda offer: rented[offer.key] or None,
+        },
+        right=("$/h", "available", "used"),
+    )
 
 
 def _list_settings(plan: Plan, problem: Problem) -> list[tuple[str, object]]:

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.core.ids import Phase
 from atoll.core.units import format_price, format_share, format_throughput, format_usd, pluralize
 from atoll.plan.cost import cost_report, idle_by_region
-from atoll.plan.plan import Instance, Plan
+from atoll.plan.footprint import PowerUse
+from atoll.plan.plan import Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
 from atoll.report.plan.mixes import describe_mixes, list_mixes
-from atoll.report.plan.power import describe_power
-from atoll.report.plan.routes import list_ways
-from atoll.report.plan.slices import HOLDS, list_slices
 from atoll.report.promises import draw_verdicts, judge_plan
 from atoll.report.render import Grid
-from atoll.report.robustness import draw_robustness, judge_robustness
+from atoll.report.robustness_report import draw_robustness, judge_robustness
 from atoll.report.terminal import table, tighten
 from atoll.solve.comparison import Compared
-from atoll.solve.explain.explanation import served_share
+from atoll.solve.explain.plan_explanation import served_share
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
 _PHASES = tuple(Phase)
-_LEAST_LAYOUT = 18
+_MIN_LAYOUT = 18
 _GOOD_LAYOUT = 30
 """Columns that two stages take; with less, each region gets a table of its own."""
+MAX_PAIRS = 120
+"""Pairs of prefill and decode instances listed one by one."""
+_SLICE_COLUMNS = ("region", "machine", "market", "GPUs", "instance")
+_HOLDS = ("layers", "runs")
+"""Heads of the last column of slices: layers of plain models, or also parts of others."""
 IDLE = "idle GPUs"
 CUT_SHORT = "Cut short by the deadline: with more time there may be a better plan"
 _UNITS = "Per second: prompt tokens (prefill), generated tokens (decode), requests (both)."
@@ -78,7 +82,7 @@ def group_instances(plan: Plan) -> list[InstanceGroup]:
         return (instance.service, phase, instance.region, instance.describe(), kept)
 
     groups: dict[tuple[str, int, str, str, bool], list[Instance]] = {}
-    for instance in sorted((i for i in plan.instances if not i.is_executor), key=key):
+    for instance in sorted(plan.plain_instances, key=key):
         groups.setdefault(key(instance), []).append(instance)
     return [
         InstanceGroup(
@@ -125,8 +129,8 @@ def describe_plan(plan: Plan) -> str:
     proven = f"{format_price(plan.bound)} (gap {format_gap(plan.gap)})"
     if plan.promises and plan.capacity_bound is not None and plan.capacity_bound < plan.bound:
         # Instances that share the load may keep more than each of them does alone.
-        least = format_price(plan.capacity_bound)
-        return f"{cost}. Proven: {what} {least}; with what instances carry alone, {proven}."
+        min_cost = format_price(plan.capacity_bound)
+        return f"{cost}. Proven: {what} {min_cost}; with what instances carry alone, {proven}."
     return f"{cost}. Proven: {what} {proven}."
 
 
@@ -136,8 +140,8 @@ def describe_shortage(plan: Plan, problem: Problem) -> str | None:
         text = "INFEASIBLE: no plan meets the demand."
     elif plan.status == "partial":
         served = format_share(served_share(plan, problem))
-        least = {name: part for name, part in plan.served_fraction.items() if part < 1.0}
-        services = ", ".join(f"{name} {format_share(part)}" for name, part in least.items())
+        short = {name: part for name, part in plan.served_fraction.items() if part < 1.0}
+        services = ", ".join(f"{name} {format_share(part)}" for name, part in short.items())
         text = f"PARTIAL: serves {served} of the demand ({services})."
     else:
         return None
@@ -156,12 +160,10 @@ def draw_rented_plan(
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))
     if plan.mixes:
-        mixes = list_mixes(plan)
-        title = "Which model answers"
-        parts.append(_tighten(table(mixes.columns, mixes.rows, title=title, right=mixes.right)))
+        parts.append(_tighten(list_mixes(plan).draw("Which model answers")))
         parts += [Text(line) for line in describe_mixes(plan)]
     parts += _draw_instances(plan, problem, width)
-    if problem.has_graphs:
+    if problem.graph_services:
         from atoll.plan.executor_use import executor_use
         from atoll.report.plan.executor_tables import draw_services
 
@@ -169,11 +171,10 @@ def draw_rented_plan(
     if any(node.gpu_ids is not None for i in plan.instances for node in i.nodes):
         parts.append(_draw_slices(plan, width))
     if _varies(plan):
-        ways = list_ways(plan)
-        title = "Ways of requests"
-        parts.append(_tighten(table(ways.columns, ways.rows, title=title, right=ways.right)))
+        parts.append(_tighten(list_ways(plan).draw("Ways of requests")))
     if problem.roles:
-        parts.append(_draw_roles(plan, problem))
+        roles = list_phases(plan, problem, costs=True)
+        parts.append(_tighten(roles.draw("Demand and capacity", _UNITS)))
     parts.append(_draw_costs(plan, problem, width))
     parts += draw_robustness(plan)
     if compared:
@@ -193,7 +194,7 @@ def _draw_slices(plan: Plan, width: int) -> Table:
     keep = [
         at
         for at, name in enumerate(grid.columns)
-        if wide <= width or name not in ("market", *HOLDS)
+        if wide <= width or name not in ("market", *_HOLDS)
     ]
     columns = [grid.columns[at] for at in keep]
     rows = [[row[at] for at in keep] for row in grid.rows]
@@ -255,7 +256,7 @@ def _measure_room(grid: Grid, width: int) -> int:
         for at, name in enumerate(grid.columns)
         if name != "layers"
     )
-    return max(_LEAST_LAYOUT, width - taken - 3)
+    return max(_MIN_LAYOUT, width - taken - 3)
 
 
 def _draw_layouts(grid: Grid, title: str, width: int) -> Table:
@@ -273,15 +274,6 @@ def wrap_layout(layout: str, width: int) -> str:
         else:
             lines.append(stage)
     return "\n".join(lines)
-
-
-def _draw_roles(plan: Plan, problem: Problem) -> Table:
-    grid = list_phases(plan, problem, costs=True)
-    return _tighten(
-        table(
-            grid.columns, grid.rows, title="Demand and capacity", right=grid.right, caption=_UNITS
-        )
-    )
 
 
 def list_phases(plan: Plan, problem: Problem, *, costs: bool) -> Grid:
@@ -388,11 +380,11 @@ def _draw_comparison(plan: Plan, problem: Problem, compared: Sequence[Compared])
     return _tighten(table(columns, lines, title="Next to the baselines", right=columns[1:4]))
 
 
-def format_served(least: float, mean: float) -> str:
+def format_served(min_share: float, mean: float) -> str:
     """Write which share of demand is served: by the least served role, and on average."""
-    if least >= 1.0:
-        return format_share(least)
-    return f"{format_share(least)}, on average {format_share(mean)}"
+    if min_share >= 1.0:
+        return format_share(min_share)
+    return f"{format_share(min_share)}, on average {format_share(mean)}"
 
 
 def _tighten(drawn: Table) -> Table:
@@ -401,5 +393,118 @@ def _tighten(drawn: Table) -> Table:
     for column in drawn.columns:
         column.no_wrap = column.header != "layers"
         if not column.no_wrap:
-            column.min_width = _LEAST_LAYOUT
+            column.min_width = _MIN_LAYOUT
     return drawn
+
+
+# Routes and slices
+
+
+def list_ways(plan: Plan) -> Grid:
+    """Return a row for each service, region and manner with the share of its requests."""
+    regions = {instance.id: instance.region for instance in plan.instances}
+    shares: dict[tuple[str, str, str], float] = {}
+    for route in plan.routes:
+        places = [regions.get(name, "?") for name in route.instances]
+        manner = "apart" if len(places) > 1 else "together"
+        place = places[0] if len(set(places)) == 1 else " to ".join(places)
+        key = (route.service, manner, place)
+        shares[key] = shares.get(key, 0.0) + route.share
+    columns = ("service", "phases", "region", "requests")
+    return Grid(columns, [(*key, format_share(shares[key])) for key in sorted(shares)], columns[3:])
+
+
+def list_pairs(plan: Plan) -> Grid:
+    """Return the largest routes, with prefill and decode instance or the one that runs both."""
+    columns = ("service", "prefill", "decode", "requests")
+    largest = sorted(plan.routes, key=lambda route: (-route.share, route.service, route.instances))
+    shown = sorted(
+        largest[:MAX_PAIRS], key=lambda route: (route.service, -route.share, route.instances)
+    )
+    rows = [
+        (route.service, route.instances[0], route.instances[-1], format_share(route.share))
+        for route in shown
+    ]
+    return Grid(columns, rows, columns[3:])
+
+
+def list_slices(plan: Plan) -> Grid:
+    """Return a row for each slice, machine by machine, and one for what is idle of a machine."""
+    machines: dict[tuple[str, str, str, str | int], list[tuple[Node, Instance]]] = {}
+    for instance in plan.instances:
+        for node in instance.nodes:
+            if node.gpu_ids is not None:
+                machine = node.host if node.host is not None else node.slot or 0
+                key = (instance.region_of(node), node.node_type, node.market, machine)
+                machines.setdefault(key, []).append((node, instance))
+    rows: list[tuple[object, ...]] = []
+    for (region, node_type, market, machine), slices in sorted(
+        machines.items(), key=lambda entry: (*entry[0][:3], _rank(entry[0][3]))
+    ):
+        named = machine if isinstance(machine, str) else f"{node_type}, machine {machine}"
+        here = (region, named, market)
+        taken: set[int] = set()
+        for node, instance in sorted(slices, key=lambda entry: entry[0].gpu_ids or ()):
+            taken |= set(node.gpu_ids or ())
+            rows.append((*here, format_gpus(node.gpu_ids or ()), instance.id, instance.holds(node)))
+        idle = sorted(set(range(slices[0][0].machine_gpus)) - taken)
+        if idle:
+            rows.append((*here, format_gpus(idle), "idle", None))
+    return Grid((*_SLICE_COLUMNS, _HOLDS[bool(plan.executor_instances)]), rows)
+
+
+def _rank(machine: str | int) -> tuple[int, str]:
+    return (machine, "") if isinstance(machine, int) else (0, machine)
+
+
+# Power
+
+
+def format_watts(watts: float) -> str:
+    """Write power: "950 W", "2.50 kW"."""
+    return f"{watts:.0f} W" if watts < 1e3 else f"{watts / 1e3:.2f} kW"
+
+
+def format_carbon(kg_per_hour: float) -> str:
+    """Write what is emitted: "0.76 kg CO2/h"."""
+    return f"{kg_per_hour:.3g} kg CO2/h"
+
+
+def describe_power(use: PowerUse) -> str:
+    """Say in a line or two what a plan draws, what that counts, and what the cheapest plan does."""
+    text = f"Draws {format_watts(use.watts)}"
+    if use.kg_per_hour is not None:
+        text += f", {format_carbon(use.kg_per_hour)}"
+    if use.joules_per_token:
+        each = ", ".join(f"{name} {joules:.2g}" for name, joules in use.joules_per_token.items())
+        text += f"; joules per generated token: {each}"
+    text += "."
+    text += _describe_weighted(use)
+    if use.cheapest_usd_per_hour is not None and use.cheapest_watts is not None:
+        text += (
+            f" The cheapest plan costs {format_price(use.cheapest_usd_per_hour)} and draws "
+            f"{format_watts(use.cheapest_watts)}."
+        )
+    return text
+
+
+def _describe_weighted(use: PowerUse) -> str:
+    """Say what was made small, in its own unit where that is energy or carbon alone, and what is proven."""
+    value, bound = use.weighted_usd_per_hour, use.weighted_bound
+    if value is None:
+        return ""
+    alone: Callable[[float], str] | None = None
+    if use.kg_per_hour is not None and math.isclose(value, use.kg_per_hour / 1e3):
+        alone = format_carbon
+    elif math.isclose(value, use.watts / 1e3):
+        alone = format_watts
+    if bound is None or value <= 0.0:
+        return "" if alone is not None else f" As weighed: {value:.4g} an hour."
+    gap = format_share(max(0.0, 1.0 - bound / value))
+    if alone is not None:
+        lower_bound = alone(1e3 * bound)
+        return f" Proven: nothing within its settings needs less than {lower_bound} (gap {gap})."
+    return (
+        f" As weighed: {value:.4g} an hour, proven: nothing within its settings is below "
+        f"{bound:.4g} (gap {gap})."
+    )

@@ -18,14 +18,14 @@ from atoll.report.simulation.plots_svg import (
     plot_distributions,
     plot_over_time,
 )
-from atoll.report.simulation.tables import (
+from atoll.report.simulation.simulation_tables import (
     describe_run,
     format_part,
     format_time,
     list_nodes,
     list_promises,
 )
-from atoll.sim.result import SimReport
+from atoll.sim.sim_result import SimReport
 
 _TEMPLATE = "simulation.html.j2"
 
@@ -153,18 +153,17 @@ def _count_whole_bins(report: SimReport) -> int:
 
 
 def _list_instances(report: SimReport) -> Grid:
-    columns = ("instance", "phase", "region", "rented", "ready", "gone", "tokens", "cost")
-    rows = [
-        (
-            instance.instance,
-            instance.phase,
-            instance.region,
-            format_time(instance.rented_s),
-            format_time(instance.ready_s),
-            format_time(instance.gone_s),
-            f"{instance.tokens:,}",
-            format_usd(instance.usd),
-        )
-        for instance in report.instances
-    ]
-    return Grid(columns, rows, columns[3:])
+    return Grid.of(
+        report.instances,
+        {
+            "instance": lambda instance: instance.instance,
+            "phase": lambda instance: instance.phase,
+            "region": lambda instance: instance.region,
+            "rented": lambda instance: format_time(instance.rented_s),
+            "ready": lambda instance: format_time(instance.ready_s),
+            "gone": lambda instance: format_time(instance.gone_s),
+            "tokens": lambda instance: f"{instance.tokens:,}",
+            "cost": lambda instance: format_usd(instance.usd),
+        },
+        right=("rented", "ready", "gone", "tokens", "cost"),
+    )

@@ -17,9 +17,14 @@ from atoll.report.plan.layout_svg import PlacedText
 
 Values = NDArray[np.float64]
 COLOURS = ("#3567a8", "#c2571a", "#2c8a4b", "#8a4fa3", "#b03a48", "#6b6b2a", "#2a8c93", "#7a5230")
-_WIDTH, _HEIGHT = 490, 240
-_LEFT, _BOTTOM, _TOP, _RIGHT = 56, 34, 14, 30
-_MOST_TICKS = 7
+_WIDTH = 490
+_HEIGHT = 240
+"""Pixels of a plot; the next four are its margins."""
+_LEFT = 56
+_BOTTOM = 34
+_TOP = 14
+_RIGHT = 30
+_MAX_TICKS = 7
 _TIMES_S = (
     0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0,
     7200.0, 14_400.0, 21_600.0, 43_200.0, 86_400.0, 172_800.0, 604_800.0,
@@ -27,7 +32,10 @@ _TIMES_S = (
 """Steps of an axis of time."""
 _POINTS = 160
 _CELLS = 100
-_MAP_WIDTH, _ROW = 1000, 14
+_MAP_WIDTH = 1000
+"""Pixels of the map of busy nodes."""
+_ROW = 14
+"""Pixels of one node's row in it."""
 _LETTER = 6.8
 """Pixels a letter of a small label takes, about."""
 
@@ -128,9 +136,9 @@ def plot_over_time(
     title: str, times_s: Values, end_s: float, lines: Mapping[str, Values]
 ) -> LinePlot:
     """Plot values at times from 0 to `end_s` seconds; each line is named, with a colour of its own."""
-    most = max((float(line.max(initial=0.0)) for line in lines.values()), default=0.0)
-    step = _round_step(most / 4)
-    high = step * max(1, math.ceil(most / step - 1e-9))
+    largest = max((float(line.max(initial=0.0)) for line in lines.values()), default=0.0)
+    step = _round_step(largest / 4)
+    high = step * max(1, math.ceil(largest / step - 1e-9))
     xs = [_x(float(time), 0.0, end_s) for time in times_s]
     colours = {name: choose_colour(i) for i, name in enumerate(lines)}
     return LinePlot(
@@ -208,7 +216,7 @@ def _log_steps(low: float, high: float) -> list[float]:
     for digits in ((1, 2, 5), (1, 3), (1,)):
         marks = [decade + math.log10(digit) for decade in decades for digit in digits]
         steps = [mark for mark in marks if low - 1e-9 <= mark <= high + 1e-9]
-        if 2 <= len(steps) <= _MOST_TICKS:
+        if 2 <= len(steps) <= _MAX_TICKS:
             return steps
     return [low, high]
 
@@ -220,7 +228,7 @@ def _name_tick(seconds: float) -> str:
 
 def _time_steps(end_s: float) -> Iterator[float]:
     """Round times from 0 on, not more than an axis has room for."""
-    step = next((step for step in _TIMES_S if end_s / step < _MOST_TICKS), end_s)
+    step = next((step for step in _TIMES_S if end_s / step < _MAX_TICKS), end_s)
     yield from (step * k for k in range(math.floor(end_s / step + 1e-9) + 1))
 
 

@@ -7,7 +7,7 @@ from atoll.report.plan.rented_page import list_services
 from atoll.report.render import render_fragment, render_page
 from atoll.report.simulation.page import plot_latencies
 from atoll.report.simulation.plots_svg import LinePlot, choose_colour, plot_distributions
-from atoll.report.simulation.tables import format_part, list_nodes, list_promises
+from atoll.report.simulation.simulation_tables import format_part, list_nodes, list_promises
 from atoll.report.simulation.task_tables import (
     MEASURES,
     describe_tasks,
@@ -19,7 +19,7 @@ from atoll.report.simulation.task_tables import (
     list_parts,
     promises_of,
 )
-from atoll.sim.tasks.mixed import MixedReport
+from atoll.sim.tasks.mixed_report import MixedReport
 
 _TEMPLATE = "tasks.html.j2"
 

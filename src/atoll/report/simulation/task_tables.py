@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atoll.core.units import format_duration, format_price, format_share, format_throughput
 from atoll.report.promises import PromiseVerdict, draw_verdicts, judge_run, say_kept
 from atoll.report.render import Grid
-from atoll.report.simulation.tables import (
+from atoll.report.simulation.simulation_tables import (
     choose_busiest,
     format_part,
     list_nodes,
     list_promises,
+    say_busiest,
     summarize,
 )
-from atoll.report.terminal import jsonable, table
-from atoll.sim.tasks.mixed import MixedReport
-from atoll.sim.tasks.result import ClassResult, ExecutorResult
+from atoll.report.terminal import jsonable
+from atoll.sim.tasks.mixed_report import MixedReport
+from atoll.sim.tasks.task_result import ClassResult, ExecutorResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,9 +33,10 @@ MEASURES = (
     ("speech ahead", "ahead_s", "ahead"),
     ("image", "image_s", "image"),
 )
-"""What is measured of a request: in words, in results, and the promise about it."""
+"""Measured times of a request: name, field of results, and the promise about it."""
 _IN_WORDS = {promise: words for words, _, promise in MEASURES if promise}
-_MOST_EXECUTORS, _MOST_MACHINES = 24, 12
+_MAX_MACHINES = 12
+"""Machines in a terminal, the busiest; pages list all."""
 
 
 def summarize_tasks(report: MixedReport) -> dict[str, object]:
@@ -140,19 +142,18 @@ def judge_tasks(report: MixedReport) -> list[PromiseVerdict]:
 
 def list_classes(classes: Iterable[ClassResult]) -> Grid:
     """Return a row for each class: how many requests, and how many kept all promises."""
-    columns = ("service", "class", "requests", "finished", "rate", "kept")
-    rows = [
-        (
-            klass.service,
-            klass.name,
-            f"{klass.arrived:,}",
-            f"{klass.finished:,}",
-            format_throughput(klass.requests_per_s),
-            format_part(klass.kept_all),
-        )
-        for klass in classes
-    ]
-    return Grid(columns, rows, columns[2:])
+    return Grid.of(
+        classes,
+        {
+            "service": lambda klass: klass.service,
+            "class": lambda klass: klass.name,
+            "requests": lambda klass: f"{klass.arrived:,}",
+            "finished": lambda klass: f"{klass.finished:,}",
+            "rate": lambda klass: format_throughput(klass.requests_per_s),
+            "kept": lambda klass: format_part(klass.kept_all),
+        },
+        right=("requests", "finished", "rate", "kept"),
+    )
 
 
 def list_latencies(report: MixedReport) -> Grid:
@@ -200,51 +201,35 @@ def list_parts(classes: Iterable[ClassResult]) -> Grid:
 
 def list_executors(executors: Iterable[ExecutorResult]) -> Grid:
     """Return the rows of each executor: how busy in all, and of each part how busy, full and crowded."""
-    columns = (
-        "executor",
-        "machine",
-        "busy",
-        "part",
-        "with it",
-        "batch",
-        "KV mean",
-        "KV peak",
-        "queue",
+    # What concerns the executor stands in the row of its first part only.
+    parts = (
+        (None if at else executor, part)
+        for executor in executors
+        for at, part in enumerate(executor.parts)
     )
-    rows = []
-    for executor in executors:
-        for at, part in enumerate(executor.parts):
-            has_kv = part.kv_peak > 0.0
-            rows.append(
-                (
-                    "" if at else executor.name,
-                    "" if at else executor.box,
-                    "" if at else f"{executor.busy:.0%}",
-                    part.part,
-                    f"{part.busy:.0%}",
-                    f"{part.batch_mean:.1f}",
-                    f"{part.kv_mean:.0%}" if has_kv else "-",
-                    f"{part.kv_peak:.0%}" if has_kv else "-",
-                    f"{part.queue_mean:.1f}",
-                )
-            )
-    return Grid(columns, rows, ("busy", *columns[4:]))
+    return Grid.of(
+        parts,
+        {
+            "executor": lambda row: row[0].name if row[0] else "",
+            "machine": lambda row: row[0].box if row[0] else "",
+            "busy": lambda row: f"{row[0].busy:.0%}" if row[0] else "",
+            "part": lambda row: row[1].part,
+            "with it": lambda row: f"{row[1].busy:.0%}",
+            "batch": lambda row: f"{row[1].batch_mean:.1f}",
+            "KV mean": lambda row: f"{row[1].kv_mean:.0%}" if row[1].kv_peak > 0.0 else "-",
+            "KV peak": lambda row: f"{row[1].kv_peak:.0%}" if row[1].kv_peak > 0.0 else "-",
+            "queue": lambda row: f"{row[1].queue_mean:.1f}",
+        },
+        right=("busy", "with it", "batch", "KV mean", "KV peak", "queue"),
+    )
 
 
-def list_machines(report: MixedReport, most: int | None = None) -> Grid:
+def list_machines(report: MixedReport, limit: int | None = None) -> Grid:
     """Return a row for each machine: the shares of time its interface sends and receives."""
     columns = ("machine", "sending", "receiving")
-    busy = sorted(report.tasks.nic_busy.items(), key=lambda item: -max(item[1]))[:most]
+    busy = sorted(report.tasks.nic_busy.items(), key=lambda item: -max(item[1]))[:limit]
     rows = [(name, f"{out:.1%}", f"{into:.1%}") for name, (out, into) in busy]
     return Grid(columns, rows, columns[1:])
-
-
-def choose_executors(executors: Sequence[ExecutorResult]) -> list[ExecutorResult]:
-    """Return the executors to show: all, or those that have most to do, in the order of the plan."""
-    if len(executors) <= _MOST_EXECUTORS:
-        return list(executors)
-    order = sorted(range(len(executors)), key=lambda i: (-executors[i].busy, i))
-    return [executors[i] for i in sorted(order[:_MOST_EXECUTORS])]
 
 
 def draw_tasks(report: MixedReport) -> RenderableType:
@@ -252,32 +237,25 @@ def draw_tasks(report: MixedReport) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    def drawn(grid: Grid, caption: str | None = None) -> RenderableType:
-        return table(grid.columns, grid.rows, caption=caption, right=grid.right)
-
     tasks = report.tasks
-    shown = choose_executors(tasks.executors)
-    machines = list_machines(report, _MOST_MACHINES)
+    shown = choose_busiest(tasks.executors, lambda executor: executor.busy)
+    machines = list_machines(report, _MAX_MACHINES)
     parts: list[RenderableType] = [
         *draw_verdicts(judge_tasks(report)),
         Text(describe_tasks(report)),
-        drawn(list_classes(tasks.classes)),
-        drawn(list_latencies(report)),
-        drawn(list_executors(shown), _say_busiest(len(shown), len(tasks.executors))),
-        drawn(machines, _say_busiest(len(machines.rows), len(tasks.nic_busy))),
+        list_classes(tasks.classes).draw(),
+        list_latencies(report).draw(),
+        list_executors(shown).draw(caption=say_busiest(shown, tasks.executors)),
+        machines.draw(caption=say_busiest(machines.rows, tasks.nic_busy)),
     ]
     if report.plain is not None:
-        nodes = choose_busiest(report.plain.nodes)
+        nodes = choose_busiest(report.plain.nodes, lambda node: node.utilisation)
         parts += [
             Text("Plain services"),
-            drawn(list_promises(report.plain, report.problem)),
-            drawn(list_nodes(nodes), _say_busiest(len(nodes), len(report.plain.nodes))),
+            list_promises(report.plain, report.problem).draw(),
+            list_nodes(nodes).draw(caption=say_busiest(nodes, report.plain.nodes)),
         ]
     return Group(*parts)
-
-
-def _say_busiest(shown: int, there: int) -> str | None:
-    return None if shown == there else f"the {shown} busiest of {there}"
 
 
 def _signed(seconds: float | None) -> str:

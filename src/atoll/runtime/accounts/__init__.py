@@ -1,13 +1,15 @@
-"""Who may ask for what, how much, and what it used: API keys, limits and a ledger that counts once.
+"""Accounts: API keys, their limits, and a ledger of usage that counts every request once.
 
-    accounts    what a gateway calls; all of it in memory
-    keys        a key as it is made and kept
-    grants      a key at work: what it may do, and why it is refused
-    limits      rates and quotas: pure
-    journal     what runs and is done, on disk before the database knows of it (with slots)
-    ledger      from a finished request to rows
-    database    SQLite or PostgreSQL (with schema and migrations)
-    report      sums and exports
+Begin with `accounts`: what a gateway calls, all of it in memory. The modules:
 
-Needs the extra `accounts`.
+    accounts                  admits requests and writes down what they used
+    api_keys, grants          a key as it is made and kept; a key at work, and why it is refused
+    key_limits                rates and quotas: pure
+    shared_rates, rate_leases limits a minute that all gateways of a database share
+    journal, slots            what runs and is done, on disk before the database knows of it
+    ledger, gaps              from a finished request to rows; times in which not all was written down
+    database, schema          SQLite or PostgreSQL (tables are changed by `migrations`)
+    usage_report              sums and exports
+
+Imports nothing of the gateway. Needs the extra `accounts`.
 """

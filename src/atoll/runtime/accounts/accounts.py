@@ -19,9 +19,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from atoll.core.errors import InputError
+from atoll.runtime.accounts.api_keys import ApiKey, matches, read_bearer
 from atoll.runtime.accounts.database import AWAY, Database, is_refusal
 from atoll.runtime.accounts.gaps import GapBook
 from atoll.runtime.accounts.grants import (
@@ -32,18 +33,18 @@ from atoll.runtime.accounts.grants import (
     unknown_key_error,
 )
 from atoll.runtime.accounts.journal import SLOTS, JournalFullError, UsageJournal, read_segment
-from atoll.runtime.accounts.keys import ApiKey, matches, read_bearer
+from atoll.runtime.accounts.key_limits import NOTHING, TOTAL, Counted, day_of, periods
 from atoll.runtime.accounts.ledger import NO_PRICES, LedgerRows, TokenPrice, rows_of
-from atoll.runtime.accounts.limits import NOTHING, TOTAL, Counted, day_of, periods
-from atoll.runtime.accounts.rates import SharedRates
+from atoll.runtime.accounts.shared_rates import SharedRates
 from atoll.runtime.accounts.slots import MediaCounts
-from atoll.runtime.openai import ApiError
+from atoll.runtime.openai import ApiError, Usage
 from atoll.telemetry.logs import Log, SilentLog
-from atoll.telemetry.usage import UsageRecord
+from atoll.telemetry.usage_record import UsageRecord
 
 __all__ = ["Accounts", "Grant", "TokenPrice"]
 
 _REFRESH_S = 1.0
+"""How often finished requests are written and changed keys are read."""
 _ALL_S = 60.0
 """How often quotas of keys that do not ask are read as well."""
 _ANSWER_S = 10.0
@@ -51,31 +52,14 @@ _ANSWER_S = 10.0
 _HURRY_S = 0.1
 """Between two settlements of limits that cannot wait for the next refresh."""
 _JOURNAL_BYTES = 256 * 2**20
+"""Of requests that the database does not have yet; at more the journal counts as full."""
 _TOKENS = 2**26
 """More than any request can have, whose body is not that large: what claims more is cut."""
 _MEDIA_S = 10**6
+"""Seconds of sound, and below pixels and bytes, of one request: what claims more is cut as well."""
 _PIXELS = 2**40
 _BYTES = 2**50
 OnFullDisk = Literal["refuse", "serve"]
-
-
-class HasMedia(Protocol):
-    """Whatever says how much sound (seconds) and how many pixels were used."""
-
-    @property
-    def audio_seconds(self) -> float:
-        """Of sound that was heard."""
-        ...
-
-    @property
-    def speech_seconds(self) -> float:
-        """Of speech that was made."""
-        ...
-
-    @property
-    def image_pixels(self) -> int:
-        """Seen or drawn."""
-        ...
 
 
 class _Running:
@@ -112,7 +96,7 @@ class Accounts:
     ) -> None:
         self.required = required
         self.on_full_disk: OnFullDisk = "refuse"
-        """What becomes of new requests while what they use cannot be written down."""
+        """Treatment of new requests while their usage cannot be written down."""
         self.refused: dict[int, int] = {}
         """Requests that were not admitted, by status."""
         self._database = database
@@ -137,7 +121,7 @@ class Accounts:
         self._kept: set[str] = set()
         """Segments that are in the database, and that the disk did not let go of."""
         self._trouble = ""
-        """What the database said when it was last away."""
+        """Last error of the database."""
         self._gaps = GapBook()
         self._rates = SharedRates(database, clock())
         self._hurry = asyncio.Event()
@@ -186,6 +170,7 @@ class Accounts:
             self._log.event(
                 "accounts.recovered", crashed=recovered.crashed, finished=recovered.finished
             )
+        # It has to work once: a gateway that never read a key would refuse everybody.
         if not await self.sync():
             await self.close()
             raise InputError(
@@ -198,6 +183,7 @@ class Accounts:
         loop = asyncio.get_running_loop()
         due_s = loop.time() + refresh_s
         while True:
+            # Until the next refresh is due, or until a limit cannot wait for it.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due_s):
                     await self._hurry.wait()
@@ -220,6 +206,7 @@ class Accounts:
                 self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        # Requests of the current segment go into the database with the others.
         self._journal.rotate()
         try:
             await self.sync()
@@ -227,6 +214,7 @@ class Accounts:
                 with contextlib.suppress(*AWAY):
                     await self._rates.close(self._wall())
         finally:
+            # What could not be written stays in its folder for the next start.
             self._journal.release()
             await self._database.close()
 
@@ -252,15 +240,18 @@ class Accounts:
         if held is None:
             return ANYBODY
         now_s, unix_s = self._clock(), self._wall()
+        # Made anew once a day only: every request needs it.
         if unix_s >= self._periods.day_ends_s:
             self._periods = periods(unix_s)
         error = held.refusal(model, now_s, unix_s, self._periods)
+        # Also where it is refused: it wants a lease, and may have one a moment later.
         if held.requests is not None or held.tokens is not None:
             self._rates.active[held.key.id] = held
             if self._rates.gateways > 1 and held.unleased:
                 self._hurry.set()
         if error is not None:
             raise self._refuse(error)
+        # Not before: a request that is refused costs nothing.
         if held.requests is not None:
             held.requests.charge(now_s, 1)
         return held.grant
@@ -286,6 +277,7 @@ class Accounts:
             if grant.track:
                 slot = self._journal.open(grant.key_id, request_id, model, endpoint, self._wall())
             else:
+                # Of a key that is not tracked no names are kept, only what its quotas count.
                 counted = grant.key_id if held is not None and held.quotas else None
                 slot = self._journal.open(counted, "", "", "", self._wall(), track=False)
         except JournalFullError as error:
@@ -302,7 +294,7 @@ class Accounts:
         """Note how many completion tokens the client has by now."""
         self._journal.delivered(slot, min(max(tokens, 0), _TOKENS))
 
-    def used_media(self, slot: int, usage: HasMedia) -> None:
+    def used_media(self, slot: int, usage: Usage | UsageRecord) -> None:
         """Note the sound and pictures that a request has used by now."""
         self._journal.use_media(slot, media_counts(usage))
 
@@ -314,6 +306,7 @@ class Accounts:
         """Note that a request ended, however it did; its slot is free again."""
         running = self._running.pop(slot)
         prompt, completion = record.prompt_tokens, record.completion_tokens
+        # Backends may claim anything; the ledger keeps what can be.
         if not (0 <= prompt <= _TOKENS and 0 <= completion <= _TOKENS):
             prompt, completion = min(max(prompt, 0), _TOKENS), min(max(completion, 0), _TOKENS)
             record = record._replace(prompt_tokens=prompt, completion_tokens=completion)
@@ -358,6 +351,7 @@ class Accounts:
                 )
             )
         held = self._keys.get(presented.id)
+        # Compared even where there is no such key: the time taken does not tell.
         if not matches(None if held is None else held.key, presented) or held is None:
             raise self._refuse(unknown_key_error("This API key is not known."))
         state = held.key.state(self._wall())
@@ -422,11 +416,13 @@ class Accounts:
         """
         async with self._syncing:
             self._charge_running()
+            # First: what the disk takes now is part of this exchange.
             self._journal.retry()
             try:
                 await self._exchange()
             except AWAY as error:
                 self._away(error)
+                # Without the database for too long, limits are shared equally.
                 self._rates.check(self._clock())
             else:
                 if not self._up:
@@ -456,9 +452,12 @@ class Accounts:
                 for held in self._metered.values():
                     held.usage.send()
         else:
+            # As long as the database is away: few large segments, not one a second.
             self._journal.rotate_large()
+        # Usage before quotas: what is read below holds what is written here.
         for segment in self._journal.segments():
             await self._write(segment)
+        # The name of a segment keeps it from being written twice: it goes only after the file is gone.
         if self._gone:
             await asyncio.wait_for(self._database.forget(self._gone), _ANSWER_S)
             self._gone.clear()
@@ -479,6 +478,7 @@ class Accounts:
             return
         count = 0
         try:
+            # In a thread: a segment may be large, and requests do not wait for it.
             rows, count = await asyncio.to_thread(_load, segment, self._prices)
             await asyncio.wait_for(self._database.write(segment.stem, rows), _ANSWER_S)
         except Exception as error:
@@ -490,6 +490,7 @@ class Accounts:
             self._log.event("accounts.refused", segment=segment.name, error=repr(error)[:500])
             return
         self._written += count
+        # It is in the database: if the file stays, it must not be counted again.
         self._kept.add(segment.stem)
         self._forget(segment)
 
@@ -547,6 +548,7 @@ class Accounts:
 
     def _check_room(self) -> None:
         journal = self._journal
+        # Too large, or the disk takes nothing: both pass by themselves.
         full = journal.bytes >= self._journal_bytes or journal.unwritten > 0
         if full != self._full:
             self._log.event(
@@ -561,7 +563,7 @@ class Accounts:
             self._gaps.end(self._wall())
 
 
-def media_counts(usage: HasMedia) -> MediaCounts:
+def media_counts(usage: Usage | UsageRecord) -> MediaCounts:
     """Return sound and pictures in whole units; what claims more than any request can have is cut."""
     pixels = usage.image_pixels
     return MediaCounts(

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core.errors import InputError, MissingDependencyError, UnknownNameError, UsageError
 from atoll.core.paths import state_dir
-from atoll.runtime.accounts.keys import ApiKey, NewKey, make_key
+from atoll.runtime.accounts.api_keys import ApiKey, NewKey, make_key
+from atoll.runtime.accounts.key_limits import Counted
 from atoll.runtime.accounts.ledger import LedgerRows
-from atoll.runtime.accounts.limits import Counted
 
 try:
     import sqlalchemy as sa
@@ -34,6 +34,7 @@ except ModuleNotFoundError as missing:
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
 
+# Rows, or names, in one statement: what a database takes at once is limited.
 _BATCH = 500
 _MIGRATING = 0x41544F4C4C
 """The advisory lock of PostgreSQL under which tables are made."""
@@ -172,6 +173,7 @@ class Database:
         table = schema.keys
         async with self._engine.begin() as connection:
             version = await _next_version(connection)
+            # A key that is revoked already keeps the time at which it was.
             await connection.execute(
                 table.update()
                 .where(table.c.id == key_id, table.c.revoked_s.is_(None))
@@ -189,6 +191,7 @@ class Database:
     async def key(self, name: str) -> ApiKey:
         """Return the key with an id, or with a name that only one key has."""
         known = await self.keys()
+        # Ids first: a name may be anything, another key's id too.
         matching = [key for key in known if key.id == name] or [
             key for key in known if key.spec.name == name
         ]
@@ -212,6 +215,7 @@ class Database:
                 sa.select(table).where(table.c.version > since).order_by(table.c.version)
             )
             keys = tuple(_key(row._asdict()) for row in rows)
+        # By the rows that were read: one may have changed after the version was asked for.
         return KeyChanges(max((key.version for key in keys), default=since), keys)
 
     async def counters(
@@ -237,6 +241,8 @@ class Database:
         """Write a segment of a journal: all of it, once; return False if it was there already."""
         table = schema.segments
         async with self._engine.begin() as connection:
+            # Whoever adds the name writes the rows, in one transaction: a segment counts once, if brought
+            # twice.
             added = self.insert(table).values(name=segment).on_conflict_do_nothing()
             if (await connection.execute(added.returning(table.c.name))).first() is None:
                 return False
@@ -278,10 +284,11 @@ class Database:
 
 
 FAULTS = (SQLAlchemyError,)
-"""What a database raises that is no mistake of this program's: it is away, locked, full or broken."""
+"""Errors of a database that are no mistake of this program: it is away, locked, full or broken."""
 AWAY = (*FAULTS, OSError)
-"""What a database raises that cannot be used now."""
+"""Errors of a database that cannot be used now."""
 
+# Words in messages of the drivers, and what helps.
 _CAUSES = (
     ("locked", "end the program that holds it, or try again when that is done"),
     ("not a database", "name another file, or restore this one"),
@@ -308,6 +315,7 @@ def unusable(text: str, error: BaseException) -> InputError:
 
 def is_refusal(error: Exception) -> bool:
     """Return whether a database will never take some rows, rather than not now."""
+    # A value that could not even be sent, or rows that the database does not want.
     if isinstance(error, sa.exc.StatementError):
         return not isinstance(error, DBAPIError) or isinstance(
             error, sa.exc.DataError | sa.exc.IntegrityError
@@ -355,6 +363,7 @@ def _engine(url: sa.URL) -> AsyncEngine:
                 url,
                 hide_parameters=True,
                 pool_size=2,
+                # A connection that broke while it was kept is replaced, not reported.
                 pool_pre_ping=True,
                 connect_args={"connect_timeout": 5, "options": "-c statement_timeout=30000"},
             )
@@ -363,11 +372,13 @@ def _engine(url: sa.URL) -> AsyncEngine:
         extra = "postgres" if error.name == "psycopg" else "accounts"
         raise MissingDependencyError(error.name or "", extra) from error
     if url.database and url.database != ":memory:":
+        # Made here: SQLite would make it with whatever rights the umask leaves.
         _make_private(Path(url.database))
 
     @sa.event.listens_for(engine.sync_engine, "connect")
     def _configure(connection: Any, _record: object) -> None:
         cursor = connection.cursor()
+        # So that readers do not wait for whoever writes.
         cursor.execute("PRAGMA journal_mode=WAL")
         # A commit is on the disk before the journal forgets what is in it.
         cursor.execute("PRAGMA synchronous=FULL")
@@ -412,6 +423,7 @@ async def _file_lock(url: sa.URL) -> AsyncIterator[None]:
 
 async def _migrate(connection: AsyncConnection) -> None:
     if connection.dialect.name == "postgresql":
+        # Held until the transaction ends.
         await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATING)))
     if await connection.run_sync(_revision) != schema.HEAD:
         await connection.run_sync(_upgrade)
@@ -432,6 +444,7 @@ def _upgrade(connection: Connection) -> None:
 
     config = Config()
     folder = str(Path(__file__).parent / "migrations")
+    # A single % would be read as the beginning of a reference.
     config.set_main_option("script_location", folder.replace("%", "%%"))
     config.attributes["connection"] = connection
     try:

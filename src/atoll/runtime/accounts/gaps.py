@@ -76,6 +76,7 @@ class GapBook:
             await connection.execute(statement, rows)
         for row in rows:
             told = self._untold.get(row["id"])
+            # It may have changed while it was written: then it is told again.
             if told is not None and asdict(told) == row:
                 del self._untold[row["id"]]
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.runtime.accounts.keys import ApiKey, ModelFilter
-from atoll.runtime.accounts.leases import SharedLimit
-from atoll.runtime.accounts.limits import (
+from atoll.runtime.accounts.api_keys import ApiKey, ModelFilter
+from atoll.runtime.accounts.key_limits import (
     TOTAL,
     Counted,
     KeyUsage,
     Periods,
     whole_seconds,
 )
+from atoll.runtime.accounts.rate_leases import SharedLimit
 from atoll.runtime.openai import ApiError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Grant(NamedTuple):
-    """What a caller may do; the same object for every request of a key until the key changes."""
+    """Rights of a caller; the same object for every request of a key until the key changes."""
 
     key_id: str | None
     """None: nobody asked for a key."""
@@ -38,7 +38,7 @@ _METERED = {
     "audio_seconds": ("audio_ms", 1000, "seconds of sound"),
     "pixels": ("pixels", 1, "pixels"),
 }
-"""What quotas are of: the field that counts it, its unit there, what it is called."""
+"""Quotas: the field that counts each, its unit there, its name."""
 
 
 class ActiveKey:
@@ -89,13 +89,14 @@ class ActiveKey:
     def refusal(self, model: str, now_s: float, unix_s: float, now: Periods) -> ApiError | None:
         """Return why a request for a model is not let in: 403, 429, or None if it is."""
         self.touched_s = self.asked_s = now_s
+        # From what is forbidden for good to what passes with time.
         if not self.asks:
             return role_forbids_error("A viewer's API key looks only: it asks no models.")
         if not self.models.allow(model):
             return model_not_allowed_error(model)
-        most = self.key.spec.concurrent
-        if most is not None and self.running >= most:
-            return rate_limit_error(f"{most} requests of this API key run already.", 1)
+        max_running = self.key.spec.concurrent
+        if max_running is not None and self.running >= max_running:
+            return rate_limit_error(f"{max_running} requests of this API key run already.", 1)
         for limit, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             wait_s = 0.0 if limit is None else limit.wait_s(now_s)
             if limit is not None and wait_s > 0.0:
@@ -105,21 +106,22 @@ class ActiveKey:
 
     def _over_quota(self, unix_s: float, now: Periods) -> ApiError | None:
         spec = self.key.spec
+        # The longest first: what is used up there does not come back with the next day.
         for span, period, when, ends_s in (
             ("total", TOTAL, "in all", None),
             ("per_month", now.month, "this month", now.month_ends_s),
             ("per_day", now.day, "today", now.day_ends_s),
         ):
             limits = [(what, getattr(spec, f"{what}_{span}")) for what in _METERED]
-            if all(most is None for _, most in limits):
+            if all(quota is None for _, quota in limits):
                 continue
             used = self.usage.count(period)
-            for what, most in limits:
+            for what, quota in limits:
                 field, unit, name = _METERED[what]
-                if most is not None and getattr(used, field) >= most * unit:
+                if quota is not None and getattr(used, field) >= quota * unit:
                     return ApiError(
                         429,
-                        f"This API key has used its quota: {most} {name} {when}.",
+                        f"This API key has used its quota: {quota} {name} {when}.",
                         kind="insufficient_quota",
                         code="insufficient_quota",
                         retry_after_s=None if ends_s is None else whole_seconds(ends_s - unix_s),
@@ -130,6 +132,7 @@ class ActiveKey:
         """Charge what a running request has delivered."""
         self.usage.running += more
         if self.tokens is not None and more.tokens:
+            # An answer that grows needs a lease, though nothing is asked.
             self.asked_s = now_s
             self.tokens.charge(now_s, more.tokens)
 
@@ -161,13 +164,13 @@ class ActiveKey:
         return any(limit is not None and not limit.leased for limit in (self.requests, self.tokens))
 
 
-def _resize(limit: SharedLimit | None, most: int | None, now_s: float) -> SharedLimit | None:
+def _resize(limit: SharedLimit | None, per_min: int | None, now_s: float) -> SharedLimit | None:
     """Return the limit for so much a minute, which may have changed; what was used stays used."""
-    if most is None:
+    if per_min is None:
         return None
     if limit is None:
-        return SharedLimit(most, now_s)
-    limit.resize(most, now_s)
+        return SharedLimit(per_min, now_s)
+    limit.resize(per_min, now_s)
     return limit
 
 

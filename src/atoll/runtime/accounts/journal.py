@@ -38,15 +38,19 @@ import msgspec
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write
 from atoll.runtime.accounts.slots import NO_MEDIA, SLOT_BYTES, MediaCounts, make_slots, read_slots
-from atoll.telemetry.usage import UsageRecord
+from atoll.telemetry.usage_record import UsageRecord
 
 SLOTS = 8192
+"""Requests that may run at the same time; more are refused, or run in spare slots."""
 _TEXT_BYTES = 120
 """Of a name in a slot; longer ones are cut."""
 _FOLDERS = 64
+"""Gateways that may share a base, each with a folder of its own."""
 _SEGMENT_BYTES = 4 * 2**20
+"""A segment this large is ended though the database is away, so that it is read in parts."""
 _SPARE_BYTES = 64 * 2**20
 """Of frames of spare slots that wait for room on the disk."""
+# Length and crc of the request that follows.
 _FRAME = struct.Struct("<II")
 _NAME = "*.done"
 
@@ -93,7 +97,7 @@ class JournalFullError(AtollError):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredJournal:
-    """What a start found of gateways that did not end well."""
+    """Findings of a start about gateways that did not end well."""
 
     finished: int
     """Requests that had ended and were not in the database yet."""
@@ -109,6 +113,7 @@ class JournalFolder:
         self.path = path
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            # The kernel lets go of it when the process dies, in whatever way.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
@@ -141,6 +146,7 @@ class UsageJournal:
         self._run = secrets.token_hex(8)
         self._operations = 0
         self._ops: dict[int, str] = {}
+        # Taken from the end of the list: the lowest slots are used first.
         self._free = list(range(slots - 1, -1, -1))
         self._slot_count = self._next_spare = slots
         self._spare: dict[int, tuple[int, MediaCounts]] = {}
@@ -173,11 +179,14 @@ class UsageJournal:
             recovered = RecoveredJournal(0, 0)
             for number in range(_FOLDERS):
                 path = base / str(number)
+                # The first free folder is this gateway's own; others are only looked at where somebody left
+                # them.
                 if folders and not path.exists():
                     continue
                 try:
                     folder = JournalFolder(path)
                 except BlockingIOError:
+                    # A living gateway uses it.
                     continue
                 # Whoever cannot keep a journal locks none: the next try finds what is in there.
                 release = until_claimed.enter_context(contextlib.ExitStack())
@@ -187,6 +196,7 @@ class UsageJournal:
                     recovered.finished + here.finished, recovered.crashed + here.crashed
                 )
                 if folders and not folder.segments():
+                    # There is nothing to adopt: another may have it.
                     release.close()
                 else:
                     folders.append(folder)
@@ -195,6 +205,7 @@ class UsageJournal:
                     f"{_FOLDERS} gateways use it already", path=base, hint="name another journal"
                 )
             journal = cls(folders[0], tuple(folders[1:]), recovered, slots)
+            # Claimed: from here on the journal closes the folders.
             until_claimed.pop_all()
         return journal
 
@@ -216,6 +227,7 @@ class UsageJournal:
         op = self._name_operation()
         request = _OpenRequest(op, key_id, track, request_id, model, endpoint, started_s)
         blob = _encode(request)
+        # Long names are cut, so that every request fits into a slot.
         if len(blob) > SLOT_BYTES:
             cut = (_cut(request_id), _cut(model), _cut(endpoint))
             blob = _encode(_OpenRequest(op, key_id, track, *cut, started_s))
@@ -223,6 +235,7 @@ class UsageJournal:
         try:
             self._slots.put(slot, blob)
         except OSError as error:
+            # The slot comes back by `retry`, once the disk takes it.
             self._note(error)
             raise JournalFullError("usage cannot be written down at the moment") from error
         self._ops[slot] = op
@@ -276,8 +289,8 @@ class UsageJournal:
         That is possible only for a spare slot, where neither the disk nor the memory for such has room.
         """
         done = FinishedRequest(self._ops.pop(slot), key_id, tokens, finished_s, record, *media)
-        data = _encode(done)
-        frame = _FRAME.pack(len(data), zlib.crc32(data)) + data
+        frame = _frame(done)
+        # The frame first, the slot then: a crash in between leaves both, and the next start counts one.
         if not self._unwritten and self._append(frame):
             self._release(slot)
             return True
@@ -311,6 +324,7 @@ class UsageJournal:
             if os.write(self._descriptor, frame) == len(frame):
                 self._size += len(frame)
                 return True
+            # A disk that is nearly full takes a part of it.
             self.trouble = "no space left on device"
         except OSError as error:
             self._note(error)
@@ -345,13 +359,14 @@ class UsageJournal:
 
     @property
     def unwritten(self) -> int:
-        """What the disk did not take: finished requests, and slots that are not as they should be."""
+        """Records that the disk did not take: finished requests, and slots that are not as they should be."""
         return len(self._unwritten) + self._slots.behind
 
     def retry(self) -> None:
         """Write what the disk did not take before."""
         self._free += self._slots.retry()
         while self._unwritten:
+            # It is taken off only once it is written.
             slot, frame = self._unwritten[0]
             if not self._append(frame):
                 return
@@ -360,13 +375,13 @@ class UsageJournal:
                 self._spare_bytes -= len(frame)
             self._unwritten.popleft()
 
-    def rotate(self, *, least_bytes: int = 1) -> None:
+    def rotate(self, *, min_bytes: int = 1) -> None:
         """End the current segment if it has as many bytes, so that it can be read into the database.
 
         Not as long as the disk may hold a slot of a request that is in it: a start after a crash tells by
         the segment that it has ended.
         """
-        if self._descriptor >= 0 and self._size >= least_bytes and not self._slots.behind:
+        if self._descriptor >= 0 and self._size >= min_bytes and not self._slots.behind:
             self._end()
 
     def _end(self) -> None:
@@ -376,7 +391,7 @@ class UsageJournal:
 
     def rotate_large(self) -> None:
         """End the current segment if it is large."""
-        self.rotate(least_bytes=_SEGMENT_BYTES)
+        self.rotate(min_bytes=_SEGMENT_BYTES)
 
     def segments(self) -> list[Path]:
         """Return the segments that are complete, this process's own last."""
@@ -394,6 +409,7 @@ class UsageJournal:
         else:
             segment.replace(segment.with_suffix(keep_as))
         self._closed_bytes -= size
+        # Folders of dead gateways from which all was taken are let go.
         for folder in [f for f in self._adopted if not f.segments()]:
             self._adopted.remove(folder)
             folder.close()
@@ -408,7 +424,13 @@ class UsageJournal:
 
 
 def _cut(text: str) -> str:
+    # The cut may go through a letter: its half is left out.
     return text.encode(errors="replace")[:_TEXT_BYTES].decode(errors="ignore")
+
+
+def _frame(done: FinishedRequest) -> bytes:
+    data = _encode(done)
+    return _FRAME.pack(len(data), zlib.crc32(data)) + data
 
 
 def read_segment(path: Path) -> list[FinishedRequest]:
@@ -424,6 +446,7 @@ def _frames(data: bytes) -> Iterator[FinishedRequest]:
         body = data[at : at + length]
         at += length
         if len(body) < length or zlib.crc32(body) != crc:
+            # The process died while it wrote this one: there is none after it.
             return
         try:
             yield _done_decoder.decode(body)
@@ -436,17 +459,17 @@ def recover(folder: Path) -> RecoveredJournal:
 
     May be cut short at any moment and run again.
     """
+    # A start that was cut short left them.
     for half in folder.glob(".*.tmp"):
         half.unlink()
+    # What is in a segment has ended, whatever its slot says.
     known = {done.op for path in folder.glob(_NAME) for done in read_segment(path)}
     slots = folder / "slots"
     left = [done for done in _read_crashed(slots) if done.op not in known] if slots.exists() else []
+    # Before the slots are emptied: cut short in between, the next run finds these requests in the segment.
     if left:
-        frames = []
-        for done in left:
-            data = _encode(done)
-            frames.append(_FRAME.pack(len(data), zlib.crc32(data)) + data)
-        atomic_write(folder / f"{secrets.token_hex(8)}-{0:08d}.done", b"".join(frames))
+        frames = b"".join(map(_frame, left))
+        atomic_write(folder / f"{secrets.token_hex(8)}-{0:08d}.done", frames)
     if slots.exists():
         os.truncate(slots, 0)
     return RecoveredJournal(finished=len(known), crashed=len(left))
@@ -454,6 +477,7 @@ def recover(folder: Path) -> RecoveredJournal:
 
 def _read_crashed(slots: Path) -> Iterator[FinishedRequest]:
     """Yield the requests that ran when the owner of a file of slots died, as far as it is whole."""
+    # The last change of the file is the best that is known of when it died.
     died_s = slots.stat().st_mtime
     for stored in read_slots(slots):
         with contextlib.suppress(msgspec.DecodeError):
@@ -464,6 +488,7 @@ def _read_crashed(slots: Path) -> Iterator[FinishedRequest]:
 def _close_crashed(
     request: _OpenRequest, tokens: int, media: MediaCounts, died_s: float
 ) -> FinishedRequest:
+    # A clock may have been set back: nothing ends before it began.
     finished_s = max(died_s, request.started_s)
     record = UsageRecord(
         request_id=request.request_id,
@@ -471,6 +496,7 @@ def _close_crashed(
         endpoint=request.endpoint,
         stream=True,
         status=0,
+        # Nobody knows the prompt any more; the tokens are those that the client had, so it is an estimate.
         prompt_tokens=0,
         completion_tokens=tokens,
         estimated=True,

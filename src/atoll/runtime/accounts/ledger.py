@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.runtime.accounts.journal import FinishedRequest
-from atoll.runtime.accounts.limits import NOTHING, Counted, day_of, periods_of
-from atoll.telemetry.usage import Attempt, UsageRecord
+from atoll.runtime.accounts.key_limits import NOTHING, Counted, day_of, periods_of
+from atoll.telemetry.usage_record import Attempt, UsageRecord
 
 Row = dict[str, object]
 _LARGEST = 2**63 - 1
@@ -33,12 +33,12 @@ NO_PRICES: Mapping[str, TokenPrice] = {}
 
 @dataclass(slots=True)
 class LedgerRows:
-    """What goes into the database for some finished requests."""
+    """Rows for the database of some finished requests."""
 
     operations: list[Row] = field(default_factory=list)
     attempts: list[Row] = field(default_factory=list)
     counters: dict[tuple[str, str], Counted] = field(default_factory=dict)
-    """What was used by key and period."""
+    """Usage by key and period."""
 
 
 def rows_of(
@@ -69,7 +69,7 @@ def rows_of(
 
 
 class AttemptShare(NamedTuple):
-    """What of a request belongs to one of its attempts."""
+    """Part of a request's usage that belongs to one of its attempts."""
 
     attempt: Attempt
     prompt_tokens: int
@@ -84,10 +84,12 @@ def shares(record: UsageRecord, prices: Mapping[str, TokenPrice] = NO_PRICES) ->
     engine's count is the finer one) belongs to the attempt that came last. The prompt belongs to the
     first attempt that delivered anything, else to the last.
     """
+    # Without details the last backend stands for all of them.
     attempts = record.attempts or tuple(
         Attempt(name, outcome=record.outcome) for name in record.backends[-1:]
     )
     used = record.prompt_tokens or record.completion_tokens or _has_media(record)
+    # Whatever was used belongs to some attempt, so that the sums agree.
     if not attempts and used:
         attempts = (Attempt("", outcome=record.outcome),)
     left = record.completion_tokens
@@ -97,6 +99,7 @@ def shares(record: UsageRecord, prices: Mapping[str, TokenPrice] = NO_PRICES) ->
         left -= tokens[-1]
     if tokens:
         tokens[-1] += left
+    # The prompt counts once, however often it was sent.
     first = next((i for i, count in enumerate(tokens) if count), len(tokens) - 1)
     fallback = prices.get(record.model)
     attempt_shares = []

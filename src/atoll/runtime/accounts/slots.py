@@ -37,11 +37,14 @@ _MAGIC = _FAMILY + b"03"
 _WORDS = 5
 _MEDIA_WORDS = {_FAMILY + b"01": 0, _FAMILY + b"02": 3, _MAGIC: _WORDS}
 """Words a slot has beside its tokens, by version."""
+# The magic and the number of slots, 8 bytes each.
 _HEADER = 16
 _SLOT = 512
 SLOT_BYTES = _SLOT - 8
 """The longest request that a slot holds."""
+# Where a block that is taken once is written in place, so that a store always finds it.
 _WRITES_IN_PLACE = frozenset({"ext2", "ext3", "ext4", "tmpfs", "xfs"})
+# How a file system says that it cannot take blocks beforehand, not that it has none.
 _NOT_SUPPORTED = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _MOUNTS = Path("/proc/self/mounts")
 
@@ -94,6 +97,7 @@ class MappedSlots:
     def put(self, slot: int, request: bytes) -> None:
         """Write a request of up to `SLOT_BYTES` into a free slot; OSError if the disk does not take it."""
         start = self._base + slot * _SLOT
+        # The counts of the request before go first: as long as the slot is free they do not matter.
         self._tokens[slot] = 0
         if slot in self._with_media:
             self._with_media.discard(slot)
@@ -134,6 +138,7 @@ class MappedSlots:
 
     def close(self) -> None:
         """Let go of the file."""
+        # The views first: a mapping that has any cannot be closed.
         self._tokens.release()
         self._media.release()
         self._words.release()
@@ -160,6 +165,7 @@ class WrittenSlots(MappedSlots):
         super().put(slot, request)
         start = self._base + slot * _SLOT
         try:
+            # In the same order as in memory: what makes the slot count comes last.
             self._write(_HEADER + 8 * slot, 8)
             if had_media:
                 self._write(self._media_base + 8 * _WORDS * slot, 8 * _WORDS)
@@ -208,10 +214,13 @@ class WrittenSlots(MappedSlots):
             try:
                 self._write(_HEADER + 8 * slot, 8)
                 self._write(self._media_base + 8 * _WORDS * slot, 8 * _WORDS)
+                # Its first word is enough: the request was written when it began, or the slot is free.
                 self._write(start, 8)
             except OSError:
+                # No room for this one: the others wait for the next time.
                 break
             self._behind.discard(slot)
+            # 0: the slot is free.
             if not self._words[start >> 3]:
                 freed.append(slot)
         return freed
@@ -222,6 +231,7 @@ class WrittenSlots(MappedSlots):
         super().close()
 
     def _write(self, start: int, size: int) -> None:
+        # A disk that is nearly full takes a part of it.
         if os.pwrite(self._handle, self._memory[start : start + size], start) != size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -232,8 +242,10 @@ def make_slots(path: Path, slots: int) -> MappedSlots:
     try:
         if _allocate(handle, _size(slots)) and _file_system(path) in _WRITES_IN_PLACE:
             mapped = MappedSlots(mmap.mmap(handle, 0), slots)
+            # The mapping keeps the file open by itself.
             os.close(handle)
             return mapped
+        # Without blocks: they are found as slots are written, and a full disk is an error then.
         os.ftruncate(handle, _size(slots))
         return WrittenSlots(handle, slots)
     except BaseException:
@@ -267,9 +279,11 @@ def read_slots(path: Path) -> Iterator[StoredSlot]:
         length, crc = word & 0xFFFFFFFF, word >> 32
         request = data[start + 8 : start + 8 + length]
         if not 0 < length <= SLOT_BYTES or zlib.crc32(request) != crc:
+            # It is free, or its owner died while it wrote the request.
             continue
         (tokens,) = struct.unpack_from("<Q", data, _HEADER + 8 * slot)
         media = struct.unpack_from(f"<{words}Q", data, media_base + 8 * words * slot)
+        # Files of earlier versions have fewer words: the others are 0.
         yield StoredSlot(request, tokens, MediaCounts(*media))
 
 
@@ -303,6 +317,7 @@ def _file_system(path: Path) -> str:
             point, name = line.split(" ")[1:3]
             # Blanks and such stand there as \040.
             point = point.encode("latin-1", "replace").decode("unicode_escape").rstrip("/")
+            # The deepest mount point counts, and of several at one place the last.
             if len(point) >= longest and (where + "/").startswith(point + "/"):
                 kind, longest = name, len(point)
     return kind

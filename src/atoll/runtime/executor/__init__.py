@@ -1,1 +1,13 @@
-"""Executors: processes that run components of any-to-any models for whoever invokes them."""
+"""Executors: processes that run components of any-to-any models for whoever invokes them.
+
+Begin with `executor_process` (run with `python -m` and `--config FILE`) and `executor_server`, which
+takes invocations; `executor_client` is the other end.
+
+    executor_config, executor_caller, workers    settings, one caller, components at work
+    executor_messages, executor_wire             messages, and their bytes
+    arrays, spares, store, fetching, outputs     arrays as files that processes share, held by leases
+    openai_chat                                  somebody's OpenAI-compatible server as a component
+    executor_pages, figures                      health, metrics, counters
+
+May import `components`, `tasks`, `engine`, `telemetry`, `core`, and of `runtime` its HTTP.
+"""

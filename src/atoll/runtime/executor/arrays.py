@@ -37,7 +37,7 @@ INLINE_BYTES = 4096
 """Arrays up to this size travel inside their handle."""
 ENDING = ".array"
 ID = re.compile(r"[0-9a-f]{32}")
-"""What handles are called; nothing else becomes the name of a file."""
+"""Form of handles; nothing else becomes the name of a file."""
 _OPENED_AS = {"bfloat16": "uint16"}
 """Number formats that numpy does not have, and how their bits are shown."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -55,6 +55,7 @@ class LostHandleError(AtollError):
 @cache
 def identify_host() -> str:
     """Return what tells this running system from all others, its restarts included."""
+    # Another one after each start of the system: what was in memory is gone then.
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -131,6 +132,7 @@ def open_handle(handle: Handle, *, verify: bool = False) -> Array:
         return read_bytes(handle, handle.data, verify=True)
     if handle.host != identify_host() or not handle.path:
         raise LostHandleError(handle.id, "it is on another host")
+    # The name must be that of the id: a handle from outside may not point at any other file.
     if not ID.fullmatch(handle.id) or os.path.basename(handle.path) != handle.id + ENDING:
         raise LostHandleError(handle.id, "its path is not that of an array")
     return map_file(handle, verify=verify)
@@ -140,6 +142,7 @@ def map_file(handle: Handle, *, verify: bool = False) -> Array:
     """Return the array in the file of a handle that is trusted, mapped and not to be written to."""
     path = handle.path
     try:
+        # Neither a link nor a pipe of that name may mislead the reader or hold it up.
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise LostHandleError(handle.id, error.strerror or "its file is gone") from error
@@ -147,6 +150,7 @@ def map_file(handle: Handle, *, verify: bool = False) -> Array:
         # Held as long as it is mapped, so that the file is not written again meanwhile.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         status = os.fstat(file)
+        # It may have lost its name between opening and locking, to be written again.
         if os.stat(path, follow_symlinks=False).st_ino != status.st_ino:
             raise LostHandleError(handle.id, "its file is gone")
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
@@ -159,6 +163,7 @@ def map_file(handle: Handle, *, verify: bool = False) -> Array:
     except OSError as error:
         raise LostHandleError(handle.id, error.strerror or "its file is gone") from error
     finally:
+        # The mapping has a descriptor of its own, and with it the lock.
         os.close(file)
     return read_bytes(handle, memoryview(mapped), verify=verify)
 

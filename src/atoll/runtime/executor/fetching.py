@@ -18,7 +18,11 @@ from atoll.runtime.executor.arrays import (
     open_handle,
     replace_handles,
 )
-from atoll.runtime.executor.client import ExecutorClient, ExecutorLostError, InvocationError
+from atoll.runtime.executor.executor_client import (
+    ExecutorClient,
+    ExecutorLostError,
+    InvocationError,
+)
 from atoll.runtime.executor.store import CACHE, ArrayStore, StoreFullError
 from atoll.tasks.values import Handle, Value
 
@@ -95,7 +99,7 @@ class HandleResolver:
     async def _fetch(self, handle: Handle) -> None:
         if not handle.address or handle.owner == self._store.owner:
             raise LostHandleError(handle.id, "its lease has run out")
-        if handle.nbytes > self._store.most_bytes:
+        if handle.nbytes > self._store.max_bytes:
             raise StoreFullError(
                 f"an array of {handle.nbytes} bytes is too large for this executor"
             )

@@ -1,4 +1,4 @@
-"""What is counted of a component."""
+"""Counters of a component."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 class ComponentFigures:
-    """What is counted of one component."""
+    """Counters of one component."""
 
     def __init__(self) -> None:
         self.ended: Counter[str] = Counter()

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from atoll.components.base import BadInputError, Done, Inputs, Output, Setup, StreamComponent
-from atoll.components.chat import ChatInputs, parts_of, read_chat
+from atoll.components.chat_inputs import ChatInputs, parts_of, read_chat
 from atoll.core.errors import AtollError, UsageError
-from atoll.runtime.http.client import StatusError, stream_lines
+from atoll.core.request_parameters import COMPONENT_PARAMETERS
+from atoll.runtime.http.http_client import StatusError, stream_lines
 from atoll.runtime.instance.vectors import write_vectors
 from atoll.runtime.openai import usage_of
 
@@ -31,7 +32,7 @@ class ServerAnswerError(Exception):
 
 @dataclass(slots=True)
 class _Question:
-    """What is sent, and how the answer is read.
+    """Request that is sent, and how its answer is read.
 
     before: tokens of the answer so far that the server counts as prompt. repeats: whether the server
     begins at the start again, so that the text so far is to be left out of what it says. mute: the answer
@@ -56,7 +57,7 @@ class _Question:
 
 @dataclass(slots=True)
 class _Answer:
-    """What has come of an answer."""
+    """Parts of an answer that have come."""
 
     said: list[str] = field(default_factory=list)
     tokens: int = 0
@@ -144,11 +145,13 @@ class OpenAiChat(StreamComponent):
                         new, left = _leave_out(text, left)
                         if question.mute:
                             continue
+                        # Tokens without text count once everything known has been repeated.
                         if new or (tokens and not left):
                             answer.said.append(new)
                             yield {"text": new, "token_ids": tokens}
         except StatusError as error:
             raise _refusal(error) from error
+        # Text that was to be repeated is missing: the server answered with less than before.
         if answer.finish is None or left:
             raise ServerAnswerError(f"the answer of {self._url} broke off")
         yield Done(_summary(question, answer))
@@ -185,16 +188,13 @@ class OpenAiChat(StreamComponent):
             "model": self._model,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "temperature": asked.temperature,
-            "top_p": asked.top_p,
         }
-        optional = {
-            "seed": asked.seed,
-            "stop": list(asked.stop) or None,
-            "presence_penalty": asked.presence_penalty or None,
-            "frequency_penalty": asked.frequency_penalty or None,
-        }
-        return body | {name: value for name, value in optional.items() if value is not None}
+        for each in COMPONENT_PARAMETERS:
+            value = getattr(asked, each.name)
+            # The limit depends on the endpoint; values that change nothing need not be said.
+            if each.name != "max_tokens" and value is not None and value not in each.use.neutral:
+                body[each.name] = value
+        return body
 
 
 class WholePrompt:
@@ -218,7 +218,7 @@ class WholePrompt:
         asked.check_width(self._codec.width)
         try:
             most = self._codec.max_length
-            tokens, embeds = chat_prompt(self._codec, asked.messages, most_tokens=most)
+            tokens, embeds = chat_prompt(self._codec, asked.messages, max_tokens=most)
         except AtollError as error:
             raise BadInputError(str(error), "messages") from error
         before: list[int] = []
@@ -233,6 +233,7 @@ class WholePrompt:
             raise BadInputError(
                 f"the prompt has {len(tokens)} tokens and the model takes {most}", "messages"
             )
+        # The model's own vectors for all tokens; those that were given replace some of them.
         rows = self._table[torch.tensor([*tokens, *before])].float()
         if embeds is not None:
             rows[torch.tensor(embeds.positions)] = torch.tensor(embeds.rows)
@@ -293,6 +294,7 @@ def _read_line(line: bytes, answer: _Answer) -> Iterator[tuple[str, list[int]]]:
     text = text if isinstance(text, str) else ""
     tokens = [token for token in choice.get("token_ids") or () if isinstance(token, int)]
     answer.finish = choice.get("finish_reason") or answer.finish
+    # A server that names no tokens: each piece of text counts as one.
     answer.tokens += len(tokens) or bool(text)
     if text or tokens:
         yield text, tokens

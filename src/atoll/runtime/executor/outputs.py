@@ -1,4 +1,4 @@
-"""What an invocation gives, on its way to who asked for it: arrays become handles that are leased to them."""
+"""Outputs of an invocation on their way to who asked: arrays become handles that are leased to them."""
 
 from __future__ import annotations
 

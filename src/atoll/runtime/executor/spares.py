@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_FILES = 32
-_LEAST_FIT = 0.5
+# Each one is an open descriptor, so there are few.
+_MAX_FILES = 32
+_MIN_FIT = 0.5
 """A spare file is used for an array of at least this share of its size."""
+# All pages are mapped at once, not one by one when they are first touched.
 _MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
@@ -40,11 +42,13 @@ class StoredFile:
     @classmethod
     def create(cls, path: str) -> StoredFile:
         """Return a new file of no bytes."""
+        # Never a file or a link that somebody else has put there.
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return cls(path, os.open(path, flags, 0o600), 0)
 
     def write(self, array: NDArray[Any], *, in_memory: bool) -> None:
         """Make an array the content of the file; OSError where there is no room for it."""
+        # What is empty cannot be mapped.
         if in_memory and 0 < array.nbytes <= self.nbytes:
             self._copy(array)
             return
@@ -106,19 +110,21 @@ class SpareFiles:
         """Keep a file open that has come into use, instead of the one in use longest."""
         if (before := self._open.pop(number, None)) is not None:
             before.close()
-        while len(self._open) >= _MOST_FILES:
+        while len(self._open) >= _MAX_FILES:
             self._open.popitem(last=False)[1].close()
         self._open[number] = file
 
     def keep(self, number: str, path: str, name: str, nbytes: int, now_s: float) -> None:
         """Keep a file that nobody needs, under another name; it is removed where a reader has it."""
-        while len(self._files) >= _MOST_FILES:
+        while len(self._files) >= _MAX_FILES:
             _remove(self._files.pop(0))
         file = self._open.pop(number, None)
         try:
             if file is None:
                 descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 file = StoredFile(path, descriptor, nbytes)
+            # Locked before it loses its name: a reader that has it keeps it, one that comes later does not
+            # find it.
             file.lock()
             os.rename(path, name)
         except OSError:
@@ -133,15 +139,16 @@ class SpareFiles:
 
     def take(self, nbytes: int) -> StoredFile | None:
         """Return a file to be written with so many bytes, if there is one that fits."""
+        # Of those that fit, the latest.
         for at in reversed(range(len(self._files))):
-            if _LEAST_FIT * self._files[at].nbytes <= nbytes <= self._files[at].nbytes:
+            if _MIN_FIT * self._files[at].nbytes <= nbytes <= self._files[at].nbytes:
                 return self._files.pop(at)
         return None
 
-    def shrink(self, most_bytes: int, before_s: float) -> None:
+    def shrink(self, max_bytes: int, before_s: float) -> None:
         """Remove the oldest until they are at most so many bytes and none is from before `before_s`."""
         total = self.total_bytes
-        while self._files and (total > most_bytes or self._files[0].since_s < before_s):
+        while self._files and (total > max_bytes or self._files[0].since_s < before_s):
             total -= self._files[0].nbytes
             _remove(self._files.pop(0))
 

@@ -33,7 +33,7 @@ from atoll.runtime.executor.arrays import (
     name_dtype,
 )
 from atoll.runtime.executor.spares import SpareFiles, StoredFile
-from atoll.tasks.leases import LeaseBook
+from atoll.tasks.array_leases import LeaseBook
 from atoll.tasks.values import NOT_SUMMED, Handle
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -41,10 +41,13 @@ CACHE = "(cache)"
 """Who holds copies of others' arrays; no caller may have this name."""
 _PART = ".part"
 _OURS = re.compile(rf"[0-9a-f]{{32}}({re.escape(ENDING)}|{re.escape(_PART)})")
+# Memory that must be free for each byte that a store may take.
 _ROOM = 1.1
+# Attempts to take a folder, and the pause between them.
 _TRIES = 5
 _TRY_S = 0.02
 _FOLDERS = "atoll-*"
+# An empty folder younger than this may belong to executors that are just being started.
 _YOUNG_S = 60.0
 _LOG = logging.getLogger(__name__)
 _SPARE_S = 10.0
@@ -67,7 +70,7 @@ def default_store_root(fallback: Path, needed_bytes: int) -> Path:
 
 
 class ArrayStore:
-    """Arrays of one process, at most `most_bytes` of them; may be used from several threads.
+    """Arrays of one process, at most `max_bytes` of them; may be used from several threads.
 
     folder: its own, emptied when it opens and when it closes. owner, address: who handles say keeps them, and
     where they are fetched from. clock: seconds, in which leases are counted.
@@ -76,14 +79,14 @@ class ArrayStore:
     def __init__(
         self,
         folder: Path,
-        most_bytes: int,
+        max_bytes: int,
         *,
         owner: str,
         address: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self.owner = owner
         self.address = address
         self.used_bytes = 0
@@ -105,6 +108,7 @@ class ArrayStore:
         if array.nbytes <= INLINE_BYTES:
             return inline(array)
         dtype = name_dtype(array)
+        # Random, never used twice: a reader that finds a file of this name has the right bytes.
         number = secrets.token_hex(16)
         path = f"{self.folder}/{number}{ENDING}"
         file = self._write(path, array)
@@ -149,6 +153,7 @@ class ArrayStore:
                 handle = self._held.get(number)
                 if handle is not None:
                     found += 1
+                    # One whose lease ran out, or who had none, gets a new one as long as the array is here.
                     if not self._leases.renew(number, holder, until_s):
                         self._leases.grant(number, handle.nbytes, holder, until_s)
         return found
@@ -164,7 +169,8 @@ class ArrayStore:
         """Free what nobody holds any more; to be called every second or so."""
         with self._lock:
             self._free(self._leases.expire(self._clock()))
-            self._spares.shrink(self.most_bytes - self.used_bytes, self._clock() - _SPARE_S)
+            # Spare files take only the room that arrays leave.
+            self._spares.shrink(self.max_bytes - self.used_bytes, self._clock() - _SPARE_S)
 
     def close(self) -> None:
         """Free everything, and the folder."""
@@ -187,16 +193,17 @@ class ArrayStore:
         with self._lock:
             if self._closed:
                 raise StoreFullError("the store is closed")
-            if self.used_bytes + nbytes > self.most_bytes:
+            if self.used_bytes + nbytes > self.max_bytes:
                 # Copies can be fetched again.
                 self._free(self._leases.drop_holder(CACHE))
-            if self.used_bytes + nbytes > self.most_bytes:
+            if self.used_bytes + nbytes > self.max_bytes:
                 raise StoreFullError(
-                    f"{nbytes} bytes do not fit: {self.used_bytes} of {self.most_bytes} are taken"
+                    f"{nbytes} bytes do not fit: {self.used_bytes} of {self.max_bytes} are taken"
                 )
+            # Before the spares are made fewer, so that the one that fits is not removed.
             spare = self._spares.take(nbytes)
             self.used_bytes += nbytes
-            self._spares.shrink(self.most_bytes - self.used_bytes, float("-inf"))
+            self._spares.shrink(self.max_bytes - self.used_bytes, float("-inf"))
             return spare
 
     def _give_back(self, nbytes: int) -> None:
@@ -222,6 +229,7 @@ class ArrayStore:
             handle = self._held.pop(number, None)
             if handle is not None:
                 self.used_bytes -= handle.nbytes
+                # Under a name that no reader knows, like a file that is not written yet.
                 name = f"{self.folder}/{secrets.token_hex(16)}{_PART}"
                 self._spares.keep(number, handle.path, name, handle.nbytes, self._clock())
 
@@ -284,6 +292,7 @@ def _lock(folder: Path) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The folder may have been removed and made again between opening and locking: then another is locked.
         if os.stat(folder).st_ino == os.fstat(descriptor).st_ino:
             return descriptor
     except (BlockingIOError, FileNotFoundError):
@@ -314,11 +323,13 @@ def _remove_stale(folder: Path) -> bool:
         inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
         if not any(folder.iterdir()) and time.time() - status.st_mtime < _YOUNG_S:
             return False  # of a fleet whose executors are being started
+        # All locks before anything is removed: a store in use anywhere below keeps all of it.
         for path in (folder, *inner):
             lock = _lock(path)
             if lock is None:
                 return False
             locks.append(lock)
+        # From the inside out: a folder must be empty to be removed.
         for path in (*inner, folder):
             _empty(path)
             path.rmdir()

@@ -7,10 +7,11 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from atoll.components.base import (
     BadInputError,
@@ -22,8 +23,7 @@ from atoll.components.base import (
     StreamComponent,
 )
 from atoll.core.errors import shorten
-from atoll.runtime.executor.batching import BatchQueue
-from atoll.runtime.executor.client import InvocationError
+from atoll.runtime.executor.executor_client import InvocationError
 from atoll.runtime.executor.figures import ComponentFigures
 from atoll.runtime.executor.outputs import NoSaver, count_array_bytes
 from atoll.runtime.executor.store import StoreFullError
@@ -32,6 +32,7 @@ from atoll.tasks.values import Value
 _LOG = logging.getLogger(__name__)
 _SAVED_AT_ONCE_BYTES = 2**16
 """More than this is written to the store in a thread, so that no stream waits for it."""
+# Characters of an error that a caller is told.
 _MESSAGE = 300
 Emit = Callable[[Value], Awaitable[None]]
 """Sends a piece of a stream to who asked."""
@@ -73,7 +74,7 @@ def explain(error: BaseException) -> InvocationError:
 class ComponentWorker(ABC):
     """Runs the invocations of one component."""
 
-    def __init__(self, name: str, component: LoadedComponent, most_waiting: int) -> None:
+    def __init__(self, name: str, component: LoadedComponent, max_waiting: int) -> None:
         self.name = name
         self.component = component
         self.figures = ComponentFigures()
@@ -82,7 +83,7 @@ class ComponentWorker(ABC):
         """When it last gave anything, in seconds of `time.monotonic`."""
         self.busy_since_s: float | None = None
         """Since when it has worked on what it works on now."""
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
 
     @property
     @abstractmethod
@@ -109,9 +110,7 @@ class ComponentWorker(ABC):
         await self.component.close()
 
     def _refuse(self) -> InvocationError:
-        return InvocationError(
-            "overloaded", f"{self._most_waiting} invocations of {self.name} wait"
-        )
+        return InvocationError("overloaded", f"{self._max_waiting} invocations of {self.name} wait")
 
 
 @dataclass(slots=True, eq=False)
@@ -126,12 +125,12 @@ class BatchWorker(ComponentWorker):
     """Runs batches of a component, one at a time, in a thread of a pool that components share."""
 
     def __init__(
-        self, name: str, component: BatchComponent, most_waiting: int, threads: Executor
+        self, name: str, component: BatchComponent, max_waiting: int, threads: Executor
     ) -> None:
-        super().__init__(name, component, most_waiting)
+        super().__init__(name, component, max_waiting)
         self._batched = component
         self._threads = threads
-        self._queue: BatchQueue[_BatchedInvocation] = BatchQueue(component.most_batch, most_waiting)
+        self._queue: BatchQueue[_BatchedInvocation] = BatchQueue(component.max_batch, max_waiting)
         self._starts = False
         self._closed = False
 
@@ -165,6 +164,7 @@ class BatchWorker(ComponentWorker):
         try:
             return await answer
         finally:
+            # Also when the caller has left: what waits for nobody is not run.
             self._queue.drop(invocation)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -274,8 +274,8 @@ def note_failure(name: str, error: Exception) -> InvocationError:
 class StreamWorker(ComponentWorker):
     """Runs streams of a component in the loop, as many as come up to a limit."""
 
-    def __init__(self, name: str, component: StreamComponent, most_waiting: int) -> None:
-        super().__init__(name, component, most_waiting)
+    def __init__(self, name: str, component: StreamComponent, max_waiting: int) -> None:
+        super().__init__(name, component, max_waiting)
         self._streamed = component
 
     @property
@@ -289,12 +289,13 @@ class StreamWorker(ComponentWorker):
 
     async def run(self, inputs: Inputs, saver: Saver, emit: Emit) -> InvocationEnd:
         """Emit the pieces of a stream, and return its end."""
-        if self.running >= self._most_waiting:
+        if self.running >= self._max_waiting:
             raise self._refuse()
         started_s = time.monotonic()
         self.running += 1
         if self.busy_since_s is None:
             self.busy_since_s = started_s
+        # A cancellation is no Exception: it is what remains if nothing else is said.
         outcome = "cancelled"
         try:
             value = await self._follow(inputs, saver, emit)
@@ -310,6 +311,7 @@ class StreamWorker(ComponentWorker):
             ran_s = time.monotonic() - started_s
             self.figures.count(outcome, 0.0)
             self.figures.count_batch(1, ran_s)
+            # A component that finds fault with an input works.
             if outcome == "bad_input":
                 self._progress()
         return InvocationEnd(value, 0.0, ran_s, 1)
@@ -343,11 +345,67 @@ class StreamWorker(ComponentWorker):
 
 
 def make_worker(
-    name: str, component: LoadedComponent, most_waiting: int, threads: Executor
+    name: str, component: LoadedComponent, max_waiting: int, threads: Executor
 ) -> ComponentWorker:
     """Return what runs a component."""
     if isinstance(component, BatchComponent):
-        return BatchWorker(name, component, most_waiting, threads)
+        return BatchWorker(name, component, max_waiting, threads)
     if isinstance(component, StreamComponent):
-        return StreamWorker(name, component, most_waiting)
+        return StreamWorker(name, component, max_waiting)
     raise TypeError(f"{name} neither batches nor streams")
+
+
+_Item = TypeVar("_Item", bound=Hashable)
+
+
+class BatchQueue(Generic[_Item]):
+    """Queue of a component. The oldest always runs next, with others of its key behind it.
+
+    Nobody is overtaken but by those who ride along with an older one, so nobody starves.
+    """
+
+    def __init__(self, max_batch: int, max_waiting: int) -> None:
+        if max_batch < 1:
+            raise ValueError("a batch has at least one")
+        self._max_batch = max_batch
+        self._max_waiting = max_waiting
+        # Ordered by arrival, and left from the middle without a search.
+        self._waiting: OrderedDict[_Item, object] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more may wait."""
+        return len(self._waiting) >= self._max_waiting
+
+    def add(self, item: _Item, key: object) -> None:
+        """Have one wait; `key` is what it must share with those it runs with."""
+        if self.is_full:
+            raise OverflowError("the queue is full")
+        self._waiting[item] = key
+
+    def drop(self, item: _Item) -> bool:
+        """Have one wait no more; False if it did not."""
+        if item not in self._waiting:
+            return False
+        del self._waiting[item]
+        return True
+
+    def take(self) -> list[_Item]:
+        """Return those that run next, in order of arrival; none if none waits."""
+        batch: list[_Item] = []
+        first: object = None
+        for item, key in self._waiting.items():
+            if not batch:
+                first = key
+            elif key != first:
+                continue
+            batch.append(item)
+            if len(batch) == self._max_batch:
+                break
+        for item in batch:
+            del self._waiting[item]
+        return batch

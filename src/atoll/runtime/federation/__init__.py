@@ -1,11 +1,13 @@
 """A gateway on a fabric: the nodes of the fabric are its backends.
 
-    members     what nodes say of themselves -> the backends of a pool
-    upstreams   requests to nodes, through the tunnel or straight
-    federation  both of them for one gateway
-    service     a whole gateway process (`atoll gateway`)
+Begin with `federation`, which does the rest for one gateway. The modules:
 
-Needs the extra `fabric`.
+    members            what nodes say of themselves -> the backends of a pool
+    upstreams          requests to nodes, through the tunnel or straight
+    federation         both of them for one gateway
+    federated_gateway  a whole gateway process (`atoll gateway`)
+
+Stands on `fabric`, `runtime.gateway` and `runtime.pool`. Needs the extra `fabric`.
 """
 
 from atoll.runtime.federation.federation import Federation

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from atoll.fabric.registry.peers import Peer
 from atoll.fabric.registry.records import as_dict
 from atoll.fabric.transport.fabric import Fabric
-from atoll.fabric.transport.peers import Peer
-from atoll.fabric.tunnel.client import TunnelClient
+from atoll.fabric.tunnel.tunnel_client import TunnelClient
 from atoll.runtime.federation.members import Members
 from atoll.runtime.federation.upstreams import NodeUpstreamPool, probe
 from atoll.runtime.gateway.settings import GatewaySettings
@@ -22,7 +22,9 @@ from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log, SilentLog
 
+# Between two looks at loads and addresses.
 _LOOK_S = 0.5
+# A node whose address did not answer is asked there again after this.
 _PROBE_AGAIN_S = 60.0
 
 
@@ -46,7 +48,7 @@ class DirectRequest(NodeRequest, Protocol):
 
 
 class FederationContext(Protocol):
-    """What a federation needs of the gateway it works for."""
+    """Part of the gateway that a federation needs."""
 
     settings: GatewaySettings
 
@@ -93,6 +95,7 @@ class Federation:
         """Rises with all news of nodes, but for their loads."""
         self._watching: asyncio.Task[None] | None = None
         fabric.listeners.append(self._follow_fabric)
+        # Those that were there before anybody listened.
         for peer in fabric.peers():
             self.members.take(peer)
 
@@ -134,6 +137,7 @@ class Federation:
             return
         self.members.take(peer)
         if event == "down" and self._context is not None:
+            # Its token may come back: a short break moves nothing.
             flap_s = self._context.settings.flap_s
             self._loop.call_later(flap_s, self._leave_node, sid)
 
@@ -155,6 +159,7 @@ class Federation:
     def _leave_node(self, sid: str) -> None:
         """Move what runs straight at a node whose token did not come back; the tunnel sees to its own."""
         member = self._pool.members.get(sid)
+        # A gateway that is cut off itself cannot tell whose token is gone.
         if member is None or member.well or self._context is None or not self.fabric.connected:
             return
         for relay in [
@@ -196,6 +201,7 @@ class Federation:
         context = self._context
         if connection is None or context is None:
             return
+        # It left, or says another address by now: the answer is of no use.
         if member.removed or member.backend.metadata.get("direct") != address:
             connection.close()
             return

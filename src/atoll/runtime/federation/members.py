@@ -10,26 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.core.errors import AtollError
-from atoll.fabric.registry.load import Load
+from atoll.engines.table import UNKNOWN, recognise
+from atoll.fabric.registry.peers import Load, Peer
 from atoll.fabric.registry.records import NodeService, SessionState
-from atoll.fabric.transport.peers import Peer
 from atoll.fabric.tunnel.accept import accepts
-from atoll.runtime.pool.member import FABRIC, FLEET, INSTANCE, STAND_IN, Backend, Facts, Kind
-from atoll.runtime.pool.modalities import MODALITIES, write_modalities
+from atoll.runtime.pool.backend_metadata import MODALITIES, write_modalities
+from atoll.runtime.pool.member import FABRIC, FLEET, INSTANCE, STAND_IN, Backend, Facts
 from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log
 
-_KINDS: dict[str, Kind] = {
-    "atoll": "atoll",
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "llamacpp": "llamacpp",
-    "llama.cpp": "llamacpp",
-    "llama-server": "llamacpp",
-    "xllamacpp": "llamacpp",
-}
-_INSTANCE_LABEL, _FLEET_LABEL = "atoll.instance", "atoll.fleet"
+_INSTANCE_LABEL = "atoll.instance"
+_FLEET_LABEL = "atoll.fleet"
 """Labels with which deployers have instances join."""
 _EMBEDS = (("text",), ("embedding",))
 _STAND_IN_LABEL = "atoll.stand-in"
@@ -54,6 +46,7 @@ class Members:
             self.drop(sid)
             return
         try:
+            # Only nodes of the gateway's own provider may say how much they weigh.
             backend = backend_of(peer, weighs=peer.provider == self._provider)
             facts = facts_of(peer)
         except AtollError as error:
@@ -65,6 +58,7 @@ class Members:
             pool.update(backend, facts)
         else:
             pool.add(backend, facts)
+        # A token that came back makes the node usable again, and one that is gone stops it at once.
         if peer.alive and not pool.members[sid].well:
             pool.set_health(sid, up=True)
         elif not peer.alive:
@@ -80,6 +74,7 @@ class Members:
         for sid, load in loads.items():
             member = self._pool.members.get(sid)
             if member is not None:
+                # Loads come late: a node may not know of all that was sent to it yet.
                 member.elsewhere = max(0, load.running + load.waiting - member.inflight)
 
     def _useful(self, peer: Peer) -> bool:
@@ -92,6 +87,7 @@ class Members:
         return True
 
     def _refuse(self, peer: Peer, reason: str) -> None:
+        # Told once for a reason, not with every news of the peer.
         if self.unused.get(peer.sid) != reason:
             self.unused[peer.sid] = reason
             self._log.event("fabric.unused", sid=peer.sid, name=peer.name, reason=reason)
@@ -170,6 +166,7 @@ def facts_of(peer: Peer) -> Facts:
     )
 
 
-def kind_of(engine: str) -> Kind:
-    """Return how a broken stream is continued at an engine, by its name."""
-    return _KINDS.get(engine.strip().lower(), "openai")
+def kind_of(engine: str) -> str:
+    """Return the kind of backend that a node is, by the engine it names."""
+    known = recognise(engine)
+    return known.kind if known is not None and known.launches else UNKNOWN

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from atoll.core.errors import AtollError
-from atoll.fabric.tunnel.frames import TunnelRequest
+from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
 from atoll.runtime.http.upstream import (
     GET,
     JSON,
@@ -25,14 +25,15 @@ from atoll.runtime.pool.member import Backend, Member
 from atoll.runtime.pool.outliers import Outliers
 
 if TYPE_CHECKING:
-    from atoll.fabric.tunnel.client import Call
+    from atoll.fabric.tunnel.tunnel_client import Call
 
+# For a connection and the list of models together.
 _PROBE_S = 2.0
-_MOST_MODELS_BYTES = 2**20
+_MAX_MODELS_BYTES = 2**20
 
 
 class Tunnel(Protocol):
-    """What a request needs of `atoll.fabric.tunnel.client.TunnelClient`."""
+    """Part of `atoll.fabric.tunnel.tunnel_client.TunnelClient` that a request needs."""
 
     def call(self, sid: str, submit: TunnelRequest, receiver: Receiver) -> Call:
         """Send a request to a session."""
@@ -60,6 +61,7 @@ class TunnelUpstream:
         ask: RequestTemplate = JSON,
     ) -> None:
         """Send a request."""
+        # The tunnel takes pairs, not lines.
         headers = [
             (name, value)
             for name, _, value in (line.partition(b": ") for line in extra.split(b"\r\n"))
@@ -127,9 +129,11 @@ class NodeUpstreamPool:
         direct = self.direct
         if direct is not None:
             try:
+                # Less than for a probe: a client waits, and the tunnel is there.
                 async with asyncio.timeout(_PROBE_S / 2):
                     return await direct.connect()
             except OSError:  # of which TimeoutError is one
+                # Unless another address was found meanwhile.
                 if self.direct is direct:
                     self.use_direct(None)
         return TunnelUpstream(self)
@@ -162,6 +166,7 @@ async def probe(
     asked unless `own_machine` says that the fabric is on this machine anyway.
     """
     try:
+        # A backend needs a model; a node that has services only names none.
         backend = Backend(id="direct", url=url, models=models or ("-",))
         if urlsplit(backend.url).scheme not in ("http", "https"):
             return None
@@ -172,6 +177,7 @@ async def probe(
             served = await _ask_models(upstream, loop)
     except (AtollError, ValueError, OSError):
         return None
+    # Somebody answers there, but without the models of the node.
     if served is None or not set(models) <= served:
         upstreams.close()
         return None
@@ -184,6 +190,7 @@ class FarUpstreamPool(HttpUpstreamPool):
     async def connect(self) -> HttpUpstream:
         """Open a connection."""
         upstream = await super().connect()
+        # By the open connection: a name may mean another address by now than when it was looked up.
         there, here = (upstream.transport.get_extra_info(n) for n in ("peername", "sockname"))
         if not there or not here or not _elsewhere(str(there[0]), str(here[0])):
             upstream.close()
@@ -196,9 +203,11 @@ def _elsewhere(address: str, local_address: str) -> bool:
     if address == local_address:
         return False
     try:
+        # Without the interface, as in fe80::1%eth0.
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
+    # ::ffff:127.0.0.1 means 127.0.0.1.
     mapped = getattr(parsed, "ipv4_mapped", None) or parsed
     return not (
         mapped.is_loopback or mapped.is_link_local or mapped.is_unspecified or mapped.is_multicast
@@ -240,12 +249,13 @@ class _ModelsReceiver:
 
     def on_body(self, data: bytes) -> None:
         self._size += len(data)
-        if self._size <= _MOST_MODELS_BYTES:
+        # What is too large is counted on, so that the end knows, and not kept.
+        if self._size <= _MAX_MODELS_BYTES:
             self._parts.append(data)
 
     def on_end(self) -> None:
         if not self._answer.done():
-            whole = self._fine and self._size <= _MOST_MODELS_BYTES
+            whole = self._fine and self._size <= _MAX_MODELS_BYTES
             self._answer.set_result(b"".join(self._parts) if whole else b"")
 
     def on_lost(self, reason: str, *, unused: bool) -> None:

@@ -1,36 +1,25 @@
 """The gateway: OpenAI's API in front of many instances, with streams that outlive them.
 
-What happens to a request, in order, stands at the top of `app`. The modules:
+Begin at the top of `app`: it tells what happens to a request, in order. The modules:
 
-    app            all of it together
-    settings       limits, deadlines, health checks, where to listen
-    relay          one request for a model: what its backend says, what the client hears of it
-    media_relay    one whose answer is sound, pictures or a transcript
-    content        how much of each kind a request may bring, and from where
-    form           the model in a form with a file
-    answer         what one backend has said; the end is held back until it is all there
-    service_proxy  one request for a service that is no model
-    attempt        choosing a backend, connecting, sending, letting go
-    retry          how often and how long another backend is looked for
-    queue          requests that wait for a backend with room
-    requirements   what is special about a request: key, policy, models, conversation
-    chooser        which backend serves a special request, and why none does
-    events         the events of a stream, and the journal of what a client has
-    resume         how a stream that broke off goes on elsewhere
-    faults         what a client is told when no backend could answer
-    usage          what is written down of a request when it ends
-    traffic        what is asked and kept, for a controller
-    pages          what the gateway answers by itself
-    console        what is asked under /atoll/v1/, by whom: keys, usage, administration
-    context        what these two see of it
-    admin          where those who run it ask: a Unix socket, a port for Prometheus
-    openapi        its description of itself
-    metrics        what it counts
-    series         what is counted of the fabric, the tunnel, keys and decisions
-    health         asking backends how they are
-    standalone     a gateway process with a configuration file that is followed
+    app, settings, standalone   all of it together; limits and deadlines; a process of its own
+    relay                       one request for a model (media_relay: sound and pictures; token_relay: tokens)
+    service_proxy               one request for a service that is no model
+    attempt, queue, poison      choose a backend, send, let go; wait for room; requests that kill backends
+    requirements, chooser       which backend serves a request with a key, a policy or a conversation
+    served_choices              names that several models answer to
+    backend_answer, events      what a backend said so far, and what the client has of it
+    resume                      how a stream that broke off goes on elsewhere
+    content, form, cors         checks of what clients send
+    faults                      errors for clients whom no backend could answer
+    usage_writer, traffic_tally records of requests that ended; sums for a controller
+    gateway_metrics, series     what Prometheus reads
+    health                      asks backends how they are
+    gateway_pages, openapi      what the gateway answers by itself
+    admin                       the listeners of those who run it
+    console, dialects           requests under /atoll/v1/; other APIs than chat
 
-Needs the extra `serve`.
+Its parts do not import `app`. May import `http`, `pool`, `media`, `accounts`. Needs the extra `serve`.
 """
 
 from atoll.runtime.gateway.app import Gateway

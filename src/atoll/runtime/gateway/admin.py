@@ -11,15 +11,21 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from atoll.core.paths import runtime_dir
+from atoll.runtime.gateway.gateway_pages import Pages
 from atoll.runtime.gateway.settings import GatewaySettings, split_address
-from atoll.runtime.http.listening import bind_private, cannot_listen, is_listening
-from atoll.runtime.http.server import Connection, ConnectionDeadlines, ConnectionLimits, Request
+from atoll.runtime.http.http_server import (
+    Connection,
+    ConnectionDeadlines,
+    ConnectionLimits,
+    Request,
+)
+from atoll.runtime.http.listen_address import bind_private, cannot_listen, is_listening
 from atoll.runtime.openai import ApiError
 
 _BACKLOG = 64
+"""Connections that may wait to be accepted: few people and programs ask here."""
 _REQUEST_ID = b"admin"
 
 
@@ -112,22 +118,12 @@ class AdminListener:
             self._socket.unlink(missing_ok=True)
 
 
-class AdminPages(Protocol):
-    """What is shown at each door."""
-
-    def answer_admin(self, connection: Connection, request: Request) -> None:
-        """Answer what came on the admin socket."""
-
-    def answer_metrics(self, connection: Connection, request: Request) -> None:
-        """Answer what came on the port for Prometheus."""
-
-
-class AdminDoors:
+class AdminListeners:
     """All the listeners of a gateway beside its public port."""
 
     def __init__(
         self,
-        pages: AdminPages,
+        pages: Pages,
         refuse: Callable[[Connection, Request, Exception], None],
         on_refused: Callable[[ApiError], None],
     ) -> None:

@@ -1,29 +1,30 @@
-"""The gateway: what stands between clients and the backends that serve models.
+"""The gateway: the server between clients and the backends that serve models.
 
-The way of one request, in order:
+What happens to a request, in order:
 
-1. It arrives. `http.server` reads it from a connection, within limits and deadlines, and hands it whole to
+1. It arrives. `http_server` reads it from a connection, within limits and deadlines, and hands it whole to
    `Gateway.handle`, which gives it an id and a trace and looks at its path: a model is asked (2),
    perhaps in another dialect, which is translated at once and on the way back (`dialects`),
    `/services/NAME` goes to a node as it is (`service_proxy`, which shares steps 4 and 5), and everything
-   else the gateway answers by itself (`pages`; for those who run it, also through `admin`).
+   else the gateway answers by itself (`gateway_pages`; for those who run it, also through `admin`).
 2. It is let in. Its key is checked (`accounts`), its body is read and checked in one pass (`openai`; `form`
    where it brings a file; `content` for what is no text), and a gateway that is full or stopping refuses
    it. From here on it is a `relay.Relay`, or a `media_relay.MediaRelay` if its answer is no text.
 3. What it requires is gathered, if anything: the policy of its key and its headers, aliases and fallbacks
    of its model, its conversation (`requirements`, `chooser`), and where several models answer to the name it
-   asks for, whose turn it is (`choices`). Most requests of a plain gateway skip this.
+   asks for, whose turn it is (`served_choices`). Most requests of a plain gateway skip this.
 4. A backend is chosen: by the pool's policy (`pool`), or by `chooser` where there are requirements. If none
    has room the request waits its turn (`queue`), or is told why (`faults`).
 5. It is sent (`attempt`) on a kept or a new connection: over HTTP (`http.upstream`), or to a node of a
    fabric, through the tunnel or straight (`federation.upstreams`).
 6. The answer comes back (`relay`). Events of a stream pass to the client as bytes, kept in a journal
-   (`events`); the end is held back until it is all there (`answer`).
-7. If the backend fails, the relay lets go of it and goes back to 4, as often as `retry` allows. A stream
-   that had begun goes on where it broke off (`resume`), and the client sees one stream.
+   (`events`); the end is held back until it is all there (`backend_answer`).
+7. If the backend fails, the relay lets go of it and goes back to 4, as often as its `RetryBudget` allows. A
+   stream that had begun goes on where it broke off (`resume`), and the client sees one stream.
 8. It ends: answered, failed or given up by its client. Its backend has room for the next, and what it used
-   is written down (`usage`): counters, a line of the log, the ledger, traces. For a controller it was
-   counted when it came, and is counted again now: its lengths, and whether a promise was kept (`traffic`).
+   is written down (`usage_writer`): counters, a line of the log, the ledger, traces. For a controller it was
+   counted when it came, and is counted again now: its lengths, and whether a promise was kept
+   (`traffic_tally`).
 
 Beside all requests, `health` asks the backends how they are, a fabric brings and takes nodes (`federation`),
 and one timer, ten times a second, ends what is overdue.
@@ -39,39 +40,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.runtime.gateway import faults
-from atoll.runtime.gateway.admin import AdminDoors
-from atoll.runtime.gateway.choices import DealtTurn
+from atoll.runtime.gateway.admin import AdminListeners
 from atoll.runtime.gateway.chooser import BackendChooser
-from atoll.runtime.gateway.client import AnsweredClient
-from atoll.runtime.gateway.console.board import GatewayBoard
+from atoll.runtime.gateway.console.live_feed import LiveFeed
+from atoll.runtime.gateway.console.snapshot import GatewaySnapshots
 from atoll.runtime.gateway.content import check_content
-from atoll.runtime.gateway.cors import CorsDoor
+from atoll.runtime.gateway.cors import CorsHeaders
 from atoll.runtime.gateway.dialects import (
     DIALECTS,
+    AnsweredClient,
     Dialect,
     TranslatedClient,
     shape_error,
     shown_key,
 )
 from atoll.runtime.gateway.form import TranscriptionForm, read_form
+from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
+from atoll.runtime.gateway.gateway_pages import Pages, is_private
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
-from atoll.runtime.gateway.metrics import GatewayMetrics
-from atoll.runtime.gateway.pages import Pages, is_private
 from atoll.runtime.gateway.poison import DeathBook
 from atoll.runtime.gateway.queue import RequestQueue
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.requirements import SPECIAL
 from atoll.runtime.gateway.series import Series
+from atoll.runtime.gateway.served_choices import AssignedTurn
 from atoll.runtime.gateway.service_proxy import ServiceProxy
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.gateway.token_relay import TOKEN_ENDPOINTS, TokenRelay
-from atoll.runtime.gateway.traffic import TrafficTally
-from atoll.runtime.gateway.usage import ENDPOINTS, UsageWriter, ended_request
-from atoll.runtime.http.listening import cannot_listen, limit_unsent
-from atoll.runtime.http.memory import return_large_memory, return_unused_memory
-from atoll.runtime.http.request import TRACE_STATE
-from atoll.runtime.http.server import REQUEST_ID, Connection, Request
+from atoll.runtime.gateway.traffic_tally import TrafficTally
+from atoll.runtime.gateway.usage_writer import ENDPOINTS, UsageWriter, ended_request
+from atoll.runtime.http.http_request import TRACE_STATE
+from atoll.runtime.http.http_server import REQUEST_ID, Connection, Request
+from atoll.runtime.http.listen_address import cannot_listen, limit_unsent
+from atoll.runtime.http.process_memory import return_large_memory, return_unused_memory
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
 from atoll.runtime.openai import (
     FORMS,
@@ -86,19 +88,21 @@ from atoll.runtime.openai import (
 from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
-from atoll.telemetry.trace import child_of, new_trace
-from atoll.telemetry.usage import OnUsage
+from atoll.telemetry.spans import child_of, new_trace
+from atoll.telemetry.usage_record import OnUsage
 
 if TYPE_CHECKING:
     from atoll.runtime.accounts.accounts import Accounts, Grant
     from atoll.runtime.federation import Federation
-    from atoll.telemetry.recording import Recorder
     from atoll.telemetry.spans import Spans
+    from atoll.telemetry.traffic_recording import Recorder
 
 _TICK_S = 0.1
+"""Between two looks for what is overdue: so much later than its deadline anything may end."""
 _TRIM_S = 5.0
 """So often what large requests left is given back."""
 _BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 _LARGE_BYTES = 64 * 2**10
 """Of a body: what it is read into is counted, too."""
 
@@ -146,7 +150,7 @@ class Gateway:
         self.started_s = time.time()
         self.loop: asyncio.AbstractEventLoop
         self.traffic: TrafficTally
-        """What is asked and kept, once it runs."""
+        """Counts of demand and kept promises, once it runs."""
         self.chooser = BackendChooser(pool, accounts, chosen)
         self.series = Series(self)
         self.metrics.more = self.series.read
@@ -160,14 +164,16 @@ class Gateway:
             spans=spans,
         )
         self._health = HealthMonitor(pool, self.upstreams, chosen.health)
-        self.board = GatewayBoard(self)
+        self.snapshots = GatewaySnapshots(self)
+        self.live = LiveFeed(self, self.snapshots.snapshot)
         self._pages = Pages(self)
-        self._admin = AdminDoors(self._pages, self._refuse, self.refused)
+        self._admin = AdminListeners(self._pages, self._refuse, self.refused)
         self._upstreams: dict[Member, UpstreamPool] = {}
         self._server: asyncio.Server | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._trim_s = 0.0
+        # Last: it hands the settings to all that is made above.
         self.configure(chosen)
 
     def configure(self, settings: GatewaySettings) -> None:
@@ -175,10 +181,11 @@ class Gateway:
         self.settings = settings
         self.limits = settings.limits
         self._media_limits = settings.media
-        self._cors = None if settings.cors is None else CorsDoor(settings.cors)
+        self._cors = None if settings.cors is None else CorsHeaders(settings.cors)
         self.deadlines = settings.deadlines
         self.chooser.configure(settings)
         self._health.settings = settings.health
+        # `traffic` is made by `start`.
         if self._server is not None:
             self.traffic.state(settings.promises)
         if self.accounts is not None:
@@ -201,6 +208,8 @@ class Gateway:
         )
         self.pool.listeners.append(self._follow_pool)
         return_large_memory()
+        # Before anything arrives: it sets the date that answers carry, and from here on it keeps itself
+        # going.
         self._tick()
         host, port = self.settings.host, self.settings.port
         try:
@@ -214,9 +223,11 @@ class Gateway:
         try:
             await self._admin.open(self.settings, port)
         except BaseException:
+            # Half a gateway is none: what listens already is closed again.
             await self.close()
             raise
         self._monitoring = self.loop.create_task(self._health.run())
+        # Last: from here on nodes come into a gateway that runs.
         if self.federation is not None:
             self.federation.attach(self)
         self.log.event(
@@ -233,7 +244,8 @@ class Gateway:
         self.draining = True
         if self._server is not None:
             self._server.close()
-        self.board.close()
+        self.live.close()
+        # Idle connections close now, the others after the answer they wait for.
         for connection in list(self.connections):
             connection.finish_up()
         until_s = self.loop.time() + seconds
@@ -246,7 +258,7 @@ class Gateway:
         self.draining = True
         if self._server is not None:
             self._server.close()
-        self.board.close()
+        self.live.close()
         self._admin.close()
         for connection in list(self.connections):
             connection.abort()
@@ -262,6 +274,8 @@ class Gateway:
             upstreams.close()
         if self._follow_pool in self.pool.listeners:
             self.pool.listeners.remove(self._follow_pool)
+        # Aborted connections tell their requests in the next turn of the loop: those end before the log
+        # does.
         await asyncio.sleep(0)
         self.log.event("gateway.stop")
         self.log.flush()
@@ -288,6 +302,7 @@ class Gateway:
         try:
             if self.accounts is not None:
                 self.accounts.authenticate(shown_key(request.path, request.headers))
+            # Told before the body comes. It is looked at again when the request is whole.
             if self.draining or len(self.relays) >= self.limits.requests:
                 raise self._full()
         except ApiError as error:
@@ -298,9 +313,11 @@ class Gateway:
         headers = request.headers
         parent = headers.get(b"traceparent")
         request.trace = new_trace() if parent is None else child_of(parent.decode("latin-1"))
+        # Whoever began a trace has decided whether it is sampled.
         if self.spans is not None and parent is None:
             request.trace = self.spans.mark_sampled(request.trace)
         request_id = headers.get(b"x-request-id")
+        # A client's own id is kept only in a form that is safe in headers and logs.
         if request_id is not None and REQUEST_ID.fullmatch(request_id):
             request.id = request_id
         else:
@@ -370,20 +387,23 @@ class Gateway:
             form = read_form(request.headers.get(b"content-type", b""), request.body)
             parsed = form.request
         else:
+            # What a large body is read into takes memory too: it is counted before it is read.
             if len(request.body) > _LARGE_BYTES:
                 connection.hold(parsed_bytes(request.body))
             parsed = read_request(endpoint, request.body)
             check_content(parsed, self._media_limits, self.limits.content_parts)
         now_s = self.loop.time()
+        # Known to kill backends: it does not reach another one.
         if self.deaths.guilty and self.deaths.knows(request.body, now_s):
             raise faults.poison()
         turn = None
-        if self.chooser.choices.by_name:
+        if self.chooser.choice_table.by_name:
             aliases = self.settings.aliases
-            turn = self.chooser.choices.turn(parsed, request.headers, aliases)
+            turn = self.chooser.choice_table.turn(parsed, request.headers, aliases)
         # What a choice is asked for is asked of the model whose turn it is.
         tally = self.traffic.find(parsed.model if turn is None else turn.service, now_s)
         if len(self.relays) >= self.limits.requests or self.draining:
+            # A request that is refused for want of room is demand too, which a controller should know of.
             if tally is not None and not self.draining:
                 tally.refuse(now_s)
             raise self._full()
@@ -394,6 +414,7 @@ class Gateway:
         relay.tally = tally
         if asked:
             relay.endpoint = endpoint = asked
+        # Most requests of a plain gateway need none of this: the policy of the pool decides alone.
         if (
             turn is not None
             or self._all_special
@@ -402,8 +423,10 @@ class Gateway:
             or not SPECIAL.isdisjoint(request.headers)
         ):
             self._require(relay, request, parsed, endpoint, turn)
+        # Not before: a request that `_require` refuses has not arrived.
         if tally is not None:
             tally.arrive(now_s)
+        # Known to all before the attempt, which may end the request at once.
         connection.exchange = relay
         self.relays.add(relay)
         relay.attempts.attempt(relay)
@@ -420,6 +443,7 @@ class Gateway:
         state = request.headers.get(b"tracestate")
         if state is not None and TRACE_STATE.fullmatch(state):
             passed += b"tracestate: %b\r\n" % state
+        # The usual kind first.
         if type(parsed) is ChatRequest:
             return Relay(self, connection, request, parsed, passed)
         if isinstance(parsed, MediaRequest) and isinstance(connection, Connection):
@@ -434,12 +458,13 @@ class Gateway:
         request: Request,
         parsed: AnyRequest,
         endpoint: str,
-        turn: DealtTurn | None,
+        turn: AssignedTurn | None,
     ) -> None:
         """Find out what a request requires, and whether its key lets it in."""
         accounts = self.accounts
         grant: Grant | None = None
         if accounts is not None:
+            # From here on the request counts against the limits of its key.
             grant = accounts.admit(request.headers.get(b"authorization"), parsed.model)
         now_s = self.loop.time()
         try:
@@ -451,6 +476,7 @@ class Gateway:
             if relay.tally is not None and parsed.model not in self.pool.rings:
                 relay.tally.refuse(now_s)
             raise
+        # In the same turn of the loop as `admit`: no other request comes between the check and the count.
         if accounts is not None and grant is not None:
             relay.slot = accounts.opened(grant, request.id.decode(), parsed.model, endpoint)
 
@@ -462,6 +488,7 @@ class Gateway:
         grant: Grant | None = None
         if self.accounts is not None:
             grant = self.accounts.admit(request.headers.get(b"authorization"), name)
+        # After the key was checked: a stranger does not learn which services there are.
         if name not in self.pool.services:
             raise ApiError(404, f"there is no service {name[:200]!r}", code="not_found")
         proxy = ServiceProxy(self, connection, request, name, grant)
@@ -470,13 +497,8 @@ class Gateway:
         proxy.attempts.attempt(proxy)
 
     def _full(self) -> ApiError:
-        return ApiError(
-            503,
-            "the gateway is full" if not self.draining else "the gateway is shutting down",
-            kind="server_error",
-            code="overloaded",
-            retry_after_s=1,
-        )
+        why = "the gateway is shutting down" if self.draining else "the gateway is full"
+        return faults.server_fault(503, why, retry_s=1)
 
     # What requests need on their way
 
@@ -523,17 +545,20 @@ class Gateway:
         seconds = now_s - relay.started_s
         self._usage.write(relay, status, outcome, usage, seconds)
         turn = None if relay.requirements is None else relay.requirements.turn
+        # A turn counts only where a backend was asked.
         if turn is not None and relay.attempts.backends:
-            self.chooser.choices.count(turn, relay.model)
+            self.chooser.choice_table.count(turn, relay.model)
         tally = relay.tally
         if tally is None:
             return
+        # Lengths are those of whole answers; one of sound or pictures alone has no tokens to tell of.
         if (
             usage is not None
             and outcome == "ok"
             and (usage.completion_tokens or not usage.has_media)
         ):
             first_s = relay.first_s
+            # Of an answer that is no stream only the end is seen.
             if first_s is None or not relay.stream:
                 tally.measure(now_s, usage.prompt_tokens, usage.completion_tokens)
             else:
@@ -555,18 +580,22 @@ class Gateway:
 
     def _follow_pool(self, event: str, member: Member) -> None:
         """Do what a change of a backend asks for."""
+        # Nodes come and go: a model that has just lost one is away, not unknown.
         if event == "removed" and member.node:
             self.chooser.note_loss(member.backend.models, self.loop.time())
         elif event in ("added", "up", "changed", "restored", "returned"):
+            # There may be room now for a request that waits.
             self.queue.wake()
         self.log.event(
             f"backend.{event}", backend=member.name, state=member.state, reason=member.reason
         )
         upstreams = self._upstreams.get(member)
         if event in ("down", "masked"):
+            # Both count as a death where a request is suspected (`poison`).
             self.deaths.note(member.name, self.loop.time())
         if event == "down":
             if upstreams is not None:
+                # They lead to a process that is gone.
                 upstreams.drop_idle()
             for request in self._running():
                 if request.uses(member):
@@ -581,15 +610,19 @@ class Gateway:
             upstreams.aim(member)
 
     def _running(self) -> list[Relay | ServiceProxy]:
+        # A copy: requests leave the sets when they end.
         return [*self.relays, *self.service_proxies]
 
     def _tick(self) -> None:
         """End what is overdue, ten times a second."""
+        # Before the work: what goes wrong below does not stop the clock.
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         now_s = self.loop.time()
+        # Once for all answers until the next tick.
         self.date = formatdate(usegmt=True).encode()
         for request in self._running():
             request.tick(now_s)
+        # Only where some node knows its end is there anything to hand over.
         if self.pool.ending:
             self.chooser.hand_over(self.relays, now_s)
         for connection in list(self.connections):
@@ -598,6 +631,7 @@ class Gateway:
         self._pages.tick(now_s)
         for member, upstreams in list(self._upstreams.items()):
             upstreams.tick(now_s)
+            # Kept until the last request and the last connection are gone.
             if member.removed and not upstreams.open and not member.inflight:
                 del self._upstreams[member]
         self.pool.tick(now_s)

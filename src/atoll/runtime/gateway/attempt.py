@@ -1,7 +1,8 @@
 """The attempts of one request: choose a backend, connect, send, let go of it when it fails.
 
 `relay` and `service_proxy` hold one `Attempts` each. They say which backend is next and what to send it,
-hear its answer, and decide what follows a failure; the way there and back is here.
+hear its answer, and decide what follows a failure; the way there and back is here. `RetryBudget` says how
+often, and for how long, another backend is looked for.
 """
 
 from __future__ import annotations
@@ -12,15 +13,26 @@ from typing import Protocol
 
 from atoll.runtime.gateway.poison import DeathBook, Doubts
 from atoll.runtime.gateway.queue import RequestQueue
-from atoll.runtime.gateway.work import work_of
 from atoll.runtime.http.upstream import JSON, Receiver, RequestTemplate, Upstream, UpstreamPool
 from atoll.runtime.openai import Usage
 from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
+from atoll.telemetry.usage_record import Attempt
+
+_SPEECH_BYTES_S = 48_000
+"""A second of speech in a stream of events: 16 bits, one channel, 24 kHz."""
+_PROMPT_WORK = 1 / 64
+"""Work of reading a token, relative to writing one: prefill reads many tokens at once."""
+_MAX_DIED = 8
+"""Nodes that may vanish under one request between two tokens: it might be what kills them."""
+_MAX_BROKEN = 64
+"""A request moves so often at most, though each backend gave it a token: a bad one could go on for ever."""
+_BACKOFF_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Waits before the first and further tries (s): the first is at once, the last is repeated."""
 
 
 class AttemptContext(Protocol):
-    """What attempts need of a gateway."""
+    """Part of a gateway that attempts need."""
 
     loop: asyncio.AbstractEventLoop
     pool: BackendPool
@@ -99,6 +111,7 @@ class Attempts:
             sender.on_nobody(now_s)
             return
         self.member = member
+        # Before `inflight` changes: what ran so far is summed up with the old count.
         if context.pool.learns:
             self.load_before = member.integrate_load(now_s)
         member.inflight += 1
@@ -106,6 +119,7 @@ class Attempts:
         self.backends.append(member.name)
         upstreams = context.upstreams(member)
         upstream = upstreams.take()
+        # A kept connection is used in the same turn of the loop, without a task.
         if upstream is not None:
             self._send(sender, upstream, now_s)
             return
@@ -130,13 +144,16 @@ class Attempts:
     def _send(self, sender: Sender, upstream: Upstream, now_s: float) -> None:
         self.upstream = upstream
         self.began_s = now_s
+        # Counted when it is sent: a connection that is refused costs no try.
         self.tries += 1
         upstream.ask(sender, self._path, sender.body, self._headers, self._template)
+        # The client did not keep up already before this attempt.
         if self._paused:
             upstream.pause()
 
     def reopen(self, sender: Sender, member: Member) -> None:
         """Try again after a kept connection turned out to be closed already: that is nobody's failure."""
+        # Others that were kept may be closed as well.
         self._context.upstreams(member).drop_idle()
         self.reopened = True
         self.tries -= 1
@@ -164,6 +181,7 @@ class Attempts:
             return False
         now_s, book = context.loop.time(), context.deaths
         death = book.note(member.name, now_s)
+        # A request of which a part never left is not what killed the backend.
         if silent and upstream is not None and not upstream.unsent:
             self._doubt().note_death(death)
         return book.are_common((death,) if self._doubts is None else self._doubts.deaths, now_s)
@@ -195,8 +213,10 @@ class Attempts:
         pool.note_success(member, seconds)
         if self._doubts is not None:
             self._doubts.settle(pool, member, now_s)
+        # Only where one backend did all of it: the time of a request that moved says nothing of its speed.
         if pool.learns and usage is not None and len(self.backends) == 1 and seconds > 0:
             load = member.integrate_load(now_s) - self.load_before
+            # Less the request itself, and with those that others have sent there.
             beside = load / seconds - 1.0 + member.elsewhere
             work = work_of(usage.prompt_tokens, usage.completion_tokens)
             pool.learn(member, model, work, seconds, beside, now_s)
@@ -240,3 +260,77 @@ class Attempts:
 
 async def _connect(upstreams: UpstreamPool) -> Upstream:
     return await upstreams.connect()
+
+
+class RetryBudget:
+    """Attempts left to one request after backends failed it. Decides only; time is a parameter."""
+
+    __slots__ = ("_broken", "_died", "_missed", "until_s")
+
+    def __init__(self) -> None:
+        self._broken = 0
+        """Streams that broke off after a token."""
+        self._died = 0
+        """Nodes that vanished under the request since its last token."""
+        self._missed = 0
+        """Searches for a backend since the last token."""
+        self.until_s: float | None = None
+        """When the search ends; None: it has not begun."""
+
+    def note_progress(self) -> None:
+        """Begin anew: the backend that failed had given a token."""
+        self._broken += 1
+        self._missed = self._died = 0
+        self.until_s = None
+
+    def restart_search(self) -> None:
+        """Begin anew: a backend was found."""
+        self._missed = 0
+        self.until_s = None
+
+    def excuse_death(self) -> bool:
+        """Return whether a node that vanished costs the request no try."""
+        excused = self._died < _MAX_DIED
+        self._died += excused
+        return excused
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the request has moved too often."""
+        return self._broken > _MAX_BROKEN
+
+    def next_wait_s(self, now_s: float, search_s: float) -> float | None:
+        """Return how long to wait before the next try, or None: the search has gone on for `search_s`."""
+        if self.until_s is None:
+            self.until_s = now_s + search_s
+        if now_s >= self.until_s:
+            return None
+        self._missed += 1
+        return _BACKOFF_S[min(self._missed, len(_BACKOFF_S)) - 1]
+
+
+def work_of(prompt_tokens: float, completion_tokens: float) -> float:
+    """Return what a request costs a backend, in tokens written."""
+    # The 1 is for the request itself, however short its answer is.
+    return 1.0 + completion_tokens + _PROMPT_WORK * prompt_tokens
+
+
+def spoken_seconds(base64_chars: int) -> float:
+    """Return how long so much sound lasts, if it is 16-bit, mono, at 24 kHz."""
+    # Four characters of base64 are three bytes.
+    return base64_chars * 3 / 4 / _SPEECH_BYTES_S
+
+
+def share_of(member: Member, model: str, tokens: int, seconds: float, outcome: str) -> Attempt:
+    """Return what a backend did for a request: tokens written, in so many seconds, and how it ended."""
+    offer, facts = member.offer(model), member.facts
+    return Attempt(
+        member.name,
+        offer.node or None,
+        offer.provider or None,
+        tokens,
+        seconds,
+        outcome,
+        None if facts is None else facts.usd_per_mtoken_in,
+        None if facts is None else facts.usd_per_mtoken_out,
+    )

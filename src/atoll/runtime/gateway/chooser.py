@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from atoll.routing.affinity import Affinity
 from atoll.runtime.gateway import faults
-from atoll.runtime.gateway.candidates import Candidate
-from atoll.runtime.gateway.choices import ChoiceTable, DealtTurn
 from atoll.runtime.gateway.requirements import (
     Requirements,
     candidates_of,
@@ -22,6 +20,7 @@ from atoll.runtime.gateway.requirements import (
     limit_of,
     policies_of,
 )
+from atoll.runtime.gateway.served_choices import AssignedTurn, Candidate, ChoiceTable
 from atoll.runtime.gateway.settings import GatewaySettings
 from atoll.runtime.openai import AnyRequest, ApiError
 from atoll.runtime.pool.member import Allow, Member
@@ -29,12 +28,13 @@ from atoll.runtime.pool.pool import BackendPool
 
 if TYPE_CHECKING:
     from atoll.runtime.accounts.accounts import Accounts, Grant
-    from atoll.runtime.http.server import Request
+    from atoll.runtime.http.http_server import Request
+    from atoll.runtime.pool.routes import RoutesTold
 
 _LATELY_S = 600.0
+"""A model that lost its last backend within this is told to be away (503), not unknown (404)."""
 _UNKNOWN_S = 30.0
-"""What a request is taken to need while nobody knows."""
-_BYTES_A_TOKEN = 4
+"""Seconds that a request is assumed to need while nobody knows."""
 _OF_CHOICES = frozenset({"exact", "variant", "worse"})
 _WHY = {
     "provider": "of a provider that is not trusted",
@@ -83,13 +83,17 @@ class BackendChooser:
         """Requests that no node might serve, by reason."""
         self.stand_ins: Counter[str] = Counter()
         """Requests served under another name, by how."""
-        self.choices = ChoiceTable()
+        self.choice_table = ChoiceTable()
         """Names that several models answer to."""
 
     def configure(self, settings: GatewaySettings) -> None:
         """Choose by new settings from now on."""
         self._settings = settings
-        self.choices.configure(settings.choices)
+        self.choice_table.configure(settings.choices)
+
+    def tell(self, routes: RoutesTold) -> None:
+        """Take which models answer to which names, as a controller says it."""
+        self.choice_table.tell(routes.choices)
 
     # What a request requires
 
@@ -99,7 +103,7 @@ class BackendChooser:
         parsed: AnyRequest,
         grant: Grant | None,
         now_s: float,
-        turn: DealtTurn | None = None,
+        turn: AssignedTurn | None = None,
     ) -> Requirements:
         """Return what is special about a request, or raise: no node knows its model.
 
@@ -122,15 +126,17 @@ class BackendChooser:
             raise self._explain_unknown(parsed.model, now_s)
         requirements = Requirements(parsed.model, candidates)
         if turn is not None:
+            # Not before: a request that nobody can serve takes no turn.
             turn.take()
             requirements.turn = turn
         requirements.grant = grant
         requirements.policies = policies
         if self._settings.affinity:
             requirements.keys = conversation(parsed, headers)
+        # How long a request may take matters only where some node knows its end.
         if self._pool.ending:
-            most = limit_of(parsed)
-            requirements.work = 0.0 if most is None else 1.0 + most
+            limit = limit_of(parsed)
+            requirements.work = 0.0 if limit is None else 1.0 + limit
         return requirements
 
     def _served(self, candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -138,11 +144,12 @@ class BackendChooser:
 
     def find_candidates(self, name: str) -> list[Candidate]:
         """Return the models behind a name, the best first."""
-        pool, by_name = self._pool, self.choices.by_name
+        pool, by_name = self._pool, self.choice_table.by_name
         choice = by_name.get(name) or by_name.get(self._settings.aliases.get(name, ""))
         if choice is not None:
             # Not what was asked for first: nobody's turn.
             return self._served(choice.candidates(choice.dealer.peek()))
+        # The model of that name itself comes before what the name stands for.
         candidates = [Candidate(name, "exact")] if name in pool.rings else []
         other = self._settings.aliases.get(name)
         if other is not None and other in pool.rings:
@@ -153,7 +160,7 @@ class BackendChooser:
 
     def tables(self) -> tuple[Mapping[str, object], ...]:
         """Return what `find_candidates` looks at beside the rings; other objects where it changed."""
-        return self.choices.by_name, self._settings.aliases, self._pool.aliases
+        return self.choice_table.by_name, self._settings.aliases, self._pool.aliases
 
     def find_alias(self, name: str) -> str | None:
         """Return the model behind another name, None if it is none."""
@@ -167,13 +174,13 @@ class BackendChooser:
         pool = self._pool
         served = [
             name
-            for name, choice in self.choices.by_name.items()
+            for name, choice in self.choice_table.by_name.items()
             if any(service in pool.rings for service in choice.dealer.shares)
         ]
         asked = self._settings.aliases.items()
         known = [alias for alias, model in asked if model in pool.rings or model in served]
         names = dict.fromkeys([*pool.rings, *known, *pool.aliases])
-        behind = frozenset() if hidden else self.choices.hidden
+        behind = frozenset() if hidden else self.choice_table.hidden
         shown = [name for name in names if name not in behind]
         return list(dict.fromkeys([*served, *shown]))
 
@@ -204,6 +211,7 @@ class BackendChooser:
     ) -> tuple[Member | None, str]:
         """Return the backend for a request and the model to ask it for, of which `only` one may be left."""
         keys = requirements.keys
+        # Once a backend failed the request, its conversation is free to go elsewhere.
         prefer = self._affinity.find(keys) if keys and not avoid else None
         for (model, how, alias), well, tight in self._tries(requirements, avoid, only, squeeze):
             allow = self._allow(requirements, model, alias)
@@ -251,12 +259,17 @@ class BackendChooser:
         ]
         good = [c for c in wanted if c.how in ("exact", "variant")]
         worse = [c for c in wanted if c.how == "worse"]
+        # 1. Models that err no more than the one whose turn it is, at backends that are well.
         yield from ((c, True, False) for c in good)
+        # 2. Models that err more, only where no such backend is left, busy or not.
         if worse and not any(self._has_well(requirements, c, avoid) for c in good):
             yield from ((c, True, False) for c in worse)
+        # 3. The good ones again, now with backends that are ejected, or (squeezed) that failed it.
         yield from ((c, False, squeeze) for c in good)
+        # 4. The worse ones likewise, where no good one is up at all.
         if not any(self._has_up(c) for c in good):
             yield from ((c, False, squeeze) for c in worse)
+        # 5. What is no part of the choice.
         yield from ((c, False, squeeze) for c in wanted if c.how not in _OF_CHOICES)
 
     def _has_well(
@@ -274,6 +287,7 @@ class BackendChooser:
 
     def _allow(self, requirements: Requirements, model: str, alias: str) -> Allow | None:
         policies, ending = requirements.policies, self._pool.ending
+        # Nobody is to be left out: the pool need not ask.
         if not policies and not ending and not alias:
             return None
 
@@ -293,6 +307,7 @@ class BackendChooser:
         """Whether a node is expected to be there until a request ends."""
         if member.ends_s is None:
             return True
+        # Less the time before its end at which requests are moved away.
         left_s = member.ends_s - time.time() - self._settings.handover_s
         ring = self._pool.rings.get(model)
         if left_s <= 0.0 or ring is None:
@@ -326,6 +341,7 @@ class BackendChooser:
                     key = None if requirements.grant is None else requirements.grant.policy
                     by_key += key is not None and key.refusal(offer) is not None
                 elif member.masked:
+                    # It may be back in a moment: worth waiting for.
                     waits = True
         refused = sum(why.values())
         queue_s = self._settings.queue_s
@@ -335,8 +351,10 @@ class BackendChooser:
             return faults.busy(requirements.asked), max(queue_s, retry_s)
         if not nodes:
             return self._explain_unknown(requirements.asked, now_s), 0.0
+        # A request counts once for a reason, however many nodes share it.
         self.refusals.update(dict.fromkeys(why, 1))
         listed = ", ".join(f"{count} {_WHY[reason]}" for reason, count in why.most_common())
+        # The policy of the key alone forbids every node.
         if by_key == nodes:
             return faults.forbidden(requirements.asked, listed), 0.0
         trusted = set(why) == {"provider"}
@@ -348,6 +366,7 @@ class BackendChooser:
         for member in list(self._pool.members.values()):
             if member.ends_s is None or member.ends_s > soon_s or not member.inflight:
                 continue
+            # A copy: what is moved may end, and leave the set.
             for relay in [r for r in relays if r.uses(member)]:
                 if relay.can_move(now_s):
                     relay.member_down("the node is about to end", died=False)

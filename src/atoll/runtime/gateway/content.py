@@ -1,4 +1,4 @@
-"""What a request may bring besides text: how much of each kind, and from where.
+"""Limits on content of a request besides text: how much of each kind, and from where.
 
 Nothing is decoded here. A backend would fetch whatever URL a client names, from where the backend stands;
 so only what is sent along (data: URLs) passes, unless the settings say otherwise.
@@ -9,18 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.openai import (
     AnyRequest,
     ApiError,
     ChatRequest,
+    ContentPart,
     EmbeddingRequest,
     ImageRequest,
     Message,
     SpeechRequest,
     TokenizeRequest,
 )
-from atoll.runtime.openai_parts import ContentPart
 
 _DATA = re.compile(
     r"data:(?P<kind>image|video|audio|application)/(?P<format>[A-Za-z0-9.+-]{1,64})"
@@ -48,6 +48,7 @@ def check_content(request: AnyRequest, limits: MediaLimits, parts: int) -> None:
 
     A request with nothing but text costs a look at its messages.
     """
+    # Nearly all requests: only those with parts are looked at more closely.
     if type(request) is ChatRequest:
         for message in request.messages:
             if type(message.content) is list:
@@ -74,7 +75,7 @@ def check_content(request: AnyRequest, limits: MediaLimits, parts: int) -> None:
         raise _too_many("n", "pictures", limits.generated_images)
 
 
-def _check_messages(messages: Iterable[Message], limits: MediaLimits, most_parts: int) -> None:
+def _check_messages(messages: Iterable[Message], limits: MediaLimits, max_parts: int) -> None:
     """Check all pieces of a conversation."""
     counts = dict.fromkeys(("images", "videos", "audios"), 0)
     parts = 0
@@ -82,9 +83,10 @@ def _check_messages(messages: Iterable[Message], limits: MediaLimits, most_parts
         content = message.content
         if not isinstance(content, list):
             continue
+        # Counted before they are looked at: a client decides how many there are.
         parts += len(content)
-        if parts > most_parts:
-            raise _too_many("messages", "parts", most_parts)
+        if parts > max_parts:
+            raise _too_many("messages", "parts", max_parts)
         for number, part in enumerate(content):
             for field in _check_part(part, f"messages[{at}].content[{number}]", limits):
                 kind = _KINDS[field][0]
@@ -99,6 +101,7 @@ def _check_part(part: ContentPart, place: str, limits: MediaLimits) -> list[str]
     for field, url in part.urls():
         param = f"{place}.{field}.url"
         fields.append(field)
+        # Searched in the first characters only: the data behind them may have megabytes.
         found = _DATA.match(url, 0, _HEAD)
         if found is None:
             _check_remote(url, param, limits)
@@ -130,6 +133,7 @@ def _check_remote(url: str, param: str, limits: MediaLimits) -> None:
             param=param,
             code="remote_url_refused",
         )
+    # Written like a URL, and yet none that could ever be fetched.
     if "://" in url[:64] or url[:64].strip().lower().startswith(("http", "file", "ftp")):
         code, what = "remote_url_refused", "URLs of this kind are never fetched"
     else:
@@ -139,15 +143,16 @@ def _check_remote(url: str, param: str, limits: MediaLimits) -> None:
     )
 
 
-def _check_base64(text: str, start: int, param: str, most_bytes: int) -> None:
+def _check_base64(text: str, start: int, param: str, max_bytes: int) -> None:
     """Refuse base64 that is too long, or that plainly is none."""
     length = len(text) - start
+    # Only the last four characters can be padding; the text itself is not copied for this.
     padding = len(text) - len(text[-4:].rstrip("=")) - max(0, len(text) - 4)
     size = length * 3 // 4 - padding
-    if size > most_bytes:
+    if size > max_bytes:
         raise ApiError(
             400,
-            f"{param}: {size} bytes are more than {most_bytes}",
+            f"{param}: {size} bytes are more than {max_bytes}",
             param=param,
             code="media_too_large",
         )
@@ -165,7 +170,7 @@ def _check_base64(text: str, start: int, param: str, most_bytes: int) -> None:
         raise ApiError(400, f"{param}: this is not base64", param=param, code="invalid_base64")
 
 
-def _too_many(param: str, what: str, most: int) -> ApiError:
+def _too_many(param: str, what: str, limit: int) -> ApiError:
     return ApiError(
-        400, f"{param}: more than {most} {what} in one request", param=param, code="too_many_parts"
+        400, f"{param}: more than {limit} {what} in one request", param=param, code="too_many_parts"
     )

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from atoll.core.frozen import Frozen
 from atoll.runtime.http.answering import AnswerWriter
-from atoll.runtime.http.request import Request
+from atoll.runtime.http.http_request import Request
 
 ANY = "*"
 _ORIGIN = re.compile(
@@ -90,8 +90,8 @@ class CorsSettings(Frozen):
         return headers
 
 
-class CorsDoor:
-    """What the settings come to, as headers."""
+class CorsHeaders:
+    """Settings of CORS, as headers of answers."""
 
     __slots__ = ("_any", "_origins", "_preflight")
 
@@ -107,6 +107,7 @@ class CorsDoor:
     def mark(self, request: Request) -> None:
         """Have whatever answers a request of a page say that the page may read it."""
         origin = request.headers.get(b"origin")
+        # With `*` all pages get the same answer: no cache can mix them up.
         if self._any:
             allowed = ANY.encode()
         elif origin is not None and origin.lower() in self._origins:
@@ -126,6 +127,7 @@ class CorsDoor:
         if (
             request.method != b"OPTIONS"
             or b"access-control-request-method" not in headers
+            # `mark` came first, and says whether the page may ask.
             or not request.extra.startswith(b"access-control-allow-origin")
         ):
             return False

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 DONE = b"data: [DONE]\n\n"
+# Events of so many bytes are kept as they came; more are read, and only what they say is kept.
 _FOLD_BYTES = 512 * 2**10
+# Pieces are joined when there are so many characters: at every piece, all before would be copied again.
 _LOOSE_CHARS = 64 * 2**10
 
 Chunk = dict[str, Any]
@@ -75,6 +77,7 @@ class UnfinishedEvent:
 
 def payload(event: bytes) -> bytes | None:
     """Return what the `data:` lines of an event say; None for a comment or an event without data."""
+    # The usual form, one line of data, needs no loop.
     if event.startswith(b"data: ") and event.count(b"\n") == 2:
         return event[6:-2]
     values: list[bytes] = []
@@ -164,7 +167,7 @@ class DeliveredChoice:
     _blocks: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
     """Text by place, in long parts: what is put together is copied."""
     _pieces: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
-    """What came since."""
+    """Pieces that came since."""
     _loose: int = 0
     """Characters in that."""
 
@@ -216,6 +219,7 @@ class DeliveredChoice:
                 self.token_ids += ids
         elif some:
             self.token_ids = None
+            # Without ids or probabilities, a chunk with text counts as one token.
             self.tokens += _logprobs(choice) or 1
         if choice.get("finish_reason") is not None:
             self.finished = True
@@ -246,6 +250,7 @@ def _audio_chars(choice: Chunk) -> int:
 
 def tokens_in(data: bytes) -> int:
     """Return the tokens that whole events bring, counted as `DeliveredChoice` counts them."""
+    # A single event, the usual case, need not be split.
     if data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
         payloads = [data[6:-2]]
     else:

@@ -1,15 +1,16 @@
-"""What a client is told when no backend could answer it."""
+"""Errors for clients whom no backend could answer."""
 
 from __future__ import annotations
 
 from atoll.runtime.openai import ApiError
 
-_LONGEST_RETRY_S = 3600
+_MAX_RETRY_S = 3600
+"""Longest wait that a client is told, whatever a backend says."""
 
 
 def busy(model: str) -> ApiError:
     """Every backend is full or down."""
-    return _server(503, f"all backends of {model} are busy or down", "overloaded", 1)
+    return server_fault(503, f"all backends of {model} are busy or down", "overloaded", 1)
 
 
 def unknown_model(name: str) -> ApiError:
@@ -24,7 +25,7 @@ def unknown_model(name: str) -> ApiError:
 
 def gone(model: str) -> ApiError:
     """The model was served a moment ago, and may be again."""
-    return _server(503, f"no node serves {model} now", "model_unavailable", 5)
+    return server_fault(503, f"no node serves {model} now", "model_unavailable", 5)
 
 
 def forbidden(model: str, reasons: str) -> ApiError:
@@ -40,22 +41,22 @@ def forbidden(model: str, reasons: str) -> ApiError:
 def not_allowed(model: str, reasons: str, *, trusted: bool) -> ApiError:
     """No node meets the policy of the request."""
     who = "no node of a trusted provider serves" if trusted else "no node that may be used serves"
-    return _server(503, f"{who} {model} now: {reasons}", "policy_unmet", 5)
+    return server_fault(503, f"{who} {model} now: {reasons}", "policy_unmet", 5)
 
 
 def unreachable(model: str) -> ApiError:
     """No backend could be connected to."""
-    return _server(503, f"no backend of {model} can be reached", "overloaded", 1)
+    return server_fault(503, f"no backend of {model} can be reached", "overloaded", 1)
 
 
 def attempt_failed(reason: str, *, late: bool) -> ApiError:
     """The last attempt failed, or ran into its deadline."""
-    return _server(504 if late else 502, f"no backend answered: {reason}", "upstream_error")
+    return server_fault(504 if late else 502, f"no backend answered: {reason}", "upstream_error")
 
 
 def stream_interrupted(reason: str) -> ApiError:
     """A stream broke off and cannot go on."""
-    return _server(502, f"the stream broke off: {reason}", "stream_interrupted")
+    return server_fault(502, f"the stream broke off: {reason}", "stream_interrupted")
 
 
 def in_stream(error: ApiError) -> ApiError:
@@ -76,21 +77,26 @@ def poison() -> ApiError:
 
 def too_long() -> ApiError:
     """The time for all attempts together is up."""
-    return _server(504, "the request took too long", "timeout")
+    return server_fault(504, "the request took too long", "timeout")
 
 
 def backend_refused(status: int, retry_after: bytes, said: str = "") -> ApiError:
     """A backend answered with a status that is worth another attempt, and none was left."""
     message = f"the backend answered with status {status}" + (f": {said}" if said else "")
-    retry_s = min(int(retry_after[:9]), _LONGEST_RETRY_S) if retry_after.isdigit() else 1
+    retry_s = min(int(retry_after[:9]), _MAX_RETRY_S) if retry_after.isdigit() else 1
     if status == 429:
         return ApiError(
             429, message, kind="rate_limit_error", code="overloaded", retry_after_s=retry_s
         )
     if status == 503:
-        return _server(503, message, "overloaded" if retry_after else "upstream_error", retry_s)
-    return _server(502, message, "upstream_error")
+        return server_fault(
+            503, message, "overloaded" if retry_after else "upstream_error", retry_s
+        )
+    return server_fault(502, message, "upstream_error")
 
 
-def _server(status: int, message: str, code: str, retry_s: int | None = None) -> ApiError:
+def server_fault(
+    status: int, message: str, code: str = "overloaded", retry_s: int | None = None
+) -> ApiError:
+    """Return an error that is not the client's, who may ask again after `retry_s` seconds."""
     return ApiError(status, message, kind="server_error", code=code, retry_after_s=retry_s)

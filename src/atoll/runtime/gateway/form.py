@@ -36,7 +36,7 @@ _FALSE = frozenset({b"false", b"0", b"False", b""})
 
 
 class TranscriptionForm(NamedTuple):
-    """What was read of a form."""
+    """Fields read from a form."""
 
     request: TranscriptionRequest
     content_type: bytes
@@ -106,6 +106,7 @@ class _PartReader:
         """Note where the value is; it is read in place."""
         if self._is_file:
             return
+        # Only a value in one stretch of the body can be read, and replaced, in place.
         if data is not self._body or (self._first is not None and start != self._last):
             # A piece that the reader had held back: no value that is looked at here has such.
             self._first = self._last = -1
@@ -139,6 +140,7 @@ def read_form(content_type: bytes, body: bytes) -> TranscriptionForm:
             code="invalid_form",
         )
     boundary = found[2]
+    # Text before the first part is what two readers may understand differently.
     if not body.startswith(b"--" + boundary):
         raise _malformed("the form does not begin with its boundary")
     # Each costs the reader more than a microsecond, also those inside of a file: millions would hold up
@@ -162,6 +164,7 @@ def read_form(content_type: bytes, body: bytes) -> TranscriptionForm:
         raise _malformed(f"the form cannot be read: {str(error)[:200]}") from None
     if not reader.ended:
         raise _malformed("the form is not complete")
+    # What follows the last one may be understood differently, too.
     closing = b"\r\n--" + boundary + b"--"
     if body.partition(closing)[2].strip(b"\r\n"):
         raise _malformed("something follows the end of the form")
@@ -174,6 +177,7 @@ def _check_fields(reader: _PartReader, content_type: bytes, body: bytes) -> Tran
     at = reader.fields.get(b"model")
     if at is None:
         raise _missing("model")
+    # A character has up to four bytes; what is longer, or in no one place, is no name.
     raw = body[at[0] : at[1]] if 0 < at[1] - at[0] <= 4 * _NAME_BYTES and at[0] > 0 else b""
     try:
         model = raw.decode()

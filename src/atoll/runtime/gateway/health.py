@@ -7,16 +7,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from atoll.engines.table import find_engine
 from atoll.runtime.gateway.settings import HealthSettings
 from atoll.runtime.http.upstream import GET, JSON, RequestTemplate, Upstream, UpstreamPool
 from atoll.runtime.pool.member import Member
 from atoll.runtime.pool.pool import BackendPool
 
+# For one token of a backend that was down: far more than the cheap question may take.
 _TOKEN_TIMEOUT_S = 60.0
-_LISTED = "/v1/models"
-_LISTING = frozenset({"openai", "tasks"})
-"""Who is asked what it serves: some have no /health, and a front's says how its executors are, which it
-replaces by itself while its requests wait."""
 
 
 class _Reply:
@@ -67,9 +65,11 @@ class HealthMonitor:
                 settings = self.settings
                 if settings.enabled:
                     for name, member in list(self._pool.members.items()):
+                        # A node says by itself whether it is well.
                         if member.node:
                             continue
                         task = pending.get(name)
+                        # A check that takes longer than the interval is not begun a second time.
                         if task is None or task.done():
                             pending[name] = asyncio.ensure_future(self._check(member))
                 for name in [n for n in pending if n not in self._pool.members]:
@@ -85,13 +85,15 @@ class HealthMonitor:
         settings = self.settings
         name = member.backend.id
         try:
-            path = _LISTED if member.backend.kind in _LISTING else settings.path
+            path = find_engine(member.backend.kind).health_path or settings.path
             status = await self._ask(member, GET, path, b"", settings.timeout_s)
             fine, reason = status < 500, f"{path} answered with status {status}"
+            # Before a backend that was down is trusted again it has to make a token.
             if fine and not member.well:
                 fine, reason = await self._try_token(member)
         except (OSError, TimeoutError) as error:
             fine, reason = False, str(error) or f"no answer in {settings.timeout_s:g} s"
+        # It was taken out while it was asked.
         if member.removed:
             return
         if fine:
@@ -99,6 +101,7 @@ class HealthMonitor:
             if not member.well:
                 self._pool.set_health(name, up=True)
             return
+        # One failure may be chance: it takes several in a row.
         self._failures[name] = self._failures.get(name, 0) + 1
         if member.well and self._failures[name] >= settings.failures:
             self._pool.set_health(name, up=False, reason=reason)
@@ -122,5 +125,6 @@ class HealthMonitor:
                 upstream.ask(reply, path.encode(), body, b"", ask)
                 return await reply.status
             finally:
+                # Cancelled or late: nobody else closes the connection then.
                 if not reply.status.done() or reply.status.cancelled():
                     upstream.close()

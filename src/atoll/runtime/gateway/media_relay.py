@@ -14,7 +14,7 @@ from atoll.runtime.gateway.events import payload, split_events
 from atoll.runtime.gateway.form import TranscriptionForm
 from atoll.runtime.gateway.relay import Relay, RelayContext
 from atoll.runtime.gateway.settings import Deadlines
-from atoll.runtime.http.server import Connection, Request
+from atoll.runtime.http.http_server import Connection, Request
 from atoll.runtime.http.upstream import RequestTemplate
 from atoll.runtime.openai import (
     IMAGES,
@@ -31,9 +31,11 @@ from atoll.runtime.openai import (
 from atoll.runtime.pool.member import Member
 
 _EVENTS = b"text/event-stream"
+# Types of answers that pass to the client as they come; all others are kept until they are whole.
 _PIECEWISE = (_EVENTS, b"audio/", b"video/", b"image/", b"application/octet-stream")
 _RAW = (b"audio/wav", b"audio/x-wav", b"audio/wave", b"audio/pcm", b"audio/l16")
 """Sound whose length is known from its bytes: 16 bits, one channel."""
+# Bytes before the sound in a WAV file of the plain form.
 _WAV_HEADER = 44
 _RATE_HZ = 24_000
 _TAIL_BYTES = 64 * 2**10
@@ -116,6 +118,7 @@ class MediaRelay(Relay):
         self.begun = True
         self.first_s = self._context.loop.time()
         kind = self._answer.note or b"application/octet-stream"
+        # Proxies that would collect an answer before they pass it on are asked not to.
         extra = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n" + self._headers()
         self.client.begin(200, kind, extra)
 
@@ -126,6 +129,7 @@ class MediaRelay(Relay):
             return
         self.attempts.upstream = None
         if not self.begun:
+            # Nothing was sent to the client: another backend may do better.
             self._fail_over("the answer is empty")
             return
         self._answer.usage = usage = self._measure(whole=True)
@@ -150,6 +154,7 @@ class MediaRelay(Relay):
             return self._usage_in_events() or usage
         if self._kind.startswith(_RAW):
             heard_s = self._heard_s()
+            # The backend says how long all of it is; of sound that broke off the client has less.
             if not usage.speech_seconds or (not whole and heard_s < usage.speech_seconds):
                 usage.speech_seconds = heard_s
         return usage
@@ -157,6 +162,7 @@ class MediaRelay(Relay):
     def _heard_s(self) -> float:
         """Return how many seconds of sound the client has, by its bytes."""
         noted = self._answer.note_of(b"x-atoll-rate-hz") or b""
+        # Bounded by its digits: no rate has seven.
         rate_hz = int(noted) if noted.isdigit() and len(noted) < 7 else 0
         header = 0 if self._kind.startswith((b"audio/pcm", b"audio/l16")) else _WAV_HEADER
         return max(0, self._passed - header) / 2 / (rate_hz or _RATE_HZ)
@@ -188,6 +194,7 @@ class MediaRelay(Relay):
         if not self.begun or self._kind.startswith(_EVENTS):
             super()._fail(error)
             return
+        # Without the end of the body, so that no client takes a part for the whole.
         self.attempts.drop()
         self._finish(error.status, "truncated")
         self.client.abort()
@@ -202,9 +209,9 @@ class MediaRelay(Relay):
         if not self._piecewise:
             super()._check_silence(now_s, deadlines)
             return
-        # Events may hold comments that say "still here"; sound is silent as long as a front waits for an
-        # executor that is starting again, and cannot go on elsewhere.
+        # Events may hold comments that say "still here"; sound is silent as long as a graph server waits for
+        # an executor that is starting again, and cannot go on elsewhere.
         heard_of = self.begun and self._kind.startswith(_EVENTS)
-        most_s = deadlines.between_tokens_s if heard_of else deadlines.first_token_s
-        if now_s - max(self._last_s, self.attempts.began_s) > most_s:
-            self._fail_over(f"nothing for {most_s:g} s", late=True)
+        max_s = deadlines.between_tokens_s if heard_of else deadlines.first_token_s
+        if now_s - max(self._last_s, self.attempts.began_s) > max_s:
+            self._fail_over(f"nothing for {max_s:g} s", late=True)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from atoll.core.version import __version__
-from atoll.runtime.accounts.keys import ROLES
+from atoll.runtime.accounts.api_keys import ROLES
 from atoll.runtime.gateway.console.console import PREFIX, TABLE
 from atoll.runtime.gateway.console.route import ConsoleRoute
 from atoll.runtime.gateway.dialects import DIALECTS
@@ -72,7 +72,7 @@ _ANSWERS: dict[str, dict[str, Any]] = {
     SPEECH: {"audio/*": _BYTES, "application/octet-stream": _BYTES},
     IMAGES: {},
 }
-"""What may come besides JSON; elsewhere, and where sound is asked for as events, streams of events."""
+"""Types of answers besides JSON; elsewhere, and where sound is asked for as events, streams of events."""
 _EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
 _WHOLE = frozenset({EMBEDDINGS, TOKENIZE, DETOKENIZE, "/v1/messages/count_tokens"})
 """Where answers are never streams of events."""

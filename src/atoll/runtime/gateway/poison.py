@@ -25,12 +25,17 @@ from atoll.runtime.pool.pool import BackendPool
 _ONE_DEATH_S = 1.0
 """Requests that lose the same backend within this saw the same death."""
 _WINDOW_S = 60.0
-_FEW, _MANY = 2, 4
-"""Deaths that convict a request: where nothing else dies, and where deaths are common."""
-_MOST_GUILTY = 2
+"""How long deaths count, and how long a guilty request is known."""
+_DEATHS_ALONE = 2
+"""Deaths that convict a request where nothing else dies."""
+_DEATHS_AMONG_OTHERS = 4
+"""Deaths that convict a request where deaths are common, and two of them say little."""
+_MAX_GUILTY = 2
 """Requests found guilty within the window; if there were more, backends are to blame."""
-_MOST_DEATHS = 4096
-_MOST_KNOWN = 256
+_MAX_DEATHS = 4096
+"""Deaths that are remembered: a bound on memory and on each look through them."""
+_MAX_KNOWN = 256
+"""Guilty requests that are known again; more are judged anew each time."""
 
 
 class BackendDeath:
@@ -49,7 +54,7 @@ class DeathBook:
     """The deaths of the last minute, and the requests that were found guilty."""
 
     def __init__(self) -> None:
-        self._deaths: deque[BackendDeath] = deque(maxlen=_MOST_DEATHS)
+        self._deaths: deque[BackendDeath] = deque(maxlen=_MAX_DEATHS)
         self.guilty: dict[bytes, float] = {}
         """Digests of bodies, and when they are forgotten."""
 
@@ -58,6 +63,7 @@ class DeathBook:
         deaths = self._deaths
         while deaths and now_s - deaths[0].at_s > _WINDOW_S:
             deaths.popleft()
+        # From the newest: those told of within a second of each other are the same death.
         for death in reversed(deaths):
             if now_s - death.at_s > _ONE_DEATH_S:
                 break
@@ -69,14 +75,16 @@ class DeathBook:
 
     def is_guilty(self, deaths: Sequence[BackendDeath], now_s: float) -> bool:
         """Return whether a request with which these backends died is what killed them."""
-        if len({death.name for death in deaths}) < _FEW:
+        # By names: one backend that dies again and again may be what is bad.
+        if len({death.name for death in deaths}) < _DEATHS_ALONE:
             return False
-        return len(deaths) >= (_MANY if self.are_common(deaths, now_s) else _FEW)
+        common = self.are_common(deaths, now_s)
+        return len(deaths) >= (_DEATHS_AMONG_OTHERS if common else _DEATHS_ALONE)
 
     def are_common(self, deaths: Sequence[BackendDeath], now_s: float) -> bool:
         """Return whether, besides those given, backends died within the last minute that nothing explains."""
         self._forget(now_s)
-        bad_backends = len(self.guilty) >= _MOST_GUILTY
+        bad_backends = len(self.guilty) >= _MAX_GUILTY
         return any(
             death not in deaths
             and now_s - death.at_s <= _WINDOW_S
@@ -88,7 +96,8 @@ class DeathBook:
         """Put deaths down to a request, and know it again."""
         for death in deaths:
             death.explained = True
-        if len(self.guilty) < _MOST_KNOWN:
+        # A bound on memory: those beyond are judged anew each time.
+        if len(self.guilty) < _MAX_KNOWN:
             self.guilty[_digest(body)] = now_s + _WINDOW_S
 
     def knows(self, body: bytes, now_s: float) -> bool:
@@ -102,7 +111,7 @@ class DeathBook:
 
 
 class Doubts:
-    """What went wrong with one request and may be its own fault, or its backends'."""
+    """Failures of one request that may be its own fault, or its backends'."""
 
     __slots__ = ("_failures", "deaths")
 
@@ -124,6 +133,7 @@ class Doubts:
         """Hold failures against backends, now that another one could answer the request."""
         failures, self._failures = self._failures, ()
         for member, reason in failures:
+            # One that failed it and then answered it is not to blame, and one that is gone cannot be.
             if member is not answered_by and not member.removed:
                 pool.note_failure(member, now_s, reason)
 

@@ -3,7 +3,7 @@
 Before the client has seen anything, a failed attempt is simply made again elsewhere. Once a stream has
 begun, it is moved (`resume`). A request is sent to at most `attempts` backends without a token in
 between; a connection that is refused costs no attempt, but the search for a backend has a deadline
-(`retry`).
+(`attempt.RetryBudget`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,21 @@ from itertools import groupby
 from typing import Protocol
 
 from atoll.runtime.gateway import faults
-from atoll.runtime.gateway.answer import Answer, BrokenStreamError
-from atoll.runtime.gateway.attempt import AttemptContext, Attempts
+from atoll.runtime.gateway.attempt import (
+    AttemptContext,
+    Attempts,
+    RetryBudget,
+    share_of,
+    spoken_seconds,
+)
+from atoll.runtime.gateway.backend_answer import (
+    Answer,
+    BrokenStreamError,
+    fault_of_client,
+    reason_of,
+)
 from atoll.runtime.gateway.chooser import BackendChooser
-from atoll.runtime.gateway.client import AnsweredClient
+from atoll.runtime.gateway.dialects.translated import AnsweredClient
 from atoll.runtime.gateway.events import (
     DONE,
     StreamJournal,
@@ -25,12 +36,9 @@ from atoll.runtime.gateway.events import (
 )
 from atoll.runtime.gateway.requirements import Requirements
 from atoll.runtime.gateway.resume import DivergedError, resume
-from atoll.runtime.gateway.retry import RetryBudget
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings
-from atoll.runtime.gateway.traffic import ModelTally
-from atoll.runtime.gateway.verdict import fault_of_client, reason_of
-from atoll.runtime.gateway.work import share_of, spoken_seconds
-from atoll.runtime.http.server import Request
+from atoll.runtime.gateway.traffic_tally import ModelTally
+from atoll.runtime.http.http_server import Request
 from atoll.runtime.http.upstream import HttpUpstream
 from atoll.runtime.openai import (
     AnyRequest,
@@ -46,9 +54,11 @@ from atoll.runtime.openai import (
     with_usage,
 )
 from atoll.runtime.pool.member import Member
-from atoll.telemetry.usage import Attempt
+from atoll.telemetry.usage_record import Attempt
 
+# Where one backend answers with these, another one may well do better.
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+# An error is a few lines of text; only a good answer may be as large as the settings allow.
 _ERROR_BYTES = 2**20
 _STALE_S = 1.0
 """A kept connection that was closed already says so within this."""
@@ -57,7 +67,7 @@ _NOTICED_S = 0.02
 
 
 class RelayContext(AttemptContext, Protocol):
-    """What a relay needs of a gateway."""
+    """Part of a gateway that a relay needs."""
 
     settings: GatewaySettings
     chooser: BackendChooser
@@ -87,9 +97,9 @@ class Relay:
     # Most requests never leave these as they are: defaults of the class cost a request nothing.
     stream = False
     requirements: Requirements | None = None
-    """What is special about it; most requests of a plain gateway have nothing."""
+    """Requirements beyond its model; most requests of a plain gateway have none."""
     tally: ModelTally | None = None
-    """What counts it for a controller, if its model is known."""
+    """Counter of its model for a controller, if the model is known."""
     endpoint = ""
     """Where it was asked, if that is not where backends are (`dialects`)."""
     slot: int | None = None
@@ -101,9 +111,9 @@ class Relay:
     estimated = False
     """Whether what it used was measured here, for want of the backend's own word."""
     journal = StreamJournal()
-    """What the client has received; one of its own from the first event on."""
+    """Events that the client has received; one of its own from the first event on."""
     shares: tuple[Attempt, ...] = ()
-    """What each backend did that is done with the request, where anybody wants to know."""
+    """Work of each backend that is done with the request, where anybody wants to know."""
     _counted = 0
     """Tokens in `shares`."""
     _sent = 0
@@ -115,7 +125,7 @@ class Relay:
     _wake_s: float | None = None
     _paused_s: float | None = None
     _error: ApiError | None = None
-    """What the client is told if no other backend is found."""
+    """Error for the client if no other backend is found."""
     _stuck = False
     """Whether backends are there, but none that can go on with the stream."""
     _done = False
@@ -136,6 +146,7 @@ class Relay:
         self._body = sent.body
         if isinstance(request, Generation) and request.stream:
             self.stream = True
+            # A stream may have to move: its usage has to be known here, and a seed lets it be repeated.
             self._body = with_seed(request, with_usage(request, sent.body))
         self.body = self._body
         """As the backend chosen last is to get it; `_body` is without what it takes to go on."""
@@ -158,6 +169,7 @@ class Relay:
             self._answer = Answer()
             self._wake_s = None
             self._stuck = False
+        # The usual request: the pool alone decides, and there is nothing to prepare.
         if self.requirements is None and not self.begun:
             return self._context.pool.pick(self.model, attempts.avoid, squeeze=again, now_s=now_s)
         member, model = self._pick(attempts.avoid, now_s, squeeze=again)
@@ -166,6 +178,7 @@ class Relay:
             self._stuck = True
             attempts.avoid |= {member.name}
             member, model = self._pick(attempts.avoid, now_s, squeeze=False)
+        # It may have waited in the queue until now; that does not count against later searches.
         if member is not None and not again:
             self._context.queue.remove(self)
             self._wake_s = None
@@ -192,6 +205,7 @@ class Relay:
             self._body = self._rename(model)
         self.body = self._body
         if self.begun and isinstance(self.request, Generation):
+            # The next backend has to go on from what the client has, or it is not for this request.
             delivered = self.journal.read()
             resumption = resume(self.request, self._body, delivered, member.backend.kind)
             if resumption is None:
@@ -206,6 +220,7 @@ class Relay:
     def on_nobody(self, now_s: float) -> None:
         """Wait for a backend as long as that is allowed, else tell the client."""
         if self._stuck:
+            # Backends are there, and waiting does not change what they can do.
             self._fail(faults.stream_interrupted("no backend can go on from here"))
         elif self.attempts.backends:
             self._search(now_s)
@@ -217,6 +232,7 @@ class Relay:
     def _wait_for_room(self, requirements: Requirements, now_s: float) -> None:
         self._error, wait_s = self._context.chooser.explain_none(requirements, now_s)
         budget = self._budget()
+        # Set once: a request that is woken in vain does not begin to wait anew.
         if budget.until_s is None and wait_s > 0.0:
             budget.until_s = now_s + wait_s
         if budget.until_s is None:
@@ -238,6 +254,7 @@ class Relay:
         if wait_s is None:
             self._fail(self._error or faults.unreachable(self.model))
         elif wait_s == 0.0 and self.attempts.backends:
+            # At once only after a backend failed; who waits for room is tried by the clock or the queue.
             self.attempts.attempt(self)
         else:
             self._wake_s = now_s + wait_s
@@ -251,6 +268,8 @@ class Relay:
     def member_down(self, reason: str, *, died: bool = True) -> None:
         """Leave a backend that is known to be dead, or (not `died`) about to end."""
         if died:
+            # A backend that is about to end did not die: only deaths may speak against the request
+            # (`poison`).
             self.attempts.note_death(silent=self._is_silent())
         self._fail_over(reason, blame=False)
 
@@ -284,7 +303,9 @@ class Relay:
             if context.detailed:
                 self._record_share(member, "failed", self.journal.read().tokens, now_s)
             rewriter = self._answer.rewriter
+            # What a mute rewriter reads is not passed on: for the client it is no progress.
             mute = rewriter is not None and rewriter.mute
+            # The backend gave the client something new: all tries and all backends are open again.
             if self.begun and self._last_s > attempts.began_s and not mute:
                 budget.note_progress()
                 attempts.tries = 0
@@ -295,10 +316,12 @@ class Relay:
                 tried = False
             if doubt:
                 attempts.doubt(member, reason)
+        # Let go of it before anything else: what follows may end the request, or send it elsewhere at once.
         attempts.give_up(reason, now_s, blame=blame and not doubt)
         if member is not None:
             context.note_failover(self, member, reason)
         self._error = error or faults.attempt_failed(reason, late=late)
+        # What kills one backend after the other is not sent to the next.
         if not self.begun and attempts.is_poison(self.sent.body, now_s):
             self._fail(faults.poison())
         elif (tried and attempts.tries >= context.settings.attempts) or budget.is_spent:
@@ -342,6 +365,7 @@ class Relay:
         if answer.streaming and not self._takes_events():
             self._fail_over("events instead of an answer")
         elif answer.streaming and self.begun:
+            # The stream goes on here after a move: somebody else works on it now.
             self._say_who()
 
     def _takes_events(self) -> bool:
@@ -354,6 +378,7 @@ class Relay:
         if not answer.streaming:
             answer.parts.append(data)
             answer.size += len(data)
+            # Looked at only from here on: most answers stay smaller.
             if answer.size > _ERROR_BYTES:
                 self._check_size()
             return
@@ -381,6 +406,7 @@ class Relay:
 
     def on_end(self) -> None:
         """Finish with a complete answer, or find that it is none."""
+        # The connection is its pool's again: nothing here may close it any more.
         self.attempts.upstream = None
         if not self._answer.streaming:
             self._end_answer()
@@ -393,6 +419,7 @@ class Relay:
         answer = self._answer
         status = answer.status
         body = b"".join(answer.parts)
+        # The usual end: a whole answer for a client that has nothing yet.
         if status == 200 and not self.begun:
             try:
                 answer.usage = usage = self._find_usage(body)
@@ -402,6 +429,7 @@ class Relay:
             self._note_success()
             self.first_s = self._context.loop.time()
             headers = self._headers()
+            # Before it is sent: what the client has is never missing in the journal.
             if self.slot is not None and usage is not None:
                 self._context.record_delivery(self.slot, usage.completion_tokens)
                 if usage.has_media:
@@ -409,16 +437,20 @@ class Relay:
             self.client.respond(200, body, answer.note or b"application/json", headers)
             self._finish(200, "ok")
         elif (fault := fault_of_client(status, body)) is not None:
+            # The backend is well; the request is what is wrong, and it would be anywhere.
             self._note_success()
             self._fail(fault)
         elif status in _RETRIED:
+            # Full, by its own word (429, or 503 with Retry-After): no failure to hold against it.
             full = status == 429 or (status == 503 and answer.note != b"")
             error = faults.backend_refused(status, answer.note, reason_of(body))
+            # A 500 may be the request's own doing: the backend is blamed once another one has answered it.
             doubt = status == 500 and not self.begun
             self._fail_over(f"status {status}", blame=not full, doubt=doubt, error=error)
         elif self.begun:
             self._fail_over(f"status {status} instead of a stream")
         elif 400 <= status < 600:
+            # A backend that refuses a request works: its error is passed on, in the form of this API.
             self._note_success()
             self.client.respond(status, upstream_error(status, body))
             self._finish(status, "error")
@@ -439,13 +471,16 @@ class Relay:
         member, upstream = attempts.member, attempts.upstream
         gone = member is not None and member.node and not context.is_present(member)
         taken_s = context.loop.time() - attempts.began_s
+        # By chance a kept connection closes under a request once, and then it shows at once.
         unused = unused and not attempts.reopened and taken_s < _STALE_S
         # A tunnel may break while its node is well.
         dead = gone or isinstance(upstream, HttpUpstream)
         excused = False
+        # A process that died takes its connections with it; the end of one that was only kept says nothing.
         if dead and not self._answer.finished and (not unused or taken_s > _NOTICED_S):
             excused = attempts.note_death(silent=self._is_silent())
         attempts.upstream = None
+        # Nobody has read the request: it is sent again, and that costs no try.
         if unused and member is not None and not member.node:
             attempts.reopen(self, member)
         elif self._answer.finished and self._answer.usage is not None:
@@ -463,8 +498,8 @@ class Relay:
 
     def _check_size(self) -> None:
         is_error = self._answer.status >= 400
-        most = _ERROR_BYTES if is_error else self._context.settings.limits.answer_bytes
-        if self._answer.size > most:
+        limit = _ERROR_BYTES if is_error else self._context.settings.limits.answer_bytes
+        if self._answer.size > limit:
             self._fail_over("the answer is too large")
 
     # Streams
@@ -544,12 +579,16 @@ class Relay:
             if error.fault is None:
                 self._fail_over(str(error))
             else:
+                # The stream says that the request is at fault: the backend is well.
                 self._note_success()
                 self._fail(error.fault)
         except DivergedError as error:
+            # The client has text that the new answer does not begin with: nothing can mend that.
             self._fail(faults.stream_interrupted(str(error)))
         else:
             if answer.ended:
+                # All that matters is there: what is left on the connection is drained by its pool, not
+                # waited for.
                 upstream, self.attempts.upstream = self.attempts.upstream, None
                 if upstream is not None:
                     upstream.leave()
@@ -558,8 +597,10 @@ class Relay:
     def _end_stream(self) -> None:
         if not self.begun:
             self._begin()
+        # The end was held back until it was all there: now it goes out in one piece.
         last = b"".join(self._answer.held)
         self.journal.append(last)
+        # Before `_finish`, which lets go of the backend.
         self._note_success()
         if self.slot is not None:
             self._count(last)
@@ -582,6 +623,7 @@ class Relay:
             self.client.respond_error(error)
             self._finish(error.status, "error")
         else:
+            # The status went out long ago: the error is an event, and the end mark is left out.
             error = faults.in_stream(error)
             self.client.end_stream(b"data: " + error.body() + b"\n\n")
             self._finish(error.status, "truncated")
@@ -591,6 +633,7 @@ class Relay:
             return
         self._done = True
         context, member = self._context, self.attempts.member
+        # Only requests with requirements wait in the queue or have shares.
         if self.requirements is not None:
             context.queue.remove(self)
             if context.detailed and member is not None:
@@ -606,6 +649,7 @@ class Relay:
     def cancel(self) -> None:
         """Stop: the client is gone."""
         self.attempts.drop()
+        # The status that nginx writes down for a client that went away.
         self._finish(499, "cancelled")
 
     def pause(self) -> None:
@@ -616,12 +660,15 @@ class Relay:
     def resume(self) -> None:
         """Take the rest: the client keeps up again."""
         self._paused_s = None
+        # The silence was the client's: the time of the backend counts from here.
         self._last_s = self._context.loop.time()
         self.attempts.resume()
 
     def tick(self, now_s: float) -> None:
         """Give up what is overdue."""
         deadlines = self._context.settings.deadlines
+        # In this order: the request as a whole, its size, then whom it waits for (a backend, the client, a
+        # token).
         if now_s - self.started_s > deadlines.request_s:
             self._fail(faults.too_long())
         elif self.journal.folded > self._context.settings.limits.answer_bytes:
@@ -645,18 +692,21 @@ class Relay:
         """Give up a backend that takes too long to connect, to answer, or over the next token."""
         attempts = self.attempts
         heard_s = attempts.began_s
+        # Which deadline holds depends on how far the attempt is.
         if attempts.connecting is not None:
-            most_s, what = deadlines.connect_s, "no connection in time"
+            max_s, what = deadlines.connect_s, "no connection in time"
         elif not self._answer.streaming:
-            most_s = deadlines.first_token_s if self.stream else deadlines.answer_s
+            max_s = deadlines.first_token_s if self.stream else deadlines.answer_s
             what = "no answer in time"
         else:
             # Some engines greet before they prefill: the second event is the first token.
             moved = self._answer.rewriter is not None
             early = self._last_s <= heard_s if moved else self.journal.short
             heard_s = max(self._last_s, heard_s)
-            most_s = deadlines.first_token_s if early else deadlines.between_tokens_s
-            what = f"no token for {most_s:g} s"
-        if attempts.member is not None and now_s - heard_s > most_s:
+            max_s = deadlines.first_token_s if early else deadlines.between_tokens_s
+            what = f"no token for {max_s:g} s"
+        if attempts.member is not None and now_s - heard_s > max_s:
+            # A connection that never stood costs no try; and to be late with all of an answer may be the
+            # request's own doing, so the backend is only doubted.
             sent = attempts.connecting is None
             self._fail_over(what, tried=sent, doubt=sent and not self.begun, late=True)

@@ -1,4 +1,4 @@
-"""What is special about a request: its key, its policy, the models that may serve it, its conversation."""
+"""Requirements of a request: its key, its policy, the models that may serve it, its conversation."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from atoll.routing.affinity import blocks, chain
-from atoll.runtime.gateway.candidates import Candidate
-from atoll.runtime.gateway.choices import DealtTurn, session_of
+from atoll.runtime.gateway.served_choices import AssignedTurn, Candidate, session_of
 from atoll.runtime.openai import AnyRequest, ChatRequest, CompletionRequest, Generation
 from atoll.runtime.pool.policy import HEADERS, Policy, fallbacks
 
@@ -19,7 +18,7 @@ SPECIAL = HEADERS | {b"x-atoll-fallback", b"x-atoll-session"}
 
 
 class Requirements:
-    """What a request asks for beyond its model; policies of the key and of the request both hold."""
+    """Requirements of a request beyond its model; policies of the key and of the request both hold."""
 
     __slots__ = ("asked", "candidates", "grant", "keys", "policies", "turn", "work")
 
@@ -35,7 +34,7 @@ class Requirements:
         """By which the conversation is known, the longest beginning first; see `routing.affinity`."""
         self.work = 0.0
         """Tokens it will take at most, 0: not limited."""
-        self.turn: DealtTurn | None = None
+        self.turn: AssignedTurn | None = None
         """Whose turn it is, where a choice between models was asked for."""
 
 

@@ -18,13 +18,12 @@ from typing import Any
 
 import msgspec
 
+from atoll.engines.engine import Engine
+from atoll.engines.table import find_engine
 from atoll.runtime.gateway.events import Chunk, Delivered, DeliveredChoice, choices_of, index_of
 from atoll.runtime.openai import ChatRequest, CompletionRequest, Generation
-from atoll.runtime.pool.member import Kind
 
-_COMPLETION_TOKENS = 16
-"""What vLLM and SGLang generate for /v1/completions without `max_tokens`, as OpenAI does."""
-
+# What tells a client that chunks are of one stream.
 _KEPT = ("id", "created", "model", "system_fingerprint", "object")
 
 
@@ -77,6 +76,7 @@ class ReplayFilter:
             for index, answer in delivered.answers.items()
             for place, text in answer.strings.items()
         }
+        # Calls among them have their id and type at the client.
         self._begun = set(self._left)
         self._finished = {index for index, a in delivered.answers.items() if a.finished}
 
@@ -89,6 +89,7 @@ class ReplayFilter:
             if index in self._finished:
                 continue
             if choice.get("finish_reason") is not None and self._open(index):
+                # It ends before all that the client has came again.
                 raise DivergedError("the repeated answer is shorter")
             is_new = self._cut(index, choice)
             _without_role(choice)
@@ -159,6 +160,7 @@ def _same_stream(chunk: Chunk, head: Chunk | None) -> None:
         if key in head:
             chunk[key] = head[key]
         elif key == "system_fingerprint":
+            # A fingerprint that the first chunk lacks does not appear in the middle.
             chunk.pop(key, None)
 
 
@@ -186,6 +188,7 @@ def _silence(choice: Chunk) -> None:
         if key in choice:
             choice[key] = None
     if choice.get("finish_reason") is not None:
+        # For the client the answer ended at its limit, whatever ended this one.
         choice["finish_reason"] = "length"
 
 
@@ -200,13 +203,13 @@ def _says_something(choice: Chunk) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What to send to a backend, and how to read its answer."""
+    """Request to a backend, and how to read its answer."""
 
     body: bytes
     rewriter: Rewriter
 
 
-def resume(request: Generation, body: bytes, delivered: Delivered, kind: Kind) -> Resumption | None:
+def resume(request: Generation, body: bytes, delivered: Delivered, kind: str) -> Resumption | None:
     """Return how a stream goes on at a backend of a kind, or None: it cannot.
 
     `body` is the body of the request as it was sent at first. What was spoken cannot be taken up in the
@@ -217,40 +220,44 @@ def resume(request: Generation, body: bytes, delivered: Delivered, kind: Kind) -
     if not any(a.tokens or any(a.strings.values()) for a in delivered.answers.values()):
         # Nothing said yet: the same request, less its greeting.
         return Resumption(body, ReplayFilter(delivered))
-    answer = delivered.answers.get(0)
-    if answer is not None and _continues(request, delivered, kind):
+    answer, engine = delivered.answers.get(0), find_engine(kind)
+    # Continuing comes first: it costs one prefill, not the whole answer again.
+    if answer is not None and _continues(request, delivered, engine):
         data: Chunk = msgspec.json.decode(body)
-        if kind == "atoll":
-            return _by_atoll(data, answer, delivered)
-        return _by_text(request, data, answer, delivered, kind)
+        if engine.resume == "tokens":
+            return _by_tokens(data, answer, delivered)
+        return _by_text(request, data, answer, delivered, engine)
+    # Only an answer that comes out the same can be repeated.
     if request.temperature == 0.0 or request.seed is not None:
         return Resumption(body, ReplayFilter(delivered))
     return None
 
 
-def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
+def _continues(request: Generation, delivered: Delivered, engine: Engine) -> bool:
     """Return whether the text so far is all that the next backend needs to know."""
     single = (request.n or 1) == 1 and len(delivered.answers) == 1
-    if kind in ("openai", "tasks") or not single:
+    if engine.resume == "repeat" or not single:
         return False
+    by_tokens = engine.resume == "tokens"
     answer = delivered.answers[0]
-    if not (answer.only_calls if kind == "atoll" else answer.only_text):
+    if not (answer.only_calls if by_tokens else answer.only_text):
         return False
     if isinstance(request, CompletionRequest):
         if request.prompt_embeds:
             # Text cannot be added to vectors.
             return False
         special = request.echo or request.suffix or (request.best_of or 1) > 1
-        if special and kind != "atoll":
+        if special and not by_tokens:
             return False
         # Several prompts in one request are several answers.
         if not isinstance(request.prompt, str) and any(
             not isinstance(part, int) for part in request.prompt
         ):
             return False
-        if kind != "atoll" and not isinstance(request.prompt, str):
+        if not by_tokens and not isinstance(request.prompt, str):
             return False
-    if kind == "atoll":
+    if by_tokens:
+        # With the tokens the backend knows forms, calls and penalties by itself.
         return True
     penalised = bool(request.presence_penalty or request.frequency_penalty)
     formed = request.response_format is not None and request.response_format.type != "text"
@@ -261,7 +268,7 @@ def _continues(request: Generation, delivered: Delivered, kind: Kind) -> bool:
     return not formed and not forced and not (penalised and exact)
 
 
-def _by_atoll(data: Chunk, answer: DeliveredChoice, delivered: Delivered) -> Resumption:
+def _by_tokens(data: Chunk, answer: DeliveredChoice, delivered: Delivered) -> Resumption:
     extension_field = data.get("atoll")
     extension: Chunk = extension_field if isinstance(extension_field, dict) else {}
     state: Chunk = {"text": answer.text, "tokens": answer.tokens}
@@ -273,6 +280,7 @@ def _by_atoll(data: Chunk, answer: DeliveredChoice, delivered: Delivered) -> Res
         text, tokens, first = (before.get(key) for key in ("text", "tokens", "token_ids"))
         state["text"] = (text if isinstance(text, str) else "") + answer.text
         state["tokens"] += tokens if isinstance(tokens, int) else 0
+        # All ids or none: with a gap in between they would be those of another text.
         ids = [*first, *ids] if isinstance(first, list) and ids is not None else None
         calls = _join_calls(before.get("calls"), answer)
     if ids:
@@ -298,7 +306,7 @@ def _join_calls(before: object, answer: DeliveredChoice) -> list[Chunk]:
 
 
 def _by_text(
-    request: Generation, data: Chunk, answer: DeliveredChoice, delivered: Delivered, kind: Kind
+    request: Generation, data: Chunk, answer: DeliveredChoice, delivered: Delivered, engine: Engine
 ) -> Resumption:
     if isinstance(request, CompletionRequest):
         data["prompt"] = f"{data['prompt']}{answer.text}"
@@ -311,22 +319,25 @@ def _by_text(
         else:
             messages.append({"role": "assistant", "content": answer.text})
         data["messages"] = messages
-        if kind != "llamacpp":  # llama.cpp goes on from a last message of the assistant by itself
+        if not engine.continues_messages:
             data["add_generation_prompt"] = False
             data["continue_final_message"] = True
-    mute = _shorten(request, data, answer.tokens, kind)
+    mute = _shorten(request, data, answer.tokens, engine)
     return Resumption(msgspec.json.encode(data), Continuation(delivered, whole=False, mute=mute))
 
 
-def _shorten(request: Generation, data: Chunk, tokens: int, kind: Kind) -> bool:
+def _shorten(request: Generation, data: Chunk, tokens: int, engine: Engine) -> bool:
     """Take the tokens the client has off the limits; return whether none are left."""
     if isinstance(data.get("min_tokens"), int):
         data["min_tokens"] = max(0, data["min_tokens"] - tokens)
     keys = [k for k in ("max_tokens", "max_completion_tokens") if isinstance(data.get(k), int)]
-    if not keys and isinstance(request, CompletionRequest) and kind != "llamacpp":
+    own = engine.completion_tokens
+    # Such an engine has a limit of its own where none is named: what is left of that is asked for.
+    if not keys and isinstance(request, CompletionRequest) and own is not None:
         keys = ["max_tokens"]
-        data["max_tokens"] = _COMPLETION_TOKENS
+        data["max_tokens"] = own
     mute = any(data[key] <= tokens for key in keys)
     for key in keys:
+        # One token is asked for, so that the prompt is counted; it is not passed on.
         data[key] = 1 if mute else data[key] - tokens
     return mute

@@ -1,4 +1,4 @@
-"""What a gateway counts beyond requests: decisions, refusals, the fabric, the tunnel, keys.
+"""Metrics beyond requests: decisions, refusals, the fabric, the tunnel, keys.
 
 Read from those who keep the numbers when Prometheus asks. Labels are reasons, states and providers of the
 fabric: bounded.
@@ -11,62 +11,25 @@ from typing import Any, Protocol
 
 from prometheus_client.core import Metric
 
+from atoll.runtime.gateway.chooser import BackendChooser
+from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.metrics import CounterFamily, make_counter, make_gauge
 
-_PROVIDERS = 200
+_MAX_PROVIDERS = 200
+"""Values of the label `provider`, so that the metric stays bounded."""
 _CALLS = ("calls", "lost", "forged", "violations")
 
 
 class CountsStats(Protocol):
-    """What keeps figures of itself: the fabric, the tunnel's caller, accounts."""
+    """Keeps figures of itself: the fabric, the tunnel's caller, accounts."""
 
     def stats(self) -> Mapping[str, Any]:
         """Return the figures by name."""
         ...
 
 
-class CountsDecisions(Protocol):
-    """A pool, as far as it counts why backends were chosen."""
-
-    @property
-    def decisions(self) -> Mapping[Any, int]:
-        """Backends chosen, by reason."""
-        ...
-
-
-class CountsRefusals(Protocol):
-    """A chooser, as far as it counts what special requests came to."""
-
-    @property
-    def stand_ins(self) -> Mapping[str, int]:
-        """Requests served under another model's name, by why."""
-        ...
-
-    @property
-    def refusals(self) -> Mapping[str, int]:
-        """Requests that no node might serve, by what the nodes lacked."""
-        ...
-
-    @property
-    def choices(self) -> CountsChoices:
-        """Names that several models answer to."""
-        ...
-
-
-class CountsChoices(Protocol):
-    """A table of choices between models, as far as it counts who answered."""
-
-    requests: CounterFamily
-    stand_ins: CounterFamily
-
-    @property
-    def by_name(self) -> Mapping[str, object]:
-        """The choices that there are."""
-        ...
-
-
 class CountsFabric(Protocol):
-    """A federation, as far as its parts count."""
+    """A federation, as far as its parts count: the registry, and the gateway's end of the tunnel."""
 
     @property
     def fabric(self) -> CountsStats:
@@ -82,15 +45,10 @@ class CountsFabric(Protocol):
 class SeriesSource(Protocol):
     """A gateway, as far as its parts count."""
 
-    @property
-    def pool(self) -> CountsDecisions:
-        """The pool of backends, which counts how it chose among them."""
-        ...
-
-    @property
-    def chooser(self) -> CountsRefusals:
-        """What finds a backend for a special request."""
-        ...
+    pool: BackendPool
+    chooser: BackendChooser
+    detailed: bool
+    """Whether it is known which provider made an answer."""
 
     @property
     def federation(self) -> CountsFabric | None:
@@ -100,11 +58,6 @@ class SeriesSource(Protocol):
     @property
     def accounts(self) -> CountsStats | None:
         """Keys and usage, if they are kept."""
-        ...
-
-    @property
-    def detailed(self) -> bool:
-        """Whether it is known which provider made an answer."""
         ...
 
 
@@ -117,7 +70,7 @@ class Series:
             "atoll_provider_tokens_total",
             "Tokens of answers, by the provider that made them.",
             ("provider",),
-            limit=_PROVIDERS,
+            limit=_MAX_PROVIDERS,
         )
 
     def tokens(self, provider: str | None, count: int) -> None:
@@ -139,10 +92,10 @@ class Series:
             ("reason",),
             _rows(source.chooser.refusals),
         )
-        choices = source.chooser.choices
-        if choices.by_name:
-            yield choices.requests.read()
-            yield choices.stand_ins.read()
+        table = source.chooser.choice_table
+        if table.by_name:
+            yield table.requests.read()
+            yield table.stand_ins.read()
         if source.detailed:
             yield self._tokens.read()
         if source.federation is not None:
@@ -161,18 +114,12 @@ def _fabric(stats: Mapping[str, Any]) -> list[Metric]:
             ("state",),
             _rows(stats.get("sessions", {})),
         ),
-        make_gauge(
+        _gauge(
             "atoll_fabric_alive",
             "Sessions whose token is up, this one among them.",
-            (),
-            [((), float(stats.get("alive", 0)))],
+            stats.get("alive", 0),
         ),
-        make_gauge(
-            "atoll_fabric_hubs",
-            "Hubs this gateway is connected to.",
-            (),
-            [((), float(stats.get("hubs", 0)))],
-        ),
+        _gauge("atoll_fabric_hubs", "Hubs this gateway is connected to.", stats.get("hubs", 0)),
         make_counter(
             "atoll_fabric_refused_total",
             "Records refused, by reason.",
@@ -190,11 +137,10 @@ def _fabric(stats: Mapping[str, Any]) -> list[Metric]:
 
 def _tunnel(stats: Mapping[str, float]) -> list[Metric]:
     return [
-        make_gauge(
+        _gauge(
             "atoll_tunnel_streams",
             "Requests running through the tunnel.",
-            (),
-            [((), stats.get("open_calls", 0.0))],
+            stats.get("open_calls", 0.0),
         ),
         make_counter(
             "atoll_tunnel_calls_total",
@@ -213,23 +159,20 @@ def _accounts(stats: Mapping[str, Any]) -> list[Metric]:
             ("status",),
             _rows(stats.get("refused", {})),
         ),
-        make_gauge(
+        _gauge(
             "atoll_accounts_unwritten",
             "Finished requests that the database does not have yet.",
-            (),
-            [((), float(stats.get("unwritten", 0)))],
+            stats.get("unwritten", 0),
         ),
-        make_gauge(
+        _gauge(
             "atoll_accounts_database_up",
             "1 while the database of keys and usage answers.",
-            (),
-            [((), float(bool(stats.get("database_up"))))],
+            bool(stats.get("database_up")),
         ),
-        make_gauge(
+        _gauge(
             "atoll_accounts_journal_full",
             "1 while what requests use cannot be written down.",
-            (),
-            [((), float(bool(stats.get("journal_full"))))],
+            bool(stats.get("journal_full")),
         ),
         make_counter(
             "atoll_accounts_lost_total",
@@ -237,19 +180,22 @@ def _accounts(stats: Mapping[str, Any]) -> list[Metric]:
             (),
             [((), float(stats.get("lost", 0)))],
         ),
-        make_gauge(
+        _gauge(
             "atoll_accounts_gateways",
             "Gateways that share limits through the database.",
-            (),
-            [((), float(stats.get("gateways", 1)))],
+            stats.get("gateways", 1),
         ),
-        make_gauge(
+        _gauge(
             "atoll_accounts_rates_shared",
             "1 while limits a minute are shared; 0: each gateway goes by an equal share of them.",
-            (),
-            [((), float(bool(stats.get("rates_shared", True))))],
+            bool(stats.get("rates_shared", True)),
         ),
     ]
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    """Return a gauge without labels."""
+    return make_gauge(name, help_text, (), [((), float(value))])
 
 
 def _rows(numbers: Mapping[Any, float]) -> list[tuple[tuple[str, ...], float]]:

@@ -2,32 +2,145 @@
 
 Nothing is known of such a service, so nothing can be continued: another node is tried only while no answer
 has begun, and only if the first one was never reached or the method may be repeated. With keys, what it used
-is written down (`service_meter`).
+is written down (`ServiceMeter`).
 """
 
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 
 from atoll.runtime.gateway import faults
-from atoll.runtime.gateway.attempt import AttemptContext, Attempts
-from atoll.runtime.gateway.metrics import GatewayMetrics
+from atoll.runtime.gateway.attempt import AttemptContext, Attempts, share_of
+from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.gateway.requirements import policies_of
-from atoll.runtime.gateway.service_meter import ServiceMeter
 from atoll.runtime.gateway.settings import GatewaySettings
-from atoll.runtime.http.server import Connection, Request
+from atoll.runtime.http.http_server import Connection, Request
 from atoll.runtime.http.upstream import RequestTemplate
-from atoll.runtime.openai import ApiError
+from atoll.runtime.openai import ApiError, Usage, loose_usage
 from atoll.runtime.pool.member import Member
+from atoll.telemetry.usage_record import Attempt, UsageRecord
 
 if TYPE_CHECKING:
     from atoll.runtime.accounts.accounts import Accounts, Grant
 
+_JSON_BYTES = 2**20
+"""Longest answer in JSON (bytes) that is looked through for its `usage`; a longer one is not kept."""
+_TAIL_BYTES = 16 * 2**10
+"""Last bytes of a stream of events that are looked through for its `usage`."""
+_NOTHING = Usage()
+
+
+class ServiceMeter:
+    """Counts what one request used: bytes, seconds, and tokens if its answer says so.
+
+    It has a slot of the journal like a request for a model, so it is in the ledger once, whatever dies. Bytes
+    are those of bodies, as the client sent and received them. Times are of the loop's clock, in seconds, but
+    for `started_s` of the record.
+    """
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        grant: Grant,
+        request_id: str,
+        service: str,
+        sent_bytes: int,
+        now_s: float,
+    ) -> None:
+        self._accounts = accounts
+        self._grant = grant
+        self._request_id = request_id
+        self._service = service
+        self._endpoint = f"/services/{service}"
+        self._sent_bytes = sent_bytes
+        self._received_bytes = 0
+        self._began_s = now_s
+        self._first_s: float | None = None
+        self._attempts: tuple[Attempt, ...] = ()
+        self._kind = ""
+        self._kept: bytearray = bytearray()
+        self._slot: int | None = accounts.opened(grant, request_id, service, self._endpoint)
+        accounts.passed(self._slot, sent_bytes, 0)
+
+    def begin(self, status: int, content_type: bytes, now_s: float) -> None:
+        """Note that an answer begins."""
+        self._first_s = now_s - self._began_s
+        kind = content_type.partition(b";")[0].strip().lower()
+        if status == 200 and kind in (b"application/json", b"text/event-stream"):
+            self._kind = "json" if kind == b"application/json" else "events"
+
+    def take(self, data: bytes) -> None:
+        """Note a piece of the answer that the client is about to have."""
+        self._received_bytes += len(data)
+        if self._slot is not None:
+            self._accounts.passed(self._slot, self._sent_bytes, self._received_bytes)
+        if self._kind == "json":
+            # Too long to be looked through: what was kept of it is let go.
+            if self._received_bytes > _JSON_BYTES:
+                self._kind = ""
+                self._kept = bytearray()
+            else:
+                self._kept += data
+        elif self._kind == "events":
+            self._kept += data
+            # Cut at twice the size: cutting at every piece would move the bytes each time.
+            if len(self._kept) > 2 * _TAIL_BYTES:
+                del self._kept[:-_TAIL_BYTES]
+
+    def leave(self, member: Member | None, outcome: str, began_s: float, now_s: float) -> None:
+        """Note what became of the request at a node."""
+        if member is not None:
+            self._attempts += (share_of(member, self._service, 0, now_s - began_s, outcome),)
+
+    def close(self, status: int, outcome: str, backends: list[str], now_s: float) -> Usage:
+        """Write the request down; a second time does nothing."""
+        slot, self._slot = self._slot, None
+        if slot is None:
+            return _NOTHING
+        # Only a whole answer says what it used.
+        usage = self._read_usage() if outcome == "ok" else _NOTHING
+        seconds = now_s - self._began_s
+        record = UsageRecord(
+            request_id=self._request_id,
+            model=self._service,
+            endpoint=self._endpoint,
+            stream=self._kind == "events",
+            status=status,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            estimated=False,
+            backends=tuple(backends),
+            started_s=time.time() - seconds,
+            seconds=seconds,
+            first_token_s=self._first_s,
+            outcome=outcome,
+            key_id=self._grant.key_id,
+            attempts=self._attempts,
+            audio_seconds=usage.audio_seconds,
+            speech_seconds=usage.speech_seconds,
+            image_pixels=usage.image_pixels,
+            bytes_in=self._sent_bytes,
+            bytes_out=self._received_bytes,
+        )
+        self._accounts.closed(slot, self._grant, record)
+        return usage
+
+    def _read_usage(self) -> Usage:
+        data = bytes(self._kept)
+        if self._kind == "events":
+            events = data.replace(b"\r\n", b"\n").split(b"\n\n")
+            said = [e for e in events if b'"usage"' in e and e.startswith(b"data:")]
+            data = said[-1].removeprefix(b"data:") if said else b""
+        return (b'"usage"' in data and loose_usage(data)) or _NOTHING
+
+
 _PREFIX = b"/services/"
 _ENDPOINT = "/services"
 """As metrics call all of them."""
+# Methods that do no harm when they are asked twice.
 _REPEATED = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"})
 _METHODS = frozenset({*_REPEATED, b"POST", b"PATCH"})
 _DOTS = re.compile(rb"/(\.|%2e){1,2}(/|%2f|\\|$)", re.IGNORECASE)
@@ -36,7 +149,7 @@ _PASSED = (b"accept", b"accept-language", b"range", b"if-none-match", b"tracesta
 
 
 class ProxyContext(AttemptContext, Protocol):
-    """What a service proxy needs of a gateway."""
+    """Part of a gateway that a service proxy needs."""
 
     settings: GatewaySettings
     metrics: GatewayMetrics
@@ -107,6 +220,7 @@ class ServiceProxy:
         avoid = self.attempts.avoid
         allow = self._allow if self._policies else None
         member = self._context.pool.pick_service(self._service, avoid, now_s, allow)
+        # The pool squeezes in those that failed already rather than nobody; here they are not tried again.
         return None if member is None or member.name in avoid else member
 
     def _allow(self, member: Member) -> bool:
@@ -185,6 +299,7 @@ class ServiceProxy:
         if self._meter is not None:
             self._meter.begin(status, content_type, now_s)
         extra = b"retry-after: %b\r\n" % retry_after if retry_after else b""
+        # Without a body there is nothing to begin: the whole answer goes out at the end.
         if status not in _NO_BODY and self._sent.method != b"HEAD":
             self._begun = True
             self._client.begin(status, content_type or b"application/octet-stream", extra)
@@ -243,11 +358,11 @@ class ServiceProxy:
         """Give up what is overdue."""
         deadlines = self._context.settings.deadlines
         connecting = self.attempts.connecting is not None
-        most_s = deadlines.client_s if self._paused else deadlines.answer_s
+        max_s = deadlines.client_s if self._paused else deadlines.answer_s
         if connecting:
-            most_s = deadlines.connect_s
-        overdue = now_s - self._heard_s > most_s
+            max_s = deadlines.connect_s
+        overdue = now_s - self._heard_s > max_s
         if overdue and self._paused:
             self._client.abort()
         elif overdue:
-            self._fail_over(f"no answer for {most_s:g} s", reached=not connecting)
+            self._fail_over(f"no answer for {max_s:g} s", reached=not connecting)

@@ -1,4 +1,4 @@
-"""What can be set in a gateway: limits, deadlines, health checks, who listens where."""
+"""Settings of a gateway: limits, deadlines, health checks, who listens where."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import ConfigDict, Field, field_validator
 
 from atoll.core.frozen import Frozen
 from atoll.runtime.gateway.cors import CorsSettings
-from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.openai import FORMS
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.outliers import OutlierSettings
-from atoll.runtime.pool.routes import MOST_MODELS, ChoiceRoutes, ModelPromise
+from atoll.runtime.pool.routes import MAX_MODELS, ChoiceRoutes, ModelPromise
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -114,8 +114,8 @@ class GatewaySettings(Frozen):
     """Other names of models."""
     choices: dict[str, ChoiceRoutes] = Field(default_factory=dict)
     """Names that several models answer to, each its share of the requests."""
-    promises: dict[str, ModelPromise] = Field(default_factory=dict, max_length=MOST_MODELS)
-    """What models promise, so that it is seen who keeps it; a controller's word on a model counts more."""
+    promises: dict[str, ModelPromise] = Field(default_factory=dict, max_length=MAX_MODELS)
+    """Promises of models, so that it is seen who keeps them; a controller's word on a model counts more."""
     queue_s: float = Field(0.0, ge=0)
     """How long a request may wait for a backend with room; only with keys, a fabric or affinity."""
     handover_s: float = Field(10.0, ge=0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.engines.table import find_engine
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.openai import (
     DETOKENIZE,
@@ -20,7 +21,7 @@ from atoll.runtime.openai import (
     TokensRequest,
     Usage,
 )
-from atoll.runtime.pool.member import Kind, Member
+from atoll.runtime.pool.member import Member
 
 TOKEN_ENDPOINTS = frozenset({TOKENIZE, DETOKENIZE})
 
@@ -77,17 +78,18 @@ class TokenRelay(Relay):
         self._answer.usage = usage
 
 
-def translate_request(request: TokensRequest, kind: Kind) -> bytes | None:
+def translate_request(request: TokensRequest, kind: str) -> bytes | None:
     """Return the body as a backend of a kind reads it, or None: as it came.
 
     What such a backend cannot do is an ApiError (400).
     """
-    if kind != "llamacpp":
+    engine = find_engine(kind)
+    if engine.tokenizes_messages:
         return None
     if isinstance(request, DetokenizeRequest):
         return msgspec.json.encode({"tokens": request.tokens})
     if request.prompt is None or request.messages is not None:
-        message = "llama.cpp tokenises a prompt, and no messages"
+        message = f"{engine.title} tokenises a prompt, and no messages"
         raise ApiError(400, message, param="messages")
     body = {
         "content": request.prompt,
@@ -98,9 +100,9 @@ def translate_request(request: TokensRequest, kind: Kind) -> bytes | None:
     return msgspec.json.encode(body)
 
 
-def translate_answer(request: TokensRequest, kind: Kind, body: bytes) -> bytes | None:
+def translate_answer(request: TokensRequest, kind: str, body: bytes) -> bytes | None:
     """Return an answer in vLLM's shape, or None: it holds nothing that was asked for."""
-    if kind in ("atoll", "vllm"):
+    if find_engine(kind).vllm_tokens:
         return body
     try:
         data = msgspec.json.decode(body)

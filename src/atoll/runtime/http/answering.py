@@ -1,4 +1,4 @@
-"""What is written to a client: whole answers, and answers in pieces, in the framing it understands."""
+"""Writing to a client: whole answers, and answers in pieces, in the framing it understands."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from abc import abstractmethod
 from http import HTTPStatus
 from typing import Protocol
 
-from atoll.runtime.http.request import Request
+from atoll.runtime.http.http_request import Request
 from atoll.runtime.openai import ApiError
 
 STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 
 
 class AnsweringContext(Protocol):
-    """What an answer needs to know of an application."""
+    """Part of an application that an answer needs."""
 
     date: bytes
     draining: bool

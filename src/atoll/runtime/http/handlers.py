@@ -16,13 +16,16 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Protocol
 
-from atoll.runtime.http.listening import bind_private, limit_unsent
-from atoll.runtime.http.server import REQUEST_ID, Connection, ConnectionDeadlines, Request
+from atoll.runtime.http.http_server import REQUEST_ID, Connection, ConnectionDeadlines, Request
+from atoll.runtime.http.listen_address import bind_private, limit_unsent
 from atoll.runtime.openai import ApiError
 
 _LOG = logging.getLogger(__name__)
 _BACKLOG = 1024
+"""Connections that may wait to be accepted."""
 _TICK_S = 0.5
+"""Between two looks for clients that take too long."""
+# Between two looks whether all connections are gone, while the server closes.
 _DRAIN_CHECK_S = 0.02
 Headers = tuple[tuple[str, str], ...]
 """Headers of an answer besides the usual: names and values without line ends."""
@@ -30,7 +33,7 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """How much of everything is accepted (`atoll.runtime.http.server.ConnectionLimits`)."""
+    """How much of everything is accepted (`atoll.runtime.http.http_server.ConnectionLimits`)."""
 
     body_bytes: int = 32 * 2**20
     header_bytes: int = 64 * 2**10
@@ -46,7 +49,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServerDeadlines:
-    """How long clients may take, in seconds (`atoll.runtime.http.server.ConnectionDeadlines`)."""
+    """How long clients may take, in seconds (`atoll.runtime.http.http_server.ConnectionDeadlines`)."""
 
     header_s: float = 10.0
     body_s: float = 60.0
@@ -90,7 +93,7 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class HandlerServer:
-    """Listens, and has the handler answer every request (`atoll.runtime.http.server.Application`)."""
+    """Listens, and has the handler answer every request (`atoll.runtime.http.http_server.Application`)."""
 
     once: frozenset[bytes] = frozenset()
 
@@ -145,6 +148,7 @@ class HandlerServer:
         if self._server is None:
             return
         self._server.close()
+        # Removed at once: the next server may take the path while this one drains.
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
         for connection in list(self.connections):
@@ -192,7 +196,7 @@ class HandlerHost(Protocol):
     """Whoever has requests answered by handlers: a `HandlerServer`, or a part of another application."""
 
     running: set[HandlerCall]
-    """What is being answered; `tick` of each is to be called now and then."""
+    """Calls being answered; `tick` of each is to be called now and then."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -206,7 +210,7 @@ class HandlerHost(Protocol):
 
 
 class HandlerCall:
-    """One request being answered by a handler (`atoll.runtime.http.server.Responder`)."""
+    """One request being answered by a handler (`atoll.runtime.http.http_server.Responder`)."""
 
     __slots__ = (
         "_connection",
@@ -281,6 +285,7 @@ class HandlerCall:
         async with contextlib.aclosing(answer.pieces) as pieces:
             try:
                 async for piece in pieces:
+                    # Not before the first piece: until then an error can still be answered as one.
                     if not begun:
                         begun = True
                         self._begin(answer)
@@ -291,6 +296,7 @@ class HandlerCall:
                         await self._writable.wait()
             except ApiError as error:
                 if begun:
+                    # The client has a part: the connection is cut, so that it is not taken for the whole.
                     raise
                 connection.respond_error(error)
                 return

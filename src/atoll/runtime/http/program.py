@@ -17,11 +17,20 @@ from typing import Any, Protocol, Self, TypeVar
 
 from atoll.core.errors import AtollError
 from atoll.core.files import read_text_limited
-from atoll.runtime.http.loop import run
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, on uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 class ProgramConfig(Protocol):
-    """What a program must be told at least."""
+    """Settings that every program needs."""
 
     @property
     def name(self) -> str:

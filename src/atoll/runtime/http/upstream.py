@@ -15,24 +15,27 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from atoll.runtime.http.client import tls_context
+from atoll.runtime.http.http_client import tls_context
 from atoll.runtime.pool.member import Member
 
+# So long an answer that nobody waits for may go on, for its connection to be kept.
 _DRAIN_S = 5.0
+# Connections to one backend that are kept at most.
 _MAX_IDLE = 1024
 _IDLE_S = 60.0
 """A connection that nobody took for so long is not kept: once there were more requests."""
-_MOST_HEADERS = 1000
+_MAX_HEADERS = 1000
 """Of an answer; a backend that says more is not listened to."""
 _LARGE_BYTES = 64 * 2**10
 """Of a body that is sent by itself."""
 _AROUND_BYTES = 128 * 2**10
 """Of headers, trailers and extensions of chunks between two pieces of a body, the same."""
+# Headers of a backend's answer that the gateway reads.
 _NOTES = frozenset({b"x-atoll-path", b"x-atoll-usage", b"x-atoll-rate-hz"})
 
 
 class Receiver(Protocol):
-    """What a connection tells about the answer to its request."""
+    """Receiver of the answer on a connection."""
 
     def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         """Status and headers are there."""
@@ -48,7 +51,7 @@ class Receiver(Protocol):
 
 
 class RequestTemplate(NamedTuple):
-    """What requests to an endpoint have in common."""
+    """Parts that requests to an endpoint have in common."""
 
     method: bytes = b"POST"
     content_type: bytes = b"application/json"
@@ -63,7 +66,7 @@ class Upstream(Protocol):
 
     @property
     def notes(self) -> Mapping[bytes, bytes] | None:
-        """What the backend says of its answer beside it, from `on_head` on: its `x-atoll-` headers."""
+        """Headers `x-atoll-` of the backend's answer, from `on_head` on."""
         ...
 
     @property
@@ -194,6 +197,7 @@ class HttpUpstream(asyncio.Protocol):
     def close(self) -> None:
         """Close; a backend takes that as the request being cancelled."""
         self.receiver = None
+        # Not `close`, which would send first what is still unsent.
         self.transport.abort()
 
     def pause(self) -> None:
@@ -223,6 +227,7 @@ class HttpUpstream(asyncio.Protocol):
             receiver.on_end()
         else:
             reason = f"connection lost: {exc}" if exc is not None else "connection closed"
+            # A kept connection on which nothing came was closed before it was asked.
             receiver.on_lost(reason, unused=self.reused and not self._touched)
 
     def pause_writing(self) -> None:
@@ -236,6 +241,7 @@ class HttpUpstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse what came; the receiver hears of it."""
         self._touched = True
+        # Since the last piece of a body: what stands around bodies has a limit of its own.
         self._around += len(data)
         if self.receiver is None and not self.drain_until_s:
             # Nobody asked.
@@ -244,11 +250,12 @@ class HttpUpstream(asyncio.Protocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
+            # The parser has wrapped what the receiver raised.
             raise error.__context__ or error from None
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail("the answer is not valid HTTP")
         else:
-            if len(self._headers) > _MOST_HEADERS:
+            if len(self._headers) > _MAX_HEADERS:
                 self._fail("the answer has too many headers")
             elif self._around > _AROUND_BYTES:
                 self._fail("the headers or trailers of the answer are too large")
@@ -282,6 +289,7 @@ class HttpUpstream(asyncio.Protocol):
         if not _NOTES.isdisjoint(headers):
             self.notes = {name: headers[name] for name in _NOTES if name in headers}
         self._headers.clear()
+        # An interim answer (1xx) is nothing to the receiver: the one that counts follows.
         if status >= 200 and self.receiver is not None:
             self.receiver.on_head(status, kind, retry)
 
@@ -294,6 +302,7 @@ class HttpUpstream(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Tell that the answer is complete; the connection can serve again."""
         if self._status < 200:
+            # An interim answer (1xx): the one that counts follows.
             return
         self._ended = True
         self._around = 0
@@ -326,9 +335,11 @@ class HttpUpstreamPool:
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._secure else 80)
         key = backend.metadata.get("api_key", "")
+        # A key with a line end in it could add headers of its own.
         safe = key if key.isprintable() and key.isascii() else ""
         auth = f"authorization: Bearer {safe}\r\n" if safe else ""
         self._prefix = parts.path.encode()
+        # Beginnings of requests, by path: all but the length and a few headers is the same each time.
         self._heads: dict[bytes, bytes] = {}
         self._common = (
             f" HTTP/1.1\r\nhost: {parts.netloc}\r\n{auth}user-agent: atoll\r\ncontent-type: "
@@ -354,6 +365,8 @@ class HttpUpstreamPool:
         """Return a kept connection, the one used last, or None."""
         idle = self._idle
         while idle:
+            # The one used last is the least likely to be closed by now; those not needed gather at the left
+            # end.
             link = idle.pop()
             if not link.transport.is_closing():
                 link.reused = True

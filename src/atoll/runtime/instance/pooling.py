@@ -20,15 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.errors import InputError
-from atoll.engine.errors import EngineError, TextTooLongError
+from atoll.engine.engine_errors import EngineError, TextTooLongError
 from atoll.engine.text import TextCodec
 from atoll.runtime.openai import EMBEDDINGS, ApiError, EmbeddingRequest, read_request
 
 Pooling = Literal["first", "last", "mean"]
 Vector = NDArray[np.float32]
 
-MOST_INPUTS = 2048
-MOST_TOKENS = 300_000
+MAX_INPUTS = 2048
+MAX_TOKENS = 300_000
 """Of all inputs of a request together, as OpenAI has it."""
 AT_A_TIME = 32
 """Inputs of one request that are with the nodes at a time, so that others come in between."""
@@ -96,8 +96,8 @@ class ParsedEmbedding:
 def read_embedding(body: bytes, codec: TextCodec, max_length: int) -> ParsedEmbedding:
     """Read a request; what is wrong is an ApiError. Takes long where the texts are long."""
     # Lists of millions of tokens keep every other thread waiting while they are decoded.
-    if len(body) > _LARGE_BYTES and body.count(b",") > MOST_TOKENS + _SPARE_PARTS:
-        raise _too_long(f"input: at most {MOST_TOKENS} tokens a request")
+    if len(body) > _LARGE_BYTES and body.count(b",") > MAX_TOKENS + _SPARE_PARTS:
+        raise _too_long(f"input: at most {MAX_TOKENS} tokens a request")
     request = read_request(EMBEDDINGS, body)
     assert isinstance(request, EmbeddingRequest)
     if request.messages is not None:
@@ -109,8 +109,8 @@ def read_embedding(body: bytes, codec: TextCodec, max_length: int) -> ParsedEmbe
     for number, part in enumerate(_parts(request)):
         inputs.append(_encode(part, number, codec, max_length))
         total += len(inputs[-1])
-        if total > MOST_TOKENS:
-            raise _too_long(f"input: at most {MOST_TOKENS} tokens a request")
+        if total > MAX_TOKENS:
+            raise _too_long(f"input: at most {MAX_TOKENS} tokens a request")
     is_text = request.encoding_format != "base64"
     return ParsedEmbedding(request.model, tuple(inputs), request.dimensions, not is_text)
 
@@ -124,8 +124,8 @@ def _parts(request: EmbeddingRequest) -> list[str | list[int]]:
         return [numbers]
     if numbers:
         raise ApiError(400, "tokens and texts are mixed", param="input")
-    if len(given) > MOST_INPUTS:
-        message = f"input: at most {MOST_INPUTS} texts a request"
+    if len(given) > MAX_INPUTS:
+        message = f"input: at most {MAX_INPUTS} texts a request"
         raise ApiError(400, message, param="input", code="too_many_parts")
     return [part for part in given if not isinstance(part, int)]
 
@@ -138,7 +138,7 @@ def _encode(
         raise ApiError(400, f"{param}: empty", param="input")
     if isinstance(part, str):
         try:
-            tokens = codec.encode(part, most_tokens=max_length)
+            tokens = codec.encode(part, max_tokens=max_length)
         except TextTooLongError as error:
             raise _too_long(f"{param}: {error}") from error
     else:

@@ -8,11 +8,11 @@ import msgspec
 from msgspec import Struct
 
 from atoll.core.errors import AtollError
-from atoll.engine.errors import TextTooLongError
+from atoll.engine.engine_errors import TextTooLongError
 from atoll.engine.text import TextCodec
 from atoll.runtime.http.handlers import Response
-from atoll.runtime.instance.requests import chat_tokens
-from atoll.runtime.instance.tools.history import read_messages
+from atoll.runtime.instance.instance_requests import chat_tokens
+from atoll.runtime.instance.tools.call_history import read_messages
 from atoll.runtime.openai import (
     DETOKENIZE,
     ApiError,
@@ -21,14 +21,14 @@ from atoll.runtime.openai import (
     read_request,
 )
 
-MOST_TOKENS = 2**17
+MAX_TOKENS = 2**17
 """That one request turns into text, or text into, whatever the model takes."""
 
 
 def read_tokens_request(path: str, body: bytes) -> TokenizeRequest | DetokenizeRequest:
     """Read a request to /tokenize or /detokenize; what is wrong is an ApiError."""
     # Lists of millions of tokens keep every other thread waiting while they are decoded.
-    if path == DETOKENIZE and body.count(b",") > MOST_TOKENS + 64:
+    if path == DETOKENIZE and body.count(b",") > MAX_TOKENS + 64:
         raise _too_many("tokens")
     request = read_request(path, body)
     assert isinstance(request, TokenizeRequest | DetokenizeRequest)
@@ -62,7 +62,7 @@ def answer_tokens(
 
 
 def _text(request: DetokenizeRequest, codec: TextCodec) -> str:
-    if len(request.tokens) > MOST_TOKENS:
+    if len(request.tokens) > MAX_TOKENS:
         raise _too_many("tokens")
     if any(token >= codec.vocabulary for token in request.tokens):
         raise ApiError(400, f"tokens are below {codec.vocabulary}", param="tokens")
@@ -80,12 +80,12 @@ def _tokens(request: TokenizeRequest, body: bytes, codec: TextCodec) -> list[int
         else:
             special = request.add_special_tokens is not False
             text = request.prompt or ""
-            tokens = codec.encode(text, special=special, most_tokens=MOST_TOKENS)
+            tokens = codec.encode(text, special=special, max_tokens=MAX_TOKENS)
     except TextTooLongError as error:
         raise ApiError(400, str(error), param=param, code="context_length_exceeded") from error
     except AtollError as error:
         raise ApiError(400, str(error), param=param) from error
-    if len(tokens) > MOST_TOKENS:
+    if len(tokens) > MAX_TOKENS:
         raise _too_many(param)
     return tokens
 
@@ -98,12 +98,12 @@ def _chat(request: TokenizeRequest, given: list[dict[str, Any]], codec: TextCode
         raise ApiError(400, message, param="continue_final_message")
     special = bool(request.add_special_tokens)
     if not goes_on and not special:
-        return chat_tokens(given, request.tools, codec, MOST_TOKENS, generate=generate)
+        return chat_tokens(given, request.tools, codec, MAX_TOKENS, generate=generate)
     messages = read_messages([_plain(message, number) for number, message in enumerate(given)])
     text = codec.render_chat(messages, tools=request.tools, generate=generate and not goes_on)
     if goes_on:
         text = _unfinished(text, str(messages[-1]["content"]))
-    return codec.encode(text, special=special, most_tokens=MOST_TOKENS)
+    return codec.encode(text, special=special, max_tokens=MAX_TOKENS)
 
 
 def _plain(message: dict[str, Any], number: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _unfinished(text: str, last: str) -> str:
 def _too_many(param: str) -> ApiError:
     return ApiError(
         400,
-        f"{param}: at most {MOST_TOKENS} tokens a request",
+        f"{param}: at most {MAX_TOKENS} tokens a request",
         param=param,
         code="context_length_exceeded",
     )

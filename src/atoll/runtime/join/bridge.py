@@ -2,7 +2,7 @@
 
 A slow caller stops the engine's connection from being read, which stops the engine; a caller that leaves
 closes it, which engines take as the request being cancelled. Only what an instance offers can be reached,
-so that a tunnel is no way into a machine.
+so that a tunnel does not open the machine.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from atoll.runtime.pool.outliers import Outliers, OutlierSettings
 _CONNECT_S = 5.0
 _READ = frozenset({b"/health", b"/metrics", b"/v1/models"})
 _ASKED = frozenset({b"/tokenize", b"/detokenize"})
-"""What gateways ask of an instance beside /v1."""
+"""Paths that gateways ask of an instance beside /v1."""
 _PATH = re.compile(rb"/[!-~]*")
+# What an engine might read as another path: dots, backslashes, escaped or doubled slashes.
 _DOTS = re.compile(rb"(?:^|/)(?:\.|%2e){1,2}(?:/|$)|\\|%2f|%5c|%00|//", re.IGNORECASE)
 # Under /v1, but for whoever runs the engine.
 _KEPT = (b"/v1/load_lora_adapter", b"/v1/unload_lora_adapter")
@@ -32,12 +33,13 @@ _METHODS = frozenset({b"GET", b"POST", b"PUT", b"PATCH", b"DELETE"})
 _PASSED = frozenset(
     {b"accept", b"content-type", b"x-request-id", b"traceparent", b"tracestate", b"user-agent"}
 )
+# Without line breaks: a header's value must not begin another header.
 _TOKEN = re.compile(rb"[\t -~\x80-\xff]*")
 _RETRY_S = b"1"
 
 
 class IncomingRequest(Protocol):
-    """A request of the tunnel (`atoll.fabric.tunnel.server.Incoming`)."""
+    """A request of the tunnel (`atoll.fabric.tunnel.tunnel_server.IncomingCall`)."""
 
     method: bytes
     path: bytes
@@ -152,11 +154,11 @@ class Bridge:
         ]
         return b"\r\n".join([*lines, b"", incoming.body])
 
-    async def drain(self, most_s: float) -> int:
+    async def drain(self, max_s: float) -> int:
         """Take nothing new and wait until all is answered; returns how many were not in time."""
         self.open = False
         try:
-            async with asyncio.timeout(most_s):
+            async with asyncio.timeout(max_s):
                 await self._idle.wait()
         except TimeoutError:
             pass
@@ -193,7 +195,7 @@ class Bridge:
 
 
 class Crossing:
-    """One request on its way over the bridge; hears of the answer (`upstream.Receiver`)."""
+    """One request that passes over the bridge; hears of the answer (`upstream.Receiver`)."""
 
     __slots__ = ("_bridge", "_incoming", "_link", "_links", "_over", "_paused", "_request", "_task")
 
@@ -238,6 +240,7 @@ class Crossing:
                 self._incoming.fail(f"the engine is not there: {str(error) or 'no answer'}")
             return
         if self._over:
+            # It was cancelled while the connection was made.
             link.transport.close()
         else:
             self._send(link)
@@ -253,6 +256,7 @@ class Crossing:
             if close:
                 link.close()
             elif self._paused and not link.transport.is_closing():
+                # A connection that is used again must be read again.
                 link.transport.resume_reading()
         self._bridge.over(self)
 

@@ -19,7 +19,7 @@ from typing import Literal
 
 from atoll.core.errors import InputError
 from atoll.core.units import parse_duration
-from atoll.runtime.http.client import FetchError, request
+from atoll.runtime.http.http_client import FetchError, request
 
 Cloud = Literal["aws", "gcp", "azure"]
 CLOUDS: Mapping[Cloud, str] = {
@@ -32,6 +32,7 @@ LAST_S = 5.0
 """How long before its end a node leaves by itself."""
 _LOOK_S = 1.0
 _BATCH_EVERY_S = 600.0
+# GCP does not say when the machine goes: this is how long it gives.
 _GCP_NOTICE_S = 30.0
 _SCONTROL_END = re.compile(r"\bEndTime=(\S+)")
 _COMMAND_S = 10.0
@@ -59,6 +60,7 @@ async def slurm_end_s(environment: Mapping[str, str], run: Run | None = None) ->
     if not job.isdigit():
         return None
     end_text = environment.get("SLURM_JOB_END_TIME", "")
+    # At the start, what the job's environment says will do; later only Slurm knows of time that it granted.
     if run is None:
         if end_text.isdigit():
             return float(end_text)
@@ -177,11 +179,11 @@ class NodeDeadline:
     """The nearest of all ends that are known."""
 
     asked_s: float | None = None
-    """What the user said."""
+    """As the user said."""
     batch_s: float | None = None
-    """What the batch system says; may move either way."""
+    """As the batch system says; may become earlier or later."""
     noticed_s: float | None = None
-    """What a signal or a cloud said; only comes nearer."""
+    """As a signal or a cloud said; only becomes earlier."""
 
     @property
     def ends_s(self) -> float | None:

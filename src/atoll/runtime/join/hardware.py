@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
 from collections import Counter
 from collections.abc import Mapping
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.catalog.gpus import default_gpus
-from atoll.catalog.names import fold, index_names
+from atoll.catalog.name_lookup import fold, index_names
 from atoll.core.errors import InputError
+from atoll.core.machine import count_cpus, cpu_name
 from atoll.fabric.registry.records import Gpu, Hardware
 
 _MAKERS = ("nvidia", "tesla", "geforce", "quadro")
@@ -67,7 +67,7 @@ def read_hardware(environment: Mapping[str, str] | None = None) -> Hardware:
     return Hardware(
         gpus=_gpus(variables),
         cpu=cpu_name()[:_LONGEST_NAME],
-        cpus=_usable_cpus(),
+        cpus=count_cpus(),
         memory_bytes=_memory_bytes(),
     )
 
@@ -161,25 +161,6 @@ def gpus_from_text(text: str) -> tuple[Gpu, ...]:
 def host_name() -> str:
     """Return what this machine is called, without its domain."""
     return socket.gethostname().partition(".")[0]
-
-
-def cpu_name() -> str:
-    """Return what the kernel calls the processor."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip().lower() == "model name" and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine()
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory_bytes() -> int:

@@ -1,4 +1,4 @@
-"""What a server says it serves: its models, how long a context they take, which engine it is.
+"""Offer of a running server: its models, how long a context they take, which engine it is.
 
 vLLM, SGLang, llama.cpp, TGI and Atoll's instances all answer /v1/models; each says the rest elsewhere.
 """
@@ -12,29 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from atoll.engines.table import ENGINES, UNKNOWN, list_launched, recognise
 from atoll.fabric.registry.records import NodeService
-from atoll.runtime.http.client import FetchError, HttpResponse, request
-from atoll.runtime.join.command import precision_of
+from atoll.runtime.http.http_client import FetchError, HttpResponse, request
+from atoll.runtime.join.engine_command import precision_of
 
-_OWNERS: Mapping[str, str] = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "llamacpp": "llamacpp",
-    "atoll": "atoll",
-}
-_DETAILS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("/version",),
-    "sglang": ("/get_server_info", "/server_info", "/get_model_info", "/model_info"),
-    "llamacpp": ("/props",),
-    "tgi": ("/info",),
-    "": ("/info", "/version", "/props"),
-}
 DEFAULT_HEALTH = "/health"
-_MOST_BYTES = 4 * 2**20
-_MOST_SERVICES = 64
+# What a server says of itself goes into the fabric, so it is bounded here.
+_MAX_BYTES = 4 * 2**20
+_MAX_SERVICES = 64
 _LONGEST_NAME = 256
-_MOST_CONTEXT = 2**40
-_MOST_CONFIG_BYTES = 2**20
+_MAX_CONTEXT = 2**40
+_MAX_CONFIG_BYTES = 2**20
 Kind = Literal["llm", "embedding", "generic"]
 
 
@@ -44,7 +33,7 @@ class UnhealthyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerOffer:
-    """What a server serves now."""
+    """Services, engine and version of a server now."""
 
     services: tuple[NodeService, ...]
     engine: str = ""
@@ -81,7 +70,7 @@ class Inspector:
         self._facts: dict[str, dict[str, Any]] | None = None
         self._kind: Kind | None = None
         self.known: ServerOffer | None = None
-        """What it last served, also while it is not well."""
+        """Its last offer, also while it is not well."""
 
     def reset(self) -> None:
         """Forget everything: another process will answer."""
@@ -116,15 +105,16 @@ class Inspector:
 
     def _engine(self, models: HttpResponse, listed: list[dict[str, Any]]) -> str:
         owner = str(listed[0].get("owned_by", "")).lower()
-        if owner in _OWNERS:
-            return _OWNERS[owner]
-        if "llama.cpp" in models.headers.get("server", ""):
-            return "llamacpp"
+        header = models.headers.get("server", "")
+        for engine in list_launched():
+            if owner == engine.name or (engine.server_header and engine.server_header in header):
+                return engine.name
         return self.server.engine
 
     async def _details(self, engine: str) -> dict[str, dict[str, Any]]:
         details: dict[str, dict[str, Any]] = {}
-        for path in _DETAILS.get(engine, ()):
+        known = recognise(engine or UNKNOWN)
+        for path in known.detail_paths if known else ():
             try:
                 answer = await self._get(path)
                 content = json.loads(answer.body) if answer.status == 200 else None
@@ -153,10 +143,11 @@ class Inspector:
                 body=body,
                 timeout_s=self.server.token_s,
                 api_key=self.server.api_key,
-                most_bytes=_MOST_BYTES,
+                max_bytes=_MAX_BYTES,
             )
             if answer.status == 200:
                 return kind
+            # 501: this is not offered, which is no fault of the server.
             if answer.status >= 500 and answer.status != 501:
                 text = answer.body[:200].decode("utf-8", "replace")
                 raise UnhealthyError(f"{path} answered with status {answer.status}: {text}")
@@ -168,7 +159,7 @@ class Inspector:
             self.server.url + path,
             timeout_s=self.server.timeout_s,
             api_key=self.server.api_key,
-            most_bytes=_MOST_BYTES,
+            max_bytes=_MAX_BYTES,
         )
 
 
@@ -181,7 +172,7 @@ def read_models(body: bytes) -> list[dict[str, Any]]:
         raise UnhealthyError("/v1/models did not answer with a list of models") from error
     if not entries:
         raise UnhealthyError("/v1/models lists no model")
-    return entries[:_MOST_SERVICES]
+    return entries[:_MAX_SERVICES]
 
 
 def _is_name(text: object) -> bool:
@@ -197,8 +188,9 @@ def offer_of(
 ) -> ServerOffer:
     """Put together what a server said in several places."""
     info = facts.get("info", {})
-    if not engine and "text-generation" in str(info.get("router", "")):
-        engine = "tgi"
+    if not engine:
+        router = str(info.get("router", ""))
+        engine = next((e.name for e in ENGINES.values() if e.router and e.router in router), "")
     if facts.get("model_info", {}).get("is_generation") is False:
         kind = "embedding"
     services = tuple(
@@ -224,6 +216,7 @@ def _precision(
     root = str(
         entry.get("root") or about.get("model_path") or facts.get("info", {}).get("model_id") or ""
     )
+    # From what states it outright over names that suggest it to the plain data type.
     for text in (
         *(about.get("quantization"), facts.get("info", {}).get("quantize")),
         None if server.hint == "unknown" else server.hint,
@@ -240,7 +233,7 @@ def config_precision(source: str) -> str | None:
     """Return the precision of weights on this machine by their config.json: a folder, or HF's cache."""
     for path in _configs(source):
         try:
-            if path.stat().st_size > _MOST_CONFIG_BYTES:
+            if path.stat().st_size > _MAX_CONFIG_BYTES:
                 continue
             config = json.loads(path.read_text(encoding="utf-8"))
             quantised = config.get("quantization_config") or {}
@@ -264,6 +257,7 @@ def _configs(source: str) -> list[Path]:
     home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
     folder = cache / f"models--{source.replace('/', '--')}" / "snapshots"
+    # The name comes from outside: it must not lead out of the cache.
     if ".." in source or not folder.is_dir():
         return []
     return sorted(folder.glob("*/config.json"))
@@ -280,7 +274,7 @@ def _context(entry: Mapping[str, Any], facts: Mapping[str, Mapping[str, Any]]) -
         *(info.get("max_total_tokens"), info.get("max_input_tokens")),
         meta.get("n_ctx_train") if isinstance(meta, dict) else None,
     ):
-        if isinstance(tokens, int) and 0 < tokens <= _MOST_CONTEXT:
+        if isinstance(tokens, int) and 0 < tokens <= _MAX_CONTEXT:
             return tokens
     return None
 

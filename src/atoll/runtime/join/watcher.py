@@ -22,7 +22,7 @@ class WatchSettings:
 
 
 class Health:
-    """What looks at a server add up to: decisions only.
+    """Health of a server, from repeated looks at it: decisions only.
 
     One good look makes it well; `failures` bad ones in a row make it unwell again. Before it is well
     for the first time, and before it is well again, it has to prove it with a token. `served`: it has
@@ -30,7 +30,7 @@ class Health:
     """
 
     def __init__(self, failures: int) -> None:
-        self._most = failures
+        self._max_bad = failures
         self._bad = 0
         self.offer: ServerOffer | None = None
         self.reason = "not looked at yet"
@@ -60,7 +60,7 @@ class Health:
         self.reason = reason
         if self._unwell_since_s is None:
             self._unwell_since_s = now_s
-        if self._bad >= self._most:
+        if self._bad >= self._max_bad:
             self.offer = None
 
     def reset(self) -> None:
@@ -90,7 +90,7 @@ class Watcher:
 
     @property
     def offer(self) -> ServerOffer | None:
-        """What is served now; None if it is not well."""
+        """Offer of now; None if it is not well."""
         return self.health.offer
 
     def reset(self) -> None:
@@ -136,7 +136,7 @@ class Watcher:
 
 @dataclass(slots=True)
 class EngineProbe:
-    """What the supervisor of a process asks: ready is one that serves, hung one that has not for `hung_s`."""
+    """Probe for the supervisor of a process: ready is one that serves, hung one that has not for `hung_s`."""
 
     watcher: Watcher
     hung_s: float

@@ -20,7 +20,9 @@ from atoll.catalog.media import EncoderSpec
 
 Segments = tuple[tuple[int, int], ...]
 """How the positions of an item fall into groups that attend to each other: (groups, positions of each)."""
-CONV_CHANNELS, CONV_WIDTH, CONV_LAYERS = 256, 7, 4
+CONV_CHANNELS = 256
+CONV_WIDTH = 7
+CONV_LAYERS = 4
 """Convolutions that stand in for those of a vocoder, whose shapes the catalog does not have."""
 CONV_FLOPS = 2.0 * CONV_CHANNELS**2 * CONV_WIDTH * CONV_LAYERS
 """Operations of the stand-in for a position."""
@@ -202,8 +204,10 @@ class DenoiserStream(nn.Module):
 
 
 class Denoising(NamedTuple):
-    """What goes from block to block: streams of (items, positions, hidden), the step as (items, hidden), and
-    by stream the rotation of every position.
+    """Data that goes from block to block.
+
+    Streams of (items, positions, hidden), the step as (items, hidden), and by stream the rotation of every
+    position.
     """
 
     streams: tuple[Tensor, ...]

@@ -21,7 +21,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.perf.components.measured import MeasuredRate, Unit
-from atoll.runtime.local.component_item import ItemOptions
+from atoll.runtime.local.component_sections import ItemOptions
 from atoll.workload.classes import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class BatchSeconds(Frozen):
 
 
 class ComponentProfile(Frozen):
-    """What was measured of a component: seconds of batches of items, each `amount` of `unit`.
+    """Measured times of a component: seconds of batches of items, each `amount` of `unit`.
 
     `notes` say what a reader must know: what was left out, stood in for or scaled.
     """
@@ -156,6 +156,7 @@ def profile_component(
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if device.type == "cpu":
         torch.set_num_threads(chosen.threads)
+    # Equal runs have equal weights and inputs.
     torch.manual_seed(0)
     piece = ComponentBuilder(
         model, spec, size, chosen.shrink, device, dtype, max(chosen.batches)
@@ -208,9 +209,9 @@ def _check(item: ItemOptions, options: RunOptions) -> None:
         ("--text-tokens", item.text_tokens, 100_000),
         ("--steps", item.steps or 1, 1000),
     )
-    for field, value, most in counts:
-        if not 1 <= value <= most:
-            raise InputError(f"{value} is out of range", field=field, hint=f"use 1 to {most}")
+    for field, value, limit in counts:
+        if not 1 <= value <= limit:
+            raise InputError(f"{value} is out of range", field=field, hint=f"use 1 to {limit}")
 
 
 def _time(section: Section, batch: int, repeats: int, device: torch.device, clock: Clock) -> float:
@@ -227,6 +228,7 @@ def _time(section: Section, batch: int, repeats: int, device: torch.device, cloc
         section.module(given)
         times = []
         for _ in range(repeats):
+            # What was started before must not count.
             wait()
             began = clock()
             section.module(given)

@@ -19,9 +19,8 @@ from torch import nn
 from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError
-from atoll.perf.components.loads import image_latents
+from atoll.perf.components.class_loads import image_latents
 from atoll.perf.components.measured import Unit
-from atoll.runtime.local.component_item import ItemOptions
 from atoll.runtime.local.component_modules import (
     CONV_CHANNELS,
     CONV_FLOPS,
@@ -41,10 +40,26 @@ from atoll.runtime.local.component_modules import (
 from atoll.workload.classes import ImageOutput, RequestClass
 
 _AUDIO_WINDOW_S = 30.0
-_SPARE = 0.8
+_MAX_MEMORY_SHARE = 0.8
 """Share of the memory that is free which weights and activations may take."""
 _ALIVE = {"encoder": 8.0, "block": 16.0}
 """Activations alive at once for a position, in hidden sizes, beside those of the MLP; generous."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOptions:
+    """One item: an image of so many pixels, or so many seconds of sound or speech.
+
+    For pictures that are made: `steps` of denoising, tokens of the prompt, and whether each step is run
+    twice, with the prompt and without. None takes the component's own.
+    """
+
+    width_px: int | None = None
+    height_px: int | None = None
+    seconds: float = 10.0
+    text_tokens: int = 300
+    steps: int | None = None
+    guided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +138,15 @@ class ComponentBuilder:
         else:
             free = float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         weights = sum(s.weights for s in piece.sections) * self.dtype.itemsize
-        if weights > _SPARE * free:
-            more = self.shrink * math.ceil(weights / (_SPARE * max(1.0, free)))
+        if weights > _MAX_MEMORY_SHARE * free:
+            more = self.shrink * math.ceil(weights / (_MAX_MEMORY_SHARE * max(1.0, free)))
             raise InputError(
                 f"weights of {part} take {weights / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
                 field="--shrink",
                 hint=f"build fewer layers with --shrink {more}",
             )
         batch = self.largest * piece.activations * self.dtype.itemsize
-        if weights + batch > _SPARE * free:
+        if weights + batch > _MAX_MEMORY_SHARE * free:
             raise InputError(
                 f"a batch of {self.largest} takes {batch / 1e9:.1f} GB beside weights of "
                 f"{weights / 1e9:.1f}, {free / 1e9:.1f} GB are free",
@@ -350,6 +365,7 @@ class ComponentBuilder:
         if spec.conv_flops:
             flops = spec.conv_flops * seconds
             sections.append(self._convolutions(flops))
+            # Sections run one after the other: the larger of the two counts.
             alive = max(alive, 3.0 * CONV_CHANNELS * conv_positions(flops / self.shrink))
             notes += ("its convolutions are stand-ins with as many operations",)
         else:

@@ -43,7 +43,7 @@ class ProfiledExecutor(Frozen):
 
 
 class ExecutorProfile(Frozen):
-    """What was measured: the mix, and the throughput of executors at it."""
+    """Measurements: the mix, and the throughput of executors at it."""
 
     classes: dict[Name, ProfiledClass] = Field(min_length=1)
     executors: dict[Name, ProfiledExecutor] = Field(min_length=1)
@@ -62,7 +62,7 @@ class PartSeconds:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRates:
-    """What follows from a profile.
+    """Conclusions from a profile.
 
     `alpha` says by executor how much its parts slow each other down. `rates` are those of parts alone, in
     requests that use them: a fleet file knows rates of parts, not of executors.

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.core.errors import InputError
+from atoll.engines.limits import HostTime
 from atoll.perf.batch import Batch
-from atoll.perf.engines import HostTime
 from atoll.perf.step import StepModel, step_seconds
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
-_SHORT, _LONG = 16, 144
+_SHORT_TOKENS = 16
+_LONG_TOKENS = 144
+"""Lengths of two answers: the difference of their times is that of the steps between."""
 _PROMPT_TOKENS = 24.0
 _ANSWER_S = 600.0
 Ask = Callable[[str, int], None]
@@ -55,16 +57,16 @@ def measure_steps(
     for count in sequences:
         tell(f"{count} clients")
         with ThreadPoolExecutor(count) as clients:
-            _time_answers(clients, ask, count, _SHORT, 0, clock)
+            _time_answers(clients, ask, count, _SHORT_TOKENS, 0, clock)
             short_s, long_s = (
                 min(
                     _time_answers(clients, ask, count, tokens, i, clock)
                     for i in range(1, repeats + 1)
                 )
-                for tokens in (_SHORT, _LONG)
+                for tokens in (_SHORT_TOKENS, _LONG_TOKENS)
             )
-        step_s = max(0.0, (long_s - short_s) / (_LONG - _SHORT))
-        batch = Batch.decode(count, _PROMPT_TOKENS + 0.5 * (_SHORT + _LONG))
+        step_s = max(0.0, (long_s - short_s) / (_LONG_TOKENS - _SHORT_TOKENS))
+        batch = Batch.decode(count, _PROMPT_TOKENS + 0.5 * (_SHORT_TOKENS + _LONG_TOKENS))
         kernels_s = step_seconds(steps, batch, 0, steps.spec.layers, host=False)
         measured.append(MeasuredStep(count, step_s, kernels_s))
     return tuple(measured)

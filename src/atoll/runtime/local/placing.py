@@ -60,7 +60,7 @@ def scale_layers(instance: Instance, layers: int) -> Instance:
     return instance.model_copy(update={"nodes": nodes})
 
 
-def standings(plan: Plan, layers: Mapping[str, int]) -> tuple[PlannedEndpoint, ...]:
+def plan_endpoints(plan: Plan, layers: Mapping[str, int]) -> tuple[PlannedEndpoint, ...]:
     """Return the endpoints of the services in `layers`, which has the layers of each one's model."""
     endpoints: list[PlannedEndpoint] = []
     for service, count in layers.items():
@@ -74,7 +74,7 @@ def standings(plan: Plan, layers: Mapping[str, int]) -> tuple[PlannedEndpoint, .
         for instance in instances:
             if instance.role_id.component != LLM:
                 raise InputError(
-                    f"{instance.id} is no language model", hint="serve the others with --only"
+                    f"{instance.id} is no language model", hint="serve the others with `only`"
                 )
         endpoints += _of_service(plan, service, instances)
     return tuple(endpoints)

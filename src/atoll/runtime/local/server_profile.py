@@ -26,7 +26,7 @@ from typing import Any
 from atoll.core.errors import InputError
 from atoll.core.rng import stream
 from atoll.plan.cluster import NodeProfile
-from atoll.runtime.local.profile import RangeTable, profile_of
+from atoll.runtime.local.layer_profile import RangeTable, profile_of
 
 _VOCABULARY = (1000, 30_000)
 Arrivals = list[float]

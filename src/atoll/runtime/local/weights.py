@@ -27,12 +27,12 @@ _SIZES = (
     ("heads", "num_attention_heads"),
     ("kv_heads", "num_key_value_heads"),
 )
-"""What must agree: a field of the catalog's shapes, and of config.json."""
+"""Pairs that must agree: a field of the catalog's shapes, and of config.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeededWeights:
-    """What a service needs: a model by name and its layers, None where nobody says; its shapes, if known."""
+    """Weights that a service needs: a model by name, its layers and shapes; None where nobody says."""
 
     service: str
     model: str | None
@@ -46,9 +46,9 @@ class NeededWeights:
 
     @property
     def advice(self) -> str:
-        """How to name the weights on the command line."""
+        """How to name the weights."""
         hub = self.spec.hf_id if self.spec is not None else None
-        return f"--model {self.service}={f'hf://{hub}' if hub else 'FOLDER'}"
+        return f"`models` {self.service}={f'hf://{hub}' if hub else 'FOLDER'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ def choose_sources(
     if missing:
         which = ", ".join(each.described for each in missing)
         advice = " ".join(each.advice for each in missing[:3])
-        unnamed = " --fleet FLEET says which models they are;" if _lack_names(missing) else ""
+        unnamed = " its `fleet` file says which models they are;" if _lack_names(missing) else ""
         raise UsageError(
             f"the plan's weights are needed: {which}",
-            hint=f"{advice} (a folder, a .gguf file or hf://ORG/NAME);{unnamed} --stand-in tries the plan "
+            hint=f"{advice} (a folder, a .gguf file or hf://ORG/NAME);{unnamed} `stand_in` tries the plan "
             f"with {STAND_IN_MODEL} instead",
         )
     return chosen
@@ -125,10 +125,10 @@ def _read_given(texts: Sequence[str], services: Sequence[str]) -> dict[str, str]
         name, sign, source = text.partition("=")
         if sign and "/" not in name and ":" not in name:
             if name not in services:
-                raise UnknownNameError("model", name, services, field="--model")
+                raise UnknownNameError("model", name, services, field="models")
             if not source:
                 raise UsageError(
-                    f"no weights are named for {name}", field="--model", hint=f"write {name}=FOLDER"
+                    f"no weights are named for {name}", field="models", hint=f"write {name}=FOLDER"
                 )
             named[name] = source
         else:
@@ -160,8 +160,8 @@ def check_weights(needed: NeededWeights, folder: Path) -> None:
         raise InputError(
             f"these are not the weights of {needed.described}: they have {has}, and the plan is for {wants}",
             path=folder,
-            field="--model",
-            hint=f"{needed.advice}, or --stand-in without --model to try the plan with {STAND_IN_MODEL}",
+            field="models",
+            hint=f"{needed.advice}, or `stand_in` without `models` to try the plan with {STAND_IN_MODEL}",
         )
 
 

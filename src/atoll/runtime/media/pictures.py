@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from atoll.core.errors import MissingDependencyError
-from atoll.runtime.media.errors import MediaError, too_large, unsupported
-from atoll.runtime.media.headers import gif_blocks, picture_size, png_chunks
-from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.media.media_errors import MediaError, too_large, unsupported
+from atoll.runtime.media.media_headers import gif_blocks, picture_size, png_chunks
+from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.media.sniff import sniff
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def decode_picture(data: bytes, limits: MediaLimits) -> NDArray[np.uint8]:
         raise MediaError("no picture begins like this; send png, jpeg, webp, gif or bmp")
     if kind not in PICTURE_KINDS:
         raise unsupported(f"{kind} is not read as a picture; send png, jpeg, webp, gif or bmp")
+    # By the header, before anything is decoded: a small file can claim a huge picture.
     check_pixels(picture_size(data, kind), limits, kind)
     if kind == "png":
         data, _ = png_chunks(data)
@@ -83,24 +84,26 @@ def check_pixels(size: tuple[int, int], limits: MediaLimits, kind: str) -> None:
 
 def open_picture(data: bytes, kind: str, limits: MediaLimits) -> Picture:
     """Open a file of a kind whose header was checked; what the decoder makes of it is checked again."""
+    # Only the decoder of the kind that was checked: others might read the file differently.
     picture: Picture = picture_library().open(io.BytesIO(data), formats=[kind.upper()])
     check_pixels(picture.size, limits, kind)
     return picture
 
 
-def to_array(picture: Picture, most_side: int) -> NDArray[np.uint8]:
-    """Decode the frame a picture stands at: RGB, upright, no side longer than `most_side` pixels."""
+def to_array(picture: Picture, max_side: int) -> NDArray[np.uint8]:
+    """Decode the frame a picture stands at: RGB, upright, no side longer than `max_side` pixels."""
+    # Read before decoding: later steps make new pictures, without what the camera wrote.
     turned = _orientation(picture)
     # A JPEG is decoded at a half, a quarter or an eighth of its size where that is enough.
-    picture.draft("RGB", (most_side, most_side))
+    picture.draft("RGB", (max_side, max_side))
     picture.load()
     if picture.mode.startswith("I"):
         # Sixteen bits of grey; converted as it stands, all but the darkest would be white.
         grey = (np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
         picture = picture_library().fromarray(grey)
     picture = _opaque(picture)
-    if max(picture.size) > most_side:
-        scale = most_side / max(picture.size)
+    if max(picture.size) > max_side:
+        scale = max_side / max(picture.size)
         width, height = (max(1, round(side * scale)) for side in picture.size)
         picture = picture.resize((width, height), resample=picture_library().Resampling.BOX)
     pixels = np.asarray(picture, dtype=np.uint8)

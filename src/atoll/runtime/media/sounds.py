@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atoll.runtime.media.errors import MediaError, unsupported
-from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.media.media_errors import MediaError, unsupported
+from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.media.pictures import check_bytes
-from atoll.runtime.media.rates import check_rate, check_seconds
 from atoll.runtime.media.sniff import sniff
-from atoll.runtime.media.wav import read_wav, wav_header, wav_stream_header
+from atoll.runtime.media.wav import (
+    check_rate,
+    check_seconds,
+    read_wav,
+    wav_header,
+    wav_stream_header,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,9 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PCM_RATE_HZ",
     "SOUND_TYPES",
-    "check_sound_format",
     "decode_sound",
-    "encode_sound",
     "encode_wav",
     "pcm16",
     "wav_stream_header",
@@ -37,7 +40,7 @@ SOUND_TYPES = {"wav": "audio/wav", "pcm": "audio/pcm", "flac": "audio/flac"}
 """The formats that may be written, and what HTTP calls them; "flac" needs the extra "sound"."""
 _PACKED_KINDS = ("flac", "mp3", "ogg")
 _BLOCK_S = 10
-_MOST_CHANNELS = 32
+_MAX_CHANNELS = 32
 _UNKNOWN_FRAMES = 2**62
 
 
@@ -66,37 +69,6 @@ def encode_wav(samples: NDArray[np.float32], rate_hz: int) -> bytes:
     return wav_header(rate_hz, len(data)) + data
 
 
-def check_sound_format(form: str) -> None:
-    """Refuse a format of OpenAI's, or of nobody's, that cannot be written here."""
-    if form not in SOUND_TYPES:
-        raise MediaError(
-            f"sound is not written as {form[:20]!r}; ask for wav, pcm or flac",
-            "response_format",
-            "unsupported_media",
-        )
-    if form == "flac":
-        _sound_library("writing flac", "response_format")
-
-
-def encode_sound(samples: NDArray[np.float32], rate_hz: int, form: str) -> bytes:
-    """Return mono samples as "wav", "pcm" (16 bits, 24 kHz, no header) or "flac"."""
-    check_sound_format(form)
-    if form == "wav":
-        return encode_wav(samples, rate_hz)
-    if form == "pcm":
-        if rate_hz != PCM_RATE_HZ:
-            raise MediaError(
-                f"pcm is of {PCM_RATE_HZ} Hz and this sound of {rate_hz}; ask for wav",
-                "response_format",
-                "unsupported_media",
-            )
-        return pcm16(samples)
-    stream = io.BytesIO()
-    library = _sound_library("writing flac", "response_format")
-    library.write(stream, np.asarray(samples).clip(-1.0, 1.0), rate_hz, "PCM_16", format="FLAC")
-    return stream.getvalue()
-
-
 def _sound_library(what: str, param: str | None = None) -> Any:
     try:
         import soundfile
@@ -112,7 +84,7 @@ def _decode_packed(data: bytes, kind: str, limits: MediaLimits) -> tuple[NDArray
     try:
         with library.SoundFile(io.BytesIO(data)) as file:
             rate_hz, channels = int(file.samplerate), int(file.channels)
-            if file.format not in ("FLAC", "MP3", "OGG") or not 1 <= channels <= _MOST_CHANNELS:
+            if file.format not in ("FLAC", "MP3", "OGG") or not 1 <= channels <= _MAX_CHANNELS:
                 raise unsupported(f"this kind of {kind} is not read; send wav")
             check_rate(rate_hz)
             if file.frames >= _UNKNOWN_FRAMES:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.runtime.media.errors import MediaError, too_large, unsupported
-from atoll.runtime.media.headers import gif_blocks, picture_size, png_chunks
-from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.media.media_errors import MediaError, too_large, unsupported
+from atoll.runtime.media.media_headers import gif_blocks, picture_size, png_chunks
+from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.media.pictures import (
     broken,
     check_bytes,
@@ -27,10 +27,10 @@ from atoll.runtime.media.sniff import sniff
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_MOST_FRAMES = 10_000
-_MOST_PIXELS = 250_000_000
+_MAX_FRAMES = 10_000
+_MAX_PIXELS = 250_000_000
 """Of all frames that have to be decoded: some seconds of work. The frame wanted last may need all before."""
-_MOST_CHUNKS = 100_000
+_MAX_CHUNKS = 100_000
 
 
 def decode_video(data: bytes, limits: MediaLimits) -> list[NDArray[np.uint8]]:
@@ -88,11 +88,11 @@ def _moving_picture(data: bytes, kind: str, limits: MediaLimits) -> list[NDArray
 
 
 def _check_work(frames: int, pixels: int, kind: str) -> None:
-    if frames > _MOST_FRAMES:
-        raise too_large(f"the {kind} has {frames} frames; at most {_MOST_FRAMES} are taken")
-    if pixels > _MOST_PIXELS:
+    if frames > _MAX_FRAMES:
+        raise too_large(f"the {kind} has {frames} frames; at most {_MAX_FRAMES} are taken")
+    if pixels > _MAX_PIXELS:
         raise too_large(
-            f"the frames of the {kind} are {pixels} pixels; at most {_MOST_PIXELS} are taken in all"
+            f"the frames of the {kind} are {pixels} pixels; at most {_MAX_PIXELS} are taken in all"
         )
 
 
@@ -114,7 +114,7 @@ def _avi_frames(data: bytes) -> list[tuple[int, int]]:
     """Return where the frames of an AVI's first stream begin and end, in bytes."""
     frames = []
     at = 12
-    for _ in range(_MOST_CHUNKS):
+    for _ in range(_MAX_CHUNKS):
         if at + 8 > len(data):
             break
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
@@ -126,5 +126,5 @@ def _avi_frames(data: bytes) -> list[tuple[int, int]]:
             frames.append((at + 8, min(at + 8 + size, len(data))))
         at += 8 + size + size % 2
     else:
-        raise MediaError(f"the avi has more than {_MOST_CHUNKS} chunks")
+        raise MediaError(f"the avi has more than {_MAX_CHUNKS} chunks")
     return frames

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from atoll.core.frozen import Frozen
-from atoll.fabric.identity.keys import slot_of
+from atoll.engines.table import UNKNOWN, list_kinds
+from atoll.fabric.identity.fabric_keys import slot_of
 from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.routes import Seat
 
-Kind = Literal["atoll", "vllm", "llamacpp", "sglang", "openai", "tasks"]
 SECRETS = frozenset({"api_key"})
 """Metadata that is never shown."""
 STAND_IN = "stand_in"
 """Metadata that says which weights answer instead of which: every answer has it in a header."""
-INSTANCE, FLEET = "instance", "fleet"
+INSTANCE = "instance"
+FLEET = "fleet"
 """Metadata that say as which instance of which fleet a controller knows a backend."""
 _SMOOTHING = 0.1
 FABRIC = "fabric"
@@ -40,16 +41,24 @@ class Backend(Frozen):
     """Other names of its models."""
     weight: float = Field(1.0, ge=0)
     """Share of the requests among the backends of a model, in any unit; 0: only when no other is left."""
-    kind: Kind = "openai"
-    """How a broken stream is continued here; `tasks`: a front of executors, which moves them itself."""
+    kind: str = UNKNOWN
+    """Its engine, by name: how it is asked, and how a broken stream is continued here."""
     max_inflight: int | None = Field(None, ge=1)
     metadata: dict[str, str] = Field(default_factory=dict)
     """`api_key` is sent as a bearer token; the rest is shown in the status."""
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind not in list_kinds():
+            raise ValueError(f"a backend is one of {', '.join(list_kinds())}")
+        return kind
 
     @field_validator("url")
     @classmethod
     def _usable(cls, url: str) -> str:
         parts = urlsplit(url)
+        # `port` raises where there is no number, or one that is too large.
         try:
             port = parts.port
         except ValueError:
@@ -58,6 +67,7 @@ class Backend(Frozen):
             raise ValueError("a URL like http://127.0.0.1:8000 is needed")
         if parts.query or parts.fragment or parts.username or not url.isascii() or " " in url:
             raise ValueError("only scheme, host, port and path may be given")
+        # Paths of requests begin with /v1 themselves.
         return url.rstrip("/").removesuffix("/v1")
 
     @model_validator(mode="after")
@@ -89,7 +99,7 @@ class ConfiguredBackend(Backend):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a node of a fabric says of itself that does not change how to ask it."""
+    """Statements of a fabric's node about itself that do not change how to ask it."""
 
     offers: dict[str, ModelOffer] = field(default_factory=dict)
     """By model."""
@@ -114,8 +124,8 @@ class Member:
         "headers",
         "inflight",
         "masked",
+        "max_inflight",
         "mean_s",
-        "most",
         "name",
         "node",
         "offers",
@@ -156,11 +166,11 @@ class Member:
         """Take what a backend is; what is needed for every request is kept at hand."""
         self.backend = backend
         self.name = backend.id
-        self.most = backend.max_inflight
+        self.max_inflight = backend.max_inflight
         self.node = backend.url.startswith(f"{FABRIC}:")
         """Whether it is a node of a fabric, which says by itself whether it is well."""
         self.headers = _say_stand_in(backend.metadata.get(STAND_IN, ""))
-        """What its answers say of it, as lines of a response's head."""
+        """Header lines that its answers carry."""
 
     def know(self, facts: Facts | None) -> None:
         """Take what is known of it beyond how to ask it."""
@@ -168,7 +178,7 @@ class Member:
         self.ends_s = None if facts is None else facts.ends_s
         """Unix time at which it ends, if it knows."""
         self.offers = {} if facts is None else dict(facts.offers)
-        """What policies look at, by model; `offer` has it for every model."""
+        """Offers that policies look at, by model; `offer` has one for every model."""
 
     def offer(self, model: str) -> ModelOffer:
         """Return what policies look at; a backend of a configuration says it in its metadata."""
@@ -196,6 +206,7 @@ class Member:
     @property
     def state(self) -> str:
         """`up`, `down`, `drained`, `ejected` or `removed`."""
+        # The strongest reason first: what is down and drained shows as down.
         if self.removed:
             return "removed"
         if not self.well:
@@ -206,12 +217,12 @@ class Member:
 
     @property
     def machine(self) -> str:
-        """What stays the same when it comes back: of a node whose session is over, who owns it."""
+        """Identity that it keeps when it comes back: of a node whose session is over, its owner."""
         return machine_of(self.name) if self.node else self.name
 
     def full(self) -> bool:
         """Whether it runs as many requests as it may."""
-        return self.most is not None and self.inflight >= self.most
+        return self.max_inflight is not None and self.inflight >= self.max_inflight
 
     def note_first(self, seconds: float) -> None:
         """Note how long the first token of a stream took."""

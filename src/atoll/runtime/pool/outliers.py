@@ -31,7 +31,7 @@ class OutlierSettings(Frozen):
 
 
 class FailureRecord:
-    """What is known of one backend's failures. A success sets `row` to 0 and counts as `good`."""
+    """Record of one backend's failures. A success sets `row` to 0 and counts as `good`."""
 
     __slots__ = ("bad", "ejected_until_s", "good", "multiplier", "row")
 
@@ -64,6 +64,7 @@ class Outliers:
         """Note that a backend failed (5xx, refused, broken, late); return whether that ejects it."""
         record.row += 1
         record.bad += 1
+        # Requests that were under way still fail after an ejection: they do not make it longer.
         if record.row < self.settings.consecutive_5xx or record.ejected_until_s is not None:
             return False
         return self._eject(record, now_s)
@@ -73,11 +74,13 @@ class Outliers:
         back = [name for name, r in self.records.items() if self._over(r, now_s)]
         for name in back:
             self.restore(self.records[name])
+        # The first interval begins with the first tick.
         if self._interval_end_s is None:
             self._interval_end_s = now_s + self.settings.interval_s
         if now_s < self._interval_end_s:
             return back, []
         self._interval_end_s = now_s + self.settings.interval_s
+        # Judged by the interval that ends here, before its counts are cleared.
         out = [n for n in self._below(self.records) if self._eject(self.records[n], now_s)]
         for record in self.records.values():
             record.good = record.bad = 0
@@ -94,6 +97,7 @@ class Outliers:
         return record.ejected_until_s is not None and record.ejected_until_s <= now_s
 
     def _eject(self, record: FailureRecord, now_s: float) -> bool:
+        # One may always be out, also where the percentage allows none.
         out = sum(r.ejected_until_s is not None for r in self.records.values())
         if out and out * 100.0 >= self.settings.max_ejection_percent * len(self.records):
             return False
@@ -104,6 +108,7 @@ class Outliers:
 
     def _below(self, names: Iterable[str]) -> list[str]:
         s = self.settings
+        # With few requests, or few backends to compare with, chance would decide.
         rates = {
             name: r.good / (r.good + r.bad)
             for name in names
@@ -113,5 +118,5 @@ class Outliers:
         if len(rates) < s.success_rate_minimum_hosts:
             return []
         spread = statistics.pstdev(rates.values())
-        least = statistics.fmean(rates.values()) - s.success_rate_stdev_factor * spread
-        return [name for name, rate in rates.items() if rate < least]
+        min_rate = statistics.fmean(rates.values()) - s.success_rate_stdev_factor * spread
+        return [name for name, rate in rates.items() if rate < min_rate]

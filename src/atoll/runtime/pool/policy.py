@@ -22,8 +22,11 @@ Stability = Literal["spot", "batch", "standard", "reserved"]
 STABILITIES: tuple[str, ...] = get_args(Stability)
 """From the least to the most dependable."""
 
+# Letters, the bits, and perhaps more after what is no digit: bf16, fp8_e4m3, q4_k_m, w8a8.
 _BITS = re.compile(r"(?:[a-z]*fp|bf|tf|f|u?int|i?q|w|i)(\d{1,2})(?:[^0-9].*)?")
+# Methods whose names say no bits: they are taken for 4.
 _FOUR_BITS = ("awq", "gptq", "bnb")
+# Entries of a list in a header, at most.
 _LISTED = 64
 _HEADERS = {
     b"x-atoll-providers": "providers",
@@ -50,7 +53,7 @@ def precision_bits(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelOffer:
-    """What a policy looks at in one node's offer to serve one model."""
+    """One node's offer to serve one model, as policies look at it."""
 
     node: str = ""
     """Name of the node."""
@@ -67,7 +70,7 @@ class ModelOffer:
 
 
 class Policy(Frozen):
-    """What is demanded of whoever serves; None: nothing. An empty tuple is met by nobody."""
+    """Demands on whoever serves; None: no demand. An empty tuple is met by nobody."""
 
     providers: tuple[str, ...] | None = None
     regions: tuple[str, ...] | None = None
@@ -103,6 +106,7 @@ class Policy(Frozen):
             gpus=_narrower(self.gpus, other.gpus, is_gpu),
             stability=_steadier(self.stability, other.stability),
             nodes=_narrower(self.nodes, other.nodes, _of_site),
+            # False wins over True, and either over nothing.
             allow_fallback=False
             if False in (self.allow_fallback, other.allow_fallback)
             else self.allow_fallback or other.allow_fallback,
@@ -145,6 +149,7 @@ class Policy(Frozen):
             if field in _LISTS:
                 fields[field] = items(shown, text)
             elif field == "min_context":
+                # By the count of its digits first: no context needs more.
                 if not (text.isascii() and text.isdigit() and len(text) < 13):
                     raise _refuse_header(shown, "a number of tokens is needed")
                 fields[field] = int(text)
@@ -197,6 +202,7 @@ def _narrower(
 ) -> tuple[str, ...] | None:
     if first is None or second is None:
         return second if first is None else first
+    # Where one entry lies in another the narrower one stays, whichever side named it.
     kept = [a for a in first if any(lies_in(a, b) for b in second)]
     kept += [b for b in second if b not in kept and any(lies_in(b, a) for a in first)]
     return tuple(kept)
@@ -225,4 +231,5 @@ def _steadier(first: Stability | None, second: Stability | None) -> Stability | 
 
 
 def _rank(stability: str) -> int:
+    # What is not known ranks below all: a policy fails closed.
     return STABILITIES.index(stability) if stability in STABILITIES else -1

@@ -20,6 +20,7 @@ from atoll.runtime.pool.outliers import Outliers, OutlierSettings
 from atoll.runtime.pool.rings import Ring, usable_by
 from atoll.runtime.pool.routes import RoutesTold
 
+# Weight of the newest value in a running mean.
 _SMOOTHING = 0.1
 
 Listener = Callable[[str, Member], None]
@@ -59,7 +60,7 @@ class BackendPool:
         self.services: dict[str, Ring] = {}
         """By the name of a service that is no model."""
         self.routes: RoutesTold | None = None
-        """What a controller told last; None: nothing, so that backends' own weights hold."""
+        """Latest orders of a controller; None: none, so that backends' own weights hold."""
         for backend in backends:
             self.add(backend)
 
@@ -112,6 +113,7 @@ class BackendPool:
         member = self._member(name)
         del self.members[name]
         self._outliers.remove(name)
+        # A node may come back, and is drained still; a backend that is configured anew begins in service.
         if not member.node:
             self._drained.discard(name)
         member.removed = True
@@ -141,8 +143,10 @@ class BackendPool:
         member.well, member.reason = up, "" if up else reason
         member.up = up and not member.drained
         member.masked = False
+        # One that was asked and is well need not sit out its ejection.
         if up:
             self._outliers.restore(member.outlier)
+        # One that is masked counts as not well already; that it is dead is still news.
         if was != up or (masked and not up):
             self._tell("up" if up else "down", member)
 
@@ -194,12 +198,13 @@ class BackendPool:
         ring = self.rings.get(model)
         if ring is None:
             return None
+        # One backend with room: there is nothing to weigh.
         only = ring.only
         if (
             only is not None
             and only.up
             and not avoid
-            and (only.most is None or only.inflight < only.most)
+            and (only.max_inflight is None or only.inflight < only.max_inflight)
             and (allow is None or allow(only))
         ):
             return only
@@ -221,12 +226,15 @@ class BackendPool:
         prefer: str | None,
         now_s: float,
     ) -> Member | None:
+        # From the best to the worst: well ones; ejected ones; full ones; at last those that failed the
+        # request.
         passes = [(avoid, False, False), (avoid, True, False)]
         if squeeze:
             passes.append((avoid, True, True))
             if avoid:
                 passes.append(((), True, True))
         policy = self._policy
+        # Weights that somebody chose are kept; only without them the speeds decide.
         if policy == LEARNED and ring.weighted:
             policy = decisions.ROUND_ROBIN
         for avoided, ejected, full in passes:
@@ -248,6 +256,7 @@ class BackendPool:
         speed = None if ring is None else ring.speed_of(member)
         if ring is not None and speed is not None:
             speed.observe(work, seconds, beside, now_s)
+            # The first value is taken as it is.
             ring.mean_work += _SMOOTHING * (work - ring.mean_work) if ring.mean_work else work
 
     def note_success(self, member: Member, seconds: float) -> None:
@@ -312,6 +321,7 @@ class BackendPool:
         members = list(self.members.values())
         by_model: dict[str, list[Member]] = {}
         for member in members:
+            # A backend that names a model twice is in its ring once.
             for model in dict.fromkeys(member.backend.models):
                 by_model.setdefault(model, []).append(member)
         self.rings = {
@@ -341,6 +351,7 @@ class BackendPool:
         return self.routes.weigh(model, [member.seat(model) for member in serving])
 
     def _tell(self, event: str, member: Member) -> None:
+        # What is said of a backend changes: its state goes on.
         if event != "changed":
             member.since_s = time.time()
         for listener in self.listeners:

@@ -10,8 +10,10 @@ from atoll.routing import decisions
 from atoll.routing.learned import Learned, Speed
 from atoll.runtime.pool.member import Allow, Member
 
+# So few requests are not too many for any backend, whatever its share.
 _ALWAYS_RUNNING = 4
-_MOST_OF_SHARE = 1.5
+# With more than so many times its share a backend gets nothing new: it may have grown slow.
+_MAX_OF_SHARE = 1.5
 _KNOWN = 4
 """Requests after which a speed is worth comparing."""
 _WORTH_IT = 2.0
@@ -58,11 +60,14 @@ class Ring:
         self.spare = [m for m, w in zip(members, self.weight, strict=True) if w == 0.0]
         self.told = told is not None
         """Whether a controller gave the weights."""
+        # Node 0 is the gateway, with an edge to every backend; those lead nowhere.
         self.first = [0, count, *([count] * (count + 1))]
         self.target = list(range(1, count + 1))
         self.order = list(range(count))
+        # Credit and speeds outlive a change of the members, so that shares stay smooth.
         credit = before.credits() if before is not None else {}
         self.credit = [credit.get(m.name, 0.0) for m in members]
+        # Two seeds within the range of both moduli of the generator in `decisions`.
         self.random = stream(seed, "gateway").integers(1, 2147483398, size=2).tolist()
         self.weighted = self.told or all(m.backend.weighted for m in members)
         known = before.speeds_by_member() if before is not None else {}
@@ -117,6 +122,7 @@ class Ring:
         """Whether the member that served a conversation is not too slow now to serve it again."""
         home_speed, best_speed = self.speeds[home], self.speeds[best]
         if home == best or min(home_speed.seen, best_speed.seen) < _KNOWN:
+            # Too little is known to compare speeds: what runs is compared.
             return running[home] <= running[best] + _ALWAYS_RUNNING
         return home_speed.time_s(running[home]) <= _WORTH_IT * best_speed.time_s(running[best])
 
@@ -134,8 +140,11 @@ class Ring:
                 running += m.inflight
                 total += weight
         if total <= 0.0:
+            # Nobody with a weight is open: this is what those of weight 0 are for.
             return next((m for m in self.spare if usable(m)), None), "weights"
-        share = _MOST_OF_SHARE * (running + 1) / total
+        # The request itself counts as running.
+        share = _MAX_OF_SHARE * (running + 1) / total
+        # Node 0 is the gateway itself.
         closed = [False]
         for m, weight, is_open in zip(members, self.weight, open_, strict=True):
             # Somebody with a weight is open, and not all of them have more than their share.

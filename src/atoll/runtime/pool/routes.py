@@ -1,4 +1,4 @@
-"""What a controller tells a gateway: who serves which share of a model, and what is promised for it.
+"""Orders of a controller to a gateway: who serves which share of a model, and what is promised for it.
 
 Instances are named as their labels name them, wherever they stand. Weights hold for those that come later
 too. An instance that no weight was told for gets a share like its kind, not nothing: it may have joined
@@ -15,14 +15,14 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
-from atoll.plan.names import refuse
+from atoll.plan.name_types import refuse
 
 if TYPE_CHECKING:
     from atoll.plan.choice import ModelMix
 
-MOST_BYTES = 4 * 2**20
+MAX_BYTES = 4 * 2**20
 """Of all that is told at once."""
-MOST_MODELS = 1024
+MAX_MODELS = 1024
 
 InstanceName = Annotated[str, Field(min_length=1, max_length=256)]
 ModelLabel = Annotated[str, Field(min_length=1, max_length=512)]
@@ -49,7 +49,7 @@ class ModelRoutes(Frozen):
 
 
 class ChoiceRoutes(Frozen):
-    """How requests for a choice are dealt: the share of each of the names that backends serve models under.
+    """Shares of a choice: the share of each of the names that backends serve models under.
 
     `errors` are how often each errs, `models` what the models are called for people. With `sticky` a
     conversation stays with one of them.
@@ -72,7 +72,7 @@ class ChoiceRoutes(Frozen):
 
     @classmethod
     def of(cls, mix: ModelMix) -> ChoiceRoutes:
-        """Return how a plan's mix is dealt."""
+        """Return the shares of a plan's mix."""
         return cls(
             shares=dict(sorted(mix.shares.items())),
             errors={name: mix.errors[name] for name in sorted(mix.shares) if name in mix.errors},
@@ -100,14 +100,14 @@ class RoutesTold(Frozen):
     """
 
     fleet: str = Field("", max_length=256)
-    models: dict[ModelLabel, ModelRoutes] = Field(default_factory=dict, max_length=MOST_MODELS)
-    choices: dict[ModelLabel, ChoiceRoutes] = Field(default_factory=dict, max_length=MOST_MODELS)
+    models: dict[ModelLabel, ModelRoutes] = Field(default_factory=dict, max_length=MAX_MODELS)
+    choices: dict[ModelLabel, ChoiceRoutes] = Field(default_factory=dict, max_length=MAX_MODELS)
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not there: older gateways read it then."""
         fields: dict[str, object] = write(self)
-        if not self.choices:
+        if not fields.get("choices"):
             fields.pop("choices", None)
         return fields
 
@@ -129,6 +129,7 @@ class RoutesTold(Frozen):
         known = [weight for weight in given if weight is not None]
         if not known:
             return None
+        # Where all that are known have weight 0, one that nobody told of gets a share still.
         usual = _mean(known) or 1.0
         by_kind: dict[object, list[float]] = {}
         for seat, weight in zip(seats, given, strict=True):
@@ -139,6 +140,7 @@ class RoutesTold(Frozen):
             for seat, weight in zip(seats, given, strict=True)
         ]
 
+    # Names are unique within a fleet only; an instance of another fleet is not the one meant.
     def _find(self, told: ModelRoutes, seat: Seat) -> float | None:
         if not seat.instance or (self.fleet and seat.fleet and seat.fleet != self.fleet):
             return None

@@ -6,7 +6,7 @@
     await agent.stop(["a/n0"])         # TERM, then KILL
     await agent.close()
 
-Nothing it started outlives it, however it ends (see `guard`).
+Nothing it started outlives it, however it ends (see `supervisor`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
-from atoll.runtime.supervise.forker import Nursery
-from atoll.runtime.supervise.process import Command, GuardedProcess, last_lines
+from atoll.runtime.supervise.fork_client import ForkServer
+from atoll.runtime.supervise.supervised_process import Command, ProcessHandle, last_lines
 from atoll.runtime.supervise.supervision import Action, ProcessState, RestartLimits, Supervision
 
 _LOG = logging.getLogger(__name__)
@@ -69,14 +69,16 @@ OnChange = Callable[["SupervisedProcess"], None]
 class SupervisedProcess:
     """Keeps one process running, in a task of its own."""
 
-    def __init__(self, spec: ProcessSpec, on_change: OnChange, nursery: Nursery | None) -> None:
+    def __init__(
+        self, spec: ProcessSpec, on_change: OnChange, fork_server: ForkServer | None
+    ) -> None:
         self.spec = spec
         self.name = spec.name
         self.pid: int | None = None
         self._core = Supervision(spec.limits)
-        self._process: GuardedProcess | None = None
+        self._process: ProcessHandle | None = None
         self._on_change = on_change
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._shown = ProcessState.WAITING
         self.changed = asyncio.Event()
         self._wake = asyncio.Event()
@@ -143,8 +145,9 @@ class SupervisedProcess:
         """Start the process and see it through to its end."""
         probe = self.spec.probe
         probe.reset()
-        process = self._process = await GuardedProcess.start(self.spec.command, self._nursery)
+        process = self._process = await ProcessHandle.start(self.spec.command, self._fork_server)
         self.pid = process.pid
+        # It was told to stop while it was being started.
         if self.state is ProcessState.STOPPING:
             process.term()
         ended = asyncio.create_task(process.wait())
@@ -158,6 +161,8 @@ class SupervisedProcess:
                     break
                 self._act(self._core.tick(now_s))
                 if looking is None and now_s >= look_s:
+                    # In a task of its own: a look may take long, and the end of the process must be seen
+                    # meanwhile.
                     looking = asyncio.create_task(probe.check(process.pid))
                 if looking is not None and looking.done():
                     self._take_result(looking, now_s)
@@ -189,14 +194,14 @@ class Agent:
 
     def __init__(self, on_change: OnChange | None = None) -> None:
         self._on_change = on_change or (lambda _find: None)
-        self.nursery: Nursery | None = None
+        self.fork_server: ForkServer | None = None
         self.processes: dict[str, SupervisedProcess] = {}
 
     def add(self, spec: ProcessSpec) -> None:
         """Start a process and keep it running."""
         if spec.name in self.processes:
             raise UsageError(f"there is a process {spec.name!r} already", field="name")
-        self.processes[spec.name] = SupervisedProcess(spec, self._on_change, self.nursery)
+        self.processes[spec.name] = SupervisedProcess(spec, self._on_change, self.fork_server)
 
     async def ready(self, names: Iterable[str]) -> None:
         """Wait until all of these are ready; the first that is given up is a ProcessError."""
@@ -210,6 +215,7 @@ class Agent:
                     raise process.error()
                 if process.task.done():
                     process.task.result()
+                # Any other process that is given up ends the wait, too.
                 self._raise_failed()
                 process.changed.clear()
                 with contextlib.suppress(TimeoutError):
@@ -218,6 +224,7 @@ class Agent:
     async def stop(self, names: Iterable[str]) -> None:
         """End processes, all at a time, and forget them."""
         processes = [self._find(name) for name in names]
+        # All are told before any is waited for, so that they end at the same time.
         for process in processes:
             process.stop()
         await asyncio.gather(*(process.task for process in processes), return_exceptions=True)
@@ -227,9 +234,9 @@ class Agent:
     async def close(self) -> None:
         """Stop all processes, and the one they are forked from."""
         await self.stop(list(self.processes))
-        if self.nursery is not None:
-            await self.nursery.close()
-            self.nursery = None
+        if self.fork_server is not None:
+            await self.fork_server.close()
+            self.fork_server = None
 
     def _raise_failed(self) -> None:
         for process in self.processes.values():

@@ -33,7 +33,7 @@ class ProcessState(StrEnum):
 
 
 class Action(StrEnum):
-    """What is to be done now."""
+    """Next step with a process."""
 
     START = "start"
     TERM = "term"
@@ -43,7 +43,7 @@ class Action(StrEnum):
 class RestartLimits(Frozen):
     """How patient to be, in seconds unless it is a number of times.
 
-    backoff_s: the pause after a process ended that had not served; it doubles each time, to backoff_most_s.
+    backoff_s: the pause after a process ended that had not served; it doubles each time, to backoff_max_s.
     A process has not served, either, that was ready for less than backoff_s. tries: starts in a row without
     getting ready until it is given up; tries_again: the same once it was ready before.
     again: whether what has ended is started again at all. fatal_codes: exit codes after which starting again
@@ -53,7 +53,7 @@ class RestartLimits(Frozen):
 
     ready_s: float = Field(120.0, gt=0)
     backoff_s: float = Field(0.25, ge=0)
-    backoff_most_s: float = Field(30.0, ge=0)
+    backoff_max_s: float = Field(30.0, ge=0)
     calm_s: float = Field(60.0, ge=0)
     tries: int = Field(4, ge=1)
     tries_again: int = Field(12, ge=1)
@@ -64,7 +64,7 @@ class RestartLimits(Frozen):
 
 
 class Supervision:
-    """What is known of one process, and what to do about it. Starts as soon as it is asked."""
+    """State of one process, and what to do about it. Starts as soon as it is asked."""
 
     def __init__(self, limits: RestartLimits | None = None) -> None:
         self.limits = limits or RestartLimits()
@@ -100,6 +100,7 @@ class Supervision:
         if self.state is ProcessState.WAITING and now_s >= self._start_at_s:
             self._enter(ProcessState.STARTING, now_s)
             return Action.START
+        # It was told to die: until it has, there is nothing more to do.
         if self._killed:
             return None
         if self.state is ProcessState.STARTING and now_s - self._since_s > self.limits.ready_s:
@@ -135,10 +136,12 @@ class Supervision:
         if was is ProcessState.STOPPING:
             self._enter(ProcessState.STOPPED, now_s)
             return
+        # Who killed it has said why already.
         if not killed:
             self.reason = (
                 f"ended by signal {code - 128}" if code > 128 else f"ended with code {code}"
             )
+        # One that had served is started at once; others wait longer each time.
         served = was is ProcessState.READY and now_s - since_s >= self._served_s
         if was is ProcessState.STARTING:
             self._never_ready += 1
@@ -152,7 +155,7 @@ class Supervision:
         else:
             # The exponent is bounded: a process may fail for years.
             doubled = limits.backoff_s * 2 ** min(self._in_a_row, 30)
-            pause_s = min(doubled, limits.backoff_most_s)
+            pause_s = min(doubled, limits.backoff_max_s)
             self._in_a_row += 1
         self.restarts += 1
         self._start_at_s = now_s + pause_s

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError
+from atoll.engines.table import EngineChoice
 from atoll.perf.components.sites import decode_seconds, prompt_seconds
-from atoll.perf.engines import EngineChoice
 from atoll.perf.step import AnalyticStepModel, analytic
 from atoll.runtime.task_fleet.measure import TokenPace
 
@@ -26,7 +26,7 @@ _TFLOPS = (1e-4, 5_000.0)
 
 @dataclass(frozen=True, slots=True)
 class CoreSpeed:
-    """What the catalog says of a GPU: bandwidth in GB/s, 16-bit TFLOPS."""
+    """Speed as the catalog gives it of a GPU: bandwidth in GB/s, 16-bit TFLOPS."""
 
     bandwidth_gbs: float
     fp16_tflops: float

@@ -8,10 +8,11 @@ from typing import Any
 
 from atoll.core.errors import UsageError
 from atoll.plan.plan import Instance, Plan, RequestPath
-from atoll.runtime.front.config import FrontService
+from atoll.runtime.graph_server.graph_config import GraphService
 from atoll.runtime.task_fleet.parts import ServedParts
 
-_PREFILL, _DECODE = ".prefill", ".decode"
+_PREFILL = ".prefill"
+_DECODE = ".decode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,14 @@ class PlacedExecutor:
 
 @dataclass(frozen=True, slots=True)
 class TaskDeployment:
-    """All executors and services that one front stands before."""
+    """All executors and services that one graph server stands before."""
 
-    services: tuple[FrontService, ...]
+    services: tuple[GraphService, ...]
     executors: tuple[PlacedExecutor, ...]
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     """By service, what serves instead of what."""
     notes: tuple[str, ...] = ()
-    """What stands otherwise than planned, in words."""
+    """Differences from the plan, in words."""
 
 
 def deployment_of(
@@ -51,20 +52,20 @@ def deployment_of(
     """
     executors = [
         _executor(instance, parts[instance.service])
-        for instance in plan.instances
-        if instance.is_executor and instance.service in services
+        for instance in plan.executor_instances
+        if instance.service in services
     ]
     # A stand-in may have nothing for a part (a talker's codes): who would run only that is not started.
     executors = [executor for executor in executors if executor.components]
     if not executors:
         raise UsageError(f"no executor of {', '.join(services)} runs anything here", field="parts")
     there = {executor.id for executor in executors}
-    fronts = []
+    graph_services = []
     for name in services:
         served = parts[name]
         paths = _live_paths([path for path in plan.paths if path.service == name], there)
-        fronts.append(
-            FrontService(
+        graph_services.append(
+            GraphService(
                 name=name,
                 tasks=served.tasks,
                 options=served.options,
@@ -82,7 +83,7 @@ def deployment_of(
         f"{name}: planned to prefill apart; served with the llm whole where the plan decodes"
         for name in sorted(apart)
     )
-    return TaskDeployment(tuple(fronts), tuple(executors), stand_ins, notes)
+    return TaskDeployment(tuple(graph_services), tuple(executors), stand_ins, notes)
 
 
 def _executor(instance: Instance, served: ServedParts) -> PlacedExecutor:

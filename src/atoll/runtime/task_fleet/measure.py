@@ -21,7 +21,7 @@ from atoll.components.base import (
     StreamComponent,
 )
 from atoll.components.base import Setup as ComponentSetup
-from atoll.components.registry import find_component
+from atoll.components.component_registry import find_component
 from atoll.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 RateUnit = Literal["request", "image", "audio_s", "speech_s", "token"]
 SPOKEN = "The lighthouse keeper climbed the stairs every evening to light the lamp for the ships."
-"""What is spoken and heard."""
+"""Text that is spoken and heard."""
 _PROMPT = "Tell me in a few words what a lighthouse is for, and who keeps it."
 _ANSWER_TOKENS = 24
 _PIXELS = (480, 640)
@@ -143,7 +143,7 @@ def _median_pace(paces: Sequence[TokenPace]) -> TokenPace | None:
 def _work(
     part: str, components: Sequence[LoadedComponent], loop: asyncio.AbstractEventLoop
 ) -> tuple[RateUnit, float, _Run]:
-    """What to run, by what the first component takes: the unit, how much of it, and the run itself."""
+    """A run, by what the first component takes: the unit, how much of it, and the run itself."""
     first = components[0]
     if isinstance(first, StreamComponent) and len(components) == 1:
         return _stream_work(first, loop)

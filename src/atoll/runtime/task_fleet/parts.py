@@ -12,11 +12,11 @@ from pydantic import Field
 
 from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ModelSpec
-from atoll.components.registry import COMPONENTS
+from atoll.components.component_registry import COMPONENTS
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.frozen import Frozen
 from atoll.core.graph import ComponentKind
-from atoll.runtime.front.config import Endpoint
+from atoll.runtime.graph_server.graph_config import Endpoint
 
 OWN_MODEL = "smollm2-assistant"
 """The model whose parts Atoll fetches by itself."""
@@ -46,7 +46,7 @@ NEEDS: dict[Endpoint, tuple[str, ...]] = {
 
 
 class ServedParts(Frozen):
-    """What stands for a model: components of every part (none where a part is nothing here), and tasks.
+    """Components of every part of a model (none where a part is nothing here), and its tasks.
 
     `stand_in` says instead of what, where they are not the model's own.
     """
@@ -133,8 +133,8 @@ def choose_parts(
     else:
         raise UsageError(
             f"nothing here runs the parts of {model.name} ({service})",
-            hint=f"name components for them with --parts FILE, serve the model {OWN_MODEL}, "
-            "or try the plan with small parts by --stand-in",
+            hint=f"name components for them with `parts` FILE, serve the model {OWN_MODEL}, "
+            "or try the plan with small parts by `stand_in`",
         )
     names = [component.name for component in model.graph.components]
     for part in chosen.parts:

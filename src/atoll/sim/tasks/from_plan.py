@@ -11,9 +11,9 @@ from atoll.catalog.media import GeneratorSpec
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError
 from atoll.core.graph import ComponentKind
-from atoll.perf.components.loads import component_of, media_tokens, speech_codes
+from atoll.perf.components.class_loads import component_of, media_tokens, speech_codes
+from atoll.perf.components.executor_steps import ExecutorSteps, PartSteps, executor_steps
 from atoll.perf.components.measured import MeasuredRates
-from atoll.perf.components.steps import ExecutorSteps, PartSteps, executor_steps
 from atoll.perf.constants import ConstantTable
 from atoll.plan.capacities import node_source
 from atoll.plan.executors import (
@@ -27,8 +27,9 @@ from atoll.plan.executors import (
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem, Service
-from atoll.sim.tasks.demand import Arrivals, draw_demand
-from atoll.sim.tasks.fleet import (
+from atoll.sim.tasks.simulate_tasks import Routing, simulate_tasks
+from atoll.sim.tasks.task_demand import Arrivals, draw_demand
+from atoll.sim.tasks.task_fleet import (
     Amount,
     BatchPart,
     Box,
@@ -46,13 +47,12 @@ from atoll.sim.tasks.fleet import (
     TaskFleet,
     TokenPart,
 )
-from atoll.sim.tasks.result import TaskResult
-from atoll.sim.tasks.run import Routing, simulate_tasks
+from atoll.sim.tasks.task_result import TaskResult
 from atoll.workload.classes import RequestClass
 
 CHUNK_S = 6.0
 """Seconds of speech that are rendered at a time, as their codes come."""
-_MOST_WARM_UP = 0.5
+_MAX_WARM_UP = 0.5
 """Share of a run that may be left out of its figures, and is not reached."""
 
 
@@ -71,9 +71,8 @@ def task_fleet(
     """
     graphs = [
         service
-        for service in problem.services
-        if service.is_graph
-        and (services is None or service.name in services)
+        for service in problem.graph_services
+        if (services is None or service.name in services)
         and service.rate_per_s > 0.0
         and plan.served_fraction.get(service.name, 1.0) > 0.0
     ]
@@ -83,7 +82,7 @@ def task_fleet(
         )
     names = {service.name for service in graphs}
     used = _used_parts(plan)
-    standing = [i for i in plan.instances if i.is_executor and i.service in names and i.id in used]
+    standing = [i for i in plan.executor_instances if i.service in names and i.id in used]
     steps = {i.id: _steps(problem, catalog, i, constants) for i in standing}
     return TaskFleet(
         executors=tuple(
@@ -229,7 +228,7 @@ def _is_llm(model: ModelSpec, part: str) -> bool:
 
 
 def _emits(model: ModelSpec, part: str) -> Emits:
-    """What a client sees of a part: the last of the generators makes sound or pictures."""
+    """Output of a part that the client gets: the last of the generators makes sound or pictures."""
     component = model.graph.component(component_of(part))
     if component.kind is not ComponentKind.GENERATOR or model.graph.successors(component.name):
         return ""
@@ -306,7 +305,7 @@ def _class(
 
 
 def _need(model: ModelSpec, part: str, klass: RequestClass, rounds: int) -> PartNeed:
-    """What a request asks of a part; batches are of whole requests."""
+    """Work that a request asks of a part; batches are of whole requests."""
     media = sum(media_tokens(model, klass).values()) if model.has_llm else 0.0
     if _is_llm(model, part):
         return PartNeed(prompt=Amount(fixed=media, per_input=1.0))
@@ -322,7 +321,7 @@ def _need(model: ModelSpec, part: str, klass: RequestClass, rounds: int) -> Part
 
 
 def _edge(model: ModelSpec, first: str, second: str, size: float) -> PartEdge:
-    """What goes from part to part; codes are made sound of as they come."""
+    """Data that goes from part to part; codes become sound as they come."""
     spec = model.components[component_of(first)]
     if isinstance(spec, GeneratorSpec) and spec.kind == "autoregressive":
         chunk = _chunk_tokens(spec)
@@ -351,6 +350,7 @@ def alone_fleet(
             p for p in executor.parts if p in used and (klass.name, p) in work.seconds
         )
     served = [klass for klass in service.classes if own[klass.name]]
+    # Seconds of work that a request of the mix brings on average.
     busy = sum(k.share * sum(work.seconds[k.name, p] for p in own[k.name]) for k in served)
     if busy <= 0.0:
         return None
@@ -359,6 +359,7 @@ def alone_fleet(
         parts = own[klass.name]
         whole = _class(plan, catalog, service, klass, {executor.id: steps}, [executor], 1.0)
         edges = tuple(e for e in whole.edges if e.src in parts and e.dst in parts)
+        # What nothing here feeds gets all its pieces at once.
         fed = {edge.dst for edge in edges}
         needs = {
             part: need if part in fed else replace(need, items=_pieces(model, part, klass))
@@ -447,7 +448,7 @@ def simulate_plan(
     arrivals = Arrivals(cv_of={s.name: s.burstiness for s in problem.services if s.name in names})
     demand = draw_demand(fleet, arrivals, requests=None, duration_s=duration_s, seed=seed)
     last_s = float(demand.arrival_s[-1])
-    if warm_up_s >= _MOST_WARM_UP * last_s:
+    if warm_up_s >= _MAX_WARM_UP * last_s:
         raise InputError(
             f"a warm-up of {warm_up_s:g} s leaves less than half of {last_s:g} s to judge",
             field="warm_up",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from atoll.catalog.catalog import Catalog
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
 from atoll.plan.problem import Offer, Problem, Service
-from atoll.solve.explain.explanation import Constraint, ExtraNodes, RepairKind
+from atoll.solve.explain.plan_explanation import Constraint, ExtraNodes, RepairKind
 
 _CLASS_PROMISES: Mapping[str, tuple[str, str]] = {
     "ttft": ("ttft_s", "TTFT"),
@@ -79,6 +79,7 @@ def with_more(problem: Problem, rentals: Iterable[ExtraNodes]) -> Problem:
         return problem.replace(offers=offers)
     taken = {node.name for node in problem.cluster.nodes}
     nodes = list(problem.cluster.nodes)
+    # Sorted, so that the same machines always get the same names.
     for (region, kind, _), count in sorted(more.items()):
         names = _free_names(f"extra-{region}-{kind.replace(':', 'x')}", taken)
         nodes += [
@@ -163,6 +164,7 @@ def unpinned(problem: Problem) -> list[Change]:
 def with_spot(problem: Problem, catalog: Catalog) -> list[Change]:
     """Return the problem with spot nodes beside those on demand, as many, at the catalog's median prices."""
     known = {offer.key for offer in problem.offers}
+    # Spot is suggested only where the fleet knows none: else its own prices are what counts.
     if problem.cluster is not None or any(offer.market == "spot" for offer in problem.offers):
         return []
     extra = []
@@ -198,6 +200,7 @@ def loosen_classes(
     """
     name, word = _CLASS_PROMISES[kind]
     given = [value for k in service.classes if (value := getattr(k, name)) is not None]
+    # More seconds are looser, but for speech it is less time ahead: that promise is divided.
     times = 1.0 / factor if kind == "ahead" else factor
     if not any(given):
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from atoll.plan.cluster import Cluster
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Offer, Problem, Service
-from atoll.solve.explain.explanation import served_share
+from atoll.solve.explain.plan_explanation import served_share
 from atoll.workload.classes import RequestClass
 
 _DIGITS = 6
@@ -22,7 +22,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True, order=True)
 class Merit:
-    """What a plan is worth: what it serves, then what it costs or carries, then how few machines it takes."""
+    """Order of plans: demand served, then cost or throughput, then how few machines are used."""
 
     served: float
     mean: float

@@ -11,7 +11,7 @@ from atoll.plan.capacities import kv_context, memory_model
 from atoll.plan.cluster_profiles import service_profiles
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
-from atoll.solve.explain.explanation import NodeUse, RoleFit
+from atoll.solve.explain.plan_explanation import NodeUse, RoleFit
 from atoll.solve.templates.generate import TemplateLibrary, best_layout
 from atoll.solve.templates.library import Libraries
 

@@ -1,4 +1,4 @@
-"""What right answers cost: how often choices between models err, what a point is worth, who is unused."""
+"""Price of right answers: how often choices between models err, what a point is worth, who is unused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pydantic import Field
 from atoll.core.frozen import Frozen
 from atoll.core.units import format_price, format_share
 
-_NOTHING = 0.005
+_MIN_USD = 0.005
 """USD per hour that round to nothing."""
 
 
 class ErrorStep(Frozen):
-    """What a plan costs where `max_error` is another, USD per hour; None where nothing serves it all."""
+    """Cost of a plan where `max_error` is another, USD per hour; None where nothing serves it all."""
 
     max_error: float
     usd_per_hour: float | None
@@ -73,7 +73,7 @@ class ChoiceQuality(Frozen):
         if self.usd_per_hour is None:
             return f"{at} all demand would be met, for {format_price(step.usd_per_hour)}"
         change = step.usd_per_hour - self.usd_per_hour
-        if abs(change) <= _NOTHING:
+        if abs(change) <= _MIN_USD:
             return f"{at} the fleet would cost the same"
         more = f"{format_price(abs(change))} {'more' if change > 0 else 'less'}"
         return f"{at} the fleet would cost {more}"

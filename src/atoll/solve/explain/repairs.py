@@ -1,4 +1,4 @@
-"""What would help: machines cut, phases together, other limits, more nodes, looser promises.
+"""Repairs that would help a plan: machines cut, phases together, other limits, more nodes, looser promises.
 
 Each repair changes one thing, and each is a plan that was made and checked. Those that meet all demand come
 first; those that merely help are told apart. A larger change never does worse than a smaller one (`Planner`),
@@ -25,39 +25,41 @@ from atoll.solve.explain.changes import (
     with_more,
     with_spot,
 )
-from atoll.solve.explain.explanation import (
-    LEAST_SERVED,
+from atoll.solve.explain.merit import merit
+from atoll.solve.explain.plan_explanation import (
+    MIN_SERVED,
     ExtraNodes,
     Repair,
     RepairKind,
     served_share,
 )
-from atoll.solve.explain.merit import merit
-from atoll.solve.explain.whatif import OutOfTimeError, Planner, gains, grows_on_average
+from atoll.solve.explain.planning_again import OutOfTimeError, Planner, gains, grows_on_average
 
 PROMISES = (1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 3.0, 4.0)
 """A promise is loosened to one of these times what it is."""
-_PLENTY = 1_000
-_MANY = 32
-"""Nodes of an offer that could be added: those that cost something, and those that cost nothing."""
-_MOST_SERVICES = 3
+_MAX_ADDED = 1_000
+"""Nodes of an offer that may be added: more than any plan needs."""
+_MAX_ADDED_FREE = 32
+"""The same for nodes that cost nothing, of which a plan would take all there are."""
+_MAX_SERVICES = 3
 """Services whose promises are asked about one by one, the least served first."""
-_MOST_TYPES = 4
+_MAX_TYPES = 4
 """Node types whose number is asked about one by one, the most promising first."""
 _MACHINES = (1, 2, 4, 8)
 """Machines that are added to a cluster."""
 _FREE = ("cut", "phases")
 """Changes that cost nothing, worth a mention where they only free machines."""
-_MOST_SINGLE = 3
+_MAX_SINGLE = 3
 _TOGETHER: Mapping[RepairKind, str] = {
     "cut": "cut all machines into slices (without `whole`)",
     "phases": "phases of all services apart or together (`phases: auto`)",
     "pinning": "all services on any node (without `only` and `avoid`)",
 }
-"""What changes of a kind are called where there are too many to ask about each."""
-_STEPS, _FEW_STEPS = 5, 2
-"""Bisections for the smallest change that meets all demand, or merely helps; after more of them a smaller one
-might be found."""
+"""Names of all changes of a kind together, where there are too many to ask about each."""
+_STEPS = 5
+"""Bisections for the smallest change that meets all demand: more might find a smaller one."""
+_FEW_STEPS = 2
+"""Bisections for the smallest change that merely helps."""
 
 _T = TypeVar("_T")
 AtSize = Callable[[int], Change]
@@ -131,8 +133,10 @@ def weigh(planner: Planner, base: Plan, found: Found) -> Repair | None:
     """Return a repair with the figures of the best plan known for it; None where it does not help."""
     change, problem = found.change, planner.problem
     plan = planner.best(change.problem, best_effort=change.best_effort)
+    # The problem may have been planned better meanwhile: the change must beat that plan, too.
     again = planner.best(problem) or base
     free = change.kind in _FREE
+    # A change made of several must beat each of its parts, or it is the part that helps.
     others = [again, *(planner.best(part.problem) or base for part in found.parts)]
     if plan is None or not all(
         gains(other, plan, problem, machines=free) for other in (base, *others)
@@ -141,7 +145,8 @@ def weigh(planner: Planner, base: Plan, found: Found) -> Repair | None:
     mean = grows_on_average(base, plan, problem)
     served, served_now = (served_share(each, problem, mean=mean) for each in (plan, base))
     costs = plan.goal == "cost"
-    saves = costs and served <= served_now + LEAST_SERVED
+    # Savings are told only where as much is served as before: else the two costs do not compare.
+    saves = costs and served <= served_now + MIN_SERVED
     return Repair(
         kind=change.kind,
         where=change.where,
@@ -174,12 +179,13 @@ def _together_then_single(
     planner: Planner, base: Plan, changes: Sequence[Change]
 ) -> Iterator[Found]:
     """Ask about all changes of a kind at once; if that helps, about each, unless there are many."""
-    few = len(changes) <= _MOST_SINGLE
+    few = len(changes) <= _MAX_SINGLE
     if len(changes) > 1:
         problem = _merge(planner.problem, [change.problem for change in changes])
         where = "; ".join(change.where for change in changes) if few else _TOGETHER[changes[0].kind]
         everything = Change(changes[0].kind, where, problem)
         free = everything.kind in _FREE
+        # All at once do not help, so none of them does alone: a larger change never does worse.
         if not gains(base, _ask(planner, everything), planner.problem, machines=free):
             return
         yield Found(everything, parts=tuple(changes))
@@ -191,6 +197,7 @@ def _merge(problem: Problem, changed: Sequence[Problem]) -> Problem:
 
     def pick(ours: tuple[_T, ...], theirs: Sequence[tuple[_T, ...]]) -> tuple[_T, ...]:
         return tuple(
+            # Each problem changed entries of its own, so the first that differs is the only one.
             next((other[i] for other in theirs if other[i] != own), own)
             for i, own in enumerate(ours)
         )
@@ -210,11 +217,13 @@ def _smallest(
     with `first`, anything at all.
     """
     problem = planner.problem
+    # The largest change is asked first: where that does nothing no smaller one will.
     most = _ask(planner, at(largest))
     if not gains(base, most, problem):
         return None
     mean = grows_on_average(base, most, problem)
     full = merit(most, problem).meets_demand
+    # Where demand is not met anyway, the smallest step that helps at all says enough.
     if first and not full:
         helps = gains(base, _ask(planner, at(1)), problem)
         return Found(at(1 if helps else largest), smallest=helps)
@@ -226,10 +235,11 @@ def _smallest(
         middle = (low + high) // 2
         plan = _ask(planner, at(middle))
         served = served_share(plan, problem, mean=mean)
-        if merit(plan, problem).meets_demand or (not full and served >= goal - LEAST_SERVED):
+        if merit(plan, problem).meets_demand or (not full and served >= goal - MIN_SERVED):
             high = middle
         else:
             low = middle
+            # A plan that falls short is no proof: only a bound below all demand makes the answer sure.
             sure = full and _is_too_little(planner, at(middle))
     else:
         sure = sure and high - low <= 1
@@ -239,7 +249,7 @@ def _smallest(
 def _is_too_little(planner: Planner, change: Change) -> bool:
     """Whether it is proven that a change does not meet all demand."""
     answer = planner.answer(change.problem, best_effort=change.best_effort)
-    return answer is not None and answer.most_served < 1.0
+    return answer is not None and answer.max_served < 1.0
 
 
 # Limits
@@ -257,6 +267,7 @@ def _other_limits(planner: Planner, base: Plan) -> Iterator[Found]:
         "the spread": limits.spread > 1,
     }
     given = [name for name, there in names.items() if there]
+    # One limit may hide another: only all of them together show that limits are what holds the plan back.
     if not found and len(given) > 1:
         where = " and ".join((", ".join(given[:-1]), given[-1]))
         free = problem.replace(limits=Limits())
@@ -313,7 +324,7 @@ def _single_limits(planner: Planner, base: Plan) -> Iterator[Found | None]:
 def _more_nodes(planner: Planner, base: Plan) -> Iterator[Found]:
     """Yield the cheapest mix of nodes, then node types alone, each from where it is cheapest."""
     problem = planner.problem
-    everything = tuple(_rental(offer, _PLENTY) for offer in problem.offers)
+    everything = tuple(_rental(offer, _MAX_ADDED) for offer in problem.offers)
     plan = planner.ask(with_more(problem, everything), "any number of nodes of every type")
     if not gains(base, plan, problem):
         return
@@ -325,7 +336,7 @@ def _more_nodes(planner: Planner, base: Plan) -> Iterator[Found]:
         planner.keep_for(more, plan)
         yield Found(Change("nodes", "nodes", more, rentals=missing), plan.status == "optimal")
     first = {(r.region, r.node_type, r.market): -r.count for r in missing}
-    for offer in _candidates(problem, first)[:_MOST_TYPES]:
+    for offer in _candidates(problem, first)[:_MAX_TYPES]:
         found = _of_offer(planner, base, offer)
         if found is not None:
             yield found
@@ -349,8 +360,8 @@ def _of_offer(planner: Planner, base: Plan, offer: Offer) -> Found | None:
     problem = planner.problem
     at = partial(_rented, problem, offer)
     if offer.usd_per_hour <= 0.0:
-        return _smallest(planner, base, at, _MANY, first=True)
-    plan = _ask(planner, at(_PLENTY))
+        return _smallest(planner, base, at, _MAX_ADDED_FREE, first=True)
+    plan = _ask(planner, at(_MAX_ADDED))
     if not gains(base, plan, problem):
         return None
     enough = next((r.count for r in _nodes_beyond(plan, problem)), 0)
@@ -400,7 +411,7 @@ def _looser_promises(planner: Planner, base: Plan) -> Iterator[Found]:
             return
     # The least served first: its promise is the likeliest to be in the way.
     wanted.sort(key=lambda pair: (base.served_fraction.get(pair[0].name, 1.0), pair[0].name))
-    for service, kind in wanted[: 2 * _MOST_SERVICES]:
+    for service, kind in wanted[: 2 * _MAX_SERVICES]:
         found = _smallest(planner, base, partial(_loosened, problem, service, kind), len(PROMISES))
         if found is not None:
             yield found
@@ -432,7 +443,7 @@ def _more_machines(planner: Planner, base: Plan) -> Iterator[Found]:
     """Yield how many more machines of each type help, from those there are most of."""
     problem = planner.problem
     offers = sorted(problem.offers, key=lambda o: (-o.available, o.key))
-    for offer in offers[:_MOST_TYPES]:
+    for offer in offers[:_MAX_TYPES]:
         found = _smallest(
             planner, base, partial(_machines, problem, offer), len(_MACHINES), first=True
         )

@@ -11,12 +11,13 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import check
 from atoll.solve.effort import Effort
-from atoll.solve.explain.whatif import SolvedProblem
+from atoll.solve.explain.planning_again import SolvedProblem
+from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.rent.optimal import solve as solve_optimal
-from atoll.solve.templates.cache import TemplateCache
 from atoll.solve.templates.generate import TemplateLibrary, generate
 from atoll.solve.templates.library import Libraries, role_tables, template_key
+from atoll.solve.templates.template_cache import TemplateCache
 
 
 @dataclass
@@ -78,11 +79,11 @@ class ClusterSolver:
 
     def __call__(self, problem: Problem, effort: Effort, seconds: float) -> SolvedProblem:
         """Return the best placement found, checked."""
-        plan = solve(problem, effort=effort, deadline_s=seconds, catalog=self.catalog)
-        return SolvedProblem(plan, _most_served(plan, problem))
+        plan = solve(problem, PlanRequest(effort=effort, deadline_s=seconds, catalog=self.catalog))
+        return SolvedProblem(plan, _max_served(plan, problem))
 
 
-def _most_served(plan: Plan, problem: Problem) -> float:
+def _max_served(plan: Plan, problem: Problem) -> float:
     """The share of all demand that the bound of a placement leaves possible."""
     asked = sum(request_tokens(s) * s.demand_per_s for s in problem.services)
     if plan.bound is None or plan.goal == "cost" or asked <= 0.0:

@@ -27,7 +27,7 @@ Arc = tuple[str, str]
 
 @dataclass(frozen=True)
 class Use:
-    """What a machine or a link carries and could carry, in tokens/s."""
+    """Flow and capacity of a machine or a link, in tokens/s."""
 
     tokens_per_s: float
     capacity: float

@@ -16,17 +16,18 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.ids import parse_node_type
 from atoll.plan.cluster_profiles import cluster_of
 from atoll.plan.problem import Problem, Service
+from atoll.solve.array_types import Floats
+from atoll.solve.place.flow_instance import Unit
 from atoll.solve.place.from_problem import flow_instance
-from atoll.solve.place.instance import Floats, Unit
-from atoll.solve.place.latency import most_within
-from atoll.solve.place.slices import SiteType, sizes_of
+from atoll.solve.place.latency import max_within
+from atoll.solve.place.machine_cuts import SiteType, sizes_of
 
 _BISECTION = 60
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What machines of each site and type do for a service: number of slices, and tokens/s by layers."""
+    """Capacity of machines for a service, by site and type: number of slices, and tokens/s by layers."""
 
     layers: int
     stock: dict[SiteType, int]
@@ -73,9 +74,9 @@ def coverage_of(problem: Problem, catalog: Catalog, service: Service, *, promise
             samples[unit] = (key, count // size)
     instance = flow_instance(problem, catalog, service, units=tuple(samples), promised=promise)
     if promise and instance.size:
-        instance = most_within(instance)
+        instance = max_within(instance)
     slices: dict[SiteType, list[tuple[int, Floats]]] = {key: [] for key in stock}
     for i, unit in enumerate(instance.units):
         key, number = samples[unit]
-        slices[key].append((number, instance.rate[i, : int(instance.most[i]) + 1]))
+        slices[key].append((number, instance.rate[i, : int(instance.max_layers[i]) + 1]))
     return Coverage(instance.layers, dict(stock), {k: tuple(v) for k, v in slices.items()})

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.solve.place.instance import Floats, FlowInstance, Flows, Ints, Placement
+from atoll.solve.array_types import Floats, Ints
+from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
 
 _UNITS = float(1 << 30)
 

@@ -28,32 +28,35 @@ from atoll.core.rng import stream
 from atoll.plan.cluster_profiles import request_tokens
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.solve.array_types import Ints
 from atoll.solve.assembly import infeasible
 from atoll.solve.place.coverage import Coverage, coverage_of
-from atoll.solve.place.deadline import Deadline
+from atoll.solve.place.flow_instance import FlowInstance
 from atoll.solve.place.from_problem import flow_instance
-from atoll.solve.place.instance import FlowInstance, Ints
-from atoll.solve.place.latency import most_within
-from atoll.solve.place.replicas import place_replicas
-from atoll.solve.place.service import (
+from atoll.solve.place.latency import max_within
+from atoll.solve.place.machine_cuts import Cut, even_cuts
+from atoll.solve.place.place_service import (
     SEARCH,
     FlowEffort,
     ServicePlacement,
-    place,
+    places,
     reasons,
     shortage,
 )
-from atoll.solve.place.slices import Cut, even_cuts
-from atoll.solve.place.to_plan import Placed, fit_links, plan_of
+from atoll.solve.place.place_to_plan import Placed, fit_links, plan_of
+from atoll.solve.place.replicas import place_replicas
+from atoll.solve.place.search_deadline import Deadline
 
 _BISECTION = 40
 _TRIES = 3000
 _REAL_MOVES = 12
-_MOST_PLACED = 12
+_MAX_PLACED = 12
 """Placements of parts of the cluster that are tried while nodes move."""
-_QUICK_WORK, _LAST_WORK = 0.01, 0.2
-"""Shares of the usual work for placements of splits that may not last, and for the last one."""
-_MOST_SPLIT = 64
+_QUICK_WORK = 0.01
+"""Share of the usual work for the placement of a split that may yet change."""
+_LAST_WORK = 0.2
+"""Share of the usual work for the placement of the last split."""
+_MAX_SPLIT = 64
 """Pieces up to which a cluster that is cut evenly is split."""
 
 Split = tuple[int, ...]
@@ -64,6 +67,7 @@ def solve_fairly(
     name: str, problem: Problem, catalog: Catalog, effort: FlowEffort, deadline: Deadline
 ) -> Plan:
     """Return the plan that gives the worst served service the largest share of its demand."""
+    # A share of nothing has no meaning, and the program divides by the demand.
     for service in problem.services:
         if service.rate_per_s <= 0:
             raise InputError(
@@ -99,15 +103,18 @@ def _share_out(
         replicas = place_replicas(problem, catalog, deadline, partial=effort.partial)
         if replicas is not None:
             cut, placed = replicas
+            # Replicas of exact templates keep the promise for every service: no split of nodes is needed
+            # then.
             if effort.promise and min(entry.flows.value for entry in placed) > 0:
                 return placed
             cuts = [cuts[0], cut] if cut != cuts[0] else [cut]
     else:
+        # Other solvers are not tried on slices: they get the machines whole.
         cuts = cuts[:1]
     for cut in cuts:
         # Where the demand is met there is no need to cut.
         met = any(_merit(problem, option)[0] >= 1.0 for option in options)
-        if met or (options and (deadline.is_over() or len(cut) > _MOST_SPLIT)):
+        if met or (options and (deadline.is_over() or len(cut) > _MAX_SPLIT)):
             break
         split = _NodeSplit(problem, catalog, name, effort, deadline, cut).best()
         if split is not None:
@@ -116,10 +123,11 @@ def _share_out(
 
 
 def _merit(problem: Problem, placed: Sequence[Placed]) -> tuple[float, float, float]:
-    """What makes a plan better: the least and the mean share served, then the least however large."""
+    """Return the order of plans: the least and the mean share served, then the least however large."""
     demands = _demands(problem)
     shares = [entry.flows.value / demand for entry, demand in zip(placed, demands, strict=True)]
     met = [min(1.0, share) for share in shares]
+    # Shares count up to 1 first: more than the demand for one service is no comfort to another.
     return min(met), sum(met), min(shares)
 
 
@@ -172,8 +180,9 @@ class _NodeSplit:
             )
             for s in self.problem.services
         )
+        # Within a promise nodes carry less; the bound of a part must hold for any number of hops.
         self._alone = tuple(
-            most_within(own) if self.effort.promise and own.size else own for own in alone
+            max_within(own) if self.effort.promise and own.size else own for own in alone
         )
         self._rate_groups = tuple(
             np.unique(own.rate, axis=0, return_inverse=True)[1].ravel() for own in self._alone
@@ -194,6 +203,7 @@ class _NodeSplit:
         rng = stream(self.problem.settings.seed, "fair split")
         split = self._deal()
         value = self._estimate(split)
+        # Bounds take no search, so thousands of exchanges cost less than one real placement.
         for _ in range(_TRIES):
             tried = list(split)
             first, second = (int(i) for i in rng.integers(len(split), size=2))
@@ -204,6 +214,7 @@ class _NodeSplit:
             if tuple(tried) == split:
                 continue
             new = self._estimate(tuple(tried))
+            # Splits that are as good are taken, too, so that the search can cross a plateau.
             if new >= value:
                 split, value = tuple(tried), new
         return split if value[0] > 0 else None
@@ -219,6 +230,7 @@ class _NodeSplit:
             at = int(np.argmin((given + 1) / work))
             given[at] += 1
             split.append(at)
+        # Dealt in order of kind: each service gets its part of every type and not one type alone.
         kinds = [unit.kind for unit in self.units]
         order = sorted(range(len(kinds)), key=lambda i: kinds[i])
         dealt = [0] * len(kinds)
@@ -235,8 +247,10 @@ class _NodeSplit:
         for s, (instance, demand) in enumerate(zip(self._alone, self.demand, strict=True)):
             names = {name for name, at in zip(self.names, split, strict=True) if at == s}
             rows = [i for i, name in enumerate(instance.names) if name in names]
-            held = int(instance.most[rows].sum())
+            held = int(instance.max_layers[rows].sum())
             if held < instance.layers:
+                # Below 0: less than a whole model is worse than any share, but more of it is still better
+                # than less.
                 shares.append(held / instance.layers - 1.0)
             else:
                 shares.append(self._cover(s, rows) / demand)
@@ -266,17 +280,13 @@ class _NodeSplit:
         known = (s, nodes)
         if known not in self._known:
             service = self.problem.services[s]
+            # Without a bound and a log: a split that may yet change is not worth either.
             effort = replace(self.effort, work=self.effort.work * work, bounded=False, log=None)
-            self._known[known] = place(
-                self.solver,
-                self.problem,
-                self.catalog,
-                service,
-                effort,
-                self.deadline,
-                nodes=sorted(nodes),
-                units=self.units,
-            )
+            found = places(
+                self.solver, self.problem, self.catalog, service, effort, self.deadline,
+                nodes=sorted(nodes), units=self.units,
+            )  # fmt: skip
+            self._known[known] = found[0] if found else None
         return self._known[known]
 
     def share(self, answers: Sequence[ServicePlacement]) -> float:
@@ -298,8 +308,10 @@ class _NodeSplit:
             split, answers = better
         if self.deadline.is_over():
             return answers
+        # What is known was found with little work; the last placements must be searched anew.
         self._known.clear()
         final = self.place_all(split, _LAST_WORK)
+        # More work on the same split is not always better, since the search is another one.
         if final is not None and self.share(final) > self.share(answers):
             return final
         return answers
@@ -310,11 +322,14 @@ class _NodeSplit:
         """Give the worst served service a node, of each kind from each other service until one helps."""
         seen: set[tuple[int, str, str]] = set()
         for i, unit in enumerate(self.units):
+            # Nodes of one kind in one region from one service are as good as each other: one of them is
+            # tried.
             kind = (split[i], unit.kind, unit.region)
             if split[i] == poor or kind in seen or self._is_enough():
                 continue
             seen.add(kind)
             tried = (*split[:i], poor, *split[i + 1 :])
+            # The bound already says that this split is no better, so no placement is searched.
             if self._estimate(tried)[0] <= share:
                 continue
             answers = self.place_all(tried)
@@ -323,7 +338,7 @@ class _NodeSplit:
         return None
 
     def _is_enough(self) -> bool:
-        return len(self._known) >= _MOST_PLACED or self.deadline.is_over()
+        return len(self._known) >= _MAX_PLACED or self.deadline.is_over()
 
     def _tell(self, share: float) -> None:
         if self.effort.log is not None:
@@ -350,11 +365,13 @@ def fair_bound(problem: Problem, catalog: Catalog, *, promise: bool) -> float:
     covers = [coverage_of(problem, catalog, s, promise=promise) for s in problem.services]
     demand = _demands(problem)
     low, high = 0.0, 1.0
+    # Doubling finds a share that cannot be served; the end at 1e9 is for demands that are next to nothing.
     while _could_serve(covers, demand, high) and high < 1e9:
         low, high = high, 2 * high
     for _ in range(_BISECTION):
         middle = (low + high) / 2
         low, high = (middle, high) if _could_serve(covers, demand, middle) else (low, middle)
+    # The upper end: a bound must not be too low.
     return high
 
 
@@ -370,6 +387,7 @@ def _could_serve(covers: Sequence[Coverage], demand: Sequence[float], share: flo
     for s, (cover, asked) in enumerate(zip(covers, demand, strict=True)):
         work = cover.work(share * asked)
         for k, key in enumerate(keys):
+            # A demand of next to nothing would divide by 0.
             need = max(share * asked * cover.layers, 1e-12)
             serve[s, k * services + s] = -work[key] / need
             hold[k, k * services + s] = 1.0

@@ -13,21 +13,14 @@ from atoll.plan.cluster_capacities import promised_node
 from atoll.plan.cluster_profiles import (
     activation_bytes,
     cluster_of,
-    most_layers,
+    max_layers,
     service_profiles,
     service_rates,
 )
 from atoll.plan.plan import SINK, SOURCE
 from atoll.plan.problem import Problem, Service
-from atoll.solve.place.instance import (
-    ClusterPromise,
-    Floats,
-    FlowInstance,
-    Ints,
-    Placement,
-    Timing,
-    Unit,
-)
+from atoll.solve.array_types import Floats, Ints
+from atoll.solve.place.flow_instance import ClusterPromise, FlowInstance, Placement, Timing, Unit
 
 Curve = tuple[tuple[float, float], ...]
 
@@ -61,7 +54,9 @@ def flow_instance(
         for unit in (whole_machines(cluster) if units is None else units)
         if unit.kind in rates and (wanted is None or unit.name in wanted)
     ]
-    most = {kind: min(spec.layers, most_layers(profiles[kind], cluster, service)) for kind in rates}
+    max_held = {
+        kind: min(spec.layers, max_layers(profiles[kind], cluster, service)) for kind in rates
+    }
     kinds = [unit.kind for unit in used]
     nodes_of = {
         key: promised_node(problem, catalog, service, *key)
@@ -70,10 +65,10 @@ def flow_instance(
     if promised:
         for (kind, _), own in nodes_of.items():
             if own.profile is None:
-                most[kind] = max(most[kind], own.most_layers)
-    widest = max((most[kind] for kind in kinds), default=0)
-    held = np.array([most[kind] for kind in kinds], np.int64)
-    rate = _rows([rates[kind][: most[kind]] for kind in kinds], widest)
+                max_held[kind] = max(max_held[kind], own.max_layers)
+    widest = max((max_held[kind] for kind in kinds), default=0)
+    held = np.array([max_held[kind] for kind in kinds], np.int64)
+    rate = _rows([rates[kind][: max_held[kind]] for kind in kinds], widest)
     wires = _wires(cluster, used)
     per_token, few = activation_bytes(catalog, service), cluster.token_bytes
     return FlowInstance(
@@ -82,7 +77,7 @@ def flow_instance(
         node_types=tuple(kinds),
         regions=tuple(unit.region for unit in used),
         kind=_kinds(kinds, *wires),
-        most=held,
+        max_layers=held,
         rate=rate,
         link=wires[0][:-2, :-2] / per_token,
         enter=wires[0][-2, :-2] / few,
@@ -92,7 +87,7 @@ def flow_instance(
         leave_s=wires[1][:-2, -1],
         partial=partial,
         timing=_read_timing(
-            cluster, service, [profiles[kind] for kind in kinds], most, kinds, per_token
+            cluster, service, [profiles[kind] for kind in kinds], max_held, kinds, per_token
         ),
         units=tuple(used),
         promise=ClusterPromise(service, tuple(nodes_of[unit.kind, unit.machine] for unit in used)),
@@ -180,12 +175,12 @@ def _read_timing(
     cluster: Cluster,
     service: Service,
     profiles: Sequence[NodeProfile],
-    most: dict[str, int],
+    max_held: dict[str, int],
     kinds: Sequence[str],
     per_token: float,
 ) -> Timing:
-    widest = max((most[kind] for kind in kinds), default=0)
-    held = [_room(profile, most[kind]) for profile, kind in zip(profiles, kinds, strict=True)]
+    widest = max((max_held[kind] for kind in kinds), default=0)
+    held = [_room(profile, max_held[kind]) for profile, kind in zip(profiles, kinds, strict=True)]
     prompts, prefill_s = _curves([profile.prefill_s_per_layer for profile in profiles])
     sequences, decode_s = _curves([profile.decode_s_per_layer for profile in profiles])
     return Timing(
@@ -203,10 +198,10 @@ def _read_timing(
     )
 
 
-def _room(profile: NodeProfile, most: int) -> tuple[float, ...]:
+def _room(profile: NodeProfile, max_held: int) -> tuple[float, ...]:
     """Tokens of KV cache beside 1, 2, ... layers; with more than the profile knows of, in proportion."""
-    known = profile.kv_tokens[:most]
-    return (*known, *(known[-1] * len(known) / j for j in range(len(known) + 1, most + 1)))
+    known = profile.kv_tokens[:max_held]
+    return (*known, *(known[-1] * len(known) / j for j in range(len(known) + 1, max_held + 1)))
 
 
 def _curves(curves: Sequence[Curve]) -> tuple[Floats, Floats]:

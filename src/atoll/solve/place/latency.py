@@ -20,22 +20,17 @@ import numpy as np
 from atoll.core.errors import UsageError
 from atoll.perf.step import Position
 from atoll.plan.cluster_capacities import Wires
+from atoll.solve.array_types import Floats
 from atoll.solve.place.evaluate import edges, max_flow
-from atoll.solve.place.instance import (
-    ClusterPromise,
-    Floats,
-    FlowInstance,
-    Flows,
-    Placement,
-    part_of,
-)
+from atoll.solve.place.flow_instance import ClusterPromise, FlowInstance, Flows, Placement, part_of
 
-MOST_STAGES = 16
+MAX_STAGES = 16
 """Pipelines with more hops than this are not tried."""
 _ROUNDS = 60
 """How many edges may go, for each number of hops."""
 _TRICKLE = 1e-9
-_CLOSE = 1e-9
+_FLOW_TOLERANCE = 1e-9
+"""Relative difference of flows that counts as rounding."""
 
 Edge = tuple[int, int]
 """Node numbers; -1 is the source as a start and the sink as an end."""
@@ -88,25 +83,28 @@ def rate_table(instance: FlowInstance, stages: int) -> Floats:
     promise = promise_of(instance)
     lengths = promise.service.lengths
     table = np.zeros_like(instance.rate)
+    # The least over positions, so that the table holds wherever the layers lie in the model.
     where = (Position.WHOLE,) if stages == 1 else (Position.FIRST, Position.MIDDLE, Position.LAST)
     for i, node in enumerate(promise.nodes):
         rows = [node.rates(stages, at)[0] for at in where]
-        held = np.arange(min(int(instance.most[i]), instance.layers) + 1)
+        held = np.arange(min(int(instance.max_layers[i]), instance.layers) + 1)
         table[i, held] = np.min(rows, axis=0)[held]
+        # A node that holds all layers is a whole pipeline, also where others have more stages.
         if stages > 1 and held[-1] == instance.layers:
             table[i, instance.layers] = node.rates(stages, Position.WHOLE)[0][instance.layers]
+    # With one stage a node that holds less than all layers is no pipeline.
     if stages == 1:
         table[:, : instance.layers] = 0.0
     return table * (lengths.input_mean + lengths.output_mean)
 
 
-def most_within(instance: FlowInstance) -> FlowInstance:
+def max_within(instance: FlowInstance) -> FlowInstance:
     """Return the instance where nodes carry the most that any number of hops allows: what bounds hold for."""
     promise = promise_of(instance)
     lengths = promise.service.lengths
     table = np.zeros_like(instance.rate)
     for i, node in enumerate(promise.nodes):
-        held = np.arange(min(int(instance.most[i]), instance.layers) + 1)
+        held = np.arange(min(int(instance.max_layers[i]), instance.layers) + 1)
         for stages in (1, 2):
             # Fewer stages leave more time, so two are the best for less than all layers.
             for at in Position if stages == 2 else (Position.WHOLE,):
@@ -124,6 +122,7 @@ def flow_within(instance: FlowInstance, placement: Placement) -> Flows:
     """
     best = _nothing(instance)
     variants = [instance]
+    # Slow links between regions may cost more time than the flow over them brings.
     if len(set(instance.regions)) > 1:
         region = np.array(instance.regions)
         inside = np.where(region[:, None] == region[None, :], instance.link, 0.0)
@@ -131,7 +130,7 @@ def flow_within(instance: FlowInstance, placement: Placement) -> Flows:
     for variant in variants:
         for stages in _stage_counts(variant, placement):
             flows = _flow_of_stages(variant, placement, stages, best.value)
-            if flows.value > best.value * (1 + _CLOSE):
+            if flows.value > best.value * (1 + _FLOW_TOLERANCE):
                 best = flows
     return best
 
@@ -171,6 +170,7 @@ def _stage_counts(instance: FlowInstance, placement: Placement) -> range:
     fewest: dict[int, int] = {}
     most: dict[int, int] = {}
     ends: list[int] = []
+    # Sorted by end, all nodes before a node on any way come before it.
     order = np.lexsort((placement.start, placement.end))
     for i in map(int, order):
         if placement.end[i] <= placement.start[i]:
@@ -186,7 +186,7 @@ def _stage_counts(instance: FlowInstance, placement: Placement) -> range:
             ends.append(i)
     if not ends:
         return range(0)
-    longest = min(MOST_STAGES, max(most[i] for i in ends))
+    longest = min(MAX_STAGES, max(most[i] for i in ends))
     return range(min(fewest[i] for i in ends), longest + 1)
 
 
@@ -208,6 +208,7 @@ def _flow_of_stages(
             if ways.hops > stages:
                 remaining = _remove_least(remaining, flows, ways.longest)
                 continue
+            # Waits on links never fall between rounds, so the loop cannot swing between two answers.
             slower = max(wires_s[0], ways.wires_s[0]), max(wires_s[1], ways.wires_s[1])
             if slower == wires_s:
                 return flows
@@ -236,6 +237,7 @@ def ways_of(instance: FlowInstance, placement: Placement, flows: Flows, stages: 
     service = promise_of(instance).service
     lengths = service.lengths
     per_request = lengths.input_mean + lengths.output_mean
+    # Rounding leaves a trickle on edges that carry nothing; a way over one would not exist.
     least = flows.value * _TRICKLE
     with np.errstate(divide="ignore", invalid="ignore"):
         # A capacity is bytes/s over the bytes of a token, so one token takes 1 / capacity.
@@ -250,6 +252,7 @@ def ways_of(instance: FlowInstance, placement: Placement, flows: Flows, stages: 
     for i in map(int, np.lexsort((placement.start, placement.end))):
         into: list[tuple[int, float, float]] = []
         if flows.enter[i] > least:
+            # A message has one token at least, however small the flow.
             batch = max(1.0, flows.enter[i] * each)
             wait = float(instance.enter_s[i])
             into.append(
@@ -278,6 +281,7 @@ def ways_of(instance: FlowInstance, placement: Placement, flows: Flows, stages: 
             for phase, tokens in enumerate((1.0, batch)):
                 gone = late[phase][i][0] + float(instance.leave_s[i]) + tokens * float(leave[i])
                 last_late[phase] = max(last_late[phase], (gone, i))
+    # Of prompt and token, the one that takes the larger share of its promise is what must give way.
     shares = last_late[0][0] / service.ttft_s, last_late[1][0] / service.tpot_s
     worse = 0 if shares[0] > shares[1] else 1
     return Ways(

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.solve.effort import Measured
-from atoll.solve.place.deadline import Deadline
-from atoll.solve.place.instance import FlowInstance, Flows, Placement
-from atoll.solve.place.polish import Value, change
+from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
+from atoll.solve.place.placement_polish import Value, change
+from atoll.solve.place.search_deadline import Deadline
 
 Measure = Callable[[Placement, Flows], Measured]
 Split = Callable[[FlowInstance, Placement], Flows]
@@ -53,7 +53,7 @@ def refine(
     quick: Value,
     deadline: Deadline,
     random: np.random.Generator,
-    most: int = MEASURED,
+    max_runs: int = MEASURED,
 ) -> Refined:
     """Return the best placement by `measure` found with at most so many measurements.
 
@@ -69,24 +69,28 @@ def refine(
         runs.append((value, placement, flows, split))
 
     def is_over() -> bool:
-        return len(runs) >= most or deadline.is_over()
+        return len(runs) >= max_runs or deadline.is_over()
 
     for placement in candidates:
+        # The first candidate is always measured: there must be an answer, however late it is.
         if runs and is_over():
             break
         keys.add(_key(placement))
         look(placement, splits[0])
     first = runs[0][0]
+    # Measurements are few, so only the leading placements are measured with other splits.
     leading = sorted(runs, key=lambda run: -run[0].score)[:_OTHERWISE]
     for _, placement, _, _ in leading:
         for split in splits[1:]:
             if not is_over():
                 look(placement, split)
     runs.sort(key=lambda run: -run[0].score)
+    # Of runs with the same placement the best is kept: it comes last in the reversed order.
     climbing = list({_key(run[1]): run for run in reversed(runs)}.values())
     climbing = sorted(climbing, key=lambda run: -run[0].score)[:_CLIMBING]
     stale = 0
     while not is_over() and stale < _PATIENCE:
+        # In turn, so that one good placement does not take all measurements.
         turn = stale % len(climbing)
         tried = _pick_promising(instance, climbing[turn][1], quick, keys, random)
         stale += 1
@@ -108,10 +112,12 @@ def _pick_promising(
 ) -> Placement | None:
     """Return the change with the best analytic value of a few not seen before, None if there is none."""
     options: list[tuple[float, Placement]] = []
+    # Many draws come to nothing or are known already; the limit ends a search that finds no more.
     for _ in range(20 * _DRAWN):
         tried = change(instance, placement.start, placement.end, random)
         if tried is None or _key(Placement(*tried)) in keys:
             continue
+        # Drawing is cheap and measuring is not: the quick value picks which change is worth it.
         value = quick(*tried)
         if value > 0:
             options.append((value, Placement(*tried)))

@@ -1,7 +1,7 @@
 """Replicas of exact templates on a cluster: what the same machines would give as a pool.
 
 For every service and site, templates are the best layouts of all small sets of machines and slices
-(`solve.templates`), counted within the promise and with the site's slowest links. An integer programme says
+(`solve.templates`), counted within the promise and with the site's slowest links. An integer program says
 how many of each to set up:
 
     max z    z D_s <= sum_t T_t n_t  for every service,    n_t of them use slices,    slices fit the machines
@@ -24,12 +24,13 @@ from atoll.perf.step import Position
 from atoll.plan.cluster_capacities import PromisedNode, Wires, message_seconds, promised_node
 from atoll.plan.cluster_profiles import cluster_of, is_known, request_tokens
 from atoll.plan.problem import Problem, Service
-from atoll.solve.place.deadline import Deadline
+from atoll.solve.array_types import Floats
+from atoll.solve.place.flow_instance import FlowInstance, Placement, Unit
 from atoll.solve.place.from_problem import flow_instance
-from atoll.solve.place.instance import Floats, FlowInstance, Placement, Unit
 from atoll.solve.place.latency import flow_of_groups
-from atoll.solve.place.slices import Cut, SiteType, cut_for, sizes_of
-from atoll.solve.place.to_plan import Placed, fit_links
+from atoll.solve.place.machine_cuts import Cut, SiteType, cut_for, sizes_of
+from atoll.solve.place.place_to_plan import Placed, fit_links
+from atoll.solve.place.search_deadline import Deadline
 from atoll.solve.templates.generate import (
     Layout,
     RoleTables,
@@ -38,11 +39,11 @@ from atoll.solve.templates.generate import (
     multiset_count,
 )
 
-MOST_SETS = 60_000
+MAX_SETS = 60_000
 """Sets of nodes per service and site that templates are made of; with more kinds, sets are smaller."""
-MOST_NODES = 6
+MAX_NODES = 6
 _NODES_LIMIT = 400
-"""Nodes of the search tree of an integer programme."""
+"""Nodes of the search tree of an integer program."""
 _GAP = 1e-4
 _KEEP = 1.0 - 1e-6
 
@@ -79,6 +80,7 @@ def place_replicas(
         for counts, carried in zip(shelf.library.counts, shelf.library.throughput, strict=True)
         if carried > 0
     ]
+    # Without a template for every service the smallest share is 0, and there is nothing to allocate.
     if {column.service for column in columns} != set(range(len(problem.services))):
         return None
     solved = _allocate(problem, shelves, columns, deadline)
@@ -101,8 +103,9 @@ def _shelves(problem: Problem, catalog: Catalog) -> list[_Shelf]:
             if not kinds:
                 continue
             tables = _tables(problem, catalog, service, site, kinds, whole)
-            most = MOST_NODES
-            while most > 1 and multiset_count(len(kinds), most) > MOST_SETS:
+            most = MAX_NODES
+            # The number of sets grows fast with kinds: fewer nodes per template keep it within the limit.
+            while most > 1 and multiset_count(len(kinds), most) > MAX_SETS:
                 most -= 1
             names = tuple(sorted(kinds))
             shelves.append(_Shelf(number, site, names, generate(tables, most)))
@@ -133,7 +136,7 @@ def _tables(
     whole: FlowInstance,
 ) -> RoleTables:
     spec = catalog.model(service.model).llm
-    stages = _most_stages(whole, site)
+    stages = _max_stages(whole, site)
     rates = np.zeros((stages, 3, len(kinds), spec.layers + 1))
     for c, (kind, machines) in enumerate(kinds.items()):
         nodes = [promised_node(problem, catalog, service, kind, machine) for machine in machines]
@@ -152,16 +155,18 @@ _PLACES = (Position.FIRST, Position.MIDDLE, Position.LAST)
 
 
 def _slowest(nodes: Sequence[PromisedNode], stages: int, place: Position, wires_s: Wires) -> Floats:
-    """What a kind carries, by layers, whichever machine it is cut from."""
+    """Return the throughput of a kind by layers, whichever machine it is cut from."""
+    # A slice may be cut from several machines: the slowest decides, so the template holds on all of them.
     rows: Floats = np.min([node.rates(stages, place, wires_s)[0] for node in nodes], axis=0)
     return rows
 
 
-def _most_stages(whole: FlowInstance, site: str) -> int:
+def _max_stages(whole: FlowInstance, site: str) -> int:
     """One where some machines of a site are not joined, else as many as a template may have."""
     rows = np.array([i for i, region in enumerate(whole.regions) if region == site], np.int64)
     link = whole.link[np.ix_(rows, rows)][~np.eye(len(rows), dtype=bool)]
-    return MOST_NODES if link.size == 0 or link.min() > 0 else 1
+    # Templates take links to be the site's slowest: where some are missing no pipeline can be trusted.
+    return MAX_NODES if link.size == 0 or link.min() > 0 else 1
 
 
 def _site_wires(service: Service, whole: FlowInstance, site: str, stages: int) -> Wires:
@@ -198,8 +203,8 @@ Taken = dict[SiteType, Counter[int]]
 
 
 @dataclass
-class _Programme:
-    """The integer programme: templates, then slices by (site and type, size), then the share served."""
+class _Program:
+    """The integer program: templates, then slices by (site and type, size), then the share served."""
 
     problem: Problem
     shelves: Sequence[_Shelf]
@@ -243,6 +248,7 @@ class _Programme:
         for own in sorted(stock):
             row = {n + k: float(size) for k, (key, size, _) in enumerate(self.slices) if key == own}
             gpus = parse_node_type(own[1]).gpu_count
+            # Sizes divide each other, so slices fit the machines whenever their GPUs add up.
             self.rows.append((row, -np.inf, float(stock[own] * gpus)))
 
     def _serve(self) -> None:
@@ -256,7 +262,7 @@ class _Programme:
                 }
                 self.rows.append((row | {self.width - 1: -1.0}, 0.0, np.inf))
 
-    def solve(self, goal: Floats, least_share: float, deadline: Deadline) -> Floats | None:
+    def solve(self, goal: Floats, min_share: float, deadline: Deadline) -> Floats | None:
         """Return the variables that make the most of `goal`, None if nothing was found."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
@@ -268,7 +274,8 @@ class _Programme:
         matrix = csr_array((x, (r, c)), shape=(len(self.rows), self.width))
         low, high = [row[1] for row in self.rows], [row[2] for row in self.rows]
         least = np.zeros(self.width)
-        least[-1] = least_share
+        least[-1] = min_share
+        # All columns are whole numbers but the last, the share that is served.
         whole = np.ones(self.width)
         whole[-1] = 0.0
         solved = milp(
@@ -279,6 +286,7 @@ class _Programme:
             options={
                 "node_limit": _NODES_LIMIT,
                 "mip_rel_gap": _GAP,
+                # At least a second, so that a first answer comes also when the time is over.
                 "time_limit": max(1.0, deadline.left),
             },
         )
@@ -290,27 +298,31 @@ class _Programme:
 def _allocate(
     problem: Problem, shelves: Sequence[_Shelf], columns: Sequence[_Template], deadline: Deadline
 ) -> tuple[Chosen, Taken] | None:
-    programme = _Programme(problem, shelves, columns)
-    demand = programme.demand
-    share, total = np.zeros(programme.width), np.zeros(programme.width)
+    program = _Program(problem, shelves, columns)
+    demand = program.demand
+    share, total = np.zeros(program.width), np.zeros(program.width)
     for i, column in enumerate(columns):
         total[i] = column.tokens_per_s / (demand[column.service] or 1.0)
+    # Where a service asks for nothing the smallest share has no meaning: the sum is maximised instead.
     if min(demand) > 0:
         share[-1] = 1.0
     else:
         share = total.copy()
-    found = programme.solve(share, 0.0, deadline)
+    found = program.solve(share, 0.0, deadline)
     if found is None:
         return None
     if min(demand) > 0:
         if found[-1] <= 0.0:
             return None
-        more = programme.solve(total, float(found[-1]) * _KEEP, deadline)
+        # Second: of all that serve the same least share, the one that carries the most. `_KEEP` allows for
+        # rounding.
+        more = program.solve(total, float(found[-1]) * _KEEP, deadline)
         found = found if more is None else more
     n = len(columns)
+    # An integer program returns whole numbers up to rounding.
     chosen = [(columns[i], round(float(found[i]))) for i in range(n) if found[i] > 0.5]
     taken: Taken = {}
-    for k, (key, size, _) in enumerate(programme.slices):
+    for k, (key, size, _) in enumerate(program.slices):
         count = round(float(found[n + k]))
         if count:
             taken.setdefault(key, Counter())[size] += count

@@ -1,10 +1,20 @@
-"""Renting: which templates stand where, so that all demand is met at the least cost.
+"""Renting: which templates stand on which machines, so that all demand is met at the least cost.
 
-optimal      a problem to an allocation to a plan: the default solver
-allocation   the allocation itself; `types` is its vocabulary, `answer` its result
-columns      templates in regions as columns; `relaxation` bounds them, `standing` is the best so far
-search       exact search: pairs/ for few regions and offers, mixes/ for many
-scarcity     what to do when demand cannot be met
-markets      which offer each rented node comes from
-baselines    simple ways to rent, to compare with
+Begin with `rent_solver`, which has the solvers by name, then `optimal` and `allocation` (the problem as a
+program, in its docstring).
+
+rent_solver        problem to plan, by the name of a solver; the family's entry in `solve.registry`
+optimal            the default solver: problem to allocation to plan
+allocation         the cheapest allocation with proof; `allocation_types` has its questions and answers
+rent_search        which search when; `scarcity` where demand cannot be met; `greedy_allocation` a first one
+items              templates in regions and running instances, as arrays; `RentModel`
+rental_program     the linear program's part that rents machines; on it `instance_master`, `mix_master`
+relaxation         the Lagrangian bound; it asks `service_oracle`, whose costs are `step_functions`
+incumbent          best solution, bound, deadline and counted work of a search
+capped/            sharper bounds where machines are scarce
+fast/              the heuristic solver "fast"
+choosing/          shares of models where several may answer, decided with the rest
+rent_baselines     published rules to compare with
+
+Imports `solve.templates` and the modules of `solve` itself; not `place` or `graph`.
 """

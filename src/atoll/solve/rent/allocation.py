@@ -7,8 +7,8 @@
                 0 <= b_k <= available_k, limits, all whole numbers
 
 over all templates in all regions, K being the initialisation penalty. Since a new node costs what its own
-offer does, markets need not be part of a template; what runs holds the machines it has. See `search` for how,
-`relaxation` for why the bound holds, `scarcity` for what happens when demand cannot be met.
+offer does, markets need not be part of a template; what runs holds the machines it has. See `rent_search`
+for how, `relaxation` for why the bound holds, `scarcity` for what happens when demand cannot be met.
 """
 
 from __future__ import annotations
@@ -17,16 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.core.errors import InternalError, UsageError
-from atoll.solve.rent.items import RentModel, Solution, items_of
-from atoll.solve.rent.programme import cheapest_supply, costs
-from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents
-from atoll.solve.rent.scarcity import ServedDemand, serve_most
-from atoll.solve.rent.search import SearchOutcome, minimise
-from atoll.solve.rent.standing import Incumbent, RentDeadline, Target, Work
-from atoll.solve.rent.types import (
+from atoll.solve.array_types import Floats
+from atoll.solve.rent.allocation_types import (
     BOTH,
     DECODE,
     PREFILL,
@@ -41,19 +35,24 @@ from atoll.solve.rent.types import (
     Status,
     Supply,
 )
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from atoll.solve.rent.incumbent import Incumbent, RentDeadline, Target, Work
+from atoll.solve.rent.items import RentModel, ServiceItems, Solution, items_of
+from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents
+from atoll.solve.rent.rent_search import SearchOutcome, minimise
+from atoll.solve.rent.rental_program import cheapest_supply, costs
+from atoll.solve.rent.scarcity import ServedDemand, serve_most
 
 WORK = 450_000
-"""Effort of an allocation, in simplex iterations (see `standing.Work`)."""
+"""Effort of an allocation, in simplex iterations (see `incumbent.Work`)."""
 OPTIMAL = 1e-3
 """An answer is called optimal if it is proven to this share."""
 KEEP = 1e-6
 """Share of a GPU's price that taking it anew is taken to cost at least, so that equal instances are kept."""
-_FULL = 1e-9
-_BINDS = 1e-6
-_SCARCE = 0.6
+_SHARE_TOLERANCE = 1e-9
+"""Share of a demand that rounding may add to or take from what is served."""
+_MIN_DUAL = 1e-6
+"""Prices of a limit above this say that it stands in the way of a better answer."""
+_SHORTAGE_WORK = 0.6
 """Share of the effort left for finding what can be served; the rest is for serving it cheaply."""
 
 
@@ -100,7 +99,8 @@ class _Allocator:
     def __post_init__(self) -> None:
         _check(self.services, self.supply, self.limits, self.init_penalty)
         self._parts: list[Work] = []
-        demanded = [m for m, s in enumerate(self.services) if _asked(s)]
+        # Services without demand need nothing, and those that nothing can carry are named, not searched for.
+        demanded = [m for m, s in enumerate(self.services) if is_asked(s)]
         model = self._model(demanded, np.ones(len(self.services)))
         servable = [is_servable(model, i, self.limits.spread) for i in range(len(demanded))]
         self.active = [m for m, good in zip(demanded, servable, strict=True) if good]
@@ -115,6 +115,7 @@ class _Allocator:
             items_of(self.services[m], m, self.running, self.supply, float(fraction[m]))
             for m in active
         )
+        # What runs must be a hair cheaper than its equal, or either might be taken.
         penalty = self.init_penalty
         if any(some.running for some in items):
             penalty = max(penalty, KEEP)
@@ -130,20 +131,22 @@ class _Allocator:
 
     def run(self, on_shortage: Shortage) -> Allocation:
         if not self.hopeless:
+            # The rest is for the case that not everything can be served.
             standing = self._standing(0.7)
             outcome = minimise(self.model, standing, self.seed)
             self.work.charge(standing.work.spent)
             if standing.solution is not None:
                 return self._answer(self.active, self.model, standing, outcome, None)
         served = self._most(on_shortage == "priority")
-        if not self.hopeless and served.fraction.min(initial=1.0) >= 1.0 - _FULL:
+        # Looking for the most may find that everything can be served.
+        if not self.hopeless and served.fraction.min(initial=1.0) >= 1.0 - _SHARE_TOLERANCE:
             return self._serve(self.active, self.model, served, None)
         if on_shortage == "fail" or served.solution is None:
             return self._nothing(served)
         fraction = np.zeros(len(self.services))
         # A hair less than was served, so that rounding cannot turn away what was found.
-        fraction[self.active] = served.fraction * (1.0 - _FULL)
-        active = [m for m in self.active if fraction[m] > _FULL]
+        fraction[self.active] = served.fraction * (1.0 - _SHARE_TOLERANCE)
+        active = [m for m in self.active if fraction[m] > _SHARE_TOLERANCE]
         return self._serve(active, self._model(active, fraction), served, served)
 
     def _standing(self, share: float) -> Incumbent:
@@ -160,6 +163,7 @@ class _Allocator:
         start = served.solution
         if start is not None:
             items = tuple(start.items[self.active.index(m)] for m in active)
+            # With machines chosen anew: looking for the most did not count their cost.
             cheap = cheapest_supply(model, items, self.seed)
             if cheap is not None:
                 standing.offer(cheap, sum(costs(model, cheap)))
@@ -167,7 +171,7 @@ class _Allocator:
         return self._answer(active, model, standing, outcome, short)
 
     def _most(self, priority: bool) -> ServedDemand:
-        part = Work(self.work.part(_SCARCE))
+        part = Work(self.work.part(_SHORTAGE_WORK))
         self._parts.append(part)
         served = serve_most(
             self.model,
@@ -222,19 +226,21 @@ class _Allocator:
         per_gpu = self.init_penalty * self.supply.usd / self.supply.gpus
         init = sum(float(per_gpu[k]) * gpus * n for (k, gpus), n in solution.slices.items())
         objective = usd + init
+        # Rounding and the keeping penalty can leave the bound a hair above the objective.
         bound = max(0.0, min(bound, objective))
         gap = 0.0 if objective <= 0.0 else (objective - bound) / objective
         if status == "feasible" and gap <= OPTIMAL:
             status = "optimal"
         fraction = np.ones(len(self.services))
         if served is not None:
-            fraction[:] = [0.0 if _asked(s) else 1.0 for s in self.services]
+            fraction[:] = [0.0 if is_asked(s) else 1.0 for s in self.services]
             fraction[self.active] = served.fraction
         demand = np.zeros(len(self.services))
         for i, m in enumerate(active):
             demand[m] = outcome.demand[i] / self.services[m].roles[0].demand
         dropped = [] if served is None else self._find_dropped(served)
         binding = self._binding(outcome.prices if served is None else served.prices, dropped)
+        # Nothing stands in the way of serving more: then what stands in the way of serving it for less.
         if served is not None and not binding:
             binding = self._binding(outcome.prices, dropped)
         chosen = tuple(
@@ -254,7 +260,7 @@ class _Allocator:
             bound=bound,
             gap=gap,
             served=fraction,
-            fraction_bound=1.0 if served is None else served.most,
+            fraction_bound=1.0 if served is None else served.fraction_bound,
             demand_usd=demand,
             node_usd=self._node_usd(outcome.prices),
             binding=binding,
@@ -275,10 +281,12 @@ class _Allocator:
         """Services that others leave no node for, under shortage."""
         if served.solution is None:
             return []
-        return [m for m, f in zip(self.active, served.fraction, strict=True) if f <= _FULL]
+        return [
+            m for m, f in zip(self.active, served.fraction, strict=True) if f <= _SHARE_TOLERANCE
+        ]
 
     def _node_usd(self, prices: Prices) -> Floats:
-        """What one more node would save: its worth in the relaxation less its cheapest rent."""
+        """Return USD per hour that one more node saves: worth in the relaxation less its cheapest rent."""
         model = self.model
         rents, starts = machine_rents(model, prices), gpu_starts(model, prices)
         least = np.full(model.cells, np.inf)
@@ -294,7 +302,8 @@ class _Allocator:
     def _binding(self, prices: Prices, dropped: list[int]) -> tuple[str, ...]:
         """Name what stands in the way of a cheaper (or fuller) answer, dearest first."""
         worth = self._node_usd(prices)
-        scale = _BINDS * max(1.0, float(prices.row.max(initial=0.0)))
+        # Beside the prices there are, what is a hair above 0 is rounding.
+        scale = _MIN_DUAL * max(1.0, float(prices.row.max(initial=0.0)))
         cells = sorted(
             ((-worth[g, c], g, c) for g, c in zip(*np.nonzero(worth > scale), strict=True)),
         )
@@ -309,7 +318,7 @@ class _Allocator:
                 ("spot share", prices.spot),
                 ("number of nodes", prices.nodes),
             )
-            if price > _BINDS
+            if price > _MIN_DUAL
         ]
         return (
             *(f"nothing on offer can serve {self.services[m].name}" for m in self.hopeless),
@@ -335,7 +344,8 @@ def allocated(
     )
 
 
-def _asked(service: ServiceDemand) -> bool:
+def is_asked(service: ServiceDemand) -> bool:
+    """Return whether there is any demand for a service."""
     return any(role.demand > 0.0 for role in service.roles)
 
 
@@ -360,12 +370,18 @@ def _check(
 
 
 def is_servable(model: RentModel, service: int, spread: int) -> bool:
-    """Return whether instances could stand in enough regions, phases together or paired."""
-    items, pairs = model.items[service], model.services[service].pairs
-    regions = items.stand_in(model.regions)
-    if len(regions[BOTH]) >= spread:
+    """Return whether instances of a service could stand in enough regions, phases together or paired."""
+    return stands(model.items[service], spread, model.regions, model.services[service].pairs)
+
+
+def stands(
+    items: ServiceItems, spread: int, regions: int, pairs: Sequence[tuple[int, int]] = ()
+) -> bool:
+    """Return whether items could stand in enough regions; `pairs` are those that KV caches cross."""
+    stand_in = items.stand_in(regions)
+    if len(stand_in[BOTH]) >= spread:
         return True
-    if min(len(regions[PREFILL]), len(regions[DECODE])) < spread:
+    prefill, decode = stand_in[PREFILL], stand_in[DECODE]
+    if min(len(prefill), len(decode)) < spread:
         return False
-    meets = bool(regions[PREFILL] & regions[DECODE])
-    return meets or any(g in regions[PREFILL] and h in regions[DECODE] for g, h in pairs)
+    return bool(prefill & decode) or any(g in prefill and h in decode for g, h in pairs)

@@ -1,4 +1,4 @@
-"""What a service can be made of: (template, region) pairs to start and running instances to keep.
+"""Items that a service can be made of: (template, region) pairs to start, running instances to keep.
 
 Both take from *rows*: first the cells (region, kind), numbered g * C + c, which new nodes come from; then one
 row for each offer, in GPUs, which instances that run hold directly, for they stand on a market already. An
@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.compiling import entry
-from atoll.solve.rent.types import (
+from atoll.solve.array_types import Bools, Floats, Ints, Small
+from atoll.solve.rent.allocation_types import (
     BOTH,
     DECODE,
     PREFILL,
@@ -31,11 +32,6 @@ from atoll.solve.rent.types import (
     Supply,
 )
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Small = NDArray[np.int32]
-Bools = NDArray[np.bool_]
-
 COMPILED_AS = "the allocator"
 MANY = 1_000_000
 PHASES = (PREFILL, DECODE, BOTH)
@@ -43,7 +39,7 @@ PHASES = (PREFILL, DECODE, BOTH)
 
 @dataclass(frozen=True)
 class ItemPatterns:
-    """What items are like wherever they stand.
+    """Properties of items that are the same in every region.
 
     `rows[p]` (padded with -1) and `amount[p]` of each; rows of templates count from the first cell of an
     item's region, those of running instances from the first of all. `source` is the template, or the number
@@ -144,7 +140,7 @@ class ServiceItems:
 
 @dataclass(frozen=True)
 class RentModel:
-    """What every part of the solver reads: the market, and the items of every service.
+    """The problem as every part of the solver reads it: the market, and the items of every service.
 
     `start[k]` is what taking one GPU of offer k anew costs on top of its rent.
     """
@@ -313,7 +309,7 @@ class _PossibleItems:
 
 
 _LISTED: OrderedDict[tuple[int, int], tuple[RoleTemplates, Small, Small, Small]] = OrderedDict()
-_MOST_LISTED = 32
+_MAX_LISTED = 32
 
 
 def _list_useful(role: RoleTemplates) -> tuple[Small, Small, Small]:
@@ -325,7 +321,7 @@ def _list_useful(role: RoleTemplates) -> tuple[Small, Small, Small]:
         useful = np.flatnonzero(role.throughput > 0.0).astype(np.int32)
         known = (role, useful, *_list_kinds(role.counts[useful]))
         _LISTED[key] = known
-        while len(_LISTED) > _MOST_LISTED:
+        while len(_LISTED) > _MAX_LISTED:
             _LISTED.popitem(last=False)
     return known[1:]
 
@@ -345,7 +341,7 @@ def _list_kinds(counts: NDArray[np.integer[Any]]) -> tuple[Small, Small]:
 def _running_columns(
     running: Sequence[RunningColumn], service: int, supply: Supply, demands: dict[int, float]
 ) -> list[tuple[int, RunningColumn]]:
-    """What runs of a service and can stay, with its number."""
+    """Return the running instances of a service that can stay, with their numbers."""
     return [
         (i, r)
         for i, r in enumerate(running)

@@ -16,7 +16,7 @@ from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
 from atoll.solve.derating import Derating
 from atoll.solve.effort import Countdown, RentLimit
-from atoll.solve.rent import types
+from atoll.solve.rent import allocation_types as types
 from atoll.solve.rent.allocation import WORK, allocate
 from atoll.solve.templates.library import Libraries
 
@@ -53,24 +53,60 @@ class Draft:
 
     @property
     def merit(self) -> tuple[float, float, float]:
-        """What makes one better than another: more is served, as the problem counts it, or costs less."""
+        """Order of drafts: more served, as the problem counts it, then less cost."""
         served = self.allocation.served
         weights = np.array([service.priority for service in self.problem.services])
         least, mean = float(served.min(initial=1.0)), float(served @ weights)
+        # By priority, the weighted sum goes before the least served service.
         if self.problem.settings.on_shortage == "priority":
             least, mean = mean, least
         return least, mean, -self.allocation.objective
 
     def plan(self, solver: str = SOLVER) -> Plan:
         """Return its plan: layouts of its templates on machines, as found by `solver`."""
-        return _plan(
-            self.problem,
+        problem, allocation = self.problem, self.allocation
+        if allocation.status == "infeasible":
+            return infeasible(
+                problem,
+                solver=solver,
+                reasons=allocation.binding,
+                cut_short=allocation.cut_short,
+            )
+        phases = {number: phase for phase, number in _PHASES.items()}
+        started: list[NewInstance] = []
+        stock = _TakenSlices(problem, allocation.slices)
+        kept = choose_kept(
+            [
+                (self.running[c.running], c.number)
+                for c in allocation.instances
+                if c.running is not None
+            ]
+        )
+        for chosen in allocation.instances:
+            service = problem.services[chosen.service]
+            if chosen.running is not None:
+                continue
+            role = next(r for r in service.roles if r.phase is phases[chosen.phase])
+            library = self.libraries.roles[str(role)]
+            region = problem.regions[chosen.region]
+            layout = library.layout(chosen.template or 0)
+            kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
+            started += [
+                NewInstance(str(role), region, layout, stock.take(region, kinds))
+                for _ in range(chosen.number)
+            ]
+        return plan_from_layouts(
+            problem,
             self.catalog,
-            self.libraries,
-            self.allocation,
-            self.running,
-            solver,
-            self.derating,
+            started,
+            status=allocation.status,
+            solver=solver,
+            kept=kept,
+            # The bound is what this solver proves; a draft of another one has none.
+            bound=allocation.bound if solver == SOLVER else None,
+            reasons=allocation.binding,
+            cut_short=allocation.cut_short,
+            derating=self.derating,
         )
 
 
@@ -121,6 +157,7 @@ def draft(
         limits_of(problem, rent_limit),
         init_penalty=problem.settings.init_penalty,
         running=[column for column, _ in running],
+        # What was read so far has taken a part of the deadline.
         deadline_s=end.share(1.0),
         work=work * WORK,
         gap=gap,
@@ -184,6 +221,7 @@ def supply_of(
     """Return the offers of a problem as arrays, in the problem's order."""
     offers, regions, kinds = problem.offers, problem.regions, problem.kinds
     cuts = cut_sizes(problem, catalog)
+    # Inside a region nothing is limited: only links between regions have a bandwidth.
     link = np.full((len(regions), len(regions)), np.inf)
     for g, a in enumerate(regions):
         for h, b in enumerate(regions):
@@ -235,6 +273,7 @@ def running_columns(
     groups: dict[tuple[int, int, int, tuple[tuple[int, int], ...], float], list[Instance]]
     groups = defaultdict(list)
     for instance in problem.running:
+        # What the problem no longer has keeps nothing.
         if instance.service not in names or instance.region not in problem.regions:
             continue
         service = problem.service(instance.service)
@@ -244,6 +283,7 @@ def running_columns(
         stays = True
         for node in instance.nodes:
             k = offers.get((instance.region, node.node_type, node.market))
+            # No such offer, no longer cut like this, or a node outside the region: it cannot stay as it is.
             if k is None or node.gpus not in problem.offers[k].sizes or node.region is not None:
                 stays = False
                 break
@@ -262,59 +302,11 @@ def running_columns(
         )
         groups[key].append(instance)
     columns = []
+    # In the same order whatever the order of what runs.
     for (index, phase, region, used, rate), group in sorted(groups.items()):
         column = types.RunningColumn(index, phase, region, used, len(group), rate)
         columns.append((column, group))
     return columns
-
-
-def _plan(
-    problem: Problem,
-    catalog: Catalog,
-    libraries: Libraries,
-    allocation: types.Allocation,
-    running: list[list[Instance]],
-    solver: str,
-    derating: Derating | None = None,
-) -> Plan:
-    if allocation.status == "infeasible":
-        return infeasible(
-            problem,
-            solver=solver,
-            reasons=allocation.binding,
-            cut_short=allocation.cut_short,
-        )
-    phases = {number: phase for phase, number in _PHASES.items()}
-    started: list[NewInstance] = []
-    stock = _TakenSlices(problem, allocation.slices)
-    kept = choose_kept(
-        [(running[c.running], c.number) for c in allocation.instances if c.running is not None]
-    )
-    for chosen in allocation.instances:
-        service = problem.services[chosen.service]
-        if chosen.running is not None:
-            continue
-        role = next(r for r in service.roles if r.phase is phases[chosen.phase])
-        library = libraries.roles[str(role)]
-        region = problem.regions[chosen.region]
-        layout = library.layout(chosen.template or 0)
-        kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
-        started += [
-            NewInstance(str(role), region, layout, stock.take(region, kinds))
-            for _ in range(chosen.number)
-        ]
-    return plan_from_layouts(
-        problem,
-        catalog,
-        started,
-        status=allocation.status,
-        solver=solver,
-        kept=kept,
-        bound=allocation.bound if solver == SOLVER else None,
-        reasons=allocation.binding,
-        cut_short=allocation.cut_short,
-        derating=derating,
-    )
 
 
 def choose_kept(wanted: Sequence[tuple[Sequence[Instance], int]]) -> list[Instance]:
@@ -355,6 +347,7 @@ class _TakenSlices:
             kind = dict(zip(offer.sizes, offer.kinds, strict=True))[gpus]
             source = (_MARKETS.index(offer.market), offer.node_type, offer.market)
             self._left[offer.region, kind] += [source] * number
+        # `take` pops from the end: what is first in `_MARKETS` goes first.
         for sources in self._left.values():
             sources.sort(reverse=True)
 

@@ -5,8 +5,8 @@ costs at least
 
     L(y) = sum_m S_m(y) + sum_k O_k(y) - (limits' right-hand sides)
 
-where S_m(y) is the least cost of serving m when rows cost y (`oracle`), and O_k <= 0 is what renting the
-machines of offer k, cut as is best, may gain at these prices. No matter where y comes from, L(y) is a lower
+where S_m(y) is the least cost of serving m when rows cost y (`service_oracle`), and O_k <= 0 is what renting
+the machines of offer k, cut as is best, may gain at these prices. Wherever y comes from, L(y) is a lower
 bound over all templates and regions. An item of slack s in any allocation makes it cost L(y) + s at least:
 items whose slack reaches beyond the incumbent need not be looked at.
 """
@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.solve.array_types import Floats
 from atoll.solve.rent.items import RentModel
-from atoll.solve.rent.oracle import Legs, ServiceOracle
-from atoll.solve.rent.steps import GRID
+from atoll.solve.rent.service_oracle import Legs, ServiceOracle
+from atoll.solve.rent.step_functions import GRID
 
-Floats = NDArray[np.float64]
 Goal = Literal["cost", "common", "weighted"]
 
 _STEPS = np.arange(GRID + 1) / GRID
@@ -57,6 +56,7 @@ class Evaluation:
 def machine_rents(model: RentModel, prices: Prices) -> Floats:
     """Return what renting one machine of each offer costs, limits priced in but the share of spot."""
     supply = model.supply
+    # Prices stand for more than rent here, but the budget is for rent.
     if supply.paid is not None:
         rents = supply.usd * prices.rent + supply.paid * prices.budget
         return np.asarray(rents + prices.nodes)
@@ -103,6 +103,7 @@ def offers_part(model: RentModel, prices: Prices) -> float:
     held = prices.row[model.cells :]
     total = 0.0
     for k, sizes in enumerate(supply.sizes):
+        # Each offer is taken not at all or whole, whichever makes L(y) less.
         machine = min(0.0, float(rents[k] - supply.gpus[k] * held[k]))
         slices = min(
             starts[k] + held[k] - prices.row[model.cell(k, kind)] / gpus for gpus, kind in sizes
@@ -126,6 +127,7 @@ def price_of_all(model: RentModel) -> float:
     """Return what no allocation costs more than: all machines there are, all of them started anew."""
     supply = model.supply
     rent = float(supply.usd @ supply.available)
+    # A budget bounds the cost only where prices are rents.
     if model.limits.budget is not None and supply.paid is None:
         rent = min(rent, model.limits.budget)
     return rent + float((model.start * supply.gpus) @ supply.available)

@@ -5,7 +5,7 @@ priority. Services that nothing on offer can serve are left out of it. Where not
 of the others can stand at once, the common fraction is that of as many services as can (of equally many,
 those of more weight): serving some is better than serving none.
 
-Both are one problem: the same programmes as for the cost, with machines free of charge and the share left
+Both are one problem: the same programs as for the cost, with machines free of charge and the share left
 unserved to be minimised.
 """
 
@@ -15,45 +15,46 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.solve.rent.greedy import fill, served_share
-from atoll.solve.rent.instances import InstanceGoal, InstanceMaster
+from atoll.solve.array_types import Floats, Ints
+from atoll.solve.rent.greedy_allocation import fill, served_share
+from atoll.solve.rent.incumbent import Incumbent, MipLimits, RentDeadline, Target, Work
+from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
-from atoll.solve.rent.mixes import Decomposition
-from atoll.solve.rent.programme import cheapest_supply
+from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
-from atoll.solve.rent.search import SMALL, lowest_each, oracles_of
-from atoll.solve.rent.standing import Incumbent, RentDeadline, Target, Work
+from atoll.solve.rent.rent_search import SMALL, lowest_each, oracles_of
+from atoll.solve.rent.rental_program import cheapest_supply
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Rebuild = Callable[[list[int], float], RentModel]
 """The model of some of the services with this fraction of their demand asked for."""
 
 EXACT = 1e-4
 """Fractions are proven to this."""
-_LITTLE = 1e-6
-"""A fraction that any instance serves."""
+_MIN_FRACTION = 1e-6
+"""A fraction of the demand so small that any instance serves it."""
 _STAGES = (300, 1500)
 """Items of each service to solve over, one after the other."""
 _AIM = 0.97
-_DEAR = 3.0
-_ENDLESS = 1e9
+"""Share of what may be possible at which items are priced: at all of it few things are left to choose."""
+_UNSERVED_PRICE = 3.0
+"""Price of leaving a service unserved, as a multiple of what serving it costs at least."""
+_MAX_COST = 1e9
+"""USD per hour that stand for a service which nothing can serve."""
 
 
 @dataclass(frozen=True)
 class ServedDemand:
     """The most that can be served: a solution, the fraction of each service's demand to serve, and proof.
 
-    `achieved` and `most` are the common fraction or the weighted mean; `prices` are duals that say what
-    stands in the way.
+    `achieved` is the common fraction or the weighted mean, `fraction_bound` what is proven of the largest;
+    `prices` are duals that say what stands in the way.
     """
 
     solution: Solution | None
     fraction: Floats
     achieved: float
-    most: float
+    fraction_bound: float
     prices: Prices
 
 
@@ -71,9 +72,10 @@ def serve_most(
     weights = np.array([service.weight for service in model.services])
     if priority:
         served = _search(model, rebuild, "weighted", weights, deadline, work, seed)
-        if served.solution is not None and served.achieved > _LITTLE:
+        if served.solution is not None and served.achieved > _MIN_FRACTION:
             return served
-    some, start = _stand_together(rebuild(every, _LITTLE), weights, deadline, work, seed)
+    # First who can stand at all: one without a place would hold the common fraction at 0.
+    some, start = _stand_together(rebuild(every, _MIN_FRACTION), weights, deadline, work, seed)
     if not some:
         return _serve_nobody(model)
     if len(some) == len(every):
@@ -81,6 +83,7 @@ def serve_most(
     else:
         some_served = _search(
             rebuild(some, 1.0),
+            # Numbered anew among `some`: back to the numbers of all.
             lambda inner, f: rebuild([some[i] for i in inner], f),
             "common",
             weights[some],
@@ -88,7 +91,7 @@ def serve_most(
             work,
             seed,
         )
-    if some_served.solution is None or some_served.achieved <= _LITTLE:
+    if some_served.solution is None or some_served.achieved <= _MIN_FRACTION:
         return _of_start(model, start, some, some_served)
     fraction = np.zeros(len(every))
     fraction[some] = some_served.fraction
@@ -112,17 +115,12 @@ def _widen(solution: Solution, some: list[int], number: int) -> Solution:
 def _of_start(
     model: RentModel, start: Solution, some: list[int], found: ServedDemand
 ) -> ServedDemand:
-    """What the instances that merely stand together serve."""
-    share = np.array(
-        [
-            min(1.0, served_share(items, number, model.regions))
-            for items, number in zip(model.items, start.items, strict=True)
-        ]
-    )
+    """Return the share of demand that the instances serve which merely stand together."""
+    share = _shares(model, start)
     least = float(share[some].min())
     fraction = np.zeros(len(share))
     fraction[some] = least
-    return ServedDemand(start, fraction, least, max(least, found.most), found.prices)
+    return ServedDemand(start, fraction, least, max(least, found.fraction_bound), found.prices)
 
 
 def _stand_together(
@@ -142,14 +140,8 @@ def _stand_together(
     if sum(len(items) for items in model.items) > SMALL:
         let_in = [_spread_out(model, m) for m in range(number)]
     master = InstanceMaster(model, "stand", price, let_in, work, seed)
-    answer = master.solve(
-        time_limit_s=deadline.left,
-        gap=0.0,
-        absolute_gap=0.2,
-        start=None,
-        node_limit=None,
-        iteration_limit=work.part(0.3),
-    )
+    # Services count 1 and a little: a gap of 0.2 proves how many there are.
+    answer = master.solve(MipLimits(deadline.left, 0.0, 0.2, work.part(0.3)))
     if answer.solution is None:
         return [], nothing
     return [m for m in range(number) if answer.served[m] > 0.5], answer.solution
@@ -176,6 +168,7 @@ def _search(
     work: Work,
     seed: int,
 ) -> ServedDemand:
+    # Only what is served counts here: starting costs nothing.
     free = replace(model, start=np.zeros(len(model.start)))
     number, total = len(model.services), float(weights.sum())
     normal = weights / total if total > 0.0 else np.full(number, 1.0 / max(1, number))
@@ -196,6 +189,7 @@ def _search(
     first = _first(free, rebuild, 1.0 - standing.bound, seed)
     if first is not None:
         share = _shares(free, first)
+        # What is minimised is the share left unserved.
         value = 1.0 - float(share.min() if common else normal @ share)
         take(first, value, np.full(number, share.min()) if common else share)
     if small:
@@ -214,22 +208,17 @@ def _search(
                 for some, items in zip(let_in, standing.solution.items, strict=True)
             ]
         master = InstanceMaster(free, goal, normal, let_in, work, seed)
-        answer = master.solve(
-            time_limit_s=deadline.left,
-            gap=0.0,
-            absolute_gap=0.5 * EXACT,
-            start=standing.solution,
-            node_limit=None,
-            iteration_limit=work.part(0.6 if whole else 0.45),
-        )
+        iterations = work.part(0.6 if whole else 0.45)
+        answer = master.solve(standing.limits(iterations), standing.solution)
         take(answer.solution, answer.objective, answer.served)
+        # A bound over some items says nothing of the others.
         if whole:
             standing.prove(answer.bound)
     achieved = 0.0
     if standing.solution is not None:
         achieved = float(best.min(initial=1.0)) if common else float(best @ normal)
-    most = max(achieved, min(1.0, 1.0 - standing.bound))
-    return ServedDemand(standing.solution, best, achieved, most, prices)
+    fraction_bound = max(achieved, min(1.0, 1.0 - standing.bound))
+    return ServedDemand(standing.solution, best, achieved, fraction_bound, prices)
 
 
 def _shares(model: RentModel, solution: Solution) -> Floats:
@@ -241,11 +230,12 @@ def _shares(model: RentModel, solution: Solution) -> Floats:
     )
 
 
-def _first(model: RentModel, rebuild: Rebuild, most: float, seed: int) -> Solution | None:
+def _first(model: RentModel, rebuild: Rebuild, fraction_bound: float, seed: int) -> Solution | None:
     """A first allocation of a fraction well below what may be possible."""
     every = list(range(len(model.services)))
+    # Less each time: a greedy fill reaches less than the bound allows.
     for part in (0.95, 0.85, 0.7, 0.5, 0.25):
-        smaller = rebuild(every, max(1e-6, most * part))
+        smaller = rebuild(every, max(1e-6, fraction_bound * part))
         chosen = fill(smaller, oracles_of(smaller))
         if chosen is not None and model.limits.spread == 1:
             solution = cheapest_supply(model, chosen, seed)
@@ -255,17 +245,20 @@ def _first(model: RentModel, rebuild: Rebuild, most: float, seed: int) -> Soluti
 
 
 def _choices(
-    model: RentModel, rebuild: Rebuild, most: float, standing: Incumbent, seed: int
+    model: RentModel, rebuild: Rebuild, fraction_bound: float, standing: Incumbent, seed: int
 ) -> list[list[Ints]]:
     """Ever more items, by how little they raise the cost of serving about what may be possible."""
     every = list(range(len(model.services)))
-    smaller = rebuild(every, max(1e-6, _AIM * min(1.0, most)))
+    smaller = rebuild(every, max(1e-6, _AIM * min(1.0, fraction_bound)))
     oracles = oracles_of(smaller)
+    # Work of its own, so that pricing cannot spend what the solves need.
     work = Work(standing.work.part(0.3))
     priced = Incumbent(Target(1e-3), standing.deadline, work)
     mixes = Decomposition(smaller, oracles, "cost", np.zeros(len(every)), priced, seed)
     first = mixes.rate(market_prices(smaller))
-    mixes.unserved = _DEAR * np.maximum(1.0, [min(legs.least, _ENDLESS) for legs in first.legs])
+    mixes.unserved = _UNSERVED_PRICE * np.maximum(
+        1.0, [min(legs.least, _MAX_COST) for legs in first.legs]
+    )
     mixes.master.set_unserved(mixes.unserved)
     mixes.converge()
     standing.work.charge(work.spent)

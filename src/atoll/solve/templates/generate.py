@@ -1,13 +1,13 @@
 """Serving templates: for every small multiset of nodes the throughput-optimal layout of a role.
 
-The search is exact (see `kernel` for the argument) and returns, per role, the throughput of
+The search is exact (see `template_kernel` for the argument) and returns, per role, the throughput of
 every single node and of every multiset of at most `max_nodes` nodes and `memory_limit` bytes, and which of
 them are worth offering to an allocator: a multiset is dropped if its nodes carry at least as much as several
 smaller instances, or with a node left idle. Both hold for any prices, availability and demand, since the
 replacement uses no node that the original does not.
 
 With more than about 20 kinds of nodes not all sets of six are searched: an instance then has at most so many
-different kinds that `MOST_MULTISETS` are left, and never fewer than three (`search_limits`). What is searched
+different kinds that `MAX_MULTISETS` are left, and never fewer than three (`search_limits`). What is searched
 is exact still, for all subsets of a set are searched with it. What is left out hardly pays, since a fourth
 kind only fills what rounding to whole layers leaves: over 20 kinds, where all can be searched, sets of up to
 three kinds cover demands at 0.01 % above the optimum on average and at 0.8 % at worst, where prices are such
@@ -33,16 +33,19 @@ from numpy.typing import NDArray
 from atoll.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from atoll.solve.templates.kernel import Ints, Small
+    from atoll.solve.array_types import Ints, Small
 
-MOST_NODES = 8
-MOST_MULTISETS = 300_000
-"""More sets of nodes than this are not searched for a role, as long as they may be of `LEAST_KINDS` kinds."""
-LEAST_KINDS = 3
-_MOST_RANKS = 60_000_000
+# The kernel's groups are masks over at most so many nodes.
+MAX_NODES = 8
+MAX_MULTISETS = 300_000
+"""More sets of nodes than this are not searched for a role, as long as they may be of `MIN_KINDS` kinds."""
+MIN_KINDS = 3
+# All multisets are ranked, searched or not: with more of them, sets have fewer nodes.
+_MAX_RANKS = 60_000_000
+# Units of capacity have 32 bits.
 _LARGEST = 2**31 - 1
 _CHUNK = 1024
-_MOST_CHUNKS = 256
+_MAX_CHUNKS = 256
 
 Progress = Callable[[int, int], None]
 Part = TypeVar("Part")
@@ -59,7 +62,7 @@ class Stage:
 
     @property
     def rate(self) -> float:
-        """What the stage carries, per second."""
+        """Throughput of the stage, per second."""
         return sum(self.rates)
 
 
@@ -110,7 +113,7 @@ class RoleTables:
         held = np.arange(self.layers + 1)
         work = float((self.steady[1:] * held).max(initial=0.0))
         alone = float(self.steady[0, 0, :, -1].max(initial=0.0)) * self.layers
-        return MOST_NODES * max(work, alone) / self.layers
+        return MAX_NODES * max(work, alone) / self.layers
 
     @cached_property
     def scale(self) -> float:
@@ -118,7 +121,8 @@ class RoleTables:
 
         A whole number where above 1, so that rates that are whole numbers add up exactly.
         """
-        top = self.top * MOST_NODES
+        top = self.top * MAX_NODES
+        # The margin keeps rounding of floats below the largest integer.
         scale = 1.0 if top <= 0.0 else _LARGEST / top * 0.999
         return float(math.floor(scale)) if scale > 1.0 else scale
 
@@ -138,7 +142,7 @@ class RoleTables:
 
 @dataclass(frozen=True)
 class TemplateLibrary:
-    """Templates of one role: node counts, throughput per second, best first by no particular order.
+    """Templates of one role: node counts and throughput per second, in no particular order.
 
     `counts[i, c]` nodes of type c in template i. Only useful templates are kept; `multisets` says how many
     were solved, of at most `max_nodes` nodes of at most `max_kinds` kinds.
@@ -178,11 +182,12 @@ def patterns(size: int, stages: int, only: int | None = None) -> _Patterns:
     """Return the groups and partitions of `size` nodes into 2..`stages` groups, for all patterns or one."""
     count = 1 << max(0, size - 1)
     subset_span = np.zeros((count, 2), np.int64)
-    partition_span = np.zeros((count, MOST_NODES + 1, 2), np.int64)
+    partition_span = np.zeros((count, MAX_NODES + 1, 2), np.int64)
     subsets: list[int] = []
     partitions: list[tuple[int, ...]] = []
     blocks = _set_partitions(size)
     for pattern in range(count) if only is None else (only,):
+        # Of masks that differ in which of equal nodes they take, the lowest stands for all.
         lowest = [_lowest(mask, pattern, size) for mask in range(1 << size)]
         groups = sorted({lowest[mask] for mask in range(1, 1 << size)})
         subset_span[pattern] = len(subsets), len(subsets) + len(groups)
@@ -193,7 +198,7 @@ def patterns(size: int, stages: int, only: int | None = None) -> _Patterns:
             )
             partition_span[pattern, number] = len(partitions), len(partitions) + len(splits)
             partitions += splits
-    table = np.zeros((max(1, len(partitions)), MOST_NODES), np.int32)
+    table = np.zeros((max(1, len(partitions)), MAX_NODES), np.int32)
     for row, masks in enumerate(partitions):
         table[row, : len(masks)] = masks
     return _Patterns(subset_span, np.array(subsets, np.int32), partition_span, table)
@@ -228,12 +233,12 @@ def _lowest(mask: int, pattern: int, size: int) -> int:
 
 @cache
 def _binomial(types: int) -> Ints:
-    rows = types + MOST_NODES + 1
-    table = [[math.comb(n, k) for k in range(MOST_NODES + 2)] for n in range(rows)]
+    rows = types + MAX_NODES + 1
+    table = [[math.comb(n, k) for k in range(MAX_NODES + 2)] for n in range(rows)]
     return np.array(table, np.int64)
 
 
-def multiset_count(types: int, max_nodes: int, max_kinds: int = MOST_NODES) -> int:
+def multiset_count(types: int, max_nodes: int, max_kinds: int = MAX_NODES) -> int:
     """Return how many multisets of 1..max_nodes nodes of at most `max_kinds` of `types` kinds there are."""
     return sum(
         math.comb(types, kinds) * math.comb(max_nodes, kinds)
@@ -244,13 +249,13 @@ def multiset_count(types: int, max_nodes: int, max_kinds: int = MOST_NODES) -> i
 def search_limits(types: int, max_nodes: int) -> tuple[int, int]:
     """Return the most nodes, and the most different kinds, of the sets that are searched.
 
-    All there are, or where those are too many the most kinds, from three on, that leave `MOST_MULTISETS`.
+    All there are, or where those are too many the most kinds, from three on, that leave `MAX_MULTISETS`.
     """
     nodes = max_nodes
-    while nodes > 1 and multiset_count(types, nodes) > _MOST_RANKS:
+    while nodes > 1 and multiset_count(types, nodes) > _MAX_RANKS:
         nodes -= 1
     kinds = nodes
-    while kinds > LEAST_KINDS and multiset_count(types, nodes, kinds) > MOST_MULTISETS:
+    while kinds > MIN_KINDS and multiset_count(types, nodes, kinds) > MAX_MULTISETS:
         kinds -= 1
     return nodes, kinds
 
@@ -266,7 +271,7 @@ def _in_chunks(work: Callable[[int, int], Part], total: int) -> Iterator[tuple[i
 
     Compiled code runs without the GIL, so threads will do. What is not asked for any more is not done.
     """
-    step = max(_CHUNK, -(-total // _MOST_CHUNKS))
+    step = max(_CHUNK, -(-total // _MAX_CHUNKS))
     cuts = [*range(0, total, step), total]
     if len(cuts) == 1:
         return
@@ -279,6 +284,7 @@ def _in_chunks(work: Callable[[int, int], Part], total: int) -> Iterator[tuple[i
         try:
             yield from zip(cuts[2:], results, strict=True)
         finally:
+            # Also where the caller stops asking: chunks that were not begun are dropped.
             pool.shutdown(cancel_futures=True)
 
 
@@ -294,7 +300,7 @@ def generate(
     `progress(done, total)` is called as multisets are solved. Once `until()` holds, the sizes that were
     finished are what is returned, single nodes always; `max_nodes` of the library says how far it got.
     """
-    if not 1 <= max_nodes <= MOST_NODES:
+    if not 1 <= max_nodes <= MAX_NODES:
         raise UsageError(
             f"{max_nodes} nodes per instance", hint="1 to 8", field="max_nodes_per_instance"
         )
@@ -310,7 +316,7 @@ def equal_nodes(tables: RoleTables, max_nodes: int) -> NDArray[np.float64]:
 
     The same as `generate`, sooner.
     """
-    from atoll.solve.templates import kernel
+    from atoll.solve.templates import template_kernel as kernel
 
     nodes, kinds = search_limits(1, max_nodes)
     throughput = np.zeros(nodes)
@@ -354,7 +360,7 @@ class _Search:
 
     def solve(self, size: int, progress: Progress | None, until: Callable[[], bool] | None) -> bool:
         """Solve all multisets of one size; False if time was up before."""
-        from atoll.solve.templates import kernel
+        from atoll.solve.templates import template_kernel as kernel
 
         tables, offsets = self.tables, self._offsets
         types, layers = len(tables.node_types), tables.layers
@@ -377,6 +383,7 @@ class _Search:
 
         multisets, ranks, rates = 0, [np.zeros(0, np.int64)], [np.zeros(0)]
         for done, (solved, useful, throughput) in _in_chunks(solve_chunk, number):
+            # A size that is not finished is dropped: larger ones need all of its values.
             if until is not None and until():
                 return False
             multisets += solved
@@ -401,6 +408,7 @@ class _Search:
 def _reach(units: Small) -> Ints:
     """Return max over j' >= j of j' T(j'), per stage count, node type and j."""
     held = np.arange(units.shape[3], dtype=np.int64)
+    # At the best position: the bound must hold wherever a node stands.
     work = units.max(axis=1).astype(np.int64) * held
     return np.ascontiguousarray(np.maximum.accumulate(work[..., ::-1], axis=-1)[..., ::-1])
 
@@ -411,6 +419,7 @@ def _counts_of(ranks: NDArray[np.int64], size: int, types: int) -> NDArray[np.in
     counts = np.zeros((len(ranks), types), np.int8)
     rest = ranks.astype(np.int64)
     row = np.arange(len(ranks))
+    # As `unrank` does it, for all ranks at once.
     for place in range(size - 1, -1, -1):
         column = binomial[: types + place, place + 1]
         value = np.searchsorted(column, rest, side="right") - 1
@@ -424,11 +433,11 @@ def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer])
 
     A layout with throughput 0 has no stages: the nodes cannot keep the promise.
     """
-    from atoll.solve.templates import kernel
+    from atoll.solve.templates import template_kernel as kernel
 
     nodes = [c for c, count in enumerate(counts) for _ in range(int(count))]
     size = len(nodes)
-    if not 1 <= size <= MOST_NODES:
+    if not 1 <= size <= MAX_NODES:
         raise UsageError(f"a template of {size} nodes", hint="1 to 8 nodes")
     units, types = tables.units, len(tables.node_types)
     most = min(size, units.shape[0], tables.layers)
@@ -437,6 +446,7 @@ def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer])
     rank = sum(math.comb(c + place, place + 1) for place, c in enumerate(nodes))
     scratch = kernel.Scratch.of(tables.layers)
     throughput = np.zeros(1)
+    # Neither memory nor kinds are limited here: the set was chosen already.
     stages = kernel.solve_range(
         units, tables.steady, tables.reach, np.zeros(types, np.int64), 0, size, size, tables.layers, most,
         _binomial(types), np.zeros(0, np.int32), np.zeros(1, np.int64), pattern.subset_span,

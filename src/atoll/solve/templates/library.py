@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.catalog.catalog import Catalog
-from atoll.catalog.links import Link
+from atoll.catalog.link_table import Link
 from atoll.core.ids import RoleId, parse_node_type, parse_role
 from atoll.plan.capacities import POSITIONS, NodeSource, node_source, role_table
 from atoll.plan.handover import cut_sizes
 from atoll.plan.problem import Problem, Service
-from atoll.solve.progress import OnProgress, Progress
-from atoll.solve.templates.cache import TemplateCache
+from atoll.solve.solve_progress import OnProgress, Progress
 from atoll.solve.templates.generate import RoleTables, TemplateLibrary, generate, search_limits
+from atoll.solve.templates.template_cache import TemplateCache
 
 _FIRST_NODES = 3
 """Where time may run out, all roles get their sets of so few nodes before any gets larger ones."""
@@ -69,9 +69,10 @@ def role_tables(
     """
     service = problem.service_of(str(role))
     kinds, settings = problem.kinds, problem.settings
-    most = stages or _most_stages(problem)
+    most = stages or _max_stages(problem)
     layers = catalog.model(service.model).llm.layers
     shape = (most, 3, len(kinds), layers + 1)
+    # Rates from before count only with as many stages, kinds and layers.
     fits = known is not None and known.shape == shape and known.dtype == np.float64
     rates = np.zeros(shape) if known is None or not fits else known
     for c, kind in enumerate(() if fits else kinds):
@@ -89,7 +90,7 @@ def role_tables(
     return RoleTables(str(role), kinds, rates, memory, limit)
 
 
-def _most_stages(problem: Problem) -> int:
+def _max_stages(problem: Problem) -> int:
     return problem.settings.max_stages or problem.settings.max_nodes_per_instance
 
 
@@ -154,10 +155,11 @@ class _RoleLibraries:
         until: Callable[[], bool] | None,
         known: Mapping[str, TemplateLibrary],
     ) -> None:
+        # `role_tables` reads positions by number.
         assert [p.value for p in POSITIONS] == ["first", "middle", "last", "whole"]
         self.problem, self.catalog, self.cache, self.until = problem, catalog, cache, until
-        self.most = problem.settings.max_nodes_per_instance
-        self.whole, _ = search_limits(len(problem.kinds), self.most)
+        self.max_nodes = problem.settings.max_nodes_per_instance
+        self.whole, _ = search_limits(len(problem.kinds), self.max_nodes)
         self.sources = {kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds}
         self.alike = alike_roles(problem)
         self.found = {key: known[key] for key in self.alike if key in known}
@@ -176,7 +178,8 @@ class _RoleLibraries:
         """Take what was made before."""
         for key, roles in self.alike.items():
             self.found[key] = library = start.roles[roles[0]]
-            if len(library.tables.rates) == _most_stages(self.problem):
+            # Tables of fewer stages were made for single nodes: those are made anew.
+            if len(library.tables.rates) == _max_stages(self.problem):
                 self.tables[key] = library.tables
 
     def take_single_nodes(self) -> None:
@@ -192,6 +195,7 @@ class _RoleLibraries:
         """
         served = {key for key, library in self.found.items() if len(library)}
         most = min(nodes, self.whole)
+        # False sorts first: roles without a template go before the others.
         for key in sorted(self.alike, key=lambda key: key in served):
             if key in served and self.is_over:
                 continue
@@ -199,6 +203,7 @@ class _RoleLibraries:
                 self.tables[key] = self._make_tables(key)
             elif self.found[key].max_nodes >= most:
                 continue
+            # Without a deadline, all templates are made at once in `take_all`.
             if self.until is None and most > 1:
                 continue
             until = self.until if key in served else None
@@ -211,8 +216,8 @@ class _RoleLibraries:
         if self.cache is None:
             return generate(tables, nodes, until=until)
         if nodes >= self.whole:
-            return self.cache.library(tables, self.most, until=until)
-        known = self.cache.read(tables, self.most)
+            return self.cache.library(tables, self.max_nodes, until=until)
+        known = self.cache.read(tables, self.max_nodes)
         return generate(tables, nodes, until=until) if known is None else known
 
     def take_all(self, progress: RoleProgress | None) -> None:
@@ -226,7 +231,8 @@ class _RoleLibraries:
 
             done = key in self.found and self.found[key].max_nodes >= self.whole
             if key in self.tables and not done and not self.is_over:
-                better = make(self.tables[key], self.most, progress=report, until=self.until)
+                better = make(self.tables[key], self.max_nodes, progress=report, until=self.until)
+                # A search that time has ended may have got less far than what is there.
                 if key not in self.found or better.max_nodes > self.found[key].max_nodes:
                     self.found[key] = better
             report(1, 1)
@@ -258,7 +264,7 @@ def _asked(service: Service) -> str:
     return json.dumps(service.model_dump(mode="json", exclude=unread))
 
 
-_MOST_KEPT = 2
+_MAX_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -318,7 +324,7 @@ def template_libraries(
     )
     by_asked = {asked: made.roles[roles[0]] for asked, roles in alike_roles(problem).items()}
     _KEPT[key] = _KeptLibraries(catalog, made, place, by_asked)
-    while len(_KEPT) > _MOST_KEPT:
+    while len(_KEPT) > _MAX_KEPT:
         _KEPT.popitem(last=False)
     return made
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.solve.array_types import Floats
 from atoll.solve.templates.generate import TemplateLibrary
 
-Floats = NDArray[np.float64]
 Counts = NDArray[np.int8]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.core.errors import InputError
-from atoll.tasks.library.listening import hear_pieces, join_heard
+from atoll.core.request_parameters import TASK_DEFAULTS
 from atoll.tasks.library.shapes import Reply, Sound, Turn
-from atoll.tasks.library.units import SAMPLING, Chat, See, Speak, Transcribe, voice_detector
+from atoll.tasks.library.transcription import hear_pieces, join_heard
+from atoll.tasks.library.unit_tasks import Chat, See, Speak, Transcribe, voice_detector
 from atoll.tasks.task import Task
 
 __all__ = ["Reply", "SpeakingAssistant", "Turn"]
@@ -32,7 +33,7 @@ class SpeakingAssistant(Task[Turn, Reply]):
         self.think = Chat(options.get("think", "smollm2"))
         self.speak = Speak(options.get("speak", "hibari"))
         self.detect = voice_detector(options)
-        self.sampling = {**SAMPLING, **options.get("sampling", {})}
+        self.sampling = {**TASK_DEFAULTS, **options.get("sampling", {})}
 
     def invoke(self, request: Turn) -> Reply:
         """Answer a turn."""
@@ -83,7 +84,7 @@ class SpeakingAssistant(Task[Turn, Reply]):
         return {"type": "embeds", "embeds": self.see(image=image)["embeds"]}
 
     def _sampling(self, request: Turn) -> dict[str, Any]:
-        given = {name: request.sampling.get(name) for name in SAMPLING}
+        given = {name: request.sampling.get(name) for name in TASK_DEFAULTS}
         return {
             name: self.sampling[name] if value is None else value for name, value in given.items()
         }

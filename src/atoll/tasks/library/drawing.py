@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from atoll.tasks.library.shapes import DrawingOrder, Drawings
-from atoll.tasks.library.units import Draw
+from atoll.tasks.library.unit_tasks import Draw
 from atoll.tasks.task import Task
 
 __all__ = ["Drawing", "DrawingOrder", "Drawings", "difficulty_of"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.tasks.library.shapes import EmbeddingOrder, Embeddings
-from atoll.tasks.library.units import Embed
+from atoll.tasks.library.unit_tasks import Embed
 from atoll.tasks.task import Task, settled
 
 __all__ = ["Embedding", "EmbeddingOrder", "Embeddings"]

@@ -1,4 +1,4 @@
-"""What the tasks of the library are asked, and what they answer.
+"""Requests and answers of the library's tasks.
 
 Answers are written as they are once everything is there; while a task runs, what says "a stream" comes in
 pieces (`Run.events`).
@@ -22,7 +22,7 @@ class Turn:
     messages: as OpenAI's; content is a text or a list of {"type": "text", "text"}, {"type": "image",
     "image": Handle}, {"type": "audio", "audio": sound} and {"type": "video", "frames": [Handle]}. A sound
     longer than ears hear at once is there in "pieces", too: [sound], cut in quiet places. sampling:
-    max_tokens, temperature, top_p, seed, stop, as far as they are given.
+    parameters that the graph server takes (`core.request_parameters`), as far as they are given.
     """
 
     messages: list[dict[str, Any]]

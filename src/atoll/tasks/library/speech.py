@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.tasks.library.shapes import SpeechOrder, SpokenText
-from atoll.tasks.library.units import Speak
+from atoll.tasks.library.unit_tasks import Speak
 from atoll.tasks.task import Task, as_stream
 
 __all__ = ["Speech", "SpeechOrder", "SpokenText"]

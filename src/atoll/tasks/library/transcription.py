@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from atoll.tasks.library.listening import hear_pieces, join_heard
-from atoll.tasks.library.shapes import Clip, Transcript
-from atoll.tasks.library.units import Transcribe, voice_detector
-from atoll.tasks.task import Task
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.tasks.library.shapes import Clip, Sound, Transcript
+from atoll.tasks.library.unit_tasks import DetectVoice, Transcribe, voice_detector
+from atoll.tasks.task import Task, settled
 
 __all__ = ["Clip", "Transcript", "Transcription"]
 
@@ -40,3 +43,35 @@ class Transcription(Task[Clip, Transcript]):
                 texts.append(piece.text)
             begin_s = end_s
         return Transcript(text, begin_s, segments, texts)
+
+
+@dataclass(frozen=True, slots=True)
+class HeardPiece:
+    """Text of a piece of sound, "" where nobody speaks.
+
+    segments: [start, end] in seconds of the piece where somebody speaks; None where nobody listened for it.
+    """
+
+    text: Any
+    segments: Any = None
+
+
+def hear_pieces(
+    hear: Transcribe, detect: DetectVoice | None, pieces: Sequence[Sound]
+) -> list[HeardPiece]:
+    """Return what is said in every piece; nobody waits for a piece before."""
+    if detect is None:
+        return [HeardPiece(hear(piece)["text"]) for piece in pieces]
+    # All of them are listened to before the first is looked at.
+    found = settled([detect(audio=piece)["segments"] for piece in pieces])
+    return [
+        HeardPiece(hear(piece)["text"] if segments else "", segments)
+        for piece, segments in zip(pieces, found, strict=True)
+    ]
+
+
+def join_heard(pieces: Sequence[HeardPiece]) -> Any:
+    """Return the text of pieces that follow each other."""
+    if len(pieces) == 1:
+        return pieces[0].text  # as it comes: nobody has to look at it
+    return " ".join(text for text in settled([piece.text for piece in pieces]) if text)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.components.base import LoadedComponent, Setup
-from atoll.runtime.executor.client import ExecutorClient
-from atoll.runtime.executor.config import ExecutorConfig
-from atoll.runtime.executor.server import DoorLimits, ExecutorServer
+from atoll.runtime.executor.executor_client import ExecutorClient
+from atoll.runtime.executor.executor_config import ExecutorConfig
+from atoll.runtime.executor.executor_server import DoorLimits, ExecutorServer
 from atoll.runtime.executor.store import ArrayStore
 from atoll.runtime.executor.workers import make_worker
 
@@ -48,7 +48,7 @@ async def serving(
     folder: Path,
     *components: type[LoadedComponent],
     name: str = "e1",
-    most_waiting: int = 64,
+    max_waiting: int = 64,
     limits: DoorLimits | None = None,
     store_bytes: int = 64 * 2**20,
     clock: Callable[[], float] = time.monotonic,
@@ -57,7 +57,7 @@ async def serving(
     store = ArrayStore(folder / name, store_bytes, owner=name, clock=clock)
     threads = ThreadPoolExecutor(4)
     workers = {
-        kind.name: make_worker(kind.name, kind.load(Setup()), most_waiting, threads)
+        kind.name: make_worker(kind.name, kind.load(Setup()), max_waiting, threads)
         for kind in components
     }
     server = ExecutorServer(name, TOKEN, store, workers, limits)
@@ -142,7 +142,13 @@ def launch(folder: Path, components: Mapping[str, Mapping[str, Any]], **changes:
     path.write_text(config.to_json())
     with (folder / "log").open("ab") as log:
         popen = subprocess.Popen(
-            [sys.executable, "-m", "atoll.runtime.executor.process", "--config", str(path)],
+            [
+                sys.executable,
+                "-m",
+                "atoll.runtime.executor.executor_process",
+                "--config",
+                str(path),
+            ],
             env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
             stdout=log,
             stderr=log,

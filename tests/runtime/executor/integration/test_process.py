@@ -13,11 +13,15 @@ import numpy as np
 import pytest
 
 from atoll.runtime.executor.arrays import open_handle
-from atoll.runtime.executor.client import ExecutorClient, ExecutorLostError, InvocationError
-from atoll.runtime.executor.messages import MOST_FRAME_BYTES, VERSION, CallerHello
+from atoll.runtime.executor.executor_client import (
+    ExecutorClient,
+    ExecutorLostError,
+    InvocationError,
+)
+from atoll.runtime.executor.executor_messages import MAX_FRAME_BYTES, VERSION, CallerHello
+from atoll.runtime.executor.executor_wire import encode_frame
 from atoll.runtime.executor.store import ArrayStore
-from atoll.runtime.executor.wire import encode_frame
-from atoll.runtime.http.client import fetch
+from atoll.runtime.http.http_client import fetch
 from tests.runtime.executor.integration.harness import TOKEN, TOYS, launch, process
 
 _DOUBLER = f"{TOYS}:Doubler"
@@ -81,7 +85,7 @@ def test_a_killed_executor_is_noticed_at_once_and_its_store_is_emptied(tmp_path:
 
 
 def test_pages_strangers_and_a_flood(tmp_path: Path) -> None:
-    with process(tmp_path, {"Doubler": {}, "NumberStream": {}}, most_waiting=8) as executor:
+    with process(tmp_path, {"Doubler": {}, "NumberStream": {}}, max_waiting=8) as executor:
         host, port = executor.address.split(":")
 
         async def page(path: str) -> tuple[int, Any]:
@@ -97,7 +101,7 @@ def test_pages_strangers_and_a_flood(tmp_path: Path) -> None:
             slow.sendall(b"AX")
             hello = encode_frame(CallerHello(VERSION, TOKEN, "x"))
             long = bytearray(encode_frame(CallerHello(VERSION, "x", "y")))
-            long[4:8] = (MOST_FRAME_BYTES + 1).to_bytes(4, "little")
+            long[4:8] = (MAX_FRAME_BYTES + 1).to_bytes(4, "little")
             long[12:16] = zlib.crc32(long[:12]).to_bytes(4, "little")
             for data in (b"\xff" * 10_000, hello + b"\xff" * 10_000, bytes(long), hello + long):
                 reader, writer = await asyncio.open_connection(host, int(port))

@@ -10,46 +10,40 @@ from atoll.runtime.gateway.console.gate import DatabaseGate
 from atoll.runtime.openai import ApiError
 
 
-def test_one_key_does_not_take_all_places() -> None:
-    async def play() -> None:
-        gate, over = DatabaseGate(), asyncio.Event()
+async def test_one_key_does_not_take_all_places() -> None:
+    gate, over = DatabaseGate(), asyncio.Event()
 
-        async def ask(who: str | None) -> None:
-            async with gate.enter(who):
-                await over.wait()
+    async def ask(who: str | None) -> None:
+        async with gate.enter(who):
+            await over.wait()
 
-        eve = [asyncio.create_task(ask("eve")) for _ in range(100)]
-        await asyncio.sleep(0)
-        refused = [task for task in eve if task.done()]
-        assert len(refused) == 80
-        error = refused[0].exception()
-        assert isinstance(error, ApiError)
-        assert (error.status, error.retry_after_s) == (503, 1)
-        others = [asyncio.create_task(ask(who)) for who in ("bob", None, *[None] * 20)]
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in others)
-        over.set()
-        await asyncio.gather(*others)
-        await asyncio.gather(*eve, return_exceptions=True)
-        async with gate.enter("eve"):
-            pass
-
-    asyncio.run(play())
+    eve = [asyncio.create_task(ask("eve")) for _ in range(100)]
+    await asyncio.sleep(0)
+    refused = [task for task in eve if task.done()]
+    assert len(refused) == 80
+    error = refused[0].exception()
+    assert isinstance(error, ApiError)
+    assert (error.status, error.retry_after_s) == (503, 1)
+    others = [asyncio.create_task(ask(who)) for who in ("bob", None, *[None] * 20)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in others)
+    over.set()
+    await asyncio.gather(*others)
+    await asyncio.gather(*eve, return_exceptions=True)
+    async with gate.enter("eve"):
+        pass
 
 
-def test_all_places_may_be_taken() -> None:
-    async def play() -> None:
-        gate, over = DatabaseGate(), asyncio.Event()
+async def test_all_places_may_be_taken() -> None:
+    gate, over = DatabaseGate(), asyncio.Event()
 
-        async def ask(who: str) -> None:
-            async with gate.enter(who):
-                await over.wait()
+    async def ask(who: str) -> None:
+        async with gate.enter(who):
+            await over.wait()
 
-        tasks = [asyncio.create_task(ask(f"key{n % 10}")) for n in range(100)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError):
-            await ask("bob")
-        over.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(play())
+    tasks = [asyncio.create_task(ask(f"key{n % 10}")) for n in range(100)]
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError):
+        await ask("bob")
+    over.set()
+    await asyncio.gather(*tasks)

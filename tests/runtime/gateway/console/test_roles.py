@@ -9,15 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from atoll.runtime.accounts.keys import ROLES, Role
-from atoll.runtime.gateway.console.caller import Caller
+from atoll.runtime.accounts.api_keys import ROLES, Role
 from atoll.runtime.gateway.console.console import PREFIX, TABLE, Console
-from atoll.runtime.gateway.console.route import ConsoleRoute, show
-from atoll.runtime.gateway.context import PagesContext
+from atoll.runtime.gateway.console.console_caller import Caller
+from atoll.runtime.gateway.console.route import ConsoleRoute, PagesContext, show
 from atoll.runtime.gateway.dialects import DIALECTS
 from atoll.runtime.gateway.openapi import document
-from atoll.runtime.gateway.usage import ENDPOINTS
-from atoll.runtime.http.request import Request
+from atoll.runtime.gateway.usage_writer import ENDPOINTS
+from atoll.runtime.http.http_request import Request
 from atoll.runtime.openai import ApiError
 from tests.runtime.gateway.console.site import Site, with_site
 

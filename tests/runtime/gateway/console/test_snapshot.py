@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.runtime.gateway.console.machines import ShownMachine, ShownService
+from atoll.runtime.gateway.console.shown_machines import ShownMachine, ShownService
 from atoll.runtime.gateway.console.snapshot import GatewaySnapshots, MachinePrices
-from atoll.runtime.gateway.traffic import EndedRequest
+from atoll.runtime.gateway.traffic_tally import EndedRequest
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.routes import ModelPromise, ModelRoutes, RoutesTold
 from tests.runtime.gateway.console.viewing import Asked, Nodes, Stats, View, node, service

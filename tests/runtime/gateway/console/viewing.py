@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.settings import GatewaySettings
-from atoll.runtime.gateway.traffic import TrafficTally
+from atoll.runtime.gateway.traffic_tally import TrafficTally
 from atoll.runtime.pool.member import Backend, Member
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log, SilentLog

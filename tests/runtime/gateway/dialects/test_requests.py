@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.runtime.gateway.content import check_content
 from atoll.runtime.gateway.dialects import DIALECTS
-from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.openai import CHAT, ApiError, ChatRequest, read_request
 
 Json = dict[str, Any]
@@ -44,7 +44,7 @@ def messages(**more: object) -> Json:
     return chat_of("/v1/messages", {"model": "m", "max_tokens": 9, "messages": [USER]} | more)
 
 
-def test_the_least_of_each() -> None:
+def test_the_min_of_each() -> None:
     assert responses() == {"model": "m", "messages": [USER]}
     assert messages() == {"model": "m", "messages": [USER], "max_tokens": 9}
 

@@ -318,76 +318,67 @@ def test_stream_leaves_a_backend_known_to_be_dead_at_once() -> None:
     check_stream(reply, bench, CHAT, streamed())
 
 
-def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() -> None:
-    async def go() -> None:
-        engine = ScriptedEngine()
-        health = HealthSettings(interval_s=0.05, timeout_s=0.5, failures=2)
-        async with running([engine], health=health) as bench:
-            member = bench.gateway.pool.members["e0"]
-            port = int(engine.url.rsplit(":", 1)[1])
+async def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() -> None:
+    engine = ScriptedEngine()
+    health = HealthSettings(interval_s=0.05, timeout_s=0.5, failures=2)
+    async with running([engine], health=health) as bench:
+        member = bench.gateway.pool.members["e0"]
+        port = int(engine.url.rsplit(":", 1)[1])
 
-            async def until(up: bool) -> None:
-                async with asyncio.timeout(60):
-                    while member.up != up:
-                        await asyncio.sleep(0.02)
+        async def until(up: bool) -> None:
+            async with asyncio.timeout(60):
+                while member.up != up:
+                    await asyncio.sleep(0.02)
 
-            await engine.stop()
-            await until(up=False)
-            assert (await bench.post(CHAT, chat())).status == 503
-            assert (await bench.get("/health")).status == 200
-            reply = await bench.get("/ready")
-            assert (reply.status, reply.json["without_backend"]) == (503, ["m"])
-            engine.faults = [Fault("500")]
-            await engine.start(port)
-            await until(up=True)
-            # The first token failed, so it was asked for twice.
-            assert [s.body["max_tokens"] for s in engine.seen] == [1, 1]
-            assert (await bench.post(CHAT, chat())).status == 200
-            assert (await bench.get("/ready")).status == 200
-
-    asyncio.run(go())
+        await engine.stop()
+        await until(up=False)
+        assert (await bench.post(CHAT, chat())).status == 503
+        assert (await bench.get("/health")).status == 200
+        reply = await bench.get("/ready")
+        assert (reply.status, reply.json["without_backend"]) == (503, ["m"])
+        engine.faults = [Fault("500")]
+        await engine.start(port)
+        await until(up=True)
+        # The first token failed, so it was asked for twice.
+        assert [s.body["max_tokens"] for s in engine.seen] == [1, 1]
+        assert (await bench.post(CHAT, chat())).status == 200
+        assert (await bench.get("/ready")).status == 200
 
 
-def test_health_checks_leave_no_connection_behind() -> None:
+async def test_health_checks_leave_no_connection_behind() -> None:
     """Each has one of its own, however often it asks; requests keep theirs."""
 
-    async def go() -> None:
-        async with running([ScriptedEngine()]) as bench:
-            gateway = bench.gateway
-            member = gateway.pool.members["e0"]
-            upstreams = gateway.upstreams(member)
-            assert isinstance(upstreams, HttpUpstreamPool)
-            assert (await bench.post(CHAT, chat())).status == 200
-            kept = upstreams.open
-            monitor = HealthMonitor(gateway.pool, gateway.upstreams, HealthSettings())
-            for _ in range(5):
-                assert await monitor._ask(member, GET, "/health", b"", 2.0) == 200
-                await asyncio.sleep(0)
+    async with running([ScriptedEngine()]) as bench:
+        gateway = bench.gateway
+        member = gateway.pool.members["e0"]
+        upstreams = gateway.upstreams(member)
+        assert isinstance(upstreams, HttpUpstreamPool)
+        assert (await bench.post(CHAT, chat())).status == 200
+        kept = upstreams.open
+        monitor = HealthMonitor(gateway.pool, gateway.upstreams, HealthSettings())
+        for _ in range(5):
+            assert await monitor._ask(member, GET, "/health", b"", 2.0) == 200
             await asyncio.sleep(0)
-            assert upstreams.open == kept == 1
-            assert upstreams.take() is not None
+        await asyncio.sleep(0)
+        assert upstreams.open == kept == 1
+        assert upstreams.take() is not None
 
-    asyncio.run(go())
 
-
-def test_connections_that_nobody_needs_any_more_are_closed() -> None:
-    async def go() -> None:
-        async with running([ScriptedEngine(step_s=0.01)]) as bench:
-            gateway = bench.gateway
-            upstreams = gateway.upstreams(gateway.pool.members["e0"])
-            assert isinstance(upstreams, HttpUpstreamPool)
-            await asyncio.gather(*(bench.post(CHAT, chat()) for _ in range(5)))
-            assert upstreams.open > 1
-            now_s = gateway.loop.time()
-            upstreams.tick(now_s + 30.0)
-            assert upstreams.take() is not None
-            upstreams.tick(now_s + 90.0)
-            assert upstreams.take() is None
-            for _ in range(3):
-                await asyncio.sleep(0)
-            assert upstreams.open == 1
-
-    asyncio.run(go())
+async def test_connections_that_nobody_needs_any_more_are_closed() -> None:
+    async with running([ScriptedEngine(step_s=0.01)]) as bench:
+        gateway = bench.gateway
+        upstreams = gateway.upstreams(gateway.pool.members["e0"])
+        assert isinstance(upstreams, HttpUpstreamPool)
+        await asyncio.gather(*(bench.post(CHAT, chat()) for _ in range(5)))
+        assert upstreams.open > 1
+        now_s = gateway.loop.time()
+        upstreams.tick(now_s + 30.0)
+        assert upstreams.take() is not None
+        upstreams.tick(now_s + 90.0)
+        assert upstreams.take() is None
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert upstreams.open == 1
 
 
 def test_client_that_leaves_cancels_the_work() -> None:

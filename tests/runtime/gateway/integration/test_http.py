@@ -384,23 +384,20 @@ def test_no_body_is_answered_with_a_5xx(cases: list[tuple[str, dict[str, Any], b
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_ended_leaves_nothing_for_the_garbage_collector(stream: bool) -> None:
-    async def go() -> None:
-        async with running([ScriptedEngine(), ScriptedEngine()]) as bench:
-            # So that one of them fails over.
-            bench.engines[0].faults = [Fault("die", 2)]
-            gc.collect()
-            gc.disable()
-            try:
-                for _ in range(3):
-                    assert (await bench.post(CHAT, chat(stream=stream))).status == 200
-                await bench.settled()
-                left = [o for o in gc.get_objects() if type(o) in (Relay, Attempts)]
-            finally:
-                gc.enable()
-            assert left == []
-
-    asyncio.run(go())
+async def test_a_request_that_ended_leaves_nothing_for_the_garbage_collector(stream: bool) -> None:
+    async with running([ScriptedEngine(), ScriptedEngine()]) as bench:
+        # So that one of them fails over.
+        bench.engines[0].faults = [Fault("die", 2)]
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                assert (await bench.post(CHAT, chat(stream=stream))).status == 200
+            await bench.settled()
+            left = [o for o in gc.get_objects() if type(o) in (Relay, Attempts)]
+        finally:
+            gc.enable()
+        assert left == []
 
 
 @pytest.mark.parametrize("affinity", [False, True])

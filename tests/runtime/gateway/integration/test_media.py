@@ -1,4 +1,4 @@
-"""Speech, transcripts, pictures and chat with both, through the gateway, with fronts that fail."""
+"""Speech, transcripts, pictures and chat with both, through the gateway, with graph servers that fail."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from atoll.runtime.gateway.settings import GatewayLimits
-from atoll.runtime.media.limits import MediaLimits
+from atoll.runtime.media.media_limits import MediaLimits
 from tests.runtime.gateway.engine import Fault
-from tests.runtime.gateway.front import (
+from tests.runtime.gateway.graph_server import (
     PATH,
     PIECE,
     PIECES,
@@ -23,7 +23,7 @@ from tests.runtime.gateway.front import (
     SPOKEN,
     TEXT,
     WAV_HEADER,
-    ScriptedFront,
+    ScriptedGraphServer,
 )
 from tests.runtime.gateway.harness import CHAT, QUICK, Bench, chat, running
 from tests.runtime.gateway.test_form import FILE, MODEL, TYPE, form
@@ -35,11 +35,11 @@ SAY = {"model": "m", "input": "hello", "voice": "heart"}
 FORM = f"content-type: {TYPE.decode()}\r\n"
 
 
-def with_fronts(
-    story: Callable[[Bench], Awaitable[None]], *fronts: ScriptedFront, **more: Any
+def with_graph_servers(
+    story: Callable[[Bench], Awaitable[None]], *servers: ScriptedGraphServer, **more: Any
 ) -> None:
     async def main() -> None:
-        async with running(fronts or [ScriptedFront()], **more) as bench:
+        async with running(servers or [ScriptedGraphServer()], **more) as bench:
             await story(bench)
 
     asyncio.run(main())
@@ -95,15 +95,15 @@ def test_the_sdk_speaks_hears_draws_and_embeds() -> None:
             (0.0, 0.0, 0),
         ]
         assert not any(record.estimated for record in bench.records)
-        front = bench.engines[0]
-        assert front.seen[2].raw.count(b"RIFF") == 999
-        assert "multipart/form-data" in front.seen[2].headers["content-type"]
+        server = bench.engines[0]
+        assert server.seen[2].raw.count(b"RIFF") == 999
+        assert "multipart/form-data" in server.seen[2].headers["content-type"]
         page = (await bench.admin("/metrics")).body.decode()
         assert 'atoll_gateway_audio_seconds_total{model="m"} 5.0' in page
         assert 'atoll_gateway_speech_seconds_total{model="m"} 2.0' in page
         assert 'atoll_gateway_image_pixels_total{model="m"} 32768.0' in page
 
-    with_fronts(go)
+    with_graph_servers(go)
 
 
 def test_the_sdk_chats_with_pictures_and_sound() -> None:
@@ -136,10 +136,10 @@ def test_the_sdk_chats_with_pictures_and_sound() -> None:
         assert values(bench) == [(0.5, 2.0, 77)] * 2
         assert bench.engines[0].seen[0].body["messages"] == messages
 
-    with_fronts(go)
+    with_graph_servers(go)
 
 
-# When a front fails
+# When a graph server fails
 
 
 KINDS = [(SPEECH, "binary"), (SPEECH, "sse"), (TRANSCRIPTIONS, ""), (IMAGES, "")]
@@ -155,7 +155,9 @@ KINDS = [(SPEECH, "binary"), (SPEECH, "sse"), (TRANSCRIPTIONS, ""), (IMAGES, "")
         if what != "die_after" or path != IMAGES
     ],
 )
-def test_before_the_first_byte_another_front_answers(what: str, path: str, kind: str) -> None:
+def test_before_the_first_byte_another_graph_server_answers(
+    what: str, path: str, kind: str
+) -> None:
     # Dying after 0 pieces: the headers were there, and nothing of the sound.
     body: Any = {
         SPEECH: SAY | ({"stream_format": "sse"} if kind == "sse" else {}),
@@ -175,7 +177,7 @@ def test_before_the_first_byte_another_front_answers(what: str, path: str, kind:
         assert sum(len(r.backends) for r in bench.records) in (2, 3)
         assert all(r.outcome == "ok" for r in bench.records)
 
-    with_fronts(go, ScriptedFront(), ScriptedFront())
+    with_graph_servers(go, ScriptedGraphServer(), ScriptedGraphServer())
 
 
 def test_sound_that_breaks_off_is_cut_and_never_made_whole() -> None:
@@ -192,7 +194,7 @@ def test_sound_that_breaks_off_is_cut_and_never_made_whole() -> None:
         assert not bench.gateway.relays
         assert bench.gateway.pool.members["e0"].inflight == 0
 
-    with_fronts(go, ScriptedFront())
+    with_graph_servers(go, ScriptedGraphServer())
 
 
 def test_cut_sound_reaches_the_client_as_an_error() -> None:
@@ -204,7 +206,7 @@ def test_cut_sound_reaches_the_client_as_an_error() -> None:
                     model="m", voice="heart", input="hello", response_format="wav"
                 )
 
-    with_fronts(go, ScriptedFront())
+    with_graph_servers(go, ScriptedGraphServer())
 
 
 def test_events_that_break_off_end_with_an_error() -> None:
@@ -223,7 +225,7 @@ def test_events_that_break_off_end_with_an_error() -> None:
         await bench.settled()
         assert [r.outcome for r in bench.records] == ["truncated"] * 2
 
-    with_fronts(go, ScriptedFront())
+    with_graph_servers(go, ScriptedGraphServer())
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -243,7 +245,7 @@ def test_a_chat_that_speaks_is_not_resumed(temperature: int) -> None:
         assert bench.engines[1].seen[0].body["messages"] == chat()["messages"]
         assert len(bench.engines[1].seen) == 1
 
-    with_fronts(go, ScriptedFront(kind="vllm"), ScriptedFront(kind="vllm"))
+    with_graph_servers(go, ScriptedGraphServer(kind="vllm"), ScriptedGraphServer(kind="vllm"))
 
 
 def test_a_client_that_leaves_pays_for_what_it_heard() -> None:
@@ -260,17 +262,17 @@ def test_a_client_that_leaves_pays_for_what_it_heard() -> None:
         assert (record.outcome, record.estimated) == ("cancelled", True)
         assert 0.0 < record.speech_seconds < 1.0
 
-    with_fronts(go, ScriptedFront(step_s=0.05))
+    with_graph_servers(go, ScriptedGraphServer(step_s=0.05))
 
 
-def test_a_silent_front_is_given_up() -> None:
+def test_a_silent_graph_server_is_given_up() -> None:
     async def go(bench: Bench) -> None:
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await bench.post(SPEECH, SAY)
         await bench.settled()
         assert bench.records[0].outcome == "truncated"
 
-    with_fronts(go, ScriptedFront(step_s=1.0))
+    with_graph_servers(go, ScriptedGraphServer(step_s=1.0))
 
 
 def test_sound_that_waits_for_an_executor_is_not_given_up() -> None:
@@ -281,11 +283,11 @@ def test_sound_that_waits_for_an_executor_is_not_given_up() -> None:
 
     # Nothing in sound can say that it goes on: a pause is longer than one between tokens may be.
     patient = replace(QUICK, first_token_s=600.0, between_tokens_s=0.05)
-    with_fronts(go, ScriptedFront(step_s=0.5), deadlines=patient)
+    with_graph_servers(go, ScriptedGraphServer(step_s=0.5), deadlines=patient)
 
 
 @pytest.mark.parametrize("status", [404, 405])
-def test_an_endpoint_that_a_front_lacks_is_its_answer(status: int) -> None:
+def test_an_endpoint_that_a_graph_server_lacks_is_its_answer(status: int) -> None:
     async def go(bench: Bench) -> None:
         bench.engines[0].faults += [Fault(str(status))] * 20
         for _ in range(20):
@@ -296,10 +298,10 @@ def test_an_endpoint_that_a_front_lacks_is_its_answer(status: int) -> None:
         assert member.state == "up"
         assert (await bench.post(SPEECH, SAY)).status == 200
 
-    with_fronts(go, ScriptedFront())
+    with_graph_servers(go, ScriptedGraphServer())
 
 
-# What fronts say beside their answer
+# What graph servers say beside their answer
 
 
 @pytest.mark.parametrize(
@@ -324,7 +326,7 @@ def test_speech_is_measured(notes: str, kind: str, expected: tuple[float, int]) 
         (record,) = bench.records
         assert (record.speech_seconds, record.prompt_tokens) == expected
 
-    with_fronts(go, ScriptedFront(notes=notes))
+    with_graph_servers(go, ScriptedGraphServer(notes=notes))
 
 
 def test_an_alias_renames_the_model_inside_a_form() -> None:
@@ -334,13 +336,13 @@ def test_an_alias_renames_the_model_inside_a_form() -> None:
         assert bench.engines[0].seen[0].raw == raw.replace(b"whisper-1", b"m")
         assert (await bench.post(TRANSCRIPTIONS, form(FILE, MODEL), FORM)).status == 404
 
-    with_fronts(go, aliases={"whisper-1": "m"})
+    with_graph_servers(go, aliases={"whisper-1": "m"})
 
 
 # What strangers send
 
 
-def test_nothing_hostile_reaches_a_front() -> None:
+def test_nothing_hostile_reaches_a_graph_server() -> None:
     url = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}
     thousands = form(HEARD, FILE, *[(f'name="f{i}"', b"") for i in range(3000)])
 
@@ -374,7 +376,7 @@ def test_nothing_hostile_reaches_a_front() -> None:
         assert (await bench.get(TRANSCRIPTIONS)).status == 405
         assert bench.engines[0].seen == []
 
-    with_fronts(go)
+    with_graph_servers(go)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +395,7 @@ def test_large_bodies_are_refused_before_they_come(path: str, size: int, status:
         assert reply.status == status
         assert reply.json["error"]["code"] == "request_too_large"
 
-    with_fronts(go)
+    with_graph_servers(go)
 
 
 def test_a_form_may_be_larger_than_other_bodies_and_no_larger() -> None:
@@ -425,7 +427,7 @@ def test_a_form_may_be_larger_than_other_bodies_and_no_larger() -> None:
         await asyncio.sleep(0.05)
         assert bench.gateway.buffered == 0
 
-    with_fronts(go, limits=limits)
+    with_graph_servers(go, limits=limits)
 
 
 def test_limits_of_media_are_settings() -> None:
@@ -435,7 +437,7 @@ def test_limits_of_media_are_settings() -> None:
         reply = await bench.post(CHAT, chat(messages=[{"role": "user", "content": parts}]))
         assert reply.json["error"]["code"] == "too_many_parts"
 
-    with_fronts(go, media=MediaLimits(speech_chars=2), limits=GatewayLimits(content_parts=2))
+    with_graph_servers(go, media=MediaLimits(speech_chars=2), limits=GatewayLimits(content_parts=2))
 
 
 def test_pieces_stay_pieces() -> None:
@@ -445,4 +447,4 @@ def test_pieces_stay_pieces() -> None:
         assert len(reply.body) == len(PIECE) * PIECES
         assert bench.records == [] or bench.records[0].first_token_s is not None
 
-    with_fronts(go)
+    with_graph_servers(go)

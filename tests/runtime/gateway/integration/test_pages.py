@@ -17,7 +17,7 @@ from atoll.cli.status import ask_fleet
 from atoll.core.errors import InputError
 from atoll.core.paths import runtime_dir
 from atoll.runtime.gateway.settings import GatewayFile, GatewaySettings
-from atoll.runtime.local.state import FleetState
+from atoll.runtime.local.fleet_state import FleetState
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, Bench, chat, running
 

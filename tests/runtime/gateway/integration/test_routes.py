@@ -14,7 +14,7 @@ from atoll.control.operation.gateways import GatewayAddress, GatewayGroup
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.runtime.gateway.settings import GatewayLimits
-from atoll.runtime.pool.routes import MOST_BYTES
+from atoll.runtime.pool.routes import MAX_BYTES
 from atoll.workload.lengths import LengthMix
 from tests.runtime.gateway.engine import Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import CHAT, Bench, chat, running
@@ -160,7 +160,7 @@ def test_waiting_for_room_counts_from_the_arrival() -> None:
         ({"models": {"m": {"weights": {"e0": -1}}}}, 400),
         ({"models": {"m": {"promise": {"ttft_s": 1}}}}, 400),
         ({"nodes": {}}, 400),
-        (b" " * (MOST_BYTES + 1), 413),
+        (b" " * (MAX_BYTES + 1), 413),
     ],
 )
 def test_what_cannot_be_told_changes_nothing(body: object, status: int) -> None:

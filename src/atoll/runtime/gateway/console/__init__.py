@@ -1,22 +1,20 @@
-"""What pages and programs ask of a gateway under `/atoll/v1/`, each caller as its role allows.
+"""The console: requests of pages and programs to a gateway under `/atoll/v1/`, each as its role allows.
 
-    caller          who asks, and which keys are its own
+Begin with `console`: the table of all requests; it finds the caller and the route, and answers. The modules:
+
+    console_caller  who asks, and which keys are its own
     route           a request that is answered, for whom and by what
     gate            the way to the database of keys and usage
-    console         the table of all of them; finds the caller, the route, and answers
     administration  for those who run the gateway: status, fabric, backends, routes, traffic
-    me              who asks
-    keys            make, change, revoke, list
-    usage           sums, as JSON and CSV
-    watching        those who watch: snapshot, live, models, machines; machines drained
-    board           what stands behind these, once for all who ask
+    key_requests    make, change, revoke, list keys
+    usage_requests  sums, as JSON and CSV
+    watching        those who watch: me, snapshot, live, models, machines; machines drained (`draining`)
     snapshot        how the gateway stands; made once, however many ask
-    live            snapshots as events
-    models          models with who serves them
-    machines        nodes and backends; pipelines over them are in `pipelines`
+    live_feed       snapshots as events
+    shown_models    models with who serves them
+    shown_machines  nodes and backends, and the pipelines over them
     alarms          what is wrong, and what to do
-    draining        machines out of service and back
-    view            what all of these see of a gateway
+    view            the gateway as all of these see it
 
-`docs/reference/http.md` is the contract.
+`docs/reference/http.md` is the contract. Imports nothing of the gateway's way of a request.
 """

@@ -6,11 +6,10 @@ import time
 
 from atoll.core.errors import AtollError
 from atoll.runtime.gateway.console.route import ADMINS, ConsoleCall, ConsoleRoute, nothing_at, show
-from atoll.runtime.gateway.context import PagesContext
 from atoll.runtime.http.handlers import Response
 from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.member import ConfiguredBackend
-from atoll.runtime.pool.routes import MOST_BYTES, RoutesTold
+from atoll.runtime.pool.routes import MAX_BYTES, RoutesTold
 
 
 def show_status(call: ConsoleCall) -> Response:
@@ -51,14 +50,14 @@ def show_routes(call: ConsoleCall) -> Response:
 def take_routes(call: ConsoleCall) -> Response:
     """Take weights and promises of a controller."""
     context, body = call.context, call.request.body
-    if len(body) > MOST_BYTES:
-        raise ApiError(413, f"routes take at most {MOST_BYTES} bytes")
+    if len(body) > MAX_BYTES:
+        raise ApiError(413, f"routes take at most {MAX_BYTES} bytes")
     try:
         routes = RoutesTold.from_json(body)
     except AtollError as error:
         raise ApiError(400, str(error), param=error.field) from None
     context.pool.route(routes)
-    context.chooser.choices.tell(routes.choices)
+    context.chooser.tell(routes)
     context.traffic.promise(routes, context.loop.time())
     instances = {name for told in routes.models.values() for name in told.weights}
     context.log.event(
@@ -72,7 +71,7 @@ def take_routes(call: ConsoleCall) -> Response:
 
 def show_backends(call: ConsoleCall) -> Response:
     """Return all backends."""
-    return _backends(call.context)
+    return show({"backends": call.context.pool.snapshot()})
 
 
 def take_backend(call: ConsoleCall) -> Response:
@@ -86,7 +85,7 @@ def take_backend(call: ConsoleCall) -> Response:
             pool.add(backend)
     except AtollError as error:
         raise ApiError(400, str(error), param=error.field) from None
-    return _backends(call.context)
+    return show_backends(call)
 
 
 def remove_backend(call: ConsoleCall) -> Response:
@@ -95,11 +94,7 @@ def remove_backend(call: ConsoleCall) -> Response:
     if name not in pool.members:
         raise ApiError(404, f"there is no backend {name[:200]!r}", code="not_found")
     pool.remove(name)
-    return _backends(call.context)
-
-
-def _backends(context: PagesContext) -> Response:
-    return show({"backends": context.pool.snapshot()})
+    return show_backends(call)
 
 
 ROUTES = (

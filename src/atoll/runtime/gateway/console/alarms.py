@@ -1,4 +1,4 @@
-"""What is wrong, and what to do about it: each with an id that stays the same as long as it lasts."""
+"""Alarms with what to do about each; an id stays the same as long as its alarm lasts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from urllib.parse import quote
 import msgspec
 
 from atoll.runtime.gateway.console.view import GatewayView
-from atoll.runtime.gateway.traffic import ModelLook
+from atoll.runtime.gateway.traffic_tally import ModelLook
 from atoll.runtime.pool.member import STAND_IN, Member
 
 Level = Literal["error", "warning", "info"]
 
 _ENDS_SOON_S = 600.0
-_LEAST_JUDGED = 20
+_MIN_JUDGED = 20
 """With fewer requests that a promise is missed is chance."""
 _LEVELS = {"error": 0, "warning": 1, "info": 2}
 _SHOWN = 200
@@ -132,7 +132,7 @@ def _of_models(
         if look is None or look.promise is None:
             continue
         window, promise = look.traffic.five_minutes, look.promise
-        if window.judged >= _LEAST_JUDGED and window.kept < promise.target * window.judged:
+        if window.judged >= _MIN_JUDGED and window.kept < promise.target * window.judged:
             yield Alarm(
                 f"promise:{model}",
                 "error" if window.kept < promise.target / 2 * window.judged else "warning",

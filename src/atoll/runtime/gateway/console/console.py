@@ -18,28 +18,27 @@ from collections.abc import Awaitable
 from urllib.parse import unquote
 
 from atoll.runtime.accounts.grants import role_forbids_error
-from atoll.runtime.gateway.console import administration, keys, me, usage, watching
-from atoll.runtime.gateway.console.caller import ADMIN, Caller, find_caller, lower
+from atoll.runtime.gateway.console import administration, key_requests, usage_requests, watching
+from atoll.runtime.gateway.console.console_caller import ADMIN, Caller, find_caller, lower
 from atoll.runtime.gateway.console.gate import DatabaseGate
-from atoll.runtime.gateway.console.live import LiveAnswer
+from atoll.runtime.gateway.console.live_feed import LiveAnswer
 from atoll.runtime.gateway.console.route import (
     ConsoleCall,
     ConsoleRoute,
+    PagesContext,
     not_allowed,
     nothing_at,
 )
-from atoll.runtime.gateway.context import PagesContext
 from atoll.runtime.http.handlers import Answer, HandlerCall, Response, send_response
-from atoll.runtime.http.server import Connection, ConnectionDeadlines, Request
+from atoll.runtime.http.http_server import Connection, ConnectionDeadlines, Request
 from atoll.runtime.openai import ApiError
 
 PREFIX = "/atoll/v1/"
 TABLE: tuple[ConsoleRoute, ...] = (
     *administration.ROUTES,
-    *me.ROUTES,
     *watching.ROUTES,
-    *keys.ROUTES,
-    *usage.ROUTES,
+    *key_requests.ROUTES,
+    *usage_requests.ROUTES,
 )
 _ID = "{id}"
 
@@ -113,7 +112,7 @@ class Console:
         if isinstance(answer, Response):
             send_response(connection, answer)
         elif isinstance(answer, LiveAnswer):
-            answer.take(connection)
+            answer.feed.join(connection, answer.allowed, answer.who)
         else:
             HandlerCall(self, connection, request, lambda request: self._wait(request, answer))
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.runtime.gateway.console.machines import ShownMachine, list_machines
+from atoll.runtime.gateway.console.shown_machines import ShownMachine, list_machines
 from atoll.runtime.gateway.console.view import GatewayView
 from atoll.runtime.openai import ApiError
 from atoll.runtime.pool.member import Member
 
-_MOST_BYTES = 64 * 2**10
+_MAX_BYTES = 64 * 2**10
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
-    """What is said with a drain: the machine's name, and whether it may be the last one of a model."""
+    """Body of a drain: the machine's name, and whether it may be the last one of a model."""
 
     confirm: str = ""
     force: bool = False
@@ -74,8 +74,8 @@ def _find(view: GatewayView, machine_id: str) -> ShownMachine:
 
 
 def _read(body: bytes) -> DrainRequest:
-    if len(body) > _MOST_BYTES:
-        raise ApiError(413, f"this takes at most {_MOST_BYTES} bytes", code="request_too_large")
+    if len(body) > _MAX_BYTES:
+        raise ApiError(413, f"this takes at most {_MAX_BYTES} bytes", code="request_too_large")
     try:
         return _decode(body) if body else DrainRequest()
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from atoll.runtime.openai import ApiError
+from atoll.runtime.gateway.faults import server_fault
 
 _AT_ONCE = 3
-_MOST_WAITING = 100
-_SHARE = 5
-"""One key has at most this part of the places."""
+"""Requests at the database: few, so that the gateway's own writing never waits long."""
+_MAX_WAITING = 100
+"""Requests that wait for their turn or have it."""
+_KEY_PART = 5
+"""One key has at most one part in so many of the places."""
 _ANSWER_S = 30.0
 """For one of them, and for its turn."""
 
@@ -34,26 +36,16 @@ class DatabaseGate:
         from atoll.runtime.accounts.database import AWAY
 
         own = 0 if who is None else self._inside.count(who)
-        if len(self._inside) >= _MOST_WAITING or own >= _MOST_WAITING // _SHARE:
-            raise ApiError(
-                503,
-                "too many ask for keys and usage at once",
-                kind="server_error",
-                code="overloaded",
-                retry_after_s=1,
-            )
+        if len(self._inside) >= _MAX_WAITING or own >= _MAX_WAITING // _KEY_PART:
+            raise server_fault(503, "too many ask for keys and usage at once", retry_s=1)
         self._inside.append(who)
         try:
             async with asyncio.timeout(_ANSWER_S), self._free:
                 yield
         except AWAY:
             # A time that is over is one of these.
-            raise ApiError(
-                503,
-                "the database of keys and usage does not answer",
-                kind="server_error",
-                code="database_away",
-                retry_after_s=5,
+            raise server_fault(
+                503, "the database of keys and usage does not answer", "database_away", 5
             ) from None
         finally:
             self._inside.remove(who)

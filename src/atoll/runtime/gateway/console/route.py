@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from atoll.runtime.accounts.keys import ROLES, Role
-from atoll.runtime.gateway.console.caller import Caller
+from atoll.runtime.accounts.api_keys import ROLES, Role
+from atoll.runtime.gateway.console.console_caller import Caller
 from atoll.runtime.gateway.console.gate import DatabaseGate
-from atoll.runtime.gateway.console.live import LiveAnswer
-from atoll.runtime.gateway.context import PagesContext
+from atoll.runtime.gateway.console.live_feed import LiveAnswer, LiveFeed
+from atoll.runtime.gateway.console.snapshot import GatewaySnapshots
+from atoll.runtime.gateway.console.view import GatewayView
+from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.http.handlers import Answer, Headers, Response
-from atoll.runtime.http.request import Request
+from atoll.runtime.http.http_request import Request
 from atoll.runtime.openai import ApiError
 
 if TYPE_CHECKING:
@@ -30,8 +32,26 @@ MEMBERS: frozenset[Role] = frozenset({"admin", "member"})
 """All who may change something."""
 ADMINS: frozenset[Role] = frozenset({"admin"})
 NO_STORE: Headers = (("cache-control", "no-store"),)
-_FIELDS = 32
-"""Of a query."""
+LATEST_S = 253_370_764_800.0
+"""The year 9999 (Unix time): later dates cannot be shown."""
+_MAX_FIELDS = 32
+"""Fields of a query."""
+
+
+class PagesContext(GatewayView, Protocol):
+    """A gateway, as far as its own pages and its console know it."""
+
+    metrics: GatewayMetrics
+    snapshots: GatewaySnapshots
+    live: LiveFeed
+
+    @property
+    def accounts(self) -> Accounts | None:
+        """Keys and usage, if there are."""
+        ...
+
+    def refused(self, error: ApiError, request: Request | None = None) -> None:
+        """Note a request that is answered with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +64,7 @@ class ConsoleCall:
     gate: DatabaseGate
     route: ConsoleRoute
     name: str = ""
-    """What stands for `{id}` in the path, decoded."""
+    """Decoded value of `{id}` in the path."""
 
     @property
     def accounts(self) -> Accounts:
@@ -63,7 +83,7 @@ class ConsoleCall:
                 self.request.query.decode("ascii"),
                 keep_blank_values=True,
                 errors="strict",
-                max_num_fields=_FIELDS,
+                max_num_fields=_MAX_FIELDS,
             )
         except ValueError:
             raise ApiError(400, "the query cannot be read") from None

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 import msgspec
 
 from atoll.runtime.gateway.console.alarms import AlarmBoard
-from atoll.runtime.gateway.console.machines import ShownMachine, list_machines
-from atoll.runtime.gateway.console.models import list_models, show_promise
-from atoll.runtime.gateway.console.pipelines import find_pipelines
+from atoll.runtime.gateway.console.shown_machines import ShownMachine, find_pipelines, list_machines
+from atoll.runtime.gateway.console.shown_models import list_models, show_promise
 from atoll.runtime.gateway.console.view import GatewayView
-from atoll.runtime.gateway.traffic import ModelLook
-from atoll.telemetry.traffic import WindowSums
+from atoll.runtime.gateway.traffic_tally import ModelLook
+from atoll.telemetry.traffic_page import WindowSums
 
 _FRESH_S = 1.0
 """A page that is younger is shown again: many may ask at once."""
@@ -46,7 +45,7 @@ class CachedPage:
 
 
 class MachinePrices:
-    """What machines cost an hour (USD), and for which models."""
+    """Prices of machines per hour (USD), and for which models."""
 
     def __init__(self, machines: tuple[ShownMachine, ...]) -> None:
         self._priced = [
@@ -88,7 +87,7 @@ class GatewaySnapshots:
         seen = (
             pool.routes,
             view.settings.aliases,
-            view.chooser.choices.by_name,
+            view.chooser.choice_table.by_name,
             None if fabric is None else fabric.changes,
             *(
                 (m.backend, m.facts, m.well, m.outlier.ejected_until_s is None)

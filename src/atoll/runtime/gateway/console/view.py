@@ -1,4 +1,4 @@
-"""What the pages that people look at see of a gateway."""
+"""View of a gateway for the pages that people look at."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.settings import GatewaySettings
-from atoll.runtime.gateway.traffic import TrafficTally
+from atoll.runtime.gateway.traffic_tally import TrafficTally
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log
 

@@ -1,10 +1,11 @@
-"""What is asked by those who watch a gateway, and machines taken out of service."""
+"""Requests of those who watch a gateway, and machines taken out of service."""
 
 from __future__ import annotations
 
 import msgspec
 
-from atoll.runtime.gateway.console.live import LiveAnswer
+from atoll.runtime.gateway.console.draining import drain, take_back
+from atoll.runtime.gateway.console.live_feed import LiveAnswer
 from atoll.runtime.gateway.console.route import (
     ADMINS,
     ANY,
@@ -19,14 +20,14 @@ from atoll.runtime.openai import ApiError
 
 def show_snapshot(call: ConsoleCall) -> Response:
     """Return how the gateway stands."""
-    return Response(call.context.board.pages.snapshot(), headers=NO_STORE)
+    return Response(call.context.snapshots.snapshot(), headers=NO_STORE)
 
 
 def listen(call: ConsoleCall) -> LiveAnswer:
     """Return how the gateway stands now and from now on, for as long as the caller's key is good."""
     accounts, shown = call.context.accounts, call.request.headers.get(b"authorization")
     if accounts is None or call.caller.key_id is None:
-        return LiveAnswer(call.context.board.live)
+        return LiveAnswer(call.context.live)
 
     def is_allowed() -> bool:
         try:
@@ -34,37 +35,49 @@ def listen(call: ConsoleCall) -> LiveAnswer:
         except ApiError:
             return False
 
-    return LiveAnswer(call.context.board.live, is_allowed, call.caller.key_id)
+    return LiveAnswer(call.context.live, is_allowed, call.caller.key_id)
 
 
 def show_models(call: ConsoleCall) -> Response:
     """Return models with who serves them."""
-    return Response(call.context.board.pages.models(), headers=NO_STORE)
+    return Response(call.context.snapshots.models(), headers=NO_STORE)
 
 
 def show_machines(call: ConsoleCall) -> Response:
     """Return nodes and backends, and pipelines over them."""
-    return Response(call.context.board.pages.machines(), headers=NO_STORE)
+    return Response(call.context.snapshots.machines(), headers=NO_STORE)
 
 
 def drain_machine(call: ConsoleCall) -> Response:
     """Take a machine out of service."""
-    machine = call.context.board.drain(call.name, call.request.body, _who(call))
+    machine = drain(call.context, call.name, call.request.body, call.caller.label)
     return show(msgspec.to_builtins(machine))
 
 
 def take_machine_back(call: ConsoleCall) -> Response:
     """Take a machine back into service."""
-    return show(msgspec.to_builtins(call.context.board.take_back(call.name, _who(call))))
+    machine = take_back(call.context, call.name, call.caller.label)
+    return show(msgspec.to_builtins(machine))
 
 
-def _who(call: ConsoleCall) -> str:
-    """Return who asks, for the log."""
-    return call.caller.key_id or call.caller.owner or "admin"
+def show_me(call: ConsoleCall) -> Response:
+    """Say who the caller is, and whether this gateway has keys: a page shows it after a login."""
+    caller, accounts = call.caller, call.context.accounts
+    return show(
+        {
+            "id": caller.key_id,
+            "name": caller.name,
+            "owner": caller.owner,
+            "role": caller.role,
+            "keys_needed": accounts is not None and accounts.required,
+            "accounts": accounts is not None,
+        }
+    )
 
 
 _DRAIN = "machines/{id}/drain"
 ROUTES = (
+    ConsoleRoute("GET", "me", ANY, "Who asks", show_me),
     ConsoleRoute("GET", "snapshot", ANY, "How the gateway stands", show_snapshot),
     ConsoleRoute(
         *("GET", "live", ANY, "How the gateway stands, as events", listen),

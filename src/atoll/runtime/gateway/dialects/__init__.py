@@ -5,19 +5,19 @@ comes back is translated on its way to the client (`translated`). So keys, polic
 streams and the ledger hold for all dialects alike, whatever a backend itself could speak.
 
 `responses` is OpenAI's `/v1/responses`, `messages` is Anthropic's `/v1/messages`. What they share:
-`reading` (checks), `conversation` (turns into messages), `chat` and `pieces` (answers and streams of chat,
-taken apart).
+`dialect` (the base class), `dialect_reading` (checks), `conversation` (turns into messages), `chat_answer`
+and `chat_stream` (answers and streams of chat, taken apart). Nothing here does I/O or knows the gateway.
 """
 
 from __future__ import annotations
 
 from atoll.runtime.gateway.dialects.dialect import Dialect
-from atoll.runtime.gateway.dialects.messages.dialect import CountDialect, MessagesDialect
-from atoll.runtime.gateway.dialects.responses.dialect import ResponsesDialect
-from atoll.runtime.gateway.dialects.translated import ShapedError, TranslatedClient
+from atoll.runtime.gateway.dialects.messages_dialect import CountDialect, MessagesDialect
+from atoll.runtime.gateway.dialects.responses_dialect import ResponsesDialect
+from atoll.runtime.gateway.dialects.translated import AnsweredClient, ShapedError, TranslatedClient
 from atoll.runtime.openai import ApiError
 
-__all__ = ["DIALECTS", "Dialect", "TranslatedClient", "shape_error", "shown_key"]
+__all__ = ["DIALECTS", "AnsweredClient", "Dialect", "TranslatedClient", "shape_error", "shown_key"]
 
 DIALECTS: dict[bytes, Dialect] = {
     dialect.path.encode(): dialect

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.runtime.gateway.dialects.dialect import Dialect, StreamTranslator, Translation
+from atoll.runtime.gateway.dialects.chat_stream import StreamTranslator
+from atoll.runtime.gateway.dialects.dialect import Dialect, Translation
 from atoll.runtime.http.answering import headers_of
-from atoll.runtime.http.server import Connection, Request, Responder
+from atoll.runtime.http.http_server import Connection, Request, Responder
 from atoll.runtime.openai import ApiError, parsed_bytes
 
 _LARGE_BYTES = 2**20
@@ -33,7 +34,7 @@ class ShapedError(ApiError):
 
 
 class TranslatedClient:
-    """Stands before a connection, for a relay (`client.AnsweredClient`)."""
+    """Stands before a connection, for a relay (`http_server.Connection` says what its methods mean)."""
 
     def __init__(self, connection: Connection, dialect: Dialect, request: Request) -> None:
         self._connection = connection
@@ -136,6 +137,10 @@ class TranslatedClient:
 
     def _headers(self) -> bytes:
         return self._dialect.headers(self._request.id)
+
+
+AnsweredClient = Connection | TranslatedClient
+"""Who a relay answers."""
 
 
 def _read_error(status: int, body: bytes) -> ApiError:

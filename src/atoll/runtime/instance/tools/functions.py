@@ -10,15 +10,15 @@ from typing import Any
 
 from atoll.runtime.openai import ApiError
 
-MOST_FUNCTIONS = 128
-MOST_DEPTH = 48
+MAX_FUNCTIONS = 128
+MAX_DEPTH = 48
 """How deep a schema may be nested: what reads it calls itself for every level."""
-MOST_SCHEMA_CHARS = 2**16
+MAX_SCHEMA_CHARS = 2**16
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NOTES = frozenset(
     {"description", "title", "examples", "default", "$comment", "deprecated", "x-guidance"}
 )
-"""What a schema says to people; it says nothing of what is valid."""
+"""Keywords of a schema for people; they say nothing of what is valid."""
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _PLAIN = frozenset({"enum", "const", "required", "dependentRequired"})
 
@@ -31,14 +31,14 @@ class CallableFunction:
 
     name: str
     schema: Json
-    """What its arguments must look like: a JSON schema of an object."""
+    """JSON schema of its arguments, an object."""
     strict: bool = False
     """Whether every keyword of the schema has to hold; else those that cannot be checked are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a request may call.
+    """Functions that a request may call.
 
     `offered` are the tools as the client describes them, for the prompt; `callable` are those that
     `tool_choice` leaves. With `required` there is no answer without a call.
@@ -84,8 +84,8 @@ def read_tools(
 
 
 def _bounded(tools: Sequence[Json]) -> Sequence[Json]:
-    if len(tools) > MOST_FUNCTIONS:
-        raise ApiError(400, f"at most {MOST_FUNCTIONS} tools a request", param="tools")
+    if len(tools) > MAX_FUNCTIONS:
+        raise ApiError(400, f"at most {MAX_FUNCTIONS} tools a request", param="tools")
     return tools
 
 
@@ -131,9 +131,9 @@ def _schema(parameters: object, where: str) -> Json:
     if not isinstance(parameters, dict):
         raise ApiError(400, "parameters are a JSON schema", param=where)
     if too_deep(parameters):
-        raise ApiError(400, f"a schema has at most {MOST_DEPTH} levels", param=where)
-    if len(json.dumps(parameters)) > MOST_SCHEMA_CHARS:
-        raise ApiError(400, f"a schema has at most {MOST_SCHEMA_CHARS} characters", param=where)
+        raise ApiError(400, f"a schema has at most {MAX_DEPTH} levels", param=where)
+    if len(json.dumps(parameters)) > MAX_SCHEMA_CHARS:
+        raise ApiError(400, f"a schema has at most {MAX_SCHEMA_CHARS} characters", param=where)
     if parameters.get("type", "object") != "object":
         raise ApiError(400, "arguments are an object", param=f"{where}.type")
     schema: Json = {"type": "object"} | bare_schema(parameters)
@@ -149,7 +149,7 @@ _OPEN = frozenset(
 )
 
 
-def too_deep(value: object, most: int = MOST_DEPTH) -> bool:
+def too_deep(value: object, most: int = MAX_DEPTH) -> bool:
     """Return whether objects and lists are nested deeper than `most` levels."""
     level = [value]
     for _ in range(most + 1):

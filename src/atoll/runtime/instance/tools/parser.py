@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """What stands around the parts of calls.
+    """Text around the parts of calls.
 
     mark: begins the calls; without one, calls begin with the answer, at `first`. opener: right before a
     name. closer: right after it; arguments follow.
@@ -25,7 +25,7 @@ class CallSyntax:
 
 @dataclass(slots=True)
 class CallDelta:
-    """What is new of one call: its name where it begins, and more of its arguments."""
+    """New part of one call: its name where it begins, and more of its arguments."""
 
     index: int
     name: str | None = None
@@ -34,7 +34,7 @@ class CallDelta:
 
 @dataclass(slots=True)
 class AnswerDelta:
-    """What is new in an answer: text, and pieces of calls in order, one a call."""
+    """New part of an answer: text, and pieces of calls in order, one a call."""
 
     text: str = ""
     calls: list[CallDelta] = field(default_factory=list)
@@ -81,6 +81,7 @@ class CallParser:
     def mark(self, text: str) -> AnswerDelta:
         """Take a token that stands for a mark."""
         if self._state in ("start", "text") and text == self._syntax.mark:
+            # What was held back is text after all: the mark itself is a token.
             delta = AnswerDelta(self.finish())
             self._state = "before"
             self.feed(text)
@@ -108,6 +109,7 @@ class CallParser:
             delta.text += text[:at]
             self._state, self._held = "before", ""
             return text[at:]
+        # The end of the text may begin a mark: it waits until more has come.
         keep = beginning_of(mark, text)
         delta.text += text[: len(text) - keep]
         self._held = text[len(text) - keep :]
@@ -135,6 +137,7 @@ class CallParser:
         return text[at:]
 
     def _in_arguments(self, text: str, delta: AnswerDelta) -> str:
+        # Brackets in strings do not count, and an escaped quote ends no string.
         for at, letter in enumerate(text):
             if self._quoted:
                 if self._escaped:
@@ -160,6 +163,7 @@ class CallParser:
         text = self._held + text
         at = text.find(until)
         if at < 0:
+            # Of what is skipped only the part that may begin it is kept.
             self._held = text[len(text) - beginning_of(until, text) :]
             return ""
         self._state, self._held = then, ""
@@ -168,6 +172,7 @@ class CallParser:
 
 def beginning_of(mark: str, text: str) -> int:
     """Return the length of the longest end of `text` that begins `mark`."""
+    # A whole mark would have been found before.
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return length

@@ -1,4 +1,4 @@
-"""What the network lets through, whatever stands where: limits on nodes, on sets of nodes and on all flow.
+"""Limits of the network that hold for every placement: limits on nodes, on sets of nodes and on all flow.
 
 For a set R of nodes, every token that visits R comes in over a link into R (or from the source) and goes
 out over one out of R (or to the sink), so visits per second are at most
@@ -19,9 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.solve.place.instance import Floats, FlowInstance
+from atoll.solve.array_types import Floats
+from atoll.solve.place.flow_instance import FlowInstance
 
 Mask = NDArray[np.bool_]
+# Regions up to which all unions are tried: their number doubles with every region.
 _ALL_SUBSETS = 6
 
 
@@ -47,6 +49,7 @@ def network(instance: FlowInstance) -> Network:
     """Return the links of an instance, each cut to what the nodes at its ends can carry."""
     top = fastest(instance)
     between = np.minimum(instance.link, np.minimum(top[:, None], top[None, :]))
+    # A node does not send to itself.
     np.fill_diagonal(between, 0.0)
     return Network(between, np.minimum(instance.enter, top), np.minimum(instance.leave, top))
 
@@ -65,8 +68,8 @@ def rates(instance: FlowInstance) -> Floats:
     net = network(instance)
     from_nodes, to_nodes = net.link.sum(axis=0), net.link.sum(axis=1)
     into = net.enter + from_nodes if instance.partial else np.maximum(net.enter, from_nodes)
-    most = np.minimum(into, np.maximum(net.leave, to_nodes))
-    return np.asarray(np.minimum(_allowed_rates(instance), most[:, None]), np.float64)
+    through = np.minimum(into, np.maximum(net.leave, to_nodes))
+    return np.asarray(np.minimum(_allowed_rates(instance), through[:, None]), np.float64)
 
 
 def crossing_rate(net: Network, inside: Mask) -> float:
@@ -109,17 +112,18 @@ def needed_cuts(instance: FlowInstance) -> list[Cut]:
         (f"node {name}", np.arange(instance.size) == i) for i, name in enumerate(instance.names)
     ]
     for name, inside in [(f"region {name}", inside) for name, inside in groups] + singles:
-        if int(instance.most[~inside].sum()) < instance.layers:
+        # If the model fits without these nodes, tokens may pass them by, and the cut proves nothing.
+        if int(instance.max_layers[~inside].sum()) < instance.layers:
             needed.append(Cut(name, inside, crossing_rate(net, inside)))
     return needed
 
 
-def links_are_loose(instance: FlowInstance, most: float) -> bool:
-    """Say whether no link can bind in a flow of at most `most` tokens/s.
+def links_are_loose(instance: FlowInstance, max_flow: float) -> bool:
+    """Say whether no link can bind in a flow of at most `max_flow` tokens/s.
 
-    A link is loose if it carries `most`, or all that the node at either end of it ever does.
+    A link is loose if it carries `max_flow`, or all that the node at either end of it ever does.
     """
-    top = np.minimum(fastest(instance), most)
+    top = np.minimum(fastest(instance), max_flow)
     needed = np.minimum(top[:, None], top[None, :])
     np.fill_diagonal(needed, 0.0)
     return bool(
@@ -132,5 +136,5 @@ def links_are_loose(instance: FlowInstance, most: float) -> bool:
 def _allowed_rates(instance: FlowInstance) -> Floats:
     """Return `rate`, 0 for no layers and for more than a node or the model has."""
     held = np.arange(instance.rate.shape[1])
-    most = np.minimum(instance.most, instance.layers)[:, None]
-    return np.where((held >= 1) & (held <= most), instance.rate, 0.0)
+    max_layers = np.minimum(instance.max_layers, instance.layers)[:, None]
+    return np.where((held >= 1) & (held <= max_layers), instance.rate, 0.0)

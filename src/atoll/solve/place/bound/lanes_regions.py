@@ -20,22 +20,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.solve.array_types import Floats, Ints
 from atoll.solve.place.bound.cuts import rates
 from atoll.solve.place.bound.lanes import (
     IterationAllowance,
     Lane,
     LaneBlock,
-    most_layers,
+    largest_flow,
+    max_layers,
     place_blocks,
     splits,
 )
-from atoll.solve.place.instance import Floats, FlowInstance, Ints, Placement
-from atoll.solve.place.milp.model import Programme
+from atoll.solve.place.flow_instance import FlowInstance, Placement
+from atoll.solve.place.milp.model import Program
 
 ITERATIONS = 120_000
-"""Simplex iterations of all programmes; these are larger than those of `lanes`."""
-_MOST_REGIONS = 4
-_MOST_RATES = 400
+"""Simplex iterations of all programs; these are larger than those of `lanes`."""
+_MAX_REGIONS = 4
+_MAX_RATES = 400
 _WIDEST = 4
 
 
@@ -78,7 +80,8 @@ def region_lanes(
     node_rates = rates(instance)
     names, place = np.unique(np.array(instance.regions), return_inverse=True)
     levels = np.unique(node_rates[node_rates > 0.0])
-    if not 1 < len(names) <= _MOST_REGIONS or len(levels) > _MOST_RATES:
+    # One region needs no order, and the orders of many regions are too many to try.
+    if not 1 < len(names) <= _MAX_REGIONS or len(levels) > _MAX_RATES:
         return None
     keyed, group = np.unique(np.column_stack([place, node_rates]), axis=0, return_inverse=True)
     pool = _NodeGroups(
@@ -88,6 +91,7 @@ def region_lanes(
         keyed[:, 0].astype(np.int64),
         _slowest(instance, place, len(names)),
     )
+    # Orders of all regions first: they have the most nodes to use.
     orders = [
         order
         for size in range(len(names), 0, -1)
@@ -96,26 +100,20 @@ def region_lanes(
     several = [levels * k for k in range(1, _WIDEST + 1)]
     flows = np.unique(np.concatenate([*several, (levels[:, None] + levels[None, :]).ravel()]))
     flows = flows[(flows > low) & (flows <= high)]
-    best: Placement | None = None
-    first, last = 0, len(flows)
-    while first < last and allowed.left > 0 and time.perf_counter() < until:
-        middle = (first + last) // 2
-        placement = None
+
+    def place_in_order(flow: float) -> Placement | None:
         for order in orders:
             left = until - time.perf_counter()
             if left <= 0.0 or allowed.left <= 0:
                 break
-            blocks = _blocks(pool, float(flows[middle]), order, left, allowed)
-            placement = (
-                None if blocks is None else place_blocks(instance, pool.tables, group, blocks)
-            )
-            if placement is not None:
-                break
-        if placement is None:
-            last = middle
-        else:
-            best, first = placement, middle + 1
-    return best
+            blocks = _blocks(pool, flow, order, left, allowed)
+            if blocks is not None:
+                placement = place_blocks(instance, pool.tables, group, blocks)
+                if placement is not None:
+                    return placement
+        return None
+
+    return largest_flow(flows, place_in_order, allowed, until)
 
 
 def _slowest(instance: FlowInstance, place: Ints, regions: int) -> Floats:
@@ -134,27 +132,29 @@ def _blocks(
     allowed: IterationAllowance,
 ) -> list[LaneBlock] | None:
     """Return blocks of all layers, in order, at a flow, or None: there are none, or it takes too long."""
-    programme = Programme(1.0)
+    program = Program(1.0)
     used: list[list[tuple[int, float]]] = [[] for _ in pool.number]
     rows: list[list[_Slot]] = []
     before: list[_Slot] = []
     for step, region in enumerate(order):
         inside = pool.region == region
         narrow = splits(pool.tables[inside], flow)
+        # Where regions meet, more and narrower lanes may pass links that one wide lane cannot.
         wide = [*narrow, *((flow / k,) * k for k in range(2, _WIDEST + 1))]
         if step:
-            after = [_slot(programme, pool, used, region, split, end=True) for split in wide]
-            _meet(programme, before, after, flow * pool.slowest[order[step - 1], region])
+            after = [_slot(program, pool, used, region, split, end=True) for split in wide]
+            _meet(program, before, after, flow * pool.slowest[order[step - 1], region])
             rows.append(after)
-        rows.append([_slot(programme, pool, used, region, split) for split in narrow])
+        rows.append([_slot(program, pool, used, region, split) for split in narrow])
         if step + 1 < len(order):
-            before = [_slot(programme, pool, used, region, split, end=True) for split in wide]
+            before = [_slot(program, pool, used, region, split, end=True) for split in wide]
             rows.append(before)
     slots = [slot for row in rows for slot in row]
-    programme.add([(slot.length, 1.0) for slot in slots], pool.layers, pool.layers)
+    # Blocks of all regions together hold every layer once.
+    program.add([(slot.length, 1.0) for slot in slots], pool.layers, pool.layers)
     for terms, number in zip(used, pool.number, strict=True):
-        programme.add(terms, 0.0, float(number))
-    solved = allowed.solve(programme, seconds)
+        program.add(terms, 0.0, float(number))
+    solved = allowed.solve(program, seconds)
     if solved.values is None:
         return None
     whole = np.rint(solved.values).astype(np.int64)
@@ -176,7 +176,7 @@ def _lanes(slot: _Slot, whole: Ints, kinds: int) -> tuple[Lane, ...]:
 
 
 def _slot(
-    programme: Programme,
+    program: Program,
     pool: _NodeGroups,
     used: list[list[tuple[int, float]]],
     region: int,
@@ -185,28 +185,30 @@ def _slot(
     end: bool = False,
 ) -> _Slot:
     """Add the columns and rows of one block; `end`: of one where regions meet."""
-    length = programme.integer(0, pool.layers)
+    length = program.integer(0, pool.layers)
     lanes: list[dict[int, int]] = []
     for flow in split:
-        most = most_layers(pool.tables, flow)
+        most = max_layers(pool.tables, flow)
         able = np.flatnonzero((pool.region == region) & (most > 0)).tolist()
-        nodes = {kind: programme.integer(0, float(pool.number[kind])) for kind in able}
+        nodes = {kind: program.integer(0, float(pool.number[kind])) for kind in able}
         held = [(column, float(most[kind])) for kind, column in nodes.items()]
-        programme.add([*held, (length, -1.0)], 0.0, np.inf)
+        program.add([*held, (length, -1.0)], 0.0, np.inf)
         for kind, column in nodes.items():
             used[kind].append((column, 1.0))
         lanes.append(nodes)
-    chosen = programme.integer(0, 1) if end else None
+    chosen = program.integer(0, 1) if end else None
     if chosen is not None:
-        programme.add([(length, 1.0), (chosen, -1.0)], 0.0, np.inf)
-        programme.add([(length, 1.0), (chosen, -float(pool.layers))], -np.inf, 0.0)
+        # Chosen if and only if it holds a layer or more.
+        program.add([(length, 1.0), (chosen, -1.0)], 0.0, np.inf)
+        program.add([(length, 1.0), (chosen, -float(pool.layers))], -np.inf, 0.0)
     return _Slot(split, length, lanes, chosen)
 
 
-def _meet(programme: Programme, before: list[_Slot], after: list[_Slot], most: float) -> None:
+def _meet(program: Program, before: list[_Slot], after: list[_Slot], most: float) -> None:
     """Choose one block on either side of a meeting of regions, two that fit."""
     for side in (before, after):
-        programme.add([(slot.chosen, 1.0) for slot in side if slot.chosen is not None], 1.0, 1.0)
+        program.add([(slot.chosen, 1.0) for slot in side if slot.chosen is not None], 1.0, 1.0)
     for a, b in itertools.product(before, after):
+        # Two lanes exchange their flows' product over the whole flow; the slowest link must carry that.
         if a.chosen is not None and b.chosen is not None and max(a.split) * max(b.split) > most:
-            programme.add([(a.chosen, 1.0), (b.chosen, 1.0)], 0.0, 1.0)
+            program.add([(a.chosen, 1.0), (b.chosen, 1.0)], 0.0, 1.0)

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.solve.place.cp.masters import Floats, Ints, Master, merge_fronts
-
-Bools = NDArray[np.bool_]
+from atoll.solve.array_types import Bools, Floats, Ints
+from atoll.solve.place.cp.cp_masters import Master, merge_fronts
 
 
 class LatencyTable(Protocol):
@@ -65,7 +63,7 @@ def solve_lazily(
     stock: Ints,
     master: Master,
     *,
-    most_looks: int,
+    max_looks: int,
     scout: Master | None = None,
     gap: float = 0.0,
     allowed: Sequence[Bools] | None = None,
@@ -74,7 +72,7 @@ def solve_lazily(
 ) -> LazySolution | None:
     """Return the cheapest choice of an entry for every service, None if no choice fits.
 
-    It ends when the choice is within `gap` of the least cost of any, after `most_looks` looks, or when
+    It ends when the choice is within `gap` of the least cost of any, after `max_looks` looks, or when
     `is_over` says so; the choice is then the best of exact entries. `allowed` names the entries that count.
     A `scout` is a quicker master that says where to look until it would end; then `master` has the word.
     """
@@ -82,16 +80,19 @@ def solve_lazily(
     masks = allowed or [np.ones(len(use), np.bool_) for use in table.uses]
     looks = solves = 0
     best: tuple[float, list[int]] | None = None
+    # Whether the budget is spent, remembered for one round: what is looked at then still has to be valued.
     ends = False
     asked = scout or master
     while True:
         costs = [np.where(masks[s], table.costs(s), np.inf) for s in services]
         if best is not None:
+            # Smaller tables make the master quicker; entries that cannot be part of a better choice go.
             costs = _promising(costs, *best)
         chosen = asked(costs, table.uses, stock)
         solves += 1
         if chosen is None:
             return None
+        # Costs are exact or too low, so the cheapest choice over them is a lower bound.
         bound = float(sum(costs[s][chosen[s]] for s in services))
         known = [np.where(table.exact(s), costs[s], np.inf) for s in services]
         # The best of what is known may mix entries of several rounds.
@@ -104,8 +105,9 @@ def solve_lazily(
             best = float(sum(known[s][found[s]] for s in services)), found
             tell(best[0], bound, looks)
         unknown = [s for s in services if not table.exact(s)[chosen[s]]]
-        ends, last = looks >= most_looks or is_over(), ends
+        ends, last = looks >= max_looks or is_over(), ends
         if best is not None and (not unknown or best[0] - bound <= gap * best[0] or ends):
+            # The scout only says where to look; the master must confirm the end.
             if asked is not master:
                 asked = master
                 continue
@@ -113,9 +115,11 @@ def solve_lazily(
         if last:
             return None  # what was looked at once more has no cost: there was no time left for it
         asked = scout or master
+        # Only what the choice uses is looked at: a table has far more entries than can be simulated.
         for s in unknown:
             table.look(s, chosen[s])
             looks += 1
+            # The last round makes the choice exact, else there would be no answer to return.
             while ends and not table.exact(s)[chosen[s]]:
                 table.look(s, chosen[s])
                 looks += 1
@@ -127,6 +131,7 @@ def _promising(costs: Sequence[Floats], best: float, chosen: Sequence[int]) -> l
     promising = []
     for cost, own, kept in zip(costs, least, chosen, strict=True):
         useful = cost + (sum(least) - own) <= best
+        # The best choice itself stays, so that rounding never leaves a service without an entry.
         useful[kept] = True
         promising.append(np.where(useful, cost, np.inf))
     return promising

@@ -16,20 +16,16 @@ from typing import Any
 import numpy as np
 
 from atoll.core.compiling import entry, lean_part
-from atoll.solve.place.search.kernel import VALUE, WORK, attempt, take_over, weigh, weigh_after
-from atoll.solve.place.search.kernel_tables import (
-    STATE_TYPE,
-    TABLES_TYPE,
-    FlowState,
-    Ints,
-    Tables,
-)
+from atoll.solve.array_types import Ints
+from atoll.solve.place.search.flow_kernel import VALUE, WORK, attempt, take_over, weigh, weigh_after
+from atoll.solve.place.search.flow_tables import STATE_TYPE, TABLES_TYPE, FlowState, Tables
 from atoll.solve.place.search.moves import Words, propose, unit
 
 COMPILED_AS = "the search for placements"
 _SAME_HEAT = 64
 """Evaluations between two changes of the temperature."""
-_NO_KIND, _NO_CHANGE = np.zeros(0, np.int64), np.zeros((0, 3), np.int64)
+_NO_KIND = np.zeros(0, np.int64)
+_NO_CHANGE = np.zeros((0, 3), np.int64)
 _NO_WORD = np.zeros(0, np.uint64)
 
 
@@ -55,26 +51,33 @@ def _anneal(
     """Do what `anneal` says; `change` has room for the rows of a step."""
     n = kind.shape[0]
     start, end, rate, cover, number = state.start, state.end, tables.rate, state.cover, state.number
-    most = tables.most
+    max_layers = tables.max_layers
     layers = tables.layers
     weight = pull / layers
     now, _ = weigh(cover, level)
     done = first
     idle = 0
     heat = hot
+    # Steps that come to nothing do not count as evaluations, so a placement with no valid step needs its own
+    # end.
     while done < last and best < goal and idle < 1000 * n:
-        count = propose(random, start, end, most, kind, layers, 0, change)
+        count = propose(random, start, end, max_layers, kind, layers, 0, change)
         if count == 0:
             idle += 1
             continue
         idle = 0
+        # The power is dear beside a rejected step, so the temperature is kept for a while.
         if done % _SAME_HEAT == 0 or done == first:
             heat = hot * (cold / hot) ** (done / total)
         done += 1
+        # Every evaluation pays for weighing all layers, also those that never touch the flow.
         number[WORK] += layers
         then, weakest = weigh_after(start, end, rate, cover, change, count, level)
+        # Metropolis turned around: with the random number drawn first, the least flow that is accepted is
+        # known.
         drop = heat * np.log(unit(random)) + weight * np.float64(now - then)
         least = max(0, number[VALUE] + np.int64(np.ceil(drop)))
+        # The weakest layer bounds the flow, so this test spares the flow of most rejected steps.
         if weakest >= least and attempt(tables, state, change, count, least):
             now = then
             if number[VALUE] > best:
@@ -82,6 +85,7 @@ def _anneal(
                 for i in range(n):
                     best_start[i] = start[i]
                     best_end[i] = end[i]
+    # Without a valid step the run counts as complete, else its caller would ask for the rest again.
     return (last if idle else done), best
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.compiling import entry, lean_part
+from atoll.core.compiling import lean_part
+from atoll.solve.array_types import Ints
 
-COMPILED_AS = "the search for placements"
-Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 
@@ -51,7 +50,9 @@ def _put(change: Ints, row: int, node: int, start: int, end: int) -> None:
 
 
 @lean_part
-def _between(random: Words, start: Ints, end: Ints, most: Ints, layers: int, change: Ints) -> int:
+def _between(
+    random: Words, start: Ints, end: Ints, max_layers: Ints, layers: int, change: Ints
+) -> int:
     """Move a node to the range of another, or after or before it, up to a boundary if one is in reach."""
     n = start.shape[0]
     i = below(random, n)
@@ -59,7 +60,7 @@ def _between(random: Words, start: Ints, end: Ints, most: Ints, layers: int, cha
     if i == k or end[k] <= start[k]:
         return 0
     how = below(random, 4)
-    limit = most[i]
+    limit = max_layers[i]
     if how == 0:
         s, e = start[k], min(end[k], start[k] + limit)
     elif how == 1:
@@ -91,7 +92,9 @@ def _between(random: Words, start: Ints, end: Ints, most: Ints, layers: int, cha
 
 
 @lean_part
-def _resize(random: Words, start: Ints, end: Ints, most: Ints, layers: int, change: Ints) -> int:
+def _resize(
+    random: Words, start: Ints, end: Ints, max_layers: Ints, layers: int, change: Ints
+) -> int:
     """Move one end of a range by a layer or two, or slide the range."""
     i = below(random, start.shape[0])
     s, e = start[i], end[i]
@@ -105,43 +108,49 @@ def _resize(random: Words, start: Ints, end: Ints, most: Ints, layers: int, chan
         s += by
     if how != 0:
         e += by
-    if s < 0 or e > layers or e <= s or e - s > most[i]:
+    if s < 0 or e > layers or e <= s or e - s > max_layers[i]:
         return 0
     _put(change, 0, i, s, e)
     return 1
 
 
 @lean_part
-def _swap(random: Words, start: Ints, end: Ints, most: Ints, kind: Ints, change: Ints) -> int:
+def _swap(random: Words, start: Ints, end: Ints, max_layers: Ints, kind: Ints, change: Ints) -> int:
     """Exchange the ranges of two unequal nodes; one that is too long is cut at an end."""
     n = start.shape[0]
     i = below(random, n)
     k = below(random, n)
+    # Equal nodes or equal ranges: the swap changes nothing.
     if kind[i] == kind[k] or (start[i] == start[k] and end[i] == end[k]):
         return 0
     s, e = start[k], end[k]
-    if e - s > most[i]:
+    if e - s > max_layers[i]:
+        # Which end is cut is drawn, so that both neighbours of the range have a chance to keep their
+        # boundary.
         if below(random, 2):
-            e = s + most[i]
+            e = s + max_layers[i]
         else:
-            s = e - most[i]
+            s = e - max_layers[i]
     _put(change, 0, i, s, e)
     s, e = start[i], end[i]
-    if e - s > most[k]:
+    if e - s > max_layers[k]:
         if below(random, 2):
-            e = s + most[k]
+            e = s + max_layers[k]
         else:
-            s = e - most[k]
+            s = e - max_layers[k]
     _put(change, 1, k, s, e)
     return 2
 
 
 @lean_part
-def _shift(random: Words, start: Ints, end: Ints, most: Ints, layers: int, change: Ints) -> int:
+def _shift(
+    random: Words, start: Ints, end: Ints, max_layers: Ints, layers: int, change: Ints
+) -> int:
     """Move a boundary by a layer or two, with all nodes that touch it or only one on each side."""
     n = start.shape[0]
     pick = below(random, n)
     x = start[pick] if below(random, 2) else end[pick]
+    # The ends of the model are no boundaries between nodes and cannot move.
     if x <= 0 or x >= layers:
         return 0
     by = 1 + below(random, 2)
@@ -150,6 +159,7 @@ def _shift(random: Words, start: Ints, end: Ints, most: Ints, layers: int, chang
     everyone = below(random, 2) == 0
     count = 0
     left = right = False
+    # A random first node: with one node on each side it would else always be the one listed first.
     first = below(random, n)
     for step in range(n):
         i = first + step
@@ -166,7 +176,8 @@ def _shift(random: Words, start: Ints, end: Ints, most: Ints, layers: int, chang
             e += by
         else:
             continue
-        if s < 0 or e > layers or e <= s or e - s > most[i]:
+        # The whole step is dropped when one node does not fit, as a boundary with a gap carries nothing.
+        if s < 0 or e > layers or e <= s or e - s > max_layers[i]:
             return 0
         _put(change, count, i, s, e)
         count += 1
@@ -174,7 +185,9 @@ def _shift(random: Words, start: Ints, end: Ints, most: Ints, layers: int, chang
 
 
 @lean_part
-def _recut(random: Words, start: Ints, end: Ints, most: Ints, layers: int, change: Ints) -> int:
+def _recut(
+    random: Words, start: Ints, end: Ints, max_layers: Ints, layers: int, change: Ints
+) -> int:
     """Take two nodes and lay them one after the other, or both on the same range, from one boundary."""
     n = start.shape[0]
     i = below(random, n)
@@ -183,16 +196,18 @@ def _recut(random: Words, start: Ints, end: Ints, most: Ints, layers: int, chang
         return 0
     s = start[i]
     if below(random, 2):
-        e = min(layers, s + 1 + below(random, min(most[i], most[k])))
+        e = min(layers, s + 1 + below(random, min(max_layers[i], max_layers[k])))
         _put(change, 0, i, s, e)
         _put(change, 1, k, s, e)
         return 2
+    # The far end is an end of some node, so the two together meet what comes after them.
     other = below(random, n)
     e = end[other]
-    total = most[i] + most[k]
+    total = max_layers[i] + max_layers[k]
     if e - s < 2 or e - s > total:
         return 0
-    low, high = max(1, e - s - most[k]), min(most[i], e - s - 1)
+    # Each of the two keeps at least a layer and at most what its memory holds.
+    low, high = max(1, e - s - max_layers[k]), min(max_layers[i], e - s - 1)
     middle = s + low + below(random, high - low + 1)
     _put(change, 0, i, s, middle)
     _put(change, 1, k, middle, e)
@@ -218,6 +233,7 @@ def _carry(random: Words, start: Ints, end: Ints, change: Ints) -> int:
         return 0
     count = 1
     for other in range(n):
+        # Only ranges that lie wholly between the two places move; what straddles an end stays.
         if start[other] >= low and end[other] <= high and end[other] > start[other]:
             _put(change, count, other, start[other] + by, end[other] + by)
             count += 1
@@ -229,7 +245,7 @@ def propose(
     random: Words,
     start: Ints,
     end: Ints,
-    most: Ints,
+    max_layers: Ints,
     kind: Ints,
     layers: int,
     idle: int,
@@ -244,24 +260,19 @@ def propose(
         i = below(random, start.shape[0])
         _put(change, 0, i, 0, 0)
         return 1 if end[i] > start[i] else 0
+    # Most steps move a node to a boundary; those that move many nodes at once are dear and come seldom.
     dice = below(random, 100)
     count: int
     if dice < 45:
-        count = _between(random, start, end, most, layers, change)
+        count = _between(random, start, end, max_layers, layers, change)
     elif dice < 60:
-        count = _resize(random, start, end, most, layers, change)
+        count = _resize(random, start, end, max_layers, layers, change)
     elif dice < 75:
-        count = _swap(random, start, end, most, kind, change)
+        count = _swap(random, start, end, max_layers, kind, change)
     elif dice < 88:
-        count = _shift(random, start, end, most, layers, change)
+        count = _shift(random, start, end, max_layers, layers, change)
     elif dice < 94:
         count = _carry(random, start, end, change)
     else:
-        count = _recut(random, start, end, most, layers, change)
+        count = _recut(random, start, end, max_layers, layers, change)
     return count
-
-
-propose_one = entry(
-    "(uint64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64, int64, int64[:, ::1])"
-)(propose)
-"""`propose`, for Python to call."""

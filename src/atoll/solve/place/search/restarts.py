@@ -16,22 +16,27 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from atoll.core.rng import stream
-from atoll.solve.place.instance import FlowInstance, Ints, Placement, PlacementResult
+from atoll.solve.array_types import Ints
+from atoll.solve.place.flow_instance import FlowInstance, Placement, PlacementResult
 from atoll.solve.place.search.anneal import anneal, load
-from atoll.solve.place.search.kernel import VALUE, WORK
-from atoll.solve.place.search.kernel_tables import state_of, tables_of
+from atoll.solve.place.search.flow_kernel import VALUE, WORK
+from atoll.solve.place.search.flow_tables import state_of, tables_of
 
 Log = Callable[[float, float, float], None]
 """Told seconds since the start, the best value and the proven bound, both in tokens/s."""
 
 _RUN = 12_000
 """Evaluations of a full run, for each node; the first runs are shorter."""
-_SHORT = (0.02, 0.1, 0.25, 0.5)
-_LEAST_RUN = 500
+_FIRST_RUNS = (0.02, 0.1, 0.25, 0.5)
+"""Lengths of the first runs, as shares of a full one: a first answer comes soon."""
+_MIN_RUN = 500
+"""Evaluations of the shortest run."""
 HEATS = (0.1, 0.3, 1.0, 2.0)
 """Temperatures that runs begin with, as a share of the mean flow per node."""
 _PULLS = (0.5, 1.0, 3.0)
+"""Weights of layers that are too weak (see `anneal`), one a run."""
 COOLED = 0.05
+"""Temperature at the end of a run, as a share of that at its beginning."""
 _ABOVE = (0.005, 0.1)
 """How far above the best flow a run aims, from and to."""
 UNLIMITED = 1 << 60
@@ -42,7 +47,7 @@ _CHUNK = 400_000
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """What a search may spend: evaluations, the kernel's work, and, as a safety net, the time it must end.
+    """Limits of a search: evaluations, the kernel's work, and, as a safety net, the time at which it ends.
 
     `work` counts vertices reached and arcs looked at: 150 to 600 million of them are a CPU-second.
     """
@@ -82,6 +87,8 @@ class BestPlacements:
         """Keep a placement if it is among the best; equal nodes with exchanged ranges are the same."""
         key = _signature(self.instance, placement)
         with self.lock:
+            # A placement without any flow is no answer; `ranked` makes up an idle one if nothing else is
+            # kept.
             if value <= 0.0:
                 return
             known = self.placements.get(key)
@@ -91,6 +98,8 @@ class BestPlacements:
                     self.placements[key] = (value, placement)
                 return
             self.placements[key] = (value, placement)
+            # Ties are broken by the key and not by the order of arrival, so threads do not change what is
+            # kept.
             if len(self.placements) > self.size:
                 worst = min(self.placements, key=lambda own: (self.placements[own][0], own))
                 del self.placements[worst]
@@ -117,6 +126,7 @@ class BestPlacements:
 
 
 def _signature(instance: FlowInstance, placement: Placement) -> bytes:
+    # Nodes of a kind are sorted by range: two placements that only exchange equal nodes get the same bytes.
     order = np.lexsort((placement.end, placement.start, instance.kind))
     rows = np.stack([instance.kind[order], placement.start[order], placement.end[order]])
     return rows.astype(np.int64).tobytes()
@@ -139,11 +149,14 @@ class _RestartWorker:
         self.pool = pool
         self.starts = starts
         self.tables, self.units = tables_of(pool.instance, pool.bound)
+        # Two states: one that runs go on from, and one to value an offer without touching the run.
         self.state = state_of(self.tables)
         self.scratch = state_of(self.tables)
         self.random = stream(seed, "flow", str(number))
+        # xorshift never leaves the state 0, so its one word starts at 1 or above.
         self.words = self.random.integers(1, 1 << 63, 1, np.uint64)
         self.kind = np.ascontiguousarray(pool.instance.kind, np.int64)
+        # The kernel compares whole numbers; `units` is how many of them are a token/s.
         self.goal = int(pool.goal * self.units)
         self.best = 0
         self.start, self.end = np.zeros_like(self.kind), np.zeros_like(self.kind)
@@ -151,6 +164,8 @@ class _RestartWorker:
 
     def work(self, budget: SearchBudget) -> None:
         """Run restarts until the goal is reached or the budget is spent."""
+        # The starts count as answers themselves, so a search without any budget still returns the best of
+        # them.
         for placement in self.starts:
             value = load(self.tables, self.state, placement.start, placement.end)
             if value > self.best:
@@ -167,15 +182,20 @@ class _RestartWorker:
             if worked >= budget.work:
                 break
             total = _RUN * len(self.kind)
-            if runs < len(_SHORT):
-                total = int(total * _SHORT[runs])
+            if runs < len(_FIRST_RUNS):
+                total = int(total * _FIRST_RUNS[runs])
             # A run that is cut off never cools down: leave room for more of them.
             if budget.evaluations is not None:
                 total = min(total, budget.evaluations // 8 + 1)
             if budget.work < UNLIMITED:
+                # A run may take a third of the work left, at the work per evaluation of the runs so far.
                 room = spent * (budget.work - worked) // (3 * max(worked, 1))
+                # Before the first run nothing is known about the work of an evaluation: one chunk measures
+                # it.
                 total = min(total, room if spent else self.chunk)
-            total = min(max(total, _LEAST_RUN), left)
+            total = min(max(total, _MIN_RUN), left)
+            # Later runs go on from the best or begin anew, evenly, so that one good valley does not take all
+            # of them.
             done = self._run(total, budget, first, fresh=runs > 0 and self.random.random() < 0.5)
             left -= done
             spent += done
@@ -193,11 +213,13 @@ class _RestartWorker:
         usual = max(self.best, int(0.1 * self.pool.bound * self.units), 1)
         hot = float(random.choice(HEATS)) * usual / len(self.kind)
         pull = float(random.choice(_PULLS))
+        # Above the proven bound there is nothing to aim at.
         most = int(self.pool.bound * self.units) + 1
         level = min(int(usual * (1.0 + random.uniform(*_ABOVE))) + 1, most)
         best, start, end = int(state.number[VALUE]), state.start.copy(), state.end.copy()
         done = 0
-        most_work = first + 2 * budget.work
+        # A run may go beyond the budget, since one that is cut never cools down; twice the budget ends it.
+        max_work = first + 2 * budget.work
         while done < total and best < self.goal:
             upto = min(done + self.chunk, total)
             reached, best = anneal(
@@ -209,7 +231,7 @@ class _RestartWorker:
             if best > self.best:
                 self._keep(best, start, end)
                 self._offer(start, end)
-            if time.perf_counter() >= budget.until or state.number[WORK] > most_work:
+            if time.perf_counter() >= budget.until or state.number[WORK] > max_work:
                 break
         self._offer(start, end)
         return done
@@ -220,6 +242,7 @@ class _RestartWorker:
 
     def _offer(self, start: Ints, end: Ints) -> None:
         """Give a placement to the pool, without the nodes that carry nothing."""
+        # Valued in the other state, since the run goes on from its own; a node without flow is not used.
         value = load(self.tables, self.scratch, start, end)
         n = len(start)
         idle = self.scratch.flow[2 * n : 3 * n] == 0
@@ -241,6 +264,7 @@ def explore(
     Each worker has its share of the budget and knows nothing of the others, so that it does not matter which
     is faster; only where all that is asked for is reached may one end before the others.
     """
+    # With no start to go from, or a bound that says nothing can flow, there is nothing to look for.
     if not starts or pool.bound <= 0.0:
         return
     share = budget.shared(workers)
@@ -252,5 +276,6 @@ def explore(
             threads.submit(_RestartWorker(pool, starts, seed, number).work, share)
             for number in range(workers)
         ]
+        # A result is asked of every thread, so that an error in one of them is raised here.
         for job in jobs:
             job.result()

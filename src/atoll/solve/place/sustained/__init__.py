@@ -1,1 +1,8 @@
-"""What of a flow lasts: requests in flight, the time they stay, and the caches that must hold them."""
+"""Sustained throughput: the part of a flow that lasts once KV caches must hold all requests in flight.
+
+sustained         the throughput of a placement that lasts, and the flow to send; begin here
+residence         how long a token takes once round its pipeline (compiled)
+sustained_kernel  the largest multiple of a flow that lasts, by Little's law (compiled)
+
+Imports `place.flow_instance`, `place.evaluate` and the modules of `solve` itself.
+"""

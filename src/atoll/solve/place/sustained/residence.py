@@ -41,12 +41,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.core.compiling import lean_part
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from atoll.solve.array_types import Floats, Ints
 
 BATCHES = 512
 """Decode times are tabulated for batches up to this many tokens and go on with their last slope."""
@@ -90,11 +87,11 @@ SITE_TYPE = (
     " float64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
     " float64[::1], float64[::1], float64[::1], float64[::1]))"
 )
-"""What entries are given: a `Site` as a plain tuple, whose type has a name in numba."""
+"""Type of a `Site` in entries: a plain tuple, whose type has a name in numba."""
 
 
 class Arcs(NamedTuple):
-    """What carries flow over a placement, sorted by the layer that is reached (see `sustained_kernel`).
+    """Arcs that carry flow over a placement, sorted by the layer that is reached (see `sustained_kernel`).
 
     Arc a leads from `tail[a]` (-1: source) to `head[a]` (-2: sink) with `flow[a]` tokens/s. Arcs into a node
     stand before arcs out of it.
@@ -119,8 +116,10 @@ def step_of(site: Site, node: int, layers: float, rate: float) -> tuple[float, f
     rho = rate * p
     tokens = rate * site.answer
     d = site.step_s[node] + layers * site.decode_s[node, 1]
+    # Prompts alone take all of the node's time: the queue grows without end.
     if rho >= 1.0:
         return d, NEVER
+    # Step and batch depend on each other; the fixed point is found by turns, from an empty node.
     met = d
     for _ in range(60):
         batch = 1.0 + tokens * met
@@ -133,6 +132,7 @@ def step_of(site: Site, node: int, layers: float, rate: float) -> tuple[float, f
             each = site.decode_s[node, BATCHES] + slope * (batch - BATCHES)
         d = site.step_s[node] + layers * each
         new = d / (1.0 - rho) + site.spread * p * rho / (1.0 - rho * rho)
+        # Beyond hours there is no use in going on: nothing that takes this long lasts.
         if new > 1e4:
             return d, NEVER
         if abs(new - met) <= 1e-5 * met:
@@ -172,6 +172,7 @@ def link_of(
     if load >= 1.0:
         return NEVER, 1.0, one
     gap = p - lag
+    # The token comes after the prompt is sent: it meets nothing, and its lag shrinks by what the prompt took.
     if gap <= 0.0:
         return latency + one, behind, one + lag - p
     new = new_of(lead, gap, trip)
@@ -215,6 +216,7 @@ def round_trips(
     for a in range(len(arcs.tail)):
         if arcs.tail[a] < 0:
             total += arcs.flow[a]
+    # Long trips first: then all prompts count, and each pass can only lower the trips.
     fill(trip, NEVER)
     mean = NEVER
     for _ in range(PASSES):
@@ -229,6 +231,8 @@ def round_trips(
         for i in range(size):
             if through[i] > 0.0:
                 shortest = min(shortest, trip[i])
+        # If no lead exceeds the shortest trip, trips do not limit what is met, and another pass changes
+        # nothing.
         if longest <= shortest or before - mean <= 1e-4 * mean:
             break
     return mean
@@ -258,6 +262,7 @@ def _forward(
     fill(behind, 0.0)
     fill(lead, 0.0)
     worst = longest = 0.0
+    # Arcs into a node stand before those out of it, so all that a node takes in is known when it is left.
     for a in range(len(arcs.tail)):
         i, k = arcs.tail[a], arcs.head[a]
         own = scale * arcs.flow[a] / per_request
@@ -321,6 +326,7 @@ def _rounds(
     fill(on, 0.0)
     fill(trip, 0.0)
     mean = 0.0
+    # Forward: seconds from the source to each node, weighted by what comes over each arc.
     for a in range(len(arcs.tail)):
         i, k = arcs.tail[a], arcs.head[a]
         so_far = arc_s[a] + (trip[i] + hop_s[i] if i >= 0 else 0.0)
@@ -328,6 +334,7 @@ def _rounds(
             trip[k] += so_far * arcs.flow[a] / through[k]
         else:
             mean += so_far * arcs.flow[a] / total
+    # Backward: seconds from each node on to the sink, by the same order in reverse.
     for a in range(len(arcs.tail) - 1, -1, -1):
         i, k = arcs.tail[a], arcs.head[a]
         if i >= 0:

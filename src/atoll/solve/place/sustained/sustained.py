@@ -3,7 +3,7 @@
 `max-flow` asks how many tokens/s nodes and links could carry. `sustain` asks how many last: every hop
 adds seconds to each token's round trip, a request stays for as many round trips as it generates tokens,
 and all that time it holds KV cache on every node of its pipeline. The model is in `residence`, the search
-for the flow and its multiple in `kernel`, the derivation and how well it predicts in
+for the flow and its multiple in `sustained_kernel`, the derivation and how well it predicts in
 docs/internals/sustained.md.
 """
 
@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from atoll.core.errors import InputError
-from atoll.solve.place.instance import Floats, FlowInstance, Flows, Placement
-from atoll.solve.place.sustained.kernel import arcs_of, place_value
-from atoll.solve.place.sustained.kernel import sustain as largest_share
-from atoll.solve.place.sustained.residence import BATCHES, Arcs, Ints, Site
+from atoll.solve.array_types import Floats, Ints
+from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
+from atoll.solve.place.sustained.residence import BATCHES, Arcs, Site
+from atoll.solve.place.sustained.sustained_kernel import arcs_of, place_value
+from atoll.solve.place.sustained.sustained_kernel import sustain as largest_share
 
 TRIED = (np.inf, 3.0, 2.0, 1.5, 1.25)
 """How many times as slow as the fastest pipeline one may be; each is tried, the best flow is kept."""
@@ -27,8 +28,10 @@ ADMITTED = 0.8
 """Share of the KV cache that is booked where requests always wait (Helix's offline rule, and `sim`'s)."""
 SPARE = 0.85 / 0.8
 """To how many times `ADMITTED` a single node may be booked before requests are sent around it."""
-SPREAD, TOGETHER = 1.34, 1.21
-"""E[prompt^2] / E[prompt]^2 and E[prompt answer] / (E[prompt] E[answer]) of the Azure conversation trace."""
+SPREAD = 1.34
+"""E[prompt^2] / E[prompt]^2 of the Azure conversation trace."""
+TOGETHER = 1.21
+"""E[prompt answer] / (E[prompt] E[answer]) of the same trace."""
 LARGE = 300
 """Nodes above which one flow is tried: each takes seconds."""
 ROUNDS = 4
@@ -37,7 +40,7 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class Sustained:
-    """What a flow over a placement sustains.
+    """Throughput that a flow over a placement sustains.
 
     `tokens_per_s` counts prompt and generated tokens, `decode_tokens_per_s` generated ones. `limiting` is the
     node whose KV cache is full first (None: it never is). Per node: `kv_use` of what may be used (1: full),
@@ -99,6 +102,8 @@ def site_of(
         prompt=timing.input_mean,
         answer=timing.output_mean,
         spread=max(1.0, square / timing.input_mean**2),
+        # Tokens that a request holds: prompts in flight are longer than the mean, since long answers go with
+        # them.
         held=TOGETHER * timing.input_mean + timing.output_mean if held is None else held,
         spare=SPARE,
         step_s=timing.step_s,
@@ -124,6 +129,7 @@ def site_of(
 
 def _curve(x: Floats, y: Floats, at: Floats) -> Floats:
     """Interpolate a curve padded with its last point; beyond it goes on with its last slope."""
+    # Tables are padded with their last point to equal length; what comes after the largest x is padding.
     count = int(np.argmax(x)) + 1
     x, y = x[:count], y[:count]
     if count == 1:
@@ -156,6 +162,7 @@ def best_flows(instance: FlowInstance, placement: Placement, site: Site | None =
     room = np.zeros(instance.size * (instance.size + 2))
     best, best_flow = -1.0, room
     few = instance.size > LARGE
+    # On a large cluster every flow takes seconds, so only the first is tried.
     for dearest in TRIED[:1] if few else TRIED:
         rounds = 2 if few else ROUNDS
         value, _ = place_value(site, placement.start, placement.end, rounds, dearest, room)
@@ -178,6 +185,7 @@ def evaluator(site: Site) -> Callable[[Ints, Ints], float]:
 def _answer(site: Site, placement: Placement, tail: Ints, head: Ints, flow: Floats) -> Sustained:
     size = len(placement.start)
     use, trip, hop = np.zeros(size), np.zeros(size), np.zeros(size)
+    # Arcs without flow would only slow down every step of the bisection.
     kept = flow > 0.0
     tail, head, flow = tail[kept], head[kept], flow[kept]
     scale = 0.0
@@ -200,6 +208,7 @@ def _answer(site: Site, placement: Placement, tail: Ints, head: Ints, flow: Floa
     return Sustained(
         tokens_per_s=total,
         decode_tokens_per_s=total * site.answer / per_request,
+        # Rounding: a cache this full is the one that limits.
         limiting=int(np.argmax(use)) if use.max(initial=0.0) > 0.999 else None,
         kv_use=use,
         hop_s=np.where(use > 0, hop, 0.0),

@@ -1,6 +1,11 @@
 """Which models answer, chosen together with the machines: levels of ways, exact where a problem is small.
 
-`rows` are the conditions on levels, `masters` the programmes that have them in front, `bound` what no mix of
-models can go below and `decomposition` the prices for it, `search` the search, `choose` what is asked and
-answered, `solver` its place among the solvers.
+Begin with `solver`, its place among the solvers, and `choose`: what each way serves.
+
+    level_rows            conditions on levels: every choice answered, errors and floors kept
+    masters               programs of the allocator with levels in front
+    bound, decomposition  lower bound on the cost of any mix, and the prices for it
+    search                which search when, and the search itself
+
+May import `solve.rent`, `solve.templates`, the modules of `solve` itself, `plan`, `catalog` and `core`.
 """

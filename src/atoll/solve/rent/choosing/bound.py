@@ -1,9 +1,9 @@
-"""What no mix of models costs less than, at given prices of rows: a bound for each group of choices.
+"""Lower bound on the cost of any mix of models at given prices of rows, for each group of choices.
 
 T_w(d) is what serving d steps of way w costs at least (`oracle`). What a group costs at least is the least
 sum of T_w over levels that its conditions allow, which is not convex. The best of three bounds counts:
 
-convex   T_w replaced by its convex envelope: one small linear programme; its duals say what a level of each
+convex   T_w replaced by its convex envelope: one small linear program; its duals say what a level of each
          way is worth, and how much an item would raise the bound.
 cover    one choice alone: levels add up to 1 and stay in the ranges that the conditions leave them. Exact
          for two ways, for then these ranges are all that the conditions say.
@@ -19,16 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.lp import LinearProgram, Sparse
+from atoll.solve.rent.choosing.level_rows import LevelGroup, LevelRows
 from atoll.solve.rent.choosing.masters import hull_points
-from atoll.solve.rent.choosing.rows import LevelGroup, LevelRows
-from atoll.solve.rent.oracle import Legs, ServiceOracle
-from atoll.solve.rent.steps import EMPTY, GRID, StepFunction, combine, least_with, steps_of
+from atoll.solve.rent.service_oracle import Legs, ServiceOracle
+from atoll.solve.rent.step_functions import EMPTY, GRID, StepFunction, combine, min_with, steps_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_HAIR = 1e-7
-"""Share of a linear programme's value that rounding may have added."""
+_VALUE_TOLERANCE = 1e-7
+"""Share of a linear program's value that rounding may have added."""
 _PRICED_POINTS = 3000
 """Points of all ways of a choice up to which the priced bound is taken."""
 
@@ -57,7 +57,7 @@ class GroupBound:
 
     @property
     def convex(self) -> float:
-        """What convex envelopes alone prove."""
+        """Bound that convex envelopes alone prove."""
         return self.certificates[0].value if self.certificates else self.value
 
 
@@ -68,12 +68,12 @@ def bound_group(rows: LevelRows, group: LevelGroup, legs: dict[int, Legs]) -> Gr
     if convex is None:
         return GroupBound(np.inf, (), {}, {}, {})
     certificates, value, levels = list(convex.certificates), convex.value, convex.levels
-    if len(group.choices) == 1:
+    if len(group.members) == 1:
         cover, covered = _cover(rows, group, dense)
         certificates.append(cover)
         if cover.value >= value:
             value, levels = cover.value, covered or levels
-        mu = convex.error_usd.get(group.choices[0], 0.0)
+        mu = convex.error_usd.get(group.members[0], 0.0)
         if mu > 0.0 and len(group.ways) > 2:
             value = max(value, _priced(rows, group, dense, mu))
     return GroupBound(value, tuple(certificates), levels, convex.worth, convex.error_usd)
@@ -93,11 +93,11 @@ def slacks_of(
     out = np.full(len(items), -np.inf)
     for why in bound.certificates:
         rest = np.where(outside, np.inf, why.rest[way])
-        least = float((dense + rest).min())
-        if not np.isfinite(least):
+        min_slack = float((dense + rest).min())
+        if not np.isfinite(min_slack):
             continue
-        with_it = least_with(dense, np.ascontiguousarray(rest), weight.astype(np.int64))
-        constant = 0.0 if why.absolute else why.value - least
+        with_it = min_with(dense, np.ascontiguousarray(rest), weight.astype(np.int64))
+        constant = 0.0 if why.absolute else why.value - min_slack
         raised = constant + legs.cost[items] + with_it[back]
         out = np.maximum(out, raised - bound.value)
     return np.asarray(np.maximum(0.0, out))
@@ -150,7 +150,7 @@ def _convex(
         Sparse.of(each, level_row + each, -np.ones(len(ways)), len(ways)),
     )
     error_row: dict[int, int] = {}
-    for c in group.choices:
+    for c in group.members:
         for lower, upper, terms in rows.list_rows([c]):
             at = np.array([place[way] for way, _ in terms], np.int64)
             entries = Sparse.of(np.zeros(len(at), np.int64), at, np.array([v for _, v in terms]), 1)
@@ -171,7 +171,7 @@ def _convex(
         return None
     worth = {way: max(0.0, float(found.duals[level_row + i])) for i, way in enumerate(ways)}
     steps = np.arange(GRID + 1) / GRID
-    proven = float(found.objective - _HAIR * abs(found.objective))
+    proven = float(found.objective - _VALUE_TOLERANCE * abs(found.objective))
     return GroupBound(
         proven,
         (Certificate(proven, {way: -worth[way] * steps for way in ways}),),
@@ -224,7 +224,7 @@ def _cover(
 
 def _priced(rows: LevelRows, group: LevelGroup, dense: dict[int, Floats], mu: float) -> float:
     """The bound of one choice with its error at a price per unit."""
-    choice = rows.choices[group.choices[0]]
+    choice = rows.by_choice[group.members[0]]
     assert choice.max_error is not None
     order = sorted(zip(choice.errors, choice.ways, strict=True))
     functions = [_within(rows, way, dense[way]) for _, way in order]

@@ -19,19 +19,7 @@ from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.derating import Derating
 from atoll.solve.rent.allocation import KEEP, OPTIMAL, WORK, allocated, is_servable
-from atoll.solve.rent.choosing.rows import ChoiceRow, LevelRows
-from atoll.solve.rent.choosing.search import LevelOutcome, LevelSearch
-from atoll.solve.rent.items import RentModel, Solution, items_of
-from atoll.solve.rent.optimal import (
-    Draft,
-    limits_of,
-    running_columns,
-    service_demands,
-    supply_of,
-)
-from atoll.solve.rent.programme import cheapest_supply
-from atoll.solve.rent.standing import Incumbent, RentDeadline, Target, Work
-from atoll.solve.rent.types import (
+from atoll.solve.rent.allocation_types import (
     Allocation,
     AllocationLimits,
     Log,
@@ -40,6 +28,18 @@ from atoll.solve.rent.types import (
     Statistics,
     Supply,
 )
+from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
+from atoll.solve.rent.choosing.search import LevelOutcome, LevelSearch
+from atoll.solve.rent.incumbent import Incumbent, RentDeadline, Target, Work
+from atoll.solve.rent.items import RentModel, Solution, items_of
+from atoll.solve.rent.optimal import (
+    Draft,
+    limits_of,
+    running_columns,
+    service_demands,
+    supply_of,
+)
+from atoll.solve.rent.rental_program import cheapest_supply
 from atoll.solve.templates.library import Libraries
 
 Floats = NDArray[np.float64]
@@ -108,12 +108,12 @@ def choose(
         _times(demand, scaled.get(demand.name, 1.0))
         for demand in service_demands(problem, catalog, libraries, derating)
     ]
-    names = [service.name for service in problem.services]
+    rows = LevelRows.of(problem)
     found = choose_levels(
         demands,
         supply_of(problem, catalog),
         limits_of(problem),
-        LevelRows.of(problem.choices, names),
+        rows,
         init_penalty=problem.settings.init_penalty,
         running=[column for column, _ in running],
         deadline_s=deadline_s,
@@ -122,23 +122,19 @@ def choose(
         seed=problem.settings.seed,
         log=log,
     )
-    levels = {names[way]: level for way, level in found.levels.items()}
-    duals = {choice.name: usd for choice, usd in zip(problem.choices, found.error_usd, strict=True)}
-    mixes = tuple(
-        ModelMix.of(
-            choice,
-            levels,
-            # Where not all is served, money is not what more errors would buy.
-            None
-            if choice.max_error is None or found.allocation is None
-            else duals[choice.name] * _POINT,
-        )
-        for choice in problem.choices
-    )
+    levels = {problem.services[way].name: level for way, level in found.levels.items()}
+    duals = {row.name: usd for row, usd in zip(rows.by_choice, found.error_usd, strict=True)}
+    prices = {
+        row.name: duals[row.name] * _POINT for row in rows.by_choice if row.max_error is not None
+    }
+    # Where not all is served, money is not what more errors would buy.
+    mixes = problem.mixes_at(levels, {} if found.allocation is None else prices)
     plan = None
+    # A plan for scaled demand would not be one for the problem.
     if found.allocation is not None and not scaled:
         groups = [group for _, group in running]
         plan = _plan_of(problem, catalog, libraries, mixes, found.allocation, groups, derating)
+    # With templates missing, there may be something cheaper.
     proven = found.allocation is not None and not libraries.cut_short
     return ChosenLevels(
         levels, mixes, found.bound if proven else None, duals, plan, found.cut_short
@@ -192,6 +188,7 @@ def choose_levels(
 
     Arguments are those of `allocate`; services that `rows` name are ways, at levels, the others at 1.
     """
+    # A hair closer than asked, so that rounding cannot leave it a hair away.
     return _Chooser(services, supply, limits, rows, init_penalty, running, seed).run(
         Incumbent(Target(0.99 * gap), RentDeadline(deadline_s), Work(work), log), gap
     )
@@ -220,11 +217,11 @@ class _Chooser:
             if rows.least({}, group) is not None:
                 continue
             # Nobody can answer: as much as can be by ways that are of use, with the fewest errors.
-            dropped |= set(group.choices)
+            dropped |= set(group.members)
             cost = dict.fromkeys((way for way in group.ways if way not in useful), 1e3)
             levels = self.rows.least(cost, group)
             if levels is None:
-                names = " and ".join(self.rows.choices[c].name for c in group.choices)
+                names = " and ".join(self.rows.by_choice[c].name for c in group.members)
                 raise UsageError(
                     f"no mix of models meets what {names} ask for together",
                     hint="allow more error (max_error) or lower min_share",
@@ -232,14 +229,15 @@ class _Chooser:
                 )
             self.fixed |= levels
             self.lost = self.lost or bool(set(group.ways) & set(asked))
-        self.kept = [c for c in range(len(rows.choices)) if c not in dropped]
+        self.kept = [c for c in range(len(rows.by_choice)) if c not in dropped]
         self.active = sorted(useful)
         number = {m: i for i, m in enumerate(self.active)}
         fraction = {number[way]: level for way, level in self.fixed.items() if way in number}
+        # Ways fixed at nothing need no instances.
         self.active = [m for i, m in enumerate(self.active) if fraction.get(i, 1.0) > 1e-9]
         self.number = {m: i for i, m in enumerate(self.active)}
         self.model = self._model(self.active)
-        self.inner = LevelRows(tuple(self._inner_row(rows.choices[c]) for c in self.kept))
+        self.inner = LevelRows(tuple(self._inner_row(rows.by_choice[c]) for c in self.kept))
 
     def _inner_row(self, row: ChoiceRow) -> ChoiceRow:
         """A choice between the services that are left; who is not is never chosen."""
@@ -250,7 +248,7 @@ class _Chooser:
             ways=tuple(way for way, _ in some),
             errors=tuple(error for _, error in some),
             floors=tuple(
-                (tuple(number[w] for w in ways if w in number), least) for ways, least in row.floors
+                (tuple(number[w] for w in ways if w in number), floor) for ways, floor in row.floors
             ),
         )
 
@@ -271,10 +269,11 @@ class _Chooser:
 
     def run(self, standing: Incumbent, gap: float) -> LevelAllocation:
         found = LevelSearch(self.model, self.inner, standing, self.seed).run()
+        # Ways that were dropped are at 0; what is fixed, and then what was found, goes over that.
         levels = dict.fromkeys(self.rows.ways, 0.0)
         levels |= self.fixed
         levels |= {self.active[way]: level for way, level in found.levels.items()}
-        error_usd = [0.0] * len(self.rows.choices)
+        error_usd = [0.0] * len(self.rows.by_choice)
         for at, c in enumerate(self.kept):
             error_usd[c] = found.error_usd.get(at, 0.0)
         if found.solution is None or self.lost:
@@ -296,6 +295,7 @@ class _Chooser:
         self, found: LevelOutcome, solution: Solution, standing: Incumbent, gap: float
     ) -> Allocation:
         model = self.model
+        # What answers nothing need not stand.
         items = tuple(
             {} if found.levels.get(m, 1.0) <= 0.0 else number
             for m, number in enumerate(solution.items)

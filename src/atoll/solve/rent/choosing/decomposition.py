@@ -9,20 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.rent.choosing.bound import GroupBound, bound_group, slacks_of
+from atoll.solve.rent.choosing.level_rows import LevelRows
 from atoll.solve.rent.choosing.masters import LevelMixMaster
-from atoll.solve.rent.choosing.rows import LevelRows
+from atoll.solve.rent.incumbent import Incumbent
 from atoll.solve.rent.items import RentModel
-from atoll.solve.rent.mixes import Decomposition, Mix
-from atoll.solve.rent.oracle import Legs, ServiceOracle
+from atoll.solve.rent.mix_master import Decomposition, Mix
 from atoll.solve.rent.relaxation import Evaluation, Prices, offers_part, row_prices
-from atoll.solve.rent.standing import Incumbent
-from atoll.solve.rent.steps import GRID
+from atoll.solve.rent.service_oracle import Legs, ServiceOracle
+from atoll.solve.rent.step_functions import GRID
 
 Floats = NDArray[np.float64]
 
-_HAIR = 1e-9
+_GRID_TOLERANCE = 1e-9
+"""Steps of the grid by which a level may be off by rounding."""
 _BOUND_WORK = 60.0
-"""What the bound of a group takes, in simplex iterations."""
+"""Work of the bound of a group, in simplex iterations."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,10 @@ class LevelDecomposition(Decomposition):
         if way in self.rows.closed:
             return set()
         low, high = self.rows.ranges[way]
-        first, last = int(np.ceil(low * GRID - _HAIR)), int(np.ceil(high * GRID - _HAIR))
+        first, last = (
+            int(np.ceil(low * GRID - _GRID_TOLERANCE)),
+            int(np.ceil(high * GRID - _GRID_TOLERANCE)),
+        )
         inside = (legs.total.level <= last) & (legs.total.level >= first)
         if not inside.any():
             return {last}
@@ -129,6 +133,6 @@ class LevelDecomposition(Decomposition):
         if self._last is not None:
             for group in self._last.groups:
                 if way in group.levels:
-                    step = int(np.ceil(group.levels[way] * GRID - _HAIR))
+                    step = int(np.ceil(group.levels[way] * GRID - _GRID_TOLERANCE))
                     steps.add(max(first, min(last, step)))
         return steps

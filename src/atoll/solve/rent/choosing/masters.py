@@ -1,4 +1,4 @@
-"""The programmes of the allocator with levels in front: columns u_w = 1 - y_w in the rows of demands.
+"""The programs of the allocator with levels in front: columns u_w = 1 - y_w in the rows of demands.
 
 A row of demand asks for 1 of everything that serves way w. With u_w beside it, it asks for y_w. Where what
 counts is the common fraction 1 - z that is served, y_w stands for what way w serves of it, and z relaxes the
@@ -18,40 +18,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.lp import LpResult, Sparse
-from atoll.solve.rent.choosing.rows import NONE, LevelRows
-from atoll.solve.rent.instances import InstanceAnswer, InstanceGoal, InstanceMaster
+from atoll.solve.rent.choosing.level_rows import NONE, LevelRows
+from atoll.solve.rent.incumbent import Incumbent, Work
+from atoll.solve.rent.instance_master import InstanceAnswer, InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
-from atoll.solve.rent.mixes import Mix, MixMaster
-from atoll.solve.rent.oracle import ServiceOracle
-from atoll.solve.rent.programme import RentalProgramme
-from atoll.solve.rent.standing import Incumbent, Work
-from atoll.solve.rent.steps import GRID
+from atoll.solve.rent.mix_master import Mix, MixMaster
+from atoll.solve.rent.rental_program import RentalProgram
+from atoll.solve.rent.service_oracle import ServiceOracle
+from atoll.solve.rent.step_functions import GRID
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_MOST_CUTS = 12
+_MAX_CUTS = 12
 """Pieces of a way's convex cost that are made cuts."""
 
 
 class LevelColumns:
-    """Columns of levels in a programme, and the rows that they keep."""
+    """Columns of levels in a program, and the rows that they keep."""
 
     def __init__(
         self,
-        programme: RentalProgramme,
+        program: RentalProgram,
         demand_row: int,
         rows: LevelRows,
         plain: Ints | None = None,
     ) -> None:
         """Add them; with `plain` rows, those and the rows of choices are relaxed by a share unserved."""
         self.rows = rows
-        self._lp = programme.lp
+        self._lp = program.lp
         self.unserved: int | None = None
         self.error_row: dict[int, int] = {}
         entries: dict[int, list[tuple[int, float]]] = {way: [] for way in rows.ways}
         lower, upper, kinds = [], [], []
-        for c, choice in enumerate(rows.choices):
+        # Columns are 1 less a level, so that they cover demand as what is unserved does. -1 names
+        # the share unserved of everything.
+        for c, choice in enumerate(rows.by_choice):
             number = len(choice.ways)
             lower.append(number - 1.0)
             upper.append(number - 1.0)
@@ -62,12 +64,12 @@ class LevelColumns:
                 upper.append(np.inf)
                 own = list(zip(choice.ways, choice.errors, strict=True))
                 kinds.append([*own, (-1, -choice.max_error)])
-            for ways, least in choice.floors:
-                lower.append(least - len(ways))
+            for ways, floor in choice.floors:
+                lower.append(floor - len(ways))
                 upper.append(np.inf)
-                kinds.append([*((way, -1.0) for way in ways), (-1, least)])
+                kinds.append([*((way, -1.0) for way in ways), (-1, floor)])
         nothing = np.zeros(0, np.int64)
-        first = programme.lp.add_rows(
+        first = program.lp.add_rows(
             np.array(lower),
             np.array(upper),
             Sparse.of(nothing, nothing, np.zeros(0), len(lower)),
@@ -81,12 +83,13 @@ class LevelColumns:
                 else:
                     relaxed.append((first + row, value))
         bounds = rows.ranges
+        # Of a part of the demand, levels may be below their ranges.
         if plain is not None:
             bounds = dict.fromkeys(rows.ways, (0.0, 1.0))
             relaxed += [(int(row), 1.0) for row in plain]
             at_rows = np.array([row for row, _ in relaxed], np.int64)
             worth = np.array([value for _, value in relaxed])
-            self.unserved = programme.lp.add_columns(
+            self.unserved = program.lp.add_columns(
                 np.ones(1),
                 np.zeros(1),
                 np.ones(1),
@@ -100,7 +103,7 @@ class LevelColumns:
                 values.append(value)
         self._column = {way: place for place, way in enumerate(rows.ways)}
         closed = rows.closed
-        begin = programme.lp.add_columns(
+        begin = program.lp.add_columns(
             np.zeros(len(rows.ways)),
             np.array([1.0 if w in closed else 1.0 - bounds[w][1] for w in rows.ways]),
             np.array([1.0 if w in closed else 1.0 - bounds[w][0] for w in rows.ways]),
@@ -143,7 +146,7 @@ class LevelColumns:
 
 @dataclass(frozen=True)
 class LevelAnswer:
-    """What an integer solve with levels reached; `served` is the common fraction, 1 for goal cost."""
+    """Result of an integer solve with levels; `served` is the common fraction, 1 for goal cost."""
 
     answer: InstanceAnswer
     levels: dict[int, float]
@@ -205,14 +208,7 @@ class LevelInstanceMaster(InstanceMaster):
         """Solve with whole numbers, from a solution at some levels if given."""
         self._start = levels
         self._values_found = None
-        answer = self.solve(
-            time_limit_s=standing.deadline.left,
-            gap=0.5 * standing.target.gap,
-            absolute_gap=0.5 * standing.target.absolute,
-            start=start,
-            node_limit=None,
-            iteration_limit=iteration_limit,
-        )
+        answer = self.solve(standing.limits(iteration_limit), start)
         values = self._found()
         if values is None:
             return LevelAnswer(answer, {}, 0.0)
@@ -238,7 +234,7 @@ class LevelInstanceMaster(InstanceMaster):
                 self.lp.add_rows(np.full(1, least), np.full(1, np.inf), entries)
 
     def _pieces(self, service: int, scaled: Floats) -> list[tuple[float, float | None]]:
-        """What a level must cost as lines (at 0, slope); a plain service must be served whole."""
+        """Return the least cost of a level as lines (at 0, slope); a plain service must be served whole."""
         if service not in self._rows.ways:
             return [(1.0, None)]
         low, high = self._rows.ranges[service]
@@ -246,7 +242,8 @@ class LevelInstanceMaster(InstanceMaster):
         slopes = np.diff(y) / np.diff(x)
         lines: list[tuple[float, float | None]]
         lines = [(float(y[i] - s * x[i]), float(s)) for i, s in enumerate(slopes)]
-        step = max(1, -(-len(lines) // _MOST_CUTS))
+        # Each line is a valid cut by itself: some may be left out.
+        step = max(1, -(-len(lines) // _MAX_CUTS))
         return lines[::step]
 
 
@@ -287,6 +284,7 @@ def hull_points(dense: Floats, low: float = 0.0, high: float = 1.0) -> tuple[Flo
     for i in range(len(level)):
         while len(corners) >= 2:
             a, b = corners[-2], corners[-1]
+            # Corners on or above the line past them are none.
             if (value[b] - value[a]) * (level[i] - level[a]) < (value[i] - value[a]) * (
                 level[b] - level[a]
             ):

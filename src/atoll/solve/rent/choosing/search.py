@@ -1,6 +1,6 @@
 """The cheapest mix of models with the machines for it: which search when.
 
-As `rent.search`, with levels free: prices at which machines are rented give first mixes; small problems are
+As `rent_search`, with levels free: prices at which machines are rented give first mixes; small problems are
 solved whole; larger ones get better prices from mixes of instances at all levels, whose bound says which
 instances can matter, and are solved over more and more of those. What is proven holds over all levels,
 templates and regions.
@@ -21,46 +21,52 @@ from atoll.solve.rent.choosing.decomposition import (
     evaluate_levels,
     level_slacks,
 )
+from atoll.solve.rent.choosing.level_rows import LevelRows
 from atoll.solve.rent.choosing.masters import LevelInstanceMaster
-from atoll.solve.rent.choosing.rows import LevelRows
-from atoll.solve.rent.greedy import served_share
+from atoll.solve.rent.greedy_allocation import served_share
+from atoll.solve.rent.incumbent import Incumbent
 from atoll.solve.rent.items import RentModel, Solution
-from atoll.solve.rent.oracle import Legs
-from atoll.solve.rent.programme import cheapest_supply, costs
 from atoll.solve.rent.relaxation import (
     Prices,
     market_prices,
     price_of_all,
     row_prices,
 )
-from atoll.solve.rent.search import SMALL, lowest, lowest_each, oracles_of
-from atoll.solve.rent.standing import Incumbent
-from atoll.solve.rent.steps import GRID
+from atoll.solve.rent.rent_search import SMALL, lowest, lowest_each, oracles_of
+from atoll.solve.rent.rental_program import cheapest_supply, costs
+from atoll.solve.rent.service_oracle import Legs
+from atoll.solve.rent.step_functions import GRID
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Levels = dict[int, float]
 
+# Items of the integer solves that close the gap, more each time.
 _STAGES = (400, 1500, 5000)
-_MOST_ITEMS = 20_000
+_MAX_ITEMS = 20_000
 """Items beyond which nothing is solved over all that may matter."""
 _SCARCE_STAGES = (100, 400)
 """Items of each service to look for the most that can be served with."""
+# What leaving a service out costs in the relaxation, in its least costs.
 _DEAR = 3.0
 _NODES = 200
-_HAIR = 1e-9
+_SHARE_TOLERANCE = 1e-9
+"""Difference of shares, and relative difference of costs, that counts as rounding."""
 _TRY_WORK = 200.0
-"""What trying levels takes, in simplex iterations."""
-_MOST_TRIES = 24
+"""Work of trying levels, in simplex iterations."""
+_MAX_TRIES = 24
 _NEIGHBOURS = 120
-_EDGE, _EDGE_ITEMS = 0.3, 40
-"""Effort for a first solve over all services, and items of each phase that it is over, at least."""
+_FIRST_EFFORT = 0.3
+"""Share of the effort for a first solve over all services."""
+_FIRST_ITEMS = 40
+"""Items of each phase that it is over, at least."""
 _IMPROVE = 0.4
 _PAIR_WORK = 8000
 _PAIR_START = 100.0
-"""What building a programme for a few services takes, in simplex iterations."""
-_MOST_PAIRS = 40
-_WORTH = 1e-6
+"""Work of building a program for a few services, in simplex iterations."""
+_MAX_PAIRS = 40
+_MIN_GAIN = 1e-6
+"""Relative gain below which improving ends."""
 
 
 @dataclass
@@ -105,11 +111,13 @@ class LevelSearch:
     def run(self) -> LevelOutcome:
         """Search, and report to `standing`."""
         standing = self.standing
-        standing.ceiling = price_of_all(self.model) * (1.0 + _HAIR) + _HAIR
+        # No plan costs more than everything on offer; the margin is for rounding.
+        standing.ceiling = price_of_all(self.model) * (1.0 + _SHARE_TOLERANCE) + _SHARE_TOLERANCE
         mixes = LevelDecomposition(self.model, self.oracles, self.rows, standing, self.seed)
         mixes.rate(market_prices(self.model))
         root = self._root(mixes)
         self.error_usd = _errors_of(self.rows, root)
+        # An infinite bound says that not everything can be served.
         if standing.bound < np.inf:
             self._take_cheapest()
             if self.total <= SMALL:
@@ -150,10 +158,12 @@ class LevelSearch:
         for group in at.groups:
             base |= group.levels
         candidates = [base] if base else []
+        # Programs need finite costs: 1e12 is for ways that cannot be served at all.
         cost = {way: min(float(table[-1]), 1e12) for way, table in whole.items()}
         corner = self.rows.least(cost)
         if corner is not None:
             candidates.append(corner)
+            # With one way far cheaper than the others: the corner that uses it most.
             for way in self.rows.ways:
                 scale = 1.0 + max(cost.values())
                 far = self.rows.least({**cost, way: cost[way] - 1e3 * scale})
@@ -164,12 +174,14 @@ class LevelSearch:
             value = sum(float(whole[w][_steps_up(y)]) for w, y in levels.items())
             priced.append((value, number))
         tried: set[tuple[tuple[int, float], ...]] = set()
-        for value, number in sorted(priced)[:_MOST_TRIES]:
+        for value, number in sorted(priced)[:_MAX_TRIES]:
             levels = candidates[number]
+            # Levels that differ by rounding only are tried once.
             key = tuple(sorted((way, round(y, 9)) for way, y in levels.items()))
             if not np.isfinite(value) or key in tried:
                 continue
             tried.add(key)
+            # As long as there is no solution it goes on, whatever was spent.
             if self.standing.done and self.standing.solution is not None:
                 return
             self._offer_at(legs, levels)
@@ -188,10 +200,16 @@ class LevelSearch:
 
     def _offer_items(self, chosen: tuple[dict[int, int], ...]) -> bool:
         """Offer items at the best levels that they carry, with the cheapest machines."""
+        # What is picked at prices does not heed spread.
         if self.model.limits.spread > 1:
             return False
         carried = self._carried(chosen)
-        if any(carried[m] < 1.0 - _HAIR for m in range(len(chosen)) if m not in self.rows.ways):
+        # Services outside the conditions have no level to lower: all of them is served.
+        if any(
+            carried[m] < 1.0 - _SHARE_TOLERANCE
+            for m in range(len(chosen))
+            if m not in self.rows.ways
+        ):
             return False
         levels = self.rows.settle(carried)
         if levels is None:
@@ -211,13 +229,14 @@ class LevelSearch:
     def _settle(self, solution: Solution, levels: Levels) -> Levels:
         """The levels that err least of those that a solution carries."""
         carried = self._carried(solution.items)
-        most = {
+        # With pairs, phases also meet across regions, which `_carried` does not count.
+        max_levels = {
             way: max(carried[way], levels.get(way, 0.0))
             if self.model.services[way].pairs
             else carried[way]
             for way in self.rows.ways
         }
-        return self.rows.settle(most) or levels
+        return self.rows.settle(max_levels) or levels
 
     def _solve_whole(self) -> None:
         """Solve over all items there are."""
@@ -240,8 +259,8 @@ class LevelSearch:
 
     def _decompose(self, mixes: LevelDecomposition) -> None:
         standing = self.standing
-        least = [legs.least for legs in self._root(mixes).legs]
-        mixes.unserved = _DEAR * np.maximum(1.0, np.where(np.isfinite(least), least, 1.0))
+        min_costs = [legs.least for legs in self._root(mixes).legs]
+        mixes.unserved = _DEAR * np.maximum(1.0, np.where(np.isfinite(min_costs), min_costs, 1.0))
         mixes.master.set_unserved(mixes.unserved)
         mixes.converge()
         self.error_usd = _errors_of(self.rows, self._root(mixes))
@@ -249,7 +268,8 @@ class LevelSearch:
             self._try_levels(self._root(mixes))
         if self._enough():
             return
-        chosen = mixes.master.choose(standing, _NODES, standing.work.part(0.1), serve_all=True)
+        limits = standing.limits(standing.work.part(0.1), nodes=_NODES)
+        chosen = mixes.master.choose(limits, serve_all=True)
         if chosen is not None:
             self._offer_items(chosen)
         if self._enough():
@@ -264,6 +284,7 @@ class LevelSearch:
                 lowest_each(item_slacks, _NEIGHBOURS), used, edge, strict=True
             )
         ]
+        # Pairs are for where the effort ended that solve.
         if not ended:
             self._improve(root, near)
         self._close(root, item_slacks, used)
@@ -292,6 +313,7 @@ class LevelSearch:
     def _take_edge(self, let_in: list[Ints]) -> bool:
         """Solve over some items of all services; return whether that solve came to its end."""
         standing = self.standing
+        # With what the best solution has, so that the solve can start from it.
         if standing.solution is not None:
             let_in = [
                 np.union1d(some, np.array(sorted(number), np.int64))
@@ -301,7 +323,7 @@ class LevelSearch:
             self.model, "cost", self.rows, let_in, standing.work, self.seed
         )
         found = master.solve_levels(
-            standing, standing.solution, self.best.levels, standing.work.part(_EDGE)
+            standing, standing.solution, self.best.levels, standing.work.part(_FIRST_EFFORT)
         )
         if found.answer.solution is None:
             return False
@@ -315,25 +337,27 @@ class LevelSearch:
         """
         standing = self.standing
         ways = set(self.rows.ways)
-        entities = [frozenset(choice.ways) for choice in self.rows.choices]
+        entities = [frozenset(choice.ways) for choice in self.rows.by_choice]
         entities += [frozenset([m]) for m in range(len(self.oracles)) if m not in ways]
         if standing.solution is None or len(entities) < 2:
             return
-        least = standing.work.left - standing.work.part(_IMPROVE)
+        # What must be left for closing the gap.
+        work_reserve = standing.work.left - standing.work.part(_IMPROVE)
         before = np.inf
-        while standing.objective < before * (1.0 - _WORTH):
+        while standing.objective < before * (1.0 - _MIN_GAIN):
             before = standing.objective
             loss = self._losses(root, entities)
             order = sorted(range(len(entities)), key=lambda e: (-loss[e], e))
             alone = [entities[e] for e in order]
             pairs = [alone[i] | alone[j] for j in range(1, len(alone)) for i in range(j)]
-            for free in [*alone, *pairs][:_MOST_PAIRS]:
-                if standing.work.left <= least or standing.done:
+            # Single choices first, then pairs of those that lose most.
+            for free in [*alone, *pairs][:_MAX_PAIRS]:
+                if standing.work.left <= work_reserve or standing.done:
                     return
                 self._take_anew(free, near)
 
     def _losses(self, root: LevelEvaluation, entities: Sequence[frozenset[int]]) -> list[float]:
-        """What choices cost at the root's prices in the best solution, beside what they cost at least."""
+        """Return what choices cost at the root's prices in the best solution, beside the least they could."""
         solution = self.standing.solution
         assert solution is not None
         cost = [
@@ -375,13 +399,14 @@ class LevelSearch:
     def _close(self, root: LevelEvaluation, item_slacks: list[Floats], used: list[Ints]) -> None:
         """Integer solves over more and more items until the target is proven, or effort is spent."""
         standing = self.standing
-        for stage, most in enumerate((*_STAGES, None)):
+        for stage, max_items in enumerate((*_STAGES, None)):
             if standing.done or (stage > 1 and standing.solution is None):
                 return
             needed = standing.wanted - root.value
-            chosen, limit = lowest(item_slacks, needed, most)
-            if sum(len(some) for some in chosen) > _MOST_ITEMS:
+            chosen, limit = lowest(item_slacks, needed, max_items)
+            if sum(len(some) for some in chosen) > _MAX_ITEMS:
                 return
+            # Also the lowest of every service: by slack over all, one of them might have none.
             if stage == 0:
                 near = lowest_each(item_slacks, _STAGES[0] // (2 * len(chosen)))
                 chosen = [
@@ -399,6 +424,7 @@ class LevelSearch:
                 self.model, "cost", self.rows, chosen, standing.work, self.seed
             )
             master.add_level_cuts(self.oracles, [legs.cost for legs in root.legs])
+            # All that can matter is in: this solve decides.
             last = limit >= needed
             found = master.solve_levels(
                 standing,
@@ -408,6 +434,7 @@ class LevelSearch:
             )
             if found.answer.solution is not None:
                 self.best.offer(found.answer.solution, found.answer.objective, found.levels)
+            # A plan with an item left out costs at least `limit` more than the root's bound.
             standing.prove(min(found.answer.bound, root.value + limit))
             if last:
                 return
@@ -417,26 +444,28 @@ class LevelSearch:
         standing, root = self.standing, self._root(mixes)
         best: tuple[float, Levels] = (0.0, {})
         stages: Sequence[int | None] = (None,) if self.total <= SMALL else _SCARCE_STAGES
-        for most in stages:
-            if most is None:
+        for limit in stages:
+            if limit is None:
                 let_in = [np.arange(len(items)) for items in self.model.items]
             else:
-                let_in = [self._useful(m, root.legs[m], most) for m in range(len(self.oracles))]
+                let_in = [self._useful(m, root.legs[m], limit) for m in range(len(self.oracles))]
             master = LevelInstanceMaster(
                 self.model, "common", self.rows, let_in, standing.work, self.seed
             )
             found = master.solve_levels(standing, None, {}, standing.work.part(0.5))
-            if found.answer.solution is not None and found.served > best[0] + _HAIR:
+            if found.answer.solution is not None and found.served > best[0] + _SHARE_TOLERANCE:
+                # Levels were found for a part of the demand: these are for all of it.
                 scaled = {way: y / found.served for way, y in found.levels.items()}
                 best = (found.served, scaled)
         served, levels = best
+        # Too little is served for its levels to mean much: the cheapest that meet the conditions.
         if served <= 1e-6 or not self.rows.hold(levels, 1e-5):
             cost = {way: min(root.legs[way].least, 1e12) for way in self.rows.ways}
             levels = self.rows.least(cost) or {}
             served = 0.0
         return LevelOutcome(None, levels, self.error_usd, root.prices, served)
 
-    def _useful(self, service: int, legs: Legs, most: int) -> Ints:
+    def _useful(self, service: int, legs: Legs, limit: int) -> Ints:
         """Items that carry most for their price, some of each phase and region, and the smallest."""
         items = self.model.items[service]
         rate = legs.cost / np.maximum(items.share, 1e-12)
@@ -444,10 +473,10 @@ class LevelSearch:
         chosen = []
         for phase in np.unique(items.phase):
             here = np.flatnonzero(items.phase == phase)
-            chosen.append(here[np.argsort(rate[here], kind="stable")[:most]])
+            chosen.append(here[np.argsort(rate[here], kind="stable")[:limit]])
             for region in np.unique(items.region[here]):
                 there = here[items.region[here] == region]
-                few = max(4, most // 10)
+                few = max(4, limit // 10)
                 chosen.append(there[np.argsort(taken[there], kind="stable")[:few]])
                 chosen.append(there[np.argsort(rate[there], kind="stable")[:few]])
         return np.unique(np.concatenate([np.zeros(0, np.int64), *chosen]))
@@ -457,7 +486,8 @@ def _edge(which: Ints, cost: Floats, share: Floats) -> Ints:
     """Items of which none costs less and carries as much, in layers until there are enough."""
     chosen: list[Ints] = []
     left = np.lexsort((-share, cost))
-    while len(left) and sum(len(some) for some in chosen) < _EDGE_ITEMS:
+    while len(left) and sum(len(some) for some in chosen) < _FIRST_ITEMS:
+        # By rising cost, an item is on the edge if it carries more than all before it.
         most = np.maximum.accumulate(share[left])
         first = np.append(True, most[1:] > most[:-1])
         chosen.append(which[left[first]])
@@ -466,12 +496,13 @@ def _edge(which: Ints, cost: Floats, share: Floats) -> Ints:
 
 
 def _steps_up(level: float) -> int:
+    # Up, so that what is picked there carries the level; 1e-6 is for rounding.
     return min(GRID, max(0, int(np.ceil(level * GRID - 1e-6))))
 
 
 def _errors_of(rows: LevelRows, at: LevelEvaluation) -> dict[int, float]:
-    """What one more unit of mean error saves by choice, at the prices of a bound."""
+    """Return what one more unit of mean error saves by choice, at the prices of a bound."""
     found: dict[int, float] = {}
     for group in rows.groups:
         found |= error_prices(rows, group, {way: at.legs[way] for way in group.ways})
-    return {c: found.get(c, 0.0) for c in range(len(rows.choices))}
+    return {c: found.get(c, 0.0) for c in range(len(rows.by_choice))}

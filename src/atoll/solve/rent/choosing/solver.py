@@ -8,9 +8,8 @@ model, or two that err as much as is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
-from atoll.catalog.catalog import Catalog
 from atoll.core.compiling import compile_entries
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
@@ -18,74 +17,68 @@ from atoll.core.units import format_share
 from atoll.plan.choice import ModelMix
 from atoll.plan.plan import PROVEN_GAP, Plan
 from atoll.plan.problem import Problem, Service
-from atoll.solve.effort import Countdown, Effort
-from atoll.solve.progress import OnProgress, Progress
-from atoll.solve.rent import baselines
+from atoll.solve.effort import Countdown
+from atoll.solve.plan_request import FindPlan, PlanRequest
+from atoll.solve.rent import rent_baselines as baselines
 from atoll.solve.rent.choosing.choose import ChosenLevels, choose
-from atoll.solve.rent.choosing.rows import LevelRows
+from atoll.solve.rent.choosing.level_rows import LevelRows
 from atoll.solve.rent.optimal import SOLVER
 from atoll.solve.templates.library import Libraries, template_libraries
-
-Find = Callable[[Problem, float], Plan]
-"""Plans a problem without choices in so many seconds, and checks the plan."""
 
 _TEMPLATES = 0.4
 _CHOOSING = 0.6
 """Shares of what is left of a deadline after which templates, and the choice, are as they are."""
-_SAME = 1e-9
+_COST_TOLERANCE = 1e-9
+"""Relative difference of costs that counts as rounding."""
 
 
 def refuse_others(problem: Problem) -> None:
     """Raise UsageError where choices are asked for that only rented fleets of plain models can have."""
-    names = ", ".join(choice.name for choice in problem.choices)
-    if problem.cluster is not None:
+    names = ", ".join(problem.variants)
+    if problem.family == "place":
         raise UsageError(
             f"{names}: a choice of models needs nodes that are rented, {problem.name} has a cluster",
             hint="name one model, or give offers instead of a cluster",
-            field="models",
+            field="services",
         )
-    optional = {variant.service for choice in problem.choices for variant in choice.variants}
-    graphs = [s.name for s in problem.services if s.is_graph]
+    optional = {name for names in problem.variants.values() for name in names}
+    graphs = [service.name for service in problem.graph_services]
     if graphs:
         what = "is a choice" if graphs[0] in optional else "stands beside one"
         raise UsageError(
             f"{graphs[0]} is of an any-to-any model and {what}",
             hint="plan any-to-any models in a fleet without choices of models",
-            field="models",
+            field="services",
         )
 
 
-def solve_choice(
-    name: str,
-    problem: Problem,
-    catalog: Catalog,
-    effort: Effort,
-    deadline_s: float,
-    find: Find,
-    on_progress: OnProgress | None = None,
-) -> Plan:
-    """Return the plan of the solver called `name` for a problem with choices; it is of the settled one."""
+def solve_choice(problem: Problem, request: PlanRequest, find: FindPlan) -> Plan:
+    """Return the plan of the request's solver for a problem with choices; it is of the settled one.
+
+    `find` plans the settled problem, and checks the plan.
+    """
     refuse_others(problem)
-    deadline = Countdown(deadline_s)
-    if name != SOLVER:
-        mixes = rule_mixes(problem, catalog, effort, deadline)
-        plan = find(problem.settled(mixes), deadline.share(1.0))
+    deadline = Countdown(request.deadline_s)
+    if request.solver not in (None, SOLVER):
+        mixes = rule_mixes(problem, request, deadline)
+        settled = problem.settled(mixes)
+        plan = find(settled, replace(request, deadline_s=deadline.share(1.0)))
         return _unproven(plan, mixes)
-    chosen = choose_mixes(problem, catalog, effort, deadline, on_progress)
-    plan = find(problem.settled(chosen.mixes), deadline.share(1.0))
+    chosen = choose_mixes(problem, request, deadline)
+    settled = problem.settled(chosen.mixes)
+    plan = find(settled, replace(request, deadline_s=deadline.share(1.0)))
     return with_mixes(_cheaper(plan, chosen.plan), chosen)
 
 
 def choose_mixes(
     problem: Problem,
-    catalog: Catalog,
-    effort: Effort,
+    request: PlanRequest,
     deadline: Countdown,
-    on_progress: OnProgress | None = None,
     scale: dict[str, float] | None = None,
 ) -> ChosenLevels:
     """Return the levels of the cheapest plan found; `scale` multiplies demands, by service."""
     refuse_others(problem)
+    catalog, effort = request.catalog_for(problem), request.effort
     for rooms in ("atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
     keep_s = deadline.left * (1.0 - _TEMPLATES)
@@ -93,14 +86,14 @@ def choose_mixes(
         problem,
         catalog,
         cached=effort.cached,
-        on_progress=on_progress,
+        on_progress=request.on_progress,
         until=lambda: deadline.left < keep_s,
     )
 
     def log(_seconds: float, objective: float, bound: float) -> None:
-        if on_progress is not None and 0.0 < objective < float("inf"):
+        if 0.0 < objective < float("inf"):
             gap = format_share(max(0.0, 1.0 - bound / objective))
-            on_progress(Progress("choosing models", f"best ${objective:.2f}/h, gap {gap}"))
+            request.say("choosing models", f"best ${objective:.2f}/h, gap {gap}")
 
     return choose(
         problem,
@@ -149,13 +142,12 @@ def _cheaper(plan: Plan, other: Plan | None) -> Plan:
     if plan.status not in ("optimal", "feasible"):
         return other
     here, there = plan.objective or 0.0, other.objective or 0.0
-    return other if there < here * (1.0 - _SAME) else plan
+    return other if there < here * (1.0 - _COST_TOLERANCE) else plan
 
 
-def rule_mixes(
-    problem: Problem, catalog: Catalog, effort: Effort, deadline: Countdown
-) -> tuple[ModelMix, ...]:
+def rule_mixes(problem: Problem, request: PlanRequest, deadline: Countdown) -> tuple[ModelMix, ...]:
     """Return the mixes that cost least where every model is served at its best price for throughput."""
+    catalog, effort = request.catalog_for(problem), request.effort
     for rooms in ("atoll.solve.templates", "atoll.solve.cover"):
         compile_entries(rooms)
     keep_s = deadline.left * (1.0 - _TEMPLATES)
@@ -170,7 +162,7 @@ def rule_mixes(
         tables = effort.derating.scale(tables)
     options = baselines.replicas(problem, tables)
     best = {role: some[0].efficiency for role, some in options.items() if some}
-    rows = LevelRows.of(problem.choices, [service.name for service in problem.services])
+    rows = LevelRows.of(problem)
     cost = {way: _price_of(problem.services[way], best) for way in rows.ways}
     dear = 1e6 * (1.0 + max((usd for usd in cost.values() if usd is not None), default=0.0))
     levels = rows.least({way: dear if usd is None else usd for way, usd in cost.items()})
@@ -181,11 +173,11 @@ def rule_mixes(
             field="max_error",
         )
     named = {problem.services[way].name: level for way, level in levels.items()}
-    return tuple(ModelMix.of(choice, named) for choice in problem.choices)
+    return problem.mixes_at(named)
 
 
 def _price_of(service: Service, best: dict[str, float]) -> float | None:
-    """What all of a service costs at the best prices for throughput, USD/h; None: nothing serves it."""
+    """Return the cost of a whole service at the best prices for throughput, USD/h; None: none serves it."""
     usd = {}
     for role in service.roles:
         if best.get(str(role), 0.0) > 0.0:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.solve.rent.fast.kernel import pick_items
+from atoll.solve.array_types import Floats, Ints
+from atoll.solve.rent.allocation_types import BOTH, DECODE, PREFILL
+from atoll.solve.rent.fast.fast_kernel import pick_items
 from atoll.solve.rent.items import RentModel, ServiceItems
-from atoll.solve.rent.types import BOTH, DECODE, PREFILL
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _STEPS = 512
-_MOST_STEPS = 16384
-_LEAST_WEIGHT = 24
+_MAX_STEPS = 16384
+_MIN_WEIGHT = 24
 """Steps that the items with the best rate should have at least: what rounding may lose is one of them."""
 
 
-_MOST_KNOWN = 3
+_MAX_KNOWN = 3
 
 
 class PickerRoom:
@@ -31,7 +28,7 @@ class PickerRoom:
         self.cost = np.empty(most)
         self.kept = np.empty(running, np.int64)
         self.base_level, self.base_cost = np.empty(groups, np.int64), np.empty(groups)
-        self.least_cost = np.empty(groups)
+        self.min_cost = np.empty(groups)
         self.legs = np.empty(8, np.int64)
         self.covered = np.empty(2)
         self._groups, self._running = groups, running
@@ -60,8 +57,9 @@ class ServicePicker:
             self.items.share[self.items.phase == phase].max(initial=0.0)
             for phase in (PREFILL, DECODE, BOTH)
         ]
+        # The phase whose largest item is smallest needs the finest steps.
         least = min((share for share in largest if share > 0.0), default=1.0)
-        self._fine = _LEAST_WEIGHT / least
+        self._fine = _MIN_WEIGHT / least
         self.cost = 0.0
         self._known: list[tuple[Floats, float, dict[int, int] | None, float]] = []
 
@@ -75,30 +73,33 @@ class ServicePicker:
         """
         if chosen:
             return self._work_out(row_price, target, chosen)
+        # Known by identity: this is why prices must not change.
         for price, share, found, cost in self._known:
             if price is row_price and share == target:
                 self.cost = cost
                 return None if found is None else dict(found)
         found = self._work_out(row_price, target, {})
-        self._known = [(row_price, target, found, self.cost), *self._known[:_MOST_KNOWN]]
+        self._known = [(row_price, target, found, self.cost), *self._known[:_MAX_KNOWN]]
         return None if found is None else dict(found)
 
     def _work_out(
         self, row_price: Floats, target: float, chosen: dict[int, int]
     ) -> dict[int, int] | None:
         items, room = self.items, self._room
-        steps = int(min(_MOST_STEPS, max(_STEPS, self._fine * target)))
+        steps = int(min(_MAX_STEPS, max(_STEPS, self._fine * target)))
+        # Shared by all services, so it only ever grows.
         if room.width <= steps:
             room.widen(steps + 1)
         left = items.upper[self._new :].astype(np.int64)
         for item, number in chosen.items():
+            # Running items that are chosen already cannot be kept once more.
             if item >= self._new:
                 left[item - self._new] -= number
         number = pick_items(
             items.phase, items.region, items.pattern, items.patterns.rows, items.patterns.amount,
             items.patterns.share, self._begin, items.kinds, self._new, self._regions, row_price, left,
             target, steps, room.cost[: len(items)], room.best, room.best_item, room.weight, room.table,
-            room.choice, room.base_level, room.base_cost, room.least_cost, room.kept[: items.running],
+            room.choice, room.base_level, room.base_cost, room.min_cost, room.kept[: items.running],
             room.legs, room.out_item, room.out_count, room.covered,
         )  # fmt: skip
         self.cost = float(room.covered[1])

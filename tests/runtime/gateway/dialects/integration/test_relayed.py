@@ -243,90 +243,78 @@ def test_who_is_let_in_and_what_is_counted(tmp_path: Path) -> None:
     )
 
 
-def test_other_names_policies_and_other_methods() -> None:
-    async def go() -> None:
-        async with running([ScriptedEngine()], aliases={"claude-sonnet-4-5": "m"}) as bench:
-            named = await bench.post(MESSAGES, body_of(MESSAGES, model="claude-sonnet-4-5"))
-            assert (named.status, named.json["model"]) == (200, "m")
-            unknown = await bench.post(MESSAGES, body_of(MESSAGES, model="none"))
-            assert (unknown.status, unknown.json["error"]["type"]) == (404, "not_found_error")
-            barred = "x-atoll-providers: ETH\r\n"
-            refused = await bench.post(MESSAGES, body_of(MESSAGES), barred)
-            assert (refused.status, refused.json["error"]["type"]) == (503, "overloaded_error")
-            for path in (MESSAGES, RESPONSES):
-                wrong = await bench.get(path)
-                assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
-            asked = await bench.post(MESSAGES, body_of(MESSAGES), "x-request-id: mine\r\n")
-            assert asked.headers["request-id"] == asked.headers["x-request-id"] == "mine"
-            # Pictures are checked as those of chat are.
-            picture = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
-            turn = {"role": "user", "content": [picture]}
-            fetched = await bench.post(MESSAGES, body_of(MESSAGES, messages=[turn]))
-            assert fetched.status == 400
-            assert "not fetched" in fetched.json["error"]["message"]
-
-    asyncio.run(go())
+async def test_other_names_policies_and_other_methods() -> None:
+    async with running([ScriptedEngine()], aliases={"claude-sonnet-4-5": "m"}) as bench:
+        named = await bench.post(MESSAGES, body_of(MESSAGES, model="claude-sonnet-4-5"))
+        assert (named.status, named.json["model"]) == (200, "m")
+        unknown = await bench.post(MESSAGES, body_of(MESSAGES, model="none"))
+        assert (unknown.status, unknown.json["error"]["type"]) == (404, "not_found_error")
+        barred = "x-atoll-providers: ETH\r\n"
+        refused = await bench.post(MESSAGES, body_of(MESSAGES), barred)
+        assert (refused.status, refused.json["error"]["type"]) == (503, "overloaded_error")
+        for path in (MESSAGES, RESPONSES):
+            wrong = await bench.get(path)
+            assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
+        asked = await bench.post(MESSAGES, body_of(MESSAGES), "x-request-id: mine\r\n")
+        assert asked.headers["request-id"] == asked.headers["x-request-id"] == "mine"
+        # Pictures are checked as those of chat are.
+        picture = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
+        turn = {"role": "user", "content": [picture]}
+        fetched = await bench.post(MESSAGES, body_of(MESSAGES, messages=[turn]))
+        assert fetched.status == 400
+        assert "not fetched" in fetched.json["error"]["message"]
 
 
-def test_tokens_are_counted_as_the_tokenizer_of_the_model_does() -> None:
-    async def go() -> None:
-        tool = {"name": "look", "input_schema": {"type": "object"}}
-        body = {"model": "m", "messages": [{"role": "user", "content": "a b c"}], "tools": [tool]}
-        engine = ScriptedTalker(kind="vllm", faults=[Fault("500"), Fault("none"), Fault("404")])
-        async with running([engine], attempts=1) as bench:
-            path = f"{MESSAGES}/count_tokens"
-            counted = await bench.post(path, body | {"system": "Be brief."})
-            assert (counted.status, counted.json["error"]["type"]) == (502, "api_error")
-            counted = await bench.post(path, body | {"system": "Be brief."})
-            (seen,) = engine.seen[1:]
-            words = len(str(seen.body["messages"] + seen.body["tools"]).split())
-            assert (counted.status, counted.json) == (200, {"input_tokens": words})
-            assert seen.path == "/tokenize"
-            assert [turn["role"] for turn in seen.body["messages"]] == ["system", "user"]
-            missing = await bench.post(path, body)
-            assert (missing.status, missing.json["error"]["type"]) == (404, "not_found_error")
-            wrong = await bench.post(path, body | {"max_tokens": 5})
-            assert (wrong.status, wrong.json["type"]) == (400, "error")
-            await bench.settled()
-            assert {record.endpoint for record in bench.records} == {path}
-            assert sum(record.completion_tokens for record in bench.records) == 0
-
-    asyncio.run(go())
+async def test_tokens_are_counted_as_the_tokenizer_of_the_model_does() -> None:
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    body = {"model": "m", "messages": [{"role": "user", "content": "a b c"}], "tools": [tool]}
+    engine = ScriptedTalker(kind="vllm", faults=[Fault("500"), Fault("none"), Fault("404")])
+    async with running([engine], attempts=1) as bench:
+        path = f"{MESSAGES}/count_tokens"
+        counted = await bench.post(path, body | {"system": "Be brief."})
+        assert (counted.status, counted.json["error"]["type"]) == (502, "api_error")
+        counted = await bench.post(path, body | {"system": "Be brief."})
+        (seen,) = engine.seen[1:]
+        words = len(str(seen.body["messages"] + seen.body["tools"]).split())
+        assert (counted.status, counted.json) == (200, {"input_tokens": words})
+        assert seen.path == "/tokenize"
+        assert [turn["role"] for turn in seen.body["messages"]] == ["system", "user"]
+        missing = await bench.post(path, body)
+        assert (missing.status, missing.json["error"]["type"]) == (404, "not_found_error")
+        wrong = await bench.post(path, body | {"max_tokens": 5})
+        assert (wrong.status, wrong.json["type"]) == (400, "error")
+        await bench.settled()
+        assert {record.endpoint for record in bench.records} == {path}
+        assert sum(record.completion_tokens for record in bench.records) == 0
 
 
-def test_memory_of_large_requests_is_counted() -> None:
+async def test_memory_of_large_requests_is_counted() -> None:
     """What translating takes counts, too; nothing is counted any more at the end."""
 
-    async def go() -> None:
-        limits = GatewayLimits(buffered_bytes=7 * 2**20)
-        async with running([ScriptedEngine()], limits=limits) as bench:
-            body = body_of(MESSAGES, "x" * 2 * 2**20, max_tokens=1)
-            assert (await bench.post(MESSAGES, body)).status == 200
-            body = body_of(MESSAGES, "x" * 3 * 2**20, max_tokens=1)
-            # It would not fit if nobody else were there.
-            full = await bench.post(MESSAGES, body)
-            assert (full.status, full.json["error"]["type"]) == (413, "request_too_large")
-            await bench.settled()
-            assert bench.gateway.buffered == 0
-
-    asyncio.run(go())
+    limits = GatewayLimits(buffered_bytes=7 * 2**20)
+    async with running([ScriptedEngine()], limits=limits) as bench:
+        body = body_of(MESSAGES, "x" * 2 * 2**20, max_tokens=1)
+        assert (await bench.post(MESSAGES, body)).status == 200
+        body = body_of(MESSAGES, "x" * 3 * 2**20, max_tokens=1)
+        # It would not fit if nobody else were there.
+        full = await bench.post(MESSAGES, body)
+        assert (full.status, full.json["error"]["type"]) == (413, "request_too_large")
+        await bench.settled()
+        assert bench.gateway.buffered == 0
 
 
-def test_a_connection_is_kept_and_a_client_that_leaves_is_noticed() -> None:
-    async def go() -> None:
-        engine = ScriptedEngine(step_s=0.005)
-        async with running([engine]) as bench:
-            reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
-            for number in range(2):
-                raw = b'{"model":"m","input":"q","stream":true,"max_output_tokens":3}'
-                head = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-                writer.write(head % len(raw) + raw)
-                if number == 0:
-                    first = await read_reply(reader)
-                    assert read_response(first.body)["status"] == "incomplete"
-            await reader.readuntil(b"response.created")
-            writer.transport.abort()
-            await bench.settled()
-            assert [record.outcome for record in bench.records] == ["ok", "cancelled"]
-
-    asyncio.run(go())
+async def test_a_connection_is_kept_and_a_client_that_leaves_is_noticed() -> None:
+    engine = ScriptedEngine(step_s=0.005)
+    async with running([engine]) as bench:
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+        for number in range(2):
+            raw = b'{"model":"m","input":"q","stream":true,"max_output_tokens":3}'
+            head = b"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+            writer.write(head % len(raw) + raw)
+            if number == 0:
+                first = await read_reply(reader)
+                assert read_response(first.body)["status"] == "incomplete"
+        await reader.readuntil(b"response.created")
+        writer.transport.abort()
+        await bench.settled()
+        assert [record.outcome for record in bench.records] == ["ok", "cancelled"]

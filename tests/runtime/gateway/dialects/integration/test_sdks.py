@@ -83,7 +83,7 @@ def test_responses_with_tools() -> None:
     run(story, CALL, TALK)
 
 
-def test_responses_that_are_parsed() -> None:
+async def test_responses_that_are_parsed() -> None:
     async def story(bench: Bench) -> None:
         async with openai_client(bench) as sdk:
             parsed = await sdk.responses.parse(model="m", input="hi", text_format=SeaColour)
@@ -95,11 +95,8 @@ def test_responses_that_are_parsed() -> None:
                     pass
                 assert (await stream.get_final_response()).output_parsed == SeaColour(colour="blue")
 
-    async def go() -> None:
-        async with running([ScriptedTalker(answers=[FORMED])]) as bench:
-            await story(bench)
-
-    asyncio.run(go())
+    async with running([ScriptedTalker(answers=[FORMED])]) as bench:
+        await story(bench)
 
 
 def test_errors_of_responses() -> None:

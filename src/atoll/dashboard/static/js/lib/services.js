@@ -8,7 +8,7 @@ const PATIENCE_MS = 3000; // after that a page asks without having heard
 
 /**
  * Hear how a service stands: tell("up" | "down" | "none", why), now and when it changes; returns how to stop.
- * service: "gateway" or "desk".
+ * service: "gateway" or "planner".
  */
 export function follow(ctx, service, tell) {
   let last = null;
@@ -38,9 +38,9 @@ export function gatewayDown(why) {
 /** Fill a place by `draw` once the planner is there, which takes some seconds to start; returns how to stop. */
 export function withPlanner(ctx, place, draw) {
   let drawn = false;
-  return follow(ctx, "desk", (state) => {
+  return follow(ctx, "planner", (state) => {
     if (drawn) return;
-    if (state === "none") place.replaceChildren(h("section", { class: "card", "aria-label": "No planner" }, empty("The planner was left out", "This dashboard was started without it. Start it again without --no-desk:", snippet("atoll dashboard"))));
+    if (state === "none") place.replaceChildren(h("section", { class: "card", "aria-label": "No planner" }, empty("The planner was left out", "This dashboard was started without it. Start it again without --no-planner:", snippet("atoll dashboard"))));
     else if (state === "down") place.replaceChildren(loading("The planner is starting…"));
     else {
       drawn = true;

@@ -134,7 +134,7 @@ export const page = {
       const dialsPlace = h("div"), result = h("div", { class: "stack", id: "result" });
       set(place, h("p", { class: "lead" }, "Turn something and see what the cheapest plan would be then, beside the one of now. Nothing is changed."),
         h("div", { class: "whatif" }, h("div", { class: "stack" }, card("Turn", { actions: [] }, fleetChoice(fleets, fleet, show), dialsPlace)), result));
-      load(dialsPlace, () => ctx.api.get(`/api/desk/fleets/${encodeURIComponent(fleet)}/dials`), (dials) => {
+      load(dialsPlace, () => ctx.api.get(`/api/planner/fleets/${encodeURIComponent(fleet)}/dials`), (dials) => {
         const state = h("span", { class: "note", role: "status" });
         const go = button("Plan", () => run(), { kind: "primary", symbol: "play", id: "plan-now" });
         const made = buildDials(dials, () => { clearTimeout(waiting); waiting = setTimeout(run, WAIT_MS); });
@@ -148,7 +148,7 @@ export const page = {
           result.setAttribute("aria-busy", "true");
           set(state, "Planning…");
           try {
-            const found = await ctx.api.job("/api/desk/whatif", { fleet, ...made.read() }, { signal: mine.signal, onProgress: (told) => {
+            const found = await ctx.api.job("/api/planner/whatif", { fleet, ...made.read() }, { signal: mine.signal, onProgress: (told) => {
               if (told.share !== undefined && told.share !== null) bar.value = told.share;
               set(words, told.text ?? "Planning…");
               set(state, told.text ?? "Planning…");
@@ -171,7 +171,7 @@ export const page = {
     }
 
     set(place, loading());
-    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/desk/fleets"), (told) => {
+    const stop = withPlanner(ctx, place, () => load(place, () => ctx.api.get("/api/planner/fleets"), (told) => {
       fleets = told.fleets;
       const fleet = firstFleet(fleets, ctx.params);
       if (!fleet) return empty("No fleet to play with", "Give the dashboard a fleet file:", snippet("atoll dashboard --fleet fleet.yaml"));

@@ -1,0 +1,1 @@
+"""Models in parts: planning, simulating, running and killing them, and spoken questions."""

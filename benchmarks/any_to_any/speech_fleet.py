@@ -1,0 +1,288 @@
+"""The deployments that `benchmarks.speech` compares, and what the simulator says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from atoll.api.fleet import Fleet
+from atoll.plan.plan import Plan
+from atoll.runtime.graph_server.graph_config import GraphService
+from atoll.runtime.local.local_endpoints import LocalOptions
+from atoll.runtime.local.local_fleet import LocalFleet
+from atoll.runtime.local.serving import local_fleet
+from atoll.runtime.task_fleet.deployment import PlacedExecutor, TaskDeployment, deployment_of
+from atoll.runtime.task_fleet.parts import own_parts
+from atoll.sim.tasks.from_plan import task_fleet
+from atoll.sim.tasks.simulate_tasks import simulate_tasks
+from atoll.sim.tasks.task_demand import Demand
+from atoll.solve.effort import LEVELS, Effort
+from benchmarks.any_to_any.speech_client import TimedAnswer
+
+MODEL = "assistant"
+PARTS = ("audio", "llm", "speech")
+_PLAN_S = 300.0
+_MEDIA_TOKENS_PER_S = 4.0
+"""Tokens that the catalog's audio encoder gives for a second: the simulator adds them to the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanRequest:
+    """What requests bring and want in the mean: seconds, tokens of the whole prompt and of the answer."""
+
+    audio_s: float
+    prompt_tokens: float
+    answer_tokens: float
+    speech_s: float
+
+    @classmethod
+    def of(cls, answers: Sequence[TimedAnswer], audio_s: float) -> MeanRequest:
+        """Return the mean of answers to questions of so many seconds."""
+        return cls(
+            audio_s,
+            statistics.fmean(answer.prompt_tokens for answer in answers),
+            statistics.fmean(answer.completion_tokens for answer in answers),
+            statistics.fmean(answer.speech_s for answer in answers),
+        )
+
+    @property
+    def text_tokens(self) -> float:
+        """Tokens of the prompt that the simulator does not make of the sound."""
+        return max(1.0, self.prompt_tokens - _MEDIA_TOKENS_PER_S * self.audio_s)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCore:
+    """What one core does while all are busy: units per CPU second by part, and its speeds for an llm."""
+
+    rates: Mapping[str, tuple[str, float]]
+    clock_rates: Mapping[str, float]
+    bandwidth_gbs: float
+    fp16_tflops: float
+
+    def at(self, share: float) -> MeasuredCore:
+        """Return a core of which others take all but a share."""
+        return replace(
+            self,
+            rates={part: (unit, per_s * share) for part, (unit, per_s) in self.rates.items()},
+            # The catalog takes no less for a GPU.
+            bandwidth_gbs=max(1.0, self.bandwidth_gbs * share),
+            fp16_tflops=self.fp16_tflops * share,
+        )
+
+    def request_s(self, mean: MeanRequest) -> dict[str, float]:
+        """Return the seconds of a core that a request takes of each part, by the rates."""
+        amounts = {
+            "audio_s": mean.audio_s,
+            "token": mean.text_tokens + mean.answer_tokens,
+            "speech_s": mean.speech_s,
+        }
+        return {part: amounts[unit] / per_s for part, (unit, per_s) in self.rates.items()}
+
+
+def measure_core(cores: Sequence[int], runs: int) -> MeasuredCore:
+    """Measure the parts on all cores at once, one `atoll tasks measure` each, and return the mean."""
+    command = [sys.executable, "-m", "atoll", "tasks", "measure", "--json", "--runs", str(runs)]
+    for part in PARTS:
+        command += ["--part", part]
+    running = []
+    before = os.sched_getaffinity(0)
+    try:
+        for core in cores:
+            # Children have the affinity of who starts them.
+            os.sched_setaffinity(0, {core})
+            running.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+    finally:
+        os.sched_setaffinity(0, before)
+    found = []
+    for process in running:
+        printed, _ = process.communicate()
+        if process.returncode != 0:
+            raise RuntimeError("the components could not be measured")
+        found.append(json.loads(printed))
+    rows = [{row["part"]: row for row in each["parts"]} for each in found]
+    return MeasuredCore(
+        {
+            part: (rows[0][part]["unit"], statistics.fmean(r[part]["cpu_per_s"] for r in rows))
+            for part in PARTS
+        },
+        {part: statistics.fmean(r[part]["per_s"] for r in rows) for part in PARTS},
+        statistics.fmean(each["core"]["bandwidth_gbs"] for each in found),
+        statistics.fmean(each["core"]["fp16_tflops"] for each in found),
+    )
+
+
+def fleet_of(
+    core: MeasuredCore, mean: MeanRequest, rate_per_s: float, cores: int, paths: str = ""
+) -> Fleet:
+    """Return the fleet: so many cores, each a machine of its own, and the demand."""
+    rates = "\n".join(
+        f"      {part}: {{CORE: {{{unit}: {per_s:.4g}/s}}}}"
+        for part, (unit, per_s) in core.rates.items()
+    )
+    klass = (
+        f"share: 100%, input: {mean.text_tokens:.0f}, output: {mean.answer_tokens:.0f}, "
+        f"audio: {mean.audio_s:.2f}s, speech: {mean.speech_s:.2f}s"
+    )
+    speeds = f"bandwidth: {core.bandwidth_gbs:.4g}GB/s, fp16_tflops: {core.fp16_tflops:.4g}"
+    return Fleet.read(
+        f"""\
+name: speech
+services:
+  {MODEL}:
+    model: smollm2-assistant
+    rate: {rate_per_s:.4g}/s
+    ttft: 20s
+    tpot: 1s
+    phases: together
+{f"    paths: {paths}" if paths else ""}
+    classes:
+      audio -> audio: {{{klass}}}
+    rates:
+{rates}
+pool:
+  owned:
+    here: {{"CORE:1": {{count: {cores}, usd_per_hour: $0.05/h}}}}
+catalog:
+  gpus:
+    CORE: {{like: T4, {speeds}, source: "measured"}}
+"""
+    )
+
+
+def make_plan(fleet: Fleet) -> Plan:
+    """Plan with little effort; RuntimeError where the demand cannot be met."""
+    plan = fleet.plan(effort=Effort(work=LEVELS["low"]), deadline_s=_PLAN_S, rank=False)
+    if plan.status == "infeasible" or not plan.instances:
+        raise RuntimeError("there is no plan for the demand")
+    return plan
+
+
+def is_monolithic(plan: Plan) -> bool:
+    """Return whether every executor of a plan has all parts."""
+    return all(set(instance.parts) >= set(PARTS) for instance in plan.instances)
+
+
+def planned(plan: Plan) -> TaskDeployment:
+    """Return the deployment of a plan."""
+    return deployment_of(plan, [MODEL], {MODEL: own_parts()})
+
+
+def monolith(cores: int) -> TaskDeployment:
+    """Return one process with all components, each of which may keep all cores busy."""
+    served = own_parts()
+    names = [name for part in PARTS for name in served.parts[part]]
+    return TaskDeployment(
+        (GraphService(name=MODEL, tasks=served.tasks, options=served.options),),
+        (PlacedExecutor("whole-0", {name: {} for name in names}, threads=cores),),
+    )
+
+
+def no_plan() -> Plan:
+    """Return a plan of nothing, for deployments by hand."""
+    return Plan(
+        problem_hash="0" * 8,
+        problem_name="by hand",
+        instances=(),
+        paths=(),
+        usd_per_hour=0.0,
+        status="feasible",
+        solver="none",
+    )
+
+
+@dataclass(slots=True)
+class RunningFleet:
+    """A deployment that runs."""
+
+    name: str
+    fleet: LocalFleet
+    answers: dict[str, list[TimedAnswer]] = field(default_factory=dict)
+    """By load, of all its turns."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    core_share: dict[str, float] = field(default_factory=dict)
+    """Of the time that executors wanted a core, the share that they had one, in the last turn."""
+
+    def pids(self) -> list[int]:
+        """Return its processes: executors and graph server."""
+        return [p.pid for p in self.fleet.agent.processes.values() if p.pid is not None]
+
+    def executors(self) -> list[int]:
+        """Return its executors' processes."""
+        names = self.fleet.endpoints[0].endpoint.instances
+        pids = [self.fleet.agent.processes[name].pid for name in names]
+        return [pid for pid in pids if pid is not None]
+
+    def add(self, load: str, answers: list[TimedAnswer], seconds: float, cpu_s: float) -> None:
+        """Take note of a turn."""
+        self.answers.setdefault(load, []).extend(answers)
+        self.seconds[load] = self.seconds.get(load, 0.0) + seconds
+        self.cpu_s[load] = self.cpu_s.get(load, 0.0) + cpu_s
+
+    def figures(self, load: str) -> dict[str, float]:
+        """Return requests/s, percentiles in seconds, and CPU seconds per request of a load."""
+        answers = self.answers[load]
+        found = {
+            "requests": float(len(answers)),
+            "per_s": len(answers) / self.seconds[load],
+            "cpu_s_per_request": self.cpu_s[load] / len(answers),
+        }
+        for name in ("first_text_s", "first_audio_s", "took_s"):
+            values = [getattr(answer, name) for answer in answers]
+            for share in (50, 99):
+                found[f"{name}_p{share}"] = float(np.percentile(values, share))
+        found["core_share"] = self.core_share[load]
+        return {name: round(value, 4) for name, value in found.items()}
+
+
+@contextlib.contextmanager
+def fleet_on(
+    name: str, deployment: TaskDeployment, plan: Plan | None = None
+) -> Iterator[RunningFleet]:
+    """Return a deployment that is not started yet."""
+    with local_fleet(
+        plan or no_plan(),
+        {},
+        LocalOptions(),
+        host="127.0.0.1",
+        port=0,
+        log=None,
+        on_progress=lambda _name, _state, _reason: None,
+        tasks=deployment,
+    ) as fleet:
+        yield RunningFleet(name, fleet)
+
+
+def simulate_answers(
+    fleet: Fleet, plan: Plan, answers: Sequence[TimedAnswer], mean: MeanRequest
+) -> dict[str, float]:
+    """Return what the simulator says of the very requests that were answered: same times, same lengths."""
+    ordered = sorted(answers, key=lambda answer: answer.began_s)
+    tasks = task_fleet(plan, fleet.problem, fleet.catalog)
+    media = mean.prompt_tokens - mean.text_tokens
+    demand = Demand(
+        np.array([answer.began_s for answer in ordered]),
+        np.zeros(len(ordered), np.int64),
+        np.array([max(1.0, answer.prompt_tokens - media) for answer in ordered]),
+        np.array([float(answer.completion_tokens) for answer in ordered]),
+    )
+    result = simulate_tasks(tasks, demand=demand, warmup=0.0)
+    columns: Any = result.columns
+    found = {"per_s": result.by_makespan_per_s}
+    for name, column in (
+        ("first_text_s", columns.ttft_s),
+        ("first_audio_s", columns.first_audio_s),
+    ):
+        for share in (50, 99):
+            found[f"{name}_p{share}"] = float(np.percentile(column, share))
+    return {name: round(value, 4) for name, value in found.items()}

@@ -1,0 +1,1 @@
+"""Kills of nodes, instances and gateways under load."""

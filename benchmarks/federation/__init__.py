@@ -1,0 +1,1 @@
+"""Fabrics: how quickly members agree, what the tunnel costs, nodes that come and go."""

@@ -1,0 +1,1 @@
+"""The performance model against published measurements, and its speed."""

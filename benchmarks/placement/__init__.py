@@ -1,0 +1,1 @@
+"""Models on clusters whose machines are given: flows, Helix's figures, sustained throughput."""

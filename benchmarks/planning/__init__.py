@@ -1,0 +1,1 @@
+"""Rented fleets: templates, allocation, promises, certainty, the choice of models."""

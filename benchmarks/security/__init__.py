@@ -1,0 +1,1 @@
+"""Attacks on gateways, engines and the console."""

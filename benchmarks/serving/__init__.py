@@ -1,0 +1,1 @@
+"""What the gateway and the dashboard cost."""

@@ -1,0 +1,1 @@
+"""The simulator: how fast it is, and how near to real engines."""

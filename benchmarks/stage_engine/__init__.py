@@ -1,0 +1,1 @@
+"""The stage engine on this machine's cores."""

@@ -1,0 +1,1 @@
+"""Constants of GPUs fitted to measured whole layers."""

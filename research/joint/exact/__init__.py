@@ -1,0 +1,1 @@
+"""The joint problem solved to a proven optimum."""

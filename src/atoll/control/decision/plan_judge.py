@@ -1,0 +1,166 @@
+"""Whether a new plan takes the place of the one in force.
+
+Needed changes are made at once: more of the demand is served, or what stands exceeds the fleet's limits. All
+others must pay for themselves, and must not leave a lane short on the way. A plan that serves less than what
+stands is refused, whatever it saves: that there is no better one may be the planner's fault, or pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from atoll.control.decision.control_view import ControlPolicy
+from atoll.control.decision.lane_capacity import (
+    ROUNDING,
+    CarriedLoad,
+    Lanes,
+    demand_by_lane,
+    find_mixed,
+    is_short,
+)
+from atoll.control.decision.machine_pool import rent_of
+from atoll.core.units import format_price
+from atoll.plan.plan import Instance, Plan, count_machines
+from atoll.plan.problem import Problem
+
+MIN_SHARE_GAIN = 0.01
+"""By how much the worst served share must rise for a change that takes from others."""
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a plan is adopted, and why or why not."""
+
+    adopt: bool
+    reason: str
+
+
+def judge(
+    problem: Problem,
+    new: Plan,
+    living: Sequence[Instance],
+    policy: ControlPolicy,
+    dips: Callable[[], float],
+) -> Verdict:
+    """Return whether a plan is better than what lives of the one in force.
+
+    `problem` has the demand and the offers as they are, `living` are the instances that stand or can be
+    started at once, and `dips` says which share of its demand a lane would lose at worst on the way to the
+    new plan.
+    """
+    if new.status == "infeasible" or (not new.instances and living):
+        why = new.reasons[0] if new.reasons else "no reason given"
+        return Verdict(False, f"no plan serves this, what runs goes on: {why}")
+    rerated = _rate_anew(living, new.instances)
+    mixed = find_mixed(problem, (*rerated, *new.instances))
+    demand = demand_by_lane(problem, mixed)
+    now = CarriedLoad(problem, mixed, rerated).lanes()
+    then = CarriedLoad(problem, mixed, new.instances).lanes()
+    # Before anything is weighed: no saving is worth a service that ends.
+    emptied = _find_emptied(problem, rerated, new.instances)
+    if emptied:
+        return Verdict(False, f"refused: it would leave nothing of {', '.join(emptied)}")
+    if not living:
+        return Verdict(True, "nothing runs yet")
+    # A fleet beyond its limits is changed even where less is served then.
+    exceeded = _exceeds(problem, rerated)
+    if exceeded:
+        return Verdict(True, f"what runs exceeds the fleet's {exceeded}")
+    worst_now, worst_then = _worst_share(now, demand), _worst_share(then, demand)
+    losing = _loses(now, then, demand)
+    if worst_then > worst_now + (MIN_SHARE_GAIN if losing else ROUNDING):
+        text = f"serves {worst_then:.1%} of the demand instead of {worst_now:.1%}"
+        return _weigh_dips(text, worst_then - worst_now, policy, dips)
+    if losing:
+        return Verdict(False, f"refused: {', '.join(losing)} would carry less than now")
+    gains = {
+        lane: (min(demand[lane], then[lane]) - now[lane]) / demand[lane]
+        for lane in sorted(demand)
+        if is_short(now[lane], min(demand[lane], then[lane]))
+    }
+    if gains:
+        text = f"more is served of {', '.join(gains)}"
+        return _weigh_dips(text, max(gains.values()), policy, dips)
+    return _weigh_cost(problem, new, rerated, policy, dips)
+
+
+def _weigh_dips(
+    text: str, gain: float, policy: ControlPolicy, dips: Callable[[], float]
+) -> Verdict:
+    """Weigh the share of demand served more until the next plan against the share lost on the way there."""
+    lost = dips()
+    # Both sides are shares of demand times seconds.
+    if gain * policy.epoch_s <= lost * (policy.startup_s + policy.drain_s):
+        return Verdict(False, f"{text}, but {lost:.0%} would be lost on the way: not worth it")
+    return Verdict(True, text)
+
+
+def _weigh_cost(
+    problem: Problem,
+    new: Plan,
+    living: Sequence[Instance],
+    policy: ControlPolicy,
+    dips: Callable[[], float],
+) -> Verdict:
+    """Weigh what a change saves until it must have paid for itself against what starting costs."""
+    before = rent_of(problem.offers, living)
+    saving = before - rent_of(problem.offers, new.instances)
+    if saving <= ROUNDING * before:
+        return Verdict(False, "what runs serves the demand and no plan is cheaper")
+    names = {instance.id for instance in living}
+    fresh = sum(one.usd_per_hour for one in new.instances if one.id not in names)
+    cost = fresh * policy.startup_s / _HOUR_S
+    saved = saving * policy.payback_s / _HOUR_S
+    text = f"saves {format_price(saving)}, starting costs ${cost:.2f}"
+    if saved <= (1.0 + policy.margin) * cost:
+        return Verdict(False, f"{text}: not worth it")
+    # Asked last: the way there is walked only where all else speaks for the plan.
+    if dips() > 0.0:
+        return Verdict(
+            False, f"{text}, but there is no room to do it without serving less meanwhile"
+        )
+    return Verdict(True, text)
+
+
+def _rate_anew(living: Sequence[Instance], new: Sequence[Instance]) -> tuple[Instance, ...]:
+    """Return what lives with the throughput that the new plan gives its like: lengths may have changed."""
+    known = {one.placement_key: one.throughput_per_s for one in new}
+    rated = []
+    for one in living:
+        rate = known.get(one.placement_key, one.throughput_per_s)
+        same = rate == one.throughput_per_s
+        rated.append(one if same else one.model_copy(update={"throughput_per_s": rate}))
+    return tuple(rated)
+
+
+def _find_emptied(
+    problem: Problem, living: Sequence[Instance], new: Sequence[Instance]
+) -> tuple[str, ...]:
+    """Return the services that run now, are asked for, and have no place in the new plan."""
+    asked = {service.name for service in problem.services if service.rate_per_s > 0.0}
+    return tuple(sorted((asked & {one.service for one in living}) - {one.service for one in new}))
+
+
+def _worst_share(carried: Lanes, demand: Lanes) -> float:
+    """Return the least share of its demand that any lane carries, 1 at most."""
+    shares = [min(1.0, carried[lane] / need) for lane, need in demand.items() if need > 0.0]
+    return min(shares, default=1.0)
+
+
+def _loses(now: Lanes, then: Lanes, demand: Lanes) -> tuple[str, ...]:
+    """Return the lanes that would carry less than they do now and than is asked."""
+    return tuple(
+        sorted(lane for lane in demand if is_short(then[lane], min(demand[lane], now[lane])))
+    )
+
+
+def _exceeds(problem: Problem, living: Sequence[Instance]) -> str | None:
+    """Return which limit what runs exceeds."""
+    budget, most = problem.limits.budget_usd_per_hour, problem.limits.max_nodes
+    if budget is not None and rent_of(problem.offers, living) > budget * (1.0 + ROUNDING):
+        return "budget"
+    if most is not None and count_machines(living).total() > most:
+        return "number of machines"
+    return None

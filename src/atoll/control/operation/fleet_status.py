@@ -1,0 +1,198 @@
+"""How an operated fleet stands: what targets, history, lease and gateway say of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.control.operation.fleet_history import HistoryEvent
+from atoll.control.operation.fleet_home import FleetHome, FleetRecord
+from atoll.control.operation.gateways import TRAFFIC, ask_gateway
+from atoll.control.operation.operated import TargetLook, gateway_address, look_at_targets
+from atoll.core.errors import AtollError, InputError
+from atoll.core.units import format_rate, format_share
+from atoll.deploy.target import InstanceStatus
+from atoll.telemetry.traffic_page import TrafficPage
+
+SHOW_GONE_S = 600.0
+"""For how long what has ended is still shown."""
+MAX_EVENTS_READ = 200
+"""Events of the history that are looked at for what an instance is there for."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRow:
+    """An instance as people are shown it; `since_s` is Unix time, `usd_per_hour` None if nobody knows."""
+
+    instance: str
+    service: str
+    target: str
+    state: str
+    since_s: float
+    ends_s: float | None
+    usd_per_hour: float | None
+    hosts: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRow:
+    """Requests of a service in the last five minutes, by a gateway; `kept` is of the `judged` ones."""
+
+    service: str
+    requests_per_s: float
+    judged: int
+    kept: int
+
+    def text(self) -> str:
+        """Return it in words."""
+        rate = f"{self.service}: {format_rate(self.requests_per_s)}"
+        if not self.judged:
+            return rate
+        share = format_share(self.kept / self.judged)
+        return f"{rate}, {share} of {self.judged} kept their promises"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """An operated fleet.
+
+    `controller` is who acts for it now, None if nobody does. `errors` say in one line each what is wrong:
+    targets that do not answer, a hub or gateway that has died, the last thing that failed.
+    """
+
+    fleet: str
+    up: bool
+    source: str
+    home: str
+    targets: tuple[str, ...]
+    url: str | None
+    since_s: float
+    controller: str | None
+    usd_per_hour: float
+    instances: tuple[InstanceRow, ...]
+    errors: tuple[str, ...]
+    stand_ins: tuple[str, ...]
+    traffic: tuple[ServiceRow, ...]
+    gateway: dict[str, Any] | None
+
+
+def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetStatus:
+    """Ask targets and gateway of a fleet how it stands; who does not answer is named in `errors`."""
+    looks = look_at_targets(home, record) if record.up else ()
+    events = home.history.read(last=MAX_EVENTS_READ)
+    rows = tuple(
+        _row(home, look, status, events)
+        for look in looks
+        for status in look.statuses
+        if status.state != "gone" or now_s - status.since_s < SHOW_GONE_S
+    )
+    gateway, traffic = asyncio.run(_ask_gateway(record)) if record.up else (None, ())
+    return FleetStatus(
+        fleet=record.name,
+        up=record.up,
+        source=record.source,
+        home=str(home.folder),
+        targets=tuple(record.targets.names),
+        url=None if record.entrance is None else record.entrance.url,
+        since_s=record.since_s,
+        controller=_find_controller(home, now_s),
+        usd_per_hour=sum(row.usd_per_hour or 0.0 for row in rows if row.state != "gone"),
+        instances=rows,
+        errors=_find_errors(record, looks, events),
+        stand_ins=tuple(
+            f"{name} is {each.source}" for name, each in record.weights.items() if each.stand_in
+        ),
+        traffic=traffic,
+        gateway=gateway,
+    )
+
+
+def _row(
+    home: FleetHome, look: TargetLook, status: InstanceStatus, events: list[HistoryEvent]
+) -> InstanceRow:
+    name = status.labels.instance
+    try:
+        instance = home.store.find(name) or status.instance
+    except InputError:
+        instance = status.instance
+    why = next((event.text for event in reversed(events) if event.instance == name), "")
+    return InstanceRow(
+        instance=name,
+        service=status.labels.service,
+        target=look.target,
+        state=status.state,
+        since_s=status.since_s,
+        ends_s=status.ends_s,
+        usd_per_hour=None if instance is None else instance.usd_per_hour,
+        hosts=status.hosts,
+        reason=" ".join((status.reason or why).split()),
+    )
+
+
+def _find_controller(home: FleetHome, now_s: float) -> str | None:
+    try:
+        lease = home.lease.read()
+    except InputError:
+        return None
+    if lease is None or now_s >= lease.ends_s or home.has_dead_holder(lease):
+        return None
+    return lease.holder
+
+
+def _find_errors(
+    record: FleetRecord, looks: tuple[TargetLook, ...], events: list[HistoryEvent]
+) -> tuple[str, ...]:
+    found = [f"{look.target}: {look.error}" for look in looks if look.error is not None]
+    entrance = record.entrance
+    if record.up and entrance is not None:
+        for name, daemon in (("hub", entrance.hub), ("gateway", entrance.gateway)):
+            if daemon is not None and not daemon.is_alive:
+                found.append(f"the {name} has died; `atoll up` or `atoll operate` starts it anew")
+    last = next((event for event in reversed(events) if event.kind == "failure"), None)
+    after = [] if last is None else events[events.index(last) + 1 :]
+    # What was started since shows that somebody has got past it.
+    if last is not None and not any(event.kind == "start" for event in after):
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last.at_s))
+        about = f"{last.instance}: " if last.instance and last.instance not in last.text else ""
+        found.append(f"{when} {about}{' '.join(last.text.split())}")
+    return tuple(dict.fromkeys(found))
+
+
+async def _ask_gateway(
+    record: FleetRecord,
+) -> tuple[dict[str, Any] | None, tuple[ServiceRow, ...]]:
+    """Return what the gateway says of itself and of traffic; None and nothing where it does not answer."""
+    status = await _fetch(record, "/atoll/v1/status")
+    said = await _fetch(record, TRAFFIC) if status is not None else None
+    try:
+        page = TrafficPage() if said is None else TrafficPage.from_json(said)
+        found = None if status is None else json.loads(status)
+    except (AtollError, ValueError):
+        return None, ()
+    rows = []
+    for service, weights in record.weights.items():
+        windows = [page.models[n].five_minutes for n in weights.names if n in page.models]
+        rows.append(
+            ServiceRow(
+                service,
+                sum(window.arrivals / window.seconds for window in windows),
+                sum(window.judged for window in windows),
+                sum(window.kept for window in windows),
+            )
+        )
+    return found, tuple(rows) if said is not None else ()
+
+
+async def _fetch(record: FleetRecord, page: str) -> bytes | None:
+    address = gateway_address(record)
+    if address is None:
+        return None
+    try:
+        answer = await ask_gateway(address, "GET", page, None)
+    except AtollError:
+        return None
+    return answer.body if answer.status == 200 else None

@@ -1,0 +1,109 @@
+"""Operating a fleet in virtual time: what it would have cost, and kept, beside other ways to do so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.core.errors import InfeasibleError, UsageError
+from atoll.core.listener import Listener
+from atoll.core.units import parse_rate
+from atoll.plan.unserved import refuse_unserved
+
+if TYPE_CHECKING:
+    from atoll.control.virtual.market import MarketSeries
+    from atoll.control.virtual.virtual_demand import DemandSeries
+    from atoll.control.virtual.virtual_run import OperationResult
+    from atoll.control.virtual.world import WorldSettings
+    from atoll.plan.problem import Problem
+
+GENERATED = "generated"
+"""Word for traffic or prices that are drawn."""
+_DAYS = 7.0
+_HISTORY_DAYS = 14.0
+_MAX_DAYS = 400.0
+
+
+def simulate_operation(
+    problem: Problem,
+    trace: str = GENERATED,
+    *,
+    days: float | None = None,
+    prices: str | None = None,
+    failures: str | float | None = None,
+    seed: int = 0,
+    listener: Listener | None = None,
+) -> list[OperationResult]:
+    """Operate a fleet under a trace in virtual time, beside other ways to do so; the first is Atoll's.
+
+    `trace` is a file, a workload in words or "generated"; `days` of it, all unless given. `prices` are a CSV
+    file, "generated", or None for prices that stay; `failures` of a node as "0.001/h".
+    """
+    from atoll.control.virtual.fluid_calibration import calibrate_fleet
+    from atoll.control.virtual.operator_comparison import compare_operators
+    from atoll.control.virtual.virtual_run import VirtualSetting
+    from atoll.solve.registry import require_packages
+
+    if days is not None and not 0.0 < days <= _MAX_DAYS:
+        raise UsageError(f"{days:g} days", hint=f"up to {_MAX_DAYS:g}", field="days")
+    require_packages()
+    refuse_unserved(problem)
+    for name in problem.variants:
+        raise UsageError(
+            f"{name} has a choice of models, which virtual time does not know",
+            hint="give it one model for this, or operate the fleet itself",
+        )
+    if problem.cluster is not None:
+        raise InfeasibleError(
+            f"{problem.name} stands on machines of its own",
+            hint="virtual time is for fleets that rent: there is nothing to save otherwise",
+        )
+    machines = read_failures(failures)
+    demand = read_demand(problem, trace, days, seed)
+    market = read_prices(problem, prices, demand.minutes / 1440.0, seed)
+    listener = listener or Listener()
+    with listener.working("sizing templates") as say:
+        fleet = calibrate_fleet(problem, problem.catalog(), seed=seed, say=say)
+    setting = VirtualSetting(problem, demand, market, fleet.curves, machines=machines, seed=seed)
+    with listener.working("operating") as say:
+
+        def tell(name: str, share: float) -> None:
+            say(f"operating, {name}: {share:.0%}")
+
+        return list(compare_operators(setting, fleet, tell=tell))
+
+
+def read_demand(problem: Problem, trace: str, days: float | None, seed: int) -> DemandSeries:
+    """Return what a trace asks, or drawn traffic with two weeks before that were seen already."""
+    from atoll.control.virtual.virtual_demand import count_requests, draw_demand
+    from atoll.workload.spec import workload_of
+
+    if trace == GENERATED:
+        return draw_demand(problem, days or _DAYS, seed, history_days=_HISTORY_DAYS)
+    return count_requests(workload_of(trace), problem, days, seed)
+
+
+def read_prices(problem: Problem, prices: str | None, days: float, seed: int) -> MarketSeries:
+    """Return the market of a file, a drawn one, or one that never moves."""
+    from atoll.control.virtual.market import draw_market, hold_market, read_market
+
+    if prices is None:
+        return hold_market(problem.offers)
+    if prices == GENERATED:
+        return draw_market(problem.offers, days, seed)
+    return read_market(Path(prices), problem.offers)
+
+
+def read_failures(failures: str | float | None) -> WorldSettings:
+    """Return machines that fail so often, as "0.001/h" or a number per hour."""
+    from atoll.control.virtual.world import WorldSettings
+
+    if failures is None:
+        return WorldSettings()
+    try:
+        per_h = float(failures)
+    except ValueError:
+        per_h = 3600.0 * parse_rate(failures, field="failures")
+    if not 0.0 <= per_h <= 60.0:
+        raise UsageError(f"{per_h:g} failures an hour", hint="0/h to 60/h", field="failures")
+    return WorldSettings(failures_per_h=per_h)

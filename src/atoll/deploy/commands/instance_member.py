@@ -1,0 +1,254 @@
+"""Runs the command of one node of an instance over several nodes, once all of them are there.
+
+    python -m atoll.deploy.commands.instance_member --meeting chat-0 --node n1 --nodes n0,n1 -- COMMAND ...
+
+In COMMAND, `{host:n0}` and `{port:n0}` become the address of a node and a port of its own, and `{peers}` all
+addresses as JSON. The first node leads: it listens for requests. When it has left, the others end; SIGTERM
+reaches their commands only after that (or after `--drain`), so that whoever stops all nodes at once cuts no
+stream.
+
+Nodes that only help others say so with `--pool POOL --offer JSON` (see `helpers`); before they end they take
+that back. `{helpers}` becomes a file that names who helps in the pool now, kept up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from atoll.core.errors import AtollError, UsageError
+from atoll.core.files import atomic_write
+from atoll.deploy.commands.meeting import (
+    FOLDER_VARIABLE,
+    FabricMeeting,
+    FolderMeeting,
+    MeetingPlace,
+    MemberAddress,
+    PoolWord,
+    gather_members,
+    own_address,
+)
+from atoll.runtime.local.fleet_state import new_home, remove_home
+
+PEERS = "{peers}"
+HELPERS = "{helpers}"
+_FIELD = re.compile(r"\{(host|port):(n[0-9]+)\}")
+_LEADER_S = 10.0
+"""How long a leader may be missing before it counts as gone; records travel, and hubs start anew."""
+_LOOK_S = 0.5
+_FOLLOW_S = 0.25
+_WITHDRAWN_S = 1.0
+"""How long others may take to see that a node helps no more."""
+_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of prctl."""
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """Return what has a command be told to end when this process is killed; None where that is not known.
+
+    Not every batch system finds a process in a session of its own again.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def arrange() -> None:
+        prctl(_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed in between
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return arrange
+
+
+def fill_in(words: Sequence[str], members: Mapping[str, MemberAddress]) -> list[str]:
+    """Return the command with the members' addresses in it."""
+    everyone = json.dumps({node: each.model_dump() for node, each in members.items()})
+
+    def place(match: re.Match[str]) -> str:
+        kind, node = match.groups()
+        if node not in members:
+            raise UsageError(f"{match[0]} is no node of this instance", field="COMMAND")
+        return members[node].host if kind == "host" else str(members[node].ports[0])
+
+    return [_FIELD.sub(place, word).replace(PEERS, everyone) for word in words]
+
+
+def read_peers(text: str) -> dict[str, MemberAddress]:
+    """Read what `{peers}` became."""
+    return {str(node): MemberAddress.parse(each) for node, each in json.loads(text).items()}
+
+
+class InstanceMember:
+    """One node's command among the others'; returns its exit code from `run`."""
+
+    def __init__(
+        self,
+        place: MeetingPlace,
+        node: str,
+        nodes: Sequence[str],
+        drain_s: float,
+        *,
+        pool: str | None = None,
+        offer: str | None = None,
+    ) -> None:
+        self._place, self._node, self._nodes = place, node, tuple(nodes)
+        self._drain_s = drain_s
+        self._pool = pool
+        self._word = None if pool is None or offer is None else PoolWord(pool, offer)
+        self._term = asyncio.Event()
+        self._leads = node == self._nodes[0]
+
+    def stop(self) -> None:
+        """Begin to end: the leader at once, the others after it."""
+        self._term.set()
+
+    async def run(self, words: Sequence[str], address: MemberAddress, max_s: float) -> int:
+        """Meet the others, run the command, and leave."""
+        await self._place.enter(self._node, address, self._word)
+        home, following = None, None
+        try:
+            members = await self._meet(max_s)
+            if members is None:
+                return 0
+            command = fill_in(words, members)
+            if HELPERS in command:
+                home = new_home()
+                path = home / "helpers.json"
+                command = [str(path) if word == HELPERS else word for word in command]
+                following = asyncio.create_task(self._follow(path))
+            # Whoever signals this process and its group must not reach the command past `_watch`.
+            child = await asyncio.create_subprocess_exec(
+                *command, start_new_session=True, preexec_fn=_end_with_parent()
+            )
+            watching = asyncio.create_task(self._watch(child))
+            code = await child.wait()
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+            return code if code >= 0 else 128 - code
+        finally:
+            if following is not None:
+                following.cancel()
+            if home is not None:
+                remove_home(home)
+            await self._place.leave()
+
+    async def _follow(self, path: Path) -> None:
+        """Write down who helps in the pool, whenever that changes."""
+        from atoll.deploy.commands.prefill_helpers import PrefillOffer, assemble_helpers
+
+        assert self._pool is not None
+        service, known = self._pool.rpartition(".")[2], None
+        while True:
+            found = []
+            for member in await self._place.helpers(self._pool):
+                with contextlib.suppress(AtollError):
+                    offer = PrefillOffer.from_json(member.text)
+                    found.append((member.node, offer, member.address))
+            helpers = assemble_helpers(service, found)
+            if helpers != known:
+                atomic_write(path, helpers.to_json())
+                known = helpers
+            await asyncio.sleep(_FOLLOW_S)
+
+    async def _meet(self, max_s: float) -> Mapping[str, MemberAddress] | None:
+        """Wait for the others, unless told to end meanwhile."""
+        meeting = asyncio.create_task(gather_members(self._place, self._nodes, max_s))
+        stopping = asyncio.create_task(self._term.wait())
+        await asyncio.wait({meeting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not meeting.done():
+            meeting.cancel()
+            return None
+        return meeting.result()
+
+    async def _watch(self, child: asyncio.subprocess.Process) -> None:
+        if self._leads:
+            await self._term.wait()
+            if self._word is not None:
+                # Nobody begins anything here from now on; what runs is finished or goes on elsewhere.
+                await self._place.withdraw()
+                await asyncio.sleep(_WITHDRAWN_S)
+        else:
+            await self._wait_for_leader()
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(signal.SIGTERM)
+
+    async def _wait_for_leader(self) -> None:
+        """Return when the leader has left, or the time to wait for that is over."""
+        loop = asyncio.get_running_loop()
+        seen_s, term_s = loop.time(), None
+        while True:
+            now_s = loop.time()
+            if self._nodes[0] in await self._place.members():
+                seen_s = now_s
+            if self._term.is_set() and term_s is None:
+                term_s = now_s
+            patience_s = _LEADER_S if term_s is None else _LOOK_S
+            if now_s - seen_s > patience_s:
+                return
+            if term_s is not None and now_s - term_s > self._drain_s:
+                return
+            await asyncio.sleep(_LOOK_S / 2)
+
+
+async def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
+    nodes = options.nodes.split(",")
+    if options.node not in nodes:
+        raise UsageError(f"{options.node} is none of the nodes", field="--node")
+    folder = os.environ.get(FOLDER_VARIABLE)
+    place: MeetingPlace
+    toward = None
+    if folder:
+        place = FolderMeeting(Path(folder), options.meeting)
+    else:
+        from atoll.fabric.identity.access import Access
+
+        toward = Access.open(None).hubs[0]
+        place = await FabricMeeting.connect(None, options.meeting, options.node)
+    member = InstanceMember(
+        place, options.node, nodes, options.drain, pool=options.pool, offer=options.offer
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, member.stop)
+    return await member.run(command, own_address(toward), options.wait)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the options, run the node, and return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m atoll.deploy.commands.instance_member")
+    parser.add_argument("--meeting", required=True, help="the instance's name")
+    parser.add_argument("--node", required=True, help="this node")
+    parser.add_argument("--nodes", required=True, help="all nodes, the leading one first")
+    parser.add_argument("--drain", type=float, default=600.0, help="seconds")
+    parser.add_argument("--wait", type=float, default=1800.0, help="seconds for the others to come")
+    parser.add_argument("--pool", default=None, help="whom to help, or by whom to be helped")
+    parser.add_argument("--offer", default=None, help="what this node helps with, JSON")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    try:
+        if not command:
+            raise UsageError("there is no command after --", field="COMMAND")
+        return asyncio.run(_serve(options, command))
+    except AtollError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    except FileNotFoundError:
+        sys.stderr.write(f"error: {command[0]} is not here\n")
+        return 127
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""From an instance of a plan to what its nodes run: the simplest engine that carries it.
+
+| Instance | Runs |
+|---|---|
+| one node, or equal nodes in a row, uneven layers too | `vllm serve` with its TP, PP and DP options |
+| a .gguf file on one node | llama.cpp |
+| unlike nodes, several nodes in a stage, overlapping ranges | Atoll's stage engine |
+| prefill or decode alone | Atoll's stage engine: decode listens, prefill helps it (`helpers`) |
+
+Every leading node joins a fabric with the instance's labels, so gateways need no list of addresses. Secrets
+are named as files (`NodeCommand.secrets`): the fabric's token as ATOLL_FABRIC, the hub's as HF_TOKEN_PATH.
+Which GPUs a process sees is the target's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from atoll.core.errors import InputError
+from atoll.core.ids import Phase
+from atoll.deploy.commands.instance_member import HELPERS
+from atoll.deploy.commands.prefill_helpers import offer_of
+from atoll.deploy.commands.stage_node import StageOrder
+from atoll.deploy.commands.stored_weights import WEIGHTS, check_source, is_stored
+from atoll.deploy.target import Labels, NodeCommand
+from atoll.engines.engine import Engine, ServedModel, ServerCommand, ServerHost
+from atoll.engines.limits import EngineLaunch
+from atoll.engines.table import AUTO, find_launched, list_launched
+from atoll.plan.engine_layout import engine_layout
+from atoll.plan.plan import Instance, Node, Plan
+from atoll.plan.unserved import refuse_unserved
+from atoll.runtime.endpoints.devices import assign_devices
+
+FABRIC_VARIABLE = "ATOLL_FABRIC"
+HUB_VARIABLE = "HF_TOKEN_PATH"
+_PORT = "{port}"
+_PREFIX = "atoll."
+STAND_IN_LABEL = "atoll.stand-in"
+"""With it a node says that other weights answer than were asked for; gateways tell whoever asks."""
+_CLOUDS = ("aws", "gcp", "azure")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceWeights:
+    """Weights of a service: their source, and the names requests ask for.
+
+    The source is a path on the nodes, hf://ORG/NAME, s3:// or gs://. `engine` is asked for where it is not
+    "auto". `stand_in`: they are those of another model, for the stage engine to try a plan with.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    engine: str = AUTO
+    stand_in: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSettings:
+    """Settings that commands depend on besides the plan.
+
+    `fabric`, `hub_token` and `secrets` name files here. `atoll` and `python` are the programs on the nodes.
+    `drain_s` is how long a stopping node may finish what runs, `ready_s` how long an engine may take to
+    start. `device`, `dtype`, `kv_bytes` and `alone` are for the stage engine.
+    """
+
+    fabric: str | None = None
+    hub_token: str | None = None
+    secrets: tuple[tuple[str, str], ...] = ()
+    atoll: tuple[str, ...] = ("atoll",)
+    python: str = "python3"
+    cache: str | None = None
+    drain_s: float = 600.0
+    ready_s: float = 1800.0
+    device: Literal["cpu", "cuda"] = "cuda"
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    kv_bytes: int | None = None
+    alone: bool = True
+
+
+def label_options(labels: Labels) -> tuple[str, ...]:
+    """Return the options with which `atoll join` carries an instance's labels into the fabric."""
+    given = labels.model_dump()
+    return tuple(
+        word for name in sorted(given) for word in ("--label", f"{_PREFIX}{name}={given[name]}")
+    )
+
+
+def read_labels(carried: Mapping[str, str]) -> Labels | None:
+    """Return the labels that a session of the fabric carries; None if it belongs to no fleet."""
+    own = {
+        name.removeprefix(_PREFIX): value
+        for name, value in carried.items()
+        if name.startswith(_PREFIX) and name.removeprefix(_PREFIX) in Labels.model_fields
+    }
+    try:
+        return Labels.parse(own)
+    except InputError:
+        return None
+
+
+def choose_engine(instance: Instance, weights: ServiceWeights) -> Engine:
+    """Return the engine that was asked for, else the first in the order of preference that can.
+
+    One that was asked for and cannot carry the instance is refused.
+    """
+    asked = None if weights.engine == AUTO else find_launched(weights.engine)
+    if instance.phase is not Phase.BOTH:
+        apart = [engine for engine in list_launched() if engine.phases_apart]
+        if asked not in (None, *apart) or weights.source.endswith(".gguf"):
+            # vLLM's connectors want somebody who asks the prefill side first and hands its answer on.
+            names = " or ".join(f"'{engine.name}'" for engine in apart)
+            raise InputError(
+                f"{instance.id} runs {instance.phase} alone, which only the engine {names} does here",
+                field="phases",
+                hint=f"plan with 'phases: together', or use the engine {names}",
+            )
+        return asked or apart[0]
+    layout = engine_layout(instance)
+    if asked is not None:
+        asked.check_layout(layout)
+        return asked
+    for engine in list_launched():
+        if engine.takes(weights.source, stand_in=weights.stand_in) and engine.runs(layout):
+            return engine
+    raise InputError(f"no engine runs {instance.id}", field="engine")
+
+
+def node_commands(
+    instance: Instance,
+    weights: ServiceWeights,
+    settings: CommandSettings,
+    *,
+    launch: EngineLaunch | None = None,
+    labels: Labels | None = None,
+    weight: float | None = None,
+) -> tuple[NodeCommand, ...]:
+    """Return what every node of an instance runs, the leading node first.
+
+    `launch` are the limits that the plan reckons with (`Plan.engines`), `weight` the instance's share of the
+    service's requests. Nodes on one machine that one engine can run are one command.
+    """
+    check_source(weights.source)
+    if not weights.names:
+        raise InputError("requests have no name to ask for", field="names")
+    engine = choose_engine(instance, weights)
+    order = _InstanceOrder(instance, weights, settings, launch, labels, weight)
+    if engine.staged:
+        return order.stage_commands()
+    engine.check_source(weights.source)
+    command = engine.command(
+        engine_layout(instance),
+        ServedModel(order.source, weights.names, launch),
+        ServerHost(_PORT, settings.python),
+    )
+    if len({assign_devices(instance, node).machine for node in instance.nodes}) > 1:
+        return order.rank_commands(engine, command)
+    argv = order.join(order.with_weights(command.arguments))
+    return (order.command(instance.nodes, argv, command.environment),)
+
+
+def plan_commands(
+    plan: Plan, weights: Mapping[str, ServiceWeights], settings: CommandSettings
+) -> dict[str, tuple[NodeCommand, ...]]:
+    """Return the commands of every instance of a plan whose service has weights, by instance."""
+    refuse_unserved(plan, only=weights)
+    return {
+        instance.id: node_commands(
+            instance,
+            weights[instance.service],
+            settings,
+            launch=plan.engines.get(instance.service, EngineLaunch()),
+            weight=share_of(plan, instance),
+        )
+        for instance in plan.instances
+        if instance.service in weights
+    }
+
+
+def share_of(plan: Plan, instance: Instance) -> float | None:
+    """Return which share of its service's requests a plan sends over an instance, None if it has no route."""
+    shares = [
+        route.share
+        for route in plan.routes
+        if route.service == instance.service and instance.id in route.instances
+    ]
+    return sum(shares) if shares else None
+
+
+@dataclass(frozen=True, slots=True)
+class _InstanceOrder:
+    """An instance with everything its commands depend on."""
+
+    instance: Instance
+    weights: ServiceWeights
+    settings: CommandSettings
+    launch: EngineLaunch | None
+    labels: Labels | None
+    weight: float | None
+
+    @property
+    def source(self) -> str:
+        """Source of the weights as the engine is told it."""
+        return WEIGHTS if is_stored(self.weights.source) else self.weights.source
+
+    # The engines
+
+    def rank_commands(self, engine: Engine, command: ServerCommand) -> tuple[NodeCommand, ...]:
+        """Return one rank of a pipeline per node: the first listens, the others work for it."""
+        nodes = [stage.nodes[0] for stage in self.instance.layout()]
+        if nodes[0].gpus > nodes[0].tp:
+            raise InputError(
+                f"{self.instance.id} has several copies of its layers on each of several nodes",
+                field="engine",
+                hint="use the engine 'atoll', or plan with 'whole' machines",
+            )
+        commands = []
+        for rank, node in enumerate(nodes):
+            words = engine.rank_command(command, rank, len(nodes), nodes[0].id)
+            argv = self.with_weights(words)
+            if not rank:
+                argv = self.join(argv)
+            commands.append(self.command([node], self.meet(node, nodes, argv), command.environment))
+        return tuple(commands)
+
+    def stage_commands(self) -> tuple[NodeCommand, ...]:
+        """Return the commands of the stage engine's nodes; prefill instances help those that decode."""
+        instance, weights, settings = self.instance, self.weights, self.settings
+        wide = next((node for node in instance.nodes if node.gpus > 1), None)
+        if settings.device == "cuda" and wide is not None:
+            raise InputError(
+                f"{instance.id} splits layers over the {wide.gpus} GPUs of {wide.id}, and the stage engine"
+                " runs a node on one",
+                field="engine",
+                hint="plan with node types of one GPU, or with equal nodes for vLLM",
+            )
+        order = StageOrder(
+            instance=instance,
+            source=self.source,
+            names=weights.names,
+            launch=self.launch,
+            device=settings.device,
+            dtype=settings.dtype,
+            kv_bytes=settings.kv_bytes,
+            alone=settings.alone,
+            stand_in=weights.stand_in,
+        )
+        # Whoever has one phase only must be reached by others, also where it is one node.
+        meets = len(instance.nodes) > 1 or instance.phase is not Phase.BOTH
+        commands = []
+        for node in instance.nodes:
+            leads = node is instance.nodes[0]
+            helped = leads and instance.phase is Phase.DECODE
+            words = [
+                *(settings.python, "-m", "atoll.deploy.commands.stage_node", "--node", node.id),
+                *("--order", order.to_json()),
+                *(("--peers", "{peers}") if meets else ()),
+                *(("--port", _PORT) if leads else ()),
+                *(("--helpers", HELPERS) if helped else ()),
+            ]
+            argv = self.with_weights(words)
+            if leads and instance.phase is not Phase.PREFILL:
+                stand_in = weights.source.partition("#")[0][:200] if weights.stand_in else ""
+                argv = self.join(argv, stand_in)
+            if meets:
+                pool: tuple[str, ...] = ()
+                if instance.phase is Phase.PREFILL:
+                    offer = offer_of(instance, node)
+                    pool = ("--pool", self._pool_name(), "--offer", offer.to_json())
+                elif helped:
+                    pool = ("--pool", self._pool_name())
+                argv = self.meet(node, instance.nodes, argv, pool)
+            commands.append(self.command([node], argv, {}))
+        return tuple(commands)
+
+    # What stands before an engine
+
+    def with_weights(self, words: Sequence[str]) -> list[str]:
+        """Return a command that pulls stored weights first."""
+        if not is_stored(self.weights.source):
+            return list(words)
+        settings = self.settings
+        cache = ("--cache", settings.cache) if settings.cache else ()
+        pull = (settings.python, "-m", "atoll.deploy.commands.stored_weights", *cache)
+        return [*pull, self.weights.source, "--", *words]
+
+    def join(self, words: Sequence[str], stand_in: str = "") -> list[str]:
+        """Return a command that joins the fabric with the instance's labels, where there is a fabric."""
+        instance, settings, labels, weight = self.instance, self.settings, self.labels, self.weight
+        if settings.fabric is None:
+            return list(words)
+        spot = any(node.market == "spot" for node in instance.nodes)
+        cloud = instance.region.partition("/")[0]
+        name = labels.instance if labels is not None else instance.id
+        return [
+            *(*settings.atoll, "join", "--name", name[:100], "--region", instance.region),
+            *("--stability", "spot" if spot else "standard"),
+            *(("--spot", cloud) if spot and cloud in _CLOUDS else ()),
+            *(("--weight", f"{weight:.6g}") if weight is not None else ()),
+            *(("--price", f"{instance.usd_per_hour:.6g}/h") if instance.usd_per_hour > 0 else ()),
+            *("--drain", f"{settings.drain_s:g}s", "--ready", f"{settings.ready_s:g}s"),
+            *(label_options(labels) if labels is not None else ()),
+            *(("--label", f"{STAND_IN_LABEL}={stand_in}") if stand_in else ()),
+            # Events in the log say what is announced, for whoever waits for that.
+            *("--log", "-", "--", *words),
+        ]
+
+    def meet(
+        self, node: Node, nodes: Sequence[Node], words: Sequence[str], pool: Sequence[str] = ()
+    ) -> list[str]:
+        """Return a command that first finds the other nodes of the instance."""
+        # A name that no other instance has or had, where the labels give one.
+        labels, settings = self.labels, self.settings
+        name = self.instance.id if labels is None else f"{labels.fleet}.{labels.instance}"
+        return [
+            *(settings.python, "-m", "atoll.deploy.commands.instance_member"),
+            *("--meeting", name.replace("/", "."), "--node", node.id),
+            *("--nodes", ",".join(each.id for each in nodes)),
+            *pool,
+            *("--drain", f"{settings.drain_s:g}", "--wait", f"{settings.ready_s:g}", "--", *words),
+        ]
+
+    def _pool_name(self) -> str:
+        """Where prefill and decode instances of a service meet; it ends in the service's name."""
+        service = self.instance.service.replace("/", "_").replace(".", "_")
+        return (
+            service if self.labels is None else f"{self.labels.fleet}.{service}".replace("/", "_")
+        )
+
+    def command(
+        self, nodes: Sequence[Node], argv: Sequence[str], env: Mapping[str, str]
+    ) -> NodeCommand:
+        """Return a command for nodes on one machine, with the files of its secrets."""
+        secrets = dict(self.settings.secrets)
+        if self.settings.fabric is not None:
+            secrets[FABRIC_VARIABLE] = self.settings.fabric
+        if self.settings.hub_token is not None:
+            secrets[HUB_VARIABLE] = self.settings.hub_token
+        return NodeCommand(
+            node=nodes[0].id,
+            node_type=nodes[0].node_type,
+            argv=tuple(argv),
+            gpus=sum(node.gpus for node in nodes),
+            env=tuple(sorted(env.items())),
+            secrets=tuple(sorted(secrets.items())),
+        )

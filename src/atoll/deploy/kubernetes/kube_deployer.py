@@ -1,0 +1,216 @@
+"""The target kubernetes: instances come by server-side apply and go with the object that owns them."""
+
+from __future__ import annotations
+
+import builtins
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atoll.catalog.catalog import Catalog
+from atoll.deploy.kubernetes.kube_client import KubeClient
+from atoll.deploy.kubernetes.kube_lease import LeaseHolder, find_newest_term
+from atoll.deploy.kubernetes.kube_machines import is_cordoned, read_offers
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
+from atoll.deploy.kubernetes.labels import (
+    MANAGER,
+    read_labels,
+    select_fleet,
+    select_instance,
+    workload_name,
+)
+from atoll.deploy.kubernetes.manifests import own, render_instance, render_secret, write_manifests
+from atoll.deploy.kubernetes.workload_status import WorkloadParts, judge_instance
+from atoll.deploy.target import DeployError, InstanceStatus, StartOrder
+from atoll.deploy.terms import refuse_old_term
+from atoll.plan.problem import Offer
+
+Json = dict[str, Any]
+
+STOP_GRACE_S = 1
+UNOWNED_KINDS = ("Service", "PodDisruptionBudget", "Secret")
+
+
+class KubernetesDeployer:
+    """A namespace of a cluster.
+
+    An instance that has drained or was stopped leaves nothing, so it is not listed any more, and not being
+    listed means gone: `decide` counts it as lost only if it wanted it. One that failed stays, with its
+    reason, until it is stopped.
+    """
+
+    name = "kubernetes"
+
+    def __init__(
+        self,
+        client: KubeClient,
+        settings: KubernetesSettings,
+        catalog: Catalog | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._catalog = catalog or Catalog.default()
+        self._clock = clock
+
+    @classmethod
+    def connect(
+        cls, settings: KubernetesSettings, catalog: Catalog | None = None
+    ) -> KubernetesDeployer:
+        """Return the target in the cluster that the settings name."""
+        from atoll.deploy.kubernetes.kube_transport import ClusterTransport
+
+        transport = ClusterTransport(settings.kubeconfig, settings.context)
+        return cls(KubeClient(transport, settings.namespace), settings, catalog)
+
+    def offers(self) -> Sequence[Offer]:
+        """Return what machines with GPUs can be had, less what pods of others hold of them."""
+        nodes = self._client.select("Node")
+        # Rights over a namespace alone do not show what is in others; then the machines count as free.
+        pods = self._client.select_if_allowed("Pod", everywhere=True) or ()
+        others = [pod for pod in pods if not _is_ours(pod)]
+        return read_offers(nodes, others, self._settings, self._catalog)
+
+    def list(self, fleet: str) -> Sequence[InstanceStatus]:
+        """Return every instance of a fleet that stands here, by handle."""
+        return self._look(select_fleet(fleet), fleet)
+
+    def start(self, order: StartOrder) -> InstanceStatus:
+        """Apply an instance's objects; one that stands whole, or is on its way out, is returned as it is."""
+        labels = order.labels
+        refuse_old_term(labels.fleet, labels.term, self._newest_term(labels.fleet))
+        name = workload_name(labels.fleet, labels.instance)
+        status = self._find(name)
+        if status is None or not self._is_whole(name, len(order.commands), status):
+            try:
+                self._apply(order)
+            except DeployError as error:
+                # What cannot be finished does not stay; where nobody answers, the next look decides.
+                if error.kind != "unreachable":
+                    self._end(name, labels.term)
+                raise
+            status = self._find(name)
+        if status is None:
+            raise DeployError(f"{labels.instance} was taken away while it started", kind="ended")
+        return status
+
+    def drain(self, handle: str, term: int) -> None:
+        """Have an instance end: its pods withdraw, finish their streams within their grace, and go."""
+        self._end(handle, term)
+
+    def stop(self, handle: str, term: int) -> None:
+        """End an instance now; its pods get a second, since a pod without any may still run."""
+        self._end(handle, term)
+        for pod in self._client.select("Pod", labels=select_instance(handle)):
+            meta = pod["metadata"]
+            self._client.delete("Pod", meta["name"], uid=meta["uid"], grace_s=STOP_GRACE_S)
+
+    def logs(self, handle: str, lines: int = 100) -> str:
+        """Return the last lines of every node, each under the name of its pod if there are several."""
+        pods = self._client.select("Pod", labels=select_instance(handle))
+        if not pods and self._client.get("ConfigMap", handle) is None:
+            raise DeployError(f"no instance stands as {handle!r} here", kind="ended")
+        names = sorted(pod["metadata"]["name"] for pod in pods)
+        texts = {name: self._client.logs(name, lines) for name in names}
+        if len(texts) == 1:
+            return next(iter(texts.values()))
+        return "\n".join(f"== {name}\n{text.rstrip()}" for name, text in texts.items())
+
+    def dry_run(self, order: StartOrder) -> str:
+        """Return what `start` would apply, as YAML; nothing is asked of the cluster."""
+        return write_manifests(order, self._settings, self._catalog)
+
+    def lease(self, fleet: str, holder: str, duration_s: int = 30) -> LeaseHolder:
+        """Return the lease by which one controller of a fleet acts at a time."""
+        return LeaseHolder(self._client, fleet, holder, duration_s)
+
+    def _apply(self, order: StartOrder) -> None:
+        # All of it is rendered, and every secret read, before anything is applied.
+        anchor, *others = render_instance(order, self._settings, self._catalog)
+        secret = render_secret(order, self._settings)
+        owner = self._client.apply(anchor)
+        for manifest in (*([secret] if secret else ()), *others):
+            self._client.apply(own(manifest, owner))
+
+    def _is_whole(self, name: str, nodes: int, status: InstanceStatus) -> bool:
+        """Whether nothing is left to apply: a controller may have died halfway through."""
+        if status.state == "draining":
+            return True
+        return len(self._client.select("StatefulSet", labels=select_instance(name))) == nodes
+
+    def _end(self, handle: str, term: int) -> None:
+        anchor = self._client.get("ConfigMap", handle)
+        if anchor is None:
+            return
+        labels = read_labels(anchor["metadata"].get("annotations") or {})
+        if labels is None:
+            raise DeployError(f"ConfigMap {handle} is not an instance of Atoll", kind="settings")
+        refuse_old_term(labels.fleet, term, self._newest_term(labels.fleet))
+        # The owner first: the cluster finishes it if nobody else does. The sets at once, because one that is
+        # being deleted makes no new pods.
+        if anchor["metadata"].get("deletionTimestamp") is None:
+            self._client.delete("ConfigMap", handle, uid=anchor["metadata"]["uid"])
+        for found in self._client.select("StatefulSet", labels=select_instance(handle)):
+            meta = found["metadata"]
+            if meta.get("deletionTimestamp") is None:
+                self._client.delete("StatefulSet", meta["name"], uid=meta["uid"])
+        # They have no owner where a person applied what a dry run wrote.
+        for kind in UNOWNED_KINDS:
+            self._client.delete(kind, handle)
+
+    def _newest_term(self, fleet: str) -> int:
+        """The term of the Lease, or of what stands: a controller may keep its lease elsewhere."""
+        anchors = self._client.select("ConfigMap", labels=select_fleet(fleet))
+        carried = [read_labels(each["metadata"].get("annotations") or {}) for each in anchors]
+        terms = [each.term for each in carried if each is not None and each.fleet == fleet]
+        return max(find_newest_term(self._client, fleet), *terms, 0)
+
+    def _find(self, name: str) -> InstanceStatus | None:
+        return next(iter(self._look(select_instance(name))), None)
+
+    def _look(self, selector: str, fleet: str | None = None) -> tuple[InstanceStatus, ...]:
+        anchors = self._client.select("ConfigMap", labels=selector)
+        if not anchors:
+            return ()
+        sets = _by_instance(self._client.select("StatefulSet", labels=selector))
+        pods = _by_instance(self._client.select("Pod", labels=selector))
+        warnings = (
+            self._warnings() if sum(map(len, pods.values())) < sum(map(len, sets.values())) else {}
+        )
+        nodes = self._client.select_if_allowed("Node") or ()
+        cordoned = frozenset(node["metadata"]["name"] for node in nodes if is_cordoned(node))
+        now_s = self._clock()
+        statuses = []
+        for anchor in anchors:
+            labels = read_labels(anchor["metadata"].get("annotations") or {})
+            # A label holds a digest of a long name; the name itself decides.
+            if labels is None or (fleet is not None and labels.fleet != fleet):
+                continue
+            name = anchor["metadata"]["name"]
+            parts = WorkloadParts(anchor, labels, sets[name], pods[name], warnings)
+            statuses.append(judge_instance(parts, self._settings, now_s, cordoned))
+        return tuple(sorted(statuses, key=lambda status: status.handle))
+
+    def _warnings(self) -> dict[str, str]:
+        """Return why sets could not make their pods: it stands nowhere but in events."""
+        events = self._client.select("Event", fields="reason=FailedCreate,type=Warning")
+        # "Create Pod P in StatefulSet S failed error: pods "P" is forbidden: exceeded quota: ..."
+        return {
+            event["involvedObject"]["name"]: str(event.get("message", "")).rpartition(
+                "failed error: "
+            )[2]
+            for event in events
+        }
+
+
+def _is_ours(pod: Json) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    return bool(labels.get("app.kubernetes.io/managed-by") == MANAGER)
+
+
+def _by_instance(objects: Sequence[Json]) -> defaultdict[str, builtins.list[Json]]:
+    found: defaultdict[str, builtins.list[Json]] = defaultdict(list)
+    for each in objects:
+        found[each["metadata"]["labels"]["app.kubernetes.io/instance"]].append(each)
+    return found

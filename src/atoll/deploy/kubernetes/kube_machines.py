@@ -1,0 +1,129 @@
+"""Machines of a cluster: which GPUs they have, where they stand, what may be had of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import UnknownNameError
+from atoll.core.ids import format_node_type
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
+from atoll.deploy.kubernetes.labels import label_value
+from atoll.plan.plan import Market
+from atoll.plan.problem import Offer, slices_of
+
+GPU = "nvidia.com/gpu"
+PRODUCT = "nvidia.com/gpu.product"
+COUNT = "nvidia.com/gpu.count"
+REGION = "topology.kubernetes.io/region"
+HOST = "kubernetes.io/hostname"
+SPOT = (
+    ("cloud.google.com/gke-spot", "true"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("karpenter.sh/capacity-type", "spot"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+)
+"""How clouds mark machines that may be taken away."""
+_TOLERATED = {GPU, *(key for key, _ in SPOT)}
+
+Json = Mapping[str, Any]
+
+
+def products_of(gpu: str, catalog: Catalog) -> tuple[str, ...]:
+    """Return the values of the product label that mean a GPU type, sorted; none unless it is NVIDIA's.
+
+    The label is the name the driver gives, with hyphens for spaces; the catalog knows those names.
+    """
+    kind = catalog.gpu(gpu)
+    if re.fullmatch(r"\d+\.\d+", kind.compute_capability) is None:
+        return ()
+    written = (alias.replace(" ", "-") for alias in (kind.name, *kind.aliases))
+    return tuple(sorted({value for value in written if label_value(value) == value}))
+
+
+def read_offers(
+    nodes: Iterable[Json], pods: Iterable[Json], settings: KubernetesSettings, catalog: Catalog
+) -> Sequence[Offer]:
+    """Return what can be had of a cluster's machines.
+
+    A machine that is cordoned, not ready, tainted for others, or whose GPU the catalog does not know is left
+    out. Where pods of others hold some of a machine's GPUs (`pods` are theirs), the machine counts as the
+    largest slice that is left of it.
+    """
+    held: Counter[str] = Counter()
+    for pod in pods:
+        held[pod["spec"].get("nodeName", "")] += count_gpus(pod)
+    counts: Counter[tuple[str, str, Market]] = Counter()
+    for node in nodes:
+        labels: Mapping[str, str] = node["metadata"].get("labels") or {}
+        gpus = int(node.get("status", {}).get("allocatable", {}).get(GPU, 0))
+        free = gpus - held[node["metadata"]["name"]]
+        name = _gpu_name(labels.get(PRODUCT, ""), catalog)
+        if free < 1 or name is None or not _is_usable(node):
+            continue
+        largest = max(size for size in slices_of(gpus) if size <= free)
+        market: Market = "spot" if is_spot(labels) else settings.market
+        label = labels.get(REGION)
+        region = settings.region if label is None else settings.regions.get(label, label)
+        counts[region, format_node_type(name, largest), market] += 1
+    return tuple(
+        Offer(
+            region=region,
+            node_type=node_type,
+            market=market,
+            available=n,
+            usd_per_hour=_price(node_type, market, settings),
+        )
+        for (region, node_type, market), n in sorted(counts.items())
+    )
+
+
+def region_labels(region: str, settings: KubernetesSettings) -> tuple[str, ...]:
+    """Return the values of the region label that mean a region of plans; the inverse of what offers say."""
+    named = sorted(label for label, name in settings.regions.items() if name == region)
+    return tuple(named) or (label_value(region),)
+
+
+def is_spot(labels: Mapping[str, str]) -> bool:
+    """Return whether a machine's labels say that it may be taken away."""
+    return any(labels.get(key) == value for key, value in SPOT)
+
+
+def is_cordoned(node: Json) -> bool:
+    """Return whether somebody asked that nothing new be put on a machine."""
+    return bool(node.get("spec", {}).get("unschedulable", False))
+
+
+def count_gpus(pod: Json) -> int:
+    """Return how many GPUs a pod holds; none once it has ended."""
+    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return 0
+    containers = pod["spec"].get("containers", ())
+    return sum(int(c.get("resources", {}).get("limits", {}).get(GPU, 0)) for c in containers)
+
+
+def _is_usable(node: Json) -> bool:
+    if is_cordoned(node):
+        return False
+    taints = node.get("spec", {}).get("taints") or ()
+    if any(t["effect"] != "PreferNoSchedule" and t["key"] not in _TOLERATED for t in taints):
+        return False
+    conditions = node.get("status", {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def _gpu_name(product: str, catalog: Catalog) -> str | None:
+    if not product:
+        return None
+    try:
+        return catalog.gpu(product).name
+    except UnknownNameError:
+        return None
+
+
+def _price(node_type: str, market: Market, settings: KubernetesSettings) -> float:
+    prices = settings.usd_per_hour
+    return prices.get(f"{node_type}/{market}", prices.get(node_type, 0.0))

@@ -1,0 +1,193 @@
+"""Status of an instance from a cluster's objects: its state, since when, and why in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.core.errors import InputError, shorten
+from atoll.deploy.kubernetes.kube_lease import read_time_s
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
+from atoll.deploy.kubernetes.manifests import INSTANCE, READY_S
+from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus, Labels
+from atoll.plan.plan import Instance
+
+Json = Mapping[str, Any]
+
+IMAGE_FAULTS = ("ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
+SETTINGS_FAULTS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+MAX_CRASHES = 2
+FROM_BEST_TO_WORST: tuple[InstanceState, ...] = ("ready", "starting", "draining", "failed")
+MAX_REASON_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class PodSight:
+    """A pod's part in the state of its instance."""
+
+    state: InstanceState
+    since_s: float
+    reason: str = ""
+    kind: FailureKind | None = None
+    ends_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadParts:
+    """The objects of one instance: the ConfigMap that owns the others, sets, pods, and warnings by set."""
+
+    anchor: Json
+    labels: Labels
+    sets: Sequence[Json]
+    pods: Sequence[Json]
+    warnings: Mapping[str, str]
+
+
+def judge_instance(
+    parts: WorkloadParts,
+    settings: KubernetesSettings,
+    now_s: float,
+    cordoned: frozenset[str] = frozenset(),
+) -> InstanceStatus:
+    """Return how an instance stands: as well as the worst of its nodes.
+
+    `cordoned` are machines that somebody wants empty; an instance there ends when its streams may have.
+    """
+    meta = parts.anchor["metadata"]
+    hosts = tuple(sorted({p["spec"]["nodeName"] for p in parts.pods if p["spec"].get("nodeName")}))
+    seen = [*_missing(parts), *(judge_pod(pod, settings, now_s) for pod in parts.pods)]
+    deleted = meta.get("deletionTimestamp")
+    if deleted is not None:
+        since_s = read_time_s(deleted)
+        worst = PodSight("draining", since_s, "its streams end", ends_s=since_s + settings.drain_s)
+    else:
+        worst = max(seen, key=lambda s: (FROM_BEST_TO_WORST.index(s.state), s.since_s, s.reason))
+        worst = _limit_start(worst, parts, now_s)
+    ends = [sight.ends_s for sight in (worst, *seen) if sight.ends_s is not None]
+    reason = worst.reason
+    leaving = sorted(cordoned & set(hosts))
+    if leaving and deleted is None:
+        ends.append(now_s + settings.drain_s)
+        reason = reason or f"machine {leaving[0]} is cordoned"
+    return InstanceStatus(
+        handle=meta["name"],
+        labels=parts.labels,
+        state=worst.state,
+        since_s=worst.since_s,
+        ends_s=min(ends) if ends else None,
+        reason=shorten(" ".join(reason.split()), MAX_REASON_CHARACTERS),
+        kind=worst.kind,
+        hosts=hosts,
+        instance=_read_instance(parts.anchor),
+    )
+
+
+def _read_instance(anchor: Json) -> Instance | None:
+    try:
+        return Instance.from_json((anchor.get("data") or {})[INSTANCE])
+    except (KeyError, TypeError, InputError):
+        return None
+
+
+def judge_pod(pod: Json, settings: KubernetesSettings, now_s: float) -> PodSight:
+    """Return what a pod's conditions and its container's state come to."""
+    meta, status = pod["metadata"], pod.get("status") or {}
+    began_s = read_time_s(meta.get("creationTimestamp"))
+    if meta.get("deletionTimestamp") is not None:
+        # For a pod this is when its grace ends, not when it was asked to go.
+        ends_s = read_time_s(meta["deletionTimestamp"])
+        since_s = ends_s - float(meta.get("deletionGracePeriodSeconds") or 0)
+        why = _condition(status, "DisruptionTarget").get("message") or "its pod is being taken away"
+        return PodSight("draining", since_s, str(why), ends_s=ends_s)
+    if status.get("phase") in ("Failed", "Succeeded"):
+        why = (
+            f"{status.get('reason') or status['phase']}: {status.get('message') or 'its pod ended'}"
+        )
+        return PodSight("failed", began_s, why, "ended")
+    for container in status.get("containerStatuses") or ():
+        fault = _judge_container(container, began_s)
+        if fault is not None:
+            return fault
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False":
+        return _judge_waiting(scheduled, began_s, settings, now_s)
+    ready = _condition(status, "Ready")
+    since_s = max(began_s, read_time_s(ready.get("lastTransitionTime")))
+    if ready.get("status") == "True":
+        return PodSight("ready", since_s)
+    if ready.get("status") == "Unknown" or ready.get("reason") in ("NodeLost", "NodeNotReady"):
+        # No second pod starts while the machine may still run this one.
+        host = pod["spec"].get("nodeName", "?")
+        return PodSight("failed", since_s, f"machine {host} does not answer", "ended")
+    return PodSight("starting", since_s, str(ready.get("message") or "its engine is starting"))
+
+
+def _judge_container(container: Json, began_s: float) -> PodSight | None:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    ended = (container.get("lastState") or {}).get("terminated") or {}
+    ended = (container.get("state") or {}).get("terminated") or ended
+    why, said = str(waiting.get("reason", "")), str(waiting.get("message") or "")
+    since_s = max(began_s, read_time_s(ended.get("finishedAt")))
+    if why in IMAGE_FAULTS:
+        return PodSight("failed", began_s, f"{why}: {said or container.get('image', '')}", "image")
+    if why in SETTINGS_FAULTS:
+        return PodSight("failed", began_s, f"{why}: {said}", "settings")
+    if ended.get("reason") == "OOMKilled" and not container.get("ready"):
+        return PodSight("failed", since_s, "OOMKilled: its engine ran out of host memory", "memory")
+    if why == "CrashLoopBackOff":
+        words = str(ended.get("message") or "").strip().rpartition("\n")[2]
+        reason = f"its engine ended with code {ended.get('exitCode', '?')}"
+        reason += f": {words}" if words else ""
+        crashes = int(container.get("restartCount") or 0)
+        if crashes >= MAX_CRASHES:
+            return PodSight("failed", since_s, f"CrashLoopBackOff: {reason}", "settings")
+        return PodSight("starting", since_s, reason)
+    return None
+
+
+def _judge_waiting(
+    scheduled: Json, began_s: float, settings: KubernetesSettings, now_s: float
+) -> PodSight:
+    """A pod without a machine: one may be on its way, so it is given some time."""
+    since_s = max(began_s, read_time_s(scheduled.get("lastTransitionTime")))
+    reason = f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', 'no machine')}"
+    if now_s - since_s > settings.schedule_s:
+        return PodSight("failed", since_s, reason, "capacity")
+    return PodSight("starting", since_s, reason)
+
+
+def _missing(parts: WorkloadParts) -> list[PodSight]:
+    """Return what can be said of nodes that have no pod, or not even a set."""
+    began_s = read_time_s(parts.anchor["metadata"].get("creationTimestamp"))
+    nodes = int((parts.anchor.get("data") or {}).get("nodes", 1))
+    seen = []
+    if len(parts.sets) < nodes:
+        seen.append(PodSight("starting", began_s, f"{len(parts.sets)} of {nodes} nodes applied"))
+    owned = {
+        reference["name"]
+        for pod in parts.pods
+        for reference in pod["metadata"].get("ownerReferences") or ()
+    }
+    for name in sorted({s["metadata"]["name"] for s in parts.sets} - owned):
+        warning = parts.warnings.get(name)
+        if warning is None:
+            seen.append(PodSight("starting", began_s, "no pod yet"))
+        else:
+            # The code is the same for everything that forbids a pod; the text alone tells.
+            kind: FailureKind = "quota" if "quota" in warning else "settings"
+            seen.append(PodSight("failed", began_s, warning, kind))
+    return seen
+
+
+def _limit_start(worst: PodSight, parts: WorkloadParts, now_s: float) -> PodSight:
+    allowed_s = float(parts.anchor["metadata"].get("annotations", {}).get(READY_S, "inf"))
+    if worst.state != "starting" or now_s - worst.since_s <= allowed_s:
+        return worst
+    reason = f"not ready after {allowed_s:g} s: {worst.reason}"
+    return PodSight("failed", worst.since_s, reason, "settings")
+
+
+def _condition(status: Json, name: str) -> Json:
+    found = (c for c in status.get("conditions") or () if c.get("type") == name)
+    return next(found, {})

@@ -1,0 +1,168 @@
+"""The GPUs of this machine, cut into machines as plans see them, and who holds which.
+
+Deciding only: what is held comes in, what a new instance gets goes out. No GPU is given twice, and an
+instance gets all that it asks for or nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.core.frozen import Frozen
+from atoll.core.ids import format_node_type, parse_node_type
+from atoll.plan.problem import Offer
+from atoll.runtime.endpoints.devices import VISIBLE
+
+
+class PoolMachine(Frozen):
+    """A machine of a plan that stands here: all GPUs of one kind, or a share of the cores.
+
+    `gpu_ids` are its GPUs as the driver counts them; None is a machine without GPUs of its own, whose slots
+    are only counted.
+    """
+
+    name: str
+    node_type: str
+    region: str = "local"
+    gpu_ids: tuple[int, ...] | None = None
+    usd_per_hour: float = 0.0
+
+    @property
+    def slots(self) -> int:
+        """How many GPUs it has."""
+        return parse_node_type(self.node_type).gpu_count
+
+
+class HeldSlots(Frozen):
+    """Slots of a machine that a node of an instance holds, counted from 0."""
+
+    node: str
+    machine: str
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRequest:
+    """GPUs of a type that a node of an instance asks for, on the machine `host` where a plan names one."""
+
+    node: str
+    node_type: str
+    gpus: int
+    host: str | None = None
+
+
+def allocate_slots(
+    machines: Sequence[PoolMachine], held: Iterable[HeldSlots], requests: Sequence[SlotRequest]
+) -> tuple[HeldSlots, ...] | SlotRequest:
+    """Return what each node gets, in the order of requests, or the first request that found no room.
+
+    Named machines first, then the largest requests; each goes to the machine of its own type with the least
+    room that is enough, else to a larger one of the same GPUs.
+    """
+    free = {machine.name: set(range(machine.slots)) for machine in machines}
+    for each in held:
+        free.get(each.machine, set()).difference_update(each.slots)
+    order = sorted(
+        range(len(requests)),
+        key=lambda at: (requests[at].host is None, -requests[at].gpus, at),
+    )
+    given: dict[int, HeldSlots] = {}
+    for at in order:
+        request = requests[at]
+        machine = _choose(machines, free, request)
+        if machine is None:
+            return request
+        slots = _pick(free[machine.name], request.gpus)
+        free[machine.name].difference_update(slots)
+        given[at] = HeldSlots(node=request.node, machine=machine.name, slots=slots)
+    return tuple(given[at] for at in range(len(requests)))
+
+
+def _choose(
+    machines: Sequence[PoolMachine], free: Mapping[str, set[int]], request: SlotRequest
+) -> PoolMachine | None:
+    gpu = parse_node_type(request.node_type).gpu
+    names = {machine.name for machine in machines}
+    fitting = [
+        machine
+        for machine in machines
+        if parse_node_type(machine.node_type).gpu == gpu
+        and len(free[machine.name]) >= request.gpus
+        # A host that does not stand here is a name of somebody else's machine.
+        and (request.host not in names or machine.name == request.host)
+    ]
+    return min(
+        fitting,
+        key=lambda m: (m.node_type != request.node_type, len(free[m.name]), m.name),
+        default=None,
+    )
+
+
+def _pick(free: set[int], count: int) -> tuple[int, ...]:
+    """The first aligned run of free slots, whose GPUs are the likeliest to share links; else any."""
+    for start in range(0, max(free, default=-1) + 1, max(count, 1)):
+        run = range(start, start + count)
+        if free.issuperset(run):
+            return tuple(run)
+    return tuple(sorted(free)[:count])
+
+
+def visible_devices(machine: PoolMachine, slots: Sequence[int]) -> dict[str, str]:
+    """Return what to set in the environment of a process that holds these slots."""
+    if machine.gpu_ids is None:
+        return {}
+    return {VISIBLE: ",".join(str(machine.gpu_ids[slot]) for slot in slots)}
+
+
+def list_offers(machines: Iterable[PoolMachine]) -> tuple[Offer, ...]:
+    """Return the machines as offers of one's own, dearest price of a kind where they differ."""
+    counts = Counter((machine.region, machine.node_type) for machine in machines)
+    prices: dict[tuple[str, str], float] = {}
+    for machine in machines:
+        key = machine.region, machine.node_type
+        prices[key] = max(prices.get(key, 0.0), machine.usd_per_hour)
+    return tuple(
+        Offer(
+            region=region,
+            node_type=node_type,
+            market="owned",
+            available=count,
+            usd_per_hour=prices[region, node_type],
+        )
+        for (region, node_type), count in sorted(counts.items())
+    )
+
+
+def find_machines(region: str = "local") -> tuple[PoolMachine, ...]:
+    """Return this machine's GPUs as one machine; none where there is no driver, or kinds are mixed."""
+    import os
+
+    from atoll.runtime.join.hardware import read_hardware
+
+    gpus = read_hardware(dict(os.environ)).gpus
+    if len(gpus) != 1:
+        # Where kinds are mixed, their counts do not say which number is which.
+        return ()
+    (gpu,) = gpus
+    # A controller that sees some GPUs only gives those, by the numbers that it was given.
+    words = [word.strip() for word in os.environ.get(VISIBLE, "").split(",")]
+    given = [int(word) for word in words if word.isdigit()]
+    ids = tuple(given) if len(given) == gpu.count else tuple(range(gpu.count))
+    node_type = format_node_type(gpu.type, gpu.count)
+    return (PoolMachine(name=f"local-{gpu.type}", node_type=node_type, region=region, gpu_ids=ids),)
+
+
+def pretend_machines(offers: Iterable[Offer]) -> tuple[PoolMachine, ...]:
+    """Return processes of this machine that stand for the machines of offers: to try a plan, or on cores."""
+    return tuple(
+        PoolMachine(
+            name=f"{offer.region}.{offer.node_type}.{offer.market}.{number}",
+            node_type=offer.node_type,
+            region=offer.region,
+            usd_per_hour=offer.usd_per_hour,
+        )
+        for offer in sorted(offers, key=lambda offer: offer.key)
+        for number in range(offer.available)
+    )

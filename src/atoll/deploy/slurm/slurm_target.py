@@ -1,0 +1,43 @@
+"""Slurm in the table of targets: its settings, with what they open."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.paths import state_dir
+from atoll.deploy.slurm.slurm_deployer import SlurmDeployer
+from atoll.deploy.slurm.slurm_settings import SlurmSettings
+from atoll.deploy.target import Claim, Deployer, DeployError, StartOrder, TargetSite
+
+
+class SlurmTarget(SlurmSettings):
+    """A Slurm cluster as a target; see `SlurmSettings` for its fields."""
+
+    @classmethod
+    def defaults(cls) -> dict[str, object]:
+        """Return a folder and an installation that nodes see too: homes are shared on most clusters."""
+        folder, atoll = str(state_dir() / "slurm"), (sys.executable, "-m", "atoll")
+        return {"work_folder": folder, "python": sys.executable, "atoll": atoll}
+
+    def open(self, site: TargetSite) -> Deployer:
+        """Return the cluster whose commands are installed here."""
+        return SlurmDeployer(self, catalog=site.catalog)
+
+    def claim(self, region: str) -> Claim:
+        """Claim the cluster's own region."""
+        return Claim.NAMED if region == self.region else Claim.NONE
+
+    def programs(self) -> dict[str, object]:
+        """Return what is installed on compute nodes."""
+        return {"atoll": self.atoll, "python": self.python}
+
+    def render_orders(
+        self, orders: Sequence[StartOrder], deployer: Deployer, catalog: Catalog
+    ) -> dict[str, str]:
+        """Return the batch scripts; they depend on partitions, so the cluster must have answered."""
+        del catalog
+        if not isinstance(deployer, SlurmDeployer):
+            raise DeployError("Slurm's scripts need its partitions", kind="unreachable")
+        return {f"{order.file_name}.sh": deployer.dry_run(order) for order in orders}

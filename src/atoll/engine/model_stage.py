@@ -1,0 +1,416 @@
+"""A stage: layers [start, end) of a causal language model, built from transformers' classes.
+
+A stage with start 0 also embeds tokens; one whose end is the number of layers also has the final
+norm and the head. It knows nothing of requests: it is given rows and block tables and returns
+hidden states or logits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import InputError, UsageError
+from atoll.engine import attention
+from atoll.engine.attention import KvCache, PagedBatch, RowSpan
+from atoll.engine.fused import FusedLayer, fuse
+from atoll.engine.kv import BlockTable
+from atoll.engine.weight_packing import KEPT_BYTES, can_pack, pack, pack_linears
+from atoll.engine.weights.reader import Progress, WeightReader
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CPU_KV_BYTES = 512 * 2**20
+
+
+@dataclass(slots=True)
+class SequenceRows:
+    """New positions of one sequence: `count` rows from `position` on through layers [start, end).
+
+    `data` is a list of tokens when start is 0 and a `RowSlice` of hidden states otherwise. `sample`
+    asks for the logits of the last row; it has a meaning only where the head is. `embeds` are vectors to
+    take instead of tokens: which rows [n], and the vectors [n, width]. `keep` asks, where the last norm is,
+    for the hidden states after it.
+    """
+
+    start: int
+    end: int
+    position: int
+    count: int
+    table: BlockTable
+    data: Any
+    sample: bool = False
+    embeds: tuple[Tensor, Tensor] | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutput:
+    """Result of a batch.
+
+    `hidden` has, per `SequenceRows`, its hidden states [count, width] where it goes on to another stage,
+    else None. `logits` is [sampled rows, vocabulary]; `sampled` says which `SequenceRows` each is of. `kept`
+    has the number of each that is to be kept, and its hidden states after the last norm [count, width].
+    Of a plain decode step through a stage without a head, all hidden states are `joined` [rows, width], and
+    `hidden` is empty.
+    """
+
+    hidden: tuple[Tensor | None, ...]
+    logits: Tensor | None = None
+    sampled: tuple[int, ...] = ()
+    kept: tuple[tuple[int, Tensor], ...] = ()
+    joined: Tensor | None = None
+
+    def of(self, numbers: Sequence[int]) -> Tensor:
+        """Return the hidden states of some `SequenceRows`, one after another."""
+        if self.joined is not None:
+            all_of_them = len(numbers) == self.joined.shape[0]
+            return self.joined if all_of_them else self.joined[list(numbers)]
+        states = [state for n in numbers if (state := self.hidden[n]) is not None]
+        return states[0] if len(states) == 1 else torch.cat(states)
+
+
+class StageModel:
+    """Layers [start, end) with their KV cache, ready to run."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        start: int,
+        end: int,
+        *,
+        blocks: int | None = None,
+        kv_bytes: int | None = None,
+        block_size: int = 16,
+        device: str = "cpu",
+        dtype: str = "float32",
+        progress: Progress | None = None,
+    ) -> None:
+        """Build and load; the KV cache has `blocks` blocks, or as many as fit `kv_bytes`.
+
+        With neither, a CPU gives 512 MiB and a GPU nine tenths of what the weights leave free.
+        """
+        self.config = load_config(folder)
+        self._build(start, end, device, dtype)
+        self._load(WeightReader(folder), progress)
+        self._allocate(blocks, kv_bytes, block_size)
+
+    @classmethod
+    def random(
+        cls,
+        config: Any,
+        start: int,
+        end: int,
+        *,
+        blocks: int,
+        block_size: int = 16,
+        device: str = "cpu",
+        dtype: str = "float32",
+        seed: int = 0,
+    ) -> StageModel:
+        """Build a stage with random weights of a plausible size, for measuring."""
+        stage = cls.__new__(cls)
+        stage.config = config
+        stage._build(start, end, device, dtype)
+        generator = torch.Generator(device=device).manual_seed(seed)
+        for name, parameter in list(stage._parameters()):
+            tensor = torch.empty(parameter.shape, device=device, dtype=DTYPES[dtype])
+            if parameter.dim() > 1:
+                tensor.normal_(0.0, 0.02, generator=generator)
+            else:
+                tensor.fill_(1.0)
+            stage._set(name, tensor)
+        stage._finish()
+        stage._allocate(blocks, None, block_size)
+        return stage
+
+    def _build(self, start: int, end: int, device: str, dtype: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        attention.register()
+        total = self.config.num_hidden_layers
+        if not 0 <= start < end <= total:
+            raise UsageError(f"layers [{start}, {end}) are not inside [0, {total})")
+        if dtype not in DTYPES:
+            raise UsageError(f"unknown dtype {dtype!r}", hint=f"use one of {', '.join(DTYPES)}")
+        self.start, self.end, self.total = start, end, total
+        self.device, self.dtype = torch.device(device), DTYPES[dtype]
+        self.config._attn_implementation = attention.IMPLEMENTATION
+        # On the meta device a model takes no memory: only the layers of this stage get weights.
+        with torch.device("meta"):
+            whole = AutoModelForCausalLM.from_config(
+                self.config, attn_implementation=attention.IMPLEMENTATION
+            )
+        body = whole.model
+        self.layers = {i: body.layers[i].eval() for i in range(start, end)}
+        self.embed = body.embed_tokens if start == 0 else None
+        self.norm = body.norm if end == total else None
+        self.head = whole.lm_head if end == total else None
+        self.tied = bool(self.config.tie_word_embeddings)
+        self.rotary = type(body.rotary_emb)(config=self.config).to(self.device)
+        self._rope_by_type = "layer_type" in inspect.signature(self.rotary.forward).parameters
+        kinds = getattr(self.config, "layer_types", None) or ["full_attention"] * total
+        self.layer_types = list(kinds)
+        self.softcap = getattr(self.config, "final_logit_softcapping", None)
+        self.width = self.config.hidden_size
+        self.vocabulary = self.config.vocab_size
+
+    def _allocate(self, blocks: int | None, kv_bytes: int | None, block_size: int) -> None:
+        layers = [(i, *self._kv_shape(i)) for i in range(self.start, self.end)]
+        # Twice, for keys and values.
+        per_block = sum(2 * block_size * heads * size for _, heads, size in layers)
+        per_block *= self.dtype.itemsize
+        if blocks is None:
+            room = kv_bytes
+            if room is None and self.device.type == "cuda":
+                room = int(0.9 * torch.cuda.mem_get_info(self.device)[0])
+            blocks = max(1, (room or _CPU_KV_BYTES) // per_block)
+        self.cache = KvCache(layers, blocks, block_size, self.device, self.dtype)
+        self.graphs: Any = None
+        if self.device.type == "cuda" and self.fused is not None:
+            from atoll.engine.cuda_graphs import DecodeGraphs
+
+            self.graphs = DecodeGraphs(self, self.config.max_position_embeddings)
+
+    def _kv_shape(self, index: int) -> tuple[int, int]:
+        module = self.layers[index].self_attn
+        size = module.head_dim
+        heads = getattr(module, "num_key_value_heads", None) or self.config.num_key_value_heads
+        return heads, size
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        for index, layer in self.layers.items():
+            yield f"model.layers.{index}", layer
+        if self.embed is not None:
+            yield "model.embed_tokens", self.embed
+        if self.norm is not None:
+            yield "model.norm", self.norm
+        if self.head is not None:
+            yield "lm_head", self.head
+
+    def _parameters(self) -> Iterator[tuple[str, Any]]:
+        for prefix, module in self._parts():
+            for name, parameter in module.named_parameters():
+                yield f"{prefix}.{name}", parameter
+
+    def _set(self, name: str, tensor: Tensor) -> None:
+        for prefix, module in self._parts():
+            if name.startswith(f"{prefix}."):
+                path, _, leaf = name[len(prefix) + 1 :].rpartition(".")
+                owner = module.get_submodule(path) if path else module
+                setattr(owner, leaf, torch.nn.Parameter(tensor, requires_grad=False))
+                return
+        raise UsageError(f"this stage has no parameter {name!r}")
+
+    def _load(self, reader: WeightReader, progress: Progress | None) -> None:
+        wanted = list(self._parameters())
+        for number, (name, parameter) in enumerate(wanted, 1):
+            source = name
+            # A tied head has no weights of its own in the file; a stage that also embeds shares them.
+            if name == "lm_head.weight" and self.tied:
+                if self.embed is not None:
+                    self._set(name, self.embed.weight.data)
+                    continue
+                source = "model.embed_tokens.weight"
+            tensor = reader.read(source)
+            if tuple(tensor.shape) != tuple(parameter.shape):
+                raise InputError(
+                    f"the tensor {source!r} has shape {tuple(tensor.shape)}, the model wants "
+                    f"{tuple(parameter.shape)}",
+                    path=reader.folder,
+                    hint="config.json and the weights are of different models",
+                )
+            # What is not laid out anew later is copied, so that nothing keeps the whole file mapped.
+            stays = parameter.dim() == 1 or name == "model.embed_tokens.weight"
+            self._set(name, tensor.to(device=self.device, dtype=self.dtype, copy=stays))
+            if progress is not None:
+                progress(number, len(wanted), name)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Give real values to what the meta device left without any."""
+        for prefix, module in self._parts():
+            for name, buffer in list(module.named_buffers()):
+                if buffer.device.type != "meta":
+                    continue
+                path, _, leaf = name.rpartition(".")
+                owner = module.get_submodule(path) if path else module
+                scale = getattr(owner, f"scalar_{leaf}", None)
+                if scale is None:
+                    raise UsageError(f"the buffer {prefix}.{name} cannot be rebuilt")
+                owner.register_buffer(
+                    leaf, torch.tensor(scale, device=self.device), persistent=False
+                )
+            module.eval()
+        with torch.inference_mode():
+            # A small stage keeps its plain weights beside the packed ones; for a large one that is too much
+            # memory.
+            size = sum(p.numel() for _, p in self._parameters()) * self.dtype.itemsize
+            keep = size <= KEPT_BYTES
+            self.fused = fuse(self.layers, self.device, keep=keep)
+            if can_pack(self.device, self.dtype):
+                for layer in self.layers.values():
+                    pack_linears(layer, keep=keep)
+                if self.head is not None:
+                    self.head = pack(self.head, keep=keep)
+            elif self.device.type == "cuda" and self.fused is not None and self.head is not None:
+                from atoll.engine.triton_ops import RowLinear
+
+                self.head = RowLinear(self.head.weight.data, self.head.bias)
+
+    def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
+        """Run every `SequenceRows` through its own layer range; neighbours share the layers they share.
+
+        Between two layers where the set of active rows changes, the rows are laid together anew;
+        with equal ranges, the usual case, that happens once.
+        """
+        with torch.inference_mode():
+            return self._forward(batch)
+
+    def _forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
+        if self.graphs is not None and self.graphs.takes(batch):
+            return self._decode(batch)
+        self._check(batch)
+        states: list[Any] = [
+            rows.data.cut().to(device=self.device, dtype=self.dtype) if rows.start > 0 else None
+            for rows in batch
+        ]
+        self._embed(batch, states)
+        # Cut the layers wherever a sequence enters or leaves; between two cuts the same rows run.
+        cuts = sorted({rows.start for rows in batch} | {rows.end for rows in batch})
+        for low, high in pairwise(cuts):
+            active = [i for i, rows in enumerate(batch) if rows.start <= low and high <= rows.end]
+            if not active:
+                continue
+            spans, row = [], 0
+            for i in active:
+                spans.append(RowSpan(row, batch[i].count, batch[i].position, batch[i].table))
+                row += batch[i].count
+            joined = (
+                states[active[0]] if len(active) == 1 else torch.cat([states[i] for i in active])
+            )
+            hidden = self.run_layers(joined, low, high, PagedBatch(spans, self.cache, self.device))
+            for i, span in zip(active, spans, strict=True):
+                states[i] = hidden[span.row : span.row + span.count]
+        return self._outputs(batch, states)
+
+    def _decode(self, batch: Sequence[SequenceRows]) -> StageOutput:
+        result = self.graphs.run(batch)
+        if self.head is None:
+            return StageOutput((), joined=result)
+        rows = len(batch)
+        return StageOutput((None,) * rows, result, tuple(range(rows)))
+
+    def _check(self, batch: Sequence[SequenceRows]) -> None:
+        for rows in batch:
+            if not self.start <= rows.start < rows.end <= self.end:
+                raise UsageError(
+                    f"rows ask for layers [{rows.start}, {rows.end}); this stage holds "
+                    f"[{self.start}, {self.end})"
+                )
+
+    def _embed(self, batch: Sequence[SequenceRows], states: list[Any]) -> None:
+        first = [i for i, rows in enumerate(batch) if rows.start == 0]
+        if not first or self.embed is None:
+            return
+        # Marks of vectors are negative; what is embedded in their place is overwritten.
+        tokens = torch.tensor([token for i in first for token in batch[i].data])
+        tokens = tokens.clamp_min_(0).to(self.device)
+        embedded = self.embed(tokens)
+        row = 0
+        for i in first:
+            states[i] = embedded[row : row + batch[i].count]
+            row += batch[i].count
+            given = batch[i].embeds
+            if given is not None:
+                states[i][given[0].to(self.device)] = given[1].to(self.device, self.dtype)
+
+    def _outputs(self, batch: Sequence[SequenceRows], states: list[Any]) -> StageOutput:
+        hidden = tuple(
+            state if rows.end < self.total else None
+            for rows, state in zip(batch, states, strict=True)
+        )
+        kept: tuple[tuple[int, Tensor], ...] = ()
+        if any(rows.keep for rows in batch) and self.norm is not None:
+            wanted = (i for i, rows in enumerate(batch) if rows.end == self.total and rows.keep)
+            kept = tuple((i, self.norm(states[i])) for i in wanted)
+        last = tuple(i for i, rows in enumerate(batch) if rows.end == self.total and rows.sample)
+        if not last:
+            return StageOutput(hidden, kept=kept)
+        logits = self.logits(torch.stack([states[i][-1] for i in last]))
+        return StageOutput(hidden, logits, last, kept)
+
+    def _last_norm(self, hidden: Tensor) -> Tensor:
+        if self.norm is None:
+            raise UsageError(f"the stage [{self.start}, {self.end}) has no last norm")
+        if self.device.type == "cuda" and self.fused is not None:
+            from atoll.engine import triton_ops
+
+            return triton_ops.add_norm(hidden, None, self.norm.weight, self.norm.variance_epsilon)[
+                0
+            ]
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def logits(self, hidden: Tensor, *, normed: bool = False) -> Tensor:
+        """Final norm, head and the cap some models put on logits: [rows, vocabulary]."""
+        if self.norm is None or self.head is None:
+            raise UsageError(f"the stage [{self.start}, {self.end}) has no head")
+        logits: Tensor = self.head(hidden if normed else self._last_norm(hidden))
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+    def run_layers(self, hidden: Tensor, low: int, high: int, paged: Any) -> Tensor:
+        """Run layers [low, high) over [rows, width] hidden states."""
+        if self.fused is not None:
+            return self._run_fused(self.fused, hidden, low, high, paged)
+        hidden = hidden.unsqueeze(0)
+        rope = self._rope(hidden, paged.positions, low, high)
+        for index in range(low, high):
+            output = self.layers[index](
+                hidden,
+                attention_mask=None,
+                position_ids=paged.positions,
+                position_embeddings=rope[self.layer_types[index]],
+                paged=paged,
+            )
+            hidden = output[0] if isinstance(output, tuple) else output
+        return hidden.squeeze(0)
+
+    def _run_fused(
+        self, layers: dict[int, FusedLayer], hidden: Tensor, low: int, high: int, paged: Any
+    ) -> Tensor:
+        ropes = self._rope(hidden, paged.positions, low, high)
+        flat = {kind: (cos[0], sin[0]) for kind, (cos, sin) in ropes.items()}
+        residual: Tensor | None = None
+        for index in range(low, high):
+            rope = flat[self.layer_types[index]]
+            hidden, residual = layers[index](hidden, residual, rope, paged)
+        if residual is None:
+            return hidden
+        if hidden.dim() == 3:  # the last layer's result, still in parts
+            hidden = hidden.sum(0).to(residual.dtype)
+        return hidden + residual
+
+    def _rope(self, hidden: Tensor, positions: Tensor, low: int, high: int) -> dict[str, Any]:
+        kinds = set(self.layer_types[low:high])
+        if self._rope_by_type:
+            return {kind: self.rotary(hidden, positions, kind) for kind in kinds}
+        return dict.fromkeys(kinds, self.rotary(hidden, positions))
+
+
+def load_config(folder: str | Path) -> Any:
+    """Read a model folder's config.json into a transformers config of its text part."""
+    from transformers import AutoConfig
+
+    if not (Path(folder) / "config.json").is_file():
+        raise InputError("there is no config.json", path=folder, hint="name a model folder")
+    config = AutoConfig.from_pretrained(str(folder))
+    return config.get_text_config()

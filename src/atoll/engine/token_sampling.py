@@ -1,0 +1,214 @@
+"""Choosing the next token from logits, at the last stage.
+
+Randomness is a pure function of (seed, position), so the choice does not depend on what else is in
+the batch, on which node makes it, or on whether the sequence was moved half-way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atoll.core.errors import AtollError
+from atoll.core.request_parameters import SamplingParams
+from atoll.core.rng import stream
+from atoll.engine.engine_errors import EngineError
+from atoll.engine.engine_messages import FINISH_CODES
+from atoll.engine.guidance import Matcher, MatcherFactory
+
+_STOP = FINISH_CODES.index("stop")
+_LENGTH = FINISH_CODES.index("length")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A chosen token; `finish` is an index into FINISH_CODES; logprobs are natural, NaN if unasked."""
+
+    token: int
+    finish: int
+    logprob: float = float("nan")
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """The sampling state of one sequence.
+
+    `tokens` is shared with the caller, who may append tokens that were chosen elsewhere.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        eos: Sequence[int],
+        tokens: list[int],
+        prompt_length: int,
+        matchers: MatcherFactory | None = None,
+    ) -> None:
+        self.params = params
+        self.prompt_length = prompt_length
+        self.tokens = tokens
+        self._ends = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos)
+        )
+        self._matcher: Matcher | None = None
+        if params.guide is not None:
+            if matchers is None:
+                raise EngineError("guided answers need tokenizer.json beside the weights")
+            self._matcher = matchers.matcher(params.guide)
+        # Tokens of the answer that are known already are fed to the guide before the first choice.
+        self._fed = prompt_length
+        self._biases: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the choice is simply the largest logit and nothing more is asked."""
+        p = self.params
+        return (
+            p.is_greedy
+            and p.logprobs is None
+            and self._matcher is None
+            and not p.logit_bias
+            and not self._penalises
+            and not self._too_short
+        )
+
+    @property
+    def _penalises(self) -> bool:
+        p = self.params
+        return (
+            p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+        )
+
+    @property
+    def _too_short(self) -> bool:
+        """Whether the answer may not end yet."""
+        least = self.params.min_tokens
+        return least > 0 and len(self.tokens) - self.prompt_length < least
+
+    def choose(self, logits: Tensor) -> SampledToken:
+        """Choose from [vocabulary] logits and take the token as the next of the sequence."""
+        scores = self._adjust(logits.float())
+        p = self.params
+        token = int(scores.argmax()) if p.is_greedy else self._draw(scores / p.temperature)
+        if p.logprobs is None:
+            return self.take(token)
+        # Reported for the model's own distribution after penalties, before temperature and cuts.
+        logs = torch.log_softmax(scores, dim=-1)
+        best = torch.topk(logs, min(p.logprobs, logs.numel())) if p.logprobs else None
+        top = (
+            ()
+            if best is None
+            else tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        )
+        return self.take(token, float(logs[token]), top)
+
+    def take(
+        self, token: int, logprob: float = float("nan"), top: tuple[tuple[int, float], ...] = ()
+    ) -> SampledToken:
+        """Append `token` and say whether the answer ends with it."""
+        self.tokens.append(token)
+        finish = 0
+        self._catch_up()
+        if token in self._ends or (self._matcher is not None and self._matcher.done):
+            finish = _STOP
+        elif len(self.tokens) - self.prompt_length >= self.params.max_tokens:
+            finish = _LENGTH
+        return SampledToken(token, finish, logprob, top)
+
+    def _catch_up(self) -> None:
+        if self._matcher is not None:
+            self._matcher.feed(self.tokens[self._fed :])
+            self._fed = len(self.tokens)
+
+    def _adjust(self, scores: Tensor) -> Tensor:
+        p = self.params
+        self._catch_up()
+        changes = self._penalises or p.logit_bias or self._matcher is not None
+        if changes or self._too_short:
+            # The logits are the batch's; others must not see what is changed here.
+            scores = scores.clone()
+        if p.repetition_penalty != 1.0:
+            # Negative ones are the marks of vectors in the prompt.
+            known = sorted(token for token in set(self.tokens) if token >= 0)
+            used = torch.tensor(known, dtype=torch.int64, device=scores.device)
+            values = scores[used]
+            # A penalty above 1 makes a token less likely whatever the sign of its logit.
+            scores[used] = torch.where(
+                values > 0, values / p.repetition_penalty, values * p.repetition_penalty
+            )
+        answer = self.tokens[self.prompt_length :]
+        if answer and (p.presence_penalty or p.frequency_penalty):
+            tokens, counts = torch.unique(
+                torch.tensor(answer, device=scores.device), return_counts=True
+            )
+            scores[tokens] -= p.presence_penalty + p.frequency_penalty * counts
+        if p.logit_bias:
+            # All at once: a thousand small steps on every token would keep the whole batch waiting.
+            tokens, biases = self._bias(scores)
+            scores.index_add_(0, tokens, biases)
+        if self._too_short and self._matcher is None:
+            ends = [token for token in self._ends if 0 <= token < scores.numel()]
+            # Where every token is an end, something must still be chosen.
+            if len(ends) < scores.numel():
+                scores[ends] = float("-inf")
+        if self._matcher is not None:
+            allowed = torch.from_numpy(self._matcher.compute_allowed(scores.numel())).to(
+                scores.device
+            )
+            scores[~allowed] = float("-inf")
+        return scores
+
+    def _bias(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        if self._biases is None:
+            inside = [(t, b) for t, b in self.params.logit_bias if 0 <= t < scores.numel()]
+            tokens = torch.tensor([t for t, _ in inside], dtype=torch.int64, device=scores.device)
+            values = torch.tensor([b for _, b in inside], dtype=scores.dtype, device=scores.device)
+            self._biases = tokens, values
+        return self._biases
+
+    def _draw(self, scores: Tensor) -> int:
+        """Draw from softmax(scores) cut by top-k, top-p and min-p, in that order."""
+        p = self.params
+        probabilities, order = torch.sort(
+            torch.softmax(scores, dim=-1), descending=True, stable=True
+        )
+        keep = probabilities > 0
+        if p.top_k:
+            keep[p.top_k :] = False
+        if p.top_p < 1.0:
+            # The token that crosses the threshold stays.
+            keep &= probabilities.cumsum(0) - probabilities < p.top_p
+        if p.min_p > 0.0:
+            keep &= probabilities >= p.min_p * probabilities[0]
+        # Whatever the cuts say, the likeliest stays.
+        keep[0] = True
+        # Summed in double precision, so that small probabilities still count.
+        kept = torch.where(keep, probabilities, 0.0).double().cumsum(0)
+        uniform = stream(p.seed or 0, "token", str(len(self.tokens))).random()
+        index = int(torch.searchsorted(kept, uniform * float(kept[-1]), right=True))
+        # Rounding may put the point past the last token that is kept.
+        last = int(keep.nonzero()[-1])
+        return int(order[min(index, last)])
+
+
+def choose_batch(logits: Tensor, choosers: Sequence[Sampler]) -> list[SampledToken | AtollError]:
+    """Choose for several sequences from [sequences, vocabulary]; the plain greedy ones in one go.
+
+    A sequence that cannot go on (its guide allows nothing more) gets its error and no choice.
+    """
+    largest: list[int] = []
+    if any(chooser.is_plain for chooser in choosers):
+        largest = logits.argmax(dim=-1).tolist()
+    choices: list[SampledToken | AtollError] = []
+    for i, chooser in enumerate(choosers):
+        try:
+            plain = chooser.is_plain
+            choices.append(chooser.take(largest[i]) if plain else chooser.choose(logits[i]))
+        except AtollError as error:
+            choices.append(error)
+        except Exception as error:  # noqa: BLE001 - one sequence's choice must not end the node
+            choices.append(EngineError(f"no token can be chosen: {type(error).__name__}: {error}"))
+    return choices

@@ -1,0 +1,83 @@
+"""Limits that an engine is started with, and the host time of its steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from atoll.core.frozen import Frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Num = TypeVar("Num", float, NDArray[np.float64])
+
+BOOKED_SHARE = 0.95
+"""Share of its KV cache that a node books at most: planned with, simulated with and routed by."""
+MIXED_TOKENS = 2048
+"""Tokens of a step where prompts and decoding share it, unless a limit is set: more would hold up decoding.
+Engines are started with it."""
+Scheduling = Literal["sync", "async"]
+_HostSeconds = Annotated[float, Field(ge=0, le=10)]
+
+
+class HostTime(Frozen):
+    """Host seconds of a step: so many for the step, and so many for every sequence in it.
+
+    The host schedules, launches, samples and detokenises, however many GPUs split a layer.
+    """
+
+    step_s: _HostSeconds = 0.0
+    sequence_s: _HostSeconds = 0.0
+
+    def seconds(self, sequences: Num) -> Num:
+        """Return the host seconds of a step with so many sequences, prompts and answers alike."""
+        return self.step_s + self.sequence_s * sequences
+
+
+class EngineLimits(Frozen):
+    """How an engine is started; None leaves a setting as the engine has it.
+
+    `max_num_seqs` and `max_num_batched_tokens` bound a step, `gpu_memory_utilization` is the share of GPU
+    memory that the engine takes. `scheduling` is "async" where the next step is prepared while the GPU works.
+    `host` is the host time as measured on the machine.
+    """
+
+    max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
+    max_num_batched_tokens: int | None = Field(default=None, ge=16, le=1 << 20)
+    gpu_memory_utilization: float | None = Field(default=None, ge=0.05, le=1)
+    prefix_caching: bool | None = None
+    scheduling: Scheduling | None = None
+    host: HostTime | None = None
+
+    @model_validator(mode="after")
+    def _step_takes_every_sequence(self) -> Self:
+        sequences, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if sequences is not None and tokens is not None and tokens < sequences:
+            message = f"a step of {tokens} tokens has no room for {sequences} sequences"
+            hint = "raise max_num_batched_tokens, or lower max_num_seqs"
+            raise PydanticCustomError("quantity", "{message}", {"message": message, "hint": hint})
+        return self
+
+    @property
+    def given(self) -> dict[str, object]:
+        """Settings that are given, by name."""
+        return {k: v for k, v in self.model_dump().items() if v is not None}
+
+
+class EngineLaunch(EngineLimits):
+    """Limits as a plan carries them to the engines it starts, with the number format of the KV cache.
+
+    `promised_ttft_s` is the time to the first token that the service promises: prompts wait in an order that
+    keeps most of such promises where an engine can do that.
+    """
+
+    kv_cache_dtype: str | None = Field(default=None, max_length=32)
+    promised_ttft_s: float | None = Field(default=None, gt=0)
+
+    def options(self) -> dict[str, object]:
+        """Return what is set and could be an option of an engine: neither measured times nor promises."""
+        return {k: v for k, v in self.given.items() if k not in ("host", "promised_ttft_s")}

@@ -1,0 +1,100 @@
+"""Time and memory that an engine takes beside the kernels, and the size of its batches.
+
+Servers that prepare the next step while the GPU works (asynchronous scheduling) show 0.2 to 0.6 ms of host
+time; others about 1 ms and 0.05 ms for every running sequence. Limits that nobody sets are the engine's own,
+which depend on the GPU. `atoll profile` measures the host time on the machine itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime, Scheduling
+
+if TYPE_CHECKING:
+    from atoll.catalog.gpus import GpuType
+    from atoll.engines.limits import Num
+
+NO_HOST_TIME = HostTime()
+NO_LIMITS = EngineLimits()
+SERVER_HOST_TIME: Mapping[Scheduling, HostTime] = {
+    "async": HostTime(step_s=0.3e-3, sequence_s=1e-6),
+    "sync": HostTime(step_s=1.0e-3, sequence_s=0.05e-3),
+}
+"""Host time of the usual servers of one process per GPU."""
+COMPILED_LAYER_S = 0.1e-3
+"""Least time of a layer in pieces that are launched one by one; an assumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProfile:
+    """Cost of an engine beside the kernels, and its limits, on one kind of GPU.
+
+    `memory_share` is the share of GPU memory that the engine uses at most, `reserve_bytes` what each GPU
+    needs beside weights, KV cache and activations (CUDA context, graphs, collectives). `max_sequences` and
+    `max_tokens` bound one step's batch, `mixed_tokens` one where prompts and decoding share it.
+
+    Steps that only decode are replayed from CUDA graphs. Those with prompts are launched kernel by kernel,
+    and a layer takes `prefill_layer_s` at least. An engine that `fuses_all_reduce` sums and normalises in one
+    kernel where it can. One that `keeps_busy` runs step after step, so a GPU at its power limit lowers clocks
+    (`OpConstants.sustained`).
+    """
+
+    name: str
+    host: HostTime = NO_HOST_TIME
+    memory_share: float = 0.92
+    reserve_bytes: float = 1.0e9
+    max_sequences: int = 512
+    max_tokens: int = 8192
+    mixed_tokens: int = MIXED_TOKENS
+    prefix_caching: bool = False
+    prefill_layer_s: float = 0.0
+    fuses_all_reduce: bool = False
+    keeps_busy: bool = True
+
+    def host_seconds(self, sequences: Num) -> Num:
+        """Return host seconds of a step with so many sequences."""
+        return self.host.seconds(sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDefaults:
+    """Limits and times of an engine that nobody configured.
+
+    `batch` returns the limits of sequences and tokens of a step on a GPU (None: a large one). `hosts` are
+    host times by scheduling.
+    """
+
+    hosts: Mapping[Scheduling, HostTime]
+    scheduling: Scheduling
+    batch: Callable[[GpuType | None], tuple[int, int]]
+    memory_share: float
+    prefix_caching: bool
+    prefill_layer_s: float = 0.0
+    fuses_all_reduce: bool = False
+    keeps_busy: bool = True
+
+    def profile(
+        self, name: str, gpu: GpuType | None, limits: EngineLimits | None = None
+    ) -> EngineProfile:
+        """Return the profile on a kind of GPU; what `limits` leave open is the engine's own."""
+        chosen = limits or NO_LIMITS
+        own_sequences, own_tokens = self.batch(gpu)
+        sequences = chosen.max_num_seqs or own_sequences
+        # A step has room for a token of every sequence.
+        budget = chosen.max_num_batched_tokens or max(own_tokens, sequences)
+        share, caching = chosen.gpu_memory_utilization, chosen.prefix_caching
+        return EngineProfile(
+            name,
+            host=chosen.host or self.hosts[chosen.scheduling or self.scheduling],
+            memory_share=self.memory_share if share is None else share,
+            max_sequences=min(sequences, budget),
+            max_tokens=budget,
+            mixed_tokens=chosen.max_num_batched_tokens or min(budget, max(MIXED_TOKENS, sequences)),
+            prefix_caching=self.prefix_caching if caching is None else caching,
+            prefill_layer_s=self.prefill_layer_s,
+            fuses_all_reduce=self.fuses_all_reduce,
+            keeps_busy=self.keeps_busy,
+        )

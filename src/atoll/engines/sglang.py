@@ -1,0 +1,109 @@
+"""SGLang: an instance of one node."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from atoll.engines.engine import (
+    Engine,
+    EngineLayout,
+    ServedModel,
+    ServerCommand,
+    ServerHost,
+    is_revision,
+    is_share,
+    is_whole,
+    one_of,
+)
+from atoll.engines.limits import MIXED_TOKENS, EngineLaunch
+from atoll.engines.profile import COMPILED_LAYER_S, SERVER_HOST_TIME, EngineDefaults
+
+if TYPE_CHECKING:
+    from atoll.catalog.gpus import GpuType
+
+_KV_DTYPES = {"fp8": "fp8_e4m3", "bf16": "bf16"}
+_GIB = 2**30
+
+
+def _batch(gpu: GpuType | None) -> tuple[int, int]:
+    # It cuts prompts by memory, and runs 2,048 requests or more.
+    size = 70 * _GIB if gpu is None else gpu.memory_bytes
+    return 2048, 8192 if size >= 60 * _GIB else 4096 if size >= 35 * _GIB else 2048
+
+
+class Sglang(Engine):
+    """`python -m sglang.launch_server`."""
+
+    name = "sglang"
+    title = "SGLang"
+    preference = (
+        40  # Only where it is asked for: the stage engine comes before it and takes everything.
+    )
+    launches = True
+    max_nodes = 1
+    max_names = 1
+    settings: ClassVar = {
+        "context-length": is_whole,
+        "max-running-requests": is_whole,
+        "tp": is_whole,
+        "mem-fraction-static": is_share,
+        "dtype": one_of("auto", "bfloat16", "float16", "float32", "half"),
+        "quantization": one_of(
+            "awq", "awq_marlin", "fp8", "gptq", "gptq_marlin", "compressed-tensors"
+        ),
+        "revision": is_revision,
+    }
+    settings_are_flags = True
+    program = re.compile(r"sglang(\..*)?")
+    default_port = 30000
+    detail_paths = ("/get_server_info", "/server_info", "/get_model_info", "/model_info")
+    metrics: ClassVar = {
+        "running": ("sglang:num_running_reqs",),
+        "waiting": ("sglang:num_queue_reqs",),
+        "kv": ("sglang:token_usage",),
+        "tokens": ("sglang:generation_tokens_total",),
+    }
+    defaults = EngineDefaults(
+        SERVER_HOST_TIME,
+        "async",
+        _batch,
+        memory_share=0.88,
+        prefix_caching=True,
+        prefill_layer_s=COMPILED_LAYER_S,
+        fuses_all_reduce=True,
+    )
+    admits_by_prompts = True
+
+    def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
+        """Return the command with the tensor and data parallel sizes of the layout."""
+        arguments = [
+            *(host.python, "-m", "sglang.launch_server"),
+            *("--model-path", served.source.removeprefix("hf://")),
+            *("--served-model-name", served.names[0]),
+            *("--host", "127.0.0.1", "--port", host.port, "--tp", str(layout.tp)),
+            *self._flags(served.launch),
+        ]
+        if layout.copies > 1:
+            arguments += ["--dp", str(layout.copies)]
+        return ServerCommand(tuple(arguments), {})
+
+    def _flags(self, launch: EngineLaunch | None) -> tuple[str, ...]:
+        """The options that make it keep the limits a plan reckons with."""
+        if launch is None:
+            return ()
+        flags = ["--chunked-prefill-size", str(launch.max_num_batched_tokens or MIXED_TOKENS)]
+        if launch.max_num_seqs is not None:
+            flags += ["--max-running-requests", str(launch.max_num_seqs)]
+        if launch.gpu_memory_utilization is not None:
+            flags += ["--mem-fraction-static", f"{launch.gpu_memory_utilization:g}"]
+        if launch.kv_cache_dtype is not None:
+            flags += ["--kv-cache-dtype", self.kv_flag(launch.kv_cache_dtype, _KV_DTYPES)]
+        if launch.prefix_caching is False:
+            flags.append("--disable-radix-cache")
+        if launch.scheduling == "sync":
+            flags.append("--disable-overlap-schedule")
+        return tuple(flags)
+
+
+ENGINE = Sglang()

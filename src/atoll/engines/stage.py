@@ -1,0 +1,89 @@
+"""Atoll's own stage engine (`atoll.engine`): any layout, a process a node and one in front of them.
+
+How its processes are started is told in `runtime.endpoints.stage_endpoint`: they are more than a command.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, ClassVar
+
+from atoll.engines.engine import Engine, Irregularity, is_whole, one_of
+from atoll.engines.limits import EngineLaunch, HostTime
+from atoll.engines.profile import EngineDefaults
+
+if TYPE_CHECKING:
+    from atoll.catalog.gpus import GpuType
+
+_HOST_TIME = HostTime(step_s=0.32e-3, sequence_s=0.01e-3)
+"""Beside an H200, with a model of two small layers; another such host took 0.024 ms for every sequence."""
+_EAGER_LAYER_S = 0.4e-3
+"""Least time of a layer launched from PyTorch: 0.32 to 0.53 ms on the host of an H200."""
+_FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def _batch(gpu: GpuType | None) -> tuple[int, int]:
+    del gpu
+    return 512, 512  # rows of prompts and sequences together, on any GPU
+
+
+def format_name(dtype: str) -> str:
+    """Return what fleet files call a number format."""
+    return _FORMATS.get(dtype, dtype)
+
+
+class StageEngine(Engine):
+    """Atoll's own engine."""
+
+    name = "atoll"
+    title = "the stage engine"
+    preference = 30
+    launches = True
+    staged = True
+    weights = "folder"
+    on_cores = True
+    allows = frozenset(Irregularity)
+    phases_apart = True
+    ready_s = 300.0
+    failed_probes = 1
+    stop_s = 12.0
+    fatal_codes = None
+    settings: ClassVar = {"dtype": one_of("float32", "bfloat16", "float16"), "kv-mib": is_whole}
+    default_dtype = "float32"
+    program = re.compile(
+        r"atoll|atoll\.(runtime\.(instance\.process|gateway)|deploy\.commands\.stage_node)"
+    )
+    default_port = 8080
+    has_status = True
+    resume = "tokens"
+    vllm_tokens = True
+    defaults = EngineDefaults(
+        {"async": _HOST_TIME, "sync": _HOST_TIME},
+        "sync",
+        _batch,
+        memory_share=0.92,
+        prefix_caching=True,
+        prefill_layer_s=_EAGER_LAYER_S,
+    )
+    orders_by_promise = True
+
+    def takes(self, source: str, *, stand_in: bool) -> bool:
+        """Return True: it loads everything, and stands in for other models."""
+        del source, stand_in
+        return True
+
+    def list_unkept(self, launch: EngineLaunch, dtype: str) -> tuple[str, ...]:
+        """Return what it does otherwise than planned; its KV cache is in `dtype`."""
+        unkept = []
+        kv, own = launch.kv_cache_dtype, format_name(dtype)
+        if kv is not None and kv != own:
+            unkept.append(f"kv_cache_dtype {kv}: its KV cache is in {own}")
+        if launch.gpu_memory_utilization is not None:
+            share = f"{100.0 * launch.gpu_memory_utilization:g}%"
+            unkept.append(f"gpu_memory_utilization {share}: --kv says how much it takes")
+        if launch.scheduling == "async":
+            unkept.append("scheduling async: it prepares a step when the one before has ended")
+        return tuple(unkept)
+
+
+ENGINE = StageEngine()

@@ -1,0 +1,101 @@
+"""The table of engines: every file of this package that defines ENGINE has a row."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.core.errors import UnknownNameError
+from atoll.engines.engine import Engine
+from atoll.engines.limits import EngineLimits
+from atoll.engines.profile import NO_LIMITS, EngineProfile
+
+if TYPE_CHECKING:
+    from atoll.catalog.gpus import GpuType
+
+AUTO = "auto"
+"""Asks for the first engine in the order of preference that runs an instance."""
+UNKNOWN = "openai"
+"""Kind of a server that nobody recognises."""
+
+
+def _read_package() -> dict[str, Engine]:
+    package = __name__.rpartition(".")[0]
+    engines: list[Engine] = []
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        found = getattr(import_module(f"{package}.{module.name}"), "ENGINE", None)
+        if isinstance(found, Engine):
+            engines.append(found)
+    engines.sort(key=lambda engine: (engine.preference, engine.name))
+    return {engine.name: engine for engine in engines}
+
+
+ENGINES: dict[str, Engine] = _read_package()
+"""Engines by name, in the order of preference."""
+
+
+def find_engine(name: str, *, field: str | None = None) -> Engine:
+    """Return an engine by name."""
+    engine = ENGINES.get(name)
+    if engine is None:
+        raise UnknownNameError("engine", name, ENGINES, field=field)
+    return engine
+
+
+def find_launched(name: str, *, field: str | None = None) -> Engine:
+    """Return an engine by name that Atoll can start."""
+    return _find_among(name, lambda engine: engine.launches, field)
+
+
+def list_launched() -> tuple[Engine, ...]:
+    """Return the engines that Atoll can start, in the order of preference."""
+    return tuple(engine for engine in ENGINES.values() if engine.launches)
+
+
+def recognise(name: str) -> Engine | None:
+    """Return an engine by a name under which nodes announce it; None: it is none that is known."""
+    wanted = name.strip().lower()
+    for engine in ENGINES.values():
+        if wanted == engine.name or wanted in engine.aliases:
+            return engine
+    return None
+
+
+def list_kinds() -> tuple[str, ...]:
+    """Return the kinds that a backend of a gateway may have."""
+    return tuple(dict.fromkeys(engine.kind for engine in ENGINES.values()))
+
+
+def profile_engine(
+    name: str, gpu: GpuType | None = None, limits: EngineLimits | None = None
+) -> EngineProfile:
+    """Return an engine's profile by name; "none" has no host time and gives the time of kernels run alone.
+
+    What `limits` leave open is what the engine takes on this kind of GPU (None: on a large one).
+    """
+    defaults = _find_among(name, lambda engine: engine.defaults is not None).defaults
+    assert defaults is not None
+    return defaults.profile(name, gpu, limits)
+
+
+def _find_among(name: str, which: Callable[[Engine], bool], field: str | None = None) -> Engine:
+    known = {key: engine for key, engine in ENGINES.items() if which(engine)}
+    if name not in known:
+        raise UnknownNameError("engine", name, known, field=field)
+    return known[name]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """An engine by name, with the limits it is started with."""
+
+    name: str
+    limits: EngineLimits = NO_LIMITS
+
+    def on(self, gpu: GpuType | None) -> EngineProfile:
+        """Return the engine's profile on a kind of GPU; None: on a large one."""
+        return profile_engine(self.name, gpu, self.limits)

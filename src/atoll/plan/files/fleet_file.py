@@ -1,0 +1,439 @@
+"""From the fleet file a person writes to the problem a planner solves; see `fleet_schema`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from atoll.catalog.catalog import Catalog
+from atoll.catalog.hf_config import model_from_config
+from atoll.catalog.load import OVERLAY_VARIABLE
+from atoll.catalog.models import ModelSpec
+from atoll.catalog.overlay import apply_overlay
+from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.files import load_yaml_file, parse_yaml, read_text_limited
+from atoll.core.ids import slug
+from atoll.engines.limits import EngineLimits
+from atoll.engines.table import profile_engine
+from atoll.plan.choice import Choice
+from atoll.plan.files.classes_file import (
+    classes_of,
+    is_plain,
+    lengths_of,
+    paths_of,
+    promises_of,
+    rates_of,
+)
+from atoll.plan.files.cluster_file import cluster_of_file
+from atoll.plan.files.fleet_choices import (
+    check_names,
+    choice_of,
+    grid_of,
+    refuse_choice_fields,
+    shared_services,
+    weights_of,
+)
+from atoll.plan.files.fleet_schema import (
+    EngineSpec,
+    FleetDocument,
+    FleetSpec,
+    LengthsSpec,
+    ServiceSpec,
+)
+from atoll.plan.files.offers_file import offers_of
+from atoll.plan.plan import Instance, Plan
+from atoll.plan.problem import (
+    Lengths,
+    Limits,
+    Phases,
+    Problem,
+    Service,
+    Settings,
+    with_kv_dtype,
+)
+from atoll.plan.robustness import DEMAND_SD, RiskModel
+from atoll.workload.lengths import LengthMix, length_mix
+
+Overlay = dict[str, JsonValue]
+
+
+def load_fleet(
+    path: str | os.PathLike[str],
+    *,
+    overlays: Iterable[str | os.PathLike[str]] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Problem:
+    """Read a fleet file into a problem; whatever is wrong is an AtollError with file, line and fix.
+
+    Facts come from the shipped catalog, the overlay named by ATOLL_CATALOG, `overlays` in order, and
+    the file's own `catalog`; all of them go into the problem, which is complete without the files.
+    """
+    document = FleetDocument(load_yaml_file(path))
+    return _problem(document, overlays, os.environ if environ is None else environ)
+
+
+def parse_fleet(text: str, *, path: str | os.PathLike[str] = "fleet.yaml") -> Problem:
+    """Read the text of a fleet file as `load_fleet` does; `path` is what errors call it."""
+    return _problem(FleetDocument(parse_yaml(text, path=path)), (), {})
+
+
+def build_problem(fleet: Mapping[str, object]) -> Problem:
+    """Return the problem of a fleet's fields: plain data, or the typed objects of `fleet_schema`."""
+    return _problem(FleetDocument(fleet), (), {})
+
+
+def fleet_schema() -> dict[str, object]:
+    """Return the JSON schema of fleet files, for editors."""
+    schema = FleetSpec.model_json_schema()
+    nodes = [{"required": ["pool"]}, {"required": ["cluster"]}]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "oneOf": nodes,
+        "title": "Fleet",
+    }
+
+
+def _problem(
+    document: FleetDocument,
+    overlays: Iterable[str | os.PathLike[str]],
+    environ: Mapping[str, str],
+) -> Problem:
+    fleet = document.content
+    catalog, facts = _facts(document, overlays, environ)
+    cluster, priced = cluster_of_file(document, catalog)
+    offers = priced if cluster is not None else offers_of(document, catalog)
+    node_types = {kind for offer in offers for kind in offer.kinds} | set(
+        cluster.counts() if cluster else ()
+    )
+    services: list[Service] = []
+    choices: list[Choice] = []
+    for name, entry in fleet.services.items():
+        if entry.models is None:
+            refuse_choice_fields(document, ("services", name), entry)
+            services.append(_service(document, catalog, name, entry, node_types))
+        else:
+            make = partial(_service, document, catalog, entry=entry, node_types=node_types)
+            variants, choice = choice_of(document, catalog, name, entry, make)
+            services += variants
+            choices.append(choice)
+    check_names(document, services)
+    if fleet.share_instances:
+        services, choices = shared_services(document, services, choices)
+    with document.at("settings", "engine"):
+        profile_engine(fleet.settings.engine)
+    limits = fleet.limits
+    return Problem.parse(
+        {
+            "name": _name(document),
+            "services": services,
+            "offers": offers,
+            "limits": Limits(
+                budget_usd_per_hour=limits.budget,
+                spot_share=limits.spot_share,
+                max_nodes=limits.max_nodes,
+                spread=limits.spread,
+                survive=limits.survive,
+                spot_loss_per_h=limits.spot_loss * 3600.0,
+            ),
+            "settings": Settings.parse(fleet.settings.model_dump(exclude={"engine_limits"})),
+            "running": _read_running(document),
+            "overlays": facts,
+            "cluster": cluster,
+            "choices": choices,
+            "weights": weights_of(document),
+            "grid": grid_of(document, {offer.region for offer in offers}),
+            "risk": _risk(document),
+        },
+        path=document.path,
+    )
+
+
+def _name(document: FleetDocument) -> str:
+    if document.content.name is not None:
+        with document.at("name"):
+            return slug(document.content.name)
+    stem = Path(document.path or "fleet").stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "fleet"
+
+
+# Services
+
+
+def _service(
+    document: FleetDocument,
+    catalog: Catalog,
+    name: str,
+    entry: ServiceSpec,
+    node_types: set[str],
+    variant: tuple[str, ModelSpec] | None = None,
+) -> Service:
+    """Return a service; `variant` is the name and model that it has as one of the ways to answer a choice."""
+    here = ("services", name)
+    with document.at(*here):
+        slug(name)
+    if variant is None:
+        with document.at(*here, *(["model"] if entry.model is not None else [])):
+            model = catalog.model(entry.model or name)
+    else:
+        model = variant[1]
+    model = _cache_in(document, catalog, here, model, entry.engine)
+    asked = _asked(document, catalog, here, entry, model)
+    only = tuple(_nodes(document, catalog, (*here, "only"), entry.only))
+    avoid = tuple(_nodes(document, catalog, (*here, "avoid"), entry.avoid))
+    service = Service(
+        **asked,
+        name=name if variant is None else variant[0],
+        model=model.name,
+        rate_per_s=entry.rate,
+        phases=_phases(document, here, entry),
+        headroom=entry.headroom,
+        attainment=entry.attainment,
+        burstiness=entry.burstiness,
+        priority=entry.priority,
+        only=only,
+        avoid=avoid,
+        engine_limits=_engine_limits(document, here, entry.engine),
+    )
+    if not any(service.allows(kind) for kind in node_types):
+        field = "only" if only else "avoid"
+        raise document.error(
+            "no node type of the pool is left for this model",
+            *here,
+            field,
+            hint=f"the pool has {', '.join(sorted(node_types)[:8])}",
+        )
+    return service
+
+
+def _asked(
+    document: FleetDocument,
+    catalog: Catalog,
+    here: tuple[str, ...],
+    entry: ServiceSpec,
+    model: ModelSpec,
+) -> dict[str, Any]:
+    """Return lengths or classes of a service's requests, with their promises.
+
+    Classes of text alone under one promise say no more than lengths do: the service is a plain one then.
+    """
+    classes = classes_of(document, here, entry, model)
+    if not classes:
+        parts = ", ".join(component.name for component in model.graph.components)
+        if not model.has_llm:
+            raise document.error(
+                f"{model.name} is made of {parts}, and no class says what requests bring and want",
+                *here,
+                hint="add 'classes', as in classes: {text -> image: {share: 100%}}",
+            )
+        for field in ("ttft", "tpot", "lengths"):
+            if getattr(entry, field) is None:
+                raise document.error(
+                    "this field is required", *here, field, hint=f"add {field!r}, or 'classes'"
+                )
+        for field in ("paths", "rates"):
+            if getattr(entry, field):
+                raise document.error(
+                    "only services with classes have it", *here, field, hint="add 'classes'"
+                )
+        assert entry.lengths is not None
+        max_context = model.llm.max_context
+        lengths = _lengths(document, (*here, "lengths"), entry.lengths, max_context, model.name)
+        return {"ttft_s": entry.ttft, "tpot_s": entry.tpot, "lengths": lengths}
+    if entry.lengths is not None:
+        raise document.error(
+            "lengths are said twice, here and by the classes",
+            *here,
+            "lengths",
+            hint="leave it out; classes have 'input' and 'output'",
+        )
+    ttft_s, tpot_s = promises_of(classes)
+    if not entry.paths and not entry.rates and is_plain(model, classes):
+        return {"ttft_s": ttft_s, "tpot_s": tpot_s, "lengths": lengths_of(model, classes)}
+    if document.content.cluster is not None:
+        raise document.error(
+            "classes are planned on pools, not on fixed clusters",
+            *here,
+            "classes",
+            hint="list the machines under pool.owned",
+        )
+    return {
+        "ttft_s": ttft_s,
+        "tpot_s": tpot_s,
+        "lengths": lengths_of(model, classes),
+        "classes": classes,
+        "paths": paths_of(document, here, entry, model, classes),
+        "rates": rates_of(document, catalog, here, entry, model),
+    }
+
+
+def _merge_engine(document: FleetDocument, entry: EngineSpec) -> dict[str, object]:
+    """Return the engine settings of a service by name: its own, else those for all."""
+    for_all = document.content.settings.engine_limits.model_dump(exclude_none=True)
+    return {**for_all, **entry.model_dump(exclude_none=True)}
+
+
+def _cache_in(
+    document: FleetDocument,
+    catalog: Catalog,
+    here: tuple[str, ...],
+    model: ModelSpec,
+    entry: EngineSpec,
+) -> ModelSpec:
+    """Return a model with its KV cache in the format that is asked for; the format is part of its name."""
+    own = entry.kv_cache_dtype is not None
+    where = (*here, "engine") if own else ("settings", "engine_limits")
+    dtype = _merge_engine(document, entry).get("kv_cache_dtype")
+    with document.at(*where, "kv_cache_dtype"):
+        return catalog.model(with_kv_dtype(model.name, None if dtype is None else str(dtype)))
+
+
+def _engine_limits(
+    document: FleetDocument, here: tuple[str, ...], entry: EngineSpec
+) -> EngineLimits:
+    merged = _merge_engine(document, entry)
+    merged.pop("kv_cache_dtype", None)
+    host = merged.pop("host", None)
+    if isinstance(host, dict):
+        merged["host"] = {f"{name}_s": seconds for name, seconds in host.items()}
+    with document.at(*here, "engine"):
+        return EngineLimits.parse(merged)
+
+
+def _phases(document: FleetDocument, here: tuple[str, ...], entry: ServiceSpec) -> Phases:
+    """Return how phases run; on a fixed cluster they run together."""
+    if document.content.cluster is None:
+        return entry.phases
+    if entry.phases == "apart" and "phases" in entry.model_fields_set:
+        raise document.error(
+            "on a fixed cluster both phases run together", *here, "phases", hint="leave it out"
+        )
+    return "together"
+
+
+def _nodes(
+    document: FleetDocument, catalog: Catalog, here: tuple[str, ...], names: list[str]
+) -> Iterator[str]:
+    """Yield canonical names: a GPU type stands for all its sizes, a node type for itself."""
+    for index, name in enumerate(names):
+        with document.at(*here, index):
+            yield catalog.node(name).id if ":" in name else catalog.gpu(name).name
+
+
+def _lengths(
+    document: FleetDocument,
+    here: tuple[str, ...],
+    entry: str | LengthsSpec,
+    max_context: int,
+    model: str,
+) -> Lengths:
+    with document.at(*here):
+        if isinstance(entry, str):
+            mix = length_mix(entry)
+        else:
+            mix = LengthMix(
+                entry.input,
+                entry.output,
+                entry.input**2 * (1 + entry.input_cv**2),
+                entry.output**2 * (1 + entry.output_cv**2),
+                entry.input_tail or 0.0,
+            )
+        longest = max(mix.input_mean + mix.output_mean, mix.input_tail)
+        if longest > max_context:
+            raise InputError(
+                f"requests of {longest:,.0f} tokens exceed the model's {max_context:,} ({model})",
+                hint="use shorter lengths, or a model with a longer context",
+            )
+        return Lengths.of(mix)
+
+
+# What may turn out otherwise
+
+
+def _risk(document: FleetDocument) -> RiskModel | None:
+    entry = document.content.risk
+    if entry is None:
+        return None
+    spreads = entry.demand if isinstance(entry.demand, dict) else {"default": entry.demand}
+    for name in spreads:
+        with document.at("risk", "demand", name):
+            if name != "default" and name not in document.content.services:
+                raise UnknownNameError("service", name, (*document.content.services, "default"))
+    return RiskModel(
+        demand_sd=spreads.get("default", DEMAND_SD),
+        demand_sd_of={name: spread for name, spread in spreads.items() if name != "default"},
+        demand_correlation=entry.demand_correlation,
+        spot_price_sd=entry.spot_price,
+        spot_loss=entry.spot_loss,
+        performance=entry.performance,
+    )
+
+
+# What runs
+
+
+def _read_running(document: FleetDocument) -> tuple[Instance, ...]:
+    file_name = document.content.running
+    if file_name is None:
+        return ()
+    path = document.folder / file_name
+    with document.at("running"):
+        text = read_text_limited(path)
+    return Plan.from_json(text, path=path).instances
+
+
+# Facts
+
+
+def _facts(
+    document: FleetDocument, overlays: Iterable[str | os.PathLike[str]], environ: Mapping[str, str]
+) -> tuple[Catalog, tuple[Overlay, ...]]:
+    """Return the catalog and the overlays that make it, as data that needs no other file."""
+    from_environment = environ.get(OVERLAY_VARIABLE, "").strip()
+    entry = document.content.catalog
+    paths: list[str | os.PathLike[str]] = [from_environment] if from_environment else []
+    paths += overlays
+    if isinstance(entry, str):
+        paths.append(document.folder / entry)
+    catalog = Catalog.default()
+    plain: list[Overlay] = []
+    for path in paths:
+        catalog = apply_overlay(catalog, path)
+        plain.append(_complete(load_yaml_file(path).data, Path(path).parent))
+    if isinstance(entry, dict):
+        with document.at("catalog"):
+            plain.append(_complete(entry, document.folder))
+            catalog = apply_overlay(catalog, plain[-1])
+    return catalog, tuple(plain)
+
+
+def _complete(data: object, folder: Path) -> Overlay:
+    """Return an overlay that needs no other file: the config.json of a model is put in its place."""
+    plain = _plain(data)
+    overlay: Overlay = plain if isinstance(plain, dict) else {}
+    models = overlay.get("models")
+    for name, entry in models.items() if isinstance(models, dict) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("hf_config"), str):
+            path = folder / str(entry["hf_config"])
+            model_from_config(path, name)  # says what is wrong with it, if anything
+            file = path / "config.json" if path.is_dir() else path
+            entry["hf_config"] = json.loads(read_text_limited(file))
+    return overlay
+
+
+def _plain(value: object) -> JsonValue:
+    """Return YAML data as JSON holds it: keys are text, whatever they were."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise InputError(f"{value!r} is neither text nor a number", hint="put it in quotes")

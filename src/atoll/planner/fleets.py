@@ -1,0 +1,186 @@
+"""The fleets that a planner knows: those operated from here, files that it was given, and examples.
+
+Names are looked up in this order. Looking at an operated fleet asks its machines and takes its time: it is
+done once for all who ask, in threads, and what was seen last is told meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from atoll.control.operation.fleet_home import FleetHome, FleetRecord, list_homes
+from atoll.control.operation.fleet_status import FleetStatus, look_at_fleet
+from atoll.core.errors import AtollError, UnknownNameError
+from atoll.plan.files.examples import describe_example, list_examples
+
+_LOG = logging.getLogger(__name__)
+_FRESH_S = 2.0
+"""For how long what was seen is told again."""
+_PATIENCE_S = 2.0
+"""How long a new look is waited for where there is an older one."""
+
+Look = Callable[[FleetHome, FleetRecord, float], FleetStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEntry:
+    """A fleet by its name: `source` is its fleet file; `home` and `record` are there if it is operated."""
+
+    name: str
+    kind: Literal["operated", "file", "example"]
+    source: Path
+    title: str | None = None
+    home: FleetHome | None = None
+    record: FleetRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSight:
+    """Observation of an operated fleet; without `status`, why there is none."""
+
+    status: FleetStatus | None
+    error: str | None = None
+
+
+class FleetShelf:
+    """See the module; `look` asks a fleet's machines, and blocks."""
+
+    def __init__(self, files: tuple[Path, ...] = (), look: Look = look_at_fleet) -> None:
+        self._files = files
+        self._look = look
+        self._seen: dict[str, FleetSight] = {}
+        self._seen_s = -1e9
+        self._looking: asyncio.Task[None] | None = None
+
+    def entries(self) -> tuple[FleetEntry, ...]:
+        """Return all fleets; reads their records, so call it in a thread."""
+        found = [*_operated(), *_named(self._files), *_examples()]
+        return tuple({entry.name: entry for entry in reversed(found)}.values())[::-1]
+
+    def find(self, name: str) -> FleetEntry:
+        """Return the fleet of this name; reads records, so call it in a thread."""
+        known = {entry.name: entry for entry in self.entries()}
+        if name not in known:
+            raise UnknownNameError("fleet", name, known)
+        return known[name]
+
+    async def describe(self) -> dict[str, Any]:
+        """Return all fleets as they are listed, with how operated ones stand."""
+        entries = await asyncio.to_thread(self.entries)
+        seen = await self.look()
+        return {"fleets": [describe_fleet(entry, seen.get(entry.name)) for entry in entries]}
+
+    async def look(self) -> dict[str, FleetSight]:
+        """Return how operated fleets stand, a few seconds old at most unless machines take longer."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._seen_s < _FRESH_S:
+            return self._seen
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_again())
+        first = self._seen_s < 0
+        await asyncio.wait({self._looking}, timeout=None if first else _PATIENCE_S)
+        return self._seen
+
+    async def _look_again(self) -> None:
+        entries = await asyncio.to_thread(_operated)
+        seen = await asyncio.gather(*(asyncio.to_thread(self._see, entry) for entry in entries))
+        self._seen = {entry.name: sight for entry, sight in zip(entries, seen, strict=True)}
+        self._seen_s = asyncio.get_running_loop().time()
+
+    def _see(self, entry: FleetEntry) -> FleetSight:
+        assert entry.home is not None
+        assert entry.record is not None
+        try:
+            return FleetSight(self._look(entry.home, entry.record, time.time()))
+        except AtollError as error:
+            return FleetSight(None, str(error))
+        except Exception:  # noqa: BLE001 - one fleet must not hide the others
+            _LOG.exception("cannot look at %s", entry.name)
+            return FleetSight(None, "cannot be looked at: see the log of the planner")
+
+
+def describe_fleet(entry: FleetEntry, sight: FleetSight | None) -> dict[str, Any]:
+    """Return a fleet as it is listed."""
+    said: dict[str, Any] = {"name": entry.name, "kind": entry.kind}
+    if entry.record is None:
+        return said if entry.title is None else said | {"title": entry.title}
+    record = entry.record
+    status = None if sight is None else sight.status
+    errors = () if sight is None else (sight.error,) if status is None else status.errors
+    return said | {
+        "up": record.up,
+        "controller": None if status is None else status.controller,
+        "url": None if record.entrance is None else record.entrance.url,
+        "since_s": record.since_s,
+        "usd_per_hour": None if status is None else status.usd_per_hour,
+        "errors": [error for error in errors if error],
+        "version": _version(entry, status),
+    }
+
+
+def describe_status(entry: FleetEntry, sight: FleetSight | None) -> dict[str, Any]:
+    """Return a fleet with its instances, as it is shown alone."""
+    said = describe_fleet(entry, sight)
+    status = None if sight is None else sight.status
+    instances = () if status is None else status.instances
+    said["instances"] = [asdict(row) | {"hosts": list(row.hosts)} for row in instances]
+    said["stand_ins"] = [] if status is None else list(status.stand_ins)
+    return said
+
+
+def _version(entry: FleetEntry, status: FleetStatus | None) -> str:
+    """Return a word that is another one when plan, next change, history or instances are others."""
+    assert entry.home is not None
+    marks: list[object] = []
+    for name in ("plan.json", "next.json", "history.jsonl", "fleet.json"):
+        try:
+            found = (entry.home.folder / name).stat()
+            marks.append((name, found.st_mtime_ns, found.st_size))
+        except OSError:
+            marks.append(name)
+    if status is not None:
+        marks += [(row.instance, row.state, row.reason) for row in status.instances]
+    return hashlib.sha256(repr(marks).encode()).hexdigest()[:12]
+
+
+def _operated() -> list[FleetEntry]:
+    found = []
+    for home in list_homes():
+        try:
+            record = home.read()
+        except AtollError as error:
+            _LOG.warning("left out: %s", error)
+            continue
+        if record is not None:
+            source = Path(record.source)
+            kept = home.folder / "fleet.yaml"
+            # Somebody may have moved it; the home has a copy.
+            at = source if source.is_file() or not kept.is_file() else kept
+            found.append(FleetEntry(record.name, "operated", at, home=home, record=record))
+    return found
+
+
+def _named(files: tuple[Path, ...]) -> list[FleetEntry]:
+    """Files by their name, or by their path where two have the same name."""
+    names = [path.name for path in files]
+    return [
+        FleetEntry(path.name if names.count(path.name) == 1 else str(path), "file", path.resolve())
+        for path in files
+    ]
+
+
+@cache
+def _examples() -> tuple[FleetEntry, ...]:
+    return tuple(
+        FleetEntry(name, "example", path, title=describe_example(path))
+        for name, path in list_examples().items()
+        if path.suffix == ".yaml"
+    )

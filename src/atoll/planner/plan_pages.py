@@ -1,0 +1,93 @@
+"""A fleet's plan, its history, and the change that comes next: `/atoll/v1/fleets/NAME/plan` and so on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from atoll.control.operation.approval import NextChange
+from atoll.control.operation.fleet_home import FleetHome, is_dead
+from atoll.planner.fleets import FleetEntry
+from atoll.planner.planner_service import (
+    PlannerRequest,
+    PlannerRoute,
+    PlanningService,
+    json_response,
+)
+from atoll.runtime.http.handlers import Answer
+from atoll.runtime.openai import ApiError
+
+_MAX_EVENTS = 10_000
+
+
+async def show_plan(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Answer with the plan in force, to be drawn."""
+    return json_response(await planner.plans.show(await _find(planner, request)))
+
+
+async def show_history(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Answer with what was decided and why, the newest last."""
+    last = request.number("last", 200, min_value=1, max_value=_MAX_EVENTS)
+    entry = await _find(planner, request)
+    if entry.home is None:
+        return json_response({"events": []})
+    events = await asyncio.to_thread(entry.home.history.read, last=last)
+    return json_response({"events": [event.model_dump(mode="json") for event in events]})
+
+
+async def show_next(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Answer with the change that comes next."""
+    entry = await _find(planner, request)
+    found = None if entry.home is None else await asyncio.to_thread(_read_next, entry.home)
+    return json_response({"next": describe_next(found)})
+
+
+async def answer_next(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Approve or refuse the change that comes next, if it is still the one that is named."""
+    asked = request.object()
+    name, approve = asked.get("id"), asked.get("approve")
+    if not isinstance(name, str) or not isinstance(approve, bool):
+        raise ApiError(400, 'the body is {"id": ..., "approve": true or false}')
+    entry = await _find(planner, request)
+    if entry.home is None:
+        raise _conflict("this fleet is not operated", "not_operated")
+    found = await asyncio.to_thread(_read_next, entry.home)
+    if found is None or found.id != name:
+        raise _conflict("this is not the change that comes next any more: look again", "changed")
+    if not found.on_page:
+        raise _conflict("it is asked at the controller's terminal", "asked_elsewhere")
+    if found.state == "applying":
+        raise _conflict("it is being applied already", "applying")
+    board = entry.home.board
+    await asyncio.to_thread(board.answer, name, approve=approve, now_s=time.time())
+    return json_response({"next": describe_next(found)}, 202)
+
+
+def describe_next(change: NextChange | None) -> dict[str, Any] | None:
+    """Return a change as it is shown."""
+    if change is None:
+        return None
+    return change.model_dump(mode="json", exclude={"holder"})
+
+
+def _read_next(home: FleetHome) -> NextChange | None:
+    """Return what comes next, None where who wrote it is dead and nobody will do it."""
+    found = home.board.read()
+    return None if found is None or is_dead(found.holder) else found
+
+
+async def _find(planner: PlanningService, request: PlannerRequest) -> FleetEntry:
+    return await asyncio.to_thread(planner.shelf.find, request.names["name"])
+
+
+def _conflict(text: str, code: str) -> ApiError:
+    return ApiError(409, text, code=code)
+
+
+ROUTES = (
+    PlannerRoute("GET", "/atoll/v1/fleets/{name}/plan", "viewer", show_plan),
+    PlannerRoute("GET", "/atoll/v1/fleets/{name}/history", "viewer", show_history),
+    PlannerRoute("GET", "/atoll/v1/fleets/{name}/next", "viewer", show_next),
+    PlannerRoute("POST", "/atoll/v1/fleets/{name}/next", "admin", answer_next),
+)

@@ -1,0 +1,155 @@
+"""Endpoints that work something out, or keep what is needed for it: what-ifs, traces and simulations."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from urllib.parse import unquote
+
+from atoll.core.errors import UnknownNameError
+from atoll.plan.plan import Plan
+from atoll.planner.answers import AnsweringRunner, key_of
+from atoll.planner.dials import describe_dials
+from atoll.planner.fleets import FleetEntry
+from atoll.planner.jobs import stream_job
+from atoll.planner.plan_simulation import SimulateAsk, find_simulation
+from atoll.planner.planner_service import (
+    PlannerRequest,
+    PlannerRoute,
+    PlanningService,
+    json_response,
+)
+from atoll.planner.plans import ShownPlan
+from atoll.planner.source import read_source
+from atoll.planner.trace_store import clean_name, read_upload
+from atoll.planner.whatif import AskedFleet, FleetAsk, WhatIfAsk, find_whatif
+from atoll.planner.worker import Job, Said
+from atoll.runtime.http.handlers import Answer, Response
+from atoll.workload.builtin import NAMES
+
+_REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+
+
+async def show_dials(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Answer with what a what-if of a fleet can turn."""
+    name = request.names["name"]
+
+    def read() -> Said:
+        entry = planner.shelf.find(name)
+        plan = read_in_force(entry)
+        usd = None if plan is None else plan.usd_per_hour
+        return describe_dials(read_source(entry.source), name, usd)
+
+    said = await asyncio.to_thread(read)
+    if said["usd_per_hour"] is None:
+        said["usd_per_hour"] = planner.plans.made_usd(name)
+    return json_response(said)
+
+
+async def ask_whatif(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Answer with a fleet as it is and as it would be."""
+    ask = WhatIfAsk.parse(request.object())
+    place = await asyncio.to_thread(_place, planner, ask)
+    arguments = {"place": place.model_dump(), "ask": ask.model_dump(mode="json")}
+
+    def keep_plan(said: Said) -> Said:
+        made = said.pop("made", None)
+        if made is not None and ask.fleet is not None:
+            shown = ShownPlan(said["now"]["plan"], time.time(), made["problem"], made["plan"])
+            planner.plans.keep(ask.fleet, shown)
+        return said
+
+    return _stream(planner, find_whatif, arguments, keep_plan)
+
+
+async def ask_simulation(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Answer with what a trace would see of a fleet."""
+    ask = SimulateAsk.parse(request.object())
+    path = None
+    if ask.trace is not None and ask.trace not in NAMES:
+        path = str(planner.traces.find(ask.trace).path)
+    place = await asyncio.to_thread(_place, planner, ask)
+    arguments = {
+        "place": place.model_dump(),
+        "ask": ask.model_dump(mode="json"),
+        "trace_path": path,
+    }
+    return _stream(planner, find_simulation, arguments)
+
+
+async def show_traces(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Answer with all traces."""
+    del request
+    return json_response({"traces": await asyncio.to_thread(planner.traces.describe)})
+
+
+async def take_trace(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Take a trace that is uploaded; answer with what is in it."""
+    sent = request.headers.get(b"x-atoll-filename", b"").decode("latin-1")
+    shown = clean_name(unquote(sent))
+    name, path = await asyncio.to_thread(planner.traces.receive, request.body)
+    target = planner.traces.target(name)
+    try:
+        said = await planner.jobs.run(read_upload, {"path": str(path), "target": str(target)})
+    finally:
+        # A worker that was killed has left it.
+        path.unlink(missing_ok=True)
+    trace = await asyncio.to_thread(planner.traces.add, name, shown, said["stats"])
+    return json_response(trace.describe(), 201)
+
+
+async def delete_trace(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Delete a trace that was uploaded."""
+    await asyncio.to_thread(planner.traces.remove, request.names["id"])
+    return json_response({"deleted": request.names["id"]})
+
+
+async def show_report(planner: PlanningService, request: PlannerRequest) -> Answer:
+    """Answer with a report as one page."""
+    name = request.names["id"]
+    html = planner.answers.reports.get(name)
+    if html is None:
+        raise UnknownNameError(
+            "report", name, (), hint="simulate again: only the last ten are kept"
+        )
+    headers = (("cache-control", "no-store"), ("content-security-policy", _REPORT_POLICY))
+    return Response(html.encode(), 200, "text/html; charset=utf-8", headers)
+
+
+def _stream(
+    planner: PlanningService,
+    job: Job,
+    arguments: Said,
+    on_result: Callable[[Said], Said] = lambda said: said,
+) -> Answer:
+    runner = AnsweringRunner(planner.jobs, planner.answers, key_of(job, arguments), on_result)
+    return stream_job(runner, job, arguments)
+
+
+def _place(planner: PlanningService, ask: FleetAsk) -> AskedFleet:
+    ask.check()
+    if ask.fleet is None:
+        return AskedFleet(text=ask.file)
+    entry = planner.shelf.find(ask.fleet)
+    plan = read_in_force(entry)
+    return AskedFleet(path=str(entry.source), plan=None if plan is None else plan.to_json())
+
+
+def read_in_force(entry: FleetEntry) -> Plan | None:
+    """Return the plan of a fleet that is operated and up, with its choices as its record has them."""
+    if entry.home is None or entry.record is None or not entry.record.up:
+        return None
+    read = entry.home.read_plan()
+    return None if read is None else read.plan.model_copy(update={"mixes": entry.record.mixes})
+
+
+ROUTES = (
+    PlannerRoute("GET", "/atoll/v1/fleets/{name}/dials", "viewer", show_dials),
+    PlannerRoute("POST", "/atoll/v1/whatif", "member", ask_whatif),
+    PlannerRoute("GET", "/atoll/v1/traces", "viewer", show_traces),
+    PlannerRoute("POST", "/atoll/v1/traces", "member", take_trace),
+    PlannerRoute("DELETE", "/atoll/v1/traces/{id}", "member", delete_trace),
+    PlannerRoute("POST", "/atoll/v1/simulate", "member", ask_simulation),
+    PlannerRoute("GET", "/atoll/v1/reports/{id}", "viewer", show_report),
+)

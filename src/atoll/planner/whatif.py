@@ -1,0 +1,231 @@
+"""A what-if: a fleet as it is and as it would be, both planned and simulated, side by side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from atoll.api.fleet_plan import FleetPlan
+from atoll.core.errors import InputError
+from atoll.core.frozen import Frozen
+from atoll.core.units import format_price, format_share
+from atoll.plan.plan import Plan
+from atoll.plan.plan_diff import ChangedInstance
+from atoll.plan.problem import Problem
+from atoll.planner.change import DialChange, apply_change
+from atoll.planner.plan_drawing import draw_plan
+from atoll.planner.source import MAX_LETTERS, WrittenFleet, read_sent, read_source
+from atoll.planner.worker import Report, Said
+from atoll.prove.quick_plan import QuickPlan, plan_quickly, short_services, simulate_demand
+from atoll.prove.warm import warm
+
+# Prices per hour that differ by less than half a cent count as the same.
+_NEAR_USD = 0.005
+_WARM_FLEET = """
+services: {chat: {model: llama-3.1-8b, ttft: 2s, tpot: 100ms, rate: 1/s, lengths: 512x128}}
+pool: {cloud: {regions: [aws/us-east-2], gpus: [L4, L40S], available: 4}}
+"""
+"""A fleet whose plan takes the same code as any other's."""
+
+
+class FleetAsk(Frozen):
+    """Which fleet is asked about: one that the planner knows by `fleet`, or the text of a `file`."""
+
+    fleet: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    file: Annotated[str, Field(max_length=MAX_LETTERS)] | None = None
+
+    def check(self) -> None:
+        """Refuse to be asked about no fleet, or about two."""
+        if (self.fleet is None) == (self.file is None):
+            raise InputError("which fleet?", field="fleet", hint="give either 'fleet' or 'file'")
+
+
+class WhatIfAsk(FleetAsk, DialChange):
+    """Question of a what-if: a change of a fleet, and how long it is simulated, in seconds."""
+
+    simulate_s: Annotated[float, Field(strict=True, ge=10, le=1800)] = 120.0
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**31)] = 0
+
+    @property
+    def change(self) -> DialChange:
+        """The change asked about."""
+        return DialChange(**{name: getattr(self, name) for name in DialChange.model_fields})
+
+
+class AskedFleet(Frozen):
+    """Where a worker finds a fleet: the path of its file, or the text of one.
+
+    `plan` is the JSON of the plan in force, with its mixes, where there is one.
+    """
+
+    path: str | None = None
+    text: str | None = None
+    plan: str | None = None
+
+    def read(self) -> WrittenFleet:
+        """Read the fleet."""
+        return read_source(self.path) if self.path is not None else read_sent(self.text or "")
+
+    def read_plan(self, problem: Problem) -> FleetPlan | None:
+        """Read the plan in force; None where there is none, or one that serves other services."""
+        if self.plan is None:
+            return None
+        found = FleetPlan.of(Plan.from_json(self.plan), problem)
+        known = {service.name for service in found.problem.services}
+        fits = bool(found.instances) and {i.service for i in found.instances} <= known
+        return found if fits else None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFleet:
+    """A plan that is shown, what it keeps by service, and the share of demand that it is for."""
+
+    plan: FleetPlan
+    kept: Mapping[str, float | None]
+    served: float
+
+    @classmethod
+    def of(cls, found: QuickPlan) -> PlannedFleet:
+        """Return a quick plan as one of its fleet."""
+        return cls(FleetPlan.of(found.plan, found.problem), found.kept, found.served)
+
+
+def prepare() -> None:
+    """Load what planning and simulating need, so that the first who asks does not wait for it."""
+    warm()
+    problem = read_sent(_WARM_FLEET).problem
+    plan_quickly(problem, simulate_s=10.0, seed=0)
+
+
+def find_whatif(arguments: Said, report: Report) -> Said:
+    """Answer a what-if (`worker.Job`): `place` is a AskedFleet, `ask` a WhatIfAsk."""
+    began_s = time.monotonic()
+    place, ask = AskedFleet.parse(arguments["place"]), WhatIfAsk.parse(arguments["ask"])
+    source = place.read()
+    changed = apply_change(source, ask.change)
+
+    def tell(when: str, share: float) -> Any:
+        return lambda text: report({"text": f"{when}: {text}", "share": share})
+
+    now = _plan_now(place, source.problem, ask, tell("now", 0.1))
+    # What comes to the same problem is not planned a second time.
+    if changed.problem.content_hash() == source.problem.content_hash():
+        then = now
+    else:
+        found = plan_quickly(
+            changed.problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell("then", 0.5)
+        )
+        then = PlannedFleet.of(found)
+    return {
+        "now": _draw(now),
+        "then": _draw(then),
+        "diff": _draw_diff(now.plan, then.plan),
+        "change": ask.change.describe(),
+        "verdict": judge(now, then),
+        "notes": list(_notes(now, then)),
+        "fleet_file": changed.text,
+        "fleet_file_name": changed.file_name,
+        "simulate_s": ask.simulate_s,
+        "seconds": time.monotonic() - began_s,
+        "made": None if place.plan is not None else _write_made(now.plan, source.problem),
+    }
+
+
+def _write_made(plan: FleetPlan, problem: Problem) -> dict[str, str]:
+    """Return what is shown of a fleet that nobody operates: the plan that was made of it last."""
+    return {"plan": plan.to_json(), "problem": problem.to_json()}
+
+
+def _plan_now(place: AskedFleet, problem: Problem, ask: WhatIfAsk, tell: Any) -> PlannedFleet:
+    """The plan in force with what it keeps; where there is none, one as of what would be."""
+    in_force = place.read_plan(problem)
+    if in_force is not None:
+        tell("simulating the plan in force")
+        served = min(in_force.served_fraction.values(), default=1.0)
+        kept = simulate_demand(
+            in_force,
+            in_force.problem,
+            share=served,
+            simulate_s=ask.simulate_s,
+            seed=ask.seed,
+        )
+        return PlannedFleet(in_force, kept, served)
+    return PlannedFleet.of(
+        plan_quickly(problem, simulate_s=ask.simulate_s, seed=ask.seed, tell=tell)
+    )
+
+
+def _draw(found: PlannedFleet) -> dict[str, Any]:
+    drawn = draw_plan(found.plan)
+    for service in drawn["services"]:
+        service["kept"] = found.kept.get(service["name"])
+    drawn["served"] = found.served
+    return {
+        "plan": drawn,
+        "kept": dict(found.kept),
+        "usd_per_hour": found.plan.usd_per_hour,
+        "served": found.served,
+    }
+
+
+def _draw_diff(now: FleetPlan, then: FleetPlan) -> dict[str, Any]:
+    changes = now.diff(then)
+    return {
+        "starts": [_draw_change(instance) for instance in changes.started],
+        "goes": [_draw_change(instance) for instance in changes.stopped],
+        "stays": len(changes.kept),
+        "text": changes.text().splitlines(),
+    }
+
+
+def _draw_change(instance: ChangedInstance) -> dict[str, Any]:
+    return {
+        "instance": instance.id,
+        "role": instance.role,
+        "region": instance.region,
+        "layout": instance.layout,
+        "usd_per_hour": instance.usd_per_hour,
+    }
+
+
+def judge(now: PlannedFleet, then: PlannedFleet) -> str:
+    """Say in a sentence what a change does to costs, to who is served and to promises."""
+    if not then.plan.instances:
+        why = f": {then.plan.reasons[0]}" if then.plan.reasons else ""
+        return f"nothing can be served{why}"
+    more = then.plan.usd_per_hour - now.plan.usd_per_hour
+    if abs(more) < _NEAR_USD:
+        cost = f"costs the same, {format_price(then.plan.usd_per_hour)}"
+    elif more > 0:
+        cost = f"costs {format_price(more)} more"
+    else:
+        cost = f"saves {format_price(-more)}"
+    short = short_services(then.plan.problem, then.kept)
+    said = [cost]
+    if then.served < 1.0:
+        said.append(f"serves {format_share(then.served)} of the demand")
+    if not short:
+        said.append("keeps every promise")
+        return f"{', '.join(said[:-1])} and {said[-1]}"
+    # The one that falls short by most is named.
+    name = min(short, key=lambda each: short[each] - then.plan.problem.service(each).attainment)
+    asked = then.plan.problem.service(name).attainment
+    more_short = "1 more falls" if len(short) == 2 else f"{len(short) - 1} more fall"
+    others = f", and {more_short} short" if len(short) > 1 else ""
+    return (
+        f"{' and '.join(said)}, but only {format_share(short[name])} of the requests for {name} keep their "
+        f"promises ({format_share(asked)} asked){others}"
+    )
+
+
+def _notes(now: PlannedFleet, then: PlannedFleet) -> list[str]:
+    found = []
+    if now.plan.cut_short or then.plan.cut_short:
+        found.append(
+            "the search was cut short to answer soon: `atoll plan` may find something better"
+        )
+    return found

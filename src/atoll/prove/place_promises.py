@@ -1,0 +1,187 @@
+"""Placements whose promises are kept: on a cluster machines are given, so it is layers that move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from atoll.prove.kept import look_at, sample_kept
+from atoll.prove.simulation_deadline import SimulationCutShortError
+from atoll.prove.step_tokens import fit_steps
+from atoll.solve.effort import Countdown
+from atoll.solve.registry import solve
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import KeptPromise, Plan
+    from atoll.plan.problem import Problem
+    from atoll.solve.plan_request import PlanRequest
+
+Say = Callable[[str], None]
+
+_MAX_PLACEMENTS = 4
+"""How often layers are placed anew on a cluster."""
+_TIGHTEN_FACTOR = 0.85
+"""Factor on a promise that is missed, each time."""
+_PARTS = 16
+"""Shares of the demand that are looked at where too few requests keep their promises."""
+
+
+def add_simulations(problem: Problem, request: PlanRequest) -> PlanRequest:
+    """Return the request with the simulations that solvers for clusters ask for, unless it has its own.
+
+    Those that go by latency need tables of it; others have their best placements ranked, with `rank`.
+    """
+    effort, by_latency = request.effort, _goes_by_latency(request)
+    if not by_latency and not request.rank:
+        return request
+    from atoll.core.compiling import compile_entries
+    from atoll.sim import event_loop as loop
+
+    # Before the deadline begins.
+    compile_entries(loop.__name__)
+    catalog, deadline = request.catalog_for(problem), Countdown(request.deadline_s)
+    if by_latency and effort.latency is None:
+        from atoll.prove.cp_tables import SimulatedLatency
+
+        say = partial(request.say, "simulating")
+        effort = replace(effort, latency=SimulatedLatency(catalog, say, deadline=deadline))
+    elif not by_latency and effort.rank is None:
+        from atoll.prove.rank import Simulated
+
+        say = partial(request.say, "ranking")
+        effort = replace(effort, rank=Simulated(problem, catalog, say, deadline=deadline))
+    return replace(request, effort=effort)
+
+
+def _goes_by_latency(request: PlanRequest) -> bool:
+    from atoll.solve.place.place_service import CP
+
+    return request.solver == CP or request.effort.objective == "latency"
+
+
+def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
+    """Return a placement that keeps its promises for enough requests, or the one that comes closest.
+
+    Machines are given, so there is no more to rent: where too few requests keep a promise, steps are made
+    shorter (`step_tokens`), and if that is not enough pipelines are placed that would keep a tighter one,
+    shorter or less loaded.
+    """
+    from atoll.plan.validate.check import check
+
+    catalog, deadline = request.catalog_for(problem), Countdown(request.deadline_s)
+    say = partial(request.say, "promises")
+
+    def place(asked: Problem) -> Plan:
+        return solve(asked, replace(request, deadline_s=deadline.share(0.5)))
+
+    if _goes_by_latency(request):
+        # Tighter promises would not make it answer sooner.
+        return see_promises(place(problem), problem, catalog, deadline=deadline, say=say)
+    say("placing")
+    first = plan = place(problem)
+    tighter = problem
+    best: tuple[float, Plan] | None = None
+    for number in range(1, _MAX_PLACEMENTS + 1):
+        if not plan.instances or (number > 1 and plan.status == "partial"):
+            break
+        plan = plan.model_copy(update={"problem_hash": problem.content_hash()})
+        check(plan, problem, catalog)
+        say("simulating arrivals")
+        try:
+            plan = fit_steps(plan, problem, catalog, deadline)
+            promises = look_at(plan, problem, catalog, deadline)
+        except SimulationCutShortError:
+            break
+        plan = plan.model_copy(update={"promises": promises})
+        worst = min((p.kept - p.target for p in promises), default=0.0)
+        if best is None or worst > best[0]:
+            best = worst, plan
+        if worst >= 0.0 or number == _MAX_PLACEMENTS or deadline.left < 0.3 * deadline.seconds:
+            break
+        tighter = _tighten(tighter, promises)
+        say(f"placing with tighter promises, try {number + 1}")
+        plan = place(tighter)
+    if best is None:
+        return first.model_copy(update={"cut_short": True}) if first.instances else first
+    if best[0] >= 0.0:
+        return best[1]
+    return see_promises(best[1], problem, catalog, deadline=deadline, say=say)
+
+
+def see_promises(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    *,
+    deadline: Countdown | None = None,
+    say: Say = lambda _text: None,
+) -> Plan:
+    """Return a plan with what requests keep of its promises, in simulation, when it meets its demand.
+
+    Where too few do, it also says at which share of the demand enough of them would.
+    """
+    if not plan.instances:
+        return plan
+    say("simulating arrivals")
+    try:
+        promises = look_at(plan, problem, catalog, deadline)
+        if all(promise.is_kept for promise in promises):
+            return plan.model_copy(update={"promises": promises})
+        share = _largest_share(plan, problem, catalog, deadline, say)
+    except SimulationCutShortError:
+        return plan.model_copy(update={"cut_short": True})
+    helps = (
+        f"would keep it at {share:.0%} of the demand" if share > 0 else "at no share of the demand"
+    )
+    return plan.model_copy(
+        update={
+            "promises": tuple(
+                p if p.is_kept else p.model_copy(update={"cause": f"{p.cause}; {helps}"})
+                for p in promises
+            )
+        }
+    )
+
+
+def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
+    """The problem with tighter promises where too few requests keep them."""
+    seen = {promise.service: promise for promise in promises}
+    services = []
+    for service in problem.services:
+        found = seen.get(service.name)
+        if found is not None and not found.is_kept:
+            update = {
+                "ttft_s": service.ttft_s
+                * (_TIGHTEN_FACTOR if found.kept_ttft < found.target else 1.0),
+                "tpot_s": service.tpot_s
+                * (_TIGHTEN_FACTOR if found.kept_tpot < found.target else 1.0),
+            }
+            service = service.model_copy(update=update)
+        services.append(service)
+    return problem.replace(services=tuple(services))
+
+
+def _largest_share(
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None, say: Say
+) -> float:
+    """The largest share of the demand, in sixteenths, at which every service keeps enough promises."""
+    targets = {service.name: service.attainment for service in problem.services}
+    low, high = 0, _PARTS
+    while high - low > 1:
+        middle = (low + high) // 2
+        say(f"simulating {middle / _PARTS:.0%} of the demand")
+        less = problem.replace(
+            services=tuple(
+                s.model_copy(update={"rate_per_s": s.rate_per_s * middle / _PARTS})
+                for s in problem.services
+            )
+        )
+        kept = sample_kept(
+            plan, less, catalog, targets, first_seed=1, min_runs=3, max_runs=3, deadline=deadline
+        )
+        good = all(one.mean.both >= targets[name] for name, one in kept.items())
+        low, high = (middle, high) if good else (low, middle)
+    return low / _PARTS

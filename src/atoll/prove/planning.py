@@ -1,0 +1,134 @@
+"""Planning: solve, size by simulation, prove. Every plan is made here, whoever asks for it.
+
+    plan(problem, PlanRequest(deadline_s=60.0))
+
+1. **Weigh.** Where energy or carbon count beside rent, machines get prices that stand for all that counts,
+   and steps 2 and 3 plan at those prices, a few times over (`solve.weighted`).
+2. **Solve.** `solve.registry.solve` finds the best plan by what the performance model says that machines
+   carry. With `capacity_only`, and for solvers other than the default, that is the plan.
+3. **Size.** The plan is simulated. Where too few requests keep their promises it is planned again with what
+   simulation found, until enough do. How depends on the family (`_SIZING`): templates carry less where nodes
+   are rented (`rent_promises`; `choice_promises` where several models may answer), layers move on a fixed
+   cluster (`place_promises`), and executors take longer (`graph_promises`). At last the plan is simulated on
+   arrivals that it was not sized with: its `promises` say what requests keep there.
+4. **Prove.** Promises get error bars, over what the performance model may be wrong by (`uncertainty`). The
+   plan says what it draws where the fleet says what electricity emits.
+
+Plans for uncertain demand (`robust`), curves (`pareto_sweep`) and plans within seconds (`quick_plan`) ask
+this module for every plan on their way.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from atoll.plan.footprint import PowerGrid
+from atoll.prove.choice_promises import keep_chosen_promises
+from atoll.prove.graph_promises import keep_graph_promises
+from atoll.prove.place_promises import add_simulations, keep_on_cluster
+from atoll.prove.rent_promises import keep_promises
+from atoll.solve.effort import Countdown
+from atoll.solve.family import solvers
+from atoll.solve.plan_request import FindPlan, PlanRequest
+from atoll.solve.registry import solve
+from atoll.solve.solve_progress import SolveStats
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import Plan
+    from atoll.plan.problem import Family, Problem
+
+
+def plan(problem: Problem, request: PlanRequest | None = None) -> Plan:
+    """Return a plan that keeps its promises for the share of requests that each service asks for.
+
+    Simulations end with the deadline like everything else. Choices between models are settled by the mixes
+    that the plan has.
+    """
+    request = request or PlanRequest()
+    catalog = request.catalog_for(problem)
+    deadline, own = Countdown(request.deadline_s), SolveStats()
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    made = _find(problem, replace(request, catalog=catalog, stats=own))
+    if problem.family != "graph":
+        if made.promises and request.error_bars:
+            made = _add_error_bars(made, problem.settled(made.mixes), catalog, deadline)
+        if problem.weights.rent_only and problem.grid != PowerGrid():
+            from atoll.solve.weighted import stamp_power
+
+            # Who says what electricity costs the climate wants to know what a plan draws.
+            made = stamp_power(made, problem, catalog)
+    if request.stats is not None:
+        # All of it, simulations included, not only what solvers took.
+        own.seconds, own.cpu_seconds = time.perf_counter() - began_s, time.process_time() - cpu_s
+        request.stats.add(own)
+    return made
+
+
+def _find(problem: Problem, request: PlanRequest) -> Plan:
+    """Return the plan of steps 1 to 3, with its promises."""
+    request.check_deadline()
+    if not problem.is_settled:
+        from atoll.solve.rent.choosing.solver import refuse_others
+
+        refuse_others(problem)
+    if not problem.weights.rent_only:
+        return _find_weighted(problem, request)
+    if problem.family == "place":
+        request = add_simulations(problem, request)
+    if request.capacity_only or request.solver not in (None, solvers(problem)[0]):
+        return solve(problem, request)
+    from atoll.core.compiling import compile_entries
+    from atoll.sim import event_loop as loop
+
+    # Before the deadline begins.
+    compile_entries(loop.__name__)
+    return _SIZING[problem.family](problem, request)
+
+
+def _find_weighted(problem: Problem, request: PlanRequest) -> Plan:
+    """Plan where energy or carbon count: every plan on the way is one in which prices alone do."""
+    from atoll.solve.weighted import plan_weighted
+
+    def find(priced: Problem, step: PlanRequest) -> Plan:
+        return _find(priced, replace(step, capacity_only=True, rank=False))
+
+    def keep(priced: Problem, step: PlanRequest) -> Plan:
+        return _find(priced, replace(step, rank=False))
+
+    return plan_weighted(problem, request, find, keep=None if request.capacity_only else keep)
+
+
+def _size_rented(problem: Problem, request: PlanRequest) -> Plan:
+    keep = keep_promises if problem.is_settled else keep_chosen_promises
+    return keep(problem, request)
+
+
+_SIZING: dict[Family, FindPlan] = {
+    "rent": _size_rented,
+    "place": keep_on_cluster,
+    "graph": keep_graph_promises,
+}
+"""How plans of each family are sized by simulation, so that their promises are kept."""
+
+
+def _add_error_bars(plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown) -> Plan:
+    """The plan with how likely each promise is kept, over what the performance model may be wrong by."""
+    from atoll.prove.simulation_deadline import SimulationCutShortError
+    from atoll.prove.uncertainty import judge_certainty
+
+    try:
+        found = judge_certainty(plan, problem, catalog, deadline=deadline)
+    except SimulationCutShortError:
+        return plan
+    promises = tuple(
+        promise.model_copy(update={"chance": found.chance.get(promise.service)})
+        for promise in plan.promises
+    )
+    notes = plan.notes
+    if found.measure is not None and min(found.chance.values()) < 1.0:
+        gpu, op = found.measure
+        notes = (*notes, f"measuring {op} on {gpu} would make the promises surest")
+    return plan.model_copy(update={"promises": promises, "notes": notes})

@@ -1,0 +1,335 @@
+"""Plans in a second or two: a heuristic over few templates, sized by simulating it.
+
+The usual pipeline (`planning`) proves what it finds and takes a minute where it must. Here it is asked for
+plans of the fast solver. Services of which too few requests keep their promises in simulation are planned
+with more headroom, until enough of all do; then headroom that was not needed is taken back. Nothing is proven
+of the price: such a plan has no bound. Where not everything can be served, for want of machines or money, all
+services get the largest common share of their demand whose plan fits.
+
+Machines of a fixed cluster are placed with little effort; any-to-any models are planned as ever, with a
+deadline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from atoll.core.errors import InfeasibleError
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+from atoll.prove.graph_kept import simulate_mixed
+from atoll.prove.planning import plan
+from atoll.solve.effort import Effort
+from atoll.solve.plan_request import PlanRequest
+
+CLUSTER_S = 30.0
+"""Seconds after which a placement is what was found by then: a net, its work ends before."""
+GRAPHS_S = 6.0
+"""The same for a plan of any-to-any models, which mostly is cut short by it, and says so."""
+_CLUSTER_WORK = 0.01
+"""Share of the usual effort for a placement: somebody waits for it."""
+_GRAPHS_WORK = 0.1
+"""The same for a plan of any-to-any models."""
+_MAX_ROUNDS = 8
+"""How often headroom is added."""
+_MAX_TRIMS = 2
+"""How often some of it is taken back again."""
+_SHARES = 6
+"""Plans on the way to the largest share of demand that fits, at most."""
+_MIN_STEP = 0.01
+_HEADROOM_STEP = 0.08
+"""By what share headroom grows, more every time."""
+_MAX_HEADROOM_STEP = 0.4
+_DOUBLE_STEP_MARGIN = 0.1
+"""Where the share that is kept is below its target by more than this, headroom grows twice as fast."""
+_FRESH_SEEDS = (1001,)
+"""Arrivals besides those that are shown, so that a plan is not made for these alone."""
+_CACHED = 64
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class QuickPlan:
+    """A plan for a problem and what it keeps, by service and simulation.
+
+    `served` is the share of demand that the plan is for. Where that is not all, the plan of rented machines
+    is one for the problem with that share of its demand.
+    """
+
+    plan: Plan
+    problem: Problem
+    kept: Mapping[str, float | None]
+    served: float
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether every promise was kept."""
+        return not short_services(self.problem, self.kept)
+
+
+def short_services(problem: Problem, kept: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the services of which too few requests keep their promises, with the share that does."""
+    targets = {service.name: service.attainment for service in problem.services}
+    return {
+        name: share
+        for name, share in kept.items()
+        if share is not None and name in targets and share < targets[name]
+    }
+
+
+def plan_quickly(
+    problem: Problem, *, simulate_s: float, seed: int, tell: Tell = lambda _text: None
+) -> QuickPlan:
+    """Return a plan of a fleet with what it keeps in `simulate_s` seconds of its demand."""
+    key = (problem.content_hash(), simulate_s, seed)
+    found = _cache.get(key)
+    if found is None:
+        found = _QuickPlanner(problem, simulate_s, seed, tell).run()
+        _cache[key] = found
+        while len(_cache) > _CACHED:
+            _cache.popitem(last=False)
+    _cache.move_to_end(key)
+    return found
+
+
+_cache: OrderedDict[tuple[str, float, int], QuickPlan] = OrderedDict()
+"""Plans of this process: what there is now is asked for again with every what-if."""
+
+
+def simulate_demand(
+    plan: Plan, problem: Problem, *, share: float = 1.0, simulate_s: float, seed: int
+) -> dict[str, float | None]:
+    """Return which share of requests keeps its promises, by service, under a share of the demand.
+
+    None where no request was judged.
+    """
+    from atoll.sim.api import simulate
+    from atoll.sim.problem_demand import demand_of
+    from atoll.sim.sim_options import SimOptions
+    from atoll.workload.requests import collect
+
+    asked = _settle(problem, plan)
+    if not plan.instances:
+        return {service.name: None for service in asked.services}
+    if share < 1.0:
+        asked = scale_demand(asked, share)
+    catalog, options = asked.catalog(), SimOptions(seed=seed)
+    if plan.executor_instances:
+        return simulate_mixed(plan, asked, catalog, options, duration_s=simulate_s).kept
+    arrivals = collect(demand_of(asked, simulate_s), seed)
+    found = simulate(plan, asked, catalog, arrivals, options)
+    return {service.name: service.attainment for service in found.services}
+
+
+def _settle(problem: Problem, plan: Plan) -> Problem:
+    """The problem as the mixes of a plan settle it; a plan without any answers it as it is."""
+    return problem.settled(plan.mixes) if plan.mixes else problem
+
+
+def scale_demand(problem: Problem, share: float) -> Problem:
+    """Return the problem with a share of every service's demand."""
+    return problem.replace(
+        services=tuple(
+            service.model_copy(update={"rate_per_s": service.rate_per_s * share})
+            for service in problem.services
+        )
+    )
+
+
+class _QuickPlanner:
+    """Where the search for a plan stands."""
+
+    def __init__(self, problem: Problem, simulate_s: float, seed: int, tell: Tell) -> None:
+        self.problem, self.simulate_s, self.seed, self.tell = problem, simulate_s, seed, tell
+        self.budget = problem.limits.budget_usd_per_hour
+
+    def run(self) -> QuickPlan:
+        # A fixed cluster and graphs have no headroom to size: they are planned once, with little effort.
+        if self.problem.hosts:
+            return self._take(Effort(work=_CLUSTER_WORK, gap=0.05), CLUSTER_S)
+        if self.problem.family == "graph":
+            return self._take(Effort(work=_GRAPHS_WORK, gap=0.05), GRAPHS_S)
+        # All demand without a budget first: if that fits the budget there is no share to look for.
+        whole = self._size(1.0)
+        if whole is not None and self._fits(whole):
+            return whole
+        return self._find_share()
+
+    def _take(self, effort: Effort, deadline_s: float) -> QuickPlan:
+        """Plan as ever, in little time, and see what is kept."""
+        self.tell("planning")
+        request = PlanRequest(
+            effort=effort,
+            deadline_s=deadline_s,
+            rank=False,
+            capacity_only=not self.problem.graph_services,
+            error_bars=False,
+        )
+        found = plan(self.problem, request)
+        served = min(found.served_fraction.values(), default=0.0)
+        self.tell("simulating")
+        return self._judge(found, served)
+
+    def _judge(self, found: Plan, served: float) -> QuickPlan:
+        kept = simulate_demand(
+            found, self.problem, share=served, simulate_s=self.simulate_s, seed=self.seed
+        )
+        return QuickPlan(found, self.problem, kept, served)
+
+    def _fits(self, found: QuickPlan) -> bool:
+        whole = found.plan.status in ("optimal", "feasible")
+        return whole and (self.budget is None or found.plan.usd_per_hour <= self.budget)
+
+    def _find_share(self) -> QuickPlan:
+        """Return the plan for the largest common share of demand that machines and budget allow."""
+        # With the limits as they are the solver says which share is possible at all: the search starts there.
+        limited = self._solve(self.problem)
+        max_share = min(limited.served_fraction.values(), default=0.0)
+        if not limited.instances or max_share <= 0.0:
+            settled = _settle(self.problem, limited)
+            kept = dict.fromkeys((service.name for service in settled.services), None)
+            return QuickPlan(limited, self.problem, kept, 0.0)
+        best: QuickPlan | None = None
+        fitting: QuickPlan | None = None
+        low, high, share = 0.0, max_share, max_share
+        for number in range(_SHARES):
+            self.tell(f"planning for {share:.0%} of the demand, {number + 1} of {_SHARES} at most")
+            found = self._size(share)
+            fits = found is not None and (
+                self.budget is None or found.plan.usd_per_hour <= self.budget
+            )
+            if fits and found is not None and found.keeps_all:
+                low, best = share, found
+            else:
+                # What fits but misses promises is kept, in case nothing keeps them.
+                high, fitting = share, found if fits else fitting
+            if high - low < _MIN_STEP:
+                break
+            share = (low + high) / 2.0
+        best = best or fitting
+        if best is None:
+            return self._judge(limited, max_share)
+        return best
+
+    def _size(self, share: float) -> QuickPlan | None:
+        """Plan for a share of the demand so that its promises are kept; None where it cannot be served."""
+        asked = self.problem if share >= 1.0 else scale_demand(self.problem, share)
+        # The budget is left out while sizing; whether the plan keeps it is looked at afterwards.
+        limits = asked.limits.model_copy(update={"budget_usd_per_hour": None})
+        own = asked.replace(limits=limits)
+        self.tell("planning")
+        first = self._solve(own)
+        if first.status not in ("optimal", "feasible"):
+            return None
+        # A mix that is settled stays: sizing must not change the choice of models from round to round.
+        found, kept = _Sizing(own.settled(first.mixes), first, self).run()
+        whole = asked.settled(first.mixes).content_hash()
+        fields = {"mixes": first.mixes, "problem_hash": whole}
+        return QuickPlan(found.model_copy(update=fields), asked, kept, share)
+
+    def _solve(self, problem: Problem) -> Plan:
+        return plan(problem, PlanRequest(solver="fast", error_bars=False))
+
+    def solve(self, problem: Problem) -> Plan | None:
+        """Return a plan that serves everything, None where there is none."""
+        try:
+            found = self._solve(problem)
+        except InfeasibleError:
+            return None
+        return found if found.status in ("optimal", "feasible") else None
+
+
+class _Sizing:
+    """The headroom that each service needs for its promises."""
+
+    def __init__(self, problem: Problem, first: Plan, planner: _QuickPlanner) -> None:
+        self.problem, self.planner = problem, planner
+        self.first = first.model_copy(update={"mixes": ()})
+        self.headroom = {service.name: service.headroom for service in problem.services}
+        self.too_little: dict[str, float] = {}
+        self.times: Counter[str] = Counter()
+
+    def run(self) -> tuple[Plan, dict[str, float | None]]:
+        plan, kept = self.first, self._judge(self.first)
+        # Rounds may overshoot or fail, so the plan that missed by least is remembered.
+        closest = (self._missing(kept), plan, kept)
+        for number in range(_MAX_ROUNDS):
+            short = short_services(self.problem, kept)
+            if not short:
+                return self._trim(plan, kept)
+            self.planner.tell(f"more room for {', '.join(sorted(short))}, round {number + 1}")
+            self._add(short)
+            found = self._plan(self.headroom)
+            if found is None:
+                break
+            plan, kept = found, self._judge(found)
+            closest = min(closest, (self._missing(kept), plan, kept), key=lambda one: one[0])
+        return closest[1], closest[2]
+
+    def _add(self, short: Mapping[str, float]) -> None:
+        for name, share in short.items():
+            self.too_little[name] = self.headroom[name]
+            self.times[name] += 1
+            far = self.problem.service(name).attainment - share > _DOUBLE_STEP_MARGIN
+            # Steps grow with every round, since each round costs a plan and simulations.
+            step = _HEADROOM_STEP * self.times[name] * (2 if far else 1)
+            self.headroom[name] *= 1.0 + min(_MAX_HEADROOM_STEP, step)
+
+    def _trim(
+        self, plan: Plan, kept: dict[str, float | None]
+    ) -> tuple[Plan, dict[str, float | None]]:
+        """Try what lies between too little headroom and enough, while that is cheaper."""
+        enough = dict(self.headroom)
+        for _ in range(_MAX_TRIMS if self.too_little else 0):
+            between = {
+                name: (self.too_little.get(name, room) + room) / 2.0
+                for name, room in enough.items()
+            }
+            found = self._plan(between)
+            if found is not None and found.usd_per_hour >= plan.usd_per_hour * (1.0 - 1e-6):
+                # As dear: whatever is cheaper needs less.
+                enough = between
+                continue
+            seen = {} if found is None else self._judge(found)
+            if found is not None and not short_services(self.problem, seen):
+                plan, kept, enough = found, seen, between
+            else:
+                self.too_little |= {name: between[name] for name in self.too_little}
+        return plan, kept
+
+    def _plan(self, headroom: Mapping[str, float]) -> Plan | None:
+        services = tuple(
+            service.model_copy(update={"headroom": headroom[service.name]})
+            for service in self.problem.services
+        )
+        return self.planner.solve(self.problem.replace(services=services))
+
+    def _judge(self, plan: Plan) -> dict[str, float | None]:
+        """Return the kept shares: of the shown arrivals, or of all together where only that is too little."""
+        simulate_s = self.planner.simulate_s
+        kept = simulate_demand(plan, self.problem, simulate_s=simulate_s, seed=self.planner.seed)
+        # Too little on the shown arrivals already: other ones need not be looked at.
+        if short_services(self.problem, kept):
+            return kept
+        runs = [kept]
+        for seed in _FRESH_SEEDS:
+            runs.append(simulate_demand(plan, self.problem, simulate_s=simulate_s, seed=seed))
+            mean = {name: _mean([run.get(name) for run in runs]) for name in kept}
+            short = short_services(self.problem, mean)
+            if short:
+                # Services that fresh arrivals show short count with the mean; the others as they are shown.
+                return {name: short.get(name, share) for name, share in kept.items()}
+        return kept
+
+    def _missing(self, kept: Mapping[str, float | None]) -> float:
+        targets = {service.name: service.attainment for service in self.problem.services}
+        short = short_services(self.problem, kept)
+        return max((targets[name] - share for name, share in short.items()), default=0.0)
+
+
+def _mean(shares: list[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,513 @@
+"""The cheapest plan whose promises a share of requests keeps: capacities found by simulation.
+
+The plan for capacity alone is simulated first: nothing costs less, and it may do. Where too few requests of
+a service keep a promise, the phase that loses them is tightened: its templates are planned with a share of
+their analytic throughput, the largest at which enough requests keep that phase's promise, found by
+simulating one instance alone (`load_curves`). Only templates that a plan uses are simulated, and a few that
+it would use next. Others count as those like them on average, until a plan uses none of them; then they
+count with nothing, which gives the plan, and at last with all of their analytic throughput, which gives a
+bound for the *simulated* capacities. Then the whole plan is simulated, and how much each phase may lose is
+searched between what was enough and what was not (`sizing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from atoll.core.ids import Phase, parse_role
+from atoll.plan.plan import PROVEN_GAP
+from atoll.prove.kept import (
+    FRESH_SEED,
+    KeptSample,
+    KeptShares,
+    kept_after_loss,
+    look_at,
+    sample_kept,
+)
+from atoll.prove.load_curves import LoadCurve, find_loads
+from atoll.prove.losses import reserves
+from atoll.prove.prospects import Key, find_prospects
+from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
+from atoll.prove.sizing import Allowance, Sizing
+from atoll.solve.derating import node_set
+from atoll.solve.effort import Countdown
+from atoll.solve.registry import solve
+
+if TYPE_CHECKING:
+    from atoll.plan.plan import Instance, Plan
+    from atoll.plan.problem import Problem
+    from atoll.solve.effort import Effort
+    from atoll.solve.plan_request import PlanRequest
+
+_SIZING_ROUNDS = 12
+"""Plans on the way to one of simulated templates alone, at most."""
+_HOPE_PER_ROUND = 0.6
+"""By what hope for templates that nobody has simulated falls with every round."""
+_PROSPECTS = 6
+"""Templates of each role that are simulated before a plan uses them, in a round."""
+_PROSPECT_SLACK = 0.10
+"""Share by which such templates may be dearer than those of the plan."""
+_SAME_COST = 5e-3
+"""Plans that differ by less than this share cost the same; so does one so close to the bound."""
+_MAX_TIGHTER = 8
+"""How often too much may be lost before a plan is found."""
+_MAX_PROBES = 4
+"""How often services may then lose more, to make the plan cheaper."""
+_MAX_LOOKED_BACK = 3
+"""How many plans made on the way are tried after that."""
+_MAX_HEADROOM_STEPS = 8
+"""How often a tenth more of everything is tried."""
+_ENOUGH_SIMULATIONS = 400
+"""After so many simulations of templates a plan that keeps its promises is good enough."""
+_TRIAL_SEED = 1
+_TRIAL_RUNS = 3
+"""Simulations of a plan in a trial, at least."""
+_MAX_RUNS = 9
+"""The same at most, while it is not sure what is kept."""
+_MIN_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
+
+
+def keep_promises(problem: Problem, request: PlanRequest) -> Plan:
+    """Return the cheapest plan found whose promises enough of every service's requests keep.
+
+    Where a target cannot be met the plan comes as close as was found, and says why. The deadline ends it with
+    the best plan so far, `cut_short`.
+    """
+    return _Prover(problem, request).run()
+
+
+class _Prover:
+    """The search for a plan that keeps its promises, and what it has found so far."""
+
+    def __init__(self, problem: Problem, request: PlanRequest) -> None:
+        self.problem, self.request, self.effort = problem, request, request.effort
+        self.catalog = request.catalog_for(problem)
+        self.deadline = Countdown(request.deadline_s)
+        self.causes: dict[str, str] = {}
+        allowed = {s.name: Allowance(s.attainment) for s in problem.services}
+        self.sizing = Sizing(problem, allowed)
+        self.simulations = 0
+        self.trial = 0
+        self.unsafe_usd: float | None = None
+        self.fresh_seed = FRESH_SEED
+        self.best: Plan | None = None
+        """The cheapest plan that keeps its promises, also on fresh arrivals."""
+        self.closest: tuple[float, Plan] | None = None
+        self._samples: dict[tuple[str, object], KeptSample] = {}
+        """By service and where its instances stand: in a plan of their own nodes they are on their own."""
+        self._tried: dict[object, dict[str, KeptShares]] = {}
+        self._short: dict[object, set[str]] = {}
+        self._on_the_way: dict[object, Plan] = {}
+        """Plans that counted on templates which were simulated only afterwards."""
+        self._hopeful: list[Problem] = []
+        """Problems that serve everyone whom the plan for capacity serves."""
+
+    def run(self) -> Plan:
+        self._say("planning for capacity")
+        self.first = self._plan(self.problem, self.effort)
+        if not self.first.instances:
+            return self.first
+        late = False
+        try:
+            if not self._search() and self.simulations <= _ENOUGH_SIMULATIONS:
+                self._probe()
+                self._look_back()
+                self._add_headroom()
+        except SimulationCutShortError:
+            late = True
+        if self.best is not None:
+            found = self.best
+        else:
+            found = self.first if self.closest is None else self.closest[1]
+            try:
+                found = self._stamp(found)
+            except SimulationCutShortError:
+                late = True
+        if not late:
+            return found
+        update = {"cut_short": True, "problem_hash": self.problem.content_hash()}
+        return found.model_copy(update=update)
+
+    def _search(self) -> bool:
+        """Tighten phases that lose too much until a plan keeps its promises.
+
+        Returns True where there is no more to look for: capacity alone does, or nothing that was tried.
+        """
+        plan = self.first
+        for number in range(_MAX_TIGHTER + 1):
+            short = self._try(plan)
+            if not short:
+                return number == 0
+            if number == _MAX_TIGHTER:
+                break
+            plan = self._size_tighter(plan, short)
+        return True
+
+    def _probe(self) -> None:
+        """Let services lose more than was enough, as long as that makes the plan cheaper."""
+        own = self.sizing.allowances
+        for number in range(_MAX_PROBES):
+            self._settle()
+            phases = [allowance.multiples[(number + 1) % 2] for allowance in own.values()]
+            if not [multiple for multiple in phases if multiple.probe()]:
+                continue
+            plan = self._size_served()
+            if not self._saves(plan):
+                # As dear as the best: whatever would be cheaper lies beyond.
+                self._note_enough(own)
+                continue
+            for name in self._try(plan):
+                for multiple in own[name].multiples:
+                    multiple.note_too_much()
+        # What was enough of each service by itself, all at once.
+        self._settle()
+        plan = self._size_served()
+        if self._saves(plan):
+            self._try(plan)
+
+    def _look_back(self) -> None:
+        """Try plans made on the way that cost less than the best, the dearest first.
+
+        What an instance carries alone is careful: together, with fresh luck, they may keep enough.
+        """
+        for _ in range(_MAX_LOOKED_BACK):
+            cheaper = [p for p in self._on_the_way.values() if self._saves(p)]
+            untried = [p for p in cheaper if _standing(p) not in self._tried]
+            if not untried:
+                return
+            plan = max(untried, key=lambda p: (p.objective or 0.0, p.content_hash()))
+            self._try(plan)
+
+    def _add_headroom(self) -> None:
+        """Try a tenth more capacity for services that fall short, again and again while that is cheaper.
+
+        That is blunt, and seldom cheapest; but no plan shall cost more than it would.
+        """
+        plan, asked = self.first, self.problem
+        for _ in range(_MAX_HEADROOM_STEPS):
+            short = self._try(plan)
+            if not short:
+                return
+            services = tuple(
+                s.model_copy(update={"headroom": s.headroom * 1.1}) if s.name in short else s
+                for s in asked.services
+            )
+            asked = asked.replace(services=services)
+            plan = self._plan(asked, self.effort)
+            if plan.status not in ("optimal", "feasible") or not self._saves(plan):
+                return
+
+    def _settle(self) -> None:
+        """Let every phase lose what was enough."""
+        for allowance in self.sizing.allowances.values():
+            for multiple in allowance.multiples:
+                multiple.settle()
+
+    def _note_enough(self, services: Iterable[str]) -> None:
+        for name in services:
+            for multiple in self.sizing.allowances[name].multiples:
+                multiple.note_enough()
+
+    def _saves(self, plan: Plan) -> bool:
+        """Whether a plan costs less than the best."""
+        assert self.best is not None
+        return (plan.objective or 0.0) < (self.best.objective or 0.0) * (1.0 - _SAME_COST)
+
+    def _plan(self, problem: Problem, effort: Effort) -> Plan:
+        seconds = self.deadline.share(0.5)
+        return solve(problem, replace(self.request, effort=effort, deadline_s=seconds))
+
+    def _say(self, text: str) -> None:
+        self.request.say("promises", text)
+
+    def _targets(self) -> dict[str, float]:
+        return {name: own.target for name, own in self.sizing.allowances.items()}
+
+    def _try(self, plan: Plan) -> set[str]:
+        """Simulate a plan; return the services of which too few requests keep their promises.
+
+        A plan of which all do is the best so far.
+        """
+        key = _standing(plan)
+        if key not in self._tried:
+            self._tried[key], self._short[key] = self._judge(plan)
+        short = self._short[key]
+        self._note_enough(name for name in self.sizing.allowances if name not in short)
+        return short
+
+    def _judge(self, plan: Plan) -> tuple[dict[str, KeptShares], set[str]]:
+        targets = self._targets()
+        standing = {name: _standing(plan, name) for name in targets}
+        self._say(f"trial {self.trial}: simulating the plan")
+        found = sample_kept(
+            plan,
+            self.problem,
+            self.catalog,
+            targets,
+            first_seed=_TRIAL_SEED,
+            min_runs=_TRIAL_RUNS,
+            max_runs=_MAX_RUNS,
+            until_short=True,
+            deadline=self.deadline,
+            known={
+                name: self._samples[name, own]
+                for name, own in standing.items()
+                if (name, own) in self._samples
+            },
+        )
+        self._samples |= {(name, standing.get(name)): one for name, one in found.items()}
+        after = kept_after_loss(plan, self.problem, self.catalog, self.deadline)
+        kept = {
+            name: min(one.mean, after.get(name, one.mean), key=lambda shares: shares.both)
+            for name, one in found.items()
+        }
+        shares = ", ".join(f"{name} {one.both:.1%}" for name, one in kept.items())
+        self._say(f"trial {self.trial}: ${plan.usd_per_hour:.2f}, kept: {shares}")
+        self.trial += 1
+        short = {name for name, one in kept.items() if one.both < targets[name]}
+        if not short:
+            self._say("simulating fresh arrivals")
+            stamped = self._stamp(plan)
+            own = {
+                p.service: p.model_copy(update={"target": targets[p.service]})
+                for p in stamped.promises
+            }
+            short = {name for name, promise in own.items() if not promise.is_surely_kept}
+            # What fresh arrivals show is what there is to mend.
+            kept |= {
+                p.service: KeptShares(p.kept, p.kept_ttft, p.kept_tpot)
+                for p in stamped.promises
+                if p.service in short
+            }
+            if not short and (self.best is None or self._saves(plan)):
+                self.best = stamped
+        worst = min((k.both - targets[n] for n, k in kept.items()), default=0.0)
+        if self.closest is None or worst > self.closest[0]:
+            self.closest = worst, plan
+        return kept, short
+
+    def _tighten(self, plan: Plan, short: set[str]) -> None:
+        """Let services that fall short lose less, in the phase that loses too much."""
+        kept = self._tried[_standing(plan)]
+        for name in sorted(short):
+            together = any(i.phase is Phase.BOTH for i in plan.instances if i.service == name)
+            self.sizing.allowances[name].tighten(kept[name], together)
+
+    def _size_tighter(self, plan: Plan, short: set[str]) -> Plan:
+        """Plan with less lost by services that fall short."""
+        kept = self._tried[_standing(plan)]
+        self._tighten(plan, short)
+        found = self._size_served()
+        while _standing(found) == _standing(plan):
+            # Alone instances do well enough: it is together that they lose too many.
+            trimmed = [self.sizing.allowances[name].trim(kept[name]) for name in sorted(short)]
+            if not any(trimmed):
+                break
+            found = self._size_served()
+        return found
+
+    def _size_served(self) -> Plan:
+        """Plan with what simulated templates carry, with less promised where nothing would be served."""
+        self._lower_hopeless()
+        plan = self._size()
+        if self._lower_unkept(plan):
+            plan = self._size()
+        return plan
+
+    def _size(self) -> Plan:
+        """Plan, and simulate what the plan uses and was not simulated, until there is no such thing."""
+        from atoll.solve.templates.library import template_libraries
+
+        sizing = self.sizing
+        for number in range(1, _SIZING_ROUNDS + 1):
+            # At first kinds of templates are not given up after a few bad ones.
+            likely = sizing.derating("likely", hope=_HOPE_PER_ROUND**number)
+            hoped = self._plan(
+                sizing.problem,
+                replace(self.effort, derating=likely, gap=max(self.effort.gap, _SAME_COST)),
+            )
+            if hoped.status in ("optimal", "feasible") and not sizing.reserve:
+                self._on_the_way.setdefault(_standing(hoped), hoped)
+            used = self._used(hoped)
+            new = {key: one for key, one in used.items() if key not in sizing.curves}
+            self._say(
+                f"trial {self.trial}, round {number}: ${hoped.usd_per_hour:.2f}, "
+                f"{self.simulations} simulations"
+            )
+            if new:
+                libraries = template_libraries(
+                    sizing.problem, self.catalog, cached=self.effort.cached
+                )
+                roles = sorted({role for role, _ in new if sizing.share(role) > 0.0})
+                new |= find_prospects(
+                    sizing.problem,
+                    self.catalog,
+                    libraries,
+                    likely,
+                    roles,
+                    _PROSPECTS,
+                    _PROSPECT_SLACK,
+                )
+            if not self._measure(new, used):
+                break
+        while True:
+            effort = replace(self.effort, derating=sizing.derating("nothing"))
+            plan = self._without_reserve(self._plan(sizing.problem, effort))
+            used = self._used(plan)
+            # Of a role whose promise is free, templates that nobody has simulated may come in here.
+            new = {key: one for key, one in used.items() if key not in sizing.curves}
+            if not self._measure(new, used) and not self._hold_ready(plan):
+                return plan
+
+    def _hold_ready(self, plan: Plan) -> bool:
+        """Have roles hold their largest instance ready for a loss; say whether that asks for more."""
+        if not self.problem.limits.survive:
+            return False
+        self.unsafe_usd = plan.usd_per_hour if self.unsafe_usd is None else self.unsafe_usd
+        now = self.sizing.reserve
+        wanted = reserves(plan, self.problem)
+        # A reserve never shrinks, and a change below a thousandth does not count: else rounds might not end.
+        less = {role: share for role, share in wanted.items() if share < now.get(role, 1.0) - 1e-3}
+        self.sizing.reserve = now | less
+        return bool(less)
+
+    def _without_reserve(self, plan: Plan) -> Plan:
+        """The plan with all that its instances carry, what is held ready included."""
+        held = self.sizing.reserve
+        if not held:
+            return plan
+        instances = []
+        for one in plan.instances:
+            share = held.get(one.role, 1.0)
+            flows = tuple(f.model_copy(update={"per_s": f.per_s / share}) for f in one.flows)
+            update = {"flows": flows, "throughput_per_s": one.throughput_per_s / share}
+            instances.append(one.model_copy(update=update))
+        return plan.model_copy(update={"instances": tuple(instances)})
+
+    def _bound(self) -> float | None:
+        """The least that any plan costs, templates that nobody has simulated carrying all they might."""
+        # The bound only has to be as close as plans count as equal.
+        effort = replace(self.effort, derating=self.sizing.derating("all"), gap=_SAME_COST)
+        return self._plan(self.sizing.problem, effort).bound
+
+    def _used(self, plan: Plan) -> dict[Key, Instance]:
+        """The templates of a plan, with their analytic throughput."""
+        from atoll.solve.assembly import keep
+
+        return {
+            (i.role, node_set(i)): keep(self.sizing.problem, self.catalog, i)
+            for i in plan.instances
+        }
+
+    def _measure(self, new: Mapping[Key, Instance], used: Mapping[Key, Instance]) -> bool:
+        """Simulate templates until their largest load is known; say whether there were any to simulate."""
+        sizing = self.sizing
+        for key, instance in new.items():
+            sizing.curves[key] = LoadCurve()
+            sizing.instances[key] = instance
+        measured = find_loads(
+            sizing.problem,
+            self.catalog,
+            {key: sizing.instances[key] for key in {*new, *used}},
+            sizing.curves,
+            sizing.share,
+            seed=self.problem.settings.seed,
+            watch=keep_deadline(self.deadline),
+        )
+        self.simulations += measured
+        return measured > 0
+
+    def _lower_hopeless(self) -> None:
+        """Lower the targets of services whose long prompts no instance answers in time."""
+        sizing = self.sizing
+        for target in _MIN_TARGETS:
+            asked = sizing.problem
+            # A problem that was looked at before needs no plan again.
+            if asked in self._hopeful:
+                return
+            # Only whether anything is served at all is asked here: a rough plan says so.
+            plan = self._plan(asked, replace(self.effort, gap=0.05))
+            lost = {
+                name
+                for name, share in plan.served_fraction.items()
+                if share <= 0.0 < self.first.served_fraction.get(name, 0.0)
+            }
+            if not lost:
+                self._hopeful.append(asked)
+                return
+            for name in lost:
+                own = sizing.allowances[name]
+                own.target = min(own.target, target)
+                self.causes[name] = "its longest prompts alone take longer than ttft"
+
+    def _lower_unkept(self, plan: Plan) -> bool:
+        """Lower the targets of services that no template simulated so far keeps; say whether any was."""
+        sizing = self.sizing
+        lost = [
+            name
+            for name, share in self.first.served_fraction.items()
+            if share > 0.0 and plan.served_fraction.get(name, 0.0) <= 0.0
+        ]
+        for name in lost:
+            max_lost = dict.fromkeys(Phase, 0.0)
+            for (role, _), curve in sizing.curves.items():
+                of_role = parse_role(role)
+                if of_role.model == name:
+                    max_lost[of_role.phase] = max(max_lost[of_role.phase], curve.most)
+            reached = max(max_lost[Phase.BOTH], max_lost[Phase.PREFILL] * max_lost[Phase.DECODE])
+            own = sizing.allowances[name]
+            # With both phases at their best; a little less can be had with some load.
+            own.target = max(0.01, min(own.target, reached - 0.5 * (1.0 - reached)) - 0.01)
+            self.causes.setdefault(
+                name, "its longest prompts take most of ttft alone, the more so behind others"
+            )
+        return bool(lost)
+
+    def _stamp(self, plan: Plan) -> Plan:
+        """The plan with what requests keep on arrivals that none was sized with, and its bounds."""
+        from atoll.plan.validate.check import check
+
+        promises = look_at(
+            plan,
+            self.problem,
+            self.catalog,
+            self.deadline,
+            self.causes,
+            first_seed=self.fresh_seed,
+        )
+        # A plan that is chosen for what it keeps on these would be flattered by them.
+        self.fresh_seed += 100
+        objective = plan.objective or 0.0
+        bound = self.first.bound if plan is self.first else self._bound()
+        bound = None if bound is None else min(bound, objective)
+        gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
+        status = plan.status
+        if status == "optimal" and (gap is None or gap > PROVEN_GAP):
+            status = "feasible"
+        notes = plan.notes
+        if self.unsafe_usd is not None:
+            more = plan.usd_per_hour - self.unsafe_usd
+            notes = (*notes, f"the price of surviving the loss of a node: ${more:.2f}/h")
+        stamped = plan.model_copy(
+            update={
+                "notes": notes,
+                "problem_hash": self.problem.content_hash(),
+                "promises": promises,
+                "bound": bound,
+                "gap": gap,
+                "status": status,
+                "capacity_bound": self.first.bound,
+            }
+        )
+        check(stamped, self.problem)
+        return stamped
+
+
+def _standing(plan: Plan, service: str | None = None) -> object:
+    """Return the identity of a plan or a service for simulation: its instances and routes."""
+    own = [i for i in plan.instances if service is None or i.service == service]
+    stand = tuple(sorted((i.id, i.placement_key) for i in own))
+    routes = [r for r in plan.routes if service is None or r.service == service]
+    return stand, tuple((r.instances, round(r.share, 6)) for r in routes)

@@ -1,0 +1,130 @@
+"""Is a process ready, is it well? An endpoint is when it gives a real token, a node when it says so.
+
+Engines exist whose /health answers 200 while the first request kills them; a token cannot lie.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.runtime.http.http_client import FetchError, fetch
+
+_TOKEN_S = 15.0
+"""How long an instance may take over a token; it gives up itself a little earlier."""
+
+
+@dataclass(slots=True)
+class TokenProbe:
+    """Well is an endpoint that gives one token of the model when asked."""
+
+    url: str
+    model: str
+    every_s: float = 10.0
+    timeout_s: float = 30.0
+    api_key: str | None = None
+
+    def reset(self) -> None:
+        """Do nothing: each check stands for itself."""
+
+    async def check(self, pid: int) -> str | None:
+        """Ask for one token; returns what is wrong, or None."""
+        del pid
+        completion = {"model": self.model, "prompt": "Hi", "max_tokens": 1, "temperature": 0}
+        try:
+            status, body = await fetch(
+                f"{self.url}/v1/completions",
+                body=completion,
+                timeout_s=self.timeout_s,
+                api_key=self.api_key,
+            )
+        except FetchError as error:
+            await asyncio.sleep(0.05)
+            return str(error)
+        if status == 200:
+            return None
+        if status == 503:
+            await asyncio.sleep(0.2)
+        return f"status {status}: {body[:200].decode('utf-8', 'replace')}"
+
+
+@dataclass(slots=True)
+class InstanceProbe:
+    """Ready is an instance of the stage engine whose /health, which gives a token, is well.
+
+    From then on it is not well if it says nothing for `max_s`, or gives no token `tokenless` times in a
+    row although it hears all its nodes; that it misses some (`excused` is the code) is not its fault.
+    """
+
+    url: str
+    excused: str
+    max_s: float
+    every_s: float = 1.0
+    tokenless: int = 3
+    is_ready: bool = False
+    failures: int = 0
+
+    def reset(self) -> None:
+        """Forget that it was ready."""
+        self.is_ready = False
+        self.failures = 0
+
+    async def check(self, pid: int) -> str | None:
+        """Ask for its status once it is ready, and for /health; returns what is wrong, or None."""
+        del pid
+        try:
+            if self.is_ready:
+                await fetch(f"{self.url}/atoll/v1/status", timeout_s=self.max_s)
+            status, body = await fetch(f"{self.url}/health", timeout_s=_TOKEN_S)
+        except FetchError as error:
+            await asyncio.sleep(0.05)
+            return str(error)
+        text = body[:200].decode("utf-8", "replace")
+        if status == 200:
+            self.is_ready, self.failures = True, 0
+            return None
+        if not self.is_ready:
+            await asyncio.sleep(0.1)
+            return text
+        self.failures = 0 if self.excused in text else self.failures + 1
+        return text if self.failures >= self.tokenless else None
+
+
+@dataclass(slots=True)
+class NodeProbe:
+    """Ready is a node that has written its file; well is one whose instance hears from it.
+
+    `silent` returns for how many seconds an instance has not heard from a node; a node may be silent
+    for `max_s`.
+    """
+
+    ready_file: Path
+    name: str
+    silent: Callable[[str], float]
+    max_s: float
+    every_s: float = 1.0
+    ready_s: float | None = None
+
+    def reset(self) -> None:
+        """Remove the file of an earlier run."""
+        self.ready_s = None
+        self.ready_file.unlink(missing_ok=True)
+
+    async def check(self, pid: int) -> str | None:
+        """Look for the file, then for how long the node was silent; returns what is wrong, or None."""
+        if self.ready_s is None:
+            try:
+                report = json.loads(self.ready_file.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                return "loading"
+            if report.get("pid") != pid:
+                return "loading"
+            self.ready_s = time.monotonic()
+            return None
+        # It cannot have been heard before it was ready.
+        silent_s = min(self.silent(self.name), time.monotonic() - self.ready_s)
+        return None if silent_s <= self.max_s else f"silent for {silent_s:.0f} s"

@@ -1,0 +1,160 @@
+"""Atoll's own stage engine: a process per node, and one in front that listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from atoll.engine.batcher import MaxInFlight
+from atoll.engine.node import NodeConfig
+from atoll.engines.engine import ServedModel
+from atoll.engines.limits import EngineLaunch
+from atoll.engines.stage import ENGINE as STAGE
+from atoll.plan.plan import Instance, Route
+from atoll.runtime.endpoints.devices import visible_gpus
+from atoll.runtime.endpoints.endpoint import Endpoint, MachineShare, RunDirectory
+from atoll.runtime.endpoints.probes import InstanceProbe, NodeProbe
+from atoll.runtime.instance.instance_config import (
+    NODES_MISSING,
+    InstanceConfig,
+    InstancePart,
+    engine_name,
+)
+from atoll.runtime.pool.member import Backend
+from atoll.runtime.supervise.agent import ProcessSpec
+from atoll.runtime.supervise.supervised_process import Command
+from atoll.runtime.supervise.supervision import RestartLimits
+
+_LIMITS = RestartLimits(ready_s=STAGE.ready_s, unwell=STAGE.failed_probes, term_s=STAGE.stop_s)
+_NODE_DRAIN_S = 8.0
+
+
+def stage_endpoint(
+    name: str,
+    instances: Sequence[Instance],
+    served: ServedModel,
+    port: int,
+    home: RunDirectory,
+    share: MachineShare,
+    silent: Callable[[str], float],
+    *,
+    routes: Sequence[Route] = (),
+    weight: float = 1.0,
+    policy: str = "iwrr",
+    dead_after_s: float = 2.0,
+    silent_s: float = 8.0,
+    max_in_flight: MaxInFlight = "auto",
+    helpers: str | None = None,
+) -> Endpoint:
+    """Return the processes of an endpoint over instances of the plan.
+
+    One instance for both phases, or those of prefill and those of decode with the `routes` over them. Layer
+    ranges must be those of the model that is served. A node is one process, however many copies of its
+    layers it has, and sees the GPUs that the plan gives it. A node silent for `dead_after_s` is given up
+    by the instance; a process silent for `silent_s` is started anew. `max_in_flight` paces its pipelines.
+    `helpers` is a file that names prefill instances for one that decodes (see `InstanceConfig`).
+    """
+    nodes: list[ProcessSpec] = []
+    held: list[tuple[str, str, int, int]] = []
+    parts: list[InstancePart] = []
+    for instance in instances:
+        inboxes = {}
+        for node in instance.nodes:
+            process = engine_name(instance.id, node.id)
+            inboxes[node.id] = home.inbox(process)
+            config = NodeConfig(
+                name=process,
+                model=served.source,
+                start=node.start,
+                end=node.end,
+                bind=inboxes[node.id],
+                ready_file=str(home.file(process, ".ready")),
+                dtype=share.dtype,
+                threads=share.threads(process),
+                cpus=share.cpus.get(process, ()),
+                kv_bytes=share.kv_bytes,
+                max_in_flight=max_in_flight,
+                drain_s=_NODE_DRAIN_S,
+                **_limits(served),
+            )
+            nodes.append(
+                ProcessSpec(
+                    process,
+                    _python(
+                        home,
+                        process,
+                        share,
+                        "atoll.engine.node",
+                        str(home.write(process, config)),
+                        visible_gpus([node]),
+                    ),
+                    NodeProbe(home.file(process, ".ready"), process, silent, silent_s),
+                    _LIMITS,
+                )
+            )
+            held.append((process, node.id, node.start, node.end))
+        parts.append(InstancePart(instance=instance, inboxes=inboxes))
+    config_of_server = InstanceConfig(
+        name=name,
+        model=served.source,
+        models=served.names,
+        parts=tuple(parts),
+        routes=tuple(routes),
+        port=port,
+        scheduler=home.inbox(f"{name}.scheduler"),
+        policy=policy,
+        dead_after_s=dead_after_s,
+        helpers=helpers,
+    )
+    url = f"http://127.0.0.1:{port}"
+    path = home.write(name, config_of_server)
+    server = ProcessSpec(
+        name,
+        _python(home, name, share, "atoll.runtime.instance.instance_process", str(path)),
+        InstanceProbe(url, NODES_MISSING, silent_s),
+        _LIMITS,
+    )
+    return Endpoint(
+        Backend(id=name, url=url, models=served.names, weight=weight, kind=STAGE.kind),
+        tuple(instance.id for instance in instances),
+        tuple(nodes),
+        server,
+        tuple(held),
+    )
+
+
+def _limits(served: ServedModel) -> dict[str, Any]:
+    """The limits of a node that a plan sets, and its promise; a row is a token of a prompt or a sequence."""
+    launch = served.launch or EngineLaunch()
+    tokens, sequences = launch.max_num_batched_tokens, launch.max_num_seqs
+    limits = {
+        "prefix_caching": launch.prefix_caching,
+        "max_sequences": sequences,
+        "promised_ttft_s": launch.promised_ttft_s,
+    }
+    if tokens is not None:
+        # Plans reckon with prompts that are cut by the budget alone.
+        limits |= {"token_budget": tokens, "chunk": tokens}
+    elif sequences is not None:
+        # A step has room for a token of every sequence, as in `EngineDefaults.profile`.
+        own = NodeConfig.model_fields["token_budget"].default
+        limits["token_budget"] = max(own, sequences)
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def _python(
+    home: RunDirectory,
+    name: str,
+    share: MachineShare,
+    module: str,
+    config: str,
+    environment: Mapping[str, str] | None = None,
+) -> Command:
+    return Command.of_module(
+        module,
+        ("--config", config),
+        home.log(name),
+        environment,
+        cpus=share.cpus.get(name, ()),
+        threads=share.threads(name),
+    )

@@ -1,0 +1,175 @@
+"""Usage summed up by one thing or two, as JSON or as a file of CSV.
+
+All of it is read before any of it is sent, so that a client that reads slowly holds up nobody at the
+database; therefore the number of rows is limited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from atoll.runtime.accounts.grants import role_forbids_error
+from atoll.runtime.gateway.console.route import (
+    ANY,
+    LATEST_S,
+    NO_STORE,
+    ConsoleCall,
+    ConsoleRoute,
+    show,
+)
+from atoll.runtime.http.handlers import Response
+from atoll.runtime.openai import ApiError
+
+if TYPE_CHECKING:
+    from atoll.runtime.accounts.usage_report import Row, UsagePeriod
+
+ROWS = 10_000
+"""Of JSON; more are left out, and that is said."""
+CSV_ROWS = 100_000
+"""Of CSV; more are refused: a file that lacks some would be taken for whole."""
+_MAX_GROUPS = 2
+"""Columns that usage is summed up by at once."""
+_AT_A_TIME = 500
+"""Rows that are written before requests have their turn."""
+_FORMULA = ("=", "+", "-", "@", "|", "%", "'")
+"""First characters that make a spreadsheet compute the text of a cell, or drop its beginning."""
+_BLANK = " \t\r\n\0\u00a0\ufeff"
+
+
+async def show_usage(call: ConsoleCall) -> Response:
+    """Sum up what was used; for members, by their own keys."""
+    accounts = call.accounts
+    # There where accounts are: it needs what the database needs.
+    from atoll.runtime.accounts.usage_report import SUMS, columns_of, usage
+
+    query = call.query()
+    by = _read_groups(query.get("by", "key"), SUMS)
+    kind = query.get("format", "json")
+    if kind not in ("json", "csv"):
+        raise ApiError(400, "format is json or csv", param="format")
+    span = _period(call, query)
+    max_rows = CSV_ROWS if kind == "csv" else ROWS
+    read = _CsvText(columns_of(by)) if kind == "csv" else _JsonRows()
+    if span is not None:
+        async with (
+            call.gate.enter(call.caller.key_id),
+            aclosing(usage(accounts.database, by, span, max_rows + 1)) as rows,
+        ):
+            async for row in rows:
+                read.add(row)
+                if read.count % _AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+    return read.answer(by)
+
+
+class _JsonRows:
+    """Rows as JSON."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._rows: list[Row] = []
+
+    def add(self, row: Row) -> None:
+        self.count += 1
+        self._rows.append(row)
+
+    def answer(self, by: Sequence[str]) -> Response:
+        return show({"by": by, "rows": self._rows[:ROWS], "truncated": self.count > ROWS})
+
+
+class _CsvText:
+    """Rows as a file of CSV with a header."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.count = 0
+        self._columns = columns
+        self._text = io.StringIO()
+        self._writer = csv.writer(self._text, lineterminator="\n")
+        self._writer.writerow(columns)
+
+    def add(self, row: Row) -> None:
+        self.count += 1
+        self._writer.writerow([_cell(row[name]) for name in self._columns])
+
+    def answer(self, by: Sequence[str]) -> Response:
+        if self.count > CSV_ROWS:
+            raise ApiError(
+                400,
+                f"these are more than {CSV_ROWS} rows: narrow them with since_s and until_s",
+                param="since_s",
+            )
+        headers = (
+            *NO_STORE,
+            ("content-disposition", f'attachment; filename="usage-{"-".join(by)}.csv"'),
+            ("x-content-type-options", "nosniff"),
+        )
+        body = self._text.getvalue().encode()
+        return Response(body, 200, "text/csv; charset=utf-8", headers)
+
+
+def _cell(value: object) -> object:
+    """Return a value that a spreadsheet takes for what it is: text that looks like a formula is quoted."""
+    if isinstance(value, str) and value.lstrip(_BLANK).startswith(_FORMULA):
+        return f"'{value}"
+    return value
+
+
+def _read_groups(text: str, known: Sequence[str]) -> list[str]:
+    by = text.split(",")
+    if len(by) > _MAX_GROUPS or len(set(by)) != len(by) or not set(by) <= set(known):
+        raise ApiError(400, f"by is one or two of {', '.join(known)}", param="by")
+    return by
+
+
+def _period(call: ConsoleCall, query: Mapping[str, str]) -> UsagePeriod | None:
+    """Return which requests are meant and may be seen; None: none at all."""
+    from atoll.runtime.accounts.usage_report import UsagePeriod
+
+    accounts, caller = call.accounts, call.caller
+    since_s, until_s = _moment(query, "since_s"), _moment(query, "until_s")
+    key_id = query.get("key")
+    is_member = caller.role == "member"
+    if key_id is not None:
+        key = accounts.key(key_id)
+        if is_member and (key is None or not caller.owns(key)):
+            raise role_forbids_error("A member sees only what its own keys used.")
+        if key is None:
+            raise ApiError(404, f"there is no key {key_id[:100]!r}", code="not_found")
+        return UsagePeriod(since_s, until_s, key.id)
+    if not is_member:
+        return UsagePeriod(since_s, until_s)
+    if caller.owner:
+        return UsagePeriod(since_s, until_s, owner=caller.owner)
+    return None if caller.key_id is None else UsagePeriod(since_s, until_s, caller.key_id)
+
+
+def _moment(query: Mapping[str, str], name: str) -> float | None:
+    """Read a moment (Unix time); an empty one is none."""
+    text = query.get(name, "")
+    if not text:
+        return None
+    try:
+        at_s = float(text)
+    except ValueError:
+        at_s = -1.0
+    if not 0.0 <= at_s <= LATEST_S:
+        raise ApiError(400, f"{name} is a time in seconds since 1970", param=name)
+    return at_s
+
+
+ROUTES = (
+    ConsoleRoute(
+        "GET",
+        "usage",
+        ANY,
+        "What was used, summed up; for members, by own keys",
+        show_usage,
+        query=("by", "since_s", "until_s", "key", "format"),
+        makes=("application/json", "text/csv"),
+    ),
+)

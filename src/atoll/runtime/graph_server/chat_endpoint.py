@@ -1,0 +1,330 @@
+"""POST /v1/chat/completions: text, pictures, sound and video in; text and speech out, whole or streamed.
+
+Streamed, text comes as `delta.content`. Where speech is wanted, the same text is in `delta.audio.transcript`,
+and sound follows in `delta.audio.data` (base64 of 16-bit samples, 24 kHz) sentence by sentence, as OpenAI's
+audio models send it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from atoll.core.request_parameters import PARAMETERS, GraphParameters, Name, Positive
+from atoll.runtime.graph_server.graph_request import GraphRequest, prime
+from atoll.runtime.graph_server.request_fields import read_fields, refuse_unless
+from atoll.runtime.graph_server.speech_endpoint import SpokenAudio, speech_bytes
+from atoll.runtime.http.handlers import Answer, EventStream, Response
+from atoll.runtime.http.http_server import Request
+from atoll.runtime.openai import ApiError, StreamOptions, error_body
+from atoll.tasks.library.shapes import Reply, Turn
+
+DEFAULT_VOICE = "heart"
+
+
+class UrlField(Struct, forbid_unknown_fields=True):
+    """Where a picture or video is; `detail` is a hint that nothing here needs."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class SoundField(Struct, forbid_unknown_fields=True):
+    """A sound in base64; what it is, is seen from its bytes."""
+
+    data: str
+    format: Annotated[str, Meta(max_length=20)]
+
+
+class TextPiece(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Text in a message."""
+
+    text: str
+
+
+class PicturePiece(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
+    """A picture in a message."""
+
+    image_url: UrlField
+
+
+class SoundPiece(Struct, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
+    """A sound in a message."""
+
+    input_audio: SoundField
+
+
+class VideoPiece(Struct, tag_field="type", tag="video_url", forbid_unknown_fields=True):
+    """A video in a message."""
+
+    video_url: UrlField
+
+
+AnyPiece = TextPiece | PicturePiece | SoundPiece | VideoPiece
+
+
+class MessageFields(Struct, forbid_unknown_fields=True):
+    """A message."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[AnyPiece], Meta(min_length=1)] | None = None
+    refusal: None = None
+    audio: None = None
+    """Speech of an earlier answer is not kept; its transcript is sent as `content` instead."""
+
+
+class SpokenFields(Struct, forbid_unknown_fields=True):
+    """How an answer is to sound."""
+
+    voice: Annotated[str, Meta(min_length=1, max_length=100)] = DEFAULT_VOICE
+    format: Literal["wav", "pcm16"] = "wav"
+
+
+class ChatFields(GraphParameters, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request, beside the parameters declared for the graph server."""
+
+    model: Name
+    messages: Annotated[list[MessageFields], Meta(min_length=1, max_length=4096)]
+    modalities: Annotated[list[Literal["text", "audio"]], Meta(min_length=1)] | None = None
+    audio: SpokenFields | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    # Nothing comes of these: they change no answer.
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+    @property
+    def wants_audio(self) -> bool:
+        """Whether the answer is to be spoken, too."""
+        return "audio" in (self.modalities or ())
+
+    def sampling(self) -> dict[str, Any]:
+        """Return how the answer is drawn, as far as the client says."""
+        given = {
+            name: value
+            for name, parameter in PARAMETERS.items()
+            if parameter.use.graph == "taken" and (value := getattr(self, name)) is not None
+        }
+        if self.max_completion_tokens:
+            given["max_tokens"] = self.max_completion_tokens
+        if isinstance(self.stop, str):
+            given["stop"] = [self.stop] if self.stop else []
+        if not given.get("stop"):
+            given.pop("stop", None)
+        return given
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+} | {
+    name: parameter.use.neutral
+    for name, parameter in PARAMETERS.items()
+    if parameter.use.graph == "neutral"
+}
+"""Values of fields that change nothing; others would, and cannot."""
+
+
+def read_chat(request: Request) -> ChatFields:
+    """Read a request; what is wrong with it is an ApiError."""
+    fields = read_fields(ChatFields, request.body)
+    refuse_unless(fields, _NEUTRAL)
+    if fields.wants_audio and fields.stream and (fields.audio or _WAV).format != "pcm16":
+        raise ApiError(400, "audio.format: a stream needs pcm16", param="audio.format")
+    if fields.audio is not None and not fields.wants_audio:
+        raise ApiError(
+            400, 'audio: given, but modalities is not ["text", "audio"]', param="modalities"
+        )
+    return fields
+
+
+_WAV = SpokenFields()
+
+
+async def answer_chat(fields: ChatFields, request: GraphRequest) -> Answer:
+    """Take in what the messages hold, let the task answer, and return its answer."""
+    turn = Turn(
+        messages=[
+            {"role": _role(message.role), "content": await _content(message, place, request)}
+            for place, message in enumerate(fields.messages)
+        ],
+        wants_audio=fields.wants_audio,
+        voice=(fields.audio or _WAV).voice,
+        sampling=fields.sampling(),
+    )
+    wants = ("text", "audio") if fields.wants_audio else ("text",)
+    request.begin(turn, wants, seed=fields.seed)  # type: ignore[arg-type]
+    writer = _ChatWriter(fields, request)
+    if fields.stream:
+        pieces = await prime(writer.stream())
+        return EventStream(pieces, request.headers())
+    try:
+        return await writer.whole()
+    except ApiError as error:
+        raise _in_body(error) from error.__cause__
+
+
+def _in_body(error: ApiError) -> ApiError:
+    """Return an error that names a component's input as the body has it."""
+    if error.param == "voice":
+        error.param = "audio.voice"
+    return error
+
+
+def _role(role: str) -> str:
+    return "system" if role == "developer" else role
+
+
+async def _content(message: MessageFields, place: int, request: GraphRequest) -> Any:
+    if message.content is None:
+        raise ApiError(
+            400, f"messages[{place}].content: needed", param=f"messages[{place}].content"
+        )
+    if isinstance(message.content, str):
+        return message.content
+    content: list[dict[str, Any]] = []
+    for number, piece in enumerate(message.content):
+        param = f"messages[{place}].content[{number}]"
+        if isinstance(piece, TextPiece):
+            content.append({"type": "text", "text": piece.text})
+        elif isinstance(piece, PicturePiece):
+            image = await request.media.picture(piece.image_url.url, f"{param}.image_url")
+            content.append({"type": "image", "image": image})
+        elif isinstance(piece, SoundPiece):
+            sound = await request.media.sound(piece.input_audio.data, f"{param}.input_audio")
+            content.append({"type": "audio", "audio": sound.audio, "pieces": sound.pieces})
+        else:
+            frames = await request.media.video(piece.video_url.url, f"{param}.video_url")
+            content.append({"type": "video", "frames": frames})
+    return content
+
+
+class _ChatWriter:
+    """Writes the answer to one request."""
+
+    def __init__(self, fields: ChatFields, request: GraphRequest) -> None:
+        self._fields = fields
+        self._request = request
+        self._created = int(time.time())
+        self._audio_id = f"audio_{secrets.token_hex(12)}"
+        kind = "chat.completion.chunk" if fields.stream else "chat.completion"
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": kind,
+            "created": self._created,
+            "model": fields.model,
+        }
+
+    async def whole(self) -> Response:
+        """Return the answer in one piece."""
+        request, fields = self._request, self._fields
+        reply: Reply = await request.result()
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+        if fields.wants_audio:
+            speech = SpokenAudio()
+            for sound in reply.audio or ():
+                await speech.add(sound, request)
+            request.usage.speech_s = speech.seconds
+            form = "pcm" if (fields.audio or _WAV).format == "pcm16" else "wav"
+            data = await request.encode(speech.size, lambda: speech_bytes(speech, form))
+            message["audio"] = {
+                "id": self._audio_id,
+                "data": base64.b64encode(data).decode(),
+                "transcript": reply.text,
+                # Speech is not kept, so nothing can refer to it later.
+                "expires_at": self._created,
+            }
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": self._finish_reason(),
+        }
+        body = self._head | {"choices": [choice], "usage": request.usage.chat()} | request.extras()
+        return Response(msgspec.json.encode(body), headers=request.headers())
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yield the answer event by event."""
+        request = self._request
+        begun = False
+        speech = SpokenAudio()
+        try:
+            async with contextlib.aclosing(request.events()) as events:
+                async for event in events:
+                    delta: dict[str, Any] | None = None
+                    if event.path == ("text",) and event.value:
+                        delta = self._text(event.value)
+                    elif event.path[:1] == ("audio",) and isinstance(event.value, dict):
+                        data = await speech.add(event.value, request, keep=False)
+                        delta = self._sound(speech.check_pcm(data))
+                    if delta is not None:
+                        yield (b"" if begun else self._chunk(_ROLE)) + self._chunk(delta)
+                        begun = True
+            request.usage.speech_s = speech.seconds
+            yield (b"" if begun else self._chunk(_ROLE)) + self._end()
+        except ApiError as error:
+            _in_body(error)
+            if not begun:
+                raise
+            yield (
+                b"data: " + error_body(error.message, error.kind, error.param, error.code) + b"\n\n"
+            )
+
+    def _text(self, text: str) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": text}
+        if self._fields.wants_audio:
+            delta["audio"] = {"id": self._audio_id, "transcript": text}
+        return delta
+
+    def _sound(self, data: bytes) -> dict[str, Any]:
+        return {"audio": {"id": self._audio_id, "data": base64.b64encode(data).decode()}}
+
+    def _end(self) -> bytes:
+        delta: dict[str, Any] = {}
+        if self._fields.wants_audio:
+            delta = {"audio": {"id": self._audio_id, "expires_at": self._created}}
+        last = self._chunk(delta, finish=self._finish_reason(), **self._request.extras())
+        options = self._fields.stream_options
+        if options is not None and options.include_usage:
+            last += self._event({"choices": [], "usage": self._request.usage.chat()})
+        return last + b"data: [DONE]\n\n"
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **extras: Any) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return self._event({"choices": [choice], **extras})
+
+    def _event(self, rest: dict[str, Any]) -> bytes:
+        return b"data: " + msgspec.json.encode(self._head | rest) + b"\n\n"
+
+    def _finish_reason(self) -> str:
+        """Return why the text ended, as the last component that says so has it."""
+        for record in reversed(self._request.records):
+            if isinstance(record.outcome, dict):
+                reason = record.outcome.get("finish_reason")
+                if isinstance(reason, str):
+                    return reason
+        return "stop"
+
+
+_ROLE: dict[str, Any] = {"role": "assistant", "content": ""}

@@ -1,0 +1,187 @@
+"""Executors of a request: its class, a path of the plan, an executor for each step.
+
+All are assigned when a request comes, by the same interleaved weighted round robin as instances
+(`atoll.routing.decisions`): after any number of requests everyone is within one of its share.
+Nothing here does I/O; who is dead is told by whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from atoll.plan.plan import RequestPath
+from atoll.routing.decisions import round_robin
+from atoll.runtime.graph_server.graph_config import ExecutorAddress, GraphService
+from atoll.workload.classes import Modality, parse_class_name
+
+Brought = tuple[tuple[Modality, ...], tuple[Modality, ...]]
+"""Modalities that a request brings and wants, in the order of `parse_class_name`."""
+
+
+class WeightedRoundRobin:
+    """Chooses names by weight, smoothly; the share of those that are closed goes to the others."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self.names = tuple(weights)
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        size = len(self.names)
+        given = np.array([weights[name] for name in self.names], dtype=np.float64)
+        # A plan may give nobody a weight; then all count alike.
+        self._weight = given if given.sum() > 0.0 else np.ones(size)
+        self._first = np.array([0, size])
+        self._target = np.arange(size)
+        self._order = np.arange(size)
+        self._credit = np.zeros(size)
+
+    def choose(self, closed: Collection[str] = ()) -> str | None:
+        """Return whose turn it is, None if all are closed.
+
+        Those without weight are chosen only where nobody else is left, the first of them.
+        """
+        shut = np.zeros(len(self.names), dtype=np.bool_)
+        for name in closed:
+            if name in self._numbers:
+                shut[self._numbers[name]] = True
+        edge = round_robin(
+            self._first, self._target, self._weight, self._order, self._credit, 0, shut
+        )
+        if edge >= 0:
+            return self.names[edge]
+        return next((name for name in self.names if name not in closed), None)
+
+
+class RequestRoute:
+    """The executors of one request: those of its path, and others as they are needed.
+
+    An executor is kept for all invocations of a component, the pieces of a cut stream among them, until it
+    fails; `replace` then names another one for the rest of the request.
+    """
+
+    def __init__(
+        self, klass: str, steps: Sequence[tuple[tuple[str, ...], str]], router: PathRouter
+    ) -> None:
+        self.klass = klass
+        """The class of the plan whose path it takes, "" where no class fits."""
+        self._router = router
+        self._parts: dict[str, str] = {}
+        self.executors: dict[str, str] = {}
+        """Executor ids by component."""
+        for parts, executor in steps:
+            for part in parts:
+                # The first step that names a part decides.
+                self._parts.setdefault(part, executor)
+                for component in router.components_of(part):
+                    if router.runs(executor, component):
+                        self.executors.setdefault(component, executor)
+
+    def executor(self, component: str, closed: Collection[str] = ()) -> str | None:
+        """Return the executor of a component that is not closed: the one it has, else another; None: none."""
+        kept = self.executors.get(component)
+        if kept is not None and kept not in closed:
+            return kept
+        found = self._router.assign(component, closed)
+        if found is not None:
+            self.replace(component, found)
+        return found
+
+    def replace(self, component: str, executor: str) -> None:
+        """Use another executor for a component from now on."""
+        self.executors[component] = executor
+
+    def describe(self) -> str:
+        """Return the executors by part, as in "audio=hear-0;llm=think-0"; by component without a path."""
+        shown = dict(self._parts)
+        for component, executor in self.executors.items():
+            shown[self._router.part_of(component, shown)] = executor
+        return ";".join(f"{part}={executor}" for part, executor in shown.items())
+
+
+class PathRouter:
+    """Assigns the paths and executors of one service."""
+
+    def __init__(self, service: GraphService, executors: Sequence[ExecutorAddress]) -> None:
+        self._service = service
+        self._runs = {executor.id: frozenset(executor.components) for executor in executors}
+        self._paths: dict[Brought, list[RequestPath]] = {}
+        for path in service.paths:
+            self._paths.setdefault(parse_class_name(path.klass), []).append(path)
+        self._path_turns = {
+            klass: WeightedRoundRobin({str(n): path.share for n, path in enumerate(paths)})
+            for klass, paths in self._paths.items()
+        }
+        self._step_turns = {
+            (klass, n, m): WeightedRoundRobin(step.instances)
+            for klass, paths in self._paths.items()
+            for n, path in enumerate(paths)
+            for m, step in enumerate(path.steps)
+        }
+        self._turns: dict[str, WeightedRoundRobin] = {}
+
+    def components_of(self, part: str) -> tuple[str, ...]:
+        """Return the components that a part of the plan's model stands for."""
+        return self._service.parts.get(part, (part,))
+
+    def part_of(self, component: str, among: Collection[str] = ()) -> str:
+        """Return the part that a component belongs to, itself where there is none (of `among`)."""
+        for part, components in self._service.parts.items():
+            if component in components and part in among:
+                return part
+        return component
+
+    def runs(self, executor: str, component: str) -> bool:
+        """Return whether an executor runs a component."""
+        return component in self._runs.get(executor, ())
+
+    def candidates(self, component: str) -> tuple[str, ...]:
+        """Return every executor that runs a component."""
+        return tuple(name for name, runs in self._runs.items() if component in runs)
+
+    def assign(self, component: str, closed: Collection[str] = ()) -> str | None:
+        """Return the next of all executors that run a component, None if none is open."""
+        turns = self._turns.get(component)
+        if turns is None:
+            names = self.candidates(component)
+            turns = self._turns[component] = WeightedRoundRobin(dict.fromkeys(names, 1.0))
+        return turns.choose(closed)
+
+    def route(self, brought: Brought, dead: Collection[str] = ()) -> RequestRoute:
+        """Return the route of a request that brings and wants so much.
+
+        Its class is the one of the plan that brings and wants the same, else the smallest that has all of
+        it; labels in brackets are not looked at. Paths and executors that are dead are left out as long as
+        others live; without any path its executors are assigned one by one.
+        """
+        klass = self._klass(brought)
+        if klass is None:
+            return RequestRoute("", (), self)
+        paths = self._paths[klass]
+        broken = [
+            str(n)
+            for n, path in enumerate(paths)
+            if any(all(name in dead for name in step.instances) for step in path.steps)
+        ]
+        turns = self._path_turns[klass]
+        # Where every path is broken one is taken all the same: executors may come back.
+        chosen = turns.choose(broken if len(broken) < len(paths) else ())
+        assert chosen is not None
+        number = int(chosen)
+        steps: list[tuple[tuple[str, ...], str]] = []
+        for m, step in enumerate(paths[number].steps):
+            executor = self._step_turns[klass, number, m].choose(dead)
+            # Without one the component is assigned when it is asked for.
+            if executor is not None:
+                steps.append((step.parts, executor))
+        return RequestRoute(paths[number].klass, steps, self)
+
+    def _klass(self, brought: Brought) -> Brought | None:
+        if brought in self._paths:
+            return brought
+        wide = [
+            klass
+            for klass in self._paths
+            if set(brought[0]) <= set(klass[0]) and set(brought[1]) <= set(klass[1])
+        ]
+        # The smallest that fits; of several always the same one.
+        return min(wide, key=lambda klass: (len(klass[0]) + len(klass[1]), klass), default=None)

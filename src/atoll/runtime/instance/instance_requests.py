@@ -1,0 +1,492 @@
+"""OpenAI's requests, as what the engine is asked.
+
+Beside OpenAI's fields, those of vLLM that the engine knows are read (`top_k`, `min_p`,
+`repetition_penalty`, `ignore_eos`, `stop_token_ids`, `guided_regex`), and `atoll.resume`: the part of an
+answer that was given elsewhere, as tokens or, failing that, as text. Messages may hold vectors in place of
+text, in parts of the type `embeds` (`vectors`). Tools are read in `tools`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from atoll.core.errors import AtollError
+from atoll.core.request_parameters import (
+    MAX_SEED,
+    InstanceParameters,
+    NonNegative,
+    OutputFormat,
+    SamplingParams,
+    engine_values,
+)
+from atoll.engine.embeds import PromptEmbeds
+from atoll.engine.engine_errors import EngineError, TextTooLongError
+from atoll.engine.guidance import MatcherFactory, check_guide
+from atoll.engine.prompts import chat_prompt
+from atoll.engine.text import TextCodec
+from atoll.runtime.instance.choice_request import ChoiceRequest, ParsedRequest
+from atoll.runtime.instance.completion_options import (
+    as_completion,
+    best_of,
+    check_completion,
+    fill_in,
+)
+from atoll.runtime.instance.tools.call_formats import CallFormat, GenericFormat, find_format
+from atoll.runtime.instance.tools.call_history import (
+    adapt_messages,
+    describe_tools,
+    has_calls,
+    read_messages,
+)
+from atoll.runtime.instance.tools.functions import MAX_DEPTH, ToolUse, read_tools, too_deep
+from atoll.runtime.instance.vectors import read_vectors
+from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, read_request
+
+MAX_CHOICES = 16
+# Longer names in `logit_bias` are not even read as numbers.
+_MAX_DIGITS = 20
+_LARGE_BYTES = 2**20
+_SPARE_PARTS = 2**19
+_MAX_GUIDE_CHARS = 2**16
+"""Of a schema or regular expression: reading one takes the square of its length, and a node's time."""
+_MAX_GRAMMAR_CHARS = 2**17
+"""Of all functions together, without what only people read."""
+COMPLETION_TOKENS = 16
+"""Tokens that /v1/completions generates without `max_tokens`, as OpenAI has it."""
+
+
+class ResumedCall(Struct):
+    """A call of the answer so far."""
+
+    name: str = ""
+    arguments: str = ""
+
+
+class ResumeField(Struct):
+    """The answer so far; `token_ids` are exact, `text` and `calls` are taken where they are missing."""
+
+    text: str = ""
+    tokens: NonNegative = 0
+    token_ids: list[NonNegative] | None = None
+    calls: list[ResumedCall] | None = None
+
+
+class AtollField(Struct):
+    """Field that gateways of Atoll add to a request."""
+
+    resume: ResumeField | None = None
+
+
+class _Extras(InstanceParameters, kw_only=True):
+    """Fields that are read beside those of the gateway, with the parameters declared for the instance."""
+
+    response_format: dict[str, Any] | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    atoll: AtollField | None = None
+
+
+_EXTRAS = msgspec.json.Decoder(_Extras)
+
+
+def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedRequest:
+    """Read a request to /v1/chat/completions or /v1/completions; what is wrong is an ApiError.
+
+    Takes long where the prompt is long: large bodies are read in a thread of their own. What cannot fit
+    into `max_length` tokens is refused before, or soon after, it is tokenised.
+    """
+    # Lists of millions of tokens or texts keep every other thread waiting while they are decoded.
+    max_parts = MAX_CHOICES * max_length + _SPARE_PARTS
+    if len(body) > _LARGE_BYTES and body.count(b",") > max_parts:
+        raise _too_long(f"the request has more than {max_parts} parts", "prompt")
+    request = read_request(path, body)
+    assert isinstance(request, ChatRequest | CompletionRequest)
+    extras = _read_extras(body)
+    check_limits(request, extras.min_tokens)
+    is_chat = isinstance(request, ChatRequest)
+    # Tools come before the prompt: the template and the guide depend on them.
+    use: ToolUse | None = None
+    form: CallFormat | None = None
+    if isinstance(request, ChatRequest):
+        _refuse_functions(extras)
+        use = read_tools(request.tools, request.tool_choice, extras.parallel_tool_calls)
+        form = None if use is None else find_format(codec)
+    guide = _guide(extras) if use is None or form is None else _call_guide(extras, use, form)
+    if is_chat:
+        prompt, embeds = _chat_prompt(extras, codec, max_length, use, form)
+        prompts = [prompt]
+    else:
+        assert isinstance(request, CompletionRequest)
+        check_completion(request)
+        prompts, embeds = _prompts(request, codec, max_length), None
+        if request.suffix:
+            filled = fill_in(prompts, request.suffix, request.model, codec, max_length)
+            prompts = filled.prompts
+            request.stop_token_ids = [*(request.stop_token_ids or ()), *filled.ends]
+    count = best_of(request)
+    choices = [
+        _choice(request, extras, prompt, codec, max_length, number, embeds, guide)
+        for prompt in prompts
+        for number in range(count)
+    ]
+    if isinstance(request, CompletionRequest):
+        choices = [
+            as_completion(request, choice, number // count, codec)
+            for number, choice in enumerate(choices)
+        ]
+    if guide is not None:
+        _check_guide(guide, codec, "tools" if use else "response_format")
+    choices = [replace(choice, calls=form) for choice in choices]
+    if len(choices) > MAX_CHOICES:
+        raise _too_many()
+    if extras.atoll is not None and extras.atoll.resume is not None:
+        if len(choices) != 1:
+            raise ApiError(400, "only a single answer can be resumed", param="atoll.resume")
+        choices = [_resume_choice(choices[0], extras.atoll.resume, codec, max_length)]
+        if guide is not None:
+            _check_guide(guide, codec, "atoll.resume", choices[0].generated)
+    options = request.stream_options
+    return ParsedRequest(
+        model=request.model,
+        is_chat=is_chat,
+        stream=bool(request.stream),
+        include_usage=bool(getattr(options, "include_usage", False)),
+        logprobs=request.logprobs is not None and request.logprobs is not False,
+        choices=tuple(choices),
+        best_of=count,
+        n=request.n or 1,
+    )
+
+
+def _read_extras(body: bytes) -> _Extras:
+    try:
+        return _EXTRAS.decode(body)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, str(error)) from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _refuse_functions(extras: _Extras) -> None:
+    """Refuse what OpenAI replaced by tools."""
+    for name, now in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(extras, name) not in (None, []):
+            raise ApiError(400, f"{name} is not known any more: use {now}", param=name)
+
+
+def _too_many() -> ApiError:
+    return ApiError(400, f"at most {MAX_CHOICES} answers a request", param="n")
+
+
+def _too_long(message: str, param: str) -> ApiError:
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def _too_many_tokens(count: int, max_length: int, param: str) -> ApiError:
+    return _too_long(f"the prompt has {count} tokens and the model takes {max_length}", param)
+
+
+def _chat_prompt(
+    extras: _Extras,
+    codec: TextCodec,
+    max_length: int,
+    use: ToolUse | None,
+    form: CallFormat | None,
+) -> tuple[tuple[int, ...], PromptEmbeds | None]:
+    messages = [
+        _read_message(message, f"messages[{number}].content", codec, max_length)
+        for number, message in enumerate(extras.messages or ())
+    ]
+    begins = extras.add_generation_prompt is not False
+    plain = read_messages(messages, developer="developer" in codec.template_source)
+    if form is None and has_calls(plain):
+        form = find_format(codec)
+    ways = [plain if form is None else adapt_messages(plain, form, use)]
+    if use is not None and isinstance(form, GenericFormat):
+        # Some templates know no system: the first message of the user tells of the tools as well.
+        told = adapt_messages(plain, form, None)
+        ways.append(describe_tools(told, form.describe(use), "user"))
+    offered = use.offered if use is not None and form is not None and form.own_template else None
+    for number, way in enumerate(ways, 1):
+        try:
+            tokens, embeds = chat_prompt(
+                codec, way, tools=offered, generate=begins, max_tokens=max_length
+            )
+            return tuple(tokens), embeds
+        except TextTooLongError as error:
+            raise _too_long(str(error), "messages") from error
+        # The template refuses this way of telling: try the next, and say why the last one failed.
+        except AtollError as error:
+            if number == len(ways):
+                raise ApiError(400, str(error), param="messages") from error
+    raise AssertionError("there is always a way to tell")
+
+
+def chat_tokens(
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    codec: TextCodec,
+    max_tokens: int,
+    *,
+    generate: bool,
+) -> list[int]:
+    """Return the tokens of a conversation as a chat with these messages and tools would begin."""
+    extras = _Extras(messages=messages, add_generation_prompt=generate)
+    use = read_tools(tools, None, None)
+    form = None if use is None else find_format(codec)
+    tokens, _ = _chat_prompt(extras, codec, max_tokens, use, form)
+    return list(tokens)
+
+
+def _read_message(
+    message: dict[str, Any], where: str, codec: TextCodec, most: int
+) -> dict[str, Any]:
+    """Return a message with its content as a text or a list of texts and vectors; others are refused."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts: list[Any] = []
+    for number, part in enumerate(content):
+        if part.get("type") == "text" and isinstance(part.get("text"), str):
+            parts.append(part["text"])
+        elif part.get("type") == "embeds":
+            param = f"{where}[{number}].embeds"
+            parts.append(read_vectors(part.get("embeds"), codec.width, most, param))
+        else:
+            raise ApiError(400, "this model reads text only", param="messages.content")
+    return message | {"content": parts}
+
+
+def _prompts(
+    request: CompletionRequest, codec: TextCodec, max_length: int
+) -> list[tuple[int, ...]]:
+    if request.prompt_embeds:
+        message = "vectors are taken as parts of messages only, of type embeds"
+        raise ApiError(400, message, param="prompt_embeds")
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [_encode(prompt, codec, max_length)]
+    if prompt and isinstance(prompt[0], int):
+        tokens = [part for part in prompt if isinstance(part, int)]
+        if len(tokens) != len(prompt):
+            raise ApiError(400, "tokens and texts are mixed", param="prompt")
+        return [_check(tokens, codec, max_length)]
+    if len(prompt) > MAX_CHOICES:
+        raise _too_many()
+    prompts: list[tuple[int, ...]] = []
+    for part in prompt:
+        if isinstance(part, str):
+            prompts.append(_encode(part, codec, max_length))
+        elif isinstance(part, list):
+            prompts.append(_check(part, codec, max_length))
+        else:
+            raise ApiError(400, "tokens and texts are mixed", param="prompt")
+    if not prompts:
+        raise ApiError(400, "the prompt is empty", param="prompt")
+    return prompts
+
+
+def _encode(text: str, codec: TextCodec, max_length: int) -> tuple[int, ...]:
+    try:
+        return tuple(codec.encode(text, max_tokens=max_length))
+    except TextTooLongError as error:
+        raise _too_long(str(error), "prompt") from error
+
+
+def _check(
+    tokens: list[int], codec: TextCodec, max_length: int, param: str = "prompt"
+) -> tuple[int, ...]:
+    if len(tokens) > max_length:
+        raise _too_many_tokens(len(tokens), max_length, param)
+    if any(token >= codec.vocabulary for token in tokens):
+        raise ApiError(400, f"tokens are below {codec.vocabulary}", param=param)
+    return tuple(tokens)
+
+
+def _choice(
+    request: ChatRequest | CompletionRequest,
+    extras: _Extras,
+    prompt: tuple[int, ...],
+    codec: TextCodec,
+    max_length: int,
+    number: int,
+    embeds: PromptEmbeds | None,
+    guide: OutputFormat | None,
+) -> ChoiceRequest:
+    room = max_length - len(prompt)
+    if not prompt:
+        raise ApiError(400, "the prompt is empty", param="prompt")
+    if room < 1:
+        param = "messages" if isinstance(request, ChatRequest) else "prompt"
+        raise _too_many_tokens(len(prompt), max_length, param)
+    most = request.max_tokens
+    if isinstance(request, ChatRequest):
+        most = request.max_completion_tokens or most
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    else:
+        most = COMPLETION_TOKENS if most is None else most
+        logprobs = request.logprobs
+    if most == 0 and not getattr(request, "echo", False):
+        raise ApiError(400, "at least one token must be generated", param="max_tokens")
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    options = engine_values(request) | engine_values(extras)
+    if request.top_p == 0.0:
+        # Of no probability at all the likeliest token is left.
+        options["temperature"] = 0.0
+    if request.seed is not None:
+        # Each answer to a prompt has its own.
+        options["seed"] = (request.seed + number) % MAX_SEED
+    sampling = SamplingParams(
+        max_tokens=min(most or room, room),
+        min_tokens=min(extras.min_tokens or 0, room),
+        logit_bias=_bias(request.logit_bias, codec),
+        logprobs=logprobs,
+        guide=guide,
+        **options,
+    )
+    return ChoiceRequest(prompt, sampling, tuple(text for text in stop if text), embeds=embeds)
+
+
+def _bias(logit_bias: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for name, value in (logit_bias or {}).items():
+        # The length first: numbers of very many digits take long to read.
+        if len(name) > _MAX_DIGITS or not name.isdecimal() or int(name) >= codec.vocabulary:
+            raise ApiError(400, f"{name[:40]!r} is no token", param="logit_bias")
+        if not -100 <= value <= 100:
+            raise ApiError(400, "a bias lies between -100 and 100", param="logit_bias")
+        pairs.append((int(name), float(value)))
+    return tuple(pairs)
+
+
+def _guide(extras: _Extras) -> OutputFormat | None:
+    guide = _read_guide(extras)
+    if guide is not None and len(guide.text) > _MAX_GUIDE_CHARS:
+        param = "guided_regex" if guide.kind == "regex" else "response_format"
+        raise ApiError(400, f"a guide has at most {_MAX_GUIDE_CHARS} characters", param=param)
+    return guide
+
+
+def _call_guide(extras: _Extras, use: ToolUse, form: CallFormat) -> OutputFormat:
+    """Return the grammar of an answer that may call; what is no call has the form that was asked for."""
+    # Where a call is required there is no other content that could have a form.
+    content = None if use.required else _guide(extras)
+    schema: str | None = None
+    if content is not None:
+        if content.kind == "regex" or not form.begins_apart:
+            param = "guided_regex" if content.kind == "regex" else "response_format"
+            raise ApiError(400, "this form cannot be asked for beside tools", param=param)
+        schema = content.text or '{"type": "object"}'
+    text = form.grammar(use, schema)
+    if len(text) > _MAX_GRAMMAR_CHARS:
+        raise ApiError(
+            400,
+            f"the schemas of all tools have at most {_MAX_GRAMMAR_CHARS} characters together",
+            param="tools",
+        )
+    return OutputFormat(kind="lark", text=text)
+
+
+def _check_guide(
+    guide: OutputFormat, codec: TextCodec, param: str, generated: tuple[int, ...] = ()
+) -> None:
+    """Refuse a guide that no answer can follow, before a node has to."""
+    if guide.kind == "regex" and not generated:
+        param = "guided_regex"
+    try:
+        check_guide(MatcherFactory(codec.folder, codec.vocabulary, codec.eos), guide, generated)
+    except EngineError as error:
+        raise ApiError(400, str(error), param=param) from error
+
+
+def _read_guide(extras: _Extras) -> OutputFormat | None:
+    if extras.guided_regex:
+        return OutputFormat(kind="regex", text=extras.guided_regex)
+    form = extras.response_format or {}
+    kind = form.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return OutputFormat(kind="json_object")
+    if kind == "json_schema":
+        schema = (form.get("json_schema") or {}).get("schema")
+        if too_deep(schema):
+            raise ApiError(
+                400,
+                f"a schema has at most {MAX_DEPTH} levels",
+                param="response_format.json_schema.schema",
+            )
+        if isinstance(schema, dict):
+            return OutputFormat(kind="json_schema", text=json.dumps(schema))
+        raise ApiError(400, "there is no schema", param="response_format.json_schema.schema")
+    raise ApiError(400, f"unknown form {str(kind)[:40]!r}", param="response_format.type")
+
+
+def _resume_choice(
+    choice: ChoiceRequest, resume: ResumeField, codec: TextCodec, max_length: int
+) -> ChoiceRequest:
+    """Return a choice with the answer so far as its beginning."""
+    calls = tuple((call.name, call.arguments) for call in resume.calls or ())
+    shown, echo = resume.text, choice.echo
+    if echo is not None:
+        # What was shown begins with the prompt.
+        shown, echo = shown[len(echo) :], echo[len(shown) :] or None
+    if resume.token_ids is not None:
+        generated = _check(resume.token_ids, codec, max_length, "atoll.resume")
+    else:
+        written = shown
+        if calls and choice.calls is not None:
+            written += choice.calls.write_open(calls)
+        try:
+            generated = tuple(codec.encode(written, special=False, max_tokens=max_length))
+        except TextTooLongError as error:
+            raise _too_long(str(error), "atoll.resume") from error
+    return replace(
+        choice,
+        generated=generated[: choice.sampling.max_tokens],
+        shown=shown,
+        shown_calls=calls,
+        # What is read of the prompt came with the beginning of the answer.
+        read=None if generated else choice.read,
+        echo=echo,
+    )
+
+
+_SMALL_BYTES = 2**14
+"""Larger requests are read in a thread, so that no stream waits until a long prompt is tokenised."""
+_FORMS = (b"tools", b"response_format", b"guided_", b"\\u")
+"""So are those whose answer has a form, which is compiled; names may be written with escapes."""
+MAX_STOP_CHARS = 2**14
+"""Of all stop strings together: every new token is compared with each."""
+
+
+def is_quick(body: bytes) -> bool:
+    """Return whether a body is read in next to no time, so that it can be read between tokens."""
+    return len(body) <= _SMALL_BYTES and not any(name in body for name in _FORMS)
+
+
+def check_limits(request: ChatRequest | CompletionRequest, min_tokens: int | None) -> None:
+    """Refuse (ApiError) what is more than the engine does, or what would silently be left out."""
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    chars = sum(map(len, stop))
+    if chars > MAX_STOP_CHARS:
+        message = f"stop: at most {MAX_STOP_CHARS} characters, these are {chars}"
+        raise ApiError(400, message, param="stop", code="too_many_parts")
+    max_tokens = request.max_tokens
+    if isinstance(request, ChatRequest):
+        max_tokens = request.max_completion_tokens or max_tokens
+        if request.modalities is not None and "audio" in request.modalities:
+            raise ApiError(400, 'this model answers in text: use ["text"]', param="modalities")
+        if request.top_logprobs and not request.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
+        message = f"min_tokens is {min_tokens}, more than the {max_tokens} tokens there may be"
+        raise ApiError(400, message, param="min_tokens")

@@ -1,0 +1,308 @@
+"""Results of a simulation of tasks: per class, per executor and part, and per request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.sim.sim_arrays import Floats, Longs, Records
+from atoll.sim.sim_result import Spread
+from atoll.sim.tasks import task_arrays as a
+from atoll.sim.tasks.task_build import BuiltTasks, class_parts
+from atoll.sim.tasks.task_fleet import ClassSpec, Promises
+
+
+@dataclass(frozen=True, slots=True)
+class ClassResult:
+    """Requests of one class that came after the warm-up; times in seconds.
+
+    `ttft_s` until the first text, `tpot_s` per token after it, `first_audio_s` until the first sound,
+    `ahead_s` by how much speech is complete before a listener who starts with its first piece has heard all
+    (less is worse: 99 % of requests are ahead by `p99` or more),
+    `image_s` until the images. `kept` are the shares of judged requests that kept each promise there is,
+    `kept_all` all of them (None: there is none). One that is not finished is judged by what is broken
+    already. `requests_per_s` are those that finished in the steady window. `part_s` is, by part, how long
+    requests are there: from when what it needs has come until it is done, waiting included.
+    """
+
+    service: str
+    name: str
+    arrived: int
+    finished: int
+    in_flight: int
+    e2e_s: Spread
+    ttft_s: Spread
+    tpot_s: Spread
+    first_audio_s: Spread
+    ahead_s: Spread
+    image_s: Spread
+    kept: Mapping[str, float]
+    kept_all: float | None
+    requests_per_s: float
+    part_s: Mapping[str, Spread]
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """One part on an executor over the whole run.
+
+    `busy` is the share of time, `batch_mean` items, images or sequences in a step, `queue_mean` requests that
+    wait, `kv_mean` and `kv_peak` shares of the KV cache (what is booked counts).
+    """
+
+    part: str
+    busy: float
+    steps: int
+    batch_mean: float
+    queue_mean: float
+    kv_mean: float
+    kv_peak: float
+    prompt_tokens: int
+    decode_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorResult:
+    """One executor over the whole run: the share of time it is busy, and with what."""
+
+    name: str
+    box: str
+    service: str
+    busy: float
+    parts: tuple[PartResult, ...]
+
+
+@dataclass(frozen=True)
+class TaskColumns:
+    """Per request, in order of arrival: class by number, path by number in the fleet's order of classes,
+    seconds since arrival (NaN: it has none, or not yet), and whether it is judged.
+    """
+
+    klass: Longs
+    path: Longs
+    arrival_s: Floats
+    e2e_s: Floats
+    ttft_s: Floats
+    tpot_s: Floats
+    first_audio_s: Floats
+    ahead_s: Floats
+    image_s: Floats
+    retries: Longs
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """Everything a run found. The same arguments give the same result, `cpu_s` apart.
+
+    `requests_per_s` counts what finished in the steady window (the run without the warm-up share at both
+    ends); `by_makespan_per_s` is requests over the time from first arrival to last finish, as where
+    many are submitted and the last is waited for. `nic_busy` is, by box, the share of time it sends and
+    receives. `gave_way` counts sequences whose KV cache was taken and computed again, `cut` requests that no
+    KV cache has room for and that were made shorter.
+    """
+
+    classes: tuple[ClassResult, ...]
+    executors: tuple[ExecutorResult, ...]
+    columns: TaskColumns
+    arrived: int
+    finished: int
+    in_flight: int
+    clock_s: float
+    requests_per_s: float
+    by_makespan_per_s: float
+    nic_busy: Mapping[str, tuple[float, float]]
+    queries: int
+    gave_way: int
+    cut: int
+    cpu_s: float
+
+    def klass(self, name: str, service: str | None = None) -> ClassResult:
+        """Return the result of a class."""
+        return next(c for c in self.classes if c.name == name and service in (None, c.service))
+
+    def executor(self, name: str) -> ExecutorResult:
+        """Return the result of an executor."""
+        return next(e for e in self.executors if e.name == name)
+
+    @classmethod
+    def of(cls, built: BuiltTasks, *, warmup: float, cpu_s: float) -> TaskResult:
+        """Read the result off a run."""
+        sim, fleet = built.sim, built.fleet
+        run = sim.run[0]
+        clock = float(run["clock_s"])
+        came = sim.request[: int(run["next"])]
+        columns = _columns(came, built.speech_s[: len(came)])
+        judged = columns.arrival_s >= warmup * float(columns.arrival_s[-1])
+        end_s = np.asarray(came["end_s"])
+        low, high = warmup * clock, (1.0 - warmup) * clock
+        steady = (end_s > low) & (end_s <= high)
+        window = max(high - low, 1e-12)
+        finished = int(run["finished"])
+        last = float(end_s.max()) if finished == len(came) else clock
+        makespan = last - float(columns.arrival_s[0])
+        return cls(
+            classes=tuple(
+                _class(
+                    spec,
+                    columns,
+                    judged & (columns.klass == at),
+                    clock,
+                    float((steady & (columns.klass == at)).sum()) / window,
+                    _times_at_parts(built, at, judged),
+                )
+                for at, spec in enumerate(fleet.classes)
+            ),
+            executors=_executors(built, clock),
+            columns=columns,
+            arrived=len(came),
+            finished=finished,
+            in_flight=len(came) - finished,
+            clock_s=clock,
+            requests_per_s=float(steady.sum()) / window,
+            by_makespan_per_s=finished / makespan if makespan > 0.0 else 0.0,
+            nic_busy={
+                spec.name: (float(box["out_busy_s"]) / clock, float(box["in_busy_s"]) / clock)
+                for spec, box in zip(fleet.boxes, sim.box, strict=True)
+            },
+            queries=int(run["queries"]),
+            gave_way=int(run["gave_way"]),
+            cut=built.clipped,
+            cpu_s=cpu_s,
+        )
+
+
+def _columns(came: Records, speech_s: Floats) -> TaskColumns:
+    arrival = np.asarray(came["arrival_s"])
+    tokens = np.asarray(came["tokens"])
+    gaps = came["last_text_s"] - came["first_text_s"]
+    tpot = np.where(tokens > 1, gaps / np.maximum(tokens - 1, 1), np.nan)
+    return TaskColumns(
+        klass=np.array(came["klass"]),
+        path=np.array(came["path"]),
+        arrival_s=arrival.copy(),
+        e2e_s=came["end_s"] - arrival,
+        ttft_s=came["first_text_s"] - arrival,
+        # Text that is not complete has no pace yet.
+        tpot_s=np.where(np.isfinite(came["end_s"]), tpot, np.nan),
+        first_audio_s=came["first_audio_s"] - arrival,
+        ahead_s=came["first_audio_s"] + speech_s - came["last_audio_s"],
+        image_s=came["image_s"] - arrival,
+        retries=np.array(came["retries"]),
+    )
+
+
+def _class(
+    spec: ClassSpec,
+    columns: TaskColumns,
+    mine: NDArray[np.bool_],
+    clock: float,
+    per_s: float,
+    part_s: Mapping[str, Spread],
+) -> ClassResult:
+    e2e = columns.e2e_s[mine]
+    done = np.isfinite(e2e)
+    kept, kept_all = _kept(spec.promises, columns, mine, clock)
+    spreads = {
+        name: Spread.of(getattr(columns, name)[mine])
+        for name in ("e2e_s", "ttft_s", "tpot_s", "first_audio_s", "image_s")
+    }
+    behind = Spread.of(-columns.ahead_s[mine])
+    return ClassResult(
+        service=spec.service,
+        name=spec.name,
+        arrived=int(mine.sum()),
+        finished=int(done.sum()),
+        in_flight=int((~done).sum()),
+        ahead_s=Spread(*(None if value is None else -value for value in behind)),
+        kept=kept,
+        kept_all=kept_all,
+        requests_per_s=per_s,
+        part_s=part_s,
+        **spreads,
+    )
+
+
+def _times_at_parts(built: BuiltTasks, at: int, judged: NDArray[np.bool_]) -> dict[str, Spread]:
+    sim, spec = built.sim, built.fleet.classes[at]
+    came = sim.request[: len(judged)]
+    first = came["job"][judged & (came["klass"] == at)]
+    found: dict[str, Spread] = {}
+    for k, part in enumerate(class_parts(built.fleet, spec)):
+        jobs = sim.job[first + k]
+        done = jobs[jobs["finished"]]
+        if len(done):
+            found[part] = Spread.of(done["finish_s"] - done["begin_s"])
+    return found
+
+
+def _kept(
+    promises: Promises, columns: TaskColumns, mine: NDArray[np.bool_], clock: float
+) -> tuple[dict[str, float], float | None]:
+    """The share of requests that kept each promise, and all of them."""
+    done = np.isfinite(columns.e2e_s[mine])
+    age = clock - columns.arrival_s[mine]
+    held: dict[str, NDArray[np.bool_]] = {}
+    known: dict[str, NDArray[np.bool_]] = {}
+    limits = {
+        "ttft": (promises.ttft_s, columns.ttft_s),
+        "tpot": (promises.tpot_s, columns.tpot_s),
+        "ahead": (promises.ahead_s, columns.ahead_s),
+        "image": (promises.image_s, columns.image_s),
+    }
+    for name, (limit, column) in limits.items():
+        if limit is None:
+            continue
+        values = column[mine]
+        there = np.isfinite(values)
+        met = values >= limit if name == "ahead" else values <= limit
+        # What a finished request does not have (a pace, with one token) it cannot break.
+        held[name] = np.where(there, met, done)
+        late = (age > limit) if name in ("ttft", "image") else np.zeros_like(there)
+        known[name] = there | done | late
+    kept = {name: float(held[name][known[name]].mean()) for name in held if known[name].any()}
+    if not held:
+        return kept, None
+    broken = np.any([known[name] & ~held[name] for name in held], axis=0)
+    judged = broken | np.all([known[name] for name in held], axis=0)
+    return kept, float((~broken)[judged].mean()) if judged.any() else None
+
+
+def _executors(built: BuiltTasks, clock: float) -> tuple[ExecutorResult, ...]:
+    found: list[ExecutorResult] = []
+    for spec, row in zip(built.fleet.executors, built.sim.executor, strict=True):
+        units = range(int(row["first"]), int(row["first"] + row["count"]))
+        # A step that is cut off by the end of the run was not all in it.
+        over_s = max(0.0, float(row["step_end_s"]) - clock) if row["busy"] else 0.0
+        parts = tuple(
+            _part(
+                built.unit_names[u],
+                built.sim.unit[u],
+                clock,
+                over_s if u == int(row["at"]) else 0.0,
+            )
+            for u in units
+        )
+        busy = sum(part.busy for part in parts)
+        found.append(ExecutorResult(spec.name, spec.box, spec.service, busy, parts))
+    return tuple(found)
+
+
+def _part(name: str, unit: Records, clock: float, over_s: float) -> PartResult:
+    room = max(float(unit["room"]), 1.0)
+    held = float(unit["used"]) * clock - float(unit["used_moment"])
+    queued = float(unit["waiting"]) * clock - float(unit["queue_moment"])
+    span = max(clock, 1e-12)
+    return PartResult(
+        part=name,
+        busy=(float(unit["busy_s"]) - over_s) / span,
+        steps=int(unit["step_count"]),
+        batch_mean=float(unit["batch_sum"]) / max(int(unit["step_count"]), 1),
+        queue_mean=max(0.0, queued / span),
+        kv_mean=held / span / room if unit["type"] == a.TOKENS else 0.0,
+        kv_peak=float(unit["peak"]) / room if unit["type"] == a.TOKENS else 0.0,
+        prompt_tokens=int(unit["prompt_tokens"]),
+        decode_tokens=int(unit["decode_tokens"]),
+    )

@@ -1,1 +1,0 @@
-"""The choice problem solved to a proven optimum."""

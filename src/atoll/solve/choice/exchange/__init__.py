@@ -1,1 +1,0 @@
-"""The choice problem by exchanging the few pairs that are open: our heuristic."""

@@ -1,1 +1,0 @@
-"""The paper's heuristics: GH and AGH."""

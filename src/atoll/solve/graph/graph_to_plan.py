@@ -1,0 +1,372 @@
+"""From what a program found to a plan: executors on slices of machines, and paths over them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import InternalError
+from atoll.core.ids import Phase, RoleId, parse_node_type
+from atoll.plan.plan import (
+    SINK,
+    SOURCE,
+    Flow,
+    Instance,
+    Market,
+    Node,
+    OfferKey,
+    Plan,
+    RequestPath,
+    RequestStep,
+)
+from atoll.plan.problem import Problem
+from atoll.solve.assembly import NewInstance, assemble, build_instance, infeasible, keep, price
+from atoll.solve.derating import apply_all
+from atoll.solve.effort import Effort
+from atoll.solve.graph.boxes import LaidMachine
+from atoll.solve.graph.executor_options import plain_parts
+from atoll.solve.graph.executor_packing import local_paths, place_in
+from atoll.solve.graph.graph_build import BuiltProgram, Origin
+from atoll.solve.graph.graph_types import GraphAnswer, PlacedExecutors
+from atoll.solve.graph.matching import WayFlow, match_ways
+from atoll.solve.templates.library import Libraries
+
+_MARKETS: tuple[Market, ...] = ("owned", "on-demand", "spot")
+_TRICKLE = 1e-9
+"""Share of a class below which a path is rounding."""
+
+
+def plan_of(
+    problem: Problem,
+    catalog: Catalog,
+    built: BuiltProgram,
+    answer: GraphAnswer,
+    libraries: Libraries | None,
+    effort: Effort,
+    *,
+    solver: str,
+    reasons: Sequence[str] = (),
+    boxes: Sequence[LaidMachine] = (),
+    proven: bool = True,
+) -> Plan:
+    """Return the plan of an answer; "infeasible", with its reasons, where there is none.
+
+    Its bound is the plan's if `proven`: that of a simple rule holds for plans by the rule alone.
+    With `boxes` executors stand in these machines, and paths stay on a machine as far as they can.
+    """
+    if answer.status == "infeasible":
+        return infeasible(
+            problem,
+            solver=solver,
+            reasons=(*answer.reasons, *reasons),
+            cut_short=answer.cut_short,
+        )
+    if not boxes:
+        answer = _lean(built, answer)
+    made = _Executors(problem, catalog, built, answer, libraries)
+    ways = [way for way in match_ways(built.program, answer) if way.klass in made.classes(way)]
+    served = _served(problem, answer)
+    paths = list(_paths(ways, made.by_type))
+    passing = _passing(problem, paths, served)
+    instances = [
+        _carrying(instance, passing.get(instance.id, 0.0)) if instance.is_executor else instance
+        for instance in apply_all(effort.derating, made.instances)
+    ]
+    packed, seats = place_in(problem, sorted(instances, key=lambda i: i.id), boxes, made.by_type)
+    if seats:
+        paths = _seated_paths(local_paths(boxes, seats, built.program))
+        passing = _passing(problem, paths, served)
+        packed = tuple(_carrying(i, passing.get(i.id, 0.0)) if i.is_executor else i for i in packed)
+    return assemble(
+        problem,
+        packed,
+        catalog=catalog,
+        status=answer.status,
+        solver=solver,
+        bound=answer.bound if proven else None,
+        reasons=(*answer.reasons, *reasons),
+        cut_short=answer.cut_short,
+        paths=paths,
+        served_by_paths=served,
+    )
+
+
+def _lean(built: BuiltProgram, answer: GraphAnswer) -> GraphAnswer:
+    """Return the answer with new executors that have no part which no request needs of them.
+
+    The program is free to take executors of more parts than are used; those of fewer are as fast, which is
+    looked up, and load less. Where paths or cuts name executors they stay as they are named.
+    """
+    used: defaultdict[tuple[int, str], set[str]] = defaultdict(set)
+    for flow in answer.flows:
+        if flow.rate_per_s > 0.0:
+            used[flow.executor, flow.region].add(flow.part)
+    instead = {}
+    for placed in answer.placed:
+        at = (placed.executor, placed.region)
+        lean = _leaner(built, placed.executor, used[at]) if placed.kept == 0 else None
+        if lean is not None:
+            instead[at] = lean
+    split: defaultdict[tuple[str, str, int, str, int, str], float] = defaultdict(float)
+    for (service, klass, way, part, executor, region), rate in answer.split.items():
+        split[service, klass, way, part, instead.get((executor, region), executor), region] += rate
+    return replace(
+        answer,
+        placed=tuple(
+            replace(p, executor=instead.get((p.executor, p.region), p.executor))
+            for p in answer.placed
+        ),
+        flows=tuple(
+            replace(f, executor=instead.get((f.executor, f.region), f.executor))
+            for f in answer.flows
+        ),
+        split=dict(split),
+    )
+
+
+def _leaner(built: BuiltProgram, index: int, used: set[str]) -> int | None:
+    """The executor type of the parts used alone, None where there is none or it is slower."""
+    origin, own = built.origins[index], built.program.executors[index]
+    parts = tuple(part for part in origin.parts if part in used)
+    if origin.kind is None or not parts or parts == origin.parts:
+        return None
+    for other, lean in zip(built.origins, built.program.executors, strict=True):
+        if (other.service, other.parts, other.kind) == (origin.service, parts, origin.kind):
+            same = all(
+                lean.seconds.get(key, math.inf) <= seconds
+                and lean.latency_s[key] <= own.latency_s[key]
+                for key, seconds in own.seconds.items()
+                if key[1] in used
+            )
+            return built.origins.index(other) if same else None
+    return None
+
+
+class _Executors:
+    """The instances of an answer, by executor type and region."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        catalog: Catalog,
+        built: BuiltProgram,
+        answer: GraphAnswer,
+        libraries: Libraries | None,
+    ) -> None:
+        self.problem, self.catalog, self.built = problem, catalog, built
+        self.libraries = libraries
+        self.by_type: dict[tuple[int, str], list[str]] = defaultdict(list)
+        self.instances: list[Instance] = []
+        self.taken = {instance.id for instance in problem.running}
+        left: dict[int, list[Instance]] = {
+            index: list(origin.running) for index, origin in enumerate(built.origins)
+        }
+        for placed in answer.placed:
+            self._place(placed, built.origins[placed.executor], left[placed.executor])
+
+    def classes(self, way: WayFlow) -> tuple[str, ...]:
+        """The classes of the service that a way belongs to; none where it is a plain one."""
+        return tuple(k.name for k in self.problem.service(way.service).classes)
+
+    def _place(self, placed: PlacedExecutors, origin: Origin, running: list[Instance]) -> None:
+        sources: Counter[tuple[OfferKey, str]] = Counter()
+        for key, kind, number in placed.slices:
+            sources[key, kind] += number
+        # What runs on slices that are taken anyway stays, also where starting another costs nothing.
+        stay = 0
+        while stay < placed.count:
+            same = next(
+                (i for i in running if i.region == placed.region and _covered(i, sources)), None
+            )
+            if same is None:
+                break
+            running.remove(same)
+            for node in same.nodes:
+                sources[(same.region, node.node_type, node.market), node.kind] -= 1
+            self._add(placed, self._kept(same))
+            stay += 1
+        if stay < placed.kept:
+            raise InternalError(f"nothing of {origin.service} runs in {placed.region} to keep")
+        for _ in range(placed.count - stay):
+            self._add(placed, self._new(placed, origin, sources))
+
+    def _add(self, placed: PlacedExecutors, instance: Instance) -> None:
+        self.taken.add(instance.id)
+        self.instances.append(instance)
+        self.by_type[placed.executor, placed.region].append(instance.id)
+
+    def _kept(self, running: Instance) -> Instance:
+        if not running.is_executor:
+            return keep(self.problem, self.catalog, running)
+        usd = price(self.problem, running.region, running.nodes)
+        return running.model_copy(update={"usd_per_hour": usd, "kept": True})
+
+    def _new(
+        self, placed: PlacedExecutors, origin: Origin, sources: Counter[tuple[OfferKey, str]]
+    ) -> Instance:
+        if origin.kind is None:
+            return self._new_template(placed, origin, sources)
+        key = _take(sources, origin.kind)
+        role = RoleId(origin.service, "+".join(origin.parts), Phase.SERVE)
+        gpus, machine = parse_node_type(origin.kind).gpu_count, parse_node_type(key[1]).gpu_count
+        node = Node(
+            id="n0",
+            node_type=key[1],
+            market=key[2],
+            start=0,
+            end=1,
+            tp=gpus,
+            gpu_ids=None if gpus == machine else tuple(range(gpus)),
+        )
+        return Instance(
+            id=self._next_id(f"{origin.service}-{'-'.join(origin.parts)}"),
+            service=origin.service,
+            role=str(role),
+            region=placed.region,
+            stages=1,
+            nodes=(node,),
+            flows=(),
+            throughput_per_s=0.0,
+            usd_per_hour=price(self.problem, placed.region, (node,)),
+        )
+
+    def _new_template(
+        self, placed: PlacedExecutors, origin: Origin, sources: Counter[tuple[OfferKey, str]]
+    ) -> Instance:
+        if self.libraries is None or origin.role is None or origin.template is None:
+            raise InternalError(f"{origin.service}: a second copy of what only runs")
+        layout = self.libraries.roles[str(origin.role)].layout(origin.template)
+        kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
+        rented: Counter[tuple[str, str, Market]] = Counter()
+        for kind, number in sorted(kinds.items()):
+            for _ in range(number):
+                _, node_type, market = _take(sources, kind)
+                rented[kind, node_type, market] += 1
+        choice = NewInstance(str(origin.role), placed.region, layout, dict(rented))
+        name = self._next_id(f"{origin.service}-{origin.role.phase}")
+        return build_instance(self.problem, self.catalog, choice, id=name)
+
+    def _next_id(self, stem: str) -> str:
+        number = 0
+        while f"{stem}-{number}" in self.taken:
+            number += 1
+        return f"{stem}-{number}"
+
+
+def _covered(instance: Instance, sources: Mapping[tuple[OfferKey, str], int]) -> bool:
+    """Whether the slices that an answer takes are those that an instance has."""
+    own = Counter(((instance.region, n.node_type, n.market), n.kind) for n in instance.nodes)
+    return all(sources.get(key, 0) >= count for key, count in own.items())
+
+
+def _take(sources: Counter[tuple[OfferKey, str]], kind: str) -> OfferKey:
+    """Take a slice of this kind: one's own first, spot last."""
+    offers = [key for (key, of_kind), left in sources.items() if of_kind == kind and left > 0]
+    if not offers:
+        raise InternalError(f"no {kind} left to take")
+    key = min(offers, key=lambda k: (_MARKETS.index(k[2]), k))
+    sources[key, kind] -= 1
+    return key
+
+
+def _served(problem: Problem, answer: GraphAnswer) -> dict[str, float]:
+    """The share of its requests that each any-to-any service serves: that of its worst served class."""
+    found = {}
+    for service in problem.services:
+        if service.is_graph:
+            shares = [answer.served.get((service.name, k.name), 0.0) for k in service.classes]
+            least = min(shares, default=1.0)
+            found[service.name] = 1.0 if least >= 1.0 - 5e-7 else max(0.0, least)
+    return found
+
+
+def _paths(
+    ways: Sequence[WayFlow], by_type: Mapping[tuple[int, str], Sequence[str]]
+) -> list[RequestPath]:
+    """Ways over types of executors as paths over executors: those of a type share evenly."""
+    totals: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for way in ways:
+        totals[way.service, way.klass] += way.rate_per_s
+    merged: defaultdict[
+        tuple[str, str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]], float
+    ] = defaultdict(float)
+    for way in ways:
+        total = totals[way.service, way.klass]
+        if total <= 0.0 or way.rate_per_s <= _TRICKLE * total:
+            continue
+        steps = tuple(
+            (
+                tuple(each for part in parts for each in plain_parts(part)),
+                tuple(by_type[executor, way.region]),
+            )
+            for executor, parts in way.steps
+        )
+        merged[way.service, way.klass, steps] += way.rate_per_s / total
+    kept: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for (service, klass, _), share in merged.items():
+        kept[service, klass] += share
+    return [
+        RequestPath(
+            service=service,
+            klass=klass,
+            share=min(1.0, share / kept[service, klass]),
+            steps=tuple(
+                RequestStep(parts=parts, instances={name: 1.0 / len(names) for name in names})
+                for parts, names in steps
+            ),
+        )
+        for (service, klass, steps), share in sorted(merged.items())
+    ]
+
+
+def _seated_paths(
+    ways: Sequence[tuple[str, str, float, tuple[tuple[str, str], ...]]],
+) -> list[RequestPath]:
+    """Ways of parts over single executors as paths: parts that follow each other on one are one step."""
+    totals: defaultdict[tuple[str, str], float] = defaultdict(float)
+    merged: defaultdict[tuple[str, str, tuple[tuple[tuple[str, ...], str], ...]], float]
+    merged = defaultdict(float)
+    for service, klass, rate, visits in ways:
+        steps: list[tuple[tuple[str, ...], str]] = []
+        for part, name in visits:
+            if steps and steps[-1][1] == name:
+                steps[-1] = ((*steps[-1][0], *plain_parts(part)), name)
+            else:
+                steps.append((plain_parts(part), name))
+        totals[service, klass] += rate
+        merged[service, klass, tuple(steps)] += rate
+    return [
+        RequestPath(
+            service=service,
+            klass=klass,
+            share=min(1.0, rate / totals[service, klass]),
+            steps=tuple(RequestStep(parts=parts, instances={name: 1.0}) for parts, name in route),
+        )
+        for (service, klass, route), rate in sorted(merged.items())
+    ]
+
+
+def _passing(
+    problem: Problem, paths: Sequence[RequestPath], served: Mapping[str, float]
+) -> dict[str, float]:
+    """Requests/s that paths lead over each executor."""
+    passing: defaultdict[str, float] = defaultdict(float)
+    for path in paths:
+        service = problem.service(path.service)
+        rate = service.class_rate_per_s(service.klass(path.klass)) * served[service.name]
+        for step in path.steps:
+            for name, weight in step.instances.items():
+                passing[name] += rate * path.share * weight
+    return dict(passing)
+
+
+def _carrying(instance: Instance, per_s: float) -> Instance:
+    flows = (
+        (Flow(src=SOURCE, dst="n0", per_s=per_s), Flow(src="n0", dst=SINK, per_s=per_s))
+        if per_s > 0
+        else ()
+    )
+    return instance.model_copy(update={"flows": flows, "throughput_per_s": per_s})

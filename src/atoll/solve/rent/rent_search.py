@@ -1,0 +1,358 @@
+"""The cheapest allocation that meets all demand: which search when.
+
+Prices at which machines are rented settle it where machines are plenty: each service takes what is
+cheapest for it. If that does not fit together, small problems are solved whole over all instances. Larger
+ones first get better prices from mixes of whole services (`mix_master`), whose bound says which instances can
+matter, and are then solved over more and more of those (`instance_master`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.solve.array_types import Floats, Ints
+from atoll.solve.rent.capped.capped_oracle import tighten
+from atoll.solve.rent.fast.fast_search import FastSearch
+from atoll.solve.rent.greedy_allocation import fill, served_share
+from atoll.solve.rent.incumbent import Incumbent
+from atoll.solve.rent.instance_master import InstanceAnswer, InstanceMaster
+from atoll.solve.rent.items import RentModel, Solution
+from atoll.solve.rent.mix_master import Decomposition, offer_items
+from atoll.solve.rent.relaxation import (
+    Evaluation,
+    Prices,
+    market_prices,
+    price_of_all,
+    row_prices,
+    slacks,
+)
+from atoll.solve.rent.rental_program import cheapest_supply, costs
+from atoll.solve.rent.service_oracle import ServiceOracle
+
+SMALL = 1500
+"""Items up to which a problem is solved whole at once."""
+_STAGES = (400, 1500, 5000, 20000)
+"""Items of all services that are solved over, one number after the other, before all of them."""
+_REPAIR_WORK = 0.35
+"""Share of the work left that may go into finding an allocation which serves everything."""
+_MAX_RAISES = 2
+"""How often the price of what is left unserved is raised, to four times what it was."""
+_IMPROVE_WORK = 0.5
+"""Share of the work left that may go into bettering the best solution by pairs of services."""
+_NEIGHBOURS = 400
+"""Items of each service that it may choose among where two services choose anew."""
+_PAIR_WORK = 3000
+"""Simplex iterations of a program for two services."""
+_PAIR_GAP = 0.02
+"""Share of the gap asked for to which a program for two services is solved."""
+_PAIR_START = 100.0
+"""Simplex iterations that building a program for two services counts as."""
+_MIN_GAIN = 1e-6
+"""Share of the value that a change must gain to be taken."""
+_MAX_PAIRS = 60
+"""Pairs of services that choose anew in one pass."""
+_UNSERVED_PRICE = 3.0
+"""Price of leaving a service unserved, as a multiple of what serving it costs at least."""
+_MAX_NODES = 2000
+"""Nodes of the search tree of a program over mixes."""
+_SHARE_TOLERANCE = 1e-9
+"""Share of a demand, or of a cost, that sums may miss by rounding."""
+_FIRST_ROUNDS = 2
+"""Rounds of the heuristic that comes before everything else."""
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """How the search ended: duals of the relaxation, and how many items could still matter."""
+
+    prices: Prices
+    demand: Floats
+    mixes: int
+    survivors: int
+
+
+def oracles_of(model: RentModel) -> list[ServiceOracle]:
+    """Return an oracle for each service."""
+    return [
+        ServiceOracle(service, items, model.regions)
+        for service, items in zip(model.services, model.items, strict=True)
+    ]
+
+
+def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
+    """Search for the cheapest allocation from where `standing` is, and report to it."""
+    # No plan costs more than everything on offer; the margin is for rounding.
+    standing.ceiling = price_of_all(model) * (1.0 + _SHARE_TOLERANCE) + _SHARE_TOLERANCE
+    if standing.solution is None:
+        _take_quickly(model, standing)
+    oracles = oracles_of(model)
+    mixes = Decomposition(model, oracles, "cost", np.zeros(len(oracles)), standing, seed)
+    first = mixes.rate(market_prices(model))
+    demand = np.array([legs.least for legs in first.legs])
+    # Not even the bound is finite: nothing serves everything.
+    if standing.bound == np.inf:
+        return SearchOutcome(first.prices, np.where(np.isfinite(demand), demand, 0.0), 0, 0)
+    # What is picked at prices does not heed spread.
+    if model.limits.spread == 1:
+        _take_cheapest(model, oracles, standing, seed)
+        if not standing.done and standing.solution is None:
+            chosen = fill(model, oracles)
+            if chosen is not None:
+                offer_items(model, chosen, standing, seed)
+    total = sum(len(items) for items in model.items)
+    relaxed = None
+    if not standing.done and total <= SMALL:
+        relaxed = _solve_whole(model, standing, seed)
+    if not standing.done:
+        mixes.unserved = _UNSERVED_PRICE * np.maximum(1.0, demand)
+        mixes.master.set_unserved(mixes.unserved)
+        mixes.converge()
+        mixes.choose(50)
+        if not standing.done:
+            mixes = tighten(mixes, seed)
+            mixes.choose(_MAX_NODES)
+        if not standing.done:
+            item_slacks = slacks(mixes.oracles, mixes.root)
+            near = [
+                np.union1d(some, used)
+                for some, used in zip(
+                    lowest_each(item_slacks, _NEIGHBOURS), mixes.used_items(), strict=True
+                )
+            ]
+            repair(model, mixes, near, standing, seed)
+            # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
+            if standing.solution is not None:
+                improve(model, mixes.root, near, standing, seed)
+                close(model, oracles, mixes.root, item_slacks, standing, seed)
+    # The duals of the best relaxation that there was.
+    prices, duals = relaxed or mixes.relaxed or (first.prices, demand)
+    survivors = 0 if standing.closed else total
+    return SearchOutcome(prices, duals, mixes.master.number, survivors)
+
+
+def _take_quickly(model: RentModel, standing: Incumbent) -> None:
+    """Offer what a heuristic finds in a moment, so that a deadline that comes early finds something."""
+    found = FastSearch(model).fit(np.ones(len(model.items)), rounds=_FIRST_ROUNDS, move=False)
+    if found is not None:
+        standing.offer(found.solution, found.cost)
+
+
+def _take_cheapest(
+    model: RentModel, oracles: Sequence[ServiceOracle], standing: Incumbent, seed: int
+) -> None:
+    """Offer what each service would take if there were plenty of everything.
+
+    Twice: a slice at its share of the machine's price, and at all of it, as if nobody shared the machine.
+    """
+    cut = any(len(sizes) > 1 for sizes in model.supply.sizes)
+    for prices in (market_prices(model), *([market_prices(model, alone=True)] if cut else [])):
+        # One that serves everything is worth the time, also where none is left.
+        if standing.done and standing.solution is not None:
+            return
+        row = row_prices(model, prices)
+        chosen = [oracle.pick(oracle.legs(row, lower=False)) for oracle in oracles]
+        whole = tuple(picked for picked in chosen if picked is not None)
+        if len(whole) == len(chosen):
+            offer_items(model, whole, standing, seed)
+
+
+def _solve_whole(model: RentModel, standing: Incumbent, seed: int) -> tuple[Prices, Floats] | None:
+    """Solve over all items there are; return the duals of the relaxation, if it has any."""
+    every = [np.arange(len(items)) for items in model.items]
+    master = InstanceMaster(model, "cost", np.zeros(0), every, standing.work, seed)
+    result = master.relax(standing.deadline.left)
+    # Not all of the work: what follows needs some if this does not come to its end.
+    answer = master.solve(standing.limits(standing.work.part(0.6)), standing.solution)
+    if answer.solution is not None:
+        standing.offer(answer.solution, answer.objective)
+    standing.prove(answer.bound)
+    if result.status != "optimal":
+        return None
+    return master.prices(result), master.demand_duals(result)
+
+
+def close(
+    model: RentModel,
+    oracles: Sequence[ServiceOracle],
+    root: Evaluation,
+    item_slacks: list[Floats],
+    standing: Incumbent,
+    seed: int,
+) -> None:
+    """Integer solves over more and more items until the target is proven, or effort is spent.
+
+    If a solve over all items of slack at most s proves b, no allocation costs less than min(b, bound + s):
+    the others use an item of larger slack.
+    """
+    for most in (*_STAGES, None):
+        if standing.done:
+            return
+        needed = standing.wanted - root.value
+        chosen, limit = lowest(item_slacks, needed, most)
+        if standing.solution is not None:
+            chosen = [
+                np.union1d(some, np.array(sorted(number), np.int64))
+                for some, number in zip(chosen, standing.solution.items, strict=True)
+            ]
+        if not standing.deadline.allows(sum(len(some) for some in chosen)):
+            return
+        master = InstanceMaster(model, "cost", np.zeros(0), chosen, standing.work, seed)
+        master.add_cuts(oracles, [legs.cost for legs in root.legs])
+        last = limit >= needed
+        iterations = standing.work.part(0.9 if last else 0.35)
+        answer = master.solve(standing.limits(iterations), standing.solution)
+        if answer.solution is not None:
+            standing.offer(answer.solution, answer.objective)
+        standing.prove(min(answer.bound, root.value + limit))
+        if last:
+            return
+
+
+def repair(
+    model: RentModel, mixes: Decomposition, near: list[Ints], standing: Incumbent, seed: int
+) -> None:
+    """Find an allocation that serves everything, if there is none yet.
+
+    Whole mixes seldom fit together for all services, but they do for most of them. From there, two services
+    choose anew at a time, while the others stay as they are and what is left unserved has a price.
+    """
+    if standing.solution is not None or len(model.services) < 2 or model.limits.spread > 1:
+        return
+    root = mixes.root
+    price = _UNSERVED_PRICE * np.maximum(1.0, [legs.least for legs in root.legs])
+    # A service that nothing can serve has no price.
+    if not np.isfinite(price).all():
+        return
+    # Work that must be left for what comes after.
+    least = standing.work.left - standing.work.part(_REPAIR_WORK)
+    chosen = mixes.choose_some(price, _MAX_NODES)
+    solution = None if chosen is None else cheapest_supply(model, chosen, seed)
+    if solution is None:
+        return
+    unserved = _unserved(model, solution)
+    if not unserved.any():
+        standing.offer(solution, sum(costs(model, solution)))
+        return
+    for _ in range(_MAX_RAISES):
+        before = np.inf
+        value = sum(costs(model, solution)) + float(price @ unserved)
+        while value < before:
+            before = value
+            for pair in _pairs(_regrets(root, solution) + price * unserved):
+                if standing.work.left <= least or standing.done:
+                    return
+                found = _choose_anew(model, solution, pair, near, price, standing, seed)
+                if found.solution is None or found.objective >= value * (1.0 - _MIN_GAIN):
+                    continue
+                solution, value = found.solution, found.objective
+                unserved = np.where(found.served >= 1.0 - _SHARE_TOLERANCE, 0.0, 1.0 - found.served)
+                if not unserved.any():
+                    # Once more where nothing may be left, so that not even a hair of it is.
+                    whole = _choose_anew(model, solution, pair, near, np.zeros(0), standing, seed)
+                    if whole.solution is not None:
+                        standing.offer(whole.solution, whole.objective)
+                        return
+        price = 4.0 * price
+
+
+def _unserved(model: RentModel, solution: Solution) -> Floats:
+    """The share of each service that a solution leaves unserved, phases paired inside regions only."""
+    share = np.array(
+        [
+            served_share(items, number, model.regions)
+            for items, number in zip(model.items, solution.items, strict=True)
+        ]
+    )
+    return np.where(share >= 1.0 - _SHARE_TOLERANCE, 0.0, 1.0 - share)
+
+
+def improve(
+    model: RentModel, root: Evaluation, near: list[Ints], standing: Incumbent, seed: int
+) -> None:
+    """Better the best solution: two services choose anew at a time, while the others stay as they are.
+
+    Those that cost most above their least at the root's prices come first.
+    """
+    # With two services a pair is the whole problem, which `close` solves.
+    if standing.solution is None or len(model.services) < 3:
+        return
+    budget = standing.work.left - standing.work.part(_IMPROVE_WORK)
+    before = np.inf
+    while standing.objective < before:
+        before = standing.objective
+        for pair in _pairs(_regrets(root, standing.solution)):
+            if standing.work.left <= budget or standing.done:
+                return
+            found = _choose_anew(model, standing.solution, pair, near, np.zeros(0), standing, seed)
+            if found.solution is not None:
+                standing.offer(found.solution, found.objective)
+
+
+def _choose_anew(
+    model: RentModel,
+    solution: Solution,
+    free: tuple[int, int],
+    near: list[Ints],
+    unserved: Floats,
+    standing: Incumbent,
+    seed: int,
+) -> InstanceAnswer:
+    """Let two services have any items that are `near`; the others keep theirs."""
+    used = [np.array(sorted(number), np.int64) for number in solution.items]
+    let_in = [np.union1d(near[m], some) if m in free else some for m, some in enumerate(used)]
+    standing.work.charge(_PAIR_START)
+    master = InstanceMaster(model, "cost", unserved, let_in, standing.work, seed)
+    for m, number in enumerate(solution.items):
+        if m not in free:
+            master.fix(m, number)
+    # What two services gain is little beside what all cost, and gains of many pairs add up.
+    return master.solve(standing.limits(_PAIR_WORK, part=_PAIR_GAP), solution)
+
+
+def _regrets(root: Evaluation, solution: Solution) -> Floats:
+    """Return by how much each service costs more than its least at the root's prices."""
+    return np.array(
+        [
+            sum(legs.cost[item] * count for item, count in number.items()) - legs.least
+            for legs, number in zip(root.legs, solution.items, strict=True)
+        ]
+    )
+
+
+def _pairs(loss: Floats) -> list[tuple[int, int]]:
+    """Pairs of services, those that lose most first."""
+    order = [int(m) for m in np.argsort(-loss, kind="stable")]
+    # By the one that loses less: pairs among the first few come before any with the next.
+    pairs = [(order[i], order[j]) for j in range(1, len(order)) for i in range(j)]
+    return pairs[:_MAX_PAIRS]
+
+
+def lowest_each(item_slacks: list[Floats], most: int) -> list[Ints]:
+    """Return per service the `most` items of least slack, in order of items."""
+    return [
+        np.sort(np.argsort(slack, kind="stable")[:most][: int(np.isfinite(slack).sum())])
+        for slack in item_slacks
+    ]
+
+
+def lowest(item_slacks: list[Floats], limit: float, most: int | None) -> tuple[list[Ints], float]:
+    """Return per service the items of slack at most `limit`, `most` of them, and the least of the others."""
+    joined = np.concatenate([np.zeros(0), *item_slacks])
+    service = np.repeat(np.arange(len(item_slacks)), [len(slack) for slack in item_slacks])
+    place = np.concatenate(
+        [np.zeros(0, np.int64), *(np.arange(len(slack)) for slack in item_slacks)]
+    )
+    chosen = (
+        np.flatnonzero(joined <= limit)
+        if np.isfinite(limit)
+        else np.flatnonzero(np.isfinite(joined))
+    )
+    if most is not None and len(chosen) > most:
+        chosen = chosen[np.argsort(joined[chosen], kind="stable")]
+        # The least slack of those left out: up to there the bound of a solve holds.
+        limit = float(joined[chosen[most]])
+        chosen = np.sort(chosen[:most])
+    return [place[chosen[service[chosen] == m]] for m in range(len(item_slacks))], limit

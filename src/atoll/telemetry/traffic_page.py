@@ -1,0 +1,67 @@
+"""Traffic of a gateway: sums over the last minute, five minutes and hour, for each model.
+
+Sums, not means: whoever asks several gateways can put them together without loss. What a later version adds
+is left out by an earlier one, so that either side can be replaced first.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from atoll.core.frozen import Frozen
+
+Total = Annotated[float, Field(ge=0)]
+Counted = Annotated[int, Field(ge=0)]
+
+
+class _Said(Frozen):
+    model_config = ConfigDict(extra="ignore")
+
+
+class WindowSums(_Said):
+    """Sums over the last `seconds`.
+
+    `arrivals` are requests that came. Of the `measured` ones that were answered whole there are sums of
+    prompt (`input`) and answer (`output`) lengths in tokens and of their squares. Of the `judged` ones, all
+    that ended and had a promise, `kept` kept it. Of the measured ones `firsts` were streams, with the sum of
+    their seconds to the first token; of their further tokens, `rest_tokens`, there is the sum of seconds.
+    """
+
+    seconds: float = Field(gt=0)
+    arrivals: Counted
+    measured: Counted
+    input_sum: Total
+    input_square_sum: Total
+    output_sum: Total
+    output_square_sum: Total
+    judged: Counted
+    kept: Counted
+    firsts: Counted = 0
+    first_sum_s: Total = 0.0
+    rest_tokens: Counted = 0
+    rest_sum_s: Total = 0.0
+
+
+class ModelTraffic(_Said):
+    """The traffic of one model."""
+
+    minute: WindowSums
+    five_minutes: WindowSums
+    hour: WindowSums
+
+
+class InstanceEnd(_Said):
+    """An instance says that it ends at `ends_s` (Unix time)."""
+
+    instance: str = Field(min_length=1, max_length=256)
+    ends_s: float
+
+
+class TrafficPage(_Said):
+    """All that a gateway says; `routes` is the hash of those it was told, None if it was told none."""
+
+    routes: str | None = Field(None, max_length=64)
+    models: dict[str, ModelTraffic] = Field(default_factory=dict)
+    ends: tuple[InstanceEnd, ...] = ()

@@ -1,0 +1,137 @@
+"""Who gets which GPU: never two the same one, all of an instance or nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.deploy.local.gpu_slots import (
+    HeldSlots,
+    PoolMachine,
+    SlotRequest,
+    allocate_slots,
+    find_machines,
+    list_offers,
+    pretend_machines,
+    visible_devices,
+)
+from atoll.fabric.registry.records import Gpu, Hardware
+from atoll.plan.problem import Offer
+from atoll.runtime.join import hardware
+
+BOX = PoolMachine(name="box", node_type="L40S:8", gpu_ids=(8, 9, 10, 11, 12, 13, 14, 15))
+machines = st.lists(
+    st.builds(
+        lambda gpu, count, number: (gpu, count, number),
+        st.sampled_from(["L4", "L40S"]),
+        st.sampled_from([1, 2, 4, 8]),
+        st.integers(0, 5),
+    ),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda each: each[2],
+).map(
+    lambda rows: [
+        PoolMachine(name=f"m{number}", node_type=f"{gpu}:{count}") for gpu, count, number in rows
+    ]
+)
+requests = st.lists(
+    st.builds(
+        SlotRequest,
+        st.sampled_from(["n0", "n1", "n2"]),
+        st.sampled_from(["L4:1", "L4:4", "L40S:2", "L40S:8"]),
+        st.sampled_from([1, 2, 4]),
+        st.sampled_from([None, "m0", "m1", "elsewhere"]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(machines, st.lists(st.tuples(requests, st.booleans()), max_size=12))
+def test_no_gpu_is_given_twice(
+    pool: list[PoolMachine], orders: list[tuple[list[SlotRequest], bool]]
+) -> None:
+    by_name = {machine.name: machine for machine in pool}
+    status: list[tuple[HeldSlots, ...]] = []
+    for wanted, leaves in orders:
+        if leaves and status:
+            status.pop(0)
+        held = [each for instance in status for each in instance]
+        given_slots = allocate_slots(pool, held, wanted)
+        if isinstance(given_slots, SlotRequest):
+            free = sum(machine.slots for machine in pool) - sum(len(each.slots) for each in held)
+            # Refused only where something is missing; an empty pool of the right kind takes a small order.
+            assert given_slots in wanted
+            alike = [
+                m
+                for m in pool
+                if m.node_type.split(":")[0] == given_slots.node_type.split(":")[0]
+                and given_slots.host in (None, "elsewhere", m.name, *({"m0", "m1"} - set(by_name)))
+            ]
+            assert (
+                free < sum(m.slots for m in pool)
+                or len(wanted) > 1
+                or not any(m.slots >= given_slots.gpus for m in alike)
+            )
+            continue
+        status.append(given_slots)
+        taken = [
+            (each.machine, slot) for instance in status for each in instance for slot in each.slots
+        ]
+        assert len(set(taken)) == len(taken)
+        for want, got in zip(wanted, given_slots, strict=True):
+            machine = by_name[got.machine]
+            assert got.node == want.node
+            assert len(got.slots) == want.gpus
+            assert all(0 <= slot < machine.slots for slot in got.slots)
+            assert machine.node_type.split(":")[0] == want.node_type.split(":")[0]
+            assert want.host not in by_name or got.machine == want.host
+
+
+@given(machines, requests)
+def test_the_order_of_machines_changes_nothing(
+    pool: list[PoolMachine], wanted: list[SlotRequest]
+) -> None:
+    mixed = list(reversed(pool))
+    assert allocate_slots(pool, [], wanted) == allocate_slots(mixed, [], wanted)
+
+
+def test_slices_lie_side_by_side_and_are_seen_as_the_driver_counts_them() -> None:
+    held = [HeldSlots(node="n0", machine="box", slots=(0,))]
+    given_slots = allocate_slots([BOX], held, [SlotRequest("n0", "L40S:8", 4)])
+    assert not isinstance(given_slots, SlotRequest)
+    assert given_slots[0].slots == (4, 5, 6, 7)
+    assert visible_devices(BOX, given_slots[0].slots) == {"CUDA_VISIBLE_DEVICES": "12,13,14,15"}
+    assert visible_devices(BOX.model_copy(update={"gpu_ids": None}), (0,)) == {}
+
+
+def test_all_of_an_instance_or_nothing() -> None:
+    wanted = [SlotRequest("n0", "L40S:8", 4), SlotRequest("n1", "L40S:8", 8)]
+    assert allocate_slots([BOX], [], wanted) == wanted[0]
+    assert allocate_slots([BOX], [], [SlotRequest("n0", "H100:1", 1)]) == SlotRequest(
+        "n0", "H100:1", 1
+    )
+
+
+def test_offers_count_machines_and_machines_stand_for_offers() -> None:
+    offer = Offer(region="here", node_type="CORE-S:1", available=2, usd_per_hour=0.5)
+    pool = pretend_machines([offer])
+    assert len({machine.name for machine in pool}) == 2
+    (seen,) = list_offers(pool)
+    assert (seen.node_type, seen.region, seen.available) == ("CORE-S:1", "here", 2)
+    assert (seen.usd_per_hour, seen.market) == (0.5, "owned")
+
+
+def test_the_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Hardware(gpus=(Gpu(type="L4", count=2, memory_bytes=1),))
+    monkeypatch.setattr(hardware, "read_hardware", lambda _environment: two)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (machine,) = find_machines()
+    assert (machine.node_type, machine.gpu_ids) == ("L4:2", (0, 1))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7")
+    assert find_machines()[0].gpu_ids == (5, 7)
+    mixed = Hardware(gpus=(*two.gpus, Gpu(type="L40S", count=1, memory_bytes=1)))
+    monkeypatch.setattr(hardware, "read_hardware", lambda _environment: mixed)
+    assert find_machines() == ()

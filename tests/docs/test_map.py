@@ -1,0 +1,120 @@
+"""The map tells the truth: packages, pages and shown outputs are what is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.docs_output import ROOT, Block, list_blocks, list_pages, render_page, split_commands
+
+PACKAGES = sorted(path.parent.name for path in (ROOT / "src/atoll").glob("*/__init__.py"))
+README = (ROOT / "README.md").read_text("utf-8")
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text("utf-8")
+MAX_README_WORDS = 1200
+MAX_README_LINES = 130
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def page_blocks(kind: str) -> list[tuple[Path, Block]]:
+    return [
+        (page, block)
+        for page in list_pages()
+        for block in list_blocks(page.read_text("utf-8"))
+        if block.kind == kind
+    ]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_on_the_map_with_a_sentence(package: str) -> None:
+    assert re.search(rf"^  {package}/ +\w.{{15,}}$", README, re.MULTILINE), "README's tree"
+    assert re.search(rf"^\| `{package}` \| .{{20,}} \|$", ARCHITECTURE, re.MULTILINE)
+
+
+def test_the_map_has_no_package_that_is_gone() -> None:
+    tree = README[README.index("src/atoll/\n") :]
+    assert set(re.findall(r"^  (\w+)/ ", tree[: tree.index("```")], re.MULTILINE)) == set(PACKAGES)
+    table = ARCHITECTURE[ARCHITECTURE.index("| Package in `src/atoll`") :].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(PACKAGES)
+
+
+PAGES_OF_PACKAGES = sorted(
+    path for path in (ROOT / "src/atoll").rglob("__init__.py") if "migrations" not in path.parts
+)
+
+
+@pytest.mark.parametrize("page", PAGES_OF_PACKAGES, ids=named)
+def test_a_package_says_what_it_is_and_names_modules_that_are_there(page: Path) -> None:
+    lines = (ast.get_docstring(ast.parse(page.read_text("utf-8"))) or "").splitlines()
+    assert len(lines) >= 4
+    there = {path.stem for path in page.parent.glob("*.py")}
+    there |= {path.name for path in page.parent.iterdir() if path.is_dir()}
+    for line in lines:
+        listed = re.match(r"^ {4}([a-z_0-9]+(?:, [a-z_0-9]+)*) {2,}\S", line)
+        assert listed is None or set(listed[1].split(", ")) <= there, line
+
+
+def test_the_readme_can_be_read_at_one_go() -> None:
+    assert len(README.split()) <= MAX_README_WORDS
+    assert len(README.splitlines()) <= MAX_README_LINES
+
+
+def test_the_glossary_is_short() -> None:
+    glossary = ARCHITECTURE[ARCHITECTURE.index("## Glossary") :].partition("\n## ")[0]
+    words = re.findall(r"^\| \*\*(.+?)\*\*", glossary, re.MULTILINE)
+    assert 20 <= len(words) <= 40
+    assert len(set(words)) == len(words)
+
+
+def test_every_page_can_be_reached_from_the_home_page() -> None:
+    docs = ROOT / "docs"
+    reached, left = set[Path](), [docs / "index.md"]
+    while left:
+        page = left.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        targets = re.findall(r"\]\((?!http)([^)#\s]+\.md)[^)]*\)", page.read_text("utf-8"))
+        left += [(page.parent / target).resolve() for target in targets]
+    assert set(docs.rglob("*.md")) <= reached
+
+
+@pytest.mark.parametrize("page", list_pages(), ids=named)
+def test_shown_output_says_where_it_comes_from(page: Path) -> None:
+    """A block with a command and what it prints is run by the tools, or names what tests it."""
+    for block in list_blocks(page.read_text("utf-8")):
+        if block.shows_output:
+            command, _ = next(split_commands(block.body))
+            assert block.kind in {"output", "shown"}, command
+
+
+def test_recorded_sessions_name_files_that_are_there() -> None:
+    for page, block in page_blocks("shown"):
+        for name in re.findall(r"\b(?:tests|benchmarks|examples)/[\w/.]+", block.mark):
+            assert (ROOT / name.rstrip(".")).exists(), f"{page}: {name}"
+
+
+FAST = sorted(
+    {page for page, block in page_blocks("output") if not block.slow}
+    | {ROOT / "docs/benchmarks.md"}
+)
+SLOW = sorted({page for page, block in page_blocks("output") if block.slow})
+
+
+@pytest.mark.parametrize("page", FAST, ids=named)
+def test_shown_output_is_what_the_command_prints(page: Path) -> None:
+    """Stale? `python tools/docs_output.py --write PAGE` writes it anew."""
+    text = page.read_text("utf-8")
+    assert render_page(text, slow=False) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW, ids=named)
+def test_shown_output_of_slow_commands_is_what_they_print(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert render_page(text, slow=True) == text

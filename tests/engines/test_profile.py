@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from atoll.catalog import Catalog
+from atoll.core.errors import UnknownNameError
+from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime
+from atoll.engines.profile import EngineProfile
+from atoll.engines.table import ENGINES, EngineChoice, profile_engine
+
+PLANNED = sorted(name for name, engine in ENGINES.items() if engine.defaults is not None)
+GPUS = [Catalog.default().gpu(name) for name in ("B200", "H200", "A100-80", "L40S", "L4", "T4")]
+
+
+def test_unknown_engine() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean vllm") as caught:
+        profile_engine("vlm")
+    assert caught.value.kind == "engine"
+    assert set(caught.value.known) == set(PLANNED)
+
+
+def test_names_are_those_of_the_profiles() -> None:
+    for name in PLANNED:
+        assert profile_engine(name).name == EngineChoice(name).on(None).name == name
+
+
+def test_none_is_kernel_time_alone() -> None:
+    assert [profile_engine("none").host_seconds(n) for n in (1.0, 2.0, 512.0)] == [0.0, 0.0, 0.0]
+
+
+def test_host_time_by_hand() -> None:
+    profile = EngineProfile("x", HostTime(step_s=1e-3, sequence_s=5e-5))
+    assert profile.host_seconds(1.0) == pytest.approx(1.05e-3)
+    assert profile.host_seconds(100.0) == pytest.approx(6e-3)
+    some = np.array([0.0, 20.0])
+    assert profile.host_seconds(some) == pytest.approx([1e-3, 2e-3])
+
+
+def test_host_time_of_the_stage_engine_is_what_it_showed_beside_an_h200() -> None:
+    """`h200_host.csv` of the benchmarks' results: 0.26 ms for one sequence, 1.5 for 128, 2.6 for 256."""
+    plain = profile_engine("atoll")
+    for sequences, measured_s in ((1.0, 0.264e-3), (128.0, 1.492e-3), (256.0, 2.597e-3)):
+        assert plain.host_seconds(sequences) == pytest.approx(measured_s, rel=0.3)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_host_time_is_what_servers_show(name: str) -> None:
+    """Asynchronous: 0.2 to 0.6 ms. Otherwise about 1 ms and 0.05 ms for each running sequence."""
+    overlapped = profile_engine(name, limits=EngineLimits(scheduling="async"))
+    assert all(0.2e-3 <= overlapped.host_seconds(n) <= 0.6e-3 for n in (1.0, 64.0, 256.0))
+    plain = profile_engine(name, limits=EngineLimits(scheduling="sync"))
+    assert plain.host_seconds(1.0) == pytest.approx(1.05e-3)
+    assert plain.host_seconds(128.0) == pytest.approx(7.4e-3)
+
+
+def test_batches_of_vllm_depend_on_the_gpu() -> None:
+    limits = {
+        gpu.name: (p.max_sequences, p.max_tokens)
+        for gpu in GPUS
+        for p in [profile_engine("vllm", gpu)]
+    }
+    assert limits["H200"] == limits["B200"] == (1024, 8192)
+    assert limits["A100-80"] == limits["L40S"] == limits["T4"] == (256, 2048)
+    assert profile_engine("vllm", GPUS[0]).memory_share == 0.9
+    assert profile_engine("vllm", GPUS[0]).mixed_tokens == MIXED_TOKENS
+
+
+@given(
+    st.sampled_from(PLANNED),
+    st.sampled_from([None, *GPUS]),
+    st.none() | st.integers(1, 5000),
+    st.none() | st.integers(16, 50_000),
+)
+def test_limits_count_and_leave_a_batch_that_can_run(
+    name: str, gpu: object, sequences: int | None, tokens: int | None
+) -> None:
+    if sequences is not None and tokens is not None and tokens < sequences:
+        with pytest.raises(ValidationError, match="no room"):
+            EngineLimits(max_num_seqs=sequences, max_num_batched_tokens=tokens)
+        return
+    limits = EngineLimits(max_num_seqs=sequences, max_num_batched_tokens=tokens)
+    profile = profile_engine(name, gpu, limits)  # type: ignore[arg-type]
+    assert profile.max_sequences <= profile.mixed_tokens <= profile.max_tokens
+    assert sequences is None or profile.max_sequences == sequences
+    if tokens is not None:
+        assert profile.max_tokens == profile.mixed_tokens == tokens
+
+
+def test_what_is_set_counts_and_the_rest_is_the_engines() -> None:
+    own = profile_engine("vllm", GPUS[1])
+    host = HostTime(step_s=2e-3)
+    limits = EngineLimits(gpu_memory_utilization=0.5, prefix_caching=False, host=host)
+    changed = EngineChoice("vllm", limits).on(GPUS[1])
+    assert changed == EngineProfile(
+        "vllm",
+        host=host,
+        memory_share=0.5,
+        max_sequences=own.max_sequences,
+        max_tokens=own.max_tokens,
+        mixed_tokens=own.mixed_tokens,
+        prefix_caching=False,
+        prefill_layer_s=own.prefill_layer_s,
+        fuses_all_reduce=True,
+    )
+    assert limits.given == {
+        "gpu_memory_utilization": 0.5,
+        "prefix_caching": False,
+        "host": {"step_s": 2e-3, "sequence_s": 0.0},
+    }

@@ -1,0 +1,134 @@
+"""Nodes that run both phases: what holds for all of them, and one that is worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.catalog.link_table import Link
+from atoll.core.ids import Phase
+from atoll.engines.limits import MIXED_TOKENS
+from atoll.perf.batch import Batch
+from atoll.perf.capacity import CapacityModel, RoleLoad
+from atoll.perf.mixed_capacity import MixedCapacityModel
+from atoll.perf.step import Position, analytic, step_seconds
+from atoll.workload.lengths import BUILT_IN, LengthMix
+from tests.perf.builders import mixture, model, node_type
+
+MODELS = {
+    "llama-3.1-8b": model("llama-3.1-8b"),
+    "gpt-oss-20b": model("gpt-oss-20b"),
+    "qwen3-32b@fp8": model("qwen3-32b@fp8"),
+    "mixture": mixture(layers=12, hidden=2048, vocab=32000),
+}
+NODES = ("T4:1", "L4:1", "L40S:1", "H100:1", "H100:8")
+LINKS = (None, Link(10e9 / 8, 0.5e-3), Link(1e7, 0.05))
+MIXES = (
+    *BUILT_IN.values(),
+    LengthMix.fixed(1, 1),
+    LengthMix.fixed(512, 128),
+    replace(LengthMix.fixed(500, 100), input_tail=4000.0),
+)
+ENDS = (Position.FIRST, Position.MIDDLE, Position.LAST)
+
+
+def both(
+    spec: str, node: str, mix: LengthMix, ttft_s: float, tpot_s: float, link: Link | None = None
+) -> MixedCapacityModel:
+    """The capacity of a model on a node, all its GPUs one copy."""
+    llm = MODELS[spec]
+    prompts = RoleLoad("p", llm, Phase.PREFILL, ttft_s, mix, together=True, waits=True)
+    answers = RoleLoad("d", llm, Phase.DECODE, tpot_s, mix, together=True, waits=True)
+    return MixedCapacityModel(prompts, answers, analytic(llm, node_type(node)), link=link)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(MODELS)),
+    st.sampled_from(NODES),
+    st.sampled_from(MIXES),
+    st.sampled_from(LINKS),
+    st.floats(0.2, 5.0),
+    st.floats(0.02, 0.3),
+    st.floats(1.0, 3.0),
+    st.floats(1.0, 3.0),
+)
+def test_never_rises_with_layers_nor_falls_with_a_looser_promise(
+    spec: str,
+    node: str,
+    mix: LengthMix,
+    link: Link | None,
+    ttft_s: float,
+    tpot_s: float,
+    later: float,
+    slower: float,
+) -> None:
+    rates = both(spec, node, mix, ttft_s, tpot_s, link).throughputs([2, 3, 4], ENDS)
+    assert np.isfinite(rates).all()
+    assert (rates >= 0.0).all()
+    assert (rates[:, :, 0] == 0.0).all()
+    assert (np.diff(rates[:, :, 1:], axis=2) <= 0.0).all()
+    loose = both(spec, node, mix, ttft_s * later, tpot_s * slower, link)
+    assert (loose.throughputs([2, 3, 4], ENDS) >= rates * (1.0 - 1e-9)).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(sorted(MODELS)),
+    st.sampled_from(NODES),
+    st.sampled_from(MIXES),
+    st.floats(0.2, 5.0),
+    st.floats(0.02, 0.3),
+)
+def test_both_phases_never_carry_more_than_each_of_them_could_alone(
+    spec: str, node: str, mix: LengthMix, ttft_s: float, tpot_s: float
+) -> None:
+    llm = MODELS[spec]
+    rate = both(spec, node, mix, ttft_s, tpot_s).throughputs([1], [Position.WHOLE])[0, 0, -1]
+    for phase, slo_s, tokens in (
+        (Phase.PREFILL, ttft_s, mix.input_mean),
+        (Phase.DECODE, tpot_s, mix.output_mean),
+    ):
+        alone = CapacityModel(RoleLoad("x", llm, phase, slo_s, mix), analytic(llm, node_type(node)))
+        most = alone.throughput([1], [slo_s], Position.WHOLE)[0, -1] / tokens
+        assert rate <= most * 1.05 + 1e-9
+
+
+def test_a_step_with_its_share_of_prompts_takes_the_promised_time() -> None:
+    """Long answers on a node with room for all: B / (out T) where the mean step T takes all of TPOT."""
+    mix, llm = LengthMix.fixed(512, 2048), MODELS["llama-3.1-8b"]
+    rate = both("llama-3.1-8b", "H100:1", mix, 60.0, 0.02).throughputs([1], [Position.WHOLE])
+    steps = analytic(llm, node_type("H100:1"))
+    sequences = float(rate[0, 0, -1]) * 2048 * 0.02
+
+    def seconds(prompts: float) -> float:
+        batch = Batch(512 * prompts, prompts, 0.0, sequences, mix.decode_context)
+        return step_seconds(steps, batch, 0, llm.layers)
+
+    share = sequences / 2048
+    assert 0.0 < share < 1.0
+    mean = (1 - share) * seconds(0.0) + share * seconds(1.0)
+    # The backlog of prompts at the start adds a little to it.
+    assert mean == pytest.approx(0.02, rel=0.03)
+    assert mean < 0.02
+
+
+def test_prompts_that_fill_every_step_are_the_limit_however_loose_the_promises() -> None:
+    mix = LengthMix.fixed(2000, 10)
+    loose = both("llama-3.1-8b", "H100:1", mix, 1e4, 1e4).throughputs([1], [Position.WHOLE])
+    steps = analytic(MODELS["llama-3.1-8b"], node_type("H100:1"))
+    fastest = step_seconds(steps, Batch.prefill(MIXED_TOKENS), 0, 32) * 2000 / MIXED_TOKENS
+    assert 0.7 / fastest < loose[0, 0, -1] < 1.0 / fastest
+
+
+def test_the_longest_prompt_must_be_in_time_and_fit() -> None:
+    mix = LengthMix.fixed(500, 100)
+    for tail in (20_000.0, 120_000.0):
+        late = both("llama-3.1-8b", "L4:1", replace(mix, input_tail=tail), 2.0, 0.2)
+        free = both("llama-3.1-8b", "L4:1", mix, 2.0, 0.2)
+        assert free.throughputs([1], [Position.WHOLE])[0, 0, -1] > 0.0
+        assert late.throughputs([1], [Position.WHOLE])[0, 0, -1] == 0.0

@@ -1,0 +1,168 @@
+"""Promises of any-to-any models: kept in simulation, or a plan that says why they are not."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from atoll.core.errors import UsageError
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem
+from atoll.plan.validate.check import validate
+from atoll.prove.graph_kept import (
+    GraphShares,
+    mean_of,
+    plain_plan,
+    plain_problem,
+    sample_graphs,
+)
+from atoll.prove.graph_promises import keep_graph_promises
+from atoll.prove.planning import plan as plan_fleet
+from atoll.sim.tasks.from_plan import task_fleet
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.registry import solve
+from tests.solve.graph.fleets import SPEAKING, fleet, offer, seeing
+
+
+def prove(problem: Problem) -> Plan:
+    plan = keep_graph_promises(problem, PlanRequest(deadline_s=600.0))
+    assert validate(plan, problem) == []
+    return plan
+
+
+SMALL = seeing(rate="2/s")
+
+
+@cache
+def small() -> tuple[Problem, Plan]:
+    problem = fleet({"see": SMALL})
+    return problem, prove(problem)
+
+
+def test_promises_are_kept_by_enough_requests() -> None:
+    problem, plan = small()
+    (kept,) = plan.promises
+    assert (kept.service, kept.target) == ("see", 0.95)
+    assert kept.kept >= kept.target
+    assert kept.low <= kept.kept <= kept.high
+    assert kept.kept <= min(kept.kept_ttft, kept.kept_tpot) + 1e-9
+    assert kept.cause is None
+    assert plan.served_fraction == {"see": 1.0}
+    # Capacity alone is cheaper, or as cheap.
+    assert plan.usd_per_hour >= solve(problem).usd_per_hour * (1 - 1e-3)
+
+
+def test_a_promise_that_cannot_be_kept_has_a_cause() -> None:
+    """Requests come in bursts, and there is hardly more time than one alone takes."""
+    own = {**SMALL, "attainment": 0.99, "burstiness": 8.0, "ttft": "1s"}
+    plan = prove(fleet({"see": own}, (offer("L40S:1", 1.9, 2),)))
+    (kept,) = plan.promises
+    assert kept.kept < 0.99
+    assert kept.cause is not None
+    assert "first texts" in kept.cause
+
+
+def test_no_plan_is_no_plan() -> None:
+    plan = prove(fleet({"see": SMALL}, (offer("T4:1", 0.5),)))
+    assert plan.status == "infeasible"
+    assert plan.promises == ()
+    assert plan.reasons
+
+
+def test_a_plan_is_not_lost_where_more_room_than_there_is_was_asked_for() -> None:
+    """All demand must be met: executors that are given room find none on two machines."""
+    few = (offer("L40S:1", 1.9, 1), offer("L4:1", 0.8, 1))
+    problem = fleet({"see": SMALL}, few, settings={"on_shortage": "fail"})
+    plan = prove(problem)
+    assert prove(problem) == plan  # the same question has the same answer
+    assert plan.status != "infeasible"
+    (kept,) = plan.promises
+    assert kept.kept >= kept.target or kept.cause is not None
+
+
+@pytest.mark.parametrize("limits", [{"survive": 1}, {"spot_loss": "0.1/h"}])
+def test_losses_that_are_not_simulated_are_refused(limits: dict[str, object]) -> None:
+    problem = fleet({"see": SMALL}, limits=limits)
+    with pytest.raises(UsageError) as caught:
+        prove(problem)
+    assert caught.value.field == f"limits.{next(iter(limits))}"
+
+
+def test_simple_rules_are_not_simulated() -> None:
+    plan = plan_fleet(fleet({"see": SMALL}), PlanRequest(solver="monolith"))
+    assert plan.solver == "monolith"
+    assert plan.promises == ()
+    assert {i.role_id.component for i in plan.instances} == {"vision+llm"}
+
+
+def test_runs_without_a_rare_class_count_for_the_others() -> None:
+    runs = [
+        GraphShares(1.0, {"ttft": 1.0}, {"a": 0.5}),
+        GraphShares(0.5, {"ttft": 0.8, "ahead": 0.4}, {"a": 0.3}),
+    ]
+    mean = mean_of(runs)
+    assert mean.all == 0.75
+    assert mean.each == pytest.approx({"ttft": 0.9, "ahead": 0.4})
+    assert mean.busy == pytest.approx({"a": 0.4})
+
+
+def test_samples_are_of_services_that_are_served() -> None:
+    problem = fleet({"see": SMALL, "speak": {**SPEAKING, "rate": "0/s"}})
+    plan = solve(problem)
+    facts = problem.catalog()
+    samples = sample_graphs(
+        plan, problem, facts, first_seed=1, min_runs=1, max_runs=1, requests=400
+    )
+    assert set(samples) == {"see"}
+    assert len(samples["see"]) == 1
+
+
+def test_plain_services_are_looked_at_alone() -> None:
+    chat = {
+        "model": "llama-3.2-1b",
+        "rate": "1/s",
+        "ttft": "1s",
+        "tpot": "50ms",
+        "lengths": "512x128",
+    }
+    problem = fleet({"see": SMALL, "chat": chat})
+    alone = plain_problem(problem)
+    assert alone is not None
+    assert [s.name for s in alone.services] == ["chat"]
+    assert plain_problem(fleet({"see": SMALL})) is None
+    plan = solve(problem)
+    plain = plain_plan(plan)
+    assert {i.service for i in plain.instances} == {"chat"}
+    assert plain.paths == ()
+    assert set(plain.served_fraction) == {"chat"}
+
+
+# What is simulated is what was planned
+
+
+def test_a_simulated_fleet_is_the_plan() -> None:
+    problem, plan = small()
+    own = task_fleet(plan, problem, problem.catalog())
+    assert {e.name for e in own.executors} == {i.id for i in plan.instances}
+    assert sum(klass.rate_per_s for klass in own.classes) == pytest.approx(2.0)
+    shares: dict[str, float] = {}
+    for path in own.paths:
+        shares[path.klass] = shares.get(path.klass, 0.0) + path.share
+        for step in path.steps:
+            assert sum(weight for _, weight in step.executors) == pytest.approx(1.0)
+    assert shares == pytest.approx({"text": 1.0, "image+text": 1.0})
+    for klass in own.classes:
+        assert klass.promises.ttft_s == 2.0
+        assert ("vision" in klass.needs) == (klass.name == "image+text")
+
+
+def test_what_is_not_served_does_not_arrive() -> None:
+    few = (offer("L40S:1", 1.9, 1),)
+    problem = fleet({"see": seeing(rate="40/s", headroom=1.5)}, few)
+    plan = solve(problem)
+    share = plan.served_fraction["see"]
+    assert 0.0 < share < 0.5
+    own = task_fleet(plan, problem, problem.catalog())
+    # Headroom is the first to go.
+    assert sum(klass.rate_per_s for klass in own.classes) == pytest.approx(40.0 * 1.5 * share)

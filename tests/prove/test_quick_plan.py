@@ -1,0 +1,82 @@
+"""Plans in a second: sized by simulation, within a budget and what there is, the same every time."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.plan.validate.check import validate
+from atoll.planner.change import DialChange, apply_change
+from atoll.planner.source import read_sent
+from atoll.prove import quick_plan as quick
+from atoll.prove.quick_plan import plan_quickly, scale_demand, short_services
+
+SMALL = """
+name: small
+services:
+  chat: {model: llama-3.1-8b, ttft: 2s, tpot: 100ms, rate: 4/s, lengths: 512x128}
+  titles: {model: llama-3.1-8b, ttft: 2s, tpot: 100ms, rate: 1/s, lengths: 300x20}
+pool: {cloud: {regions: [aws/us-east-2], gpus: [L4], available: 8}}
+settings: {max_nodes_per_instance: 2}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forgets() -> None:
+    quick._cache.clear()
+
+
+def test_a_plan_keeps_its_promises_and_is_valid() -> None:
+    problem = read_sent(SMALL).problem
+    found = plan_quickly(problem, simulate_s=30.0, seed=0)
+    assert found.served == 1.0
+    assert found.keeps_all
+    assert not validate(found.plan, found.problem)
+    assert found.plan.bound is None
+    assert found.plan.gap is None
+    again = plan_quickly(problem, simulate_s=30.0, seed=0)
+    assert again is found
+    quick._cache.clear()
+    anew = plan_quickly(problem, simulate_s=30.0, seed=0)
+    assert anew.plan.to_json() == found.plan.to_json()
+    assert anew.kept == found.kept
+
+
+def test_a_budget_is_kept_and_what_is_served_keeps_its_promises() -> None:
+    source = read_sent(SMALL)
+    whole = plan_quickly(source.problem, simulate_s=30.0, seed=0)
+    more = apply_change(source, DialChange(demand={"chat": 6.0})).problem
+    dear = plan_quickly(more, simulate_s=30.0, seed=0)
+    budget = (whole.plan.usd_per_hour + dear.plan.usd_per_hour) / 2.0
+    change = DialChange(demand={"chat": 6.0}, budget_usd_per_hour=budget)
+    found = plan_quickly(apply_change(source, change).problem, simulate_s=30.0, seed=0)
+    assert found.plan.usd_per_hour <= budget
+    assert 0.0 < found.served < 1.0
+    assert found.keeps_all
+    assert not validate(found.plan, found.problem)
+
+
+def test_what_there_is_not_enough_of_is_shared() -> None:
+    source = read_sent(SMALL)
+    change = DialChange(demand={"chat": 40.0}, available={"L4": 0.125})
+    found = plan_quickly(apply_change(source, change).problem, simulate_s=30.0, seed=0)
+    assert 0.0 < found.served < 1.0
+    assert found.plan.instances
+
+
+def test_where_nothing_can_be_paid_nothing_is_served() -> None:
+    problem = apply_change(read_sent(SMALL), DialChange(budget_usd_per_hour=0.01)).problem
+    found = plan_quickly(problem, simulate_s=30.0, seed=0)
+    assert found.served == 0.0
+    assert not found.plan.instances
+    assert set(found.kept.values()) == {None}
+
+
+def test_demand_is_scaled_for_all() -> None:
+    problem = read_sent(SMALL).problem
+    half = scale_demand(problem, 0.5)
+    assert [s.rate_per_s for s in half.services] == [s.rate_per_s / 2 for s in problem.services]
+
+
+def test_short_are_those_below_their_target() -> None:
+    problem = read_sent(SMALL).problem
+    assert short_services(problem, {"chat": 0.9, "titles": None}) == {"chat": 0.9}
