@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from atoll.deploy.local.daemon import (
     announces_nothing,
     last_word,
     process_start,
+    take_lock,
 )
 from atoll.deploy.local.gpu_slots import PoolMachine
 from atoll.deploy.local.local_deployer import LocalDeployer
@@ -307,18 +309,39 @@ def test_a_controller_that_ended_between_order_and_start_is_made_good(folder: Pa
     wait(lambda: state_of(deployer, handle).state == "ready")
 
 
-def test_what_was_ordered_and_never_born_is_discarded_and_stays_so(folder: Path) -> None:
+def test_a_daemon_that_is_slow_to_begin_is_waited_for(folder: Path) -> None:
     deployer = LocalDeployer(MACHINES, folder)
     handle = deployer.start(order("chat-0", SLEEP)).handle
     deployer.stop(handle, 0)
     home = folder / "f-lab" / "i-chat-0"
     (home / "state.json").unlink()
-    # Its daemon is still loading Python while the next controller clears up.
-    late = subprocess.Popen([sys.executable, "-m", "atoll.deploy.local.daemon", str(home)])
-    late.send_signal(signal.SIGSTOP)
+
+    def start_late() -> subprocess.Popen[bytes]:
+        # Its controller was killed while the daemon still loads Python.
+        lock = take_lock(home)
+        assert lock is not None
+        words = [sys.executable, "-m", "atoll.deploy.local.daemon", str(home), str(lock)]
+        late = subprocess.Popen(words, pass_fds=(lock,))
+        late.send_signal(signal.SIGSTOP)
+        os.close(lock)
+        return late
+
+    late = start_late()
+    assert state_of(deployer, handle).state == "starting"
+    assert deployer.start(order("chat-0", SLEEP)).state == "starting"
+    with ThreadPoolExecutor() as threads:
+        stopping = threads.submit(deployer.stop, handle, 1)
+        late.send_signal(signal.SIGCONT)
+        assert late.wait(60) == 0
+        stopping.result()
+    assert state_of(deployer, handle).state == "gone"
+    # One that ends before it has begun was never born: nothing of it stays.
+    (home / "state.json").unlink()
+    late = start_late()
+    late.kill()
+    late.wait()
+    assert state_of(deployer, handle).state == "failed"
     deployer.stop(handle, 1)
-    late.send_signal(signal.SIGCONT)
-    assert late.wait(60) == 0
     assert not home.exists()
     assert deployer.list("lab") == ()
 

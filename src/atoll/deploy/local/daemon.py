@@ -1,10 +1,13 @@
 """Daemon of one instance on this machine: runs its processes in a session that outlives the controller.
 
-`python -m atoll.deploy.local.daemon FOLDER` reads `order.json` there, starts every node's command under the
-supervisor, and writes what it sees to `state.json` whenever that changes. It holds a lock on `keeper.lock` as
-long as it lives: two daemons of one folder are impossible, and whoever can take the lock knows that there is
-none. SIGTERM drains: every command gets SIGTERM and the order's time to end by itself. SIGINT ends at once.
-Nothing it started outlives it, however it ends (see `atoll.runtime.supervise.supervisor`).
+`python -m atoll.deploy.local.daemon FOLDER LOCK` reads `order.json` there, starts every node's command under
+the supervisor, and writes what it sees to `state.json` whenever that changes. It locks `keeper.lock`
+as long as it lives: two daemons of one folder are impossible, and whoever can take the lock knows that there
+is none. The lock is taken before the daemon is started and inherited as the file descriptor LOCK, so that it
+is held without a gap: a daemon that is slow to begin is never taken for one that never came.
+
+SIGTERM drains: every command gets SIGTERM and the order's time to end by itself. SIGINT ends at once. Nothing
+it started outlives it, however it ends (see `atoll.runtime.supervise.supervisor`).
 """
 
 from __future__ import annotations
@@ -285,18 +288,14 @@ class InstanceDaemon:
 
 
 def main(arguments: list[str]) -> int:
-    """Leave the caller's session, take the lock of a folder, and keep its instance."""
-    folder = Path(arguments[0])
+    """Leave the caller's session and keep the instance of a folder, whose lock was inherited."""
+    folder, lock = Path(arguments[0]), int(arguments[1])
     if os.fork():
         # The caller waits for this one; the daemon itself is nobody's child.
         os._exit(0)
     os.setsid()
-    try:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        return 0  # it was discarded before this process began
-    if not _take(lock) or not (folder / ORDER).exists():
-        return 0
+    # What it starts must not hold the lock when the daemon itself is gone.
+    os.set_inheritable(lock, False)
     try:
         order = DaemonOrder.from_json(read_text_limited(folder / ORDER), path=folder / ORDER)
         asyncio.run(_keep(folder, order))
@@ -306,18 +305,23 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _take(lock: int) -> bool:
-    """Take a daemon's lock, past those who only look whether it is held."""
+def take_lock(home: Path) -> int | None:
+    """Take the lock of a daemon's folder, past those who only look; None if a daemon has it.
+
+    Returns the descriptor: the lock is held as long as somebody who inherited it lives.
+    """
+    lock = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     until_s = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > until_s:
-                return False
+                os.close(lock)
+                return None
             time.sleep(0.01)
         else:
-            return True
+            return lock
 
 
 async def _keep(folder: Path, order: DaemonOrder) -> None:

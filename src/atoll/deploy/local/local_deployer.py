@@ -38,6 +38,7 @@ from atoll.deploy.local.daemon import (
     DaemonState,
     ProcessId,
     process_start,
+    take_lock,
 )
 from atoll.deploy.local.gpu_slots import (
     HeldSlots,
@@ -142,9 +143,8 @@ class LocalDeployer:
         """End an instance and wait until nothing of it is left."""
         home = self._home(handle)
         with self._fence(self._fleet_of(home), term):
-            state = self._read_state(home)
+            state = self._wait_begin(home)
             if state is None:
-                _discard_unborn(home)
                 return
             _signal_process(state.daemon, signal.SIGINT)
             if self._wait_end(home, STOP_WAIT_S):
@@ -194,19 +194,16 @@ class LocalDeployer:
             ordered_s=self._clock(),
         )
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Before the daemon starts: it reads this, and others see by it which slots are held.
-        atomic_write(home / ORDER, kept.to_json(indent=2) + "\n")
-        environment = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
-        with (home / "daemon.log").open("ab") as log:
-            subprocess.run(
-                [sys.executable, "-m", "atoll.deploy.local.daemon", str(home)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                check=False,
-                timeout=DAEMON_START_S,
-            )
+        lock = take_lock(home)
+        if lock is None:
+            raise DeployError(f"{order.labels.instance} has a daemon already", kind="settings")
+        try:
+            # Before the daemon starts: it reads this, and others see by it which slots are held.
+            atomic_write(home / ORDER, kept.to_json(indent=2) + "\n")
+            self._start_daemon(home, lock)
+        finally:
+            # The daemon holds it from now on; where none was started, nobody does.
+            os.close(lock)
         # The call returns as soon as the daemon has left this session; its state says that it has begun.
         until_s = time.monotonic() + DAEMON_START_S
         while not (home / STATE).exists():
@@ -217,6 +214,19 @@ class LocalDeployer:
                     kind="settings",
                 )
             time.sleep(_POLL_S)
+
+    def _start_daemon(self, home: Path, lock: int) -> None:
+        with (home / "daemon.log").open("ab") as log:
+            subprocess.run(
+                [sys.executable, "-m", "atoll.deploy.local.daemon", str(home), str(lock)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={k: v for k, v in os.environ.items() if k not in NOT_INHERITED},
+                pass_fds=(lock,),
+                check=False,
+                timeout=DAEMON_START_S,
+            )
 
     def _keep_node(self, command: NodeCommand, held: HeldSlots, port: int | None) -> DaemonNode:
         argv = tuple(word.replace(_PORT, str(port)) for word in command.argv)
@@ -363,6 +373,15 @@ class LocalDeployer:
         state = self._read_state(home)
         return state is None or not any(map(_is_alive, state.processes))
 
+    def _wait_begin(self, home: Path) -> DaemonState | None:
+        """Return the state of an instance, once its daemon has begun; None where there is none any more."""
+        until_s = time.monotonic() + DAEMON_START_S
+        while (state := self._read_state(home)) is None and not _discard_unborn(home):
+            if time.monotonic() > until_s:
+                raise DeployError(f"the daemon of {home.name[2:]} hangs", kind="unreachable")
+            time.sleep(_POLL_S)
+        return state
+
     def _wait_end(self, home: Path, max_s: float) -> bool:
         until_s = time.monotonic() + max_s
         while not self._is_over(home):
@@ -437,18 +456,19 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _discard_unborn(home: Path) -> None:
-    """Remove what was ordered and has no daemon; one that comes too late finds no order and ends."""
+def _discard_unborn(home: Path) -> bool:
+    """Remove what was ordered and has no daemon; whether it had none."""
     if not home.exists():
-        return
+        return True
     descriptor = os.open(home / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(home, ignore_errors=True)
     except BlockingIOError:
-        return  # it has just been born
+        return False
     finally:
         os.close(descriptor)
+    return True
 
 
 def _is_alive(process: ProcessId) -> bool:
