@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response, ServerLimits
-from atoll.runtime.http.http_server import Request
+from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response
+from atoll.runtime.http.http_server import ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
 from tests.dashboard import fake_data as data
 from tests.dashboard.fake_data import Json
@@ -48,7 +48,7 @@ class FakeService:
         self.started_s = time.time()
         self.renames: dict[str, str] = {}
         """Texts of answers that are told as others: what is called "gpu1" here may be called anything."""
-        self.server = HandlerServer(self.answer, ServerLimits(body_bytes=64 * 2**20))
+        self.server = HandlerServer(self.answer, ConnectionLimits(body_bytes=64 * 2**20))
         self.url = ""
 
     async def start(self, port: int = 0) -> None:

@@ -225,15 +225,11 @@ async def _serve(
 ) -> None:
     from atoll.dashboard.links import LoginLinks, links_folder
     from atoll.dashboard.server import Dashboard
-    from atoll.runtime.http.listen_address import cannot_listen
     from atoll.runtime.http.program import close_when_told
 
     # The folder is called by the port, which is known once it is listened on.
     dashboard = Dashboard(settings, services, LoginLinks(runtime_dir()))
-    try:
-        host, port = await dashboard.start()
-    except OSError as error:
-        raise cannot_listen(error, options.host, options.port) from error
+    host, port = await dashboard.start()
     links = dashboard.links = LoginLinks(links_folder(port))
     url = options.public_url[0].rstrip("/") if options.public_url else _write_url(host, port)
     links.announce(url)

@@ -35,9 +35,9 @@ from atoll.dashboard.services import ADMIN_PATH, ServiceDirectory, at_public_por
 from atoll.dashboard.sessions import ABSOLUTE_S, ROLES, LoginLimiter, LoginSession, SessionStore
 from atoll.dashboard.static import FOLDER, StaticFiles
 from atoll.dashboard.trust import ProxyTrust
-from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response, ServerLimits
+from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response
 from atoll.runtime.http.http_client import FetchError
-from atoll.runtime.http.http_server import Request
+from atoll.runtime.http.http_server import ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
 
 _LOG = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ _LOGIN = msgspec.json.Decoder(_Login)
 _ASKER = msgspec.json.Decoder(Asker)
 
 
-class PageLimits(ServerLimits):
+class PageLimits(ConnectionLimits):
     """Limits on requests of clients: large bodies only where they are passed on."""
 
     def body_limit(self, path: bytes) -> int:

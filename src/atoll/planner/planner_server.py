@@ -27,9 +27,9 @@ from atoll.planner.planner_service import (
     read_role,
 )
 from atoll.planner.worker import describe_error
-from atoll.runtime.http.handlers import Answer, HandlerServer, ServerDeadlines, ServerLimits
-from atoll.runtime.http.http_server import Request
-from atoll.runtime.http.listen_address import cannot_listen, is_listening
+from atoll.runtime.http.handlers import Answer, HandlerServer
+from atoll.runtime.http.http_server import ConnectionDeadlines, ConnectionLimits, Request
+from atoll.runtime.http.listen_address import is_listening
 from atoll.runtime.http.program import close_when_told
 from atoll.runtime.openai import ApiError
 
@@ -48,7 +48,7 @@ _TOKEN_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class PlannerLimits(ServerLimits):
+class PlannerLimits(ConnectionLimits):
     """Bodies are small, but for traces."""
 
     body_bytes: int = _MAX_TRACE_BYTES
@@ -100,7 +100,7 @@ class PlannerServer:
         self.planner = planner
         self._routes = routes
         self._token: str | None = None
-        self._http = HandlerServer(self.answer, PlannerLimits(), ServerDeadlines(body_s=300.0))
+        self._http = HandlerServer(self.answer, PlannerLimits(), ConnectionDeadlines(body_s=300.0))
 
     async def start(self, options: PlannerOptions) -> PlannerAddress:
         """Listen, and return where."""
@@ -109,10 +109,7 @@ class PlannerServer:
             await self._http.start_on_socket(path)
             return PlannerAddress(socket=str(path))
         self._token = options.token or secrets.token_urlsafe(_TOKEN_BYTES)
-        try:
-            host, port = await self._http.start(HOST, options.port)
-        except OSError as error:
-            raise cannot_listen(error, HOST, options.port) from error
+        host, port = await self._http.start(HOST, options.port)
         return PlannerAddress(url=f"http://{host}:{port}", token=self._token)
 
     async def close(self) -> None:

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.runtime.http.handlers import ServerDeadlines, ServerLimits
 from atoll.runtime.http.http_request import IncomingBody
-from atoll.runtime.http.http_server import Connection, Request
+from atoll.runtime.http.http_server import Application, Connection, ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
 
 MIB = 2**20
@@ -97,18 +96,12 @@ class Call:
     def resume(self) -> None: ...
 
 
-class App:
+class App(Application):
     """An application that answers when it is told to."""
 
-    once: frozenset[bytes] = frozenset()
-
     def __init__(self, **limits: int) -> None:
-        self.limits = ServerLimits(**limits)
-        self.deadlines = ServerDeadlines()
-        self.connections: set[Connection] = set()
-        self.buffered = 0
+        super().__init__(ConnectionLimits(**limits))
         self.date = b"now"
-        self.draining = False
         self.clock = Clock()
         self.loop = cast("asyncio.AbstractEventLoop", self.clock)
         self.asked: list[Request] = []

@@ -14,11 +14,9 @@ from atoll.runtime.http.handlers import (
     Handler,
     HandlerServer,
     Response,
-    ServerDeadlines,
-    ServerLimits,
 )
 from atoll.runtime.http.http_client import request
-from atoll.runtime.http.http_server import Request
+from atoll.runtime.http.http_server import ConnectionDeadlines, ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
 
 PATIENCE_S = 30.0
@@ -66,8 +64,8 @@ class Bench:
 def with_server(
     handler: Handler,
     go: Callable[[Bench], Awaitable[None]],
-    limits: ServerLimits | None = None,
-    deadlines: ServerDeadlines | None = None,
+    limits: ConnectionLimits | None = None,
+    deadlines: ConnectionDeadlines | None = None,
 ) -> None:
     async def run() -> None:
         server = HandlerServer(handler, limits, deadlines)
@@ -151,7 +149,7 @@ def test_trailers_are_no_more_than_headers_may_be() -> None:
         client.send(b"".join(b"T%d: x\r\n" % number for number in range(20)))
         assert b" 431 " in await client.rest()
 
-    with_server(echo, go, ServerLimits(headers=10))
+    with_server(echo, go, ConnectionLimits(headers=10))
 
 
 def test_pipelined_requests_are_answered_in_order() -> None:
@@ -275,7 +273,7 @@ def test_the_source_waits_for_a_client_that_does_not_read() -> None:
         assert made < 2000
         await until(lambda: not bench.server.running)
 
-    with_server(handler, go, deadlines=ServerDeadlines(client_s=0.2))
+    with_server(handler, go, deadlines=ConnectionDeadlines(client_s=0.2))
 
 
 @pytest.mark.parametrize(
@@ -305,8 +303,8 @@ def test_limits_and_deadlines(raw: bytes, status: int) -> None:
     with_server(
         echo,
         go,
-        ServerLimits(body_bytes=1000, header_bytes=2000, headers=50),
-        ServerDeadlines(header_s=0.05, body_s=0.05) if status == 408 else None,
+        ConnectionLimits(body_bytes=1000, header_bytes=2000, headers=50),
+        ConnectionDeadlines(header_s=0.05, body_s=0.05) if status == 408 else None,
     )
 
 
@@ -316,7 +314,7 @@ def test_an_idle_connection_is_closed() -> None:
         client.send(get("/a"))
         assert (await client.rest()).endswith(b"GET /a ")
 
-    with_server(echo, go, deadlines=ServerDeadlines(idle_s=0.05))
+    with_server(echo, go, deadlines=ConnectionDeadlines(idle_s=0.05))
 
 
 def test_draining_lets_what_runs_end() -> None:

@@ -42,6 +42,7 @@ from atoll.runtime.executor.fetching import HandleResolver
 from atoll.runtime.executor.outputs import OutputSaver
 from atoll.runtime.executor.store import CACHE, ArrayStore
 from atoll.runtime.executor.workers import ComponentWorker, note_failure
+from atoll.runtime.http.listen_address import cannot_listen
 from atoll.tasks.values import Value
 
 _LOG = logging.getLogger(__name__)
@@ -99,7 +100,10 @@ class ExecutorServer:
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and return the host and port listened on; handles made from now on name them."""
-        self._server = await asyncio.start_server(self._accept, host, port, limit=_READ_BYTES)
+        try:
+            self._server = await asyncio.start_server(self._accept, host, port, limit=_READ_BYTES)
+        except OSError as error:
+            raise cannot_listen(error, host, port, field="address") from error
         address = self._server.sockets[0].getsockname()
         self.store.address = f"{address[0]}:{address[1]}"
         self._expiring = asyncio.create_task(self._expire())

@@ -18,7 +18,8 @@ from atoll.fabric.transport.fabric_settings import FabricSettings
 from atoll.runtime.federation.federation import Federation
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewayFile
-from atoll.runtime.gateway.standalone import Signals, follow
+from atoll.runtime.gateway.standalone import drain, follow
+from atoll.runtime.http.program import StopSignals
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog, Log, SilentLog
 
@@ -96,11 +97,11 @@ class GatewayProcess:
         )
         self.address = await self.gateway.start()
 
-    async def stop(self, signals: Signals | None = None) -> None:
+    async def stop(self, signals: StopSignals | None = None) -> None:
         """Finish what runs, then leave the fabric and write down the rest."""
         try:
             if signals is not None:
-                await signals.drain(self.gateway, self.options.drain_s)
+                await drain(self.gateway, self.options.drain_s, signals)
             else:
                 await self.gateway.close()
         finally:
@@ -167,7 +168,7 @@ class GatewayProcess:
 
 async def serve(options: ServiceOptions, ready: Callable[[GatewayProcess], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal stops at once."""
-    signals = Signals()
+    signals = StopSignals(is_interactive=True)
     service = GatewayProcess(options)
     await service.start()
     following: asyncio.Task[None] | None = None
@@ -177,7 +178,7 @@ async def serve(options: ServiceOptions, ready: Callable[[GatewayProcess], None]
             following = asyncio.create_task(
                 follow(options.config, options.settings, service.gateway, options.overruled)
             )
-        await signals.stop.wait()
+        await signals.asked.wait()
     finally:
         if following is not None:
             following.cancel()

@@ -71,8 +71,7 @@ from atoll.runtime.gateway.token_relay import TOKEN_ENDPOINTS, TokenRelay
 from atoll.runtime.gateway.traffic_tally import TrafficTally
 from atoll.runtime.gateway.usage_writer import ENDPOINTS, UsageWriter, ended_request
 from atoll.runtime.http.http_request import TRACE_STATE
-from atoll.runtime.http.http_server import REQUEST_ID, Connection, Request
-from atoll.runtime.http.listen_address import cannot_listen, limit_unsent
+from atoll.runtime.http.http_server import REQUEST_ID, Application, Connection, Request
 from atoll.runtime.http.process_memory import return_large_memory, return_unused_memory
 from atoll.runtime.http.upstream import HttpUpstreamPool, UpstreamPool
 from atoll.runtime.openai import (
@@ -107,7 +106,7 @@ _LARGE_BYTES = 64 * 2**10
 """Of a body: what it is read into is counted, too."""
 
 
-class Gateway:
+class Gateway(Application):
     """Serves a pool of backends on one port, and is administered beside it.
 
     `on_usage` is called exactly once for every request that reached the point of being sent to a
@@ -115,8 +114,6 @@ class Gateway:
     the nodes of a fabric, `recorder` and `spans` keep traces. Runs on any asyncio loop; uvloop's makes it
     fast.
     """
-
-    once: frozenset[bytes] = frozenset()
 
     def __init__(
         self,
@@ -131,6 +128,7 @@ class Gateway:
         spans: Spans | None = None,
     ) -> None:
         chosen = settings or GatewaySettings()
+        super().__init__(chosen.limits, chosen.deadlines)
         self.pool = pool
         self.accounts = accounts
         self.federation = federation
@@ -139,16 +137,11 @@ class Gateway:
         self.detailed = any((accounts, federation, spans))
         self._recorded = recorder is not None
         self.metrics = GatewayMetrics(pool)
-        self.connections: set[Connection] = set()
         self.relays: set[Relay] = set()
         self.service_proxies: set[ServiceProxy] = set()
         self.queue = RequestQueue()
         self.deaths = DeathBook()
-        self.buffered = 0
-        self.draining = False
-        self.date = b""
         self.started_s = time.time()
-        self.loop: asyncio.AbstractEventLoop
         self.traffic: TrafficTally
         """Counts of demand and kept promises, once it runs."""
         self.chooser = BackendChooser(pool, accounts, chosen)
@@ -169,7 +162,6 @@ class Gateway:
         self._pages = Pages(self)
         self._admin = AdminListeners(self._pages, self._refuse, self.refused)
         self._upstreams: dict[Member, UpstreamPool] = {}
-        self._server: asyncio.Server | None = None
         self._monitoring: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._trim_s = 0.0
@@ -211,15 +203,7 @@ class Gateway:
         # Before anything arrives: it sets the date that answers carry, and from here on it keeps itself
         # going.
         self._tick()
-        host, port = self.settings.host, self.settings.port
-        try:
-            self._server = await self.loop.create_server(
-                lambda: Connection(self), host, port, backlog=_BACKLOG
-            )
-        except OSError as error:
-            raise cannot_listen(error, host, port) from error
-        limit_unsent(self._server)
-        host, port = self._server.sockets[0].getsockname()[:2]
+        host, port = await self.listen(self.settings.host, self.settings.port, backlog=_BACKLOG)
         try:
             await self._admin.open(self.settings, port)
         except BaseException:
@@ -242,8 +226,7 @@ class Gateway:
     async def drain(self, seconds: float) -> bool:
         """Accept no more and let what runs end; return whether all of it did in time."""
         self.draining = True
-        if self._server is not None:
-            self._server.close()
+        self.stop_listening()
         self.live.close()
         # Idle connections close now, the others after the answer they wait for.
         for connection in list(self.connections):
@@ -256,12 +239,10 @@ class Gateway:
     async def close(self) -> None:
         """Stop at once; what still runs is cut off."""
         self.draining = True
-        if self._server is not None:
-            self._server.close()
+        self.stop_listening()
         self.live.close()
         self._admin.close()
-        for connection in list(self.connections):
-            connection.abort()
+        self.abort_connections()
         if self._monitoring is not None:
             self._monitoring.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -303,7 +284,7 @@ class Gateway:
             if self.accounts is not None:
                 self.accounts.authenticate(shown_key(request.path, request.headers))
             # Told before the body comes. It is looked at again when the request is whole.
-            if self.draining or len(self.relays) >= self.limits.requests:
+            if self.draining or len(self.relays) >= self.settings.limits.requests:
                 raise self._full()
         except ApiError as error:
             raise shape_error(error, request.path) from None
@@ -391,7 +372,7 @@ class Gateway:
             if len(request.body) > _LARGE_BYTES:
                 connection.hold(parsed_bytes(request.body))
             parsed = read_request(endpoint, request.body)
-            check_content(parsed, self._media_limits, self.limits.content_parts)
+            check_content(parsed, self._media_limits, self.settings.limits.content_parts)
         now_s = self.loop.time()
         # Known to kill backends: it does not reach another one.
         if self.deaths.guilty and self.deaths.knows(request.body, now_s):
@@ -402,7 +383,7 @@ class Gateway:
             turn = self.chooser.choice_table.turn(parsed, request.headers, aliases)
         # What a choice is asked for is asked of the model whose turn it is.
         tally = self.traffic.find(parsed.model if turn is None else turn.service, now_s)
-        if len(self.relays) >= self.limits.requests or self.draining:
+        if len(self.relays) >= self.settings.limits.requests or self.draining:
             # A request that is refused for want of room is demand too, which a controller should know of.
             if tally is not None and not self.draining:
                 tally.refuse(now_s)
@@ -482,7 +463,7 @@ class Gateway:
 
     def _proxy(self, connection: Connection, request: Request) -> None:
         """Let a request for a service that is no model in, and send it on its way."""
-        if len(self.service_proxies) >= self.limits.requests or self.draining:
+        if len(self.service_proxies) >= self.settings.limits.requests or self.draining:
             raise self._full()
         name = ServiceProxy.service_of(request.path)
         grant: Grant | None = None
@@ -618,15 +599,13 @@ class Gateway:
         # Before the work: what goes wrong below does not stop the clock.
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         now_s = self.loop.time()
-        # Once for all answers until the next tick.
-        self.date = formatdate(usegmt=True).encode()
         for request in self._running():
             request.tick(now_s)
         # Only where some node knows its end is there anything to hand over.
         if self.pool.ending:
             self.chooser.hand_over(self.relays, now_s)
-        for connection in list(self.connections):
-            connection.tick(now_s)
+        # The date once for all answers until the next tick.
+        self.tick_connections(now_s, formatdate(usegmt=True).encode())
         self._admin.tick(now_s, self.date)
         self._pages.tick(now_s)
         for member, upstreams in list(self._upstreams.items()):

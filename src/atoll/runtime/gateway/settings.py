@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
 from atoll.core.frozen import Frozen
 from atoll.runtime.gateway.cors import CorsSettings
+from atoll.runtime.http.http_request import (
+    ConnectionDeadlines,
+    ConnectionLimits,
+    Count,
+    Seconds,
+)
 from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.openai import FORMS
 from atoll.runtime.pool.member import ConfiguredBackend
 from atoll.runtime.pool.outliers import OutlierSettings
 from atoll.runtime.pool.routes import MAX_MODELS, ChoiceRoutes, ModelPromise
 
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _FORM_PATHS = frozenset(path.encode() for path in FORMS)
 
 
@@ -26,25 +30,18 @@ _FORM_PATHS = frozenset(path.encode() for path in FORMS)
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayLimits:
+class GatewayLimits(ConnectionLimits):
     """How much of everything is accepted."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    body_bytes: Count = 32 * 2**20
-    """Of one request; more is answered with 413."""
+    header_bytes: Count = 32 * 2**10
     media_body_bytes: Count = 64 * 2**20
     """Of a form with a file (`/v1/audio/transcriptions`) instead, where that is more."""
     content_parts: Count = 1024
     """Pieces (texts, pictures, sounds) in the messages of one request; more are answered with 400."""
-    header_bytes: Count = 32 * 2**10
-    """Of the first line and headers of a request together; more is answered with 431."""
-    headers: Count = 100
-    connections: Count = 10_000
     requests: Count = 4096
     """Running at the same time; more are answered with 503 and Retry-After."""
-    buffered_bytes: Count = 2**30
-    """Bodies of requests held in memory at the same time; more are answered with 503."""
     answer_bytes: Count = 256 * 2**20
     """Of an answer that is not a stream."""
 
@@ -55,19 +52,11 @@ class GatewayLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(ConnectionDeadlines):
     """How long anything may take, in seconds. No hop is without one."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    header_s: Seconds = 10.0
-    """From the first byte of a connection or request to the end of its headers."""
-    body_s: Seconds = 60.0
-    """From the headers of a request to the end of its body."""
-    idle_s: Seconds = 75.0
-    """Between two requests of a connection."""
-    client_s: Seconds = 60.0
-    """For a client that has stopped reading its answer."""
     connect_s: Seconds = 2.0
     first_token_s: Seconds = 60.0
     """From sending a streaming request to a backend to the first token (queue and prefill)."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from atoll.core.errors import AtollError
 from atoll.core.files import load_yaml
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import GatewayFile
+from atoll.runtime.http.program import StopSignals, unless
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import JsonLog
 
@@ -37,37 +37,21 @@ async def run(path: Path, ready: asyncio.Future[tuple[str, int]] | None = None) 
     log = JsonLog()
     pool = BackendPool(config.backends, outliers=config.outliers, policy=config.policy)
     gateway = Gateway(pool, config, log=log)
-    signals = Signals()
+    signals = StopSignals(is_interactive=True)
     address = await gateway.start()
     if ready is not None:
         ready.set_result(address)
     following = asyncio.create_task(follow(path, config, gateway))
-    await signals.stop.wait()
+    await signals.asked.wait()
     following.cancel()
-    await signals.drain(gateway, _DRAIN_S)
+    await drain(gateway, _DRAIN_S, signals)
     return 0
 
 
-class Signals:
-    """SIGTERM or SIGINT ask a process to stop, a second one to do so at once."""
-
-    def __init__(self) -> None:
-        self.stop, self.at_once = asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked)
-
-    def _asked(self) -> None:
-        (self.at_once if self.stop.is_set() else self.stop).set()
-
-    async def drain(self, gateway: Gateway, seconds: float) -> None:
-        """Let a gateway finish what runs, unless asked to hurry, and close it."""
-        drained = asyncio.create_task(gateway.drain(seconds))
-        hurried = asyncio.create_task(self.at_once.wait())
-        await asyncio.wait({drained, hurried}, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        drained.cancel()
-        await gateway.close()
+async def drain(gateway: Gateway, seconds: float, signals: StopSignals) -> None:
+    """Let a gateway finish what runs, unless asked to hurry, and close it."""
+    await unless(signals.at_once, gateway.drain(seconds))
+    await gateway.close()
 
 
 async def follow(

@@ -46,9 +46,8 @@ from atoll.runtime.http.handlers import (
     EventStream,
     HandlerServer,
     Response,
-    ServerLimits,
 )
-from atoll.runtime.http.http_server import Request
+from atoll.runtime.http.http_server import ConnectionLimits, Request
 from atoll.runtime.openai import ApiError
 from atoll.telemetry.metrics import CONTENT_TYPE
 
@@ -95,7 +94,7 @@ class TaskGraphServer:
         # No request lives longer than its time, so what it brought needs no renewing.
         self.intake = MediaIntake(config.limits, self.store, config.request_s + LEASE_S)
         self._http = HandlerServer(
-            self.handle, ServerLimits(body_bytes=_BODY_BYTES, buffered_bytes=_BUFFERED_BYTES)
+            self.handle, ConnectionLimits(body_bytes=_BODY_BYTES, buffered_bytes=_BUFFERED_BYTES)
         )
         self._handlers: dict[Endpoint, EndpointHandler] = {
             "chat": EndpointHandler(read_chat, answer_chat),
@@ -119,7 +118,7 @@ class TaskGraphServer:
         await self._door.start(*split_address(self.config.address))
         self._links.start()
         self._keeper = asyncio.create_task(self._keep_leases())
-        return await self._http.start(self.config.host, self.config.port)
+        return await self._http.start(self.config.host, self.config.port, field="port")
 
     async def close(self, drain_s: float) -> None:
         """Take nothing new, finish what runs, and stop."""

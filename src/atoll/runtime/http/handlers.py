@@ -16,8 +16,14 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Protocol
 
-from atoll.runtime.http.http_server import REQUEST_ID, Connection, ConnectionDeadlines, Request
-from atoll.runtime.http.listen_address import bind_private, limit_unsent
+from atoll.runtime.http.http_server import (
+    REQUEST_ID,
+    Application,
+    Connection,
+    ConnectionDeadlines,
+    ConnectionLimits,
+    Request,
+)
 from atoll.runtime.openai import ApiError
 
 _LOG = logging.getLogger(__name__)
@@ -29,32 +35,6 @@ _TICK_S = 0.5
 _DRAIN_CHECK_S = 0.02
 Headers = tuple[tuple[str, str], ...]
 """Headers of an answer besides the usual: names and values without line ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """How much of everything is accepted (`atoll.runtime.http.http_server.ConnectionLimits`)."""
-
-    body_bytes: int = 32 * 2**20
-    header_bytes: int = 64 * 2**10
-    headers: int = 100
-    connections: int = 10_000
-    buffered_bytes: int = 2**30
-
-    def body_limit(self, path: bytes) -> int:
-        """Return how many bytes the body of a request may have; the same for all paths."""
-        del path
-        return self.body_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ServerDeadlines:
-    """How long clients may take, in seconds (`atoll.runtime.http.http_server.ConnectionDeadlines`)."""
-
-    header_s: float = 10.0
-    body_s: float = 60.0
-    idle_s: float = 75.0
-    client_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,80 +72,53 @@ Handler = Callable[[Request], Awaitable[Answer]]
 """Answers a request; an ApiError is answered as such."""
 
 
-class HandlerServer:
-    """Listens, and has the handler answer every request (`atoll.runtime.http.http_server.Application`)."""
-
-    once: frozenset[bytes] = frozenset()
+class HandlerServer(Application):
+    """Listens, and has the handler answer every request."""
 
     def __init__(
         self,
         handler: Handler,
-        limits: ServerLimits | None = None,
-        deadlines: ServerDeadlines | None = None,
+        limits: ConnectionLimits | None = None,
+        deadlines: ConnectionDeadlines | None = None,
     ) -> None:
+        super().__init__(limits, deadlines)
         self.handler = handler
-        self.limits = limits or ServerLimits()
-        self.deadlines = deadlines or ServerDeadlines()
-        self.connections: set[Connection] = set()
         self.running: set[HandlerCall] = set()
-        self.buffered = 0
-        self.date = b""
-        self.draining = False
-        self.loop: asyncio.AbstractEventLoop
-        self._server: asyncio.Server | None = None
-        self._socket: Path | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen, and return the host and port listened on."""
-        self.loop = asyncio.get_running_loop()
+    async def start(self, host: str, port: int, *, field: str = "--port") -> tuple[str, int]:
+        """Listen, and return the host and port listened on; InputError names `field`."""
         self._tick()
-        self._server = await self.loop.create_server(
-            lambda: Connection(self), host, port, backlog=_BACKLOG
-        )
-        limit_unsent(self._server)
-        address = self._server.sockets[0].getsockname()
-        return str(address[0]), int(address[1])
+        return await self.listen(host, port, backlog=_BACKLOG, field=field)
 
     async def start_on_socket(self, path: Path) -> None:
         """Listen on a Unix socket that only this user can open; it is removed at the end."""
-        self.loop = asyncio.get_running_loop()
-        bound = bind_private(
+        self._tick()
+        await self.listen_on_socket(
             path,
+            backlog=_BACKLOG,
             field="--socket",
             taken=f"another process listens at {path}",
             hint="name a path that can be written",
         )
-        self._tick()
-        self._server = await self.loop.create_unix_server(
-            lambda: Connection(self), sock=bound, backlog=_BACKLOG
-        )
-        self._socket = path
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Accept nothing more, wait for what runs, then cut off what is left."""
         self.draining = True
         if self._server is None:
             return
-        self._server.close()
-        # Removed at once: the next server may take the path while this one drains.
-        if self._socket is not None:
-            self._socket.unlink(missing_ok=True)
+        self.stop_listening()
         for connection in list(self.connections):
             connection.finish_up()
         deadline_s = self.loop.time() + drain_s
         # A connection is there until its client has all of the answer.
         while self.connections and self.loop.time() < deadline_s:
             await asyncio.sleep(_DRAIN_CHECK_S)
-        for connection in list(self.connections):
-            connection.abort()
+        self.abort_connections()
         if self._timer is not None:
             self._timer.cancel()
         # Connections hear that they are closed in the loop's next round.
         await asyncio.sleep(0)
-
-    def expect(self, request: Request) -> None:
-        """Let every body come: the handler sees whole requests only."""
 
     def handle(self, connection: Connection, request: Request) -> None:
         """Begin to answer a request in a task of its own."""
@@ -183,11 +136,10 @@ class HandlerServer:
         _LOG.info("refused with %d: %s", error.status, error.message)
 
     def _tick(self) -> None:
+        self.loop = asyncio.get_running_loop()
         self._timer = self.loop.call_later(_TICK_S, self._tick)
-        self.date = formatdate(usegmt=True).encode()
         now_s = self.loop.time()
-        for connection in list(self.connections):
-            connection.tick(now_s)
+        self.tick_connections(now_s, formatdate(usegmt=True).encode())
         for call in list(self.running):
             call.tick(now_s)
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from pydantic import Field
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 """Form of a client's request id; others are replaced."""
@@ -64,61 +70,39 @@ class Responder(Protocol):
         """Send again after `pause`: the client keeps up."""
 
 
-class ConnectionLimits(Protocol):
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
     """How much of everything a connection accepts."""
 
-    @property
-    def body_bytes(self) -> int:
-        """Of one request; more is answered with 413."""
-        ...
+    body_bytes: Count = 32 * 2**20
+    """Of one request; more is answered with 413."""
+    header_bytes: Count = 64 * 2**10
+    """Of the first line and headers of a request together; more is answered with 431."""
+    headers: Count = 100
+    """Of one request; more are answered with 431."""
+    connections: Count = 10_000
+    """At the same time; more are answered with 503."""
+    buffered_bytes: Count = 2**30
+    """Bytes from clients held in memory at the same time; more is answered with 503."""
 
     def body_limit(self, path: bytes) -> int:
         """Return `body_bytes`, or how many more a request to this path may have."""
-        ...
-
-    @property
-    def header_bytes(self) -> int:
-        """Of the first line and headers of a request together; more is answered with 431."""
-        ...
-
-    @property
-    def headers(self) -> int:
-        """Of one request; more are answered with 431."""
-        ...
-
-    @property
-    def connections(self) -> int:
-        """At the same time; more are answered with 503."""
-        ...
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes from clients held in memory at the same time; more is answered with 503."""
-        ...
+        del path
+        return self.body_bytes
 
 
-class ConnectionDeadlines(Protocol):
+@dataclass(frozen=True, slots=True)
+class ConnectionDeadlines:
     """How long a client may take over anything, in seconds."""
 
-    @property
-    def header_s(self) -> float:
-        """From the first byte of a connection or request to the end of its headers."""
-        ...
-
-    @property
-    def body_s(self) -> float:
-        """From the headers of a request to the end of its body."""
-        ...
-
-    @property
-    def idle_s(self) -> float:
-        """Between two requests of a connection."""
-        ...
-
-    @property
-    def client_s(self) -> float:
-        """For a client that has stopped reading its answer."""
-        ...
+    header_s: Seconds = 10.0
+    """From the first byte of a connection or request to the end of its headers."""
+    body_s: Seconds = 60.0
+    """From the headers of a request to the end of its body."""
+    idle_s: Seconds = 75.0
+    """Between two requests of a connection."""
+    client_s: Seconds = 60.0
+    """For a client that has stopped reading its answer."""
 
 
 class IncomingBody:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from abc import abstractmethod
 from collections import deque
-from typing import Protocol, cast
+from pathlib import Path
+from typing import cast
 
 import httptools
 
@@ -23,6 +25,7 @@ from atoll.runtime.http.http_request import (
     Request,
     Responder,
 )
+from atoll.runtime.http.listen_address import bind_private, cannot_listen, limit_unsent
 from atoll.runtime.openai import ApiError
 
 __all__ = (
@@ -62,37 +65,79 @@ _ONCE = frozenset(
 """Headers that say two things if they are there twice: whoever stands before us may have read the other."""
 
 
-class Application(Protocol):
-    """Owner of connections."""
+class Application:
+    """Listens, and owns the connections of its clients; what they ask, those that extend it answer."""
 
-    @property
-    def limits(self) -> ConnectionLimits:
-        """How much is accepted."""
-        ...
+    once: frozenset[bytes] = frozenset()
+    """Headers that are refused where they are there twice, besides those that always are."""
 
-    @property
-    def deadlines(self) -> ConnectionDeadlines:
-        """How long clients may take."""
-        ...
+    def __init__(
+        self, limits: ConnectionLimits | None = None, deadlines: ConnectionDeadlines | None = None
+    ) -> None:
+        self.limits = limits or ConnectionLimits()
+        self.deadlines = deadlines or ConnectionDeadlines()
+        self.connections: set[Connection] = set()
+        self.buffered = 0
+        """Bytes in memory of what clients have sent."""
+        self.date = b""
+        self.draining = False
+        self.loop: asyncio.AbstractEventLoop
+        self._server: asyncio.Server | None = None
+        self._socket: Path | None = None
 
-    @property
-    def once(self) -> frozenset[bytes]:
-        """Headers that are refused where they are there twice, besides those that always are."""
-        ...
+    async def listen(
+        self, host: str, port: int, *, backlog: int, field: str = "--port"
+    ) -> tuple[str, int]:
+        """Listen on a port and return the address; InputError names `field` where that cannot be."""
+        self.loop = asyncio.get_running_loop()
+        try:
+            self._server = await self.loop.create_server(
+                lambda: Connection(self), host, port, backlog=backlog
+            )
+        except OSError as error:
+            raise cannot_listen(error, host, port, field) from error
+        limit_unsent(self._server)
+        address = self._server.sockets[0].getsockname()
+        return str(address[0]), int(address[1])
 
-    connections: set[Connection]
-    buffered: int
-    """Bytes in memory of what clients have sent."""
-    date: bytes
-    loop: asyncio.AbstractEventLoop
-    draining: bool
+    async def listen_on_socket(
+        self, path: Path, *, backlog: int, field: str, taken: str, hint: str
+    ) -> None:
+        """Listen on a Unix socket that only this user can open (`bind_private`)."""
+        self.loop = asyncio.get_running_loop()
+        bound = bind_private(path, field=field, taken=taken, hint=hint)
+        self._server = await self.loop.create_unix_server(
+            lambda: Connection(self), sock=bound, backlog=backlog
+        )
+        self._socket = path
+
+    def stop_listening(self) -> None:
+        """Accept no more connections. The socket is removed: another process may take its path at once."""
+        if self._server is not None:
+            self._server.close()
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+            self._socket = None
+
+    def abort_connections(self) -> None:
+        """Close all connections without another word."""
+        for connection in list(self.connections):
+            connection.abort()
+
+    def tick_connections(self, now_s: float, date: bytes) -> None:
+        """Close connections that are overdue; `date` is what answers carry from now on."""
+        self.date = date
+        for connection in list(self.connections):
+            connection.tick(now_s)
 
     def expect(self, request: Request) -> None:
-        """Refuse (ApiError) a request by its headers, before its body has come."""
+        """Refuse (ApiError) a request by its headers, before its body has come; here, none."""
 
+    @abstractmethod
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer a request, now or later."""
 
+    @abstractmethod
     def refused(self, error: ApiError) -> None:
         """Note a request that could not be read."""
 

@@ -49,31 +49,47 @@ class ProgramConfig(Protocol):
 
 
 _Config = TypeVar("_Config", bound=ProgramConfig)
+_Result = TypeVar("_Result")
+
+
+class StopSignals:
+    """Signals to this process: the first asks it to finish what runs, the next one to stop at once.
+
+    SIGINT asks to stop at once from the start, unless it comes from people (`is_interactive`: Ctrl-C).
+    """
+
+    def __init__(self, *, is_interactive: bool = False) -> None:
+        self.asked, self.at_once = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._ask)
+        loop.add_signal_handler(signal.SIGINT, self._ask if is_interactive else self._hurry)
+
+    def _ask(self) -> None:
+        (self.at_once if self.asked.is_set() else self.asked).set()
+
+    def _hurry(self) -> None:
+        self.asked.set()
+        self.at_once.set()
+
+
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, _Result]) -> _Result | None:
+    """Return what a coroutine returns; None if the event comes first, which ends it."""
+    working, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+    return None
 
 
 async def close_when_told(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Wait until the process is told to stop, then close; told to hurry, leave it half done."""
-    stop, at_once = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def stop_or_hurry() -> None:
-        (at_once if stop.is_set() else stop).set()
-
-    def stop_at_once() -> None:
-        stop.set()
-        at_once.set()
-
-    loop.add_signal_handler(signal.SIGTERM, stop_or_hurry)
-    loop.add_signal_handler(signal.SIGINT, stop_at_once)
-    await stop.wait()
-    closing = asyncio.create_task(close())
-    hurried = asyncio.create_task(at_once.wait())
-    await asyncio.wait({closing, hurried}, return_when=asyncio.FIRST_COMPLETED)
-    if not closing.done():
-        closing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await closing
-    hurried.cancel()
+    signals = StopSignals()
+    await signals.asked.wait()
+    await unless(signals.at_once, close())
 
 
 def run_program(

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.core.errors import AtollError, InputError, MissingDependencyError
+from atoll.core.errors import AtollError
+from atoll.core.extras import require_extras
 from atoll.core.files import read_text_limited
 from atoll.runtime.http.process_memory import return_large_memory
 from atoll.runtime.http.program import close_when_told, run_program
@@ -25,23 +26,14 @@ _FOLLOW_S = 0.25
 
 
 async def _serve(config: InstanceConfig) -> None:
+    require_extras("serve")
     from atoll.engine.text import TextCodec
     from atoll.engine.weights.sources import resolve
-
-    try:
-        from atoll.runtime.instance.instance_server import InstanceServer
-    except ImportError as error:
-        name = error.name or "httptools"
-        raise MissingDependencyError(name, "serve", needed_for="an instance") from error
+    from atoll.runtime.instance.instance_server import InstanceServer
 
     return_large_memory()
     server = InstanceServer(config, TextCodec(resolve(config.model)))
-    try:
-        host, port = await server.start()
-    except OSError as error:
-        raise InputError(
-            f"cannot listen on {config.host}:{config.port}: {error.strerror}", field="port"
-        ) from error
+    host, port = await server.start()
     logging.getLogger("atoll.instance").info("listening on http://%s:%d", host, port)
     following = asyncio.create_task(_follow(server, config.helpers))
 

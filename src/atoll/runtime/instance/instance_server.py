@@ -102,7 +102,7 @@ class InstanceServer:
     async def start(self) -> tuple[str, int]:
         """Listen; the nodes need not be there yet."""
         await self.scheduler.start()
-        return await self._http.start(self.config.host, self.config.port)
+        return await self._http.start(self.config.host, self.config.port, field="port")
 
     def help_with(self, helpers: InstanceHelpers) -> None:
         """Compute prompts over these prefill instances from now on; what runs over others starts anew."""
