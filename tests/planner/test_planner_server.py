@@ -14,9 +14,10 @@ import pytest
 from atoll.core.errors import InputError
 from atoll.planner import jobs
 from atoll.planner.jobs import JobRunner, stream_job
-from atoll.planner.planner_server import PlannerAddress, PlannerOptions, default_socket
+from atoll.planner.planner_server import PlannerAddress, PlannerOptions
 from atoll.planner.planner_service import PlannerRequest, PlannerRoute, PlanningService
 from atoll.runtime.http.handlers import Answer
+from atoll.runtime.http.listen_address import own_socket
 from atoll.runtime.openai import ApiError
 from tests.planner.asking import ask, running
 from tests.planner.planner_jobs import JOBS
@@ -54,14 +55,14 @@ def test_sockets_that_dead_desks_left_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    folder = default_socket().parent
+    folder = own_socket("planner", os.getpid()).parent
     left, living = folder / "planner-1.sock", folder / "planner-2.sock"
     (folder / "planner-3.sock").write_text("not a socket")
     with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as listening:
         dead.bind(str(left))
         listening.bind(str(living))
         listening.listen()
-        path = default_socket()
+        path = own_socket("planner", os.getpid())
         assert path.name == f"planner-{os.getpid()}.sock"
         assert sorted(each.name for each in folder.iterdir()) == [
             "planner-2.sock",

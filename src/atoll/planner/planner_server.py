@@ -6,7 +6,6 @@ token.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import os
 import secrets
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.core.errors import AtollError
-from atoll.core.paths import runtime_dir
 from atoll.planner import fleet_pages, plan_pages, question_pages
 from atoll.planner.jobs import to_api_error
 from atoll.planner.planner_service import (
@@ -29,7 +27,7 @@ from atoll.planner.planner_service import (
 from atoll.planner.worker import describe_error
 from atoll.runtime.http.handlers import Answer, HandlerServer
 from atoll.runtime.http.http_server import ConnectionDeadlines, ConnectionLimits, Request
-from atoll.runtime.http.listen_address import is_listening
+from atoll.runtime.http.listen_address import own_socket
 from atoll.runtime.http.program import close_when_told
 from atoll.runtime.openai import ApiError
 
@@ -83,16 +81,6 @@ class PlannerOptions:
     token: str | None = None
 
 
-def default_socket() -> Path:
-    """Return where a planner listens unless it is told otherwise; what killed ones left there is removed."""
-    folder = runtime_dir()
-    for path in folder.glob("planner-*.sock"):
-        with contextlib.suppress(OSError):
-            if path.is_socket() and not is_listening(path):
-                path.unlink()
-    return folder / f"planner-{os.getpid()}.sock"
-
-
 class PlannerServer:
     """A planner that can be asked."""
 
@@ -105,7 +93,7 @@ class PlannerServer:
     async def start(self, options: PlannerOptions) -> PlannerAddress:
         """Listen, and return where."""
         if options.port is None:
-            path = options.socket or default_socket()
+            path = options.socket or own_socket("planner", os.getpid())
             await self._http.start_on_socket(path)
             return PlannerAddress(socket=str(path))
         self._token = options.token or secrets.token_urlsafe(_TOKEN_BYTES)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 
 from atoll.core.errors import InputError
+from atoll.runtime.http.handlers import Answer, EventStream, HandlerServer, Response
+from atoll.runtime.http.http_server import Request
 from atoll.runtime.local.server_profile import (
     ServerProbes,
     completions_client,
@@ -104,3 +109,37 @@ def test_tokens_that_come_together_are_counted() -> None:
 def test_an_address_is_checked(url: str) -> None:
     with pytest.raises(InputError, match="is no address"):
         completions_client(url, "m")
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+async def test_a_server_is_asked_for_streams(pieces: int) -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        for _ in range(pieces):
+            yield b'data: {"choices": [{"text": "x"}]}\n\n'
+        yield b"data: [DONE]\n\n"
+
+    async def answer(request: Request) -> Answer:
+        asked.append(json.loads(request.body))
+        if asked[-1]["model"] != "m":
+            return Response(b"who is that?", status=404)
+        return EventStream(stream())
+
+    server = HandlerServer(answer)
+    host, port = await server.start("127.0.0.1", 0)
+    try:
+        url = f"http://{host}:{port}/"
+        with pytest.raises(InputError, match="404: who is that"):
+            await completions_client(url, "other")(4, 3)
+        ask = completions_client(url, "m")
+        if pieces < 3:
+            with pytest.raises(InputError, match="1 tokens came one by one where 3"):
+                await ask(4, 3)
+        else:
+            times = await ask(4, 3)
+            assert len(times) == 4
+            assert times == sorted(times)
+    finally:
+        await server.close()
+    assert (len(asked[-1]["prompt"]), asked[-1]["max_tokens"]) == (4, 3)

@@ -7,11 +7,9 @@ socket (mode 0600) needs none, and no web page and no proxy that was not told to
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.core.paths import runtime_dir
 from atoll.runtime.gateway.gateway_pages import Pages
 from atoll.runtime.gateway.settings import GatewaySettings, split_address
 from atoll.runtime.http.http_server import (
@@ -21,26 +19,12 @@ from atoll.runtime.http.http_server import (
     ConnectionLimits,
     Request,
 )
-from atoll.runtime.http.listen_address import is_listening
+from atoll.runtime.http.listen_address import own_socket
 from atoll.runtime.openai import ApiError
 
 _BACKLOG = 64
 """Connections that may wait to be accepted: few people and programs ask here."""
 _REQUEST_ID = b"admin"
-
-
-def default_socket(port: int) -> Path:
-    """Return where a gateway on a port is administered unless it is told otherwise.
-
-    What gateways that were killed left in that folder is removed.
-    """
-    folder = runtime_dir()
-    for path in folder.glob("gateway-*.sock"):
-        # Whatever else has such a name is not ours, and none of it keeps a gateway from starting.
-        with contextlib.suppress(OSError):
-            if path.is_socket() and not is_listening(path):
-                path.unlink()
-    return folder / f"gateway-{port}.sock"
 
 
 class AdminListener(Application):
@@ -88,7 +72,7 @@ class AdminListeners:
         socket_setting, metrics = settings.admin_socket, settings.metrics
         if socket_setting != "":
             listener = self._add(self._pages.answer_admin, settings)
-            path = default_socket(port) if socket_setting is None else Path(socket_setting)
+            path = own_socket("gateway", port) if socket_setting is None else Path(socket_setting)
             await listener.listen_on_socket(
                 path,
                 backlog=_BACKLOG,

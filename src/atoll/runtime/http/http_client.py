@@ -89,17 +89,26 @@ async def request(
     is, and `headers` say of what type. An answer of more than `max_bytes`, headers included, is refused.
     With `unix_socket` the connection goes to that socket, and the URL says only what is asked for there.
     """
-    named = method or ("GET" if body is None else "POST")
     try:
-        parts = urlsplit(url)
-        sent = _compose(parts, named, body, api_key, headers or {}, data)
-        reader = ResponseReader(max_bytes, is_head=named == "HEAD")
-        async with asyncio.timeout(timeout_s):
-            return await _exchange(parts, unix_socket, sent, reader)
+        # The whole of it, not only the headers, has so long.
+        async with (
+            asyncio.timeout(timeout_s),
+            open_stream(
+                url,
+                method=method,
+                body=body,
+                data=data,
+                timeout_s=timeout_s,
+                api_key=api_key,
+                headers=headers,
+                max_bytes=max_bytes,
+                unix_socket=unix_socket,
+            ) as answer,
+        ):
+            whole = b"".join([piece async for piece in answer.pieces(timeout_s)])
     except TimeoutError as error:
         raise FetchError(f"{url} did not answer within {timeout_s:g} s") from error
-    except (OSError, ValueError) as error:
-        raise FetchError(f"{url} did not answer: {error}") from error
+    return HttpResponse(answer.status, answer.headers, whole)
 
 
 async def stream_lines(
@@ -116,30 +125,18 @@ async def stream_lines(
     `timeout_s` or if it is cut short, StatusError if its status is not 200.
     """
     rest = b""
-    try:
-        parts = urlsplit(url)
-        sent = _compose(parts, "POST", body, api_key, {})
-        answer = ResponseReader()
-        async with contextlib.AsyncExitStack() as stack:
-            async with asyncio.timeout(timeout_s):
-                reader = await stack.enter_async_context(_send(parts, None, sent))
-            while not answer.complete:
-                async with asyncio.timeout(timeout_s):
-                    await answer.read(reader)
-                if answer.status and on_headers is not None:
-                    on_headers(dict(answer.headers))
-                    on_headers = None
-                if answer.status == 200:
-                    # What comes after the last line end is not a whole line yet.
-                    *lines, rest = (rest + answer.take()).split(b"\n")
-                    for line in lines:
-                        yield line
+    opened = open_stream(url, body=body, timeout_s=timeout_s, api_key=api_key, max_bytes=_MAX_BYTES)
+    async with opened as answer, contextlib.aclosing(answer.pieces(timeout_s)) as pieces:
+        if on_headers is not None:
+            on_headers(dict(answer.headers))
         if answer.status != 200:
-            raise StatusError(url, answer.status, answer.take()[:_MAX_ERROR_BYTES])
-    except TimeoutError as error:
-        raise FetchError(f"{url} said nothing for {timeout_s:g} s") from error
-    except (OSError, ValueError) as error:
-        raise FetchError(f"{url} did not answer: {error}") from error
+            said = b"".join([piece async for piece in pieces])
+            raise StatusError(url, answer.status, said[:_MAX_ERROR_BYTES])
+        async for piece in pieces:
+            # What comes after the last line end is not a whole line yet.
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line
     # The last line need not have an end.
     if rest:
         yield rest
@@ -187,45 +184,37 @@ class StreamedResponse:
 async def open_stream(
     url: str,
     *,
-    method: str = "GET",
-    data: bytes = b"",
+    method: str | None = None,
+    body: object = None,
+    data: bytes | None = None,
     timeout_s: float = 60.0,
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
+    max_bytes: int = _MAX_STREAMED_BYTES,
     unix_socket: Path | str | None = None,
 ) -> AsyncIterator[StreamedResponse]:
     """Send a request and give its answer once the headers are there; leaving cancels what is left of it.
 
-    FetchError if there are none within `timeout_s`. `unix_socket` is as in `request`.
+    FetchError if there are none within `timeout_s`. What is sent is as in `request`.
     """
+    named = method or ("GET" if body is None else "POST")
     try:
-        parts = urlsplit(url)
-        sent = _compose(parts, method, None, api_key, headers or {}, data)
-        reader = ResponseReader(_MAX_STREAMED_BYTES, is_head=method == "HEAD")
-    except ValueError as error:
-        raise FetchError(f"{url} cannot be asked: {error}") from error
-    async with contextlib.AsyncExitStack() as stack:
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            parts = urlsplit(url)
+            sent = _compose(parts, named, body, api_key, headers or {}, data)
+            reader = ResponseReader(max_bytes, is_head=named == "HEAD")
             # Only until the headers are there: pieces of the body have a time of their own.
             async with asyncio.timeout(timeout_s):
                 connection = await stack.enter_async_context(_send(parts, unix_socket, sent))
                 while not reader.status:
                     await reader.read(connection)
-        except TimeoutError as error:
-            raise FetchError(f"{url} did not answer within {timeout_s:g} s") from error
-        except (OSError, ValueError) as error:
-            raise FetchError(f"{url} did not answer: {error}") from error
+            opened = stack.pop_all()
+    except TimeoutError as error:
+        raise FetchError(f"{url} did not answer within {timeout_s:g} s") from error
+    except (OSError, ValueError) as error:
+        raise FetchError(f"{url} did not answer: {error}") from error
+    async with opened:
         yield StreamedResponse(url, reader, connection)
-
-
-async def _exchange(
-    parts: SplitResult, unix_socket: Path | str | None, sent: bytes, answer: ResponseReader
-) -> HttpResponse:
-    async with _send(parts, unix_socket, sent) as reader:
-        # Not every server closes the connection when it is asked to.
-        while not answer.complete:
-            await answer.read(reader)
-    return answer.response()
 
 
 @contextlib.asynccontextmanager

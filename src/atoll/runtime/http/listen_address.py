@@ -9,6 +9,7 @@ import socket
 from pathlib import Path
 
 from atoll.core.errors import InputError
+from atoll.core.paths import runtime_dir
 
 _MODE = 0o600
 _UNSENT_BYTES = 128 * 2**10
@@ -82,6 +83,20 @@ def is_listening(path: Path) -> bool:
         except BlockingIOError:
             return True
     return True
+
+
+def own_socket(kind: str, number: int) -> Path:
+    """Return where a process of a kind listens for its user unless told otherwise, by a number of its own.
+
+    What those that were killed left in that folder is removed.
+    """
+    folder = runtime_dir()
+    for path in folder.glob(f"{kind}-*.sock"):
+        # Whatever else has such a name is not ours, and none of it keeps a process from starting.
+        with contextlib.suppress(OSError):
+            if path.is_socket() and not is_listening(path):
+                path.unlink()
+    return folder / f"{kind}-{number}.sock"
 
 
 def bind_private(path: Path, *, field: str, taken: str, hint: str) -> socket.socket:

@@ -15,6 +15,7 @@ Probes take turns, so that what else the machine does meets all of them alike, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import statistics
 import time
@@ -26,9 +27,12 @@ from typing import Any
 from atoll.core.errors import InputError
 from atoll.core.rng import stream
 from atoll.plan.cluster import NodeProfile
+from atoll.runtime.http.http_client import FetchError, stream_lines
 from atoll.runtime.local.layer_profile import RangeTable, profile_of
 
 _VOCABULARY = (1000, 30_000)
+_ANSWER_S = 600.0
+"""A server that says nothing for so long is given up."""
 Arrivals = list[float]
 """When each token came, by the clock of the probe; the first entry is when the request was sent."""
 AskTokens = Callable[[int, int], Coroutine[None, None, Arrivals]]
@@ -150,38 +154,27 @@ def completions_client(url: str, model: str, seed: int = 0) -> AskTokens:
 
     async def ask(prompt: int, tokens: int) -> Arrivals:
         drawn = stream(next(numbers), "probe").integers(*_VOCABULARY, size=prompt).tolist()
-        body = json.dumps(
-            {
-                "model": model,
-                "prompt": drawn,
-                "max_tokens": tokens,
-                "min_tokens": tokens,
-                "ignore_eos": True,
-                "temperature": 0,
-                "stream": True,
-                # Several tokens may come in one piece; servers that know this say how many.
-                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            }
-        ).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        body = {
+            "model": model,
+            "prompt": drawn,
+            "max_tokens": tokens,
+            "min_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            # Several tokens may come in one piece; servers that know this say how many.
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
         times = [time.monotonic()]
+        lines = stream_lines(f"{url.rstrip('/')}/v1/completions", body=body, timeout_s=_ANSWER_S)
         try:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(head.encode() + body)
-            status = await reader.readline()
-            said = b""
-            while line := await reader.readline():
-                said = line
-                if line.startswith(b"data: {"):
-                    count = count_tokens(json.loads(line[6:]), len(times) - 1)
-                    times += [time.monotonic()] * (count - len(times) + 1)
-            writer.close()
-        except (OSError, ValueError) as error:
+            async with contextlib.aclosing(lines):
+                async for line in lines:
+                    if line.startswith(b"data: {"):
+                        count = count_tokens(json.loads(line[6:]), len(times) - 1)
+                        times += [time.monotonic()] * (count - len(times) + 1)
+        except (FetchError, ValueError) as error:
             raise InputError(f"{url} gives no answer: {error}", field="--server") from error
-        if b" 200 " not in status:
-            text = said.decode(errors="replace").strip()[:200]
-            raise InputError(f"{url} answers {status.decode().strip()}: {text}", field="--server")
         if len(times) - 1 < tokens:
             raise InputError(
                 f"{len(times) - 1} tokens came one by one where {tokens} were asked for",

@@ -82,13 +82,7 @@ def read_tasks_file(path: str | os.PathLike[str]) -> TaskDeployment:
     known = [name for entry in content.executors.values() for name in entry.with_options]
     services = []
     for name, service in content.services.items():
-        tasks = service.tasks or tasks_over(known)
-        if not tasks:
-            raise document.error(
-                "none of the library's tasks can be done with these components",
-                *("services", name),
-                hint="name tasks of your own: tasks: {chat: my.module:MyTask}",
-            )
+        tasks = _choose_tasks(document, name, service.tasks, known)
         options = options_over(known) | service.options
         services.append(GraphService(name=name, tasks=tasks, options=options))
     executors = [
@@ -114,6 +108,20 @@ def _check_components(document: SchemaDocument[Any], names: Iterable[str], *loca
             )
 
 
+def _choose_tasks(
+    document: SchemaDocument[Any], service: str, named: dict[Endpoint, str], known: list[str]
+) -> dict[Endpoint, str]:
+    """Return the tasks of a service: those it names, else all that its components can do."""
+    tasks = named or tasks_over(known)
+    if not tasks:
+        raise document.error(
+            "none of the library's tasks can be done with these components",
+            *("services", service),
+            hint="name tasks of your own: tasks: {chat: my.module:MyTask}",
+        )
+    return tasks
+
+
 def read_parts_file(path: str | os.PathLike[str]) -> dict[str, ServedParts]:
     """Read what stands for the parts of models, by service."""
     document = SchemaDocument(path, PartsFile, "a parts file")
@@ -123,13 +131,7 @@ def read_parts_file(path: str | os.PathLike[str]) -> dict[str, ServedParts]:
         for part, components in parts.items():
             _check_components(document, components, "services", name, "parts", part)
         known = [component for names in parts.values() for component in names]
-        tasks = entry.tasks or tasks_over(known)
-        if not tasks:
-            raise document.error(
-                "none of the library's tasks can be done with these components",
-                *("services", name),
-                hint="name tasks of your own: tasks: {chat: my.module:MyTask}",
-            )
+        tasks = _choose_tasks(document, name, entry.tasks, known)
         options = options_over(known) | entry.options
         found[name] = ServedParts(parts=parts, tasks=tasks, options=options)
     return found
