@@ -204,6 +204,7 @@ def test_kv_cache() -> None:
     scheme = {"num_bits": 8, "type": "float"}
     assert kv(compressed({"num_bits": 8, "type": "float"}, kv_cache_scheme=scheme)) == "fp8"
     assert kv({"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"}) == "fp8"
+    assert kv({"quant_method": "modelopt", "kv_cache_quant_algo": "INT8"}) == "int8"
     with pytest.raises(UnknownNameError, match="KV cache dtype"):
         kv(None, kv_cache_dtype="int2")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import InputError
+from atoll.core.request_parameters import TASK_DEFAULTS
 from atoll.tasks.invocation import Final, Invocation
 from atoll.tasks.library.assistant import Reply, SpeakingAssistant, Turn
 from atoll.tasks.library.drawing import Drawing, DrawingOrder, difficulty_of
@@ -117,10 +118,9 @@ def test_the_assistant_hears_sees_thinks_and_speaks() -> None:
     assert [name_of(each["samples"]) for each in found.audio] == ["Yes.", "It is."]
     (asked,) = echo.inputs("smollm2")
     assert {name: value for name, value in asked.items() if name != "messages"} == {
+        **TASK_DEFAULTS,
         "max_tokens": 5,
         "temperature": 1.0,
-        "top_p": 1.0,
-        "seed": 0,
         "stop": ["x"],
     }
     system, user, heard = asked["messages"]

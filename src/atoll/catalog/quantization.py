@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from atoll.catalog.fields import ConfigFields
-from atoll.catalog.transformer import FP8, INT8, MXFP4, NVFP4, DType
+from atoll.catalog.transformer import DTYPES, FP8, INT8, KV_DTYPES, MXFP4, NVFP4, DType
 from atoll.core.errors import UnknownNameError
 
 # Where each group of weights lives in a checkpoint, for a layer i.
@@ -179,11 +179,10 @@ def _modelopt(config: ConfigFields) -> DType:
 def _kv_dtype(name: str | None) -> DType | None:
     if name is None or name in ("auto", "bfloat16", "float16"):
         return None
-    if name.startswith("fp8"):
-        return FP8
-    if name == "int8":
-        return INT8
-    raise UnknownNameError("KV cache dtype", name, ("auto", "fp8", "int8"), field="kv_cache_dtype")
+    known = "fp8" if name.startswith("fp8") else name
+    if known not in KV_DTYPES:
+        raise UnknownNameError("KV cache dtype", name, ("auto", *KV_DTYPES), field="kv_cache_dtype")
+    return DTYPES[known]
 
 
 def _kv_scheme(config: ConfigFields) -> DType | None:
@@ -191,7 +190,8 @@ def _kv_scheme(config: ConfigFields) -> DType | None:
     if scheme is not None and scheme.whole("num_bits", default=16, max_value=16) == 8:
         return FP8 if scheme.text("type") == "float" else INT8
     algorithm = config.text("kv_cache_quant_algo")
-    return FP8 if algorithm is not None and algorithm.upper() == "FP8" else None
+    known = (algorithm or "").lower()
+    return DTYPES[known] if known in KV_DTYPES else None
 
 
 def _is_skipped(group: str, patterns: Sequence[str], layers: int) -> bool:

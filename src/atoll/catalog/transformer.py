@@ -295,7 +295,7 @@ class TransformerSpec:
         return replace(self, attention_dtype=new, mlp_dtype=new, expert_dtype=new)
 
     def with_kv_dtype(self, dtype: str | DType) -> TransformerSpec:
-        """The same model with its KV cache stored in `dtype` (bf16, fp16, fp8, int8)."""
+        """The same model with its KV cache stored in `dtype`, one of KV_DTYPES."""
         new = dtype_of(dtype)
         if new.name not in KV_DTYPES:
             raise UnknownNameError("KV cache dtype", new.name, KV_DTYPES)

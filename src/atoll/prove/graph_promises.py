@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import UsageError
-from atoll.core.graph import ComponentKind
+from atoll.core.ids import Phase
 from atoll.perf.components.class_loads import component_of
 from atoll.plan.executors import DECODE, PREFILL
 from atoll.plan.plan import PROVEN_GAP
@@ -363,13 +363,10 @@ def guilty_parts(catalog: Catalog, service: Service, promises: set[str]) -> list
     """Return the parts of a model that promises are about: those to give more room where they are broken."""
     model = catalog.model(service.model)
     parts = set()
-    concerned = {
-        ComponentKind.GENERATOR: {AHEAD, IMAGE},
-        ComponentKind.ENCODER: {TTFT, IMAGE},
-    }
+    concerned = {Phase.GENERATE: {AHEAD, IMAGE}, Phase.ENCODE: {TTFT, IMAGE}}
     for part in model.graph.parts():
-        kind = model.graph.component(component_of(part)).kind
-        about = concerned.get(kind, {TTFT, TPOT})
+        phase = model.graph.phases(component_of(part))[0]
+        about = concerned.get(phase, {TTFT, TPOT})
         if part.endswith(PREFILL):
             about = {TTFT}
         elif part.endswith(DECODE):

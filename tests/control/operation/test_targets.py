@@ -93,7 +93,7 @@ def test_a_file_that_is_wrong_is_refused_in_a_line(tmp_path: Path, text: str, sa
 def test_regions_go_to_the_targets_that_are_called_so() -> None:
     offers = [offer(r) for r in ("local", "slurm", "cluster", "aws/us-east-2", "attic")]
     chosen = settings("local", "slurm", "kubernetes", "skypilot")
-    regions = [own_regions(name, chosen, offers) for name in TARGETS]
+    regions = [own_regions(name, chosen, offers) for name in chosen.names]
     assert regions == [{"local"}, {"slurm"}, {"cluster"}, {"aws/us-east-2"}]
     found = TargetMap(chosen, offers)
     assert found.list_unclaimed(offers) == ("attic",)

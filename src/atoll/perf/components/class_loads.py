@@ -14,7 +14,7 @@ from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.transformer import TransformerSpec, kept_tokens
 from atoll.core.errors import InputError
-from atoll.core.graph import ComponentKind
+from atoll.core.ids import Phase
 from atoll.perf.operators import ACTIVATION_BYTES
 from atoll.workload.classes import RequestClass, parse_class_name
 from atoll.workload.lengths import LengthMix
@@ -111,8 +111,7 @@ def makes_images(spec: GeneratorSpec) -> bool:
 def is_text_encoder(model: ModelSpec, name: str) -> bool:
     """Return whether a component is a transformer that reads the prompt once and writes nothing."""
     spec = model.components.get(name)
-    encodes = model.graph.component(name).kind is ComponentKind.ENCODER
-    return encodes and isinstance(spec, TransformerSpec)
+    return Phase.ENCODE in model.graph.phases(name) and isinstance(spec, TransformerSpec)
 
 
 def _speakers(model: ModelSpec) -> list[str]:

@@ -11,6 +11,7 @@ from atoll.catalog.media import GeneratorSpec
 from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError
 from atoll.core.graph import ComponentKind
+from atoll.core.ids import Phase
 from atoll.perf.components.class_loads import component_of, media_tokens, speech_codes
 from atoll.perf.components.executor_steps import ExecutorSteps, PartSteps, executor_steps
 from atoll.perf.components.measured import MeasuredRates
@@ -229,8 +230,8 @@ def _is_llm(model: ModelSpec, part: str) -> bool:
 
 def _emits(model: ModelSpec, part: str) -> Emits:
     """Output of a part that the client gets: the last of the generators makes sound or pictures."""
-    component = model.graph.component(component_of(part))
-    if component.kind is not ComponentKind.GENERATOR or model.graph.successors(component.name):
+    name = component_of(part)
+    if Phase.GENERATE not in model.graph.phases(name) or model.graph.successors(name):
         return ""
     return "audio" if model.has_llm else "image"
 

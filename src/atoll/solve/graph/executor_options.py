@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from atoll.catalog.models import ModelSpec
-from atoll.core.graph import ComponentKind
+from atoll.core.ids import Phase
 from atoll.perf.components.class_loads import component_of
 from atoll.plan.executors import DECODE, PREFILL
 from atoll.plan.problem import Service
@@ -70,14 +70,14 @@ def named_options(name: str, model: ModelSpec, ways: Sequence[Sequence[str]]) ->
     """Return the executors of a way to deploy that has a name: monolith, E/PD, EP/D, E/P/D.
 
     Generators go with the part that feeds them: with the llm, or its answers. A model without an llm is cut
-    after its encoders; one without encoders has none to cut off.
+    after its encoders; one without encoders has none to cut off. What a component is here its phases say.
     """
     used = {part for way in ways for part in way}
     order = [part for part in model.graph.parts() if part in used]
-    kinds = {part: model.graph.component(component_of(part)).kind for part in order}
-    encoders = [part for part in order if kinds[part] is ComponentKind.ENCODER]
-    rest = [part for part in order if kinds[part] is not ComponentKind.ENCODER]
-    generators = [part for part in rest if kinds[part] is ComponentKind.GENERATOR]
+    phases = {part: model.graph.phases(component_of(part)) for part in order}
+    encoders = [part for part in order if Phase.ENCODE in phases[part]]
+    rest = [part for part in order if Phase.ENCODE not in phases[part]]
+    generators = [part for part in rest if Phase.GENERATE in phases[part]]
     whole = [part for part in rest if component_of(part) == part]
     prefill = [part for part in rest if part.endswith(PREFILL)]
     decode = [part for part in rest if part.endswith(DECODE)]
