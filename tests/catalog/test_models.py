@@ -265,7 +265,7 @@ class TestVariants:
 
 def test_models_are_hashable_and_picklable() -> None:
     models = default_models()
-    assert len(set(models.values())) == len(models) == 44
+    assert len(set(models.values())) == len(models) >= 44
     assert pickle.loads(pickle.dumps(models)) == models
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.dashboard.static import FOLDER
 from tests.dashboard.browser.conftest import Site, Visit
 from tests.dashboard.browser.test_smoke import PAGES
 
@@ -66,8 +67,11 @@ def test_every_page_of_a_fresh_install_says_what_to_do(
     page.on("response", lambda r: failed.append(r.url) if r.status >= 400 else None)
     for name in PAGES:
         visitor.go(f"/{name}")
-        if name in ("plan", "whatif", "traces"):
+        script = (FOLDER / "js" / "pages" / f"{name}.js").read_text()
+        if "fleetChoice(" in script:
             page.get_by_label("Fleet").wait_for()
+        elif "withPlanner(" in script:
+            page.locator("main pre").get_by_text("atoll ").first.wait_for()
         else:
             words = "Nothing is served yet" if name == "overview" else "No gateway runs here"
             page.get_by_text(words).wait_for()
