@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,7 +12,9 @@ from atoll.core.frozen import Frozen
 from atoll.plan.name_types import Name
 
 _NotNegative = Annotated[float, Field(ge=0)]
-Objective = Literal["cost", "energy", "carbon"]
+Drawn = Literal["energy", "carbon"]
+"""What machines draw and a price can be put on."""
+Objective = Literal["cost", Drawn]
 
 
 class ObjectiveWeights(Frozen):
@@ -26,13 +30,57 @@ class ObjectiveWeights(Frozen):
     @property
     def rent_only(self) -> bool:
         """Whether nothing but dollars counts."""
-        return self.usd_per_kwh == 0.0 and self.usd_per_tonne == 0.0
+        return all(self.price(drawn) == 0.0 for drawn in DRAWN.values())
+
+    def price(self, drawn: DrawnObjective) -> float:
+        """Return what a unit of something drawn counts, in USD."""
+        return float(getattr(self, drawn.weight))
 
 
+def _write_watts(watts: float) -> str:
+    return f"{watts:.0f} W" if watts < 1e3 else f"{watts / 1e3:.2f} kW"
+
+
+def _write_carbon(kg_per_hour: float) -> str:
+    return f"{kg_per_hour:.3g} kg CO2/h"
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnObjective:
+    """Something that counts beside rent: its price, and how its figure is written.
+
+    `weight` is its price in `ObjectiveWeights`, in USD for a unit, and `price_form` writes one. `figure` is
+    how much of it a plan draws in an hour, in `PowerUse`: `figure_per_unit` of it make a unit, and `write`
+    writes it in a sentence. In a column called `column` it stands divided by `column_scale`, in the form
+    `column_form`.
+    """
+
+    weight: str
+    price_form: str
+    figure: str
+    write: Callable[[float], str]
+    column: str
+    column_form: str = "{:.3g}"
+    column_scale: float = 1.0
+    figure_per_unit: float = 1e3
+
+    def alone(self, price: float, *, usd: float = 0.0) -> ObjectiveWeights:
+        """Return the weights where nothing counts but it, and rent as much as `usd` says."""
+        return ObjectiveWeights.model_validate({"usd": usd, self.weight: price})
+
+
+DRAWN: Mapping[Drawn, DrawnObjective] = {
+    "energy": DrawnObjective(
+        *("usd_per_kwh", "${:.3g}/kWh", "watts", _write_watts),
+        *("kW", "{:.3f}", 1e3),
+    ),
+    "carbon": DrawnObjective(
+        "usd_per_tonne", "${:,.0f}/t", "kg_per_hour", _write_carbon, "kg CO2/h"
+    ),
+}
 RENT_OBJECTIVES: dict[str, ObjectiveWeights] = {
     "cost": ObjectiveWeights(),
-    "energy": ObjectiveWeights(usd=0.0, usd_per_kwh=1.0),
-    "carbon": ObjectiveWeights(usd=0.0, usd_per_tonne=1.0),
+    **{name: drawn.alone(1.0) for name, drawn in DRAWN.items()},
 }
 """Weights of the objectives that have a name, where nothing else counts."""
 

@@ -8,9 +8,10 @@ the grid is for what else a site draws.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.nodes import NodeType
@@ -96,13 +97,13 @@ def power_use(plan: Plan, problem: Problem, draw: PlanDraw) -> PowerUse:
     weighted = None
     if not problem.weights.rent_only:
         weighted = weighted_usd(plan, problem.weights, grid, draw)
+    figures: dict[str, Any] = {name: figure(grid, draw) for name, figure in FIGURES.items()}
     return PowerUse(
-        watts=draw.watts * grid.pue,
         joules_per_token={
             name: watts[name] * grid.pue / made for name, made in sorted(tokens.items()) if made > 0
         },
-        kg_per_hour=kg_per_hour(grid, draw),
         weighted_usd_per_hour=weighted,
+        **figures,
     )
 
 
@@ -116,6 +117,13 @@ def kg_per_hour(grid: PowerGrid, draw: PlanDraw) -> float | None:
             return None
         total += watts / _KILO * grid.pue * grams / _KILO
     return total
+
+
+FIGURES: Mapping[str, Callable[[PowerGrid, PlanDraw], float | None]] = {
+    "watts": lambda grid, draw: draw.watts * grid.pue,
+    "kg_per_hour": kg_per_hour,
+}
+"""What a plan draws, by the field of `PowerUse`."""
 
 
 def usd_per_watt(weights: ObjectiveWeights, grid: PowerGrid, region: str) -> float:

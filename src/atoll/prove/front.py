@@ -8,9 +8,10 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from atoll.core.frozen import Frozen
+from atoll.plan.footprint import Drawn
 
-Axis = Literal["latency", "error", "energy", "carbon"]
-"""Axes that dollars are swept against: promises, wrong answers, watts, kg CO2 per hour."""
+Axis = Literal["latency", "error", Drawn]
+"""Axes that dollars are swept against: promises, wrong answers, and what machines draw in an hour."""
 AXES: tuple[Axis, ...] = get_args(Axis)
 ON_THE_WAY = "on the way"
 """Label of a plan that was found while another one was asked for."""

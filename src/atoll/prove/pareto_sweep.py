@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from atoll.core.errors import InputError, UsageError
 from atoll.core.units import format_share
 from atoll.plan.choice import Choice, ModelMix
-from atoll.plan.footprint import ObjectiveWeights, PowerGrid
+from atoll.plan.footprint import DRAWN, Drawn, ObjectiveWeights, PowerGrid
 from atoll.plan.plan import Plan
-from atoll.plan.power import draw_of, kg_per_hour
+from atoll.plan.power import FIGURES, draw_of
 from atoll.prove.front import AXES, ON_THE_WAY, Axis, ParetoFront, ParetoPoint, ParetoReport, mark
 from atoll.prove.planning import plan
 from atoll.solve.plan_request import FindPlan, PlanRequest
@@ -75,9 +76,9 @@ def check_axes(axes: Sequence[str], problem: Problem) -> tuple[Axis, ...]:
             hint="give one `models: [{model: ..., error: 6%}, ...]`",
             field="against",
         )
-    for axis in found:
-        if axis in ("energy", "carbon"):
-            refuse_unweighable(problem.replace(weights=_priced(axis, 1.0, usd=0.0)))
+    for name, drawn in DRAWN.items():
+        if name in found:
+            refuse_unweighable(problem.replace(weights=drawn.alone(1.0)))
     return tuple(found)
 
 
@@ -104,8 +105,7 @@ def find_pareto(
     run: dict[Axis, Callable[[], list[ParetoPoint]]] = {
         "latency": lambda: sweep.latency(points, scaled),
         "error": lambda: sweep.error(points),
-        "energy": lambda: sweep.prices("energy", points),
-        "carbon": lambda: sweep.prices("carbon", points),
+        **{name: partial(sweep.prices, name, points) for name in DRAWN},
     }
     fronts = tuple(ParetoFront(against=axis, points=mark(run[axis]())) for axis in swept)
     return ParetoReport(fleet=problem.name, fronts=fronts, plans=sweep.plans)
@@ -193,8 +193,9 @@ class _Sweep:
             found.append(self._point(plan, problem, text, value, today=today))
         return found
 
-    def prices(self, axis: Literal["energy", "carbon"], points: int) -> list[ParetoPoint]:
-        """Plans along prices of energy or carbon, with nothing but rent and nothing but it at the ends."""
+    def prices(self, axis: Drawn, points: int) -> list[ParetoPoint]:
+        """Plans along prices of what is drawn, with nothing but rent and nothing but it at the ends."""
+        drawn = DRAWN[axis]
         self._say(f"{axis}: today's plan")
         today = self._find(self.problem)
         if not today.instances:
@@ -205,12 +206,12 @@ class _Sweep:
             pool.setdefault(_identity(one.plan), one)
 
         start = self._value(axis, today)
-        # Per kWh, or per tonne.
-        even = 1e3 * today.usd_per_hour / start if start > 0.0 else 1.0
+        # The price at which it counts as much as rent.
+        even = drawn.figure_per_unit * today.usd_per_hour / start if start > 0.0 else 1.0
         # Two of the points are the ends: rent alone and the other thing alone.
         sweep = geometric(even * 10**-_DECADES, even * 10**_DECADES, max(1, points - 2))
-        weights = [_priced(axis, price) for price in sweep]
-        weights.append(_priced(axis, 1.0, usd=0.0))
+        weights = [drawn.alone(price, usd=1.0) for price in sweep]
+        weights.append(drawn.alone(1.0))
         for one in weights:
             self._say(f"{axis}: {_price_text(axis, one)}")
             self._weigh(self.problem.replace(weights=one), note)
@@ -238,36 +239,35 @@ class _Sweep:
         return found
 
     def _worth(
-        self, one: WeighedPlan, weights: ObjectiveWeights, axis: Literal["energy", "carbon"]
+        self, one: WeighedPlan, weights: ObjectiveWeights, axis: Drawn
     ) -> tuple[float, float]:
         rent = one.plan.usd_per_hour + one.plan.init_usd
-        price = weights.usd_per_kwh if axis == "energy" else weights.usd_per_tonne
-        value = self._value(axis, one.plan) / 1e3
+        price = weights.price(DRAWN[axis])
+        value = self._value(axis, one.plan) / DRAWN[axis].figure_per_unit
         # At no price, ties in rent go to the plan that draws less; else ties go to the one that rents less.
         if price == 0.0:
             return (weights.usd * rent, value)
         return (weights.usd * rent + price * value, rent)
 
-    def _value(self, axis: Literal["energy", "carbon"], plan: Plan) -> float:
-        """Watts, or kg CO2 per hour."""
+    def _value(self, axis: Drawn, plan: Plan) -> float:
+        """Watts, kg CO2 per hour: what a plan draws."""
         draw = draw_of(plan, self.problem, self.catalog)
-        if axis == "energy":
-            return draw.watts * self.problem.grid.pue
-        return kg_per_hour(self.problem.grid, draw) or 0.0
+        return FIGURES[DRAWN[axis].figure](self.problem.grid, draw) or 0.0
 
     def _point(
         self, plan: Plan, problem: Problem, asked: str, value: float, *, today: bool
     ) -> ParetoPoint:
-        draw = None
+        drawn: dict[str, float | None] = {}
         if problem.family != "graph":
             draw = draw_of(plan, problem, self.catalog)
+            drawn = {name: figure(self.problem.grid, draw) for name, figure in FIGURES.items()}
         kept = all(p.is_kept for p in plan.promises) if plan.promises else None
         return ParetoPoint(
             asked=asked,
             usd_per_hour=plan.usd_per_hour,
             value=value,
-            watts=None if draw is None else draw.watts * self.problem.grid.pue,
-            kg_per_hour=None if draw is None else kg_per_hour(self.problem.grid, draw),
+            watts=drawn.get("watts"),
+            kg_per_hour=drawn.get("kg_per_hour"),
             error=mean_error(self.problem, plan.mixes) if plan.mixes else None,
             nodes=plan.nodes,
             gpus=plan.gpus,
@@ -345,20 +345,12 @@ def _slower(problem: Problem, factor: float, scaled: Scaled) -> Problem:
     return problem.replace(services=services)
 
 
-def _priced(axis: Axis, price: float, *, usd: float = 1.0) -> ObjectiveWeights:
-    if axis == "energy":
-        return ObjectiveWeights(usd=usd, usd_per_kwh=price)
-    return ObjectiveWeights(usd=usd, usd_per_tonne=price)
-
-
-def _price_text(axis: Axis, weights: ObjectiveWeights) -> str:
+def _price_text(axis: Drawn, weights: ObjectiveWeights) -> str:
     if weights.usd == 0.0:
         return f"{axis} alone"
     if weights.rent_only:
         return "rent alone"
-    if axis == "energy":
-        return f"${weights.usd_per_kwh:.3g}/kWh"
-    return f"${weights.usd_per_tonne:,.0f}/t"
+    return DRAWN[axis].price_form.format(weights.price(DRAWN[axis]))
 
 
 def _join(names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from atoll.core.units import format_share, pluralize
+from atoll.plan.footprint import DRAWN, Drawn
 from atoll.prove.front import Axis, ParetoFront, ParetoPoint, ParetoReport
 from atoll.report.render import AxisTick, Grid, render_fragment, render_page
 
@@ -16,14 +17,12 @@ if TYPE_CHECKING:
 _NAMES: dict[Axis, str] = {
     "latency": "dollars against promises",
     "error": "dollars against wrong answers",
-    "energy": "dollars against energy",
-    "carbon": "dollars against carbon",
+    **{name: f"dollars against {name}" for name in DRAWN},
 }
 _VALUES: dict[Axis, str] = {
     "latency": "promise, times today's",
     "error": "wrong answers",
-    "energy": "kW",
-    "carbon": "kg CO2/h",
+    **{name: drawn.column for name, drawn in DRAWN.items()},
 }
 _WIDTH = 720
 _HEIGHT = 380
@@ -114,31 +113,35 @@ def _name_front(front: ParetoFront) -> str:
 def list_points(front: ParetoFront, *, every: bool = False) -> Grid:
     """Return the points of the curve, and today's, as a table; `every` one with why it is not there."""
     shown = [p for p in front.points if every or p.today or (p.fair and not p.dominated)]
-    beside = [axis for axis in ("energy", "carbon") if axis != front.against]
-    if all(point.kg_per_hour is None for point in shown):
-        beside = [axis for axis in beside if axis != "carbon"]
-    if all(point.watts is None for point in shown):
-        beside = [axis for axis in beside if axis != "energy"]
-    names = [_VALUES["energy" if axis == "energy" else "carbon"] for axis in beside]
-    rows = []
-    for point in shown:
-        values = {
-            "energy": None if point.watts is None else f"{point.watts / 1e3:.3f}",
-            "carbon": None if point.kg_per_hour is None else f"{point.kg_per_hour:.3g}",
-        }
-        rows.append(
-            (
-                f"{point.usd_per_hour:.2f}",
-                format_value(front.against, point.value),
-                *(values[axis] for axis in beside),
-                point.nodes,
-                point.gpus,
-                point.asked,
-                _say(point),
-            )
+    beside: list[Drawn] = [
+        axis
+        for axis in DRAWN
+        if axis != front.against and any(_drawn(point, axis) is not None for point in shown)
+    ]
+    names = [_VALUES[axis] for axis in beside]
+    rows = [
+        (
+            f"{point.usd_per_hour:.2f}",
+            format_value(front.against, point.value),
+            *(
+                None if (value := _drawn(point, axis)) is None else format_value(axis, value)
+                for axis in beside
+            ),
+            point.nodes,
+            point.gpus,
+            point.asked,
+            _say(point),
         )
+        for point in shown
+    ]
     columns = ("$/h", _VALUES[front.against], *names, "machines", "GPUs", "asked", "")
     return Grid(columns, rows, _RIGHT_COLUMNS)
+
+
+def _drawn(point: ParetoPoint, axis: Drawn) -> float | None:
+    """Figure of what a plan draws; points have those of energy and carbon whatever is swept."""
+    found: float | None = getattr(point, DRAWN[axis].figure, None)
+    return found
 
 
 def format_value(axis: Axis, value: float) -> str:
@@ -147,12 +150,13 @@ def format_value(axis: Axis, value: float) -> str:
         return f"{value:.2f}"
     if axis == "error":
         return format_share(value)
-    return f"{value / 1e3:.3f}" if axis == "energy" else f"{value:.3g}"
+    return DRAWN[axis].column_form.format(value / DRAWN[axis].column_scale)
 
 
 def draw_curve(front: ParetoFront) -> CurveDrawing:
     """Return a sweep as a drawing: dollars upwards, what is swept to the right."""
-    unit = 1e-3 if front.against == "energy" else 1.0
+    scales = {name: drawn.column_scale for name, drawn in DRAWN.items() if name == front.against}
+    unit = 1.0 / next(iter(scales.values()), 1.0)
     served = [point for point in front.points if point.served > 0.0]
     xs = _Scale([point.value * unit for point in served], _LEFT, _RIGHT)
     ys = _Scale([point.usd_per_hour for point in served], _BOTTOM, _TOP)

@@ -71,7 +71,7 @@ def test_every_page_of_a_fresh_install_says_what_to_do(
         if "fleetChoice(" in script:
             page.get_by_label("Fleet").wait_for()
         elif "withPlanner(" in script:
-            page.locator("main pre").get_by_text("atoll ").first.wait_for()
+            page.locator("main .card").first.wait_for()
         else:
             words = "Nothing is served yet" if name == "overview" else "No gateway runs here"
             page.get_by_text(words).wait_for()

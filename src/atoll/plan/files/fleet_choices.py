@@ -12,7 +12,7 @@ from atoll.core.ids import MAX_LETTERS
 from atoll.plan.choice import Choice, Variant
 from atoll.plan.files.choice_schema import ObjectiveSpec
 from atoll.plan.files.fleet_schema import FleetDocument, ServiceSpec
-from atoll.plan.footprint import RENT_OBJECTIVES, ObjectiveWeights, PowerGrid
+from atoll.plan.footprint import DRAWN, RENT_OBJECTIVES, ObjectiveWeights, PowerGrid
 from atoll.plan.problem import Service
 from atoll.plan.service_sharing import name_part, own_name, share_services
 
@@ -198,11 +198,11 @@ def weights_of(document: FleetDocument) -> ObjectiveWeights:
     entry = document.content.objective
     if not isinstance(entry, ObjectiveSpec):
         return RENT_OBJECTIVES[entry]
-    if entry.cost == entry.energy == entry.carbon == 0.0:
-        raise document.error(
-            "nothing counts", "objective", hint="give cost, energy or carbon more than 0"
-        )
-    return ObjectiveWeights(usd=entry.cost, usd_per_kwh=entry.energy, usd_per_tonne=entry.carbon)
+    prices = {drawn.weight: getattr(entry, name) for name, drawn in DRAWN.items()}
+    if entry.cost == 0.0 and not any(prices.values()):
+        names = " or ".join(RENT_OBJECTIVES)
+        raise document.error("nothing counts", "objective", hint=f"give {names} more than 0")
+    return ObjectiveWeights(usd=entry.cost, **prices)
 
 
 def grid_of(document: FleetDocument, regions: set[str]) -> PowerGrid:
