@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +15,13 @@ from atoll.cli.risk import parse_risk, parse_robust
 from atoll.cli.shared_options import AsJson, NoCache, Overlays
 from atoll.core.errors import InfeasibleError, UnknownNameError, UsageError
 from atoll.core.files import atomic_write, check_target
-from atoll.core.units import parse_carbon_price, parse_duration, parse_energy_price, parse_share
+from atoll.core.units import parse_duration, parse_share
 from atoll.report.terminal import console, emit, note, to_json
 
 if TYPE_CHECKING:
     from atoll.api.fleet import Fleet
     from atoll.api.fleet_plan import FleetPlan
-    from atoll.plan.footprint import ObjectiveWeights
+    from atoll.plan.footprint import Drawn, ObjectiveWeights
     from atoll.plan.plan import Goal, KeptPromise
     from atoll.solve.comparison import Compared
     from atoll.solve.effort import Effort
@@ -207,7 +208,7 @@ def plan(
     _check_robust(sure, risk, unserved_usd, capacity_only=capacity_only, solver=solver)
     if seconds <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
-    weights = read_weights(objective, energy_price, carbon_price)
+    weights = read_weights(objective, {"energy": energy_price, "carbon": carbon_price})
     _check_targets([fleet, *(overlay or ())], out, report, stats_out)
     from atoll.api.fleet import Fleet
     from atoll.solve.effort import Effort, parse_work
@@ -442,17 +443,16 @@ def _show(
 
 
 def read_weights(
-    objective: str | None, energy_price: str | None, carbon_price: str | None
+    objective: str | None, prices: Mapping[Drawn, str | None]
 ) -> ObjectiveWeights | None:
     """Return what counts, None where the fleet file says.
 
     Prices are for what is paid beside rent: they go with the objective cost, or none.
     """
-    from atoll.plan.footprint import RENT_OBJECTIVES, ObjectiveWeights
+    from atoll.plan.footprint import DRAWN, RENT_OBJECTIVES, ObjectiveWeights
 
-    priced = [
-        o for o, p in (("--energy-price", energy_price), ("--carbon-price", carbon_price)) if p
-    ]
+    given = {name: price for name, price in prices.items() if price}
+    priced = [f"--{name}-price" for name in given]
     weights = RENT_OBJECTIVES.get(objective or "")
     if objective is not None and weights is None:
         if priced:
@@ -467,13 +467,11 @@ def read_weights(
         return weights
     if objective is None and not priced:
         return None
-    return ObjectiveWeights(
-        usd_per_kwh=parse_energy_price(energy_price, field="--energy-price")
-        if energy_price
-        else 0.0,
-        usd_per_tonne=parse_carbon_price(carbon_price, field="--carbon-price")
-        if carbon_price
-        else 0.0,
+    return ObjectiveWeights.model_validate(
+        {
+            DRAWN[name].weight: DRAWN[name].parse_price(price, field=f"--{name}-price")
+            for name, price in given.items()
+        }
     )
 
 

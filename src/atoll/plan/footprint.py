@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
 from atoll.core.frozen import Frozen
+from atoll.core.units import parse_carbon_price, parse_energy_price
 from atoll.plan.name_types import Name
 
 _NotNegative = Annotated[float, Field(ge=0)]
@@ -45,17 +46,27 @@ def _write_carbon(kg_per_hour: float) -> str:
     return f"{kg_per_hour:.3g} kg CO2/h"
 
 
+class ParsePrice(Protocol):
+    """Reads a price as people write it; `field` is what an error names."""
+
+    def __call__(self, value: str | float, *, field: str | None = None) -> float:
+        """Return USD for a unit; InputError says what is wrong."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DrawnObjective:
     """Something that counts beside rent: its price, and how its figure is written.
 
-    `weight` is its price in `ObjectiveWeights`, in USD for a unit, and `price_form` writes one. `figure` is
+    `weight` is its price in `ObjectiveWeights`, in USD for a unit; `parse_price` reads one as people write it
+    ("$0.2/kWh"), and `price_form` writes one. `figure` is
     how much of it a plan draws in an hour, in `PowerUse`: `figure_per_unit` of it make a unit, and `write`
     writes it in a sentence. In a column called `column` it stands divided by `column_scale`, in the form
     `column_form`.
     """
 
     weight: str
+    parse_price: ParsePrice
     price_form: str
     figure: str
     write: Callable[[float], str]
@@ -71,11 +82,11 @@ class DrawnObjective:
 
 DRAWN: Mapping[Drawn, DrawnObjective] = {
     "energy": DrawnObjective(
-        *("usd_per_kwh", "${:.3g}/kWh", "watts", _write_watts),
+        *("usd_per_kwh", parse_energy_price, "${:.3g}/kWh", "watts", _write_watts),
         *("kW", "{:.3f}", 1e3),
     ),
     "carbon": DrawnObjective(
-        "usd_per_tonne", "${:,.0f}/t", "kg_per_hour", _write_carbon, "kg CO2/h"
+        "usd_per_tonne", parse_carbon_price, "${:,.0f}/t", "kg_per_hour", _write_carbon, "kg CO2/h"
     ),
 }
 RENT_OBJECTIVES: dict[str, ObjectiveWeights] = {
