@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import atoll
 from atoll.core.errors import AtollError, InputError, UnknownNameError
 from atoll.core.graph import Component, ComponentGraph, ComponentKind, Edge
 from atoll.core.ids import Phase
@@ -148,3 +151,12 @@ def test_turning_a_path_into_a_loop_is_refused(graph: ComponentGraph, data: st.D
     back = Edge(path[-1].name, path[0].name)
     with pytest.raises(InputError, match="cycle"):
         ComponentGraph(graph.components, (*graph.edges, back))
+
+
+def test_elsewhere_phases_decide_and_not_kinds() -> None:
+    """A new kind of component is declared by its phases: nobody else lists kinds, except llms."""
+    root = Path(atoll.__file__).parent
+    declaring = {"core/graph.py", "catalog/models.py", "catalog/hf_config.py"}
+    named = re.compile(r"ComponentKind\.(?!LLM)")
+    found = {str(p.relative_to(root)) for p in root.rglob("*.py") if named.search(p.read_text())}
+    assert found == declaring

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from atoll.core.errors import InputError
+from atoll.plan.files.choice_schema import ObjectiveSpec
 from atoll.plan.files.fleet_file import fleet_schema, parse_fleet
-from atoll.plan.footprint import ObjectiveWeights
+from atoll.plan.footprint import DRAWN, RENT_OBJECTIVES, Drawn, ObjectiveWeights, PowerUse
+from atoll.plan.power import FIGURES
 from atoll.plan.problem import Problem
 from tests.plan.files.test_fleet_file import SMALL, changed
 
@@ -265,3 +267,15 @@ def test_names_leave_room_for_those_of_ways() -> None:
     data["services"]["x" * 198] = plain | {"lengths": "512x128"}
     with pytest.raises(InputError, match="a name of 202 characters, 200 at most"):
         parse_fleet(yaml.safe_dump(data))
+
+
+def test_every_drawn_objective_has_a_price_a_figure_and_a_place_in_the_file() -> None:
+    assert set(DRAWN) == set(get_args(Drawn))
+    for name, drawn in DRAWN.items():
+        assert drawn.weight in ObjectiveWeights.model_fields
+        assert drawn.figure in PowerUse.model_fields
+        assert drawn.figure in FIGURES
+        assert name in ObjectiveSpec.model_fields
+        assert drawn.parse_price(drawn.price_form.format(2.0)) == 2.0
+        assert RENT_OBJECTIVES[name].price(drawn) == 1.0
+        assert not RENT_OBJECTIVES[name].rent_only
