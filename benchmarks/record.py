@@ -14,6 +14,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from atoll import __version__
+
 FIGURES = Path(__file__).parent / "results" / "figures.json"
 
 
@@ -31,6 +33,8 @@ def main() -> int:
     kept[name] = {
         "measured": datetime.now(UTC).date().isoformat(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "version": __version__,
+        "source": " ".join([f"benchmarks.{name}", *options]),
         "seconds": round(time.monotonic() - began_s),
         "figures": json.loads(run.stdout.splitlines()[-1]),
     }

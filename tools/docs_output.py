@@ -1,4 +1,4 @@
-"""Write what commands print into README and docs, and say which pages are stale.
+r"""Write what commands print into README and docs, and say which pages are stale.
 
     python tools/docs_output.py                      # check every page; exit code 1 if one is stale
     python tools/docs_output.py --write README.md    # run the page's commands and write what they print
@@ -8,12 +8,20 @@ comment above a block says what the block is:
 
     <!-- output -->                   its lines "$ atoll ..." are run, what follows each is what it prints
     <!-- output head=6 tail=2 -->     the same, first six lines (`skip=3`: after three) and last two
-    <!-- output keep=times -->        the same, only lines in which that word stands
+    <!-- output keep=times -->        the same, only lines in which that is found; `cut=90` cuts long ones,
+                                      `columns=140` is the width of the terminal
     <!-- output slow -->              the same; checked by `make test-full` only
+    <!-- session -->                  the same with a shell, where servers run until the page ends and what
+                                      varies is masked (tools/docs_terminal.py); always slow
+    <!-- session needs=xllamacpp -->  slow blocks of the page are left out where that package is missing
+    <!-- run: COMMAND -->             stands alone: run there in the session, not shown
+    <!-- after: docs/x.md -->         stands alone: the session of that page comes first
     <!-- file: fleet.yaml -->         the block is written to that file before the first command
     <!-- {key:.1f} s -->              ends a row of a table, behind the name of a benchmark: the cells before
                                       have its figures and their date, as `benchmarks.record` kept them
-    <!-- shown: REASON -->            recorded elsewhere (a cluster, a server); the reason names what tests it
+    <!-- shown: REASON -->            recorded elsewhere (a cluster, a GPU): when, where, and what tests it
+    9.0 <!-- figure: NAME {key} -->   in prose: the word before is a figure that a benchmark recorded
+    12 <!-- figure: (\d+) GPUs -->    in prose: the word before is what the group finds in the page's blocks
 """
 
 from __future__ import annotations
@@ -26,24 +34,30 @@ import os
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
-ROOT = Path(__file__).resolve().parent.parent
-COLUMNS = 110
-"""Width of the terminal that pages show."""
+if not __package__:  # run as a program: its folder is on the path, but not the repository
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tools.docs_terminal import COLUMNS, ROOT, Terminal, mask, open_terminal
+
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<lang>\w*)\n(?P<body>.*?)^```$",
+    r"^<!-- (?P<alone>(?:run|after): .*?) -->$"
+    r"|(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<lang>\w*)\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
+_RUN = {"output", "session", "run", "after"}
 _PROMPT = "$ "
 _FIGURES = ROOT / "benchmarks" / "results" / "figures.json"
 _FIGURE_ROW = re.compile(
     r"^\| (?P<what>[^|]*) \|[^|]*\|[^|]*\| (?P<name>\w+) <!-- (?P<form>[^|]*) --> \|$", re.MULTILINE
 )
+
+_FIGURE = re.compile(r"(?P<shown>\S+) <!-- figure: (?P<form>[^\n]*?) -->")
 
 
 class StaleOutputError(Exception):
@@ -61,22 +75,36 @@ class Block:
 
     @property
     def kind(self) -> str:
-        """`output`, `file`, `shown`, or nothing for a block without a mark."""
+        """`output`, `session`, `file`, `shown`, ..., or nothing for a block without a mark."""
         return self.mark.partition(" ")[0].rstrip(":")
 
     @property
     def slow(self) -> bool:
         """Whether only `make test-full` runs it."""
-        return self.kind == "output" and "slow" in self.mark.split()
+        return self.kind in _RUN - {"output"} or "slow" in self.mark.split()
+
+    @property
+    def argument(self) -> str:
+        """What follows the colon of a mark."""
+        return self.mark.partition(":")[2].strip()
+
+    def option(self, name: str, default: int) -> int:
+        """Return a number that the mark names."""
+        found = re.search(rf"\b{name}=(\d+)", self.mark)
+        return int(found[1]) if found else default
 
     def shorten(self, printed: str) -> str:
         """Return what the block shows of an output, with dots where lines were left out."""
-        options = dict(re.findall(r"\b(skip|head|tail|keep)=(\S+)", self.mark))
-        lines = printed.splitlines(keepends=True)
-        if "keep" in options:
-            return "".join(line for line in lines if options["keep"] in line)
-        lines = lines[int(options.get("skip", 0)) :]
-        head, tail = int(options.get("head", len(lines))), int(options.get("tail", 0))
+        keep = re.search(r"\bkeep=(\S+)", self.mark)
+        cut = self.option("cut", sys.maxsize)
+        lines = [
+            line if len(line) <= cut else f"{line[:cut]}...\n"
+            for line in printed.splitlines(keepends=True)
+        ]
+        if keep is not None:
+            return "".join(line for line in lines if re.search(keep[1], line))
+        lines = lines[self.option("skip", 0) :]
+        head, tail = self.option("head", len(lines)), self.option("tail", 0)
         if len(lines) <= head + tail + 1:
             return "".join(lines)
         shown = "".join(lines[:head]).strip("\n")
@@ -97,7 +125,9 @@ def list_pages() -> list[Path]:
 def list_blocks(text: str) -> list[Block]:
     """Return the fenced blocks of a page in order."""
     return [
-        Block(found.start("body"), found["body"], found["lang"], found["mark"] or "")
+        Block(found.start(), "", "", found["alone"])
+        if found["alone"]
+        else Block(found.start("body"), found["body"], found["lang"], found["mark"] or "")
         for found in _BLOCK.finditer(text)
     ]
 
@@ -106,7 +136,7 @@ def split_commands(body: str) -> Iterator[tuple[str, str]]:
     """Yield every command of a block, as written with its prompt, and the lines below it."""
     command, printed = "", ""
     for line in body.splitlines(keepends=True):
-        continued = command.endswith("\\\n") and not printed
+        continued = not printed and _goes_on(command)
         if line.startswith(_PROMPT) and not continued:
             if command:
                 yield command, printed
@@ -119,65 +149,123 @@ def split_commands(body: str) -> Iterator[tuple[str, str]]:
         yield command, printed
 
 
-def run_command(command: str) -> str:
+def _goes_on(command: str) -> bool:
+    """Whether a command needs another line: it ends with a backslash, or inside of quotes."""
+    if command.endswith("\\\n"):
+        return True
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:
+        return True
+    return False
+
+
+def run_command(command: str, columns: int = COLUMNS) -> str:
     """Run one `atoll` command in this process and return what it prints, errors included."""
     from atoll.cli import main as cli
 
-    words = shlex.split(command.removeprefix(_PROMPT).replace("\\\n", " "), comments=True)
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
     if words[0] != "atoll":
         raise StaleOutputError(f"only atoll commands are run, not {words[0]!r}")
     said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with (
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+        patch.dict(os.environ, {"COLUMNS": str(columns)}),
+    ):
         cli.run(words[1:])
-    lines = said.getvalue().strip("\n").splitlines()
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    return said.getvalue()
 
 
-def _write_figure(row: re.Match[str]) -> str:
-    """Return a row of a table with the figures of its benchmark and the date they were measured."""
-    kept = json.loads(_FIGURES.read_text("utf-8")).get(row["name"])
-    shown = "not recorded" if kept is None else row["form"].format(**kept["figures"])
-    date = "-" if kept is None else kept["measured"]
-    return f"| {row['what']} | {shown} | {date} | {row['name']} <!-- {row['form']} --> |"
+def _show(block: Block, terminal: Terminal) -> str:
+    """Run the commands of a block; return it with what they print, as it was where only what varies does."""
+    columns = block.option("columns", COLUMNS)
+    run = run_command if block.kind == "output" else terminal.run
+    shown = ""
+    for command, _ in split_commands(block.body):
+        lines = run(command.removeprefix(_PROMPT), columns).strip("\n").splitlines()
+        shown += command + block.shorten("".join(f"{line.rstrip()}\n" for line in lines))
+    if block.kind == "session" and mask(shown) == mask(block.body):
+        return block.body
+    return shown
+
+
+def _read_figures() -> dict[str, dict[str, Any]]:
+    """Return what `benchmarks.record` kept of each benchmark."""
+    kept: dict[str, dict[str, Any]] = json.loads(_FIGURES.read_text("utf-8"))
+    return kept
+
+
+def _write_row(row: re.Match[str]) -> str:
+    """Return a row of a table with the figures of its benchmark, and when and how they were measured."""
+    kept = _read_figures().get(row["name"])
+    shown, when = "not recorded", "-"
+    if kept is not None:
+        shown = row["form"].format(**kept["figures"])
+        command = f"benchmarks.{row['name']}"
+        recorded = kept["source"].startswith(command)
+        how = kept["source"][len(command) :] if recorded else "; not measured again since"
+        when = f"{kept['measured']}, {kept['version']}{how}"
+    return f"| {row['what']} | {shown} | {when} | {row['name']} <!-- {row['form']} --> |"
+
+
+def _write_figures(text: str) -> str:
+    """Return a page with the figures in its prose as benchmarks recorded them, or as its blocks show them."""
+    blocks = "".join(block.body for block in list_blocks(text))
+
+    def write(found: re.Match[str]) -> str:
+        name, _, form = found["form"].partition(" ")
+        if form.startswith("{"):
+            figure = form.format(**_read_figures()[name]["figures"])
+        elif shown := re.search(found["form"], blocks):
+            figure = shown[1]
+        else:
+            raise StaleOutputError(f"no block of the page has {found['form']!r}")
+        return f"{figure} <!-- figure: {found['form']} -->"
+
+    return _FIGURE.sub(write, text)
 
 
 def render_page(text: str, *, slow: bool) -> str:
     """Return a page with what its commands print today; slow blocks stay as they are unless asked for."""
-    text = _FIGURE_ROW.sub(_write_figure, text)
+    text = _FIGURE_ROW.sub(_write_row, text)
+    if any(block.kind in _RUN and (slow or not block.slow) for block in list_blocks(text)):
+        with open_terminal() as terminal:
+            text = _run_blocks(text, terminal, slow=slow)
+    return _write_figures(text)
+
+
+def _run_blocks(text: str, terminal: Terminal, *, slow: bool) -> str:
+    """Run a page in a terminal and return it with what its commands print."""
     blocks = list_blocks(text)
-    if not any(block.kind == "output" and (slow or not block.slow) for block in blocks):
-        return text
+    for block in blocks:
+        if block.kind == "file":
+            path = Path(block.argument)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.body, "utf-8")
     parts, end = [], 0
-    with _session():
-        for block in blocks:
-            if block.kind == "file":
-                path = Path(block.mark.partition(":")[2].strip())
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(block.body, "utf-8")
-        for block in blocks:
-            if block.kind != "output" or (block.slow and not slow):
-                continue
-            shown = "".join(
-                command + block.shorten(run_command(command))
-                for command, _ in split_commands(block.body)
-            )
-            parts += [text[end : block.start], shown]
+    for block in blocks:
+        if block.kind not in _RUN or (block.slow and not slow):
+            continue
+        if block.kind == "after":
+            _run_blocks((ROOT / block.argument).read_text("utf-8"), terminal, slow=True)
+        elif block.kind == "run":
+            terminal.run(block.argument)
+        else:
+            parts += [text[end : block.start], _show(block, terminal)]
             end = block.start + len(block.body)
     return "".join([*parts, text[end:]])
 
 
-@contextlib.contextmanager
-def _session() -> Iterator[None]:
-    """An empty current folder with the examples, and a terminal of the usual width without colours."""
-    plain = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "TERM": "dumb"}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.chdir(folder),
-        patch.dict(os.environ, plain),
-    ):
-        os.environ.pop("ATOLL_CATALOG", None)
-        Path("examples").symlink_to(ROOT / "examples")
-        yield
+def list_missing(text: str) -> set[str]:
+    """Return the packages that the sessions of a page need and that are not installed."""
+    found = set[str]()
+    for block in list_blocks(text):
+        if block.kind == "after":
+            found |= list_missing((ROOT / block.argument).read_text("utf-8"))
+        elif block.kind == "session":
+            found |= set(re.findall(r"\bneeds=(\w+)", block.mark))
+    return {name for name in found if find_spec(name) is None}
 
 
 def main() -> int:
@@ -189,7 +277,10 @@ def main() -> int:
     stale = []
     for page in [path.resolve() for path in options.pages] or list_pages():
         text = page.read_text("utf-8")
-        rendered = render_page(text, slow=not options.fast)
+        missing = set() if options.fast else list_missing(text)
+        if missing:
+            print(f"left out: slow blocks of {page.relative_to(ROOT)}: no {', '.join(missing)}")
+        rendered = render_page(text, slow=not options.fast and not missing)
         if rendered == text:
             continue
         stale.append(page)

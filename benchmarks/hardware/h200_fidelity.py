@@ -19,7 +19,7 @@ import numpy as np
 from atoll.catalog import Catalog
 from atoll.perf.batch import Batch
 from atoll.perf.calibration import Accuracy, accuracy, op_classes, predict
-from atoll.perf.constants import ConstantTable, OpConstants, default_constants
+from atoll.perf.constants import ConstantTable, OpConstants, default_constants, load_constants
 from atoll.perf.energy import step_joules
 from atoll.perf.layers import model_ops
 from atoll.perf.measurements import Points, read_points
@@ -30,10 +30,16 @@ RESULTS = ROOT / "benchmarks" / "results"
 MODELS = {"llama-3.1-8b": "llama-3.1-8b", "llama-3.1-70b": "llama-3-70b"}
 
 
-def layers(catalog: Catalog) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Return (measured, predicted) microseconds of one layer by (model, phase), CUDA graphs only."""
+def layers(
+    catalog: Catalog, fitted: Path | None = None
+) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Return (measured, predicted) microseconds of one layer by (model, phase), CUDA graphs only.
+
+    fitted: constants to use instead of the shipped ones, as `atoll perf calibrate` writes them.
+    """
     found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
-    constants = default_constants().gpu("H200")
+    shipped = default_constants()
+    constants = (load_constants(fitted, base=shipped) if fitted else shipped).gpu("H200")
     node = catalog.node("H200:1")
     with (RESULTS / "h200_layers.csv").open() as stream:
         for row in csv.DictReader(stream):
@@ -209,9 +215,10 @@ def main() -> None:
     parser.add_argument(
         "--plot", type=Path, help="write a PNG of predicted against measured layers"
     )
+    parser.add_argument("--constants", type=Path, help="predict layers with these, not the shipped")
     arguments = parser.parse_args()
     catalog = Catalog.default()
-    found = layers(catalog)
+    found = layers(catalog, arguments.constants)
     print(f"  {'':32s} points   median      p95   (per cent)")
     by_phase: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for (model, phase), pairs in found.items():

@@ -1,4 +1,4 @@
-"""The map tells the truth: packages, pages and shown outputs are what is there."""
+"""The map tells the truth: packages and pages are what is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.docs_output import ROOT, Block, list_blocks, list_pages, render_page, split_commands
+from tools.docs_terminal import ROOT
 
 PACKAGES = sorted(path.parent.name for path in (ROOT / "src/atoll").glob("*/__init__.py"))
 README = (ROOT / "README.md").read_text("utf-8")
@@ -19,15 +19,6 @@ MAX_README_LINES = 130
 
 def named(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def page_blocks(kind: str) -> list[tuple[Path, Block]]:
-    return [
-        (page, block)
-        for page in list_pages()
-        for block in list_blocks(page.read_text("utf-8"))
-        if block.kind == kind
-    ]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -82,39 +73,3 @@ def test_every_page_can_be_reached_from_the_home_page() -> None:
         targets = re.findall(r"\]\((?!http)([^)#\s]+\.md)[^)]*\)", page.read_text("utf-8"))
         left += [(page.parent / target).resolve() for target in targets]
     assert set(docs.rglob("*.md")) <= reached
-
-
-@pytest.mark.parametrize("page", list_pages(), ids=named)
-def test_shown_output_says_where_it_comes_from(page: Path) -> None:
-    """A block with a command and what it prints is run by the tools, or names what tests it."""
-    for block in list_blocks(page.read_text("utf-8")):
-        if block.shows_output:
-            command, _ = next(split_commands(block.body))
-            assert block.kind in {"output", "shown"}, command
-
-
-def test_recorded_sessions_name_files_that_are_there() -> None:
-    for page, block in page_blocks("shown"):
-        for name in re.findall(r"\b(?:tests|benchmarks|examples)/[\w/.]+", block.mark):
-            assert (ROOT / name.rstrip(".")).exists(), f"{page}: {name}"
-
-
-FAST = sorted(
-    {page for page, block in page_blocks("output") if not block.slow}
-    | {ROOT / "docs/benchmarks.md"}
-)
-SLOW = sorted({page for page, block in page_blocks("output") if block.slow})
-
-
-@pytest.mark.parametrize("page", FAST, ids=named)
-def test_shown_output_is_what_the_command_prints(page: Path) -> None:
-    """Stale? `python tools/docs_output.py --write PAGE` writes it anew."""
-    text = page.read_text("utf-8")
-    assert render_page(text, slow=False) == text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", SLOW, ids=named)
-def test_shown_output_of_slow_commands_is_what_they_print(page: Path) -> None:
-    text = page.read_text("utf-8")
-    assert render_page(text, slow=True) == text
