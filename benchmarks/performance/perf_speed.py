@@ -8,10 +8,11 @@ import timeit
 from atoll.catalog import Catalog
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.capacity import RoleLoad, capacity_table
+from atoll.perf.capacity import RoleLoad
 from atoll.perf.step import analytic, step_seconds
 from atoll.workload.lengths import length_mix
 from benchmarks.report import Figure, finish, options
+from tests.reference.capacity_tables import capacity_table
 
 # Models, latency promises (s) and length mixes of Coral's table 3; BurstGPT's mix is taken as azure-conv.
 MODELS = {

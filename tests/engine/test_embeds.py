@@ -22,10 +22,10 @@ from atoll.engine.engine_errors import FrameError
 from atoll.engine.engine_messages import Hop, Open, OpenBody
 from atoll.engine.frames import decode, encode
 from atoll.engine.node_core import CoreSettings
-from atoll.engine.pipeline_routes import SplitRouter
 from atoll.engine.scheduler_core import GenerateRequest
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS, Tiny
+from tests.engine.split_router import SplitRouter
 from tests.engine.test_exact import CUTS, PROMPTS, check
 
 pytestmark = pytest.mark.engine

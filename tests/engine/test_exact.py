@@ -16,10 +16,11 @@ from atoll.core.request_parameters import SamplingParams
 from atoll.engine.batcher import MaxInFlight
 from atoll.engine.engine_messages import Hop, PipelineRoute
 from atoll.engine.node_core import CoreSettings
-from atoll.engine.pipeline_routes import RouteQuery, SplitRouter
+from atoll.engine.pipeline_routes import RouteQuery
 from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import ARCHITECTURES, LAYERS, VOCABULARY
+from tests.engine.split_router import SplitRouter
 
 pytestmark = pytest.mark.engine
 

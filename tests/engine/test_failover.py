@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
 from atoll.core.request_parameters import SamplingParams
-from atoll.engine.pipeline_routes import SplitRouter
 from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS
+from tests.engine.split_router import SplitRouter
 from tests.engine.test_exact import PROMPTS, ask, check
 
 pytestmark = pytest.mark.engine

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.engine.pipeline_routes import LayerRouter, NodeSpec, RouteQuery, SplitRouter
+from atoll.engine.pipeline_routes import LayerRouter, NodeSpec, RouteQuery
+from tests.engine.split_router import SplitRouter
 
 
 def node(name: str, start: int, end: int) -> NodeSpec:

@@ -18,12 +18,12 @@ from atoll.core.request_parameters import OutputFormat, SamplingParams
 from atoll.engine.engine_messages import ReadOrder
 from atoll.engine.guidance import MatcherFactory
 from atoll.engine.node_core import CoreSettings
-from atoll.engine.pipeline_routes import SplitRouter
 from atoll.engine.prompts import chat_prompt
 from atoll.engine.scheduler_core import GenerateRequest
 from atoll.engine.text import TextCodec
 from atoll.engine.weights.sources import DEFAULT_MODEL, resolve
 from tests.engine.cluster import Cluster, NodeSetup
+from tests.engine.split_router import SplitRouter
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

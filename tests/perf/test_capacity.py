@@ -16,21 +16,14 @@ from atoll.engines.limits import EngineLimits, HostTime
 from atoll.engines.profile import EngineProfile
 from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
-from atoll.perf.capacity import (
-    CapacityModel,
-    CapacityTable,
-    RoleLoad,
-    best_table,
-    capacity,
-    capacity_table,
-    table_of,
-)
+from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, table_of
 from atoll.perf.constants import ConstantTable, default_constants, sample_constants
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.step import Position, analytic, step_seconds
 from atoll.workload.lengths import LengthMix, length_mix
 from tests.perf.builders import constants, mixture, model, node, node_type, spec
+from tests.reference.capacity_tables import best_table, capacity, capacity_table
 
 LLAMA = model("llama-3.1-8b")
 LINK = Link(10e9 / 8, 0.5e-3)

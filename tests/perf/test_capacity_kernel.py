@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.perf.capacity import CapacityModel
+from atoll.core.ids import Phase
+from atoll.perf.capacity import CapacityModel, _Best
 from atoll.perf.operators import Array
+from atoll.perf.queueing import load_within
 from atoll.perf.step import Position
 from tests.perf.test_capacity_properties import Case, cases
 
 SOME = settings(max_examples=40, deadline=None, derandomize=True)
 ENDS = (Position.FIRST, Position.MIDDLE, Position.LAST)
+
+
+def clumped(own: CapacityModel, stages: Array, positions: Sequence[Position]) -> Array:
+    """Requests/s of a pipeline whose prompts are all in one step where there is KV cache for no more."""
+    if not own._role.waits or own._role.phase is not Phase.PREFILL:
+        return np.full(1, np.inf)
+    size = len(own._grid)
+    room = np.stack([own._room[position] for position in positions])
+    # Times are known on the grid only.
+    batch = np.clip(room, own._grid[0], own._grid[-1])
+    index = np.clip(np.searchsorted(own._grid, batch, side="right") - 1, 0, max(0, size - 2))
+    after = np.minimum(index + 1, size - 1)
+    gap = own._grid[after] - own._grid[index]
+    share = np.where(gap > 0.0, (batch - own._grid[index]) / np.where(gap > 0.0, gap, 1.0), 0.0)
+    steps = np.stack([own._stack_s + own._fixed[position] for position in positions])
+    low, high = (
+        np.take_along_axis(steps, at[..., None], axis=2)[..., 0] + own._transfer_s[at]
+        for at in (index, after)
+    )
+    took = low * (1.0 - share) + high * share
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spell = took[:, None, :] * (stages * own._own_steps(stages))[None, :, None]
+        limit = room[:, None, :] / spell
+    return np.where(stages[None, :, None] > 1.0, limit, np.inf)
+
+
+def load(own: CapacityModel, rate: Array, best: _Best, stages: Array, budgets_s: Array) -> Array:
+    """The share of `rate`, requests/s, at which half of all prompts wait no longer than they may."""
+    if not own._role.waits or own._role.phase is not Phase.PREFILL:
+        return np.ones(1)
+    lengths = own._role.lengths
+    once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
+    at_most = (budgets_s / (1.0 + 0.5 / stages))[:, None]
+    alone = best.first_s / (1.0 + 0.5 / stages)[:, None]
+    return load_within((at_most - alone) * rate / once, stages[:, None], own._role.share)
 
 
 def by_arrays(own: CapacityModel, stages: list[int], budgets: list[float]) -> Array:
@@ -23,8 +61,8 @@ def by_arrays(own: CapacityModel, stages: list[int], budgets: list[float]) -> Ar
     best = own._best(depth, budgets_s, ENDS)
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.where(best.feasible, best.batch / best.step_s * best.occupancy, 0.0)
-        rate = np.minimum(rate, own._clumped(depth, ENDS))
-        rate = rate * own._load(rate, best, depth, budgets_s)
+        rate = np.minimum(rate, clumped(own, depth, ENDS))
+        rate = rate * load(own, rate, best, depth, budgets_s)
     rate[:, :, 0] = 0.0
     rate[:, :, 1:] = np.minimum.accumulate(rate[:, :, 1:], axis=2)
     wire = np.where(depth > 1.0, own._wire_tokens_per_s, np.inf)

@@ -19,8 +19,6 @@ from atoll.perf.capacity import (
     CapacityModel,
     CapacityTable,
     RoleLoad,
-    capacity,
-    capacity_table,
     copy_node,
     table_of,
 )
@@ -30,6 +28,7 @@ from atoll.perf.operators import Array
 from atoll.perf.step import AnalyticStepModel, Position, StepParts, analytic, range_counts
 from atoll.workload.lengths import BUILT_IN, LengthMix
 from tests.perf.builders import mixture, model, node_type
+from tests.reference.capacity_tables import capacity, capacity_table
 
 MODELS: dict[str, TransformerSpec] = {
     "llama-3.1-8b": model("llama-3.1-8b"),

@@ -13,11 +13,12 @@ from atoll.catalog.link_table import Link
 from atoll.core.ids import Phase
 from atoll.engines.limits import EngineLimits
 from atoll.engines.table import EngineChoice
-from atoll.perf.capacity import CapacityModel, RoleLoad, capacity
+from atoll.perf.capacity import CapacityModel, RoleLoad
 from atoll.perf.operators import Array
 from atoll.perf.step import Position, analytic
 from atoll.workload.lengths import BUILT_IN, LengthMix
 from tests.perf.builders import model, node_type
+from tests.reference.capacity_tables import capacity
 
 MODELS = {name: model(name) for name in ("llama-3.1-8b", "gpt-oss-20b", "qwen3-32b@fp8")}
 NODES = ("T4:1", "L4:1", "L40S:1", "H100:1", "H100:8")

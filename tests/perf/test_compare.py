@@ -8,12 +8,13 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.link_table import Link
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
-from atoll.perf.capacity import RoleLoad, capacity_table
+from atoll.perf.capacity import RoleLoad
 from atoll.perf.compare import MAX_STAGES, NodeChoice, Promise, compare
 from atoll.perf.step import Position, analytic, step_seconds
 from atoll.perf.step_curves import decode_steps, layer_steps, prefill_steps, throughput_by_layers
 from atoll.workload.lengths import LengthMix
 from tests.perf.builders import model, node_type
+from tests.reference.capacity_tables import capacity_table
 
 CATALOG = Catalog.default()
 LLAMA = model("llama-3.1-8b")

@@ -9,7 +9,7 @@ from atoll.catalog.link_table import Link
 from atoll.catalog.overlay import apply_overlay
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId
-from atoll.perf.capacity import RoleLoad, capacity_table, copy_node
+from atoll.perf.capacity import RoleLoad, copy_node
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory_model import position_of
 from atoll.perf.mixed_capacity import MixedCapacityModel
@@ -31,6 +31,7 @@ from atoll.plan.handover import handover, hop_link
 from atoll.plan.problem import Lengths, Service
 from atoll.workload.lengths import length_mix
 from tests.plan.builders import EAST, LAYERS, catalog, few, lengths, offer, problem, service
+from tests.reference.capacity_tables import capacity_table
 
 STAGES = 3
 APART, TOGETHER = service("chat", phases="apart"), service("chat", phases="together")

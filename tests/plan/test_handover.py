@@ -23,11 +23,11 @@ from atoll.plan.handover import (
     hop_link,
     kv_bytes,
     kv_bytes_by_layers,
-    kv_bytes_per_unit,
     transfer_s,
 )
 from atoll.plan.plan import Flow, Instance, Node
-from atoll.plan.problem import Offer, Problem
+from atoll.plan.problem import Offer, Problem, Service
+from atoll.solve.array_types import Floats
 from tests.plan.builders import EAST, LAYERS, WEST, catalog, few, lengths, offer, problem, service
 
 CHAT = service("chat", phases="apart")
@@ -37,6 +37,19 @@ KV = 512 * LAYERS * TOKEN_LAYER
 
 def over(*offers: Offer, **changes: object) -> Problem:
     return problem(offers=offers, services=(service("chat", **{"phases": "apart"} | changes),))
+
+
+def kv_bytes_per_unit(facts: Catalog, service: Service, phase: Phase) -> Floats:
+    """Return the KV bytes that a node with j layers moves per unit of flow, j = 0..layers.
+
+    Prefill sends the KV of every prompt token; decode receives that of input_mean / output_mean prompt tokens
+    for each token it generates; nothing moves where both phases run together.
+    """
+    spec, lengths = facts.model(service.model).llm, service.lengths
+    if phase is Phase.BOTH:
+        return np.zeros(spec.layers + 1)
+    per_request = lengths.input_mean if phase is Phase.PREFILL else lengths.output_mean
+    return kv_bytes_by_layers(spec, lengths.input_mean) / per_request
 
 
 def test_bytes_by_hand() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError, UnknownNameError
-from atoll.workload.arrival_rates import DAY_S, Layer, RateClock, RateCurve, Silence, arrivals, fano
+from atoll.workload.arrival_rates import DAY_S, Layer, RateClock, RateCurve, Silence, arrivals
 from atoll.workload.arrivals import FAMILIES, Renewal
 from atoll.workload.requests import Floats
 
@@ -105,6 +105,21 @@ def test_curves_have_mean_one(levels: list[float]) -> None:
 
 
 # Chance.
+
+
+def fano(renewal: Renewal, clock: RateClock, window_s: float) -> float:
+    """Return the expected variance over mean of counts in windows of so many seconds.
+
+    Chance only: the curve of the clock is left out, as if the rate were its mean. Windows are taken
+    to hold many gaps.
+    """
+    u = np.linspace(0.0, window_s, 4001)
+    spread = np.ones_like(u)
+    for layer in clock.layers:
+        spread *= 1.0 + layer.covariance(u)
+    weight = (window_s - u) * (spread - 1.0)
+    share = 2.0 / window_s**2 * float(np.sum((weight[1:] + weight[:-1]) / 2 * np.diff(u)))
+    return renewal.cv * renewal.cv + clock.rate_per_s * window_s * share
 
 
 @pytest.mark.parametrize(

@@ -86,18 +86,3 @@ class LayerRouter:
         for at in range(self.layers - 1, -1, -1):
             reach[at] = any(n.start <= at < n.end <= self.layers and reach[n.end] for n in nodes)
         return reach
-
-
-class SplitRouter:
-    """Prompts through some nodes, answers through others (prefill/decode disaggregation)."""
-
-    def __init__(self, layers: int, prefill: Sequence[str], decode: Sequence[str]) -> None:
-        self._prefill = LayerRouter(layers, prefill)
-        self._decode = LayerRouter(layers, decode)
-
-    def __call__(self, query: RouteQuery) -> PipelineRoute | None:
-        """Return both routes, or None if one of them is broken."""
-        prefill, decode = self._prefill.hops(query), self._decode.hops(query)
-        if prefill is None or decode is None:
-            return None
-        return PipelineRoute(prefill=prefill, decode=decode)

@@ -45,7 +45,7 @@ TPs never rises with j nor falls with b either.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,15 +60,12 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.engines.limits import BOOKED_SHARE
-from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
-from atoll.perf.constants import ConstantTable
 from atoll.perf.grid import Indices, last_below, value_at
-from atoll.perf.layers import tp_sizes
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
-from atoll.perf.queueing import BUSIEST, load_within, places_taken, waits_by_load
-from atoll.perf.step import Position, StepModel, StepParts, analytic, slowest_run, window_counts
+from atoll.perf.queueing import BUSIEST, places_taken, waits_by_load
+from atoll.perf.step import Position, StepModel, StepParts, slowest_run, window_counts
 from atoll.workload.lengths import LengthMix
 
 _GRID_POINTS = 96
@@ -286,41 +283,6 @@ class CapacityModel:
     def _own_steps(self, stages: Array) -> Array:
         """Steps that a request takes at a stage: one, or more where it runs in pieces."""
         return np.asarray((self._pieces - 1.0 + stages) / stages)
-
-    def _clumped(self, stages: Array, positions: Sequence[Position]) -> Array:
-        """Requests/s of a pipeline whose prompts are all in one step where there is KV cache for no more."""
-        if not self._role.waits or self._role.phase is not Phase.PREFILL:
-            return np.full(1, np.inf)
-        size = len(self._grid)
-        room = np.stack([self._room[position] for position in positions])
-        # Times are known on the grid only.
-        batch = np.clip(room, self._grid[0], self._grid[-1])
-        index = np.clip(np.searchsorted(self._grid, batch, side="right") - 1, 0, max(0, size - 2))
-        after = np.minimum(index + 1, size - 1)
-        gap = self._grid[after] - self._grid[index]
-        share = np.where(
-            gap > 0.0, (batch - self._grid[index]) / np.where(gap > 0.0, gap, 1.0), 0.0
-        )
-        steps = np.stack([self._stack_s + self._fixed[position] for position in positions])
-        low, high = (
-            np.take_along_axis(steps, at[..., None], axis=2)[..., 0] + self._transfer_s[at]
-            for at in (index, after)
-        )
-        took = low * (1.0 - share) + high * share
-        with np.errstate(divide="ignore", invalid="ignore"):
-            spell = took[:, None, :] * (stages * self._own_steps(stages))[None, :, None]
-            limit = room[:, None, :] / spell
-        return np.where(stages[None, :, None] > 1.0, limit, np.inf)
-
-    def _load(self, rate: Array, best: _Best, stages: Array, budgets_s: Array) -> Array:
-        """The share of `rate`, requests/s, at which half of all prompts wait no longer than they may."""
-        if not self._role.waits or self._role.phase is not Phase.PREFILL:
-            return np.ones(1)
-        lengths = self._role.lengths
-        once = 0.5 * lengths.input_mean_square / lengths.input_mean**2
-        at_most = (budgets_s / (1.0 + 0.5 / stages))[:, None]
-        alone = best.first_s / (1.0 + 0.5 / stages)[:, None]
-        return load_within((at_most - alone) * rate / once, stages[:, None], self._role.share)
 
     @property
     def _tail(self) -> float:
@@ -589,93 +551,12 @@ def _fixed_seconds(parts: StepParts[Array], position: Position) -> Array:
     return total
 
 
-def capacity(
-    role: RoleLoad,
-    model: StepModel,
-    layers: int,
-    *,
-    stages: int = 1,
-    budget_s: float | None = None,
-    position: Position | None = None,
-    link: Link | None = None,
-) -> Capacity:
-    """Return what a node carries with `layers` layers of a role in a pipeline of `stages` stages.
-
-    `budget_s` is SLO / stages unless given; `link` is the hand-over to the next stage. The position
-    defaults to WHOLE for one stage and MIDDLE otherwise.
-    """
-    if not 1 <= layers <= role.spec.layers:
-        raise UsageError(f"{layers} layers of a model with {role.spec.layers}", field="layers")
-    if stages < 1:
-        raise UsageError(f"a pipeline of {stages} stages", field="stages")
-    budget = role.slo_s / stages if budget_s is None else budget_s
-    where = position or (Position.WHOLE if stages == 1 else Position.MIDDLE)
-    return CapacityModel(role, model, link=link).detail(layers, stages, budget, where)
-
-
-def capacity_table(
-    roles: Sequence[RoleLoad],
-    node_types: Iterable[NodeType],
-    stages: int,
-    *,
-    engine: str | EngineChoice = "vllm",
-    link: Link | None = None,
-    constants: ConstantTable | None = None,
-) -> Mapping[tuple[str, str], CapacityTable]:
-    """Return all T[j, S] at once: every role on every node type, S = 1..stages with budget SLO / S.
-
-    Keys are (role name, node type id); every entry is that of the best tensor-parallel size. `link` joins
-    the stages; transfers count into the budget.
-    """
-    if stages < 1:
-        raise UsageError(f"a pipeline of {stages} stages", field="stages")
-    nodes = tuple(node_types)
-    for what, names in (("role", [r.name for r in roles]), ("node type", [n.id for n in nodes])):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise UsageError(f"{what} {twice[0]} is given twice", field=what)
-    copies: dict[tuple[object, ...], CapacityTable] = {}
-
-    def table(role: RoleLoad, node: NodeType, tp: int) -> CapacityTable:
-        # Nodes of one GPU type share what a copy carries.
-        one = copy_node(node, tp)
-        share = link and link.share(tp, node.count)
-        key = (role.name, one, share)
-        if key not in copies:
-            model = analytic(role.spec, one, tp=tp, engine=engine, constants=constants)
-            copies[key] = table_of(role, model, stages, link=share)
-        found = copies[key]
-        rates = found.throughput * (node.count // tp)
-        return CapacityTable(role, node, found.tp, rates, found.provenance)
-
-    return {
-        (role.name, node.id): best_table(
-            [table(role, node, tp) for tp in tp_sizes(role.spec, node.count)]
-        )
-        for role in roles
-        for node in nodes
-    }
-
-
 def copy_node(node: NodeType, tp: int) -> NodeType:
     """Return the part of a node that holds one copy: `tp` of its GPUs, with what joins them if several."""
     return NodeType(node.gpu, tp, node.interconnect if tp > 1 else _ALONE)
 
 
 _ALONE = Interconnect("none", None, name="none")
-
-
-def best_table(tables: Sequence[CapacityTable]) -> CapacityTable:
-    """Return the best entry of several tensor-parallel sizes everywhere; of equals the last one's.
-
-    With sizes in ascending order the larger one wins where both carry the same: it answers sooner.
-    """
-    best, tp = tables[0].throughput, tables[0].tp
-    for table in tables[1:]:
-        tp = np.where(table.throughput >= best, table.tp, tp)
-        best = np.maximum(best, table.throughput)
-    first = tables[0]
-    return CapacityTable(first.role, first.node, tp, best, first.provenance)
 
 
 def table_of(

@@ -106,7 +106,7 @@ def tp_sizes(spec: TransformerSpec, gpus: int) -> tuple[int, ...]:
     """Return, ascending, over how many GPUs each layer can be split on a node of so many: 1 always.
 
     Each divides the node and the model evenly. A node of n GPUs holds n / size copies of its layers side by
-    side; which size carries most depends on the role, the layers and the promise (`capacity.best_table`).
+    side; which size carries most depends on the role, the layers and the promise.
     """
     sizes = (size for size in range(1, gpus + 1) if gpus % size == 0)
     return tuple(size for size in sizes if size == 1 or splits_evenly(spec, size))

@@ -154,19 +154,6 @@ def kv_bytes(spec: TransformerSpec, start: int, end: int, tokens: float) -> floa
     return sum(_kept_bytes(spec, tokens, kind) for kind in layer_kinds(spec)[start:end])
 
 
-def kv_bytes_per_unit(catalog: Catalog, service: Service, phase: Phase) -> Array:
-    """Return the KV bytes that a node with j layers moves per unit of flow, j = 0..layers.
-
-    Prefill sends the KV of every prompt token; decode receives that of input_mean / output_mean prompt tokens
-    for each token it generates; nothing moves where both phases run together.
-    """
-    spec, lengths = catalog.model(service.model).llm, service.lengths
-    if phase is Phase.BOTH:
-        return np.zeros(spec.layers + 1)
-    per_request = lengths.input_mean if phase is Phase.PREFILL else lengths.output_mean
-    return kv_bytes_by_layers(spec, lengths.input_mean) / per_request
-
-
 def _kept_bytes(spec: TransformerSpec, tokens: float, kind: LayerKind) -> float:
     """A prompt in one layer, keys and values of all heads once: copies for tensor parallelism are local."""
     if kind.window == 0:

@@ -9,9 +9,7 @@ With arrivals at rate lambda and independent gaps of CV c under that clock, coun
 seconds have a variance over mean (Fano factor) of about
 
     F(w) = c^2 + lambda * w * V(w),   V(w) = 2 / w^2 * integral_0^w (w - u) R(u) du,
-    R(u) = prod_i (1 + r_i(u)) - 1
-
-which `fano` computes.
+    R(u) = prod_i (1 + r_i(u)) - 1.
 """
 
 from __future__ import annotations
@@ -297,18 +295,3 @@ def arrivals(
                 yield times
             return
         yield times
-
-
-def fano(renewal: Renewal, clock: RateClock, window_s: float) -> float:
-    """Return the expected variance over mean of counts in windows of so many seconds.
-
-    Chance only: the curve of the clock is left out, as if the rate were its mean. Windows are taken
-    to hold many gaps.
-    """
-    u = np.linspace(0.0, window_s, 4001)
-    spread = np.ones_like(u)
-    for layer in clock.layers:
-        spread *= 1.0 + layer.covariance(u)
-    weight = (window_s - u) * (spread - 1.0)
-    share = 2.0 / window_s**2 * float(np.sum((weight[1:] + weight[:-1]) / 2 * np.diff(u)))
-    return renewal.cv * renewal.cv + clock.rate_per_s * window_s * share

@@ -27,7 +27,7 @@ from atoll.solve.place.cp.cp_masters import CpMaster, efficient, merge_fronts
 from atoll.solve.place.cp.cp_solver import hand_out, memory_share
 from atoll.solve.place.cp.latency_table import SimulatedTable
 from atoll.solve.place.cp.lazy import solve_lazily
-from atoll.solve.place.cp.replica_shapes import gpus_by_type, plan_of_replicas, shapes_of
+from atoll.solve.place.cp.replica_shapes import Replicas, plan_of_replicas, shapes_of
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 
@@ -52,6 +52,14 @@ cluster:
   nodes: {here: {"A100-80:2": 2, "L40S:4": 1}}
   links: [{between: ["*", "*"], bandwidth: 100Gbit/s, latency: 10us}]
 """
+
+
+def gpus_by_type(replicas: Replicas) -> dict[str, int]:
+    """Return how many GPUs replicas have of each type, as table 1 counts them."""
+    gpus: Counter[str] = Counter()
+    for shape, count in replicas:
+        gpus[shape.kind.rsplit(":", 1)[0]] += shape.gpus * count
+    return dict(sorted(gpus.items()))
 
 
 def toy(plan: Plan, problem: Problem, _seconds: float) -> Answered:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,18 +52,6 @@ class WeightReader:
                 hint="download the model again",
             )
         return torch.stack([torch.cat([self._read(n) for n in expert]) for expert in parts])
-
-    def read_all(
-        self, names: Iterable[str], progress: Progress | None = None
-    ) -> Mapping[str, Tensor]:
-        """Read several tensors, telling `progress` after each."""
-        wanted = list(names)
-        tensors = {}
-        for number, name in enumerate(wanted, 1):
-            tensors[name] = self.read(name)
-            if progress is not None:
-                progress(number, len(wanted), name)
-        return tensors
 
     def _find_stacked(self, name: str) -> list[list[str]] | None:
         """Return, per expert, the stored tensors that make up the stacked tensor `name`."""

@@ -255,14 +255,6 @@ def describe_replicas(replicas: Replicas) -> str:
     return " + ".join(shape.describe(count) for shape, count in replicas) or "none"
 
 
-def gpus_by_type(replicas: Replicas) -> dict[str, int]:
-    """Return how many GPUs replicas have of each type, as table 1 counts them."""
-    gpus: Counter[str] = Counter()
-    for shape, count in replicas:
-        gpus[shape.kind.rsplit(":", 1)[0]] += shape.gpus * count
-    return dict(sorted(gpus.items()))
-
-
 def set_up(
     problem: Problem, catalog: Catalog, chosen: Mapping[str, Replicas]
 ) -> tuple[Instance, ...]:
