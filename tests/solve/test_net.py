@@ -73,7 +73,7 @@ class World:
             monkeypatch.setattr(module, "family_of", lambda _problem: family)
         monkeypatch.setattr(registry, "check_solver", lambda *_: None)
         monkeypatch.setattr("atoll.plan.validate.check.check", _check)
-        monkeypatch.setattr("atoll.solve.effort.perf_counter", lambda: self.now_s)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now_s)
 
     def _solve(self, problem: Problem, request: PlanRequest) -> Plan:
         name = request.solver

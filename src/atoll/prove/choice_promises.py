@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.prove.rent_promises import keep_promises
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.registry import solve
 from atoll.solve.rent.choosing.choose import ChosenLevels
 from atoll.solve.rent.choosing.solver import choose_mixes, with_mixes
@@ -35,7 +35,7 @@ _MAX_FACTOR = 10.0
 
 def keep_chosen_promises(problem: Problem, request: PlanRequest) -> Plan:
     """Return the cheapest plan found whose promises are kept, over mixes of models; it has its mixes."""
-    deadline = Countdown(request.deadline_s)
+    deadline = Deadline(request.deadline_s)
 
     def within(share: float) -> PlanRequest:
         return replace(request, deadline_s=deadline.share(share))
@@ -46,7 +46,7 @@ def keep_chosen_promises(problem: Problem, request: PlanRequest) -> Plan:
     factors: dict[str, float] = {}
     for number in range(ROUNDS):
         request.say("promises", f"choosing models, round {number + 1}")
-        chosen = choose_mixes(problem, request, Countdown(deadline.share(_FIRST_SHARE)), factors)
+        chosen = choose_mixes(problem, request, Deadline(deadline.share(_FIRST_SHARE)), factors)
         first = first or chosen
         key = tuple(sorted((name, round(y, _LEVEL_DECIMALS)) for name, y in chosen.levels.items()))
         if key in tried:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.solve.effort import Answered, Countdown
+    from atoll.solve.deadline import Deadline
+    from atoll.solve.effort import Answered
     from atoll.workload.requests import Requests
 
 _SEED = 7
@@ -33,7 +34,7 @@ class SimulatedLatency:
 
     catalog: Catalog
     say: Callable[[str], None] | None = None
-    deadline: Countdown | None = None
+    deadline: Deadline | None = None
     runs: int = field(default=0, init=False)
     _kept: dict[tuple[tuple[str, float], ...], Requests] = field(default_factory=dict, init=False)
 

@@ -38,7 +38,7 @@ from atoll.prove.graph_kept import (
 )
 from atoll.prove.kept import FRESH_SEED, look_at
 from atoll.prove.rent_promises import keep_promises
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.registry import solve
 from atoll.solve.resizing import derating_of
 
@@ -100,7 +100,7 @@ class _GraphProver:
         # Plain services of the fleet are sized alone first: those have solvers of their own.
         self.problem, self.request = problem, replace(request, solver=None)
         self.catalog, self.effort = request.catalog_for(problem), request.effort
-        self.deadline = Countdown(request.deadline_s)
+        self.deadline = Deadline(request.deadline_s)
         self.graphs = [s for s in problem.graph_services if s.rate_per_s > 0.0]
         self.plain = plain_problem(problem)
         self.slow: dict[Executors, float] = {}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from atoll.plan.problem import Problem, Service
     from atoll.sim.sim_options import Failure
     from atoll.sim.sim_result import ServiceSummary
-    from atoll.solve.effort import Countdown
+    from atoll.solve.deadline import Deadline
 
 FRESH_SEED = 101
 """The first seed of arrivals that no plan was sized with."""
@@ -106,7 +106,7 @@ def sample_kept(
     min_runs: int,
     max_runs: int,
     until_short: bool = False,
-    deadline: Countdown | None = None,
+    deadline: Deadline | None = None,
     known: Mapping[str, KeptSample] | None = None,
 ) -> dict[str, KeptSample]:
     """Return by service what requests keep, from `min_runs` to `max_runs` simulations with seeds in a row.
@@ -156,7 +156,7 @@ def look_at(
     plan: Plan,
     problem: Problem,
     catalog: Catalog,
-    deadline: Countdown | None = None,
+    deadline: Deadline | None = None,
     causes: Mapping[str, str] | None = None,
     *,
     first_seed: int = FRESH_SEED,
@@ -210,7 +210,7 @@ def _promise(
 
 
 def kept_after_loss(
-    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None = None
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Deadline | None = None
 ) -> dict[str, KeptShares]:
     """Return by service what requests keep with the node lost that hurts it most; nothing if not asked."""
     if not problem.limits.survive:
@@ -229,7 +229,7 @@ def simulate_kept(
     problem: Problem,
     catalog: Catalog,
     seed: int,
-    deadline: Countdown | None = None,
+    deadline: Deadline | None = None,
     losses: tuple[Failure, ...] = (),
     *,
     constants: ConstantTable | None = None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from atoll.prove.kept import look_at, sample_kept
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.prove.step_tokens import fit_steps
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.registry import solve
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def add_simulations(problem: Problem, request: PlanRequest) -> PlanRequest:
 
     # Before the deadline begins.
     compile_entries(loop.__name__)
-    catalog, deadline = request.catalog_for(problem), Countdown(request.deadline_s)
+    catalog, deadline = request.catalog_for(problem), Deadline(request.deadline_s)
     if by_latency and effort.latency is None:
         from atoll.prove.cp_tables import SimulatedLatency
 
@@ -71,7 +71,7 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
     """
     from atoll.plan.validate.check import check
 
-    catalog, deadline = request.catalog_for(problem), Countdown(request.deadline_s)
+    catalog, deadline = request.catalog_for(problem), Deadline(request.deadline_s)
     say = partial(request.say, "promises")
 
     def place(asked: Problem) -> Plan:
@@ -116,7 +116,7 @@ def see_promises(
     problem: Problem,
     catalog: Catalog,
     *,
-    deadline: Countdown | None = None,
+    deadline: Deadline | None = None,
     say: Say = lambda _text: None,
 ) -> Plan:
     """Return a plan with what requests keep of its promises, in simulation, when it meets its demand.
@@ -165,7 +165,7 @@ def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
 
 
 def _largest_share(
-    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None, say: Say
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Deadline | None, say: Say
 ) -> float:
     """The largest share of the demand, in sixteenths, at which every service keeps enough promises."""
     targets = {service.name: service.attainment for service in problem.services}

@@ -29,7 +29,7 @@ from atoll.prove.choice_promises import keep_chosen_promises
 from atoll.prove.graph_promises import keep_graph_promises
 from atoll.prove.place_promises import add_simulations, keep_on_cluster
 from atoll.prove.rent_promises import keep_promises
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.family import solvers
 from atoll.solve.plan_request import FindPlan, PlanRequest
 from atoll.solve.registry import solve
@@ -49,7 +49,7 @@ def plan(problem: Problem, request: PlanRequest | None = None) -> Plan:
     """
     request = request or PlanRequest()
     catalog = request.catalog_for(problem)
-    deadline, own = Countdown(request.deadline_s), SolveStats()
+    deadline, own = Deadline(request.deadline_s), SolveStats()
     began_s, cpu_s = time.perf_counter(), time.process_time()
     made = _find(problem, replace(request, catalog=catalog, stats=own))
     if problem.family != "graph":
@@ -114,7 +114,7 @@ _SIZING: dict[Family, FindPlan] = {
 """How plans of each family are sized by simulation, so that their promises are kept."""
 
 
-def _add_error_bars(plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown) -> Plan:
+def _add_error_bars(plan: Plan, problem: Problem, catalog: Catalog, deadline: Deadline) -> Plan:
     """The plan with how likely each promise is kept, over what the performance model may be wrong by."""
     from atoll.prove.simulation_deadline import SimulationCutShortError
     from atoll.prove.uncertainty import judge_certainty

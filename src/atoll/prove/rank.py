@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem, Service
-    from atoll.solve.effort import Countdown, Measured
+    from atoll.solve.deadline import Deadline
+    from atoll.solve.effort import Measured
     from atoll.workload.requests import Ints, Requests
 
 _WARM_S = 60.0
@@ -46,7 +47,7 @@ class Simulated:
     problem: Problem
     catalog: Catalog
     say: Callable[[str], None] | None = None
-    deadline: Countdown | None = None
+    deadline: Deadline | None = None
     _runs: int = field(default=0, init=False)
     _best: float = field(default=0.0, init=False)
 

@@ -31,8 +31,8 @@ from atoll.prove.losses import reserves
 from atoll.prove.prospects import Key, find_prospects
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.sizing import Allowance, Sizing
+from atoll.solve.deadline import Deadline
 from atoll.solve.derating import node_set
-from atoll.solve.effort import Countdown
 from atoll.solve.registry import solve
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class _Prover:
     def __init__(self, problem: Problem, request: PlanRequest) -> None:
         self.problem, self.request, self.effort = problem, request, request.effort
         self.catalog = request.catalog_for(problem)
-        self.deadline = Countdown(request.deadline_s)
+        self.deadline = Deadline(request.deadline_s)
         self.causes: dict[str, str] = {}
         allowed = {s.name: Allowance(s.attainment) for s in problem.services}
         self.sizing = Sizing(problem, allowed)

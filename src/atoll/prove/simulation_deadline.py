@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from atoll.core.errors import AtollError
 
 if TYPE_CHECKING:
-    from atoll.solve.effort import Countdown
+    from atoll.solve.deadline import Deadline
 
 
 class SimulationCutShortError(AtollError):
     """The deadline came before a simulation had ended: nothing is known of the plan."""
 
 
-def keep_deadline(deadline: Countdown | None) -> Callable[[int, int, float], None] | None:
+def keep_deadline(deadline: Deadline | None) -> Callable[[int, int, float], None] | None:
     """Return what ends a simulation, by an error, once the deadline has passed; see `sim.api.Progress`."""
     if deadline is None:
         return None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.solve.effort import Countdown
+    from atoll.solve.deadline import Deadline
 
 _SIZES = (1024, 512, 256, 128, 64)
 _TOKEN_GRID = 16
@@ -30,7 +30,7 @@ _TARGET_MARGIN = 0.01
 
 
 def fit_steps(
-    plan: Plan, problem: Problem, catalog: Catalog, deadline: Countdown | None = None
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Deadline | None = None
 ) -> Plan:
     """Return the plan with the tokens per step that keep most promises, for services that keep too few.
 
@@ -73,7 +73,7 @@ class _StepSearch:
     plan: Plan
     problem: Problem
     catalog: Catalog
-    deadline: Countdown | None
+    deadline: Deadline | None
     best: dict[str, tuple[float, int | None]] = field(default_factory=dict)
 
     @property

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from atoll.perf.constants import ConstantTable
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
-    from atoll.solve.effort import Countdown
+    from atoll.solve.deadline import Deadline
 
 DRAWS = 24
 _SEED = 401
@@ -49,7 +49,7 @@ def judge_certainty(
     catalog: Catalog,
     *,
     draws: int = DRAWS,
-    deadline: Countdown | None = None,
+    deadline: Deadline | None = None,
 ) -> Certainty:
     """Return how sure a plan is of its promises, from so many draws of the constants."""
     names = sorted({parse_node_type(n.node_type).gpu for i in plan.instances for n in i.nodes})

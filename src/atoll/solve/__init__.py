@@ -6,7 +6,7 @@ plan = solve(problem)
 
 registry    `solve`: picks the solver, makes what it needs, checks its plan
 plan_request  `PlanRequest`: solver, effort, deadline, catalog, who is told of progress
-effort      how hard to try and what for; `solve_progress` what is told meanwhile
+effort      how hard to try and what for; `deadline` until when; `solve_progress` what is told meanwhile
 family      the three families of solvers and their protocol
 templates/  every useful layout of a role over unlike nodes, exactly
 rent/       the cheapest instances of templates on offer, with a proven bound; baselines

@@ -9,7 +9,7 @@ from atoll.core.frozen import Frozen
 from atoll.plan.plan import Plan, Status
 from atoll.plan.problem import Problem
 from atoll.plan.validate.violation import InvalidPlanError
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.explain.plan_explanation import served_share
 from atoll.solve.family import baselines
 from atoll.solve.plan_request import PlanRequest
@@ -45,7 +45,7 @@ def compare_solvers(
     from atoll.solve.resizing import sized_like
 
     request = request or PlanRequest()
-    catalog, left = request.catalog_for(problem), Countdown(request.deadline_s)
+    catalog, left = request.catalog_for(problem), Deadline(request.deadline_s)
     # What a rule would rent for the same promises, its instances carrying what the plan's do.
     problem, derating = sized_like(plan, problem.settled(plan.mixes), catalog)
     effort = request.effort if derating is None else replace(request.effort, derating=derating)

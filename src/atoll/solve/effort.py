@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from time import perf_counter
 
 from atoll.core.errors import UsageError
 from atoll.plan.plan import Goal, OfferKey, Plan
@@ -24,8 +23,6 @@ LEVELS = {"low": 0.1, "normal": 1.0, "high": 10.0}
 _MIN_WORK = 0.01
 """Least effort, relative to the usual one."""
 _MAX_WORK = 1000.0
-MOMENT_S = 1e-3
-"""Seconds of a step where no time is left: it must return the first plan that it has."""
 
 _SOONER = 0.2
 """Weight of prompt latency: a plan with prompts a tenth sooner may generate 2 % less."""
@@ -132,25 +129,3 @@ def parse_work(text: str) -> float:
             field="effort",
         )
     return work
-
-
-class Countdown:
-    """The wall-clock time left of a deadline that several steps share; not what ends a search by itself."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._end = perf_counter() + seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds left, below 0 once it has passed."""
-        return self._end - perf_counter()
-
-    @property
-    def passed(self) -> bool:
-        """Whether none is left."""
-        return self.left <= 0.0
-
-    def share(self, part: float) -> float:
-        """Return a share of the seconds left for one step, at least a moment: a solver needs some."""
-        return max(MOMENT_S, self.left * part)

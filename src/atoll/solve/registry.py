@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core.errors import InfeasibleError, InternalError, MissingDependencyError
 from atoll.plan.validate.violation import InvalidPlanError
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.family import check_solver, family_of
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.solve_progress import SolveStats
@@ -87,8 +87,8 @@ class _SafetyNet:
     def __init__(self, problem: Problem, request: PlanRequest) -> None:
         self.family, self.problem, self.request = family_of(problem), problem, request
         self.name = request.solver or self.family.names[0]
-        self.deadline = Countdown(request.deadline_s)
-        self.rescued_by = Countdown(request.deadline_s * (1 + _LENIENCE) + _LENIENCE_S)
+        self.deadline = Deadline(request.deadline_s)
+        self.rescued_by = Deadline(request.deadline_s * (1 + _LENIENCE) + _LENIENCE_S)
 
     def solve(self) -> Plan:
         """Return the plan of the solver; where it was cut short or fell over late, the best there is."""

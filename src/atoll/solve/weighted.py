@@ -31,7 +31,8 @@ from atoll.plan.power import (
 )
 from atoll.plan.validate.violation import InvalidPlanError
 from atoll.solve.assembly import price
-from atoll.solve.effort import Countdown, Effort, RentLimit
+from atoll.solve.deadline import Deadline
+from atoll.solve.effort import Effort, RentLimit
 from atoll.solve.packing import rent
 from atoll.solve.plan_request import FindPlan, PlanRequest
 
@@ -127,7 +128,7 @@ class _Weighing:
         refuse_unweighable(problem)
         self.problem, self.request = problem, request
         self.catalog = catalog = request.catalog_for(problem)
-        self.deadline = Countdown(request.deadline_s)
+        self.deadline = Deadline(request.deadline_s)
         self.offers = {offer.key: offer for offer in problem.offers}
         weights, grid = problem.weights, problem.grid
         self.per_watt = {

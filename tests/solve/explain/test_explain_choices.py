@@ -12,7 +12,7 @@ from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.report.explanation_report import list_qualities
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.explain import explain_choices as choices
 from atoll.solve.explain.explain_choices import ErrorQuestions
 from atoll.solve.explain.explain_plan import explain_problem
@@ -69,7 +69,7 @@ def ask(
         return plan_of(costs[key])
 
     monkeypatch.setattr(choices, "solve", solve)
-    questions = ErrorQuestions(ASKED, Catalog(), Countdown(60.0), most)
+    questions = ErrorQuestions(ASKED, Catalog(), Deadline(60.0), most)
     return questions, questions.ask(plan_of(costs[6.5]))
 
 

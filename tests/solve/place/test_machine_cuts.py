@@ -14,11 +14,11 @@ from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Offer, Problem
 from atoll.plan.validate.check import validate
+from atoll.solve.deadline import Deadline
 from atoll.solve.place.machine_cuts import cut_for, even_cuts
 from atoll.solve.place.place_service import SEARCH, FlowEffort
 from atoll.solve.place.place_solver import solve
 from atoll.solve.place.replicas import place_replicas
-from atoll.solve.place.search_deadline import Deadline
 from tests.plan.clusters import problem
 
 CATALOG = Catalog.default()

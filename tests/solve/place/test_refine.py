@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Measured
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
 from atoll.solve.place.refine import Refined, refine
-from atoll.solve.place.search_deadline import Deadline
 from tests.solve.place.test_sustained import instance
 
 LONG = 1e6

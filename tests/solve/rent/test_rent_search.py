@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.solve.deadline import Deadline
 from atoll.solve.rent.allocation_types import BOTH
 from atoll.solve.rent.greedy_allocation import served_share
-from atoll.solve.rent.incumbent import Incumbent, MipLimits, RentDeadline, Target, Work
+from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
 from atoll.solve.rent.instance_master import InstanceMaster
 from atoll.solve.rent.items import RentModel
 from atoll.solve.rent.mix_master import Decomposition
@@ -21,7 +22,7 @@ _DEAR = 3.0
 
 
 def _standing() -> Incumbent:
-    return Incumbent(Target(1e-3), RentDeadline(600.0), Work(20_000.0))
+    return Incumbent(Target(1e-3), Deadline(600.0), Work(20_000.0))
 
 
 def _converged(model: RentModel, standing: Incumbent) -> Decomposition | None:

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Settings
-from atoll.solve import effort
+from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import CUT_SHORT, solve
 from atoll.solve.rent import optimal
-from atoll.solve.rent.incumbent import RentDeadline
 from atoll.solve.templates import library
 from tests.plan.builders import EAST, WEST, catalog, offer, problem, service
 
@@ -43,7 +42,6 @@ def plan_with_ticks(monkeypatch: pytest.MonkeyPatch, own: Problem, tick_s: float
     """Plan with a clock that goes on by so much whenever it is asked."""
     clock = itertools.count()
     with monkeypatch.context() as patched:
-        patched.setattr(effort, "perf_counter", lambda: tick_s * next(clock))
         patched.setattr("time.perf_counter", lambda: tick_s * next(clock))
         library._KEPT.clear()
         return solve(
@@ -118,7 +116,7 @@ def test_large_programs_are_not_begun_when_time_is_nearly_up(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    deadline = RentDeadline(10.0)
+    deadline = Deadline(10.0)
     assert deadline.allows(100_000)
     assert not deadline.missed
     now[0] = 9.0

@@ -30,7 +30,8 @@ from atoll.prove.robust.scenarios import draw_scenarios, resolve_risk
 from atoll.prove.robust.service_options import Rungs, compose, list_rungs
 from atoll.prove.robust.trial import ScenarioLab, ServiceTrial, joint
 from atoll.prove.simulation_deadline import SimulationCutShortError
-from atoll.solve.effort import Countdown, Effort
+from atoll.solve.deadline import Deadline
+from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.solve_progress import SolveStats
@@ -146,7 +147,7 @@ class _Run:
     ) -> None:
         self.given, self.request = problem, request
         self.asked, self.unserved_usd = asked, unserved_usd
-        self.catalog, self.deadline = request.catalog_for(problem), Countdown(request.deadline_s)
+        self.catalog, self.deadline = request.catalog_for(problem), Deadline(request.deadline_s)
         self.risk = resolve_risk(problem, risk)
         self.late = False
         """Whether the deadline ended the search for some option."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem
     from atoll.prove.robust.scenarios import Scenario, ScenarioSet
-    from atoll.solve.effort import Countdown
+    from atoll.solve.deadline import Deadline
 
 REQUESTS = 1_500
 """Requests of the service that is asked least often, per simulation, within limits."""
@@ -130,7 +130,7 @@ class ScenarioLab:
     """Where services are tried in scenarios; equal instances are tried once."""
 
     def __init__(
-        self, problem: Problem, catalog: Catalog, deadline: Countdown | None = None
+        self, problem: Problem, catalog: Catalog, deadline: Deadline | None = None
     ) -> None:
         # Scenarios bring their own losses, so those of the problem are switched off and do not count twice.
         limits = problem.limits.model_copy(update={"spot_loss_per_h": 0.0, "survive": 0})

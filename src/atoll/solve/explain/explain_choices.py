@@ -14,7 +14,8 @@ from atoll.plan.choice import Choice, ModelMix
 from atoll.plan.footprint import ObjectiveWeights
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.solve.effort import Countdown, Effort
+from atoll.solve.deadline import Deadline
+from atoll.solve.effort import Effort
 from atoll.solve.explain.quality import ChoiceQuality, ErrorStep, UnusedModel
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
@@ -36,7 +37,7 @@ class ErrorQuestions:
 
     problem: Problem
     catalog: Catalog
-    deadline: Countdown
+    deadline: Deadline
     max_plans: int
     cached: bool = True
     tell: Tell = lambda _plans, _question: None

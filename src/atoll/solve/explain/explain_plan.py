@@ -15,8 +15,9 @@ from atoll.catalog.catalog import Catalog
 from atoll.plan.cluster_profiles import cluster_of
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating
-from atoll.solve.effort import Countdown, Effort
+from atoll.solve.effort import Effort
 from atoll.solve.explain.break_even import estimate_worth, nearest_first, price_use
 from atoll.solve.explain.changes import Change, faster_links, loosen, soft, with_more
 from atoll.solve.explain.explain_choices import ErrorQuestions
@@ -234,7 +235,7 @@ def _explain_choices(
     max_plans: int | None,
 ) -> Explanation:
     """Return why a plan with mixes of models is what it is: what right answers cost, and what is settled."""
-    deadline = Countdown(request.deadline_s)
+    deadline = Deadline(request.deadline_s)
     catalog, cached = request.catalog_for(problem), request.effort.cached
     if plan is None or not plan.mixes:
         plan = solve(problem, PlanRequest(deadline_s=deadline.share(_SHARE), catalog=catalog))
@@ -244,7 +245,7 @@ def _explain_choices(
         request.say("planning again", question, min(1.0, plans / most))
 
     questions = ErrorQuestions(
-        problem, catalog, Countdown(deadline.share(_SHARE)), most, cached, tell
+        problem, catalog, Deadline(deadline.share(_SHARE)), most, cached, tell
     )
     qualities = () if node_types is not None else questions.ask(plan)
     found = explain_problem(

@@ -15,7 +15,8 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.ids import parse_node_type
 from atoll.plan.plan import OfferKey, Plan
 from atoll.plan.problem import Problem
-from atoll.solve.effort import Countdown, Effort
+from atoll.solve.deadline import Deadline
+from atoll.solve.effort import Effort
 from atoll.solve.graph.cell_mixes import efficient_cells, greedy_mix
 from atoll.solve.graph.executor_program import solve_program
 from atoll.solve.graph.graph_build import BuiltProgram, build_program
@@ -54,7 +55,7 @@ def plan_cells(
     catalog: Catalog,
     effort: Effort,
     libraries: Libraries | None,
-    deadline: Countdown,
+    deadline: Deadline,
     *,
     solver: str,
 ) -> Plan:
@@ -88,7 +89,7 @@ def _mix_on(
     service: str,
     gpu: str,
     effort: Effort,
-    deadline: Countdown,
+    deadline: Deadline,
     left: Mapping[OfferKey, int],
 ) -> Sequence[_Mix]:
     """Return the mix of a service on one type of GPU, for each offer that has enough; none where it fails."""
@@ -139,7 +140,7 @@ def _fill_cell(
     gpus: int,
     kinds: set[str],
     effort: Effort,
-    deadline: Countdown,
+    deadline: Deadline,
 ) -> GraphAnswer | None:
     """Return the most that a cell of equal GPUs carries of a service, None where it carries nothing."""
     sizes = tuple(sorted(n for kind in kinds if gpus % (n := parse_node_type(kind).gpu_count) == 0))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.array_types import Floats
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.graph import program_answers as answers
 from atoll.solve.graph.executor_master import Counter, Master
 from atoll.solve.graph.graph_types import GraphAnswer, GraphProgram
@@ -59,7 +59,7 @@ def solve_program(
     `work` multiplies the simplex iterations that the search may take; `deadline_s` is a safety net. Without
     `presolve` types that others dominate stay in: the answer is worth the same.
     """
-    end = Countdown(deadline_s)
+    end = Deadline(deadline_s)
     counter = Counter(ITERATIONS * work)
     table = make_table(program, undominated(program) if presolve else None)
     if not table.classes:
@@ -69,7 +69,7 @@ def solve_program(
     return _solve_cost(table, gap, counter, end)
 
 
-def _solve_most(table: Table, gap: float, counter: Counter, end: Countdown) -> GraphAnswer:
+def _solve_most(table: Table, gap: float, counter: Counter, end: Deadline) -> GraphAnswer:
     """Return the largest multiple of demand, and the cheapest answer for it."""
     rough = Master(table, weights=None, cap=math.inf, work=counter)
     rough.seek_share()
@@ -84,7 +84,7 @@ def _solve_most(table: Table, gap: float, counter: Counter, end: Countdown) -> G
     return search.answer_share()
 
 
-def _solve_cost(table: Table, gap: float, counter: Counter, end: Countdown) -> GraphAnswer:
+def _solve_cost(table: Table, gap: float, counter: Counter, end: Deadline) -> GraphAnswer:
     """Return the cheapest answer for all demand, or for as much of it as can be met."""
     program = table.program
     search = _ShareSearch(table, gap, counter, end)
@@ -150,7 +150,7 @@ class _Outcome:
 class _ShareSearch:
     """Searches on one table, and the master program of the relaxation that they share."""
 
-    def __init__(self, table: Table, gap: float, counter: Counter, end: Countdown) -> None:
+    def __init__(self, table: Table, gap: float, counter: Counter, end: Deadline) -> None:
         self.table = table
         self.gap = gap
         self.counter = counter

@@ -17,7 +17,7 @@ from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.family import SolverFamily
 from atoll.solve.graph.boxes import LaidMachine
 from atoll.solve.graph.equal_cells import plan_cells
@@ -46,7 +46,7 @@ def solve(problem: Problem, request: PlanRequest) -> Plan:
     effort.refuse_cluster_options()
     _refuse_limits(problem)
     catalog = request.catalog_for(problem)
-    deadline = Countdown(request.deadline_s)
+    deadline = Deadline(request.deadline_s)
     libraries = _libraries(problem, catalog, request, deadline)
     if name == CELLS:
         return plan_cells(problem, catalog, effort, libraries, deadline, solver=name)
@@ -134,7 +134,7 @@ def _libraries(
     problem: Problem,
     catalog: Catalog,
     request: PlanRequest,
-    deadline: Countdown,
+    deadline: Deadline,
 ) -> Libraries | None:
     """The templates of plain services; none where there are no such."""
     if not problem.roles:

@@ -30,6 +30,7 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.array_types import Ints
 from atoll.solve.assembly import infeasible
+from atoll.solve.deadline import Deadline
 from atoll.solve.place.coverage import Coverage, coverage_of
 from atoll.solve.place.flow_instance import FlowInstance
 from atoll.solve.place.from_problem import flow_instance
@@ -45,7 +46,6 @@ from atoll.solve.place.place_service import (
 )
 from atoll.solve.place.place_to_plan import Placed, fit_links, plan_of
 from atoll.solve.place.replicas import place_replicas
-from atoll.solve.place.search_deadline import Deadline
 
 _BISECTION = 40
 _TRIES = 3000
@@ -342,7 +342,7 @@ class _NodeSplit:
 
     def _tell(self, share: float) -> None:
         if self.effort.log is not None:
-            self.effort.log(self.deadline.passed, share * sum(self.demand), np.inf)
+            self.effort.log(self.deadline.spent, share * sum(self.demand), np.inf)
 
 
 def _coverage(instance: FlowInstance, rows: Sequence[int]) -> float:

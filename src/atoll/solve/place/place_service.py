@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem, Service
+from atoll.solve.deadline import Deadline
 from atoll.solve.effort import GAP, Latency, Rank
 from atoll.solve.place.bottleneck import bottleneck
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
@@ -19,7 +20,6 @@ from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.machine_cuts import Cut
 from atoll.solve.place.place_to_plan import Placed
 from atoll.solve.place.placement_candidates import CandidateWork, Score
-from atoll.solve.place.search_deadline import Deadline
 
 SEARCH = "flow.search"
 MILP = "flow.milp"
@@ -252,7 +252,7 @@ def starts(
     # Rules take no time; lanes do, and are left out where it is over.
     if not deadline.is_over():
         iterations = max(1, round(ITERATIONS * min(1.0, work)))
-        placements.append(lanes(instance, seconds=deadline.left, iterations=iterations))
+        placements.append(lanes(instance, seconds=deadline.limit(), iterations=iterations))
     return [placement for placement in placements if placement is not None]
 
 
@@ -263,18 +263,20 @@ def _search_flow(
 
     best = search(
         instance,
-        seconds=deadline.left,
+        seconds=deadline.limit(),
         work=max(1, round(WORK * effort.work)),
         seed=seed,
         workers=effort.workers,
         start=starts(instance, seed, deadline, effort.work),
         log=effort.log,
     )
-    deadline.came = deadline.came or best.cut_short
+    deadline.missed |= best.cut_short
     if name == MILP and best.value < best.bound:
         from atoll.solve.place.milp.milp import solve_milp
 
-        proven = solve_milp(instance, seconds=deadline.left, start=[best.placement], log=effort.log)
+        proven = solve_milp(
+            instance, seconds=deadline.limit(), start=[best.placement], log=effort.log
+        )
         best = replace(
             proven if proven.value >= best.value else best, bound=min(best.bound, proven.bound)
         )

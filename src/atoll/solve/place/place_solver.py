@@ -25,6 +25,7 @@ from atoll.plan.cluster_profiles import cluster_of, request_tokens
 from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem, Service
 from atoll.solve.assembly import infeasible
+from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Measured, Rank
 from atoll.solve.family import SolverFamily
 from atoll.solve.place.coverage import coverage_of
@@ -52,7 +53,6 @@ from atoll.solve.place.place_service import (
 )
 from atoll.solve.place.place_to_plan import Placed, fit_links, plan_of
 from atoll.solve.place.replicas import place_replicas
-from atoll.solve.place.search_deadline import Deadline
 from atoll.solve.plan_request import PlanRequest
 
 _RANKED = 6
@@ -91,7 +91,7 @@ def solve(name: str, problem: Problem, catalog: Catalog, effort: FlowEffort | No
         plan = solve_fairly(name, problem, catalog, chosen, deadline)
     else:
         plan = _solve_one(name, problem, catalog, chosen, deadline)
-    return plan.model_copy(update={"cut_short": True}) if deadline.came else plan
+    return plan.model_copy(update={"cut_short": True}) if deadline.missed else plan
 
 
 def _solve_by_latency(

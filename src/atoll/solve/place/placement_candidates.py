@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from atoll.core.rng import stream
 from atoll.solve.array_types import Ints
+from atoll.solve.deadline import Deadline
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
 from atoll.solve.place.latency import MAX_STAGES, rate_table
 from atoll.solve.place.placement_polish import Value, polish
-from atoll.solve.place.search_deadline import Deadline
 
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the most layers any node holds, below which nodes that could hold more carry nothing."""
@@ -117,7 +117,7 @@ def best_candidates(
         many = search_many(
             other,
             candidates=_EACH,
-            seconds=deadline.left,
+            seconds=deadline.limit(),
             evaluations=max(1, work.evaluations // len(searched)),
             seed=seed,
             workers=workers,
@@ -125,7 +125,7 @@ def best_candidates(
             # With few evaluations the rough bound will do: a close one would take longer than the search.
             bound=upper_bound(other, tight=False).value if few else None,
         )
-        deadline.came = deadline.came or many[0].cut_short
+        deadline.missed |= many[0].cut_short
         for result in many:
             if not deadline.is_over():
                 seen.look(result.placement)
@@ -166,7 +166,7 @@ class _Scored:
         if flows.value > self.best:
             self.best = flows.value
             if self.log is not None:
-                self.log(self.deadline.passed, flows.value, self.bound)
+                self.log(self.deadline.spent, flows.value, self.bound)
 
     def ranked(self) -> list[tuple[Placement, Flows]]:
         """Return those with any flow, the best first, the one found first among equals."""

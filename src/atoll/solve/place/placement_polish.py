@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.solve.array_types import Ints
+from atoll.solve.deadline import Deadline
 from atoll.solve.place.flow_instance import FlowInstance, Placement
-from atoll.solve.place.search_deadline import Deadline
 
 Value = Callable[[Ints, Ints], float]
 _HOT = 0.03

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Measured
 from atoll.solve.place.flow_instance import FlowInstance, Flows, Placement
 from atoll.solve.place.placement_polish import Value, change
-from atoll.solve.place.search_deadline import Deadline
 
 Measure = Callable[[Placement, Flows], Measured]
 Split = Callable[[FlowInstance, Placement], Flows]

@@ -25,12 +25,12 @@ from atoll.plan.cluster_capacities import PromisedNode, Wires, message_seconds, 
 from atoll.plan.cluster_profiles import cluster_of, is_known, request_tokens
 from atoll.plan.problem import Problem, Service
 from atoll.solve.array_types import Floats
+from atoll.solve.deadline import Deadline
 from atoll.solve.place.flow_instance import FlowInstance, Placement, Unit
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.latency import flow_of_groups
 from atoll.solve.place.machine_cuts import Cut, SiteType, cut_for, sizes_of
 from atoll.solve.place.place_to_plan import Placed, fit_links
-from atoll.solve.place.search_deadline import Deadline
 from atoll.solve.templates.generate import (
     Layout,
     RoleTables,

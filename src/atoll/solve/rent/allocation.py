@@ -20,6 +20,7 @@ import numpy as np
 
 from atoll.core.errors import InternalError, UsageError
 from atoll.solve.array_types import Floats
+from atoll.solve.deadline import Deadline
 from atoll.solve.rent.allocation_types import (
     BOTH,
     DECODE,
@@ -35,7 +36,7 @@ from atoll.solve.rent.allocation_types import (
     Status,
     Supply,
 )
-from atoll.solve.rent.incumbent import Incumbent, RentDeadline, Target, Work
+from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution, items_of
 from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents
 from atoll.solve.rent.rent_search import SearchOutcome, minimise
@@ -78,7 +79,7 @@ def allocate(
     the answer is the best so far and says that it was `cut_short`.
     """
     return _Allocator(
-        services, supply, limits, init_penalty, running, RentDeadline(deadline_s), Work(work), gap,
+        services, supply, limits, init_penalty, running, Deadline(deadline_s), Work(work), gap,
         seed, log,
     ).run(on_shortage)  # fmt: skip
 
@@ -90,7 +91,7 @@ class _Allocator:
     limits: AllocationLimits
     init_penalty: float
     running: Sequence[RunningColumn]
-    deadline: RentDeadline
+    deadline: Deadline
     work: Work
     gap: float
     seed: int
@@ -265,7 +266,7 @@ class _Allocator:
             node_usd=self._node_usd(outcome.prices),
             binding=binding,
             # Also where the last step of all ran out of time.
-            cut_short=self.deadline.missed or (gap > self.gap and self.deadline.left <= 0.0),
+            cut_short=self.deadline.missed or (gap > self.gap and self.deadline.limit() <= 0.0),
             statistics=Statistics(
                 rounds=sum(w.rounds for w in parts),
                 mixes=outcome.mixes,

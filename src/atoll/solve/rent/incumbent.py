@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.solve.deadline import Deadline
 from atoll.solve.rent.allocation_types import Log
 from atoll.solve.rent.items import Solution
-
-_COLUMN_S = 2e-5
-"""Seconds for each column of an integer program before its search begins, on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -23,36 +20,6 @@ class MipLimits:
     absolute_gap: float
     iterations: int
     nodes: int | None = None
-
-
-class RentDeadline:
-    """Wall-clock time left: a safety net. What is searched is counted (`Work`), not timed."""
-
-    def __init__(self, seconds: float) -> None:
-        self._start = time.perf_counter()
-        self._end = self._start + seconds
-        self.missed = False
-
-    @property
-    def passed(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self._start
-
-    @property
-    def left(self) -> float:
-        """Seconds left, not below 0; asking when none is left is remembered in `missed`."""
-        left = max(0.0, self._end - time.perf_counter())
-        self.missed = self.missed or left <= 0.0
-        return left
-
-    def allows(self, columns: int) -> bool:
-        """Return whether there is time for a program of so many columns; if not, that is remembered.
-
-        It must be built and simplified before anything of it can be interrupted.
-        """
-        enough = self.left >= columns * _COLUMN_S
-        self.missed = self.missed or not enough
-        return enough
 
 
 @dataclass
@@ -100,7 +67,7 @@ class Incumbent:
     """
 
     def __init__(
-        self, target: Target, deadline: RentDeadline, work: Work, log: Log | None = None
+        self, target: Target, deadline: Deadline, work: Work, log: Log | None = None
     ) -> None:
         self.target = target
         self.deadline = deadline
@@ -130,7 +97,7 @@ class Incumbent:
     def limits(self, iterations: int, part: float = 0.5, nodes: int | None = None) -> MipLimits:
         """Return limits of one integer solve, to a `part` of the gap asked for: others add to that gap."""
         gap, absolute = part * self.target.gap, part * self.target.absolute
-        return MipLimits(self.deadline.left, gap, absolute, iterations, nodes)
+        return MipLimits(self.deadline.limit(), gap, absolute, iterations, nodes)
 
     @property
     def spare(self) -> float:
@@ -145,7 +112,7 @@ class Incumbent:
     @property
     def done(self) -> bool:
         """Whether the target is reached, nothing can exist, or effort or time is spent."""
-        if self.bound == np.inf or self.work.left <= 0.0 or self.deadline.left <= 0.0:
+        if self.bound == np.inf or self.work.left <= 0.0 or self.deadline.limit() <= 0.0:
             return True
         return self.closed
 
@@ -156,4 +123,4 @@ class Incumbent:
 
     def _report(self) -> None:
         if self._log is not None:
-            self._log(self.deadline.passed, self.objective, min(self.bound, self.objective))
+            self._log(self.deadline.spent, self.objective, min(self.bound, self.objective))

@@ -242,7 +242,7 @@ class Decomposition:
                 return
             self.rounds += 1
             self.standing.work.rounds += 1
-            result = self.master.relax(self.standing.deadline.left)
+            result = self.master.relax(self.standing.deadline.limit())
             if result.status != "optimal":
                 return
             there, duals = self.master.prices(result), self.master.demand_duals(result)
@@ -279,7 +279,7 @@ class Decomposition:
 
     def short(self) -> bool:
         """Return whether not even the relaxation serves everything."""
-        result = self.master.relax(self.standing.deadline.left)
+        result = self.master.relax(self.standing.deadline.limit())
         return result.status == "optimal" and bool(
             np.any(self.master.unserved_shares(result) > _MIN_SHARE_USED)
         )
@@ -308,7 +308,7 @@ class Decomposition:
     def used_items(self) -> list[Ints]:
         """Return per service the items of mixes that the relaxation takes a part of."""
         found: list[set[int]] = [set() for _ in self.oracles]
-        result = self.master.relax(self.standing.deadline.left)
+        result = self.master.relax(self.standing.deadline.limit())
         if result.status == "optimal":
             taken = self.master.mix_values(result)
             for (service, mix), share in zip(self.master.mixes, taken, strict=True):

@@ -14,8 +14,9 @@ from atoll.plan.handover import cut_sizes, handover
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
+from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating
-from atoll.solve.effort import Countdown, RentLimit
+from atoll.solve.effort import RentLimit
 from atoll.solve.rent import allocation_types as types
 from atoll.solve.rent.allocation import WORK, allocate
 from atoll.solve.templates.library import Libraries
@@ -148,7 +149,7 @@ def draft(
     rent_limit: RentLimit | None = None,
 ) -> Draft:
     """Return the cheapest allocation, see `solve`."""
-    end = Countdown(deadline_s)
+    end = Deadline(deadline_s)
     running = running_columns(problem, catalog, derating)
     demands = service_demands(problem, catalog, libraries, derating)
     allocation = allocate(

@@ -163,7 +163,7 @@ def _solve_whole(model: RentModel, standing: Incumbent, seed: int) -> tuple[Pric
     """Solve over all items there are; return the duals of the relaxation, if it has any."""
     every = [np.arange(len(items)) for items in model.items]
     master = InstanceMaster(model, "cost", np.zeros(0), every, standing.work, seed)
-    result = master.relax(standing.deadline.left)
+    result = master.relax(standing.deadline.limit())
     # Not all of the work: what follows needs some if this does not come to its end.
     answer = master.solve(standing.limits(standing.work.part(0.6)), standing.solution)
     if answer.solution is not None:

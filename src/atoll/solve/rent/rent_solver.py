@@ -16,7 +16,7 @@ from atoll.core.units import format_price, format_share
 from atoll.perf import capacity_kernel as _capacity_kernel  # noqa: F401 - compiled before time is taken
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.family import SolverFamily
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.rent import optimal
@@ -46,7 +46,7 @@ def solve(problem: Problem, request: PlanRequest) -> Plan:
     # The deadline is for planning: on a machine where nothing was compiled yet, that comes before.
     for rooms in ("atoll.perf", "atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
-    deadline = Countdown(request.deadline_s)
+    deadline = Deadline(request.deadline_s)
     if name == FAST:
         return plan_fast(problem, catalog, derating=effort.derating, cached=effort.cached)
     if name != DEFAULT:
@@ -77,7 +77,7 @@ class _TimedSearch:
         problem: Problem,
         catalog: Catalog,
         request: PlanRequest,
-        deadline: Countdown,
+        deadline: Deadline,
     ) -> None:
         self.problem, self.catalog, self.request = problem, catalog, request
         self.effort, self.deadline = request.effort, deadline

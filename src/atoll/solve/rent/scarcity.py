@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.solve.array_types import Floats, Ints
+from atoll.solve.deadline import Deadline
 from atoll.solve.rent.greedy_allocation import fill, served_share
-from atoll.solve.rent.incumbent import Incumbent, MipLimits, RentDeadline, Target, Work
+from atoll.solve.rent.incumbent import Incumbent, MipLimits, Target, Work
 from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.mix_master import Decomposition
@@ -61,7 +62,7 @@ class ServedDemand:
 def serve_most(
     model: RentModel,
     rebuild: Rebuild,
-    deadline: RentDeadline,
+    deadline: Deadline,
     work: Work,
     *,
     priority: bool,
@@ -124,7 +125,7 @@ def _of_start(
 
 
 def _stand_together(
-    model: RentModel, weights: Floats, deadline: RentDeadline, work: Work, seed: int
+    model: RentModel, weights: Floats, deadline: Deadline, work: Work, seed: int
 ) -> tuple[list[int], Solution]:
     """Return as many services as can stand at once, and instances of them.
 
@@ -141,7 +142,7 @@ def _stand_together(
         let_in = [_spread_out(model, m) for m in range(number)]
     master = InstanceMaster(model, "stand", price, let_in, work, seed)
     # Services count 1 and a little: a gap of 0.2 proves how many there are.
-    answer = master.solve(MipLimits(deadline.left, 0.0, 0.2, work.part(0.3)))
+    answer = master.solve(MipLimits(deadline.limit(), 0.0, 0.2, work.part(0.3)))
     if answer.solution is None:
         return [], nothing
     return [m for m in range(number) if answer.served[m] > 0.5], answer.solution
@@ -164,7 +165,7 @@ def _search(
     rebuild: Rebuild,
     goal: InstanceGoal,
     weights: Floats,
-    deadline: RentDeadline,
+    deadline: Deadline,
     work: Work,
     seed: int,
 ) -> ServedDemand:

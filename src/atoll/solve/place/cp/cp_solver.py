@@ -19,6 +19,7 @@ from atoll.plan.cluster_profiles import cluster_of
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
 from atoll.solve.assembly import infeasible
+from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Answered
 from atoll.solve.place.cp.cp_masters import CpMaster, merge_fronts
 from atoll.solve.place.cp.latency_table import SimulatedTable
@@ -32,7 +33,6 @@ from atoll.solve.place.cp.replica_shapes import (
 )
 from atoll.solve.place.machine_cuts import SiteType
 from atoll.solve.place.place_service import CP, MEMP, FlowEffort
-from atoll.solve.place.search_deadline import Deadline
 
 _LOOKS = 600
 """Simulations that fill the table, with the usual effort."""

@@ -220,7 +220,7 @@ def tighten(mixes: Decomposition, seed: int) -> Decomposition:
     `mixes` has converged; without anything taken too much of it is returned as it is.
     """
     model, standing = mixes.model, mixes.standing
-    result = mixes.master.relax(standing.deadline.left)
+    result = mixes.master.relax(standing.deadline.limit())
     if result.status != "optimal":
         return mixes
     known = [(service, mix, dict(mix.items)) for service, mix in mixes.master.mixes]

@@ -17,6 +17,7 @@ from atoll.core.errors import UsageError
 from atoll.plan.choice import ModelMix
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
+from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating
 from atoll.solve.rent.allocation import KEEP, OPTIMAL, WORK, allocated, is_servable
 from atoll.solve.rent.allocation_types import (
@@ -30,7 +31,7 @@ from atoll.solve.rent.allocation_types import (
 )
 from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
 from atoll.solve.rent.choosing.search import LevelOutcome, LevelSearch
-from atoll.solve.rent.incumbent import Incumbent, RentDeadline, Target, Work
+from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import RentModel, Solution, items_of
 from atoll.solve.rent.optimal import (
     Draft,
@@ -190,7 +191,7 @@ def choose_levels(
     """
     # A hair closer than asked, so that rounding cannot leave it a hair away.
     return _Chooser(services, supply, limits, rows, init_penalty, running, seed).run(
-        Incumbent(Target(0.99 * gap), RentDeadline(deadline_s), Work(work), log), gap
+        Incumbent(Target(0.99 * gap), Deadline(deadline_s), Work(work), log), gap
     )
 
 
@@ -329,7 +330,8 @@ class _Chooser:
             demand_usd=np.zeros(len(self.services)),
             node_usd=np.zeros((model.regions, len(self.supply.kinds))),
             binding=(),
-            cut_short=standing.deadline.missed or (proven > gap and standing.deadline.left <= 0.0),
+            cut_short=standing.deadline.missed
+            or (proven > gap and standing.deadline.limit() <= 0.0),
             statistics=Statistics(
                 rounds=work.rounds,
                 mips=work.mips,

@@ -244,7 +244,7 @@ class LevelSearch:
         every = [np.arange(len(items)) for items in self.model.items]
         master = LevelInstanceMaster(self.model, "cost", self.rows, every, standing.work, self.seed)
         master.levels.set_wide(True)
-        result = master.relax(standing.deadline.left)
+        result = master.relax(standing.deadline.limit())
         if result.status == "optimal":
             self.error_usd = master.levels.error_duals(result)
         master.levels.set_wide(False)

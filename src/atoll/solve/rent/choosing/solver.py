@@ -17,7 +17,7 @@ from atoll.core.units import format_share
 from atoll.plan.choice import ModelMix
 from atoll.plan.plan import PROVEN_GAP, Plan
 from atoll.plan.problem import Problem, Service
-from atoll.solve.effort import Countdown
+from atoll.solve.deadline import Deadline
 from atoll.solve.plan_request import FindPlan, PlanRequest
 from atoll.solve.rent import rent_baselines as baselines
 from atoll.solve.rent.choosing.choose import ChosenLevels, choose
@@ -58,7 +58,7 @@ def solve_choice(problem: Problem, request: PlanRequest, find: FindPlan) -> Plan
     `find` plans the settled problem, and checks the plan.
     """
     refuse_others(problem)
-    deadline = Countdown(request.deadline_s)
+    deadline = Deadline(request.deadline_s)
     if request.solver not in (None, SOLVER):
         mixes = rule_mixes(problem, request, deadline)
         settled = problem.settled(mixes)
@@ -73,7 +73,7 @@ def solve_choice(problem: Problem, request: PlanRequest, find: FindPlan) -> Plan
 def choose_mixes(
     problem: Problem,
     request: PlanRequest,
-    deadline: Countdown,
+    deadline: Deadline,
     scale: dict[str, float] | None = None,
 ) -> ChosenLevels:
     """Return the levels of the cheapest plan found; `scale` multiplies demands, by service."""
@@ -145,7 +145,7 @@ def _cheaper(plan: Plan, other: Plan | None) -> Plan:
     return other if there < here * (1.0 - _COST_TOLERANCE) else plan
 
 
-def rule_mixes(problem: Problem, request: PlanRequest, deadline: Countdown) -> tuple[ModelMix, ...]:
+def rule_mixes(problem: Problem, request: PlanRequest, deadline: Deadline) -> tuple[ModelMix, ...]:
     """Return the mixes that cost least where every model is served at its best price for throughput."""
     catalog, effort = request.catalog_for(problem), request.effort
     for rooms in ("atoll.solve.templates", "atoll.solve.cover"):
