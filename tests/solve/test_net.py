@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -73,7 +75,8 @@ class World:
             monkeypatch.setattr(module, "family_of", lambda _problem: family)
         monkeypatch.setattr(registry, "check_solver", lambda *_: None)
         monkeypatch.setattr("atoll.plan.validate.check.check", _check)
-        monkeypatch.setattr("time.perf_counter", lambda: self.now_s)
+        clock = SimpleNamespace(perf_counter=lambda: self.now_s)
+        monkeypatch.setattr("atoll.solve.deadline.time", clock)
 
     def _solve(self, problem: Problem, request: PlanRequest) -> Plan:
         name = request.solver

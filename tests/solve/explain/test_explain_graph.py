@@ -12,8 +12,8 @@ from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.effort import Effort
-from atoll.solve.explain.changes import free_paths, loosen_classes
-from atoll.solve.explain.explain_graph import more_gpu_types, part_fits
+from atoll.solve.explain.changes import free_paths, loosen_classes, more_gpu_types
+from atoll.solve.explain.explain_graph import part_fits
 from atoll.solve.explain.explain_plan import explain_problem
 from atoll.solve.explain.merit import relaxes
 from atoll.solve.explain.plan_explanation import FITS, Explanation, RepairKind

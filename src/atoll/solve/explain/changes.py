@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from atoll.catalog.catalog import Catalog
+from atoll.core.errors import AtollError
+from atoll.core.ids import parse_node_type
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
+from atoll.plan.files.offers_file import can_be_cut
 from atoll.plan.problem import Offer, Problem, Service
 from atoll.solve.explain.plan_explanation import Constraint, ExtraNodes, RepairKind
 
@@ -17,6 +20,10 @@ _CLASS_PROMISES: Mapping[str, tuple[str, str]] = {
     "image": ("image_s", "time to the image"),
 }
 """Promises of classes: the field, and what it is called."""
+_LOOSER = 2.0
+"""By what promises of classes are loosened."""
+_GPUS = 3
+"""GPU types that are offered beside those there are."""
 FASTER = 10.0
 """How many times the bandwidth, and the share of the latency, that a faster link has."""
 
@@ -256,3 +263,52 @@ def faster_links(problem: Problem, rules: Iterable[int]) -> Problem:
 
 def _demanded(problem: Problem) -> list[Service]:
     return [service for service in problem.services if service.rate_per_s > 0]
+
+
+def looser_classes(problem: Problem) -> Iterator[Change]:
+    """Yield promises of any-to-any services loosened to twice what they are, one kind of them at a time."""
+    for service in problem.graph_services:
+        if service.rate_per_s > 0:
+            for kind in ("ttft", "tpot", "ahead", "image"):
+                change = loosen_classes(problem, service, kind, _LOOSER)
+                if change is not None:
+                    yield change
+
+
+def more_gpu_types(problem: Problem, catalog: Catalog) -> Iterator[Change]:
+    """Yield the problem with one more GPU type on offer, at the catalog's prices, the cheapest types first.
+
+    As many machines as the problem has of any of its own types.
+    """
+    rented = [offer for offer in problem.offers if offer.market != "owned"]
+    if not rented:
+        return
+    own = {parse_node_type(offer.node_type).gpu for offer in problem.offers}
+    most = max(offer.available for offer in rented)
+    found: dict[str, list[Offer]] = {}
+    for region in sorted({offer.region for offer in rented}):
+        for kind, price in catalog.prices.cheapest_by_node(region).items():
+            usd, gpu = price.cost(), parse_node_type(kind).gpu
+            if gpu in own or usd is None or not _is_known(catalog, kind):
+                continue
+            offer = Offer(
+                region=region,
+                node_type=kind,
+                available=most,
+                usd_per_hour=usd,
+                instance=price.instance,
+                whole=not can_be_cut(catalog, kind),
+            )
+            found.setdefault(gpu, []).append(offer)
+    cheapest = {gpu: min(o.usd_per_hour / o.gpus for o in some) for gpu, some in found.items()}
+    for gpu in sorted(found, key=lambda gpu: (cheapest[gpu], gpu))[:_GPUS]:
+        offers = (*problem.offers, *found[gpu])
+        yield Change("gpus", f"{gpu} on offer, too", problem.replace(offers=offers))
+
+
+def _is_known(catalog: Catalog, kind: str) -> bool:
+    try:
+        catalog.node(kind)
+    except AtollError:
+        return False
+    return True

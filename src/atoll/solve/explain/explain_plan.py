@@ -21,6 +21,7 @@ from atoll.solve.effort import Effort
 from atoll.solve.explain.break_even import estimate_worth, nearest_first, price_use
 from atoll.solve.explain.changes import Change, faster_links, loosen, soft, with_more
 from atoll.solve.explain.explain_choices import ErrorQuestions
+from atoll.solve.explain.explain_graph import ask_ways, executor_facts, leave_room
 from atoll.solve.explain.merit import merit
 from atoll.solve.explain.node_types import node_use
 from atoll.solve.explain.plan_explanation import (
@@ -42,7 +43,7 @@ from atoll.solve.explain.planning_again import (
     worth,
 )
 from atoll.solve.explain.repairs import find_repairs
-from atoll.solve.explain.solvers import ClusterSolver, RentSolver
+from atoll.solve.explain.solvers import PlanSolver, RentSolver
 from atoll.solve.place.bottleneck import bottleneck
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
@@ -51,8 +52,7 @@ from atoll.solve.templates.library import Libraries, template_libraries
 
 _SHARE = 0.5
 """Share of the plans that the worth of constraints may take, so that repairs are asked about, too."""
-_WORK = 0.05
-_CLUSTER_WORK = 0.05
+_WORK = {"rent": 0.05, "place": 0.05, "graph": 0.2}
 """The share of the usual work that goes into the answer to a question. On a cluster it goes into the plan,
 too, where none is given: searches compare only if they try as hard."""
 _MIN_PLANS = 6
@@ -67,7 +67,9 @@ _NODES = 100
 """Machines of a cluster, times plans, that take seconds."""
 _CHOICE_PLANS = 12
 """Plans that say what right answers cost."""
-_WORTHS = 6
+_GRAPH_PLANS = 16
+"""Plans that an explanation of any-to-any models may make."""
+_WORTHS = {"rent": 6, "place": 6, "graph": 4}
 """Constraints whose worth is asked, the most promising first."""
 
 _MEMORY = "KV cache"
@@ -106,13 +108,16 @@ def explain(
     except OutOfTimeError:
         if plan is None:
             raise
-        return _read_off(plan, plan, problem, ("everything that needs planning again",))
+        late = ("everything that needs planning again",)
+        return _read_off(plan, plan, planner, late)
     planner.work = 0  # What planning for the problem itself takes says nothing of the questions.
     # Of an infeasible plan nothing can be read off; the most that can be served says what binds.
     base = again if plan is None or plan.status == "infeasible" else plan
     stated = base if plan is None else plan
     if plan is None and strict and base.status == "partial":
         stated = base.model_copy(update={"status": "infeasible"})
+    graph = problem.family == "graph"
+    ways = ask_ways(planner, base, left_out) if graph and constraints else ()
     # Constraints first, then repairs, then prices: each is asked with what plans are left.
     tight = _list_constraints(base, planner)
     if constraints:
@@ -121,7 +126,7 @@ def explain(
     # Answers to other questions may have shown a better plan for the problem itself.
     again = planner.best(problem) or again
     uses = _explain_node_types(node_types, base, planner, libraries, left_out)
-    return _read_off(stated, base, problem, tuple(left_out)).model_copy(
+    return _read_off(stated, base, planner, tuple(left_out), node_types).model_copy(
         update={
             "bound": again.bound if merit(base, problem).meets_demand else None,
             "again": worth(base, again, problem, base, None),
@@ -130,7 +135,8 @@ def explain(
             ),
             "repairs": possible,
             "node_types": uses,
-            "plans": planner.plans,
+            "ways": ways,
+            "plans": planner.plans + len(ways),
         }
     )
 
@@ -163,24 +169,12 @@ def explain_problem(
         return _explain_choices(
             problem, plan, request, node_types=node_types, repairs=repairs, max_plans=max_plans
         )
-    if problem.family == "graph":
-        from atoll.solve.explain.explain_graph import explain_executors
-
-        return explain_executors(
-            problem,
-            plan,
-            request,
-            node_types=node_types,
-            repairs=node_types is None if repairs is None else repairs,
-            max_plans=max_plans,
-        )
-    derating = None
+    family, stated, derating = problem.family, problem, None
     if plan is not None:
         problem, derating = sized_like(plan, problem, catalog)
-    rented = problem.family == "rent"
     libraries = None
-    solver: RentSolver | ClusterSolver = ClusterSolver(catalog)
-    if rented:
+    solver: RentSolver | PlanSolver = PlanSolver(catalog)
+    if family == "rent":
         libraries = template_libraries(
             problem, catalog, cached=cached, on_progress=request.on_progress
         )
@@ -192,11 +186,16 @@ def explain_problem(
     def tell(plans: int, question: str) -> None:
         request.say("planning again", question, min(1.0, plans / most))
 
-    effort = Effort(cached=cached, work=_WORK if rented else _CLUSTER_WORK, derating=derating)
-    if not rented:
+    effort = Effort(cached=cached, work=_WORK[family], derating=derating)
+    sized = plan is not None and plan.status != "infeasible"
+    if family == "place":
         goal = None if plan is None or plan.goal == "cost" else plan.goal
         effort = replace(effort, objective=goal, promise=request.effort.promise)
-    elif plan is not None and derating is not None and plan.status != "infeasible":
+    elif isinstance(solver, PlanSolver):
+        if plan is not None and sized and plan.promises:
+            tell(0, "planning again")
+            effort = leave_room(effort, plan, stated, soft(problem), solver, deadline_s)
+    elif plan is not None and sized and derating is not None:
         given, asked, plain = plan, soft(problem), effort
 
         def is_beaten(shares: Derating) -> bool:
@@ -267,6 +266,8 @@ def _explain_choices(
 
 def _count_plans(problem: Problem, libraries: Libraries | None) -> int:
     """Return how often to plan again, so that all of it takes seconds: as often as one plan is quick."""
+    if problem.family == "graph":
+        return _GRAPH_PLANS
     if libraries is None:
         nodes = len(problem.cluster.nodes) if problem.cluster is not None else 1
         # Several services share the machines out, which takes several placements.
@@ -279,8 +280,16 @@ def _count_plans(problem: Problem, libraries: Libraries | None) -> int:
     return round(max(_MIN_PLANS, min(1.0, share) * MAX_PLANS))
 
 
-def _read_off(stated: Plan, plan: Plan, problem: Problem, left_out: tuple[str, ...]) -> Explanation:
-    return Explanation(
+def _read_off(
+    stated: Plan,
+    plan: Plan,
+    planner: Planner,
+    left_out: tuple[str, ...],
+    node_types: Sequence[str] | None = None,
+) -> Explanation:
+    """Return what a plan says without planning again."""
+    problem = planner.problem
+    found = Explanation(
         problem_name=stated.problem_name,
         status=stated.status,
         goal=plan.goal,
@@ -291,6 +300,9 @@ def _read_off(stated: Plan, plan: Plan, problem: Problem, left_out: tuple[str, .
         demand=tuple(s for s in slacks(plan, problem) if s.demand_per_s or s.capacity_per_s),
         left_out=left_out,
     )
+    if problem.family != "graph":
+        return found
+    return found.model_copy(update=executor_facts(plan, problem, planner.catalog, node_types))
 
 
 def _list_constraints(base: Plan, planner: Planner) -> list[Bound]:
@@ -314,13 +326,13 @@ def _ask_worths(tight: Sequence[Bound], planner: Planner, left_out: list[str]) -
 
     def promise(index: int) -> tuple[bool, float, int]:
         rental = tight[index][0].rental
-        rented = rental is not None and problem.cluster is None
+        rented = rental is not None and problem.family == "rent"
         worth = estimate_worth(answer, problem, rental) if rental and rented else 0.0
         return (rented, -(worth or 0.0), index)
 
     order = sorted(range(len(tight)), key=promise)
     # Only a share of the plans, so that some are left for repairs.
-    most = max(1, min(_WORTHS, int(_SHARE * planner.plans_left)))
+    most = max(1, min(_WORTHS[problem.family], int(_SHARE * planner.plans_left)))
     asked = 0
     for index in order[:most]:
         constraint, change = tight[index]
@@ -374,8 +386,8 @@ def _explain_node_types(
     wanted = problem.node_types if node_types is None else tuple(node_types)
     uses = [node_use(kind, base, problem, planner.catalog, libraries) for kind in wanted]
     short = not merit(base, problem).meets_demand
-    # Where demand is not met, prices are asked only of node types that were named.
-    if problem.cluster is not None or (node_types is None and short):
+    # Where demand is not met, and of any-to-any models, prices are asked only of node types that were named.
+    if problem.cluster is not None or (node_types is None and (short or problem.family == "graph")):
         return tuple(uses)
     dear = [use.node_type for use in uses if use.verdict == "too-dear"]
     if node_types is None and libraries is not None:

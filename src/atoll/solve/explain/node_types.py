@@ -27,7 +27,9 @@ def node_use(
     counts = plan.count_nodes().items()
     used = sum(count for (_, kind, _), count in counts if kind == node_type)
     standing = [i for i in plan.instances if any(n.node_type == node_type for n in i.nodes)]
-    users = dict.fromkeys(f"{i.service} {i.phase}" for i in standing)
+    users = dict.fromkeys(
+        f"{i.service} {i.role_id.component if i.is_executor else i.phase}" for i in standing
+    )
     rented = problem.cluster is None
     if rented:
         fits = () if libraries is None else _fits(node_type, problem, catalog, libraries)

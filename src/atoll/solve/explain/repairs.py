@@ -18,8 +18,11 @@ from atoll.solve.explain.changes import (
     Change,
     cuts,
     faster_links,
+    free_paths,
     free_phases,
     loosen_promise,
+    looser_classes,
+    more_gpu_types,
     unpinned,
     with_limits,
     with_more,
@@ -88,13 +91,8 @@ def find_repairs(planner: Planner, base: Plan, left_out: list[str]) -> tuple[Rep
                 found.append(each)  # noqa: PERF402  (what was found before time ran out is kept)
         except OutOfTimeError:
             left_out.append(f"changes by {name}, in part")
-    repairs = [repair for each in found if (repair := weigh(planner, base, each)) is not None]
-    return sort_repairs(repairs)
-
-
-def sort_repairs(repairs: Iterable[Repair]) -> tuple[Repair, ...]:
-    """Return repairs in order: those that meet all demand first, by cost; then by what they serve."""
-    return tuple(sorted(repairs, key=_by_gain))
+    repairs = (_weigh(planner, base, each) for each in found)
+    return tuple(sorted((each for each in repairs if each is not None), key=_by_gain))
 
 
 def _by_gain(repair: Repair) -> tuple[bool, float, bool, float, float, bool, str]:
@@ -111,6 +109,15 @@ def _groups(planner: Planner, base: Plan) -> Iterator[tuple[str, Iterator[Found]
     """Yield the groups of questions, those that cost no money first."""
     problem = planner.problem
     short = not merit(base, problem).meets_demand
+    if problem.family == "graph":
+        each = partial(_each, planner, base)
+        yield "looser promises", each(looser_classes(problem))
+        yield "other GPU types", each(more_gpu_types(problem, planner.catalog))
+        yield "cutting machines", each(cuts(problem))
+        yield "other ways to run", each([*free_phases(problem), *free_paths(problem)])
+        yield "spot nodes", each(with_spot(problem, planner.catalog))
+        yield "other nodes", each(unpinned(problem))
+        return
     yield "cutting machines", _together_then_single(planner, base, cuts(problem))
     if problem.cluster is not None:
         yield "faster links", _faster_links(planner, base)
@@ -129,7 +136,7 @@ def _groups(planner: Planner, base: Plan) -> Iterator[tuple[str, Iterator[Found]
         yield "looser promises", _looser_promises(planner, base)
 
 
-def weigh(planner: Planner, base: Plan, found: Found) -> Repair | None:
+def _weigh(planner: Planner, base: Plan, found: Found) -> Repair | None:
     """Return a repair with the figures of the best plan known for it; None where it does not help."""
     change, problem = found.change, planner.problem
     plan = planner.best(change.problem, best_effort=change.best_effort)

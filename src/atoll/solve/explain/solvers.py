@@ -72,13 +72,13 @@ def _role_key(problem: Problem, role: RoleId) -> str:
 
 
 @dataclass
-class ClusterSolver:
-    """Answers about a fixed cluster."""
+class PlanSolver:
+    """Answers about a fixed cluster, or any-to-any models, each a checked plan of the default solver."""
 
     catalog: Catalog
 
     def __call__(self, problem: Problem, effort: Effort, seconds: float) -> SolvedProblem:
-        """Return the best placement found, checked."""
+        """Return the best plan found."""
         plan = solve(problem, PlanRequest(effort=effort, deadline_s=seconds, catalog=self.catalog))
         return SolvedProblem(plan, _max_served(plan, problem))
 

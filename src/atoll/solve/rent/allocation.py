@@ -13,7 +13,7 @@ for how, `relaxation` for why the bound holds, `scarcity` for what happens when 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,24 +111,10 @@ class _Allocator:
         )
 
     def _model(self, active: list[int], fraction: Floats) -> RentModel:
-        """The problem of some services, each asked for a fraction of its demand."""
-        items = tuple(
-            items_of(self.services[m], m, self.running, self.supply, float(fraction[m]))
-            for m in active
+        some = {m: float(fraction[m]) for m in active}
+        return rent_model(
+            self.services, self.supply, self.limits, self.running, self.init_penalty, some
         )
-        # What runs must be a hair cheaper than its equal, or either might be taken.
-        penalty = self.init_penalty
-        if any(some.running for some in items):
-            penalty = max(penalty, KEEP)
-        services = tuple(
-            replace(
-                self.services[m],
-                kv_bytes_per_s=self.services[m].kv_bytes_per_s * float(fraction[m]),
-            )
-            for m in active
-        )
-        start = penalty * self.supply.usd / self.supply.gpus
-        return RentModel(self.supply, self.limits, services, items, start)
 
     def run(self, on_shortage: Shortage) -> Allocation:
         if not self.hopeless:
@@ -326,6 +312,26 @@ class _Allocator:
             *(f"no room for {self.services[m].name} beside the others" for m in dropped),
             *names,
         )
+
+
+def rent_model(
+    services: Sequence[ServiceDemand],
+    supply: Supply,
+    limits: AllocationLimits,
+    running: Sequence[RunningColumn],
+    init_penalty: float,
+    fraction: Mapping[int, float],
+) -> RentModel:
+    """Return the problem of some services, by number, each asked for a fraction of its demand."""
+    items = tuple(items_of(services[m], m, running, supply, f) for m, f in fraction.items())
+    # What runs must be a hair cheaper than its equal, or either might be taken.
+    if any(some.running for some in items):
+        init_penalty = max(init_penalty, KEEP)
+    asked = tuple(
+        replace(services[m], kv_bytes_per_s=services[m].kv_bytes_per_s * f)
+        for m, f in fraction.items()
+    )
+    return RentModel(supply, limits, asked, items, init_penalty * supply.usd / supply.gpus)
 
 
 def allocated(

@@ -8,7 +8,7 @@ matter, and are then solved over more and more of those (`instance_master`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -193,10 +193,7 @@ def close(
         needed = standing.wanted - root.value
         chosen, limit = lowest(item_slacks, needed, most)
         if standing.solution is not None:
-            chosen = [
-                np.union1d(some, np.array(sorted(number), np.int64))
-                for some, number in zip(chosen, standing.solution.items, strict=True)
-            ]
+            chosen = with_used(chosen, standing.solution)
         if not standing.deadline.allows(sum(len(some) for some in chosen)):
             return
         master = InstanceMaster(model, "cost", np.zeros(0), chosen, standing.work, seed)
@@ -301,8 +298,7 @@ def _choose_anew(
     seed: int,
 ) -> InstanceAnswer:
     """Let two services have any items that are `near`; the others keep theirs."""
-    used = [np.array(sorted(number), np.int64) for number in solution.items]
-    let_in = [np.union1d(near[m], some) if m in free else some for m, some in enumerate(used)]
+    let_in = free_items(solution, near, free)
     standing.work.charge(_PAIR_START)
     master = InstanceMaster(model, "cost", unserved, let_in, standing.work, seed)
     for m, number in enumerate(solution.items):
@@ -310,6 +306,20 @@ def _choose_anew(
             master.fix(m, number)
     # What two services gain is little beside what all cost, and gains of many pairs add up.
     return master.solve(standing.limits(_PAIR_WORK, part=_PAIR_GAP), solution)
+
+
+def with_used(chosen: Sequence[Ints], solution: Solution) -> list[Ints]:
+    """Return items of each service with those that a solution has: a solve can then start from it."""
+    return [
+        np.union1d(some, np.array(sorted(number), np.int64))
+        for some, number in zip(chosen, solution.items, strict=True)
+    ]
+
+
+def free_items(solution: Solution, near: Sequence[Ints], free: Collection[int]) -> list[Ints]:
+    """Return the items of a solution, with all that are `near` for the services that are free."""
+    none = np.zeros(0, np.int64)
+    return with_used([near[m] if m in free else none for m in range(len(near))], solution)
 
 
 def _regrets(root: Evaluation, solution: Solution) -> Floats:

@@ -19,7 +19,7 @@ from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating
-from atoll.solve.rent.allocation import KEEP, OPTIMAL, WORK, allocated, is_servable
+from atoll.solve.rent.allocation import KEEP, OPTIMAL, WORK, allocated, is_servable, rent_model
 from atoll.solve.rent.allocation_types import (
     Allocation,
     AllocationLimits,
@@ -32,7 +32,7 @@ from atoll.solve.rent.allocation_types import (
 from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
 from atoll.solve.rent.choosing.search import LevelOutcome, LevelSearch
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
-from atoll.solve.rent.items import RentModel, Solution, items_of
+from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.optimal import (
     Draft,
     limits_of,
@@ -255,18 +255,9 @@ class _Chooser:
 
     def _model(self, active: Sequence[int]) -> RentModel:
         fraction = {m: max(1e-9, self.fixed.get(m, 1.0)) for m in active}
-        items = tuple(
-            items_of(self.services[m], m, self.running, self.supply, fraction[m]) for m in active
+        return rent_model(
+            self.services, self.supply, self.limits, self.running, self.init_penalty, fraction
         )
-        penalty = self.init_penalty
-        if any(some.running for some in items):
-            penalty = max(penalty, KEEP)
-        services = tuple(
-            replace(self.services[m], kv_bytes_per_s=self.services[m].kv_bytes_per_s * fraction[m])
-            for m in active
-        )
-        start = penalty * self.supply.usd / self.supply.gpus
-        return RentModel(self.supply, self.limits, services, items, start)
 
     def run(self, standing: Incumbent, gap: float) -> LevelAllocation:
         found = LevelSearch(self.model, self.inner, standing, self.seed).run()

@@ -25,6 +25,7 @@ from atoll.solve.rent.choosing.level_rows import LevelRows
 from atoll.solve.rent.choosing.masters import LevelInstanceMaster
 from atoll.solve.rent.greedy_allocation import served_share
 from atoll.solve.rent.incumbent import Incumbent
+from atoll.solve.rent.instance_master import InstanceAnswer
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.relaxation import (
     Prices,
@@ -32,7 +33,14 @@ from atoll.solve.rent.relaxation import (
     price_of_all,
     row_prices,
 )
-from atoll.solve.rent.rent_search import SMALL, lowest, lowest_each, oracles_of
+from atoll.solve.rent.rent_search import (
+    SMALL,
+    free_items,
+    lowest,
+    lowest_each,
+    oracles_of,
+    with_used,
+)
 from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.service_oracle import Legs
 from atoll.solve.rent.step_functions import GRID
@@ -242,7 +250,7 @@ class LevelSearch:
         """Solve over all items there are."""
         standing = self.standing
         every = [np.arange(len(items)) for items in self.model.items]
-        master = LevelInstanceMaster(self.model, "cost", self.rows, every, standing.work, self.seed)
+        master = self._master(every)
         master.levels.set_wide(True)
         result = master.relax(standing.deadline.limit())
         if result.status == "optimal":
@@ -250,12 +258,20 @@ class LevelSearch:
         master.levels.set_wide(False)
         if standing.done:
             return
-        found = master.solve_levels(
-            standing, standing.solution, self.best.levels, standing.work.part(0.8)
-        )
+        standing.prove(self._solve(master, standing.work.part(0.8)).bound)
+
+    def _master(self, let_in: Sequence[Ints]) -> LevelInstanceMaster:
+        """The integer program over some items of each service."""
+        work = self.standing.work
+        return LevelInstanceMaster(self.model, "cost", self.rows, let_in, work, self.seed)
+
+    def _solve(self, master: LevelInstanceMaster, iterations: int) -> InstanceAnswer:
+        """Solve a program, from the best solution so far, and offer what is found."""
+        standing = self.standing
+        found = master.solve_levels(standing, standing.solution, self.best.levels, iterations)
         if found.answer.solution is not None:
             self.best.offer(found.answer.solution, found.answer.objective, found.levels)
-        standing.prove(found.answer.bound)
+        return found.answer
 
     def _decompose(self, mixes: LevelDecomposition) -> None:
         standing = self.standing
@@ -313,22 +329,10 @@ class LevelSearch:
     def _take_edge(self, let_in: list[Ints]) -> bool:
         """Solve over some items of all services; return whether that solve came to its end."""
         standing = self.standing
-        # With what the best solution has, so that the solve can start from it.
         if standing.solution is not None:
-            let_in = [
-                np.union1d(some, np.array(sorted(number), np.int64))
-                for some, number in zip(let_in, standing.solution.items, strict=True)
-            ]
-        master = LevelInstanceMaster(
-            self.model, "cost", self.rows, let_in, standing.work, self.seed
-        )
-        found = master.solve_levels(
-            standing, standing.solution, self.best.levels, standing.work.part(_FIRST_EFFORT)
-        )
-        if found.answer.solution is None:
-            return False
-        self.best.offer(found.answer.solution, found.answer.objective, found.levels)
-        return found.answer.bound >= standing.wanted
+            let_in = with_used(let_in, standing.solution)
+        answer = self._solve(self._master(let_in), standing.work.part(_FIRST_EFFORT))
+        return answer.solution is not None and answer.bound >= standing.wanted
 
     def _improve(self, root: LevelEvaluation, near: list[Ints]) -> None:
         """Better the best solution: two choices take instances anew at a time, others keep theirs.
@@ -378,23 +382,12 @@ class LevelSearch:
         """Let some services have any items that are `near`; the others keep theirs."""
         standing, solution = self.standing, self.standing.solution
         assert solution is not None
-        used = [np.array(sorted(number), np.int64) for number in solution.items]
-        let_in = [np.union1d(near[m], some) if m in free else some for m, some in enumerate(used)]
         standing.work.charge(_PAIR_START)
-        master = LevelInstanceMaster(
-            self.model, "cost", self.rows, let_in, standing.work, self.seed
-        )
+        master = self._master(free_items(solution, near, free))
         for m, number in enumerate(solution.items):
             if m not in free:
                 master.fix(m, number)
-        found = master.solve_levels(
-            standing,
-            solution,
-            self.best.levels,
-            min(_PAIR_WORK, standing.work.part(0.2)),
-        )
-        if found.answer.solution is not None:
-            self.best.offer(found.answer.solution, found.answer.objective, found.levels)
+        self._solve(master, min(_PAIR_WORK, standing.work.part(0.2)))
 
     def _close(self, root: LevelEvaluation, item_slacks: list[Floats], used: list[Ints]) -> None:
         """Integer solves over more and more items until the target is proven, or effort is spent."""
@@ -414,28 +407,16 @@ class LevelSearch:
                     for a, b, c in zip(chosen, near, used, strict=True)
                 ]
             if standing.solution is not None:
-                chosen = [
-                    np.union1d(some, np.array(sorted(number), np.int64))
-                    for some, number in zip(chosen, standing.solution.items, strict=True)
-                ]
+                chosen = with_used(chosen, standing.solution)
             if not standing.deadline.allows(sum(len(some) for some in chosen)):
                 return
-            master = LevelInstanceMaster(
-                self.model, "cost", self.rows, chosen, standing.work, self.seed
-            )
+            master = self._master(chosen)
             master.add_level_cuts(self.oracles, [legs.cost for legs in root.legs])
             # All that can matter is in: this solve decides.
             last = limit >= needed
-            found = master.solve_levels(
-                standing,
-                standing.solution,
-                self.best.levels,
-                standing.work.part(0.9 if last else 0.35),
-            )
-            if found.answer.solution is not None:
-                self.best.offer(found.answer.solution, found.answer.objective, found.levels)
+            answer = self._solve(master, standing.work.part(0.9 if last else 0.35))
             # A plan with an item left out costs at least `limit` more than the root's bound.
-            standing.prove(min(found.answer.bound, root.value + limit))
+            standing.prove(min(answer.bound, root.value + limit))
             if last:
                 return
 
