@@ -235,9 +235,9 @@ class Most:
 def build(problem: Problem, catalog: Catalog, cut: str | None = None) -> BuiltProgram:
     """Return the program of a problem: of all options, or of a way to deploy that has a name."""
 
-    def choose(service: Service, ways: Sequence[Sequence[str]]) -> tuple[Option, ...]:
+    def choose(service: Service, routes: Sequence[Sequence[str]]) -> tuple[Option, ...]:
         assert cut is not None
-        return named_options(cut, catalog.model(service.model), ways)
+        return named_options(cut, catalog.model(service.model), routes)
 
     return build_program(problem, catalog, Effort(), None, choose=None if cut is None else choose)
 
@@ -282,7 +282,7 @@ def deployed(program: GraphProgram, deployment: Deployment) -> float:
         executor = known[key]
         spent = 0.0
         for demand in program.classes:
-            needed = {part for way in demand.ways for part in way}
+            needed = {part for route in demand.routes for part in route}
             for part in executor.parts:
                 if part not in needed:
                     continue

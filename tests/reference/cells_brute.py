@@ -96,9 +96,9 @@ def _units(program: GraphProgram) -> list[tuple[int, str]]:
         for klass in program.classes
         if klass.rate_per_s > 0.0
         for region, runs in zip(regions, able, strict=True)
-        for way in klass.ways
-        if all((klass.service, klass.name, part) in runs for part in way)
-        for part in way
+        for route in klass.routes
+        if all((klass.service, klass.name, part) in runs for part in route)
+        for part in route
     }
     return [
         (e, region)
@@ -261,9 +261,9 @@ def _list_paths(program: GraphProgram, units: list[tuple[int, str]]) -> list[_Pa
     paths = []
     regions = sorted({region for _, region in units})
     for t, klass in enumerate(program.classes):
-        for way in klass.ways:
+        for route in klass.routes:
             for region in regions:
-                paths += list(_paths_of(program, units, t, klass, tuple(way), region))
+                paths += list(_paths_of(program, units, t, klass, tuple(route), region))
     return paths
 
 
@@ -272,7 +272,7 @@ def _paths_of(
     units: list[tuple[int, str]],
     t: int,
     klass: ClassDemand,
-    way: tuple[str, ...],
+    route: tuple[str, ...],
     region: str,
 ) -> Iterator[_Path]:
     able = [
@@ -283,10 +283,10 @@ def _paths_of(
             and program.executors[e].service == klass.service
             and (klass.name, part) in program.executors[e].seconds
         ]
-        for part in way
+        for part in route
     ]
     for chosen in itertools.product(*able):
-        at = dict(zip(way, chosen, strict=True))
+        at = dict(zip(route, chosen, strict=True))
         late = {
             part: program.executors[units[j][0]].latency_s.get((klass.name, part), 0.0)
             for part, j in at.items()
@@ -403,7 +403,7 @@ def _box_share(
                 limit.append(1.0)
     columns: list[tuple[int, dict[int, float]]] = []
     for t, klass in enumerate(program.classes):
-        for way in klass.ways:
+        for route in klass.routes:
             able = [
                 [
                     (b, e)
@@ -411,10 +411,12 @@ def _box_share(
                     if program.executors[e].service == klass.service
                     and (klass.name, part) in program.executors[e].seconds
                 ]
-                for part in way
+                for part in route
             ]
             for chosen in itertools.product(*able):
-                takes = _box_path(program, boxes, klass, dict(zip(way, chosen, strict=True)), rows)
+                takes = _box_path(
+                    program, boxes, klass, dict(zip(route, chosen, strict=True)), rows
+                )
                 if takes is not None:
                     columns.append((t, takes))
     cost = np.zeros(1 + len(columns))

@@ -6,7 +6,7 @@ steps, each run by one executor. Until the first text a request spends at most
 
     the longest of its encoders + handing over what they found + the prompt at the llm
 
-seconds, which must be within its promise; an image takes all parts of its way. Between executors of one
+seconds, which must be within its promise; an image takes all parts of its route. Between executors of one
 machine nothing is handed over; between machines it goes through the network interface of both.
 """
 
@@ -20,7 +20,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.graph import ComponentKind
 from atoll.engines.table import EngineChoice
-from atoll.perf.components.class_loads import bytes_between, class_ways, component_of
+from atoll.perf.components.class_loads import bytes_between, class_routes, component_of
 from atoll.perf.components.executor import ExecutorWork, executor_work
 from atoll.perf.components.measured import MeasuredRate, MeasuredRates
 from atoll.plan.capacities import node_source
@@ -89,7 +89,9 @@ def node_work(
     )
 
 
-def ways_of(catalog: Catalog, service: Service, klass: RequestClass) -> tuple[tuple[str, ...], ...]:
+def routes_of(
+    catalog: Catalog, service: Service, klass: RequestClass
+) -> tuple[tuple[str, ...], ...]:
     """Return the sets of parts that a request of a class may be served by, each in the order they run."""
     return phase_ways(catalog.model(service.model), klass, service.phases)
 
@@ -97,12 +99,12 @@ def ways_of(catalog: Catalog, service: Service, klass: RequestClass) -> tuple[tu
 def phase_ways(
     model: ModelSpec, klass: RequestClass, phases: Phases
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the ways of a class with an llm's phases together, apart, or both; one without an llm is all."""
-    ways = class_ways(model, klass)
-    apart = tuple(way for way in ways if any(part != component_of(part) for part in way))
+    """Return the routes of a class with an llm's phases together, apart, or both; without an llm all."""
+    routes = class_routes(model, klass)
+    apart = tuple(route for route in routes if any(part != component_of(part) for part in route))
     if phases == "auto" or not apart:
-        return ways
-    return apart if phases == "apart" else tuple(way for way in ways if way not in apart)
+        return routes
+    return apart if phases == "apart" else tuple(route for route in routes if route not in apart)
 
 
 def request_bytes(
@@ -112,12 +114,12 @@ def request_bytes(
     return bytes_between(catalog.model(service.model), klass)
 
 
-def first_text_parts(model: ModelSpec, way: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
+def first_text_parts(model: ModelSpec, route: Sequence[str]) -> tuple[tuple[str, ...], str | None]:
     """Return the encoders that come before the first text, side by side, and the part that writes it."""
     llm = next(
         (
             part
-            for part in way
+            for part in route
             if _kind_of(model, part) is ComponentKind.LLM and not part.endswith(DECODE)
         ),
         None,
@@ -125,7 +127,7 @@ def first_text_parts(model: ModelSpec, way: Sequence[str]) -> tuple[tuple[str, .
     if llm is None:
         return (), None
     feeding = {c.name for c in model.graph.predecessors(component_of(llm))}
-    return tuple(part for part in way if part in feeding), llm
+    return tuple(part for part in route if part in feeding), llm
 
 
 def _kind_of(model: ModelSpec, part: str) -> ComponentKind:

@@ -7,7 +7,7 @@ import pytest
 from atoll.core.errors import InputError
 from atoll.perf.components.class_loads import (
     bytes_between,
-    class_ways,
+    class_routes,
     image_latents,
     llm_lengths,
     talker_lengths,
@@ -18,23 +18,23 @@ from tests.perf.components.builders import AUDIO, IMAGE, PICTURE, SPEECH, TEXT, 
 
 def test_ways_with_and_without_phases_apart() -> None:
     omni = model("qwen2.5-omni-7b")
-    assert class_ways(omni, TEXT) == (("llm",), ("llm.prefill", "llm.decode"))
-    assert class_ways(omni, IMAGE)[0] == ("vision", "llm")
+    assert class_routes(omni, TEXT) == (("llm",), ("llm.prefill", "llm.decode"))
+    assert class_routes(omni, IMAGE)[0] == ("vision", "llm")
     both = RequestClass(
         name="image+audio -> audio", share=1.0, images=Images(), audio_s=3.0, speech_s=5.0
     )
-    assert class_ways(omni, both) == (
+    assert class_routes(omni, both) == (
         ("vision", "audio", "llm", "talker", "vocoder"),
         ("vision", "audio", "llm.prefill", "llm.decode", "talker", "vocoder"),
     )
 
 
 def test_a_model_without_an_llm_has_one_way() -> None:
-    assert class_ways(model("qwen-image"), PICTURE) == (("text", "dit", "vae"),)
+    assert class_routes(model("qwen-image"), PICTURE) == (("text", "dit", "vae"),)
 
 
 def test_the_second_talker_family() -> None:
-    parts = class_ways(model("qwen3-omni-30b"), SPEECH)[0]
+    parts = class_routes(model("qwen3-omni-30b"), SPEECH)[0]
     assert parts == ("llm", "talker", "code2wav")
 
 
@@ -51,7 +51,7 @@ def test_the_second_talker_family() -> None:
 )
 def test_what_a_model_cannot_do(name: str, klass: RequestClass, field: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        class_ways(model(name), klass)
+        class_routes(model(name), klass)
     assert caught.value.field == field
     assert caught.value.hint
 

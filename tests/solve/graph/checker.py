@@ -29,13 +29,13 @@ def _close(a: float, b: float) -> bool:
 def _demand(program: GraphProgram, answer: GraphAnswer) -> list[str]:
     wrong = []
     for klass in program.classes:
-        came = sum(rate for key, rate in answer.ways.items() if key[:2] == klass.key)
+        came = sum(rate for key, rate in answer.routes.items() if key[:2] == klass.key)
         if not _close(came, answer.served[klass.key] * klass.rate_per_s):
             wrong.append(f"{klass.key}: {came} requests/s are not its share")
         parts: dict[tuple[str, str], float] = defaultdict(float)
-        for (service, name, way, region), rate in answer.ways.items():
+        for (service, name, route, region), rate in answer.routes.items():
             if (service, name) == klass.key:
-                for part in set(klass.ways[way]):
+                for part in set(klass.routes[route]):
                     parts[part, region] += rate
         for flow in answer.flows:
             if (flow.service, flow.klass) == klass.key:
@@ -123,24 +123,24 @@ def _limits(program: GraphProgram, answer: GraphAnswer, gpus: Counter[OfferKey])
 
 
 def _chains(program: GraphProgram, answer: GraphAnswer) -> list[str]:
-    """Check that slow executors of a first part find fast ones of the second, way by way."""
+    """Check that slow executors of a first part find fast ones of the second, route by route."""
     wrong = []
     for klass in program.classes:
-        for (service, name, way, region), rate in answer.ways.items():
+        for (service, name, route, region), rate in answer.routes.items():
             if (service, name) != klass.key:
                 continue
-            parts = klass.ways[way]
+            parts = klass.routes[route]
             for chain in klass.chains:
                 if chain.first not in parts or chain.second not in parts:
                     continue
                 late: dict[str, list[tuple[float, float]]] = {chain.first: [], chain.second: []}
                 for (s, t, w, part, e, r), flow in answer.split.items():
-                    if (s, t, w, r) == (service, name, way, region) and part in late:
+                    if (s, t, w, r) == (service, name, route, region) and part in late:
                         latency = program.executors[e].latency_s.get((name, part), 0.0)
                         late[part].append((latency, flow))
                 for part, each in late.items():
                     if not _close(sum(flow for _, flow in each), rate):
-                        wrong.append(f"{klass.key} {way} {part}: split does not add up")
+                        wrong.append(f"{klass.key} {route} {part}: split does not add up")
                 for v, _ in late[chain.first]:
                     slow = sum(flow for latency, flow in late[chain.first] if latency >= v)
                     fast = sum(

@@ -49,8 +49,8 @@ def executor(
     return ExecutorType("s", tuple(seconds), ((kind, 1),), each, late)
 
 
-def demand(rate: float, *ways: tuple[str, ...], chains: tuple[Chain, ...] = ()) -> ClassDemand:
-    return ClassDemand("s", "t", rate, ways, chains)
+def demand(rate: float, *routes: tuple[str, ...], chains: tuple[Chain, ...] = ()) -> ClassDemand:
+    return ClassDemand("s", "t", rate, routes, chains)
 
 
 def test_parts_that_share_an_executor_balance_it() -> None:
@@ -73,7 +73,7 @@ def test_a_way_around_a_dear_part_is_taken() -> None:
     )
     answer = solve_program(program)
     assert answer.objective == pytest.approx(4.0)
-    assert set(answer.ways) == {("s", "t", 1, "r")}
+    assert set(answer.routes) == {("s", "t", 1, "r")}
 
 
 def test_slow_first_parts_need_fast_second_ones() -> None:

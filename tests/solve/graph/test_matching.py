@@ -16,7 +16,7 @@ from atoll.solve.graph.graph_types import (
     GraphProgram,
     PartFlow,
 )
-from atoll.solve.graph.matching import WayFlow, match_ways
+from atoll.solve.graph.matching import RouteFlow, match_routes
 from benchmarks.any_to_any.cells_cases import make_case
 
 
@@ -47,11 +47,11 @@ def test_requests_stay_where_they_are() -> None:
     klass = ClassDemand("s", "t", 3.0, (("a", "b"),))
     program = GraphProgram((), (type_of("a"), type_of("ab"), type_of("b")), (klass,))
     flows = {("a", 0): 1.0, ("a", 1): 2.0, ("b", 1): 1.5, ("b", 2): 1.5}
-    paths = match_ways(program, answer_of(flows, 3.0, tied=False))
+    paths = match_routes(program, answer_of(flows, 3.0, tied=False))
     assert paths == (
-        WayFlow("s", "t", "r", 1.0, ((0, ("a",)), (2, ("b",)))),
-        WayFlow("s", "t", "r", 0.5, ((1, ("a",)), (2, ("b",)))),
-        WayFlow("s", "t", "r", 1.5, ((1, ("a", "b")),)),
+        RouteFlow("s", "t", "r", 1.0, ((0, ("a",)), (2, ("b",)))),
+        RouteFlow("s", "t", "r", 0.5, ((1, ("a",)), (2, ("b",)))),
+        RouteFlow("s", "t", "r", 1.5, ((1, ("a", "b")),)),
     )
 
 
@@ -69,7 +69,7 @@ def test_parallel_encoders_share_one_order() -> None:
     )
     program = GraphProgram((), types, (klass,))
     flows = dict.fromkeys(zip("aabbcc", range(6), strict=True), 1.0)
-    paths = match_ways(program, answer_of(flows, 2.0, tied=True))
+    paths = match_routes(program, answer_of(flows, 2.0, tied=True))
     assert [[e for e, _ in path.steps] for path in paths] == [[0, 3, 5], [1, 2, 4]]
 
 
@@ -78,15 +78,15 @@ def test_parallel_encoders_share_one_order() -> None:
 def test_paths_add_up_and_keep_chains(seed: int) -> None:
     program = replace(make_case(seed), shortage="fraction")
     answer = solve_program(program)
-    paths = match_ways(program, answer)
+    paths = match_routes(program, answer)
     total: dict[tuple[str, str, str, int, str], float] = defaultdict(float)
-    ways: dict[tuple[str, str, int, str], float] = defaultdict(float)
+    routes: dict[tuple[str, str, int, str], float] = defaultdict(float)
     classes = {klass.key: klass for klass in program.classes}
     for path in paths:
         klass = classes[path.service, path.klass]
-        ways[path.service, path.klass, path.way, path.region] += path.rate_per_s
+        routes[path.service, path.klass, path.route, path.region] += path.rate_per_s
         at = {part: e for e, parts in path.steps for part in parts}
-        assert tuple(part for _, parts in path.steps for part in parts) == klass.ways[path.way]
+        assert tuple(part for _, parts in path.steps for part in parts) == klass.routes[path.route]
         for part, e in at.items():
             total[path.service, path.klass, part, e, path.region] += path.rate_per_s
         for chain in klass.chains:
@@ -98,5 +98,5 @@ def test_paths_add_up_and_keep_chains(seed: int) -> None:
                 assert sum(late) <= chain.budget_s + 1e-9
     flows = {(f.service, f.klass, f.part, f.executor, f.region): f.rate_per_s for f in answer.flows}
     assert dict(total) == pytest.approx(flows, rel=1e-9, abs=1e-9)
-    assert dict(ways) == pytest.approx(dict(answer.ways), rel=1e-9, abs=1e-9)
-    assert len(paths) <= len(answer.flows) * max(1, len(answer.ways))
+    assert dict(routes) == pytest.approx(dict(answer.routes), rel=1e-9, abs=1e-9)
+    assert len(paths) <= len(answer.flows) * max(1, len(answer.routes))

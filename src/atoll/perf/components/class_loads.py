@@ -23,8 +23,8 @@ _CODE_BYTES = 4.0
 """Bytes of one code on its way from a talker to a vocoder."""
 
 
-def class_ways(model: ModelSpec, klass: RequestClass) -> tuple[tuple[str, ...], ...]:
-    """Return the ways that requests of a class may go: each a tuple of parts, in the order of the graph.
+def class_routes(model: ModelSpec, klass: RequestClass) -> tuple[tuple[str, ...], ...]:
+    """Return the routes that requests of a class may go: each a tuple of parts, in the order of the graph.
 
     With an llm there are two: with its phases together ("llm") and apart ("llm.prefill", "llm.decode").
     """
@@ -40,8 +40,8 @@ def class_ways(model: ModelSpec, klass: RequestClass) -> tuple[tuple[str, ...], 
 
 
 def class_parts(model: ModelSpec, klass: RequestClass) -> frozenset[str]:
-    """Return every part that some way of a class has."""
-    return frozenset(part for way in class_ways(model, klass) for part in way)
+    """Return every part that some route of a class has."""
+    return frozenset(part for route in class_routes(model, klass) for part in route)
 
 
 def component_of(part: str) -> str:

@@ -22,7 +22,7 @@ from atoll.perf.components.batches import (
 )
 from atoll.perf.components.class_loads import (
     class_parts,
-    class_ways,
+    class_routes,
     component_of,
     kv_bytes,
     llm_lengths,
@@ -191,12 +191,12 @@ def _speaks(model: ModelSpec, klass: RequestClass, part: str) -> bool:
 
 
 def _group(model: ModelSpec, klass: RequestClass, part: str) -> list[str]:
-    """The parts of a way that share a promise with a part."""
-    way = next(way for way in class_ways(model, klass) if part in way)
+    """The parts of a route that share a promise with a part."""
+    route = next(route for route in class_routes(model, klass) if part in route)
     speaks = _speaks(model, klass, part)
     return [
         name
-        for name in way
+        for name in route
         if _speaks(model, klass, name) == speaks and phase_of(name) is not Phase.DECODE
     ]
 

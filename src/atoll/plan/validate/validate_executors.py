@@ -18,7 +18,7 @@ from atoll.plan.executors import (
     node_work,
     parts_overlap,
     request_bytes,
-    ways_of,
+    routes_of,
 )
 from atoll.plan.plan import Instance, Plan, RequestPath
 from atoll.plan.problem import Problem, Service
@@ -130,9 +130,9 @@ def _check_path(
     ):
         yield violation("route", here, "is none of the paths that the service allows")
     order = [part for step in path.steps for part in step.parts]
-    ways = ways_of(catalog, service, klass)
-    if not any(sorted(order) == sorted(way) for way in ways):
-        message = f"runs {', '.join(order)}, and the class needs {', '.join(ways[0])}"
+    routes = routes_of(catalog, service, klass)
+    if not any(sorted(order) == sorted(route) for route in routes):
+        message = f"runs {', '.join(order)}, and the class needs {', '.join(routes[0])}"
         yield violation("layers", here, message)
         return
     yield from _check_order(here, order, catalog, service, klass)
@@ -196,7 +196,7 @@ def _check_promise(
                     return
                 slowest[part] = max(slowest.get(part, 0.0), took)
     model = catalog.model(service.model)
-    way = [part for step in path.steps for part in step.parts]
+    route = [part for step in path.steps for part in step.parts]
     size = request_bytes(catalog, service, klass)
 
     def moving_s(first: str, second: str) -> float:
@@ -211,7 +211,7 @@ def _check_promise(
             default=0.0,
         )
 
-    encoders, llm = first_text_parts(model, way)
+    encoders, llm = first_text_parts(model, route)
     if klass.ttft_s is not None and llm is not None:
         before = max((slowest[e] + moving_s(e, llm) for e in encoders), default=0.0)
         if exceeds(before + slowest[llm], klass.ttft_s):
@@ -220,8 +220,8 @@ def _check_promise(
             )
             yield violation("handover", here, message, before + slowest[llm] - klass.ttft_s)
     if klass.image_s is not None:
-        took = sum(slowest[part] for part in way)
-        took += sum(moving_s(a, b) for a, b in size if a in way and b in way)
+        took = sum(slowest[part] for part in route)
+        took += sum(moving_s(a, b) for a, b in size if a in route and b in route)
         if exceeds(took, klass.image_s):
             message = f"an image after {took:.3g} s, {klass.image_s:g} s are promised"
             yield violation("handover", here, message, took - klass.image_s)
@@ -282,15 +282,15 @@ def executor_loads(
 
 
 def _check_interfaces(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[Violation]:
-    """Check that traffic between machines is within their interfaces, each way."""
+    """Check that traffic between machines is within their interfaces, in and out."""
     executors = {i.id: i for i in plan.executor_instances}
     for machine, (region, node_type, sent, received) in machine_traffic(
         plan, problem, catalog, executors
     ).items():
         limit = catalog.links.nic_bytes_per_s(region, node_type)
-        for way, used in (("leave", sent), ("enter", received)):
+        for leaves, used in (("leave", sent), ("enter", received)):
             if exceeds(used, limit):
-                message = f"{used / 1e9:.3g} GB/s {way} an interface of {limit / 1e9:.3g} GB/s"
+                message = f"{used / 1e9:.3g} GB/s {leaves} an interface of {limit / 1e9:.3g} GB/s"
                 where = " ".join(map(str, machine))
                 yield violation("link-capacity", where, message, used - limit)
 

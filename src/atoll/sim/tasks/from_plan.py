@@ -23,7 +23,7 @@ from atoll.plan.executors import (
     machine_of,
     node_work,
     request_bytes,
-    ways_of,
+    routes_of,
 )
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Plan
@@ -270,7 +270,7 @@ def _class(
     scale: float,
 ) -> ClassSpec:
     model = catalog.model(service.model)
-    parts = sorted({part for way in ways_of(catalog, service, klass) for part in way})
+    parts = sorted({part for route in routes_of(catalog, service, klass) for part in route})
     rounds = {
         part: next(
             (
@@ -346,7 +346,7 @@ def alone_fleet(
     steps = _steps(problem, catalog, executor, None)
     own: dict[str, tuple[str, ...]] = {}
     for klass in service.classes:
-        used = {part for way in ways_of(catalog, service, klass) for part in way}
+        used = {part for route in routes_of(catalog, service, klass) for part in route}
         own[klass.name] = tuple(
             p for p in executor.parts if p in used and (klass.name, p) in work.seconds
         )

@@ -9,7 +9,7 @@ over the NICs at both ends:
 
 Machines with the same executors are alike, so one block has the flows of all N of them, divided evenly. Under
 a chain only pairs that keep its budget are coupled inside; what is left over must find partners outside by
-the nested rows. Couplings of single edges make one of whole paths where edges and chains of a way form no
+the nested rows. Couplings of single edges make one of whole paths where edges and chains of a route form no
 circle; where they do, traffic is what each edge could have at best.
 
 Where a NIC has no limit its traffic is not counted.
@@ -24,19 +24,19 @@ from dataclasses import dataclass, field
 
 from atoll.plan.plan import OfferKey
 from atoll.solve.graph.graph_types import ClassDemand, GraphAnswer, GraphProgram, Machines
-from atoll.solve.graph.program_table import way_chains
+from atoll.solve.graph.program_table import route_chains
 
 _SAME_S = 1e-9
 
-WayKey = tuple[int, int, str]
-"""Class, way and region."""
+RouteKey = tuple[int, int, str]
+"""Class, route and region."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaidMachine:
     """One machine: its offer, executors (type, kind of slice, how many), and traffic in and out (bytes/s).
 
-    `flows` has requests/s by (service, class, way, part, executor type) for which its executors run a part.
+    `flows` has requests/s by (service, class, route, part, executor type) for which its executors run a part.
     """
 
     offer: OfferKey
@@ -57,9 +57,9 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True)
 class ZFlow:
-    """Requests of a class on a way for which an executor type in a block runs a part; in shares of demand."""
+    """Requests of a class on a route for which an executor type in a block runs a part; shares of demand."""
 
-    way: WayKey
+    route: RouteKey
     part: str
     executor: int
     load: float
@@ -93,20 +93,20 @@ class MachineBlock:
 
 def make_block(
     program: GraphProgram,
-    ways: Mapping[WayKey, object],
+    routes: Mapping[RouteKey, object],
     machine: Machines,
     types: list[int],
     scale: float,
 ) -> MachineBlock:
     """Return the flows of machines of an offer with executors of these types, at `scale` times the demand."""
     block = MachineBlock()
-    for way in ways:
-        t, w, region = way
+    for route in routes:
+        t, w, region = route
         if region != machine.region:
             continue
         klass = program.classes[t]
         rate = klass.rate_per_s * scale
-        mine: dict[str, list[int]] = {part: [] for part in klass.ways[w]}
+        mine: dict[str, list[int]] = {part: [] for part in klass.routes[w]}
         for part, flows in mine.items():
             for e in types:
                 executor = program.executors[e]
@@ -114,17 +114,17 @@ def make_block(
                 if executor.service == klass.service and seconds is not None:
                     late = float(executor.latency_s.get((klass.name, part), 0.0))
                     flows.append(len(block.z))
-                    block.z.append(ZFlow(way, part, e, max(1e-6, seconds * rate), late))
+                    block.z.append(ZFlow(route, part, e, max(1e-6, seconds * rate), late))
         if machine.nic_bytes_per_s < float("inf"):
             _add_edges(block, klass, w, mine, rate / machine.nic_bytes_per_s)
     return block
 
 
 def _add_edges(
-    block: MachineBlock, klass: ClassDemand, way: int, mine: dict[str, list[int]], load: float
+    block: MachineBlock, klass: ClassDemand, route: int, mine: dict[str, list[int]], load: float
 ) -> None:
-    """Add what one way's flows take of the NIC (`load`: per byte), and what is handed over inside."""
-    bounds = {frozenset(chain[:2]): chain[2] for chain in way_chains(klass, klass.ways[way])}
+    """Add what one route's flows take of the NIC (`load`: per byte), and what is handed over inside."""
+    bounds = {frozenset(chain[:2]): chain[2] for chain in route_chains(klass, klass.routes[route])}
     for (part, after), size in klass.bytes_between.items():
         if part not in mine or after not in mine or size <= 0.0:
             continue

@@ -165,7 +165,7 @@ def _join(built: BuiltProgram, mixes: Sequence[_Mix]) -> GraphAnswer:
     """Return cells of all services as one answer: executors on machines, and flows scaled to demand."""
     placed: list[PlacedExecutors] = []
     flows: defaultdict[tuple[str, str, str, int, str], float] = defaultdict(float)
-    ways: defaultdict[tuple[str, str, int, str], float] = defaultdict(float)
+    routes: defaultdict[tuple[str, str, int, str], float] = defaultdict(float)
     split: defaultdict[tuple[str, str, int, str, int, str], float] = defaultdict(float)
     for mix in mixes:
         key, region = mix.machines.key, mix.machines.region
@@ -181,10 +181,10 @@ def _join(built: BuiltProgram, mixes: Sequence[_Mix]) -> GraphAnswer:
             for flow in answer.flows:
                 at = (flow.service, flow.klass, flow.part, flow.executor, region)
                 flows[at] += flow.rate_per_s * share
-            for (service, klass, way, _), rate in answer.ways.items():
-                ways[service, klass, way, region] += rate * share
-            for (service, klass, way, part, executor, _), rate in answer.split.items():
-                split[service, klass, way, part, executor, region] += rate * share
+            for (service, klass, route, _), rate in answer.routes.items():
+                routes[service, klass, route, region] += rate * share
+            for (service, klass, route, part, executor, _), rate in answer.split.items():
+                split[service, klass, route, part, executor, region] += rate * share
         placed += [
             PlacedExecutors(
                 executor,
@@ -204,7 +204,7 @@ def _join(built: BuiltProgram, mixes: Sequence[_Mix]) -> GraphAnswer:
         placed=tuple(placed),
         machines=dict(machines),
         flows=tuple(PartFlow(*at, rate) for at, rate in sorted(flows.items())),
-        ways=dict(ways),
+        routes=dict(routes),
         split=dict(split),
         served={demand.key: 1.0 for demand in built.program.classes},
         usd_per_hour=usd,

@@ -23,13 +23,13 @@ Option = tuple[str, ...]
 
 
 def options_of(
-    model: ModelSpec, service: Service, ways: Iterable[Sequence[str]]
+    model: ModelSpec, service: Service, routes: Iterable[Sequence[str]]
 ) -> tuple[Option, ...]:
     """Return the sets of parts that may share an executor of a service, small ones first."""
     if service.paths:
         named = {tuple(executor.split("+")) for path in service.paths for executor in path}
         return tuple(sorted(named, key=lambda option: (len(option), option)))
-    used = {part for way in ways for part in way}
+    used = {part for route in routes for part in route}
     order = [part for part in model.graph.parts() if part in used]
     return tuple(
         some
@@ -66,13 +66,15 @@ def _feeds(model: ModelSpec, first: str, second: str) -> bool:
     return (component_of(first), component_of(second)) in edges
 
 
-def named_options(name: str, model: ModelSpec, ways: Sequence[Sequence[str]]) -> tuple[Option, ...]:
+def named_options(
+    name: str, model: ModelSpec, routes: Sequence[Sequence[str]]
+) -> tuple[Option, ...]:
     """Return the executors of a way to deploy that has a name: monolith, E/PD, EP/D, E/P/D.
 
     Generators go with the part that feeds them: with the llm, or its answers. A model without an llm is cut
     after its encoders; one without encoders has none to cut off. What a component is here its phases say.
     """
-    used = {part for way in ways for part in way}
+    used = {part for route in routes for part in route}
     order = [part for part in model.graph.parts() if part in used]
     phases = {part: model.graph.phases(component_of(part)) for part in order}
     encoders = [part for part in order if Phase.ENCODE in phases[part]]
@@ -113,20 +115,21 @@ def runs_on(labelled: str, option: Option) -> bool:
     return where == "+".join(option) if at else parts in option
 
 
-def allowed_ways(
-    model: ModelSpec, paths: Sequence[Sequence[str]], ways: Sequence[Sequence[str]]
+def allowed_routes(
+    model: ModelSpec, paths: Sequence[Sequence[str]], routes: Sequence[Sequence[str]]
 ) -> Iterator[tuple[str, ...]]:
-    """Yield the ways of a class over the paths that a service allows, labelled by their executors.
+    """Yield the routes of a class over the paths that a service allows, labelled by their executors.
 
     Every part runs on the first executor of a path that has it, and with parts that take what it makes and
     run there, too, on the very same one. Executors that a class needs nothing of are passed by. A path that
-    lacks a part of a way is none for it.
+    lacks a part of a route is none for it.
     """
     for path in paths:
         executors = [tuple(executor.split("+")) for executor in path]
-        for way in ways:
+        for route in routes:
             holders = {
-                part: next((option for option in executors if part in option), None) for part in way
+                part: next((option for option in executors if part in option), None)
+                for part in route
             }
             if all(holder is not None for holder in holders.values()):
                 yield _grouped(model, {part: o for part, o in holders.items() if o is not None})

@@ -89,7 +89,7 @@ def local_paths(
     seats: Mapping[tuple[str, int, int], Sequence[str]],
     program: GraphProgram,
 ) -> list[tuple[str, str, float, tuple[tuple[str, str], ...]]]:
-    """Return ways of single requests over executors of boxes: service, class, requests/s, (part, executor).
+    """Return routes of single requests over executors of boxes: service, class, requests/s, (part, executor).
 
     Every executor runs a part for as many as its box's flows say. From part to part a request stays on its
     executor if that has room, or on its machine. `seats` has the executors by box (offer and slot, as its
@@ -98,38 +98,40 @@ def local_paths(
     spreads: dict[tuple[str, str, int], dict[str, Spread]] = {}
     place: dict[str, int] = {}
     for number, box in enumerate(boxes):
-        for (service, klass, way, part, executor), rate in box.flows:
+        for (service, klass, route, part, executor), rate in box.flows:
             names = seats[box.offer[0], number, executor]
-            at = spreads.setdefault((service, klass, way), {}).setdefault(part, {})
+            at = spreads.setdefault((service, klass, route), {}).setdefault(part, {})
             for name in names:
                 place[name] = number
                 at[name] = at.get(name, 0.0) + rate / len(names)
     demands = {demand.key: demand for demand in program.classes}
     found = []
-    for (service, klass, way), by_part in sorted(spreads.items()):
-        order = demands[service, klass].ways[way]
+    for (service, klass, route), by_part in sorted(spreads.items()):
+        order = demands[service, klass].routes[route]
         total = min(sum(by_part.get(part, {}).values()) for part in order)
-        ways: list[tuple[tuple[str, ...], float]] = [((), total)]
+        routes: list[tuple[tuple[str, ...], float]] = [((), total)]
         for part in order:
             room = by_part[part]
             scale = total / sum(room.values())
-            ways = _extend(ways, {name: rate * scale for name, rate in room.items()}, place, total)
+            routes = _extend(
+                routes, {name: rate * scale for name, rate in room.items()}, place, total
+            )
         found += [
-            (service, klass, rate, tuple(zip(order, names, strict=True))) for names, rate in ways
+            (service, klass, rate, tuple(zip(order, names, strict=True))) for names, rate in routes
         ]
     return found
 
 
 def _extend(
-    ways: Sequence[tuple[tuple[str, ...], float]],
+    routes: Sequence[tuple[tuple[str, ...], float]],
     room: Spread,
     place: Mapping[str, int],
     total: float,
 ) -> list[tuple[tuple[str, ...], float]]:
-    """Add a part to ways: on the executor they came from, then on a machine they were on, then anywhere."""
+    """Add a part to routes: on the executor they came from, then on a machine they were on, then anywhere."""
     least = _TRICKLE * total
     longer: list[tuple[tuple[str, ...], float]] = []
-    waiting = list(ways)
+    waiting = list(routes)
     for near in ("executor", "machine", "anywhere"):
         rest = []
         for names, rate in waiting:

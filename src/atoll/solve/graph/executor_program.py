@@ -217,7 +217,7 @@ class _ShareSearch:
         assert found.routed is not None
         whole = answers.trim(table, found.whole, found.routed)
         rent, start = answers.costs(table, whole)
-        flows, ways, split = answers.list_flows(table, found.routed)
+        flows, routes, split = answers.list_flows(table, found.routed)
         cost = rent + start
         bound = min(cost, max(0.0, found.bound * self.master.money))
         cheap = _near(cost, bound, self.gap)
@@ -228,7 +228,7 @@ class _ShareSearch:
             placed=answers.place(table, whole),
             machines={k: int(n) for k, n in zip(keys, whole.machines, strict=True) if n},
             flows=flows,
-            ways=ways,
+            routes=routes,
             served=answers.served(table, found.routed),
             usd_per_hour=rent,
             init_usd=start,

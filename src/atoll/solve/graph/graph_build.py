@@ -14,7 +14,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId, parse_node_type
 from atoll.perf.components.executor import ExecutorWork
-from atoll.plan.executors import first_text_parts, request_bytes, ways_of, work_of
+from atoll.plan.executors import first_text_parts, request_bytes, routes_of, work_of
 from atoll.plan.handover import cut_sizes, hop_link
 from atoll.plan.plan import Instance, OfferKey
 from atoll.plan.problem import Offer, Problem, Service
@@ -22,7 +22,7 @@ from atoll.solve.assembly import keep
 from atoll.solve.effort import Effort
 from atoll.solve.graph.executor_options import (
     Option,
-    allowed_ways,
+    allowed_routes,
     options_of,
     plain_parts,
     runs_on,
@@ -161,21 +161,21 @@ class _GraphService:
         self.within_interfaces = within_interfaces
         self.problem, self.catalog, self.service, self.effort = problem, catalog, service, effort
         self.model = catalog.model(service.model)
-        ways = {k.name: ways_of(catalog, service, k) for k in service.classes}
-        every = [way for some in ways.values() for way in some]
+        routes = {k.name: routes_of(catalog, service, k) for k in service.classes}
+        every = [route for some in routes.values() for route in some]
         paths = service.paths
         if choose is None:
             self.options = options_of(self.model, service, every)
         else:
             self.options = choose(service, every)
-            # Nothing but what was chosen runs, so ways consist of it.
+            # Nothing but what was chosen runs, so routes consist of it.
             paths = (tuple("+".join(option) for option in self.options),)
         if paths:
-            ways = {
-                name: tuple(dict.fromkeys(allowed_ways(self.model, paths, some)))
-                for name, some in ways.items()
+            routes = {
+                name: tuple(dict.fromkeys(allowed_routes(self.model, paths, some)))
+                for name, some in routes.items()
             }
-        self.ways = ways
+        self.routes = routes
         self.kinds = {
             kind: offers
             for kind, offers in kinds_on_offer(problem, catalog).items()
@@ -205,7 +205,7 @@ class _GraphService:
         seconds: dict[tuple[str, str], float] = {}
         latency: dict[tuple[str, str], float] = {}
         for klass in self.service.classes:
-            labels = {part for way in self.ways[klass.name] for part in way}
+            labels = {part for route in self.routes[klass.name] for part in route}
             for part in sorted(labels):
                 keys = [(klass.name, each) for each in plain_parts(part)]
                 known = all(key in work.seconds for key in keys for work in sure)
@@ -239,9 +239,9 @@ class _GraphService:
             for offer in offers
         )
         most = 0.0
-        for way in self.ways[klass.name]:
-            if part in way:
-                others = [other for other in way if other != part]
+        for route in self.routes[klass.name]:
+            if part in route:
+                others = [other for other in route if other != part]
                 taken = sum(_bytes_between(size, other, part) for other in others)
                 given = sum(_bytes_between(size, part, other) for other in others)
                 # An interface takes in and gives out at once: the larger counts.
@@ -280,31 +280,33 @@ class _GraphService:
             return None  # it does not split over so many GPUs
 
     def _class(self, klass: RequestClass) -> ClassDemand:
-        ways = self.ways[klass.name]
+        routes = self.routes[klass.name]
         size = request_bytes(self.catalog, self.service, klass)
-        chains = tuple(dict.fromkeys(c for way in ways for c in self._chains(klass, way, size)))
+        chains = tuple(
+            dict.fromkeys(c for route in routes for c in self._chains(klass, route, size))
+        )
         between = {
             (a, b): moved
-            for way in ways
-            for a in way
-            for b in way
+            for route in routes
+            for a in route
+            for b in route
             if a != b and (moved := _bytes_between(size, a, b)) > 0.0
         }
         return ClassDemand(
             self.service.name,
             klass.name,
             self.service.class_rate_per_s(klass),
-            ways,
+            routes,
             chains,
             between,
             self.service.priority,
         )
 
     def _chains(
-        self, klass: RequestClass, way: Sequence[str], size: Mapping[tuple[str, str], float]
+        self, klass: RequestClass, route: Sequence[str], size: Mapping[tuple[str, str], float]
     ) -> list[Chain]:
         """Return the bound on the latency of two parts together; parts beside them have a share set aside."""
-        named = {each: part for part in way for each in plain_parts(part)}
+        named = {each: part for part in route for each in plain_parts(part)}
         found: list[Chain] = []
         encoders, llm = first_text_parts(self.model, tuple(named))
         if klass.ttft_s is not None and llm is not None:
@@ -312,19 +314,19 @@ class _GraphService:
                 if named[encoder] != named[llm]:
                     moving = self._moving_s(size.get((encoder, llm), 0.0))
                     found.append(Chain(named[encoder], named[llm], klass.ttft_s - moving))
-        if klass.image_s is not None and len(way) > 1:
+        if klass.image_s is not None and len(route) > 1:
             moving = sum(
                 self._moving_s(size.get((a, b), 0.0))
                 for a, b in size
                 if a in named and b in named and named[a] != named[b]
             )
             # The two that come first take longest of their least: the rest is small beside them.
-            longest = sorted(way, key=lambda part: -self._min_s(klass, part))[:2]
-            first, second = sorted(longest, key=list(way).index)
+            longest = sorted(route, key=lambda part: -self._min_s(klass, part))[:2]
+            first, second = sorted(longest, key=list(route).index)
             # This also takes the part from executors that are slower than its share allows.
             aside = sum(
                 self._max_s(klass, part, SIDE_SHARE * klass.image_s)
-                for part in way
+                for part in route
                 if part not in longest
             )
             found.append(Chain(first, second, klass.image_s - moving - aside))
@@ -371,13 +373,13 @@ def _bytes_between(size: Mapping[tuple[str, str], float], first: str, second: st
 
 def _plain_class(service: Service) -> ClassDemand:
     parts = [_PART_OF[role.phase] for role in service.roles]
-    ways: list[tuple[str, ...]] = []
+    routes: list[tuple[str, ...]] = []
     if "llm" in parts:
-        ways.append(("llm",))
+        routes.append(("llm",))
     if "llm.prefill" in parts:
-        ways.append(("llm.prefill", "llm.decode"))
+        routes.append(("llm.prefill", "llm.decode"))
     return ClassDemand(
-        service.name, TEXT_CLASS, service.demand_per_s, tuple(ways), priority=service.priority
+        service.name, TEXT_CLASS, service.demand_per_s, tuple(routes), priority=service.priority
     )
 
 

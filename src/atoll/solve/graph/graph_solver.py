@@ -109,9 +109,9 @@ def missing_executors(built: BuiltProgram) -> tuple[str, ...]:
             for klass, part in executor.seconds
             if klass == demand.name
         }
-        if any(all(part in runnable for part in way) for way in demand.ways):
+        if any(all(part in runnable for part in route) for route in demand.routes):
             continue
-        lacking = sorted({part for way in demand.ways for part in way} - runnable)
+        lacking = sorted({part for route in demand.routes for part in route} - runnable)
         parts = " or ".join(part.replace("@", " on ") for part in lacking) or "a path"
         found.append(
             f"{demand.service}: no kind of node runs {parts} for '{demand.name}' within its promise"
@@ -120,8 +120,8 @@ def missing_executors(built: BuiltProgram) -> tuple[str, ...]:
 
 
 def _cut(name: str, catalog: Catalog) -> ChooseOptions:
-    def choose(service: Service, ways: Sequence[Sequence[str]]) -> tuple[Option, ...]:
-        return named_options(name, catalog.model(service.model), ways)
+    def choose(service: Service, routes: Sequence[Sequence[str]]) -> tuple[Option, ...]:
+        return named_options(name, catalog.model(service.model), routes)
 
     return choose
 

@@ -31,7 +31,7 @@ from atoll.solve.graph.executor_options import plain_parts
 from atoll.solve.graph.executor_packing import local_paths, place_in
 from atoll.solve.graph.graph_build import BuiltProgram, Origin
 from atoll.solve.graph.graph_types import GraphAnswer, PlacedExecutors
-from atoll.solve.graph.matching import WayFlow, match_ways
+from atoll.solve.graph.matching import RouteFlow, match_routes
 from atoll.solve.templates.library import Libraries
 
 _MARKETS: tuple[Market, ...] = ("owned", "on-demand", "spot")
@@ -67,9 +67,11 @@ def plan_of(
     if not boxes:
         answer = _lean(built, answer)
     made = _Executors(problem, catalog, built, answer, libraries)
-    ways = [way for way in match_ways(built.program, answer) if way.klass in made.classes(way)]
+    routes = [
+        route for route in match_routes(built.program, answer) if route.klass in made.classes(route)
+    ]
     served = _served(problem, answer)
-    paths = list(_paths(ways, made.by_type))
+    paths = list(_paths(routes, made.by_type))
     passing = _passing(problem, paths, served)
     instances = [
         _carrying(instance, passing.get(instance.id, 0.0)) if instance.is_executor else instance
@@ -111,8 +113,10 @@ def _lean(built: BuiltProgram, answer: GraphAnswer) -> GraphAnswer:
         if lean is not None:
             instead[at] = lean
     split: defaultdict[tuple[str, str, int, str, int, str], float] = defaultdict(float)
-    for (service, klass, way, part, executor, region), rate in answer.split.items():
-        split[service, klass, way, part, instead.get((executor, region), executor), region] += rate
+    for (service, klass, route, part, executor, region), rate in answer.split.items():
+        split[service, klass, route, part, instead.get((executor, region), executor), region] += (
+            rate
+        )
     return replace(
         answer,
         placed=tuple(
@@ -167,9 +171,9 @@ class _Executors:
         for placed in answer.placed:
             self._place(placed, built.origins[placed.executor], left[placed.executor])
 
-    def classes(self, way: WayFlow) -> tuple[str, ...]:
-        """The classes of the service that a way belongs to; none where it is a plain one."""
-        return tuple(k.name for k in self.problem.service(way.service).classes)
+    def classes(self, route: RouteFlow) -> tuple[str, ...]:
+        """The classes of the service that a route belongs to; none where it is a plain one."""
+        return tuple(k.name for k in self.problem.service(route.service).classes)
 
     def _place(self, placed: PlacedExecutors, origin: Origin, running: list[Instance]) -> None:
         sources: Counter[tuple[OfferKey, str]] = Counter()
@@ -284,27 +288,27 @@ def _served(problem: Problem, answer: GraphAnswer) -> dict[str, float]:
 
 
 def _paths(
-    ways: Sequence[WayFlow], by_type: Mapping[tuple[int, str], Sequence[str]]
+    routes: Sequence[RouteFlow], by_type: Mapping[tuple[int, str], Sequence[str]]
 ) -> list[RequestPath]:
-    """Ways over types of executors as paths over executors: those of a type share evenly."""
+    """Routes over types of executors as paths over executors: those of a type share evenly."""
     totals: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for way in ways:
-        totals[way.service, way.klass] += way.rate_per_s
+    for route in routes:
+        totals[route.service, route.klass] += route.rate_per_s
     merged: defaultdict[
         tuple[str, str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]], float
     ] = defaultdict(float)
-    for way in ways:
-        total = totals[way.service, way.klass]
-        if total <= 0.0 or way.rate_per_s <= _TRICKLE * total:
+    for route in routes:
+        total = totals[route.service, route.klass]
+        if total <= 0.0 or route.rate_per_s <= _TRICKLE * total:
             continue
         steps = tuple(
             (
                 tuple(each for part in parts for each in plain_parts(part)),
-                tuple(by_type[executor, way.region]),
+                tuple(by_type[executor, route.region]),
             )
-            for executor, parts in way.steps
+            for executor, parts in route.steps
         )
-        merged[way.service, way.klass, steps] += way.rate_per_s / total
+        merged[route.service, route.klass, steps] += route.rate_per_s / total
     kept: defaultdict[tuple[str, str], float] = defaultdict(float)
     for (service, klass, _), share in merged.items():
         kept[service, klass] += share
@@ -323,13 +327,13 @@ def _paths(
 
 
 def _seated_paths(
-    ways: Sequence[tuple[str, str, float, tuple[tuple[str, str], ...]]],
+    routes: Sequence[tuple[str, str, float, tuple[tuple[str, str], ...]]],
 ) -> list[RequestPath]:
-    """Ways of parts over single executors as paths: parts that follow each other on one are one step."""
+    """Routes of parts over single executors as paths: parts that follow each other on one are one step."""
     totals: defaultdict[tuple[str, str], float] = defaultdict(float)
     merged: defaultdict[tuple[str, str, tuple[tuple[tuple[str, ...], str], ...]], float]
     merged = defaultdict(float)
-    for service, klass, rate, visits in ways:
+    for service, klass, rate, visits in routes:
         steps: list[tuple[tuple[str, ...], str]] = []
         for part, name in visits:
             if steps and steps[-1][1] == name:

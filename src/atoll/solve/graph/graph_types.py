@@ -3,13 +3,13 @@
 An *executor* runs a set of parts (components, or phases of an llm) on the GPUs of a slice of a machine, or of
 several slices where layers of a plain model are spread. One second of it is one second of work. A request of
 class t takes `seconds[t, part]` of an executor for each part that it runs there: seconds add up, rates do
-not. A class may go one of several `ways`, each a set of parts, of which every part is run by one executor.
+not. A class may go one of several `routes`, each a set of parts, of which every part is run by one executor.
 
-With n[e, r] executors of type e in region r, x[t, w, r] requests/s of class t that go way w there and
+With n[e, r] executors of type e in region r, x[t, w, r] requests/s of class t that go route w there and
 z[t, part, e, r] of them for which e runs a part:
 
     sum_{w, r} x[t, w, r]        =  f_t rate_t                             all demand, or a share f of it
-    sum_e z[t, part, e, r]       =  sum_{w with part} x[t, w, r]           every part of a way is run
+    sum_e z[t, part, e, r]       =  sum_{w with part} x[t, w, r]           every part of a route is run
     sum z[t, part, e, r] seconds <= n[e, r]                                no executor works overtime
     sum_e uses[e, kind] n[e, r]  =  sum_{offers o in r} u[kind, o]         slices of machines
     sum_kind gpus(kind) u[kind, o] <= gpus(o) b[o],  b[o] <= available(o)  sizes divide each other: they pack
@@ -19,7 +19,7 @@ Latency: `latency_s[t, part]` is how long a request of class t is at an executor
 the sum over two parts, the second after the first. Executors that are slow at the first need fast ones at
 the second: for every latency v of the first, what goes over executors of at least v is no more than what
 goes over those of at most budget - v. Allowed partners are nested, so that is enough (Gale's theorem), and
-matching slow with fast ones gives the ways of single requests.
+matching slow with fast ones gives the routes of single requests.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class ClassDemand:
-    """Requests of a class: how many a second, which ways they may go, and what bounds their latency.
+    """Requests of a class: how many a second, which routes they may go, and what bounds their latency.
 
     `bytes_between` has, by (part, next part), the bytes of one request that go from one to the other.
     """
@@ -93,7 +93,7 @@ class ClassDemand:
     service: str
     name: str
     rate_per_s: float
-    ways: tuple[tuple[str, ...], ...]
+    routes: tuple[tuple[str, ...], ...]
     chains: tuple[Chain, ...] = ()
     bytes_between: Mapping[tuple[str, str], float] = field(default_factory=dict, hash=False)
     priority: float = 1.0
@@ -163,21 +163,21 @@ class PartFlow:
 
 @dataclass(frozen=True, slots=True)
 class GraphAnswer:
-    """Solution: executors, machines by offer, flows, ways, the share of each class that is served.
+    """Solution: executors, machines by offer, flows, routes, the share of each class that is served.
 
     `objective` is USD/h with what starting costs ("cost"), or the multiple of demand ("most"), `bound` what
-    is proven of the best. `ways` has requests/s by (service, class, way, region).
+    is proven of the best. `routes` has requests/s by (service, class, route, region).
 
     Where not all demand is met, `share` is the common share (weighed by priority: the mean), `share_bound`
     what is proven of the largest, and cost and bound are those of the cheapest at that share. `split` has,
-    for classes with chains, the flows of each way: (service, class, way, part, executor, region).
+    for classes with chains, the flows of each route: (service, class, route, part, executor, region).
     """
 
     status: Literal["optimal", "feasible", "partial", "infeasible"]
     placed: tuple[PlacedExecutors, ...]
     machines: Mapping[OfferKey, int]
     flows: tuple[PartFlow, ...]
-    ways: Mapping[tuple[str, str, int, str], float]
+    routes: Mapping[tuple[str, str, int, str], float]
     served: Mapping[ClassKey, float]
     usd_per_hour: float
     init_usd: float

@@ -1,12 +1,12 @@
 """Which executors single requests visit: an answer's flows, taken apart into paths.
 
-The flows of a way say how many requests/s each executor type runs a part for. Without a chain any coupling of
-parts will do, so one is taken that hands requests over rarely: the same type for parts that follow each
+The flows of a route say how many requests/s each executor type runs a part for. Without a chain any coupling
+of parts will do, so one is taken that hands requests over rarely: the same type for parts that follow each
 other, wherever that is possible. Parts in chains are coupled by latency, the slowest of one part with the
 fastest of the other. If any coupling keeps the bounds, that one does; and one order of requests does it for
 several chains at once, such as parallel encoders before one llm (`colour_parts` has the directions).
 
-Every coupling step uses up a path or an executor type, so a way has fewer paths than flows.
+Every coupling step uses up a path or an executor type, so a route has fewer paths than flows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.solve.graph.graph_types import ClassDemand, GraphAnswer, GraphProgram
-from atoll.solve.graph.program_table import colour_parts, way_chains
+from atoll.solve.graph.program_table import colour_parts, route_chains
 
 _SAME_S = 1e-9
 _ZERO = 1e-12
-"""Share of a way's requests below which a path is rounding."""
+"""Share of a route's requests below which a path is rounding."""
 
 _Flows = dict[str, dict[int, float]]
 """Requests/s by part and executor type."""
@@ -29,8 +29,8 @@ _Path = tuple[float, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class WayFlow:
-    """Requests/s of a class that visit executors in this order; `way` is that of the class.
+class RouteFlow:
+    """Requests/s of a class that visit executors in this order; `route` is that of the class.
 
     A step is an executor type, by its index, and the parts that it runs one after the other.
     """
@@ -40,56 +40,58 @@ class WayFlow:
     region: str
     rate_per_s: float
     steps: tuple[tuple[int, tuple[str, ...]], ...]
-    way: int = 0
+    route: int = 0
 
 
-def match_ways(program: GraphProgram, answer: GraphAnswer) -> tuple[WayFlow, ...]:
+def match_routes(program: GraphProgram, answer: GraphAnswer) -> tuple[RouteFlow, ...]:
     """Return paths whose rates add up to the flows of an answer and that keep every chain."""
     flows: dict[tuple[str, str, str], _Flows] = defaultdict(dict)
     for flow in answer.flows:
         at = flows[flow.service, flow.klass, flow.region].setdefault(flow.part, {})
         at[flow.executor] = at.get(flow.executor, 0.0) + flow.rate_per_s
     classes = {klass.key: klass for klass in program.classes}
-    found: list[WayFlow] = []
+    found: list[RouteFlow] = []
     for (service, name, region), left in sorted(flows.items()):
         klass = classes[service, name]
         rates = {
-            way: rate
-            for (s, t, way, r), rate in sorted(answer.ways.items())
+            route: rate
+            for (s, t, route, r), rate in sorted(answer.routes.items())
             if (s, t, r) == (service, name, region)
         }
-        # Ways with chains have flows of their own; what is left is for the others.
-        tied = [way for way in rates if way_chains(klass, klass.ways[way])]
-        free = [way for way in rates if way not in tied]
-        for way in tied:
-            mine = _own_flows(answer, klass, way, region)
+        # Routes with chains have flows of their own; what is left is for the others.
+        tied = [route for route in rates if route_chains(klass, klass.routes[route])]
+        free = [route for route in rates if route not in tied]
+        for route in tied:
+            mine = _own_flows(answer, klass, route, region)
             for part, each in mine.items():
                 for e, rate in each.items():
                     left[part][e] -= rate
-            paths = _couple(program, klass, way, mine, rates[way])
-            found += _name(klass, way, region, paths)
-        for i, way in enumerate(free):
-            mine = left if i == len(free) - 1 else _take(left, klass.ways[way], rates[way])
-            paths = _couple(program, klass, way, mine, rates[way])
-            found += _name(klass, way, region, paths)
+            paths = _couple(program, klass, route, mine, rates[route])
+            found += _name(klass, route, region, paths)
+        for i, route in enumerate(free):
+            mine = left if i == len(free) - 1 else _take(left, klass.routes[route], rates[route])
+            paths = _couple(program, klass, route, mine, rates[route])
+            found += _name(klass, route, region, paths)
     return tuple(found)
 
 
-def _own_flows(answer: GraphAnswer, klass: ClassDemand, way: int, region: str) -> _Flows:
+def _own_flows(answer: GraphAnswer, klass: ClassDemand, route: int, region: str) -> _Flows:
     flows: _Flows = {}
     for (service, name, w, part, e, r), rate in sorted(answer.split.items()):
-        if (service, name, w, r) == (*klass.key, way, region):
+        if (service, name, w, r) == (*klass.key, route, region):
             flows.setdefault(part, {})[e] = rate
     return flows
 
 
-def _take(left: _Flows, way: tuple[str, ...], rate: float) -> _Flows:
-    """Take the flows of one way out of those of several, first from executor types that run many parts."""
+def _take(left: _Flows, route: tuple[str, ...], rate: float) -> _Flows:
+    """Take the flows of one route out of those of several, first from executor types that run many parts."""
     shared = {
-        e: sum(e in left.get(part, {}) for part in way) for part in way for e in left.get(part, {})
+        e: sum(e in left.get(part, {}) for part in route)
+        for part in route
+        for e in left.get(part, {})
     }
     taken: _Flows = {}
-    for part in way:
+    for part in route:
         need = rate
         for e in sorted(left.get(part, {}), key=lambda e: (-shared[e], e)):
             some = min(need, left[part][e])
@@ -101,10 +103,10 @@ def _take(left: _Flows, way: tuple[str, ...], rate: float) -> _Flows:
 
 
 def _couple(
-    program: GraphProgram, klass: ClassDemand, way: int, flows: _Flows, rate: float
+    program: GraphProgram, klass: ClassDemand, route: int, flows: _Flows, rate: float
 ) -> list[_Path]:
-    """Return the paths of one way."""
-    parts = tuple(dict.fromkeys(klass.ways[way]))
+    """Return the paths of one route."""
+    parts = tuple(dict.fromkeys(klass.routes[route]))
     blocks = []
     done: set[str] = set()
     tied = _binding(program, klass, parts, flows)
@@ -142,7 +144,7 @@ def _binding(
 ) -> list[tuple[str, str]]:
     """Return the chains that not every coupling keeps."""
     binding = []
-    for first, second, budget in way_chains(klass, parts):
+    for first, second, budget in route_chains(klass, parts):
         worst = sum(
             max(_latencies(program, klass, part, flows[part]).values()) for part in (first, second)
         )
@@ -161,7 +163,7 @@ def _component(part: str, chains: list[tuple[str, str]]) -> set[str]:
 
 
 def _scale(flows: Mapping[int, float], order: list[int], rate: float) -> list[tuple[float, int]]:
-    """Return flows in an order, adding up to the rate of the way (they do but for rounding)."""
+    """Return flows in an order, adding up to the rate of the route (they do but for rounding)."""
     total = sum(flows[e] for e in order)
     return [(flows[e] * (rate / total), e) for e in order if flows[e] > 0.0]
 
@@ -197,15 +199,17 @@ def _join(paths: list[_Path], items: list[_Path], *, by_order: bool) -> list[_Pa
     return [(rate, at) for rate, at in joined if rate > 0.0]
 
 
-def _name(klass: ClassDemand, way: int, region: str, paths: list[_Path]) -> list[WayFlow]:
-    """Return paths with equal steps as one, the parts in the order of the way."""
+def _name(klass: ClassDemand, route: int, region: str, paths: list[_Path]) -> list[RouteFlow]:
+    """Return paths with equal steps as one, the parts in the order of the route."""
     rates: dict[tuple[tuple[int, tuple[str, ...]], ...], float] = {}
     for rate, at in paths:
         steps: list[tuple[int, tuple[str, ...]]] = []
-        for part in dict.fromkeys(klass.ways[way]):
+        for part in dict.fromkeys(klass.routes[route]):
             if steps and steps[-1][0] == at[part]:
                 steps[-1] = (at[part], (*steps[-1][1], part))
             else:
                 steps.append((at[part], (part,)))
         rates[tuple(steps)] = rates.get(tuple(steps), 0.0) + rate
-    return [WayFlow(*klass.key, region, rate, steps, way) for steps, rate in sorted(rates.items())]
+    return [
+        RouteFlow(*klass.key, region, rate, steps, route) for steps, rate in sorted(rates.items())
+    ]

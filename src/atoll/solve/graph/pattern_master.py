@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from atoll.solve.array_types import Floats
-from atoll.solve.graph.boxes import LaidMachine, MachineBlock, Pattern, WayKey, make_block
+from atoll.solve.graph.boxes import LaidMachine, MachineBlock, Pattern, RouteKey, make_block
 from atoll.solve.graph.graph_types import GraphAnswer, GraphProgram, PartFlow
-from atoll.solve.graph.program_table import tied_shares, way_chains, weigh_shares
+from atoll.solve.graph.program_table import route_chains, tied_shares, weigh_shares
 from atoll.solve.lp import LinearProgram, Sparse
 
 _SAME_S = 1e-9
@@ -44,7 +44,7 @@ class PatternMaster:
         prices = [m.usd_per_hour for m in program.machines if m.usd_per_hour > 0.0]
         self.money = max(prices, default=1.0)
         self._rows: list[tuple[float, float]] = []
-        self._chain_rows: dict[tuple[WayKey, int, float], int] = {}
+        self._chain_rows: dict[tuple[RouteKey, int, float], int] = {}
         self._make_rows()
         self._make_columns()
 
@@ -63,14 +63,14 @@ class PatternMaster:
         program = self.program
         regions = list(dict.fromkeys(m.region for m in program.machines))
         self.class_row = {t: self._row(0.0, 0.0) for t in self.classes}
-        self.ways: dict[WayKey, int] = {}
-        self.need_row: dict[tuple[WayKey, str], int] = {}
+        self.routes: dict[RouteKey, int] = {}
+        self.need_row: dict[tuple[RouteKey, str], int] = {}
         for t in self.classes:
-            for w, way in enumerate(program.classes[t].ways):
+            for w, route in enumerate(program.classes[t].routes):
                 for region in regions:
                     key = (t, w, region)
-                    self.ways[key] = len(self.ways)
-                    for part in dict.fromkeys(way):
+                    self.routes[key] = len(self.routes)
+                    for part in dict.fromkeys(route):
                         self.need_row[key, part] = self._row(0.0, 0.0)
                     self._make_chain_rows(key)
         self.offer_row = [self._row(-float(m.available), math.inf) for m in program.machines]
@@ -96,9 +96,9 @@ class PatternMaster:
             lower, np.array([up for _, up in self._rows]), make_entries([], len(lower))
         )
 
-    def _make_chain_rows(self, key: WayKey) -> None:
+    def _make_chain_rows(self, key: RouteKey) -> None:
         klass = self.program.classes[key[0]]
-        for c, (first, _, _) in enumerate(way_chains(klass, klass.ways[key[1]])):
+        for c, (first, _, _) in enumerate(route_chains(klass, klass.routes[key[1]])):
             late = {
                 float(executor.latency_s.get((klass.name, first), 0.0))
                 for executor in self.program.executors
@@ -128,12 +128,12 @@ class PatternMaster:
                 if i in (first, second):
                     entries.append((row, 1.0 if i == first else -1.0))
             self.share_columns.append(self._column(entries, 1.0))
-        self.way_columns = {}
-        for key in self.ways:
-            parts = dict.fromkeys(self.program.classes[key[0]].ways[key[1]])
+        self.route_columns = {}
+        for key in self.routes:
+            parts = dict.fromkeys(self.program.classes[key[0]].routes[key[1]])
             entries = [(self.class_row[key[0]], 1.0)]
             entries += [(self.need_row[key, part], -1.0) for part in parts]
-            self.way_columns[key] = self._column(entries)
+            self.route_columns[key] = self._column(entries)
         self.new_columns = {at: self._column([(row, 1.0)]) for at, row in self.start_row.items()}
         self.kept_columns: list[int] = []
         offers = {machine.key: o for o, machine in enumerate(self.program.machines)}
@@ -147,7 +147,7 @@ class PatternMaster:
         """Take a pattern in: the number of its machines, and their flows."""
         program, machine = self.program, self.program.machines[pattern.offer]
         counts = dict(pattern.executors)
-        block = make_block(program, self.ways, machine, list(counts), self.scale)
+        block = make_block(program, self.routes, machine, list(counts), self.scale)
         tight = bool(block.out)
         base = self.lp.rows
         capacity = {e: base + i for i, e in enumerate(counts)}
@@ -165,8 +165,8 @@ class PatternMaster:
         self.count_columns.append(self._column(entries, float(machine.available)))
         columns = []
         for i, z in enumerate(block.z):
-            entries = [(self.need_row[z.way, z.part], 1.0), (capacity[z.executor], -z.load)]
-            entries += self.chain_entries(z.way, z.part, z.latency_s)
+            entries = [(self.need_row[z.route, z.part], 1.0), (capacity[z.executor], -z.load)]
+            entries += self.chain_entries(z.route, z.part, z.latency_s)
             entries += [(row, 1.0) for (_, at, _), row in pairs.items() if at == i]
             if tight:
                 entries += [
@@ -208,15 +208,15 @@ class PatternMaster:
         ]
         return entries
 
-    def chain_entries(self, way: WayKey, part: str, late: float) -> list[tuple[int, float]]:
+    def chain_entries(self, route: RouteKey, part: str, late: float) -> list[tuple[int, float]]:
         """Return the entries of a flow with that latency (s) in the nested rows of chains."""
         entries: dict[int, float] = {}
-        klass = self.program.classes[way[0]]
-        for c, (first, second, budget) in enumerate(way_chains(klass, klass.ways[way[1]])):
+        klass = self.program.classes[route[0]]
+        for c, (first, second, budget) in enumerate(route_chains(klass, klass.routes[route[1]])):
             if part not in (first, second):
                 continue
             for (key, chain, v), row in self._chain_rows.items():
-                if (key, chain) != (way, c):
+                if (key, chain) != (route, c):
                     continue
                 if part == first and late >= v:
                     entries[row] = entries.get(row, 0.0) - 1.0
@@ -228,14 +228,16 @@ class PatternMaster:
         """Return what a hand-over inside takes out of the nested rows of a chain between the two parts."""
         flow = block.k[index]
         one, two = block.z[flow.first], block.z[flow.second]
-        klass = self.program.classes[one.way[0]]
+        klass = self.program.classes[one.route[0]]
         entries: dict[int, float] = {}
-        for c, (first, second, budget) in enumerate(way_chains(klass, klass.ways[one.way[1]])):
+        for c, (first, second, budget) in enumerate(
+            route_chains(klass, klass.routes[one.route[1]])
+        ):
             if {first, second} != set(flow.edge):
                 continue
             early, late = (one, two) if one.part == first else (two, one)
             for (key, chain, v), row in self._chain_rows.items():
-                if (key, chain) == (one.way, c):
+                if (key, chain) == (one.route, c):
                     value = float(early.latency_s >= v)
                     value -= float(late.latency_s <= budget - v + _SAME_S)
                     if value:
@@ -282,27 +284,27 @@ class PatternMaster:
     # ---------------------------------------------------------------- answers
 
     def answer(self, values: Floats, base: GraphAnswer) -> GraphAnswer:
-        """Return `base` with the flows, ways and shares of a solution."""
+        """Return `base` with the flows, routes and shares of a solution."""
         program = self.program
         flows: dict[tuple[str, str, str, int, str], float] = {}
         split: dict[tuple[str, str, int, str, int, str], float] = {}
         for block, columns in zip(self.blocks, self.z_columns, strict=True):
             for z, column in zip(block.z, columns, strict=True):
-                t, w, region = z.way
+                t, w, region = z.route
                 klass = program.classes[t]
                 rate = float(values[column]) * klass.rate_per_s * self.scale
                 if values[column] <= _ZERO:
                     continue
                 key = (*klass.key, z.part, z.executor, region)
                 flows[key] = flows.get(key, 0.0) + rate
-                if way_chains(klass, klass.ways[w]):
+                if route_chains(klass, klass.routes[w]):
                     at = (*klass.key, w, z.part, z.executor, region)
                     split[at] = split.get(at, 0.0) + rate
-        ways = {
+        routes = {
             (*program.classes[t].key, w, region): float(values[column])
             * program.classes[t].rate_per_s
             * self.scale
-            for (t, w, region), column in self.way_columns.items()
+            for (t, w, region), column in self.route_columns.items()
             if values[column] > _ZERO
         }
         served = {klass.key: 1.0 for klass in program.classes}
@@ -312,7 +314,7 @@ class PatternMaster:
         return replace(
             base,
             flows=tuple(PartFlow(*key, rate) for key, rate in sorted(flows.items())),
-            ways=ways,
+            routes=routes,
             split=split,
             served=served,
         )
@@ -335,9 +337,9 @@ class PatternMaster:
             flows = []
             for z, column in zip(block.z, self.z_columns[i], strict=True):
                 if values[column] > _ZERO and boxes:
-                    klass = self.program.classes[z.way[0]]
+                    klass = self.program.classes[z.route[0]]
                     rate = float(values[column]) * klass.rate_per_s * self.scale / len(boxes)
-                    flows.append(((*klass.key, z.way[1], z.part, z.executor), rate))
+                    flows.append(((*klass.key, z.route[1], z.part, z.executor), rate))
             found += [
                 replace(
                     box,

@@ -205,7 +205,7 @@ class _PatternSearch:
         """Return the machine of an offer with the least reduced cost: a knapsack with flows."""
         master, machine = self.master, self.program.machines[o]
         types = self.types[o]
-        block = make_block(self.program, master.ways, machine, types, master.scale)
+        block = make_block(self.program, master.routes, machine, types, master.scale)
 
         def worth(entries: list[tuple[int, float]]) -> float:
             return sum(float(duals[row]) * value for row, value in entries)
@@ -232,8 +232,8 @@ class _PatternSearch:
             entries += [(i, i, 1.0), (i, len(types), -float(size))]
         for i, z in enumerate(block.z):
             at = len(cost)
-            linked = [(master.need_row[z.way, z.part], 1.0)]
-            linked += master.chain_entries(z.way, z.part, z.latency_s)
+            linked = [(master.need_row[z.route, z.part], 1.0)]
+            linked += master.chain_entries(z.route, z.part, z.latency_s)
             cost.append(-worth(linked))
             upper.append(1.0)
             entries.append((at, place[z.executor], -z.load))
@@ -310,7 +310,7 @@ class _PatternSearch:
                 placed=(),
                 machines={},
                 flows=(),
-                ways={},
+                routes={},
                 split={},
                 share=0.0,
                 share_bound=share_bound * master.scale,

@@ -24,7 +24,7 @@ def undominated(program: GraphProgram) -> tuple[int, ...]:
         if klass.rate_per_s > 0.0:
             chained = {part for chain in klass.chains for part in (chain.first, chain.second)}
             of = asked.setdefault(klass.service, {})
-            for part in (part for way in klass.ways for part in way):
+            for part in (part for route in klass.routes for part in route):
                 of[klass.name, part] = part in chained
     offered = {f"{m.gpu}:{size}" for m in program.machines if m.available > 0 for size in m.sizes}
     left: list[int] = []

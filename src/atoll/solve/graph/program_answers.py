@@ -249,7 +249,7 @@ def list_flows(
     dict[tuple[str, str, int, str], float],
     dict[tuple[str, str, int, str, int, str], float],
 ]:
-    """Return flows, ways, and the flows of single ways of classes with chains, in requests/s."""
+    """Return flows, routes, and the flows of single routes of classes with chains, in requests/s."""
     program = table.program
     classes = program.classes
     owners = {entry.commodity: entry for entry in table.entries}
@@ -266,15 +266,15 @@ def list_flows(
         key = (*klass.key, part, e, table.regions[r])
         flows[key] = flows.get(key, 0.0) + rate
         if g in apart:
-            split[(*klass.key, entry.way, part, e, table.regions[r])] = rate
-    ways = {
-        (*classes[entry.klass].key, entry.way, table.regions[entry.region]): float(share)
+            split[(*klass.key, entry.route, part, e, table.regions[r])] = rate
+    routes = {
+        (*classes[entry.klass].key, entry.route, table.regions[entry.region]): float(share)
         * classes[entry.klass].rate_per_s
         * table.scale
         for entry, share in zip(table.entries, routed.entries, strict=True)
         if share > 0.0
     }
-    return tuple(PartFlow(*key, rate) for key, rate in sorted(flows.items())), ways, split
+    return tuple(PartFlow(*key, rate) for key, rate in sorted(flows.items())), routes, split
 
 
 def served(table: Table, routed: Routed) -> dict[ClassKey, float]:

@@ -2,8 +2,8 @@
 
 Rates are counted in shares of a class's demand, so `load` of (unit, need) is how many executors of the unit
 would run the part for all requests of the class. A *unit* is an executor type in a region, a *need* a part
-of a commodity in a region. A *commodity* is requests of a class that are not told apart: all ways without a
-chain together, every way with chains by itself (slow executors of one way must not borrow fast ones of
+of a commodity in a region. A *commodity* is requests of a class that are not told apart: all routes without a
+chain together, every route with chains by itself (slow executors of one route must not borrow fast ones of
 another).
 """
 
@@ -27,10 +27,10 @@ _MIN_LOAD = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class NeedEntry:
-    """Requests of a class that go one way in a region: a column x."""
+    """Requests of a class that go one route in a region: a column x."""
 
     klass: int
-    way: int
+    route: int
     commodity: int
     region: int
     needs: tuple[int, ...]
@@ -114,7 +114,7 @@ class Table:
 def make_table(program: GraphProgram, keep: Iterable[int] | None = None) -> Table:
     """Return the arrays of a program, with new executors of the types `keep` alone (None: of all).
 
-    Left out are classes without requests, ways that nothing can run, types on kinds that nobody offers and
+    Left out are classes without requests, routes that nothing can run, types on kinds that nobody offers and
     parts that nobody asks for.
     """
     check(program)
@@ -176,8 +176,8 @@ def check(program: GraphProgram) -> None:
             raise InputError(
                 f"{klass.rate_per_s} requests/s", field=f"classes.{'/'.join(klass.key)}.rate_per_s"
             )
-        for way in klass.ways:
-            colour_parts(klass, way)
+        for route in klass.routes:
+            colour_parts(klass, route)
     keys = [m.key for m in program.machines]
     if len(set(keys)) < len(keys):
         raise InputError("an offer stands there twice", field="machines", hint="add their numbers")
@@ -185,21 +185,23 @@ def check(program: GraphProgram) -> None:
         raise InputError("a class stands there twice", field="classes", hint="add their rates")
 
 
-def way_chains(klass: ClassDemand, way: tuple[str, ...]) -> tuple[tuple[str, str, float], ...]:
-    """Return the chains (first, second, budget in s) between parts of a way."""
+def route_chains(klass: ClassDemand, route: tuple[str, ...]) -> tuple[tuple[str, str, float], ...]:
+    """Return the chains (first, second, budget in s) between parts of a route."""
     return tuple(
-        (c.first, c.second, c.budget_s) for c in klass.chains if c.first in way and c.second in way
+        (c.first, c.second, c.budget_s)
+        for c in klass.chains
+        if c.first in route and c.second in route
     )
 
 
-def colour_parts(klass: ClassDemand, way: tuple[str, ...]) -> dict[str, bool]:
+def colour_parts(klass: ClassDemand, route: tuple[str, ...]) -> dict[str, bool]:
     """Return by part whether requests at its slow executors are matched first; parts of chains only.
 
     The two parts of a chain differ: the slowest of one go with the fastest of the other. So chains must not
     close an odd circle.
     """
     colour: dict[str, bool] = {}
-    chains = way_chains(klass, way)
+    chains = route_chains(klass, route)
     todo = [part for chain in chains for part in chain[:2]]
     for root in todo:
         if root in colour:
@@ -299,9 +301,9 @@ def _list_entries(
         klass = program.classes[t]
         before = len(entries)
         free: int | None = None
-        for w, way in enumerate(klass.ways):
-            bounds = way_chains(klass, way)
-            # Ways without bounds on latency share their flows; each with bounds has flows of its own.
+        for w, route in enumerate(klass.routes):
+            bounds = route_chains(klass, route)
+            # Routes without bounds on latency share their flows; each with bounds has flows of its own.
             if bounds or free is None:
                 g = commodity
                 commodity += 1
@@ -309,10 +311,12 @@ def _list_entries(
             else:
                 g = free
             for r in range(len(regions)):
-                if not all((*klass.key, part, r) in able for part in way):
+                if not all((*klass.key, part, r) in able for part in route):
                     continue
-                # A part is needed once, however often the way names it.
-                index = [needs.setdefault((g, part, r), len(needs)) for part in dict.fromkeys(way)]
+                # A part is needed once, however often the route names it.
+                index = [
+                    needs.setdefault((g, part, r), len(needs)) for part in dict.fromkeys(route)
+                ]
                 entries.append(NeedEntry(t, w, g, r, tuple(index)))
                 chains += [Nested(needs[g, a, r], needs[g, b, r], s) for a, b, s in bounds]
         if len(entries) == before:
@@ -324,7 +328,7 @@ def _why_missing(
     klass: ClassDemand, regions: tuple[str, ...], able: set[tuple[str, str, str, int]]
 ) -> str:
     name = "/".join(klass.key)
-    parts = dict.fromkeys(part for way in klass.ways for part in way)
+    parts = dict.fromkeys(part for route in klass.routes for part in route)
     lost = [
         part
         for part in parts
@@ -332,7 +336,7 @@ def _why_missing(
     ]
     if lost:
         return f"{name}: nothing on offer runs {', '.join(lost)}"
-    return f"{name}: no region has executors for all parts of one way"
+    return f"{name}: no region has executors for all parts of one route"
 
 
 def _list_units(

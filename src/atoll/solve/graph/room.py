@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from atoll.catalog.catalog import Catalog
 from atoll.plan.executor_use import executor_use
-from atoll.plan.executors import ways_of
+from atoll.plan.executors import routes_of
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.solve.graph.executor_options import options_of
@@ -44,8 +44,10 @@ def slowdown_of(plan: Plan, problem: Problem, catalog: Catalog) -> Slowdown:
         if not own:
             continue
         mean = _clamp(len(own) / sum(one.busy or 0.0 for one in own))
-        ways = [way for klass in service.classes for way in ways_of(catalog, service, klass)]
-        for option in options_of(catalog.model(service.model), service, ways):
+        routes = [
+            route for klass in service.classes for route in routes_of(catalog, service, klass)
+        ]
+        for option in options_of(catalog.model(service.model), service, routes):
             found[service.name, "+".join(option), _OTHERS] = mean
         for one in own:
             key = (service.name, "+".join(one.parts), one.kind)
