@@ -161,7 +161,7 @@ def test_one_report_counts_once_however_often_it_comes() -> None:
 
 
 def test_groups_never_hold_more_than_fit_a_batch() -> None:
-    pacer = RoutePacer(most=4)
+    pacer = RoutePacer(max_sequences=4)
     for node in (A, B):
         tell(pacer, node, (0.02, 0.001), place=9)
     pacer.rebuild([(A, B)] * 16)

@@ -178,12 +178,12 @@ class RoutePacer:
 
     Until every node of the way that most sequences take has reported `ENOUGH` steps it is as many as the way
     has places. Where ways have different lengths there is no limit: a group would count as under way until
-    the last of it is back. `most` is how many sequences fit a group.
+    the last of it is back. `max_sequences` is how many sequences fit a group.
     """
 
-    def __init__(self, most: int = SEQUENCES) -> None:
+    def __init__(self, max_sequences: int = SEQUENCES) -> None:
         self.stale = True
-        self._most = most
+        self._max_sequences = max_sequences
         self._nodes: dict[int, NodePace] = {}
         self._ways: frozenset[Way] = frozenset()
         self._fresh = 0
@@ -266,4 +266,4 @@ class RoutePacer:
         if self._table:
             found = self._table[min(sequences, SEQUENCES) - 1]
         # At least as many as are needed for all sequences to fit.
-        return max(found, -(-sequences // self._most))
+        return max(found, -(-sequences // self._max_sequences))

@@ -355,12 +355,12 @@ def _with_places(units: list[BatchUnit], places: int) -> list[BatchUnit]:
     return chosen
 
 
-def _within(units: list[BatchUnit], budget: int, most: int) -> list[BatchUnit]:
-    """Return the first units that have at most `budget` rows together, and are `most` at most."""
+def _within(units: list[BatchUnit], budget: int, max_units: int) -> list[BatchUnit]:
+    """Return the first units that have at most `budget` rows together, and are `max_units` at most."""
     chosen: list[BatchUnit] = []
     left = budget
     for unit in units:
-        if len(chosen) >= most:
+        if len(chosen) >= max_units:
             break
         # A prompt can be cut at its first hop; what came from another hop waits, while smaller units may
         # still fit.

@@ -21,7 +21,7 @@ def main(folder: str, vocabulary: int, eos: tuple[int, ...]) -> None:
     """Answer every line `[kind, text]` with what is wrong with that guide, an empty text for nothing."""
     matchers = MatcherFactory(folder, vocabulary, eos)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_CPU)
     for line in sys.stdin.buffer:
         kind, text = json.loads(line)
         try:
@@ -29,7 +29,7 @@ def main(folder: str, vocabulary: int, eos: tuple[int, ...]) -> None:
             matchers.matcher(OutputFormat(kind="json_object"))
             used = resource.getrusage(resource.RUSAGE_SELF)
             limit = int(used.ru_utime + used.ru_stime) + 1 + _CPU_S
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, hard_limit))
             compile_guide(matchers, OutputFormat(kind=kind, text=text))
             answer = ""
         except EngineError as error:

@@ -85,8 +85,8 @@ class Sampler:
     @property
     def _too_short(self) -> bool:
         """Whether the answer may not end yet."""
-        least = self.params.min_tokens
-        return least > 0 and len(self.tokens) - self.prompt_length < least
+        min_tokens = self.params.min_tokens
+        return min_tokens > 0 and len(self.tokens) - self.prompt_length < min_tokens
 
     def choose(self, logits: Tensor) -> SampledToken:
         """Choose from [vocabulary] logits and take the token as the next of the sequence."""

@@ -57,10 +57,16 @@ def _load_within(wait: float, stages: float, busiest: float, waits: Floats, load
 
 @part
 def _lateness(
-    i: int, stack: Floats, fixed: Floats, transfer: Floats, hops: float, passes: float, most: float
+    i: int,
+    stack: Floats,
+    fixed: Floats,
+    transfer: Floats,
+    hops: float,
+    passes: float,
+    budget: float,
 ) -> float:
     """By how many seconds a batch is late."""
-    late: float = (stack[i] + fixed[i]) * passes + transfer[i] * hops - most
+    late: float = (stack[i] + fixed[i]) * passes + transfer[i] * hops - budget
     return late
 
 
@@ -96,7 +102,7 @@ def _crossing(below: int, size: int, first: float, second: float) -> float:
 
 @part
 def _last_in_time(
-    stack: Floats, fixed: Floats, transfer: Floats, hops: float, passes: float, most: float
+    stack: Floats, fixed: Floats, transfer: Floats, hops: float, passes: float, budget: float
 ) -> float:
     """Where batches begin to be late (`grid.last_below`)."""
     size = len(stack)
@@ -104,7 +110,7 @@ def _last_in_time(
     below, above = -1, size
     while above - below > 1:
         middle = (below + above) >> 1
-        if _lateness(middle, stack, fixed, transfer, hops, passes, most) <= 0.0:
+        if _lateness(middle, stack, fixed, transfer, hops, passes, budget) <= 0.0:
             below = middle
         else:
             above = middle
@@ -113,8 +119,8 @@ def _last_in_time(
     return _crossing(
         below,
         size,
-        _lateness(left, stack, fixed, transfer, hops, passes, most),
-        _lateness(min(left + 1, size - 1), stack, fixed, transfer, hops, passes, most),
+        _lateness(left, stack, fixed, transfer, hops, passes, budget),
+        _lateness(min(left + 1, size - 1), stack, fixed, transfer, hops, passes, budget),
     )
 
 
@@ -224,10 +230,10 @@ def fill_rates(  # noqa: C901 - one pass over positions, stages and layers
             # A node alone hands nothing over.
             hops = 1.0 if depth[s] > 1.0 else 0.0
             rates[p, s, 0] = 0.0
-            least = np.inf
+            min_rate = np.inf
             for j in range(1, width):
-                if least <= 0.0 or not fits[p, j]:
-                    least = 0.0
+                if min_rate <= 0.0 or not fits[p, j]:
+                    min_rate = 0.0
                     rates[p, s, j] = 0.0
                     continue
                 layers = stack[j]
@@ -240,7 +246,7 @@ def fill_rates(  # noqa: C901 - one pass over positions, stages and layers
                     pieces = (tail_all[p, j] + (depth[s] - 1.0) * tail_longest[p, j]) / depth[s]
                     in_time = pieces + tail_hop[s] <= budgets[s]
                 if not in_time:
-                    least = 0.0
+                    min_rate = 0.0
                     rates[p, s, j] = 0.0
                     continue
                 late = _last_in_time(layers, ends, transfer, hops, passes[s], budgets[s])
@@ -276,5 +282,5 @@ def fill_rates(  # noqa: C901 - one pass over positions, stages and layers
                             load = min(load, _load_within(wait, depth[s], busiest, waits, loads))
                         rate = rate * load
                 # Never more than with fewer layers, in spite of rounding.
-                least = min(least, rate)
-                rates[p, s, j] = min(least * tokens, wire[s])
+                min_rate = min(min_rate, rate)
+                rates[p, s, j] = min(min_rate * tokens, wire[s])

@@ -210,13 +210,13 @@ def _measured(own: PromisedNode, profile: NodeProfile, stages: int, left_s: Wire
 
 
 def _finish(
-    steps_s: Sequence[float], most: int | None, held: float, stages: int, left_s: float
+    steps_s: Sequence[float], max_batch: int | None, held: float, stages: int, left_s: float
 ) -> float:
     """Requests/s of steps with 1, 2, ... of `_GRID` in time, of `held` that the KV cache holds."""
     best = 0.0
     if held >= 1.0:
         for batch, step_s in zip(_GRID, steps_s, strict=True):
-            if step_s * stages > left_s or batch > (most or batch):
+            if step_s * stages > left_s or batch > (max_batch or batch):
                 # Larger batches only take longer.
                 break
             best = max(best, min(batch, held / stages) / max(step_s, 1e-9))

@@ -108,7 +108,7 @@ def _choose_cuts(problem: Problem, catalog: Catalog) -> Mapping[OfferKey, tuple[
             link = hop_link(catalog, offer.node_type, offer.region, gpus)
             whole = gpus == offer.gpus
             links.setdefault(kind, {}).setdefault(whole, []).append(link.bandwidth_bytes_per_s)
-    least = {
+    min_bandwidth = {
         kind: min(by_size[True]) if True in by_size else 0.5 * max(by_size[False])
         for kind, by_size in links.items()
     }
@@ -120,7 +120,7 @@ def _choose_cuts(problem: Problem, catalog: Catalog) -> Mapping[OfferKey, tuple[
             # A single GPU is joined to no other.
             joined = gpus == 1 or True not in links[kind] or _joins_alike(catalog, offer, kind)
             # Equal links must not differ by rounding.
-            fast = link.bandwidth_bytes_per_s >= least[kind] * (1.0 - 1e-9)
+            fast = link.bandwidth_bytes_per_s >= min_bandwidth[kind] * (1.0 - 1e-9)
             if gpus == offer.gpus or (joined and fast):
                 sizes.append(gpus)
         out[offer.key] = tuple(sizes)

@@ -70,7 +70,7 @@ def round_robin(
     if count <= 1:
         # With one way there is nothing to share, and its credit stands still.
         return best
-    least = 1.0 / (2 * count - 2)
+    min_step = 1.0 / (2 * count - 2)
     # Then, who is due: `best` by Tijdeman's rule, `richest` in case nobody has enough credit.
     best = -1
     best_due = 0.0
@@ -86,8 +86,8 @@ def round_robin(
             or (credit[e] > credit[richest] - EVEN and order[e] < order[richest])
         ):
             richest = e
-        if credit[e] >= least - EVEN:
-            due = (1.0 - least - credit[e]) / share
+        if credit[e] >= min_step - EVEN:
+            due = (1.0 - min_step - credit[e]) / share
             if (
                 best < 0
                 or due < best_due - EVEN
@@ -150,8 +150,8 @@ def least_loaded(
         if best < 0:
             best = e
             continue
-        here, least = load[target[e]], load[target[best]]
-        if here < least or (here == least and order[e] < order[best]):
+        here, min_load = load[target[e]], load[target[best]]
+        if here < min_load or (here == min_load and order[e] < order[best]):
             best = e
     return best
 

@@ -527,11 +527,11 @@ def handle(z: Sim, kind: int, payload: int, now: float) -> None:
 
 
 @kernel
-def advance(z: Sim, most: int) -> bool:
-    """Work through up to `most` events; say whether all is done."""
+def advance(z: Sim, max_events: int) -> bool:
+    """Work through up to `max_events` events; say whether all is done."""
     run = z.run[0]
     total = run.requests
-    for _ in range(most):
+    for _ in range(max_events):
         # Arrivals of an open loop are sorted already and need no heap.
         arrival = math.inf
         if run.feed == OPEN and run.next < total:
@@ -554,6 +554,6 @@ def advance(z: Sim, most: int) -> bool:
 
 
 @entry("(int64[::1], int64)")
-def run(table: Longs, most: int) -> bool:
-    """Work through up to `most` events of the run of a table; say whether all is done."""
-    return advance(sim_at(table), most)
+def run(table: Longs, max_events: int) -> bool:
+    """Work through up to `max_events` events of the run of a table; say whether all is done."""
+    return advance(sim_at(table), max_events)

@@ -135,7 +135,7 @@ def release(z: Sim, r: int, part: int) -> None:
 @kernel
 def fullest_layer(z: Sim) -> float:
     """Return the share of KV cache booked of the layer that has most of it booked."""
-    most = 0.0
+    max_share = 0.0
     for layer in range(z.service[0].layers):
         booked, room = 0.0, 0.0
         for u in range(len(z.unit)):
@@ -144,8 +144,8 @@ def fullest_layer(z: Sim) -> float:
                 booked += z.vertex[unit.vertex].booked
                 room += unit.room
         if room > 0.0:
-            most = max(most, booked / room)
-    return most
+            max_share = max(max_share, booked / room)
+    return max_share
 
 
 @kernel

@@ -171,14 +171,14 @@ def prefer(z: Sim, u: int, now: float) -> None:
     if z.request[r].hop == 0 and z.request[r].context > 0:
         return
     best, before, previous = -1, -1, -1
-    least = 0.0
+    min_key = 0.0
     for _ in range(WINDOW):
         c = z.request[owner(z, r)]
         # One that has had its first token holds up the others of its answer.
         promise_s = 0.0 if c.made > 0 else z.service[c.service].promise_s
         key = urgency(z.run[0].order, now, c.arrival_s, promise_s, c.service_s)
-        if best < 0 or key < least:
-            best, before, least = r, previous, key
+        if best < 0 or key < min_key:
+            best, before, min_key = r, previous, key
         previous = r
         r = z.request[r].after
         if r < 0:

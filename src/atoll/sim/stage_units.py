@@ -46,22 +46,22 @@ def take_tokens(z: Sim, u: int, now: float) -> tuple[int, int, bool]:
     """Take decoding requests into the step: how many, what they attend to, and if all run all layers."""
     unit = z.unit[u]
     at = token_list(u)
-    most = unit.max_sequences
+    max_sequences = unit.max_sequences
     slot = -1
     if unit.paced > 0:
         # After the end of the table its last entry holds.
         limit = z.pace[unit.paced, min(unit.owned, z.pace.shape[1] - 1)]
         # At least as many batches as it takes to have all sequences under way.
-        limit = max(limit, (unit.owned + most - 1) // most)
+        limit = max(limit, (unit.owned + max_sequences - 1) // max_sequences)
         slot = free_slot(z.flight[u], limit)
         if slot < 0:
             return 0, 0, True
         # All sequences in batches of one size, rounded up.
-        most = min(most, (unit.owned + limit - 1) // limit)
+        max_sequences = min(max_sequences, (unit.owned + limit - 1) // limit)
     elif unit.stages > 1 and unit.owned > 0:
-        most = min(most, (unit.owned + unit.stages - 1) // unit.stages)
+        max_sequences = min(max_sequences, (unit.owned + unit.stages - 1) // unit.stages)
     sequences, context, whole = 0, 0, True
-    while z.list[at].head >= 0 and sequences < most:
+    while z.list[at].head >= 0 and sequences < max_sequences:
         r = next_waiting(z, at, u)
         c = z.request[r]
         reached = reached_before(z, r, c.hop)
@@ -194,14 +194,14 @@ def reserve(z: Sim, u: int, r: int, share: float, blocked: bool, now: float) -> 
 
 
 @kernel
-def take_piece(z: Sim, u: int, previous: int, r: int, most: int) -> int:
-    """Take up to `most` tokens that are left of a prompt, or a chunk, and return what stands for them."""
+def take_piece(z: Sim, u: int, previous: int, r: int, max_tokens: int) -> int:
+    """Take up to `max_tokens` that are left of a prompt, or a chunk, and return what stands for them."""
     c = z.request[r]
     if c.hop == 0:
         rest = c.target - c.computed
-        chunk = cut(z, r, most) if most < rest else -1
+        chunk = cut(z, r, max_tokens) if max_tokens < rest else -1
         if chunk >= 0:
-            c.computed += most
+            c.computed += max_tokens
             return chunk
         # With no record left for a chunk the rest goes as one piece.
         c.piece = rest
@@ -218,7 +218,7 @@ def take_prompts(z: Sim, u: int, now: float, taken: int) -> tuple[int, bool]:
     """
     unit = z.unit[u]
     left = unit.budget - taken
-    least = max(1, unit.budget // SMALLEST_CHUNK)
+    min_tokens = max(1, unit.budget // SMALLEST_CHUNK)
     n, whole, blocked = 0, True, False
     prefer(z, u, now)
     previous, r = -1, z.list[prompt_list(u)].head
@@ -229,7 +229,7 @@ def take_prompts(z: Sim, u: int, now: float, taken: int) -> tuple[int, bool]:
             continue
         cuts = hop == 0 and unit.chunked
         # The first prompt runs in any case; others must fit, or leave enough for a chunk that is not tiny.
-        if n > 0 and tokens_left(z, u, r) > left and not (cuts and left >= least):
+        if n > 0 and tokens_left(z, u, r) > left and not (cuts and left >= min_tokens):
             break
         reached = reached_before(z, owner(z, r), hop)
         share = share_at(z, u, reached)
@@ -240,7 +240,7 @@ def take_prompts(z: Sim, u: int, now: float, taken: int) -> tuple[int, bool]:
             blocked = True
             previous, r = r, following
             continue
-        one = take_piece(z, u, previous, r, max(left, least) if cuts else NO_LIMIT)
+        one = take_piece(z, u, previous, r, max(left, min_tokens) if cuts else NO_LIMIT)
         piece = z.request[one].piece
         z.step[LENGTH, n] = piece
         z.step[CACHED, n] = z.request[one].computed

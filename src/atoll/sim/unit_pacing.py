@@ -34,11 +34,11 @@ def pace_table(
     asked = np.arange(SEQUENCES + 1, dtype=np.float64)
     base, edge_base = 0, 0
     for table in lower.tables:
-        fewest, most = _hops(table)
+        min_hops, max_hops = _hops(table)
         latency = lower.edges["latency_s"][edge_base : edge_base + table.edges]
         for v in range(1, table.vertices - 1):
             u = base + v - 1
-            if unit["start"][u] > 0 or unit["solo"][u] or fewest[v] != most[v]:
+            if unit["start"][u] > 0 or unit["solo"][u] or min_hops[v] != max_hops[v]:
                 continue
             nodes, hops_s = _passed(table, v, base, curves, grid, latency)
             if len(nodes) < 2:
@@ -56,15 +56,15 @@ def pace_table(
 
 def _hops(table: RouteTables) -> tuple[Longs, Longs]:
     """How many hops the shortest and the longest way from each vertex to the sink has."""
-    fewest = np.zeros(table.vertices, np.int64)
-    most = np.zeros(table.vertices, np.int64)
+    min_hops = np.zeros(table.vertices, np.int64)
+    max_hops = np.zeros(table.vertices, np.int64)
     for v in table.sweep:
         edges = slice(int(table.first[v]), int(table.first[v + 1]))
         next_ones = table.target[edges][table.weight[edges] > 0.0]
         if len(next_ones):
-            fewest[v] = 1 + fewest[next_ones].min()
-            most[v] = 1 + most[next_ones].max()
-    return fewest, most
+            min_hops[v] = 1 + min_hops[next_ones].min()
+            max_hops[v] = 1 + max_hops[next_ones].max()
+    return min_hops, max_hops
 
 
 def _passed(

@@ -67,17 +67,17 @@ def _closure(best: Floats, tail: Floats, value: Floats, items_w: Ints, items_c: 
     value[0] = 0.0
     known = 0
     for d in range(1, width):
-        least = np.inf
+        min_cost = np.inf
         for i in range(known):
             candidate = items_c[i] + value[d - items_w[i]]
-            if candidate < least:
-                least = candidate
+            if candidate < min_cost:
+                min_cost = candidate
         # An item that smaller ones match, or a larger one undercuts, need never be tried.
-        if best[d] < least and best[d] <= tail[d]:
+        if best[d] < min_cost and best[d] <= tail[d]:
             items_w[known] = d
             items_c[known] = best[d]
             known += 1
-        value[d] = min(least, tail[d])
+        value[d] = min(min_cost, tail[d])
     return known
 
 

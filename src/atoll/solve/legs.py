@@ -175,12 +175,12 @@ def _cross(problem: Problem, catalog: Catalog, parts: Sequence[_Part]) -> None:
     if problem.settings.on_shortage != "priority":
         for _ in range(_HALVINGS):
             share = (low + high) / 2
-            wanted = [min(share, most) for most in alone]
+            wanted = [min(share, max_share) for max_share in alone]
             got = fill(wanted)
             enough = all(w - g <= 1e-9 for w, g in zip(wanted, got, strict=True))
             low, high = (share, high) if enough else (low, share)
     # The last halving may have failed: once more with the share that is known to work.
-    fill([min(low, most) for most in alone])
+    fill([min(low, max_share) for max_share in alone])
     # What is left of the links goes to those of higher priority first.
     extend(alone, sorted(range(len(parts)), key=lambda at: -parts[at].service.priority))
 

@@ -79,10 +79,10 @@ class _Histogram:
         self.counts: Longs = np.zeros(256, np.int64)
 
     def add(self, values: Ints) -> None:
-        most = int(values.max())
-        if most >= len(self.counts):
+        max_value = int(values.max())
+        if max_value >= len(self.counts):
             # Twice as much as is needed, so that it seldom has to grow.
-            self.counts = np.pad(self.counts, (0, 2 * most + 1 - len(self.counts)))
+            self.counts = np.pad(self.counts, (0, 2 * max_value + 1 - len(self.counts)))
         counts = np.bincount(values)
         self.counts[: len(counts)] += counts
 

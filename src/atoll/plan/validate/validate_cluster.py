@@ -75,8 +75,8 @@ def _nodes(
         if lacking:
             continue
         # What it carries at most, or within the promise: estimates that differ where none was measured.
-        most = rates.get(kind, ())[: node.layers]
-        best = most[-1] if len(most) == node.layers else 0.0
+        rates_held = rates.get(kind, ())[: node.layers]
+        best = rates_held[-1] if len(rates_held) == node.layers else 0.0
         limit = max(float(best), promised[node.id] * tokens)
         flow = carried[node.id] * tokens
         if exceeds(flow, limit):

@@ -50,10 +50,10 @@ def settle(z: TaskSim, now: float) -> None:
 
 
 @kernel
-def advance(z: TaskSim, most: int) -> bool:
-    """Work through up to `most` events; say whether all is done."""
+def advance(z: TaskSim, max_events: int) -> bool:
+    """Work through up to `max_events` events; say whether all is done."""
     run = z.run[0]
-    for _ in range(most):
+    for _ in range(max_events):
         arrival = math.inf
         if run.next < run.requests:
             arrival = z.request[run.next].arrival_s
@@ -86,6 +86,6 @@ def advance(z: TaskSim, most: int) -> bool:
 
 
 @entry("(int64[::1], int64)")
-def run(table: Longs, most: int) -> bool:
-    """Work through up to `most` events of the run of a table; say whether all is done."""
-    return advance(task_sim_at(table), most)
+def run(table: Longs, max_events: int) -> bool:
+    """Work through up to `max_events` events of the run of a table; say whether all is done."""
+    return advance(task_sim_at(table), max_events)

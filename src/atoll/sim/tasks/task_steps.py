@@ -244,14 +244,14 @@ def token_start(z: TaskSim, u: int) -> float:
     # Prompts that were let in go on before others are.
     unit.pieces = 0
     budget = unit.budget - unit.running
-    most = z.step.shape[1]
+    max_rows = z.step.shape[1]
     j = unit.prompt_head
-    while j >= 0 and budget > 0 and unit.pieces < most:
+    while j >= 0 and budget > 0 and unit.pieces < max_rows:
         budget -= add_piece(z, u, j, budget)
         j = z.job[j].after
     while unit.head >= 0 and fits(z, u, unit.head):
         waits = z.job[unit.head].computed < z.job[unit.head].target
-        if waits and (budget <= 0 or unit.pieces >= most):
+        if waits and (budget <= 0 or unit.pieces >= max_rows):
             break
         j = admit(z, u)
         budget -= add_piece(z, u, j, budget) if waits else 1

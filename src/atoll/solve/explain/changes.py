@@ -284,7 +284,7 @@ def more_gpu_types(problem: Problem, catalog: Catalog) -> Iterator[Change]:
     if not rented:
         return
     own = {parse_node_type(offer.node_type).gpu for offer in problem.offers}
-    most = max(offer.available for offer in rented)
+    max_available = max(offer.available for offer in rented)
     found: dict[str, list[Offer]] = {}
     for region in sorted({offer.region for offer in rented}):
         for kind, price in catalog.prices.cheapest_by_node(region).items():
@@ -294,7 +294,7 @@ def more_gpu_types(problem: Problem, catalog: Catalog) -> Iterator[Change]:
             offer = Offer(
                 region=region,
                 node_type=kind,
-                available=most,
+                available=max_available,
                 usd_per_hour=usd,
                 instance=price.instance,
                 whole=not can_be_cut(catalog, kind),

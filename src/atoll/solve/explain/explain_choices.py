@@ -70,11 +70,11 @@ class ErrorQuestions:
         looser = tighter = None
         if choice.max_error is not None and self._room:
             self._stepped.add(choice.name)
-            top, least = max(choice.errors.values()), choice.min_error
+            top, min_error = max(choice.errors.values()), choice.min_error
             if choice.max_error < top - _ERROR_TOLERANCE:
                 looser = self._step(choice, min(top, choice.max_error + POINT), now)
-            if choice.max_error > least + _ERROR_TOLERANCE and now is not None and self._room:
-                tighter = self._step(choice, max(least, choice.max_error - POINT), now)
+            if choice.max_error > min_error + _ERROR_TOLERANCE and now is not None and self._room:
+                tighter = self._step(choice, max(min_error, choice.max_error - POINT), now)
         return ChoiceQuality(
             choice=choice.name,
             error=mix.error,

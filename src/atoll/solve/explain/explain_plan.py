@@ -181,10 +181,10 @@ def explain_problem(
         solver = RentSolver(catalog, cached)
         solver.use(problem, libraries)
 
-    most = _count_plans(problem, libraries) if max_plans is None else max_plans
+    max_asked = _count_plans(problem, libraries) if max_plans is None else max_plans
 
     def tell(plans: int, question: str) -> None:
-        request.say("planning again", question, min(1.0, plans / most))
+        request.say("planning again", question, min(1.0, plans / max_asked))
 
     effort = Effort(cached=cached, work=_WORK[family], derating=derating)
     sized = plan is not None and plan.status != "infeasible"
@@ -209,7 +209,7 @@ def explain_problem(
         catalog,
         solver,
         effort,
-        max_plans=most,
+        max_plans=max_asked,
         max_work=_ITERATIONS if max_plans is None else None,
         max_seconds=deadline_s,
         progress=tell,
@@ -238,13 +238,13 @@ def _explain_choices(
     catalog, cached = request.catalog_for(problem), request.effort.cached
     if plan is None or not plan.mixes:
         plan = solve(problem, PlanRequest(deadline_s=deadline.share(_SHARE), catalog=catalog))
-    most = _CHOICE_PLANS if max_plans is None else int(_SHARE * max_plans)
+    max_asked = _CHOICE_PLANS if max_plans is None else int(_SHARE * max_plans)
 
     def tell(plans: int, question: str) -> None:
-        request.say("planning again", question, min(1.0, plans / most))
+        request.say("planning again", question, min(1.0, plans / max_asked))
 
     questions = ErrorQuestions(
-        problem, catalog, Deadline(deadline.share(_SHARE)), most, cached, tell
+        problem, catalog, Deadline(deadline.share(_SHARE)), max_asked, cached, tell
     )
     qualities = () if node_types is not None else questions.ask(plan)
     found = explain_problem(
@@ -332,9 +332,9 @@ def _ask_worths(tight: Sequence[Bound], planner: Planner, left_out: list[str]) -
 
     order = sorted(range(len(tight)), key=promise)
     # Only a share of the plans, so that some are left for repairs.
-    most = max(1, min(_WORTHS[problem.family], int(_SHARE * planner.plans_left)))
+    max_asked = max(1, min(_WORTHS[problem.family], int(_SHARE * planner.plans_left)))
     asked = 0
-    for index in order[:most]:
+    for index in order[:max_asked]:
         constraint, change = tight[index]
         question = f"{constraint.loosened}: {constraint.where}"
         try:

@@ -44,9 +44,9 @@ def merit(plan: Plan, problem: Problem) -> Merit:
     if plan.status != "partial":
         return Merit(1.0, 1.0, signed, -plan.nodes)
     # A partial plan never counts as a full one, however little is missing.
-    least = min(round(served_share(plan, problem), _DIGITS), 1.0 - 10.0**-_DIGITS)
+    min_served = min(round(served_share(plan, problem), _DIGITS), 1.0 - 10.0**-_DIGITS)
     mean = round(served_share(plan, problem, mean=True), _DIGITS)
-    return Merit(least, mean, signed, -plan.nodes)
+    return Merit(min_served, mean, signed, -plan.nodes)
 
 
 def relaxes(looser: Problem, tighter: Problem) -> bool:

@@ -99,8 +99,8 @@ def role_fit(
     elif not tables.rates[:, :, column].any():
         reason = f"{_why_nothing(problem, catalog, service, role.phase, kind)} ({name})"
     elif _carried_alone(library, column) <= 0.0:
-        most = problem.settings.max_nodes_per_instance
-        reason = f"up to {most} of them do not hold {service.name} within the promise ({name})"
+        max_nodes = problem.settings.max_nodes_per_instance
+        reason = f"up to {max_nodes} of them do not hold {service.name} within the promise ({name})"
     else:
         reason = f"adds nothing to nodes that carry {name} without it"
     return RoleFit(role=str(role), carries=False, reason=reason)

@@ -192,9 +192,9 @@ def gains(now: Plan, then: Plan, problem: Problem, *, machines: bool = False) ->
 
 def grows_on_average(now: Plan, then: Plan, problem: Problem) -> bool:
     """Return whether shares served are to be told as means: the least served service gets no more."""
-    least = served_share(then, problem) - served_share(now, problem)
+    min_growth = served_share(then, problem) - served_share(now, problem)
     mean = served_share(then, problem, mean=True) - served_share(now, problem, mean=True)
-    return least <= MIN_SERVED < mean
+    return min_growth <= MIN_SERVED < mean
 
 
 def worth(now: Plan, then: Plan, problem: Problem, again: Plan, bound: float | None) -> Worth:

@@ -225,16 +225,16 @@ def _smallest(
     """
     problem = planner.problem
     # The largest change is asked first: where that does nothing no smaller one will.
-    most = _ask(planner, at(largest))
-    if not gains(base, most, problem):
+    largest_plan = _ask(planner, at(largest))
+    if not gains(base, largest_plan, problem):
         return None
-    mean = grows_on_average(base, most, problem)
-    full = merit(most, problem).meets_demand
+    mean = grows_on_average(base, largest_plan, problem)
+    full = merit(largest_plan, problem).meets_demand
     # Where demand is not met anyway, the smallest step that helps at all says enough.
     if first and not full:
         helps = gains(base, _ask(planner, at(1)), problem)
         return Found(at(1 if helps else largest), smallest=helps)
-    goal = served_share(most, problem, mean=mean)
+    goal = served_share(largest_plan, problem, mean=mean)
     low, high, sure = 0, largest, True
     for _ in range(_STEPS if full else _FEW_STEPS):
         if high - low <= 1:
@@ -283,7 +283,7 @@ def _other_limits(planner: Planner, base: Plan) -> Iterator[Found]:
 
 def _single_limits(planner: Planner, base: Plan) -> Iterator[Found | None]:
     problem, limits = planner.problem, planner.problem.limits
-    budget, most, share = limits.budget_usd_per_hour, limits.max_nodes, limits.spot_share
+    budget, max_nodes, share = limits.budget_usd_per_hour, limits.max_nodes, limits.spot_share
     if budget is not None and not merit(base, problem).meets_demand:
         free = with_limits(problem, budget_usd_per_hour=None)
         plan = planner.ask(free, "any budget")
@@ -293,17 +293,17 @@ def _single_limits(planner: Planner, base: Plan) -> Iterator[Found | None]:
             planner.keep_for(enough, plan)
             change = Change("budget", "budget", enough, before=budget, after=plan.usd_per_hour)
             yield Found(change, smallest=plan.status == "optimal")
-    if most is not None:
+    if max_nodes is not None:
         free = with_limits(problem, max_nodes=None)
         plan = planner.ask(free, "any number of nodes")
-        if gains(base, plan, problem) and plan.nodes > most:
+        if gains(base, plan, problem) and plan.nodes > max_nodes:
             planner.keep_for(with_limits(problem, max_nodes=plan.nodes), plan)
 
-            def nodes(more: int, most: int = most) -> Change:
-                other = with_limits(problem, max_nodes=most + more)
-                return Change("max-nodes", "nodes", other, before=most, after=most + more)
+            def nodes(more: int, max_nodes: int = max_nodes) -> Change:
+                other = with_limits(problem, max_nodes=max_nodes + more)
+                return Change("max-nodes", "nodes", other, before=max_nodes, after=max_nodes + more)
 
-            yield _smallest(planner, base, nodes, plan.nodes - most)
+            yield _smallest(planner, base, nodes, plan.nodes - max_nodes)
     if share is not None and share < 1.0 and any(o.market == "spot" for o in problem.offers):
         steps = max(1, round((1.0 - share) * 10))
 

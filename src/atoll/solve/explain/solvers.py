@@ -40,9 +40,9 @@ class RentSolver:
             derating=effort.derating,
         )
         check(solved.plan, problem, self.catalog)
-        most = float(solved.allocation.fraction_bound)
+        max_served = float(solved.allocation.fraction_bound)
         return SolvedProblem(
-            solved.plan, most, solved.allocation, solved.allocation.statistics.iterations
+            solved.plan, max_served, solved.allocation, solved.allocation.statistics.iterations
         )
 
     def use(self, problem: Problem, libraries: Libraries) -> None:
@@ -59,8 +59,12 @@ class RentSolver:
         key = _role_key(problem, role)
         if key not in self._roles:
             tables = role_tables(problem, self.catalog, role)
-            most = problem.settings.max_nodes_per_instance
-            made = TemplateCache().library(tables, most) if self.cached else generate(tables, most)
+            max_nodes = problem.settings.max_nodes_per_instance
+            made = (
+                TemplateCache().library(tables, max_nodes)
+                if self.cached
+                else generate(tables, max_nodes)
+            )
             self._roles[key] = made
         return self._roles[key]
 

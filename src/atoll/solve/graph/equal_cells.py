@@ -97,8 +97,8 @@ def _mix_on(
     if not offers:
         return ()
     kinds = {f"{gpu}:{size}" for offer in offers for size in offer.sizes}
-    most = max(left[m.key] * m.gpus for m in offers)
-    sizes = [1 << i for i in range(LARGEST.bit_length()) if 1 << i <= min(LARGEST, most)]
+    max_gpus = max(left[m.key] * m.gpus for m in offers)
+    sizes = [1 << i for i in range(LARGEST.bit_length()) if 1 << i <= min(LARGEST, max_gpus)]
     found = {
         size: _fill_cell(program, service, gpu, size, kinds, effort, deadline) for size in sizes
     }

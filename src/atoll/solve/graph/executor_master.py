@@ -131,11 +131,11 @@ class Master:
         self._offer_row = len(lower)
         lower += [0.0] * len(program.machines)
         upper += [np.inf] * len(program.machines)
-        budget, most = program.budget_usd_per_hour, program.max_machines
+        budget, max_machines = program.budget_usd_per_hour, program.max_machines
         for name, least in (
             ("budget", None if budget is None else -budget / self.money),
             ("spot", None if program.spot_share is None else 0.0),
-            ("machines", None if most is None else -float(most)),
+            ("machines", None if max_machines is None else -float(max_machines)),
         ):
             if least is not None:
                 self._limits[name] = len(lower)
@@ -189,15 +189,15 @@ class Master:
         self.rent = usd
         upper = np.array([float(m.available) for m in machines])
         self._add(np.zeros(len(machines)), upper, *_columns(pairs))
-        pairs, cost, most = [], [], []
+        pairs, cost, max_each = [], [], []
         for i, (cell, o, size) in enumerate(table.slices):
             pairs += [(i, self._cell_row + cell, 1.0), (i, self._offer_row + o, -float(size))]
             pairs += self._spot_entry(i, o, size)
             cost.append(start * usd[o] * size / machines[o].gpus)
-            most.append(float(machines[o].available * (machines[o].gpus // size)))
+            max_each.append(float(machines[o].available * (machines[o].gpus // size)))
         self.slice_columns = self.lp.columns + np.arange(len(table.slices))
         self.slice_cost = np.array(cost)
-        self._add(np.zeros(len(cost)), np.array(most), *_columns(pairs))
+        self._add(np.zeros(len(cost)), np.array(max_each), *_columns(pairs))
 
     def _spot_entry(self, column: int, offer: int, gpus: float) -> list[tuple[int, int, float]]:
         share = self.table.program.spot_share
@@ -255,8 +255,8 @@ class Master:
         row = [self._cell_row + table.use_cell[use], self.unit_row[units]]
         value = [-table.use_count[use], np.ones(len(units))]
         self.unit_column[units] = self.lp.columns + each
-        most = np.where(table.fresh[units], table.max_executors[units], 0.0)
-        self._add(np.zeros(len(units)), most, owner, row, value)
+        max_each = np.where(table.fresh[units], table.max_executors[units], 0.0)
+        self._add(np.zeros(len(units)), max_each, owner, row, value)
         z = np.concatenate([np.arange(*table.z_start[[j, j + 1]]) for j in units])
         each = np.arange(len(z))
         owner = [each, each]

@@ -129,7 +129,7 @@ def _extend(
     total: float,
 ) -> list[tuple[tuple[str, ...], float]]:
     """Add a part to routes: on the executor they came from, then on a machine they were on, then anywhere."""
-    least = _TRICKLE * total
+    min_rate = _TRICKLE * total
     longer: list[tuple[tuple[str, ...], float]] = []
     waiting = list(routes)
     for near in ("executor", "machine", "anywhere"):
@@ -142,15 +142,15 @@ def _extend(
                 if near != "anywhere" and not same:
                     continue
                 some = min(left, room[name])
-                if some > least:
+                if some > min_rate:
                     longer.append(((*names, name), some))
                     room[name] -= some
                     left -= some
-            if left > least:
+            if left > min_rate:
                 rest.append((names, left))
         waiting = rest
     if waiting:
         # Rounding: what is left goes where there is most room.
-        most = max(sorted(room), key=lambda name: room[name])
-        longer += [((*names, most), rate) for names, rate in waiting]
+        roomiest = max(sorted(room), key=lambda name: room[name])
+        longer += [((*names, roomiest), rate) for names, rate in waiting]
     return longer

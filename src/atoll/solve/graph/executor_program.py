@@ -111,9 +111,9 @@ _UNKNOWN = ("no answer was found within the effort: allow more work",)
 
 def _largest(table: Table) -> float:
     """Return a multiple of demand that no answer exceeds: all executors at once for one class."""
-    least = np.full(len(table.needs), np.inf)
-    np.minimum.at(least, table.z_need, table.z_load)
-    return float(table.max_executors.sum() / max(least.min(), 1e-9))
+    min_share = np.full(len(table.needs), np.inf)
+    np.minimum.at(min_share, table.z_need, table.z_load)
+    return float(table.max_executors.sum() / max(min_share.min(), 1e-9))
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,8 @@ class _ShareSearch:
         floor = relaxed.objective
         if not relaxed.complete:
             # Units left out could still gain what they are worth beyond their cost, each as often as it fits.
-            most = np.where(self.table.fresh, self.table.max_executors, 0.0)
-            floor += float((np.minimum(0.0, relaxed.excess) * most).sum())
+            max_executors = np.where(self.table.fresh, self.table.max_executors, 0.0)
+            floor += float((np.minimum(0.0, relaxed.excess) * max_executors).sum())
         best = _Outcome(None, None, math.inf, floor)
         if start is not None and start.whole is not None and start.routed is not None:
             best = replace(start, objective=self._worth(goal, start.whole, start.routed))

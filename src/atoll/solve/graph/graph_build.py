@@ -238,15 +238,15 @@ class _GraphService:
             self.catalog.links.nic_bytes_per_s(offer.region, offer.node_type) * gpus / offer.gpus
             for offer in offers
         )
-        most = 0.0
+        max_s = 0.0
         for route in self.routes[klass.name]:
             if part in route:
                 others = [other for other in route if other != part]
                 taken = sum(_bytes_between(size, other, part) for other in others)
                 given = sum(_bytes_between(size, part, other) for other in others)
                 # An interface takes in and gives out at once: the larger counts.
-                most = max(most, taken, given)
-        return most / slowest
+                max_s = max(max_s, taken, given)
+        return max_s / slowest
 
     def _latency_s(self, klass: RequestClass, took: Mapping[str, float]) -> float | None:
         """How long a request is at parts of one executor, as chains count it; None where that is too long.

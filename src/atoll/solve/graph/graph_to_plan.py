@@ -282,8 +282,8 @@ def _served(problem: Problem, answer: GraphAnswer) -> dict[str, float]:
     for service in problem.services:
         if service.is_graph:
             shares = [answer.served.get((service.name, k.name), 0.0) for k in service.classes]
-            least = min(shares, default=1.0)
-            found[service.name] = 1.0 if least >= 1.0 - 5e-7 else max(0.0, least)
+            min_share = min(shares, default=1.0)
+            found[service.name] = 1.0 if min_share >= 1.0 - 5e-7 else max(0.0, min_share)
     return found
 
 

@@ -74,12 +74,12 @@ class PatternMaster:
                         self.need_row[key, part] = self._row(0.0, 0.0)
                     self._make_chain_rows(key)
         self.offer_row = [self._row(-float(m.available), math.inf) for m in program.machines]
-        budget, most = program.budget_usd_per_hour, program.max_machines
+        budget, max_machines = program.budget_usd_per_hour, program.max_machines
         self.limits: dict[str, int] = {}
         if budget is not None:
             self.limits["budget"] = self._row(-budget / self.money, math.inf)
-        if most is not None:
-            self.limits["machines"] = self._row(-float(most), math.inf)
+        if max_machines is not None:
+            self.limits["machines"] = self._row(-float(max_machines), math.inf)
         if program.spot_share is not None:
             self.limits["spot"] = self._row(0.0, math.inf)
         self.start_row: dict[tuple[int, int], int] = {}

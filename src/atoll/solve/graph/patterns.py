@@ -299,8 +299,8 @@ class _PatternSearch:
         shares, share_floor = self._phase(0.0, 0.0)
         reasons = (*free.reasons, BINDS, *((SPLIT,) if self.split else ()))
         level = 0.0 if shares.values is None else min(1.0, -shares.objective)
-        most = free.share_bound / master.scale
-        share_bound = most if self.split else min(most, max(level, -share_floor))
+        max_share = free.share_bound / master.scale
+        share_bound = max_share if self.split else min(max_share, max(level, -share_floor))
         if level <= _SLACK or (
             program.goal == "cost" and program.shortage == "fail" and level < 1.0 - _SLACK
         ):
@@ -375,8 +375,8 @@ class _PatternSearch:
         fixed.seek_share()
         result = fixed.lp.solve_mip(time_limit_s=math.inf, gap=0.0)
         assert result.values is not None
-        least = fixed.min_traffic(-result.objective)
-        values = result.values if least is None else least
+        min_traffic = fixed.min_traffic(-result.objective)
+        values = result.values if min_traffic is None else min_traffic
         self._shares = [float(values[c]) for c in fixed.share_columns]
         laid: list[list[LaidMachine]] = []
         slots: dict[int, int] = {}

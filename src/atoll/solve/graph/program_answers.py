@@ -66,11 +66,11 @@ def values_of(master: Master, whole: Whole, routed: Routed) -> Floats:
 
 
 def route(
-    table: Table, whole: Whole, weights: Floats | None, least: float, cap: float, work: Counter
+    table: Table, whole: Whole, weights: Floats | None, min_share: float, cap: float, work: Counter
 ) -> Routed | None:
     """Return the flows with the largest weighed share, then the least work; None where there are none.
 
-    A linear program with the whole numbers fixed. Shares of classes are from `least` to `cap`.
+    A linear program with the whole numbers fixed. Shares of classes are from `min_share` to `cap`.
     """
     master = Master(table, weights=weights, cap=cap, work=work)
     used = np.array(sorted({*whole.units, *(k.unit for k in table.kept)}), np.int64)
@@ -82,7 +82,7 @@ def route(
         (master.unit_column[used], np.array([whole.units.get(int(j), 0) for j in used])),
     ):
         master.lp.set_bounds(columns, number.astype(np.float64), number.astype(np.float64))
-    master.bound_shares(least, cap)
+    master.bound_shares(min_share, cap)
     master.seek_share()
     # Without integer columns this is the linear program, at the tolerance of integer solves.
     result = master.lp.solve_mip(time_limit_s=math.inf, gap=0.0)
@@ -93,7 +93,7 @@ def route(
     shares = values[master.share_columns]
     # Second, with the shares held but for a hair: the flows that take the least work.
     master.lp.set_bounds(
-        master.share_columns, np.maximum(least, shares * (1.0 - 1e-10)), np.minimum(cap, shares)
+        master.share_columns, np.maximum(min_share, shares * (1.0 - 1e-10)), np.minimum(cap, shares)
     )
     inside = np.flatnonzero(master.z_column >= 0)
     # All costs together are at most 1.

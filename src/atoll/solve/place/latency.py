@@ -191,9 +191,9 @@ def _stage_counts(instance: FlowInstance, placement: Placement) -> range:
 
 
 def _flow_of_stages(
-    instance: FlowInstance, placement: Placement, stages: int, least: float
+    instance: FlowInstance, placement: Placement, stages: int, min_flow: float
 ) -> Flows:
-    """Return a large flow over ways of at most `stages` nodes, one of 0 if it is not above `least`."""
+    """Return a large flow over ways of at most `stages` nodes, one of 0 if it is not above `min_flow`."""
     held = placement.end - placement.start
     wires_s: Wires = (0.0, 0.0)
     remaining = instance
@@ -203,7 +203,7 @@ def _flow_of_stages(
         rate[everyone, held] = rates_within(instance, placement, stages, wires_s)
         rate[:, 0] = 0.0
         flows = max_flow(replace(remaining, rate=rate), placement)
-        if flows.value > least:
+        if flows.value > min_flow:
             ways = ways_of(remaining, placement, flows, stages)
             if ways.hops > stages:
                 remaining = _remove_least(remaining, flows, ways.longest)
@@ -221,7 +221,7 @@ def _flow_of_stages(
         rate[everyone, held] = rates_within(instance, placement, stages)
         rate[:, 0] = 0.0
         flows = max_flow(replace(remaining, rate=rate), placement)
-        if flows.value <= least:
+        if flows.value <= min_flow:
             break
         ways = ways_of(remaining, placement, flows, stages)
         remaining, wires_s = _remove_least(remaining, flows, ways.slowest), (0.0, 0.0)
@@ -238,7 +238,7 @@ def ways_of(instance: FlowInstance, placement: Placement, flows: Flows, stages: 
     lengths = service.lengths
     per_request = lengths.input_mean + lengths.output_mean
     # Rounding leaves a trickle on edges that carry nothing; a way over one would not exist.
-    least = flows.value * _TRICKLE
+    min_flow = flows.value * _TRICKLE
     with np.errstate(divide="ignore", invalid="ignore"):
         # A capacity is bytes/s over the bytes of a token, so one token takes 1 / capacity.
         enter, between, leave = 1 / instance.enter, 1 / instance.link, 1 / instance.leave
@@ -251,7 +251,7 @@ def ways_of(instance: FlowInstance, placement: Placement, flows: Flows, stages: 
     last_late = [(0.0, OUTSIDE), (0.0, OUTSIDE)]
     for i in map(int, np.lexsort((placement.start, placement.end))):
         into: list[tuple[int, float, float]] = []
-        if flows.enter[i] > least:
+        if flows.enter[i] > min_flow:
             # A message has one token at least, however small the flow.
             batch = max(1.0, flows.enter[i] * each)
             wait = float(instance.enter_s[i])
@@ -262,7 +262,7 @@ def ways_of(instance: FlowInstance, placement: Placement, flows: Flows, stages: 
                     wait + batch * float(enter[i]),
                 )
             )
-        for k in map(int, np.flatnonzero(flows.edge[:, i] > least)):
+        for k in map(int, np.flatnonzero(flows.edge[:, i] > min_flow)):
             if k in hops:
                 batch = max(1.0, flows.edge[k, i] * each)
                 wait, one = float(instance.latency[k, i]), float(between[k, i])
@@ -275,7 +275,7 @@ def ways_of(instance: FlowInstance, placement: Placement, flows: Flows, stages: 
                 (way[1 + phase] + (late[phase][way[0]][0] if way[0] != OUTSIDE else 0.0), way[0])
                 for way in into
             )
-        if flows.leave[i] > least:
+        if flows.leave[i] > min_flow:
             last_hops = max(last_hops, (hops[i][0], i))
             batch = max(1.0, flows.leave[i] * each)
             for phase, tokens in enumerate((1.0, batch)):

@@ -133,9 +133,9 @@ def _cuts(layers: int, stages: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _stage_counts(layers: int, least: int, nodes: int) -> Iterator[int]:
+def _stage_counts(layers: int, min_stages: int, nodes: int) -> Iterator[int]:
     """Numbers of stages to try: the fewest of equal length, then the fewest of nearly equal length."""
-    fewest = -(-layers // least)
+    fewest = -(-layers // min_stages)
     yield from (n for n in range(fewest, nodes + 1) if layers % n == 0)
     yield fewest
 
@@ -145,9 +145,9 @@ def _even_stages(
 ) -> Ranges | None:
     """Spread nodes over equal stages, strongest first, each to the stage that carries the least."""
     ordered = sorted(nodes)
-    for least in sorted({int(instance.max_layers[i]) for i in ordered}):
+    for min_held in sorted({int(instance.max_layers[i]) for i in ordered}):
         counts = (
-            _stage_counts(instance.layers, least, len(ordered)) if stages is None else (stages,)
+            _stage_counts(instance.layers, min_held, len(ordered)) if stages is None else (stages,)
         )
         for count in counts:
             ranges = _spread(instance, ordered, count)

@@ -135,11 +135,11 @@ def _bytes_moved(
 def instances_of(problem: Problem, catalog: Catalog, placed: Placed) -> list[Instance]:
     """Return the pipelines of a placed service that share nothing, each as an instance."""
     through = placed.flows.enter + placed.flows.edge.sum(axis=0)
-    least = placed.flows.value * _TRICKLE
-    used = [int(i) for i in np.flatnonzero(through > least)]
+    min_flow = placed.flows.value * _TRICKLE
+    used = [int(i) for i in np.flatnonzero(through > min_flow)]
     # In the order requests pass them, so that ids rise along the pipelines.
     used.sort(key=lambda i: (placed.placement.start[i], placed.placement.end[i], i))
-    groups = _connected(used, placed.flows.edge > least)
+    groups = _connected(used, placed.flows.edge > min_flow)
     return [
         _instance(problem, catalog, placed, group, number) for number, group in enumerate(groups)
     ]
@@ -178,13 +178,13 @@ def _instance(
             f"{service.name} runs its phases apart",
             hint="set 'phases: together' on a fixed cluster",
         )
-    least = flows.value * _TRICKLE
+    min_flow = flows.value * _TRICKLE
     name = {i: f"n{k}" for k, i in enumerate(used)}
     per_request = request_tokens(service)
     moved: list[Flow] = []
 
     def move(src: str, dst: str, tokens: float) -> None:
-        if tokens > least:
+        if tokens > min_flow:
             moved.append(Flow(src=src, dst=dst, per_s=float(tokens) / per_request))
 
     for i in used:

@@ -42,7 +42,7 @@ class CandidateWork:
 
 
 def with_longer_ranges(instance: FlowInstance, min_layers: int) -> FlowInstance:
-    """Return the instance where nodes carry nothing with fewer layers than `least`, or than they can hold.
+    """Return the instance where nodes carry nothing with fewer than `min_layers`, or than they can hold.
 
     Searching on it gives pipelines with fewer hops.
     """
@@ -56,7 +56,7 @@ def by_range_length(instance: FlowInstance) -> list[FlowInstance]:
     """Return the instance with ever longer ranges only."""
     longest = int(instance.max_layers.max())
     lengths = sorted({1, *(max(1, round(share * longest)) for share in _SHARES)})
-    return [with_longer_ranges(instance, least) for least in lengths]
+    return [with_longer_ranges(instance, min_length) for min_length in lengths]
 
 
 def by_stage_count(instance: FlowInstance) -> list[FlowInstance]:

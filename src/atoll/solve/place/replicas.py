@@ -103,12 +103,12 @@ def _shelves(problem: Problem, catalog: Catalog) -> list[_Shelf]:
             if not kinds:
                 continue
             tables = _tables(problem, catalog, service, site, kinds, whole)
-            most = MAX_NODES
+            max_nodes = MAX_NODES
             # The number of sets grows fast with kinds: fewer nodes per template keep it within the limit.
-            while most > 1 and multiset_count(len(kinds), most) > MAX_SETS:
-                most -= 1
+            while max_nodes > 1 and multiset_count(len(kinds), max_nodes) > MAX_SETS:
+                max_nodes -= 1
             names = tuple(sorted(kinds))
-            shelves.append(_Shelf(number, site, names, generate(tables, most)))
+            shelves.append(_Shelf(number, site, names, generate(tables, max_nodes)))
     return shelves
 
 

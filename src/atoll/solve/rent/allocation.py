@@ -276,14 +276,16 @@ class _Allocator:
         """Return USD per hour that one more node saves: worth in the relaxation less its cheapest rent."""
         model = self.model
         rents, starts = machine_rents(model, prices), gpu_starts(model, prices)
-        least = np.full(model.cells, np.inf)
+        min_usd = np.full(model.cells, np.inf)
         for k, sizes in enumerate(self.supply.sizes):
             for gpus, kind in sizes:
                 cost = gpus * (rents[k] / self.supply.gpus[k] + starts[k])
                 at = model.cell(k, kind)
-                least[at] = min(least[at], float(cost))
+                min_usd[at] = min(min_usd[at], float(cost))
         worth = prices.row[: model.cells]
-        saved = np.where(np.isfinite(least), worth - np.where(np.isfinite(least), least, 0), 0)
+        saved = np.where(
+            np.isfinite(min_usd), worth - np.where(np.isfinite(min_usd), min_usd, 0), 0
+        )
         return np.maximum(0.0, saved).reshape(model.regions, len(self.supply.kinds))
 
     def _binding(self, prices: Prices, dropped: list[int]) -> tuple[str, ...]:

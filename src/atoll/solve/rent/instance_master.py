@@ -141,7 +141,7 @@ class InstanceMaster(RentalProgram):
         return float(max(1, gpus))
 
     def _add_presence(self) -> None:
-        model, spread, most = self.model, self.model.limits.spread, self._max_instances()
+        model, spread, max_instances = self.model, self.model.limits.spread, self._max_instances()
         for m in range(len(model.services)):
             phases = self._phases(m)
             # Phases together may serve all by themselves, or not be needed.
@@ -156,7 +156,7 @@ class InstanceMaster(RentalProgram):
                     np.zeros(1),
                     np.full(1, 0.0 if optional else 1.0),
                     np.ones(1),
-                    _sparse([(0, spread_row, -float(spread)), (0, many_row, most)], 1),
+                    _sparse([(0, spread_row, -float(spread)), (0, many_row, max_instances)], 1),
                 )
                 self._stands[m, phase] = stands
                 for g in regions:

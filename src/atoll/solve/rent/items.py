@@ -206,18 +206,18 @@ def _price_items(
 
 
 @entry("(int32[:, ::1], int32[:, ::1], int64[:, ::1], boolean[:, ::1])")
-def _find_possible(kind: Small, number: Small, most: Ints, possible: Bools) -> int:
+def _find_possible(kind: Small, number: Small, max_nodes: Ints, possible: Bools) -> int:
     """Write for each (region, template) whether its nodes can all be had; return how many can."""
     templates, width = kind.shape
     found = 0
-    for g in range(len(most)):
+    for g in range(len(max_nodes)):
         for t in range(templates):
             fits = True
             for j in range(width):
                 c = kind[t, j]
                 if c < 0:
                     break
-                if number[t, j] > most[g, c]:
+                if number[t, j] > max_nodes[g, c]:
                     fits = False
                     break
             possible[g, t] = fits
@@ -257,9 +257,9 @@ def items_of(
 ) -> ServiceItems:
     """Return the items of a service asked for a fraction of its demand."""
     nodes = available_nodes(supply)
-    most = np.ascontiguousarray(np.minimum(np.where(service.allowed, nodes, 0), 127))
+    max_nodes = np.ascontiguousarray(np.minimum(np.where(service.allowed, nodes, 0), 127))
     demands = {role.phase: role.demand for role in service.roles}
-    roles = [_PossibleItems(role, most, fraction) for role in service.roles]
+    roles = [_PossibleItems(role, max_nodes, fraction) for role in service.roles]
     kept = _running_columns(running, index, supply, demands)
     new = sum(role.items for role in roles)
     phase = np.empty(new + len(kept), np.int8)
@@ -299,13 +299,13 @@ def _stack(tables: Sequence[Small], padding: int) -> Small:
 class _PossibleItems:
     """Templates of a role that carry anything, and in which regions their nodes can all be had."""
 
-    def __init__(self, role: RoleTemplates, most: Ints, fraction: float) -> None:
+    def __init__(self, role: RoleTemplates, max_nodes: Ints, fraction: float) -> None:
         useful, kind, number = _list_useful(role)
         share = np.minimum(1.0, role.throughput[useful] / (role.demand * fraction))
         upper = np.full(len(useful), MANY, np.int32)
         self.patterns = ItemPatterns(kind, number, share, useful, upper)
-        self.possible = np.empty((len(most), len(useful)), np.bool_)
-        self.items = _find_possible(kind, number, most, self.possible)
+        self.possible = np.empty((len(max_nodes), len(useful)), np.bool_)
+        self.items = _find_possible(kind, number, max_nodes, self.possible)
 
 
 _LISTED: OrderedDict[tuple[int, int], tuple[RoleTemplates, Small, Small, Small]] = OrderedDict()

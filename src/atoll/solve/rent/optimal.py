@@ -57,11 +57,11 @@ class Draft:
         """Order of drafts: more served, as the problem counts it, then less cost."""
         served = self.allocation.served
         weights = np.array([service.priority for service in self.problem.services])
-        least, mean = float(served.min(initial=1.0)), float(served @ weights)
+        min_served, mean = float(served.min(initial=1.0)), float(served @ weights)
         # By priority, the weighted sum goes before the least served service.
         if self.problem.settings.on_shortage == "priority":
-            least, mean = mean, least
-        return least, mean, -self.allocation.objective
+            min_served, mean = mean, min_served
+        return min_served, mean, -self.allocation.objective
 
     def plan(self, solver: str = SOLVER) -> Plan:
         """Return its plan: layouts of its templates on machines, as found by `solver`."""

@@ -187,11 +187,11 @@ def close(
     If a solve over all items of slack at most s proves b, no allocation costs less than min(b, bound + s):
     the others use an item of larger slack.
     """
-    for most in (*_STAGES, None):
+    for max_items in (*_STAGES, None):
         if standing.done:
             return
         needed = standing.wanted - root.value
-        chosen, limit = lowest(item_slacks, needed, most)
+        chosen, limit = lowest(item_slacks, needed, max_items)
         if standing.solution is not None:
             chosen = with_used(chosen, standing.solution)
         if not standing.deadline.allows(sum(len(some) for some in chosen)):
@@ -224,7 +224,7 @@ def repair(
     if not np.isfinite(price).all():
         return
     # Work that must be left for what comes after.
-    least = standing.work.left - standing.work.part(_REPAIR_WORK)
+    min_left = standing.work.left - standing.work.part(_REPAIR_WORK)
     chosen = mixes.choose_some(price, _MAX_NODES)
     solution = None if chosen is None else cheapest_supply(model, chosen, seed)
     if solution is None:
@@ -239,7 +239,7 @@ def repair(
         while value < before:
             before = value
             for pair in _pairs(_regrets(root, solution) + price * unserved):
-                if standing.work.left <= least or standing.done:
+                if standing.work.left <= min_left or standing.done:
                     return
                 found = _choose_anew(model, solution, pair, near, price, standing, seed)
                 if found.solution is None or found.objective >= value * (1.0 - _MIN_GAIN):
@@ -340,16 +340,18 @@ def _pairs(loss: Floats) -> list[tuple[int, int]]:
     return pairs[:_MAX_PAIRS]
 
 
-def lowest_each(item_slacks: list[Floats], most: int) -> list[Ints]:
-    """Return per service the `most` items of least slack, in order of items."""
+def lowest_each(item_slacks: list[Floats], max_items: int) -> list[Ints]:
+    """Return per service the `max_items` items of least slack, in order of items."""
     return [
-        np.sort(np.argsort(slack, kind="stable")[:most][: int(np.isfinite(slack).sum())])
+        np.sort(np.argsort(slack, kind="stable")[:max_items][: int(np.isfinite(slack).sum())])
         for slack in item_slacks
     ]
 
 
-def lowest(item_slacks: list[Floats], limit: float, most: int | None) -> tuple[list[Ints], float]:
-    """Return per service the items of slack at most `limit`, `most` of them, and the least of the others."""
+def lowest(
+    item_slacks: list[Floats], limit: float, max_items: int | None
+) -> tuple[list[Ints], float]:
+    """Return per service the items of slack up to `limit`, `max_items` in all; and the least of others."""
     joined = np.concatenate([np.zeros(0), *item_slacks])
     service = np.repeat(np.arange(len(item_slacks)), [len(slack) for slack in item_slacks])
     place = np.concatenate(
@@ -360,9 +362,9 @@ def lowest(item_slacks: list[Floats], limit: float, most: int | None) -> tuple[l
         if np.isfinite(limit)
         else np.flatnonzero(np.isfinite(joined))
     )
-    if most is not None and len(chosen) > most:
+    if max_items is not None and len(chosen) > max_items:
         chosen = chosen[np.argsort(joined[chosen], kind="stable")]
         # The least slack of those left out: up to there the bound of a solve holds.
-        limit = float(joined[chosen[most]])
-        chosen = np.sort(chosen[:most])
+        limit = float(joined[chosen[max_items]])
+        chosen = np.sort(chosen[:max_items])
     return [place[chosen[service[chosen] == m]] for m in range(len(item_slacks))], limit

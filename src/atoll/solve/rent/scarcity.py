@@ -118,10 +118,12 @@ def _of_start(
 ) -> ServedDemand:
     """Return the share of demand that the instances serve which merely stand together."""
     share = _shares(model, start)
-    least = float(share[some].min())
+    min_share = float(share[some].min())
     fraction = np.zeros(len(share))
-    fraction[some] = least
-    return ServedDemand(start, fraction, least, max(least, found.fraction_bound), found.prices)
+    fraction[some] = min_share
+    return ServedDemand(
+        start, fraction, min_share, max(min_share, found.fraction_bound), found.prices
+    )
 
 
 def _stand_together(

@@ -234,16 +234,16 @@ class ServiceOracle:
         down = dict(zip(every.tolist(), self._steps_down(every).tolist(), strict=True))
         upper = dict(zip(every.tolist(), self._upper(every).tolist(), strict=True))
         kept = [i for i, steps in down.items() if steps > 0]
-        most = [min(upper[i], -(-last // down[i])) for i in kept]
+        max_kept = [min(upper[i], -(-last // down[i])) for i in kept]
         layers = [table]
-        for item, number in zip(kept, most, strict=True):
+        for item, number in zip(kept, max_kept, strict=True):
             layer = layers[-1].copy()
             for n in range(1, number + 1):
                 rest = np.maximum(0, np.arange(last + 1) - n * down[item])
                 np.minimum(layer, n * cost[item] + layers[-1][rest], out=layer)
             layers.append(layer)
         d = last
-        for item, number, before in zip(kept[::-1], most[::-1], layers[-2::-1], strict=True):
+        for item, number, before in zip(kept[::-1], max_kept[::-1], layers[-2::-1], strict=True):
             numbers = np.arange(number + 1)
             rest = np.maximum(0, d - numbers * down[item])
             n = int(np.argmin(numbers * cost[item] + before[rest]))
@@ -255,7 +255,7 @@ class ServiceOracle:
     def slacks(self, legs: Legs) -> Floats:
         """Return by how much each item, once used, raises the cost of serving everything, at least."""
         out = np.full(len(self.items), np.inf)
-        least = legs.least
+        min_cost = legs.least
         # For each zone the cost of all others: of those before it and of those after it.
         before = [EMPTY]
         for function in legs.zones[:-1]:
@@ -271,10 +271,10 @@ class ServiceOracle:
                 for phase, partner in ((PREFILL, DECODE), (DECODE, PREFILL)):
                     if self._any(phase, zone):
                         beside = rest + legs.tables[partner, zone]
-                        self._slack(out, legs, (phase, zone), beside, least)
+                        self._slack(out, legs, (phase, zone), beside, min_cost)
             if self._any(BOTH, zone):
                 rest = _either(legs.apart[zone], others, lower=True).dense()[::-1]
-                self._slack(out, legs, (BOTH, zone), rest, least)
+                self._slack(out, legs, (BOTH, zone), rest, min_cost)
         return np.asarray(np.maximum(0.0, out))
 
     def _any(self, phase: int, zone: int) -> bool:
@@ -287,14 +287,14 @@ class ServiceOracle:
         return np.arange(new.start, new.stop) if isinstance(new, slice) else new
 
     def _slack(
-        self, out: Floats, legs: Legs, key: tuple[int, int], beside: Floats, least: float
+        self, out: Floats, legs: Legs, key: tuple[int, int], beside: Floats, min_cost: float
     ) -> None:
         items = np.concatenate([self._list_new(key), self._kept[key]])
         # By weight: what the rest costs depends on nothing else of an item.
         weight, back = np.unique(self.steps_up(items), return_inverse=True)
         with_it = min_with(legs.tables[key], np.ascontiguousarray(beside), weight.astype(np.int64))
-        if np.isfinite(least):
-            out[items] = legs.cost[items] + with_it[back] - least
+        if np.isfinite(min_cost):
+            out[items] = legs.cost[items] + with_it[back] - min_cost
         else:
             # Nothing bounds the cost, so nothing can be ruled out.
             out[items] = 0.0

@@ -196,10 +196,10 @@ def min_with(table: Floats, rest: Floats, weight: Ints) -> Floats:
 @entry("(float64[::1], float64[::1], int64, int64[::1], float64[::1])")
 def _min_with(table: Floats, rest: Floats, width: int, weight: Ints, out: Floats) -> None:
     for i in range(len(weight)):
-        least = np.inf
+        min_value = np.inf
         for block in range(len(rest)):
             a = block * width - weight[i]
             value = rest[block] + (table[a] if a > 0 else 0.0)
-            if value < least:
-                least = value
-        out[i] = least
+            if value < min_value:
+                min_value = value
+        out[i] = min_value

@@ -440,16 +440,16 @@ def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer])
     if not 1 <= size <= MAX_NODES:
         raise UsageError(f"a template of {size} nodes", hint="1 to 8 nodes")
     units, types = tables.units, len(tables.node_types)
-    most = min(size, units.shape[0], tables.layers)
+    max_stages = min(size, units.shape[0], tables.layers)
     alike = sum(1 << i for i in range(size - 1) if nodes[i] == nodes[i + 1])
-    pattern = patterns(size, most, alike)
+    pattern = patterns(size, max_stages, alike)
     rank = sum(math.comb(c + place, place + 1) for place, c in enumerate(nodes))
     scratch = kernel.Scratch.of(tables.layers)
     throughput = np.zeros(1)
     # Neither memory nor kinds are limited here: the set was chosen already.
     stages = kernel.solve_range(
-        units, tables.steady, tables.reach, np.zeros(types, np.int64), 0, size, size, tables.layers, most,
-        _binomial(types), np.zeros(0, np.int32), np.zeros(1, np.int64), pattern.subset_span,
+        units, tables.steady, tables.reach, np.zeros(types, np.int64), 0, size, size, tables.layers,
+        max_stages, _binomial(types), np.zeros(0, np.int32), np.zeros(1, np.int64), pattern.subset_span,
         pattern.subsets, pattern.partition_span, pattern.partitions, rank, *scratch,
         np.zeros(1, np.int32), throughput,
     )  # fmt: skip

@@ -69,9 +69,9 @@ def role_tables(
     """
     service = problem.service_of(str(role))
     kinds, settings = problem.kinds, problem.settings
-    most = stages or _max_stages(problem)
+    max_stages = stages or _max_stages(problem)
     layers = catalog.model(service.model).llm.layers
-    shape = (most, 3, len(kinds), layers + 1)
+    shape = (max_stages, 3, len(kinds), layers + 1)
     # Rates from before count only with as many stages, kinds and layers.
     fits = known is not None and known.shape == shape and known.dtype == np.float64
     rates = np.zeros(shape) if known is None or not fits else known
@@ -80,7 +80,10 @@ def role_tables(
             continue
         nodes = slowest_sources(problem, catalog, kind) if sources is None else sources[kind]
         table = np.minimum.reduce(
-            [role_table(problem, catalog, service, role, kind, most, source=node) for node in nodes]
+            [
+                role_table(problem, catalog, service, role, kind, max_stages, source=node)
+                for node in nodes
+            ]
         )
         # POSITIONS is first, middle, last, whole; a single stage holds the whole model.
         rates[0, 0, c] = table[3, 0]
@@ -194,20 +197,20 @@ class _RoleLibraries:
         Roles that no single node can serve come first, whatever the time.
         """
         served = {key for key, library in self.found.items() if len(library)}
-        most = min(nodes, self.whole)
+        max_nodes = min(nodes, self.whole)
         # False sorts first: roles without a template go before the others.
         for key in sorted(self.alike, key=lambda key: key in served):
             if key in served and self.is_over:
                 continue
             if key not in self.tables:
                 self.tables[key] = self._make_tables(key)
-            elif self.found[key].max_nodes >= most:
+            elif self.found[key].max_nodes >= max_nodes:
                 continue
             # Without a deadline, all templates are made at once in `take_all`.
-            if self.until is None and most > 1:
+            if self.until is None and max_nodes > 1:
                 continue
             until = self.until if key in served else None
-            self.found[key] = self._generate(self.tables[key], most, until)
+            self.found[key] = self._generate(self.tables[key], max_nodes, until)
 
     def _generate(
         self, tables: RoleTables, nodes: int, until: Callable[[], bool] | None

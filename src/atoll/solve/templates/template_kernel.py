@@ -271,15 +271,15 @@ def lay_out(
         surplus += held[s]
     while True:
         slowest, at, can_give = 1e300, 0, -1
-        least = 1e300
+        min_rate = 1e300
         for s in range(stages):
             rate = stage_rate(rates[where[s]], nodes, masks[s], held[s])
-            least = min(least, rate)
+            min_rate = min(min_rate, rate)
             # Every stage keeps a layer.
             if held[s] > 1 and rate < slowest:
                 slowest, at, can_give = rate, s, s
         if surplus == 0 or can_give < 0:
-            return least
+            return min_rate
         held[at] -= 1
         surplus -= 1
 

@@ -129,7 +129,7 @@ def coverage_bound(instance: FlowInstance) -> float:
 
     def fits(flow: float) -> bool:
         work = (held * np.minimum(node_rates, flow)).max(axis=1)
-        total = sum(min(float(work[inside].sum()), most) for inside, most in groups)
+        total = sum(min(float(work[inside].sum()), max_work) for inside, max_work in groups)
         return total >= flow * instance.layers * (1.0 - _WORK_TOLERANCE)
 
     # All nodes together bound the flow; a cluster without any rate still gets an interval to halve.
@@ -242,23 +242,23 @@ class Covers:
             # Duals of a minimised program are negative for rows that bind; rounding may leave the wrong sign.
             price = np.maximum(-solved.duals[: self.items], 0.0)
             reward = max(float(solved.duals[-1]), 0.0)
-            least, picks = cheapest_cover(price, weight, _GRID + 1)
+            min_price, picks = cheapest_cover(price, weight, _GRID + 1)
             several, more = _several(price, weight) if shared else (np.inf, picks)
             # Prices of an unfinished program serve too: divided by the cheapest cover, no cover costs less
             # than 1.
-            if least > 0.0:
-                gain = max(several / least - 1.0, 0.0) if shared else 0.0
-                if self.max_covered(price / least) - gain < self.layers - _LAYER_TOLERANCE:
-                    return price / least
+            if min_price > 0.0:
+                gain = max(several / min_price - 1.0, 0.0) if shared else 0.0
+                if self.max_covered(price / min_price) - gain < self.layers - _LAYER_TOLERANCE:
+                    return price / min_price
             # No cover is cheaper than its price says, so the program is optimal and does not refute the flow.
-            if least >= 1.0 - 1e-9 and several >= 1.0 + reward - 1e-9:
+            if min_price >= 1.0 - 1e-9 and several >= 1.0 + reward - 1e-9:
                 return None
             # The covers so far already cover all layers: further ones cannot refute the flow.
             if -solved.objective >= self.layers - _LAYER_TOLERANCE:
                 return None
             fresh = []
             for picked, dear in (
-                (picks, least >= 1.0 - 1e-9),
+                (picks, min_price >= 1.0 - 1e-9),
                 (more, several >= 1.0 + reward - 1e-9),
             ):
                 if not dear:

@@ -169,14 +169,14 @@ def _blocks(
         length = program.integer(0, layers)
         lane_columns: list[tuple[float, list[int]]] = []
         for part in split:
-            most = max_layers(tables, part)
+            max_held = max_layers(tables, part)
             x = [
                 # A kind that holds nothing at this flow gets a column of width 0, so that columns still match
                 # kinds.
                 program.integer(0, float(n) if held else 0.0)
-                for n, held in zip(number, most, strict=True)
+                for n, held in zip(number, max_held, strict=True)
             ]
-            held = [(column, float(j)) for column, j in zip(x, most, strict=True)]
+            held = [(column, float(j)) for column, j in zip(x, max_held, strict=True)]
             program.add([*held, (length, -1.0)], 0.0, np.inf)
             for terms, column in zip(used, x, strict=True):
                 terms.append((column, 1.0))

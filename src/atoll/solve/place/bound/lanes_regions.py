@@ -188,10 +188,10 @@ def _slot(
     length = program.integer(0, pool.layers)
     lanes: list[dict[int, int]] = []
     for flow in split:
-        most = max_layers(pool.tables, flow)
-        able = np.flatnonzero((pool.region == region) & (most > 0)).tolist()
+        max_held = max_layers(pool.tables, flow)
+        able = np.flatnonzero((pool.region == region) & (max_held > 0)).tolist()
         nodes = {kind: program.integer(0, float(pool.number[kind])) for kind in able}
-        held = [(column, float(most[kind])) for kind, column in nodes.items()]
+        held = [(column, float(max_held[kind])) for kind, column in nodes.items()]
         program.add([*held, (length, -1.0)], 0.0, np.inf)
         for kind, column in nodes.items():
             used[kind].append((column, 1.0))

@@ -131,10 +131,12 @@ class SimulatedTable:
         """Return how many replicas of which shapes an entry stands for."""
         return tuple((self.shapes[service][k], count) for k, count in self.entries[service][entry])
 
-    def with_stages(self, most: int) -> list[Bools]:
+    def with_stages(self, max_stages: int) -> list[Bools]:
         """Return which entries have no replica of more stages, by service."""
         return [
-            np.array([all(shapes[k].stages <= most for k, _ in entry) for entry in own], np.bool_)
+            np.array(
+                [all(shapes[k].stages <= max_stages for k, _ in entry) for entry in own], np.bool_
+            )
             for shapes, own in zip(self.shapes, self.entries, strict=True)
         ]
 
@@ -210,21 +212,21 @@ class SimulatedTable:
     def _refresh(self, service: int) -> None:
         """Work out the optimistic costs of a service's entries that were not simulated."""
         load, share = self._load[service], self._share[service]
-        least = np.zeros(share.shape)
+        min_s = np.zeros(share.shape)
         for k in range(share.shape[1]):
             known = {at: s for at in range(len(LOADS)) if (s := self._alone.get((service, k, at)))}
             for at, found in known.items():
                 # As slow as at the heaviest load that was simulated and is no heavier.
                 own = load >= LOADS[at]
-                least[own, k] = np.maximum(least[own, k], found)
+                min_s[own, k] = np.maximum(min_s[own, k], found)
                 if at + 1 in known:
                     own &= load < LOADS[at + 1]
                     part = (load[own] - LOADS[at]) / (LOADS[at + 1] - LOADS[at])
                     between = found + part * max(0.0, known[at + 1] - found)
-                    least[own, k] = np.maximum(least[own, k], between)
+                    min_s[own, k] = np.maximum(min_s[own, k], between)
         late = 0.5 * self.horizon_s * np.maximum(0.0, load / _CAPACITY - 1.0)
         bound = (
-            np.maximum((share * least).sum(axis=1), late) * (1.0 - SLACK) * self._weight(service)
+            np.maximum((share * min_s).sum(axis=1), late) * (1.0 - SLACK) * self._weight(service)
         )
         free = ~self._exact[service]
         self._costs[service][free] = np.maximum(self._costs[service], bound)[free]
@@ -268,8 +270,12 @@ def _entries(
             own: list[tuple[int, int] | None] = [None]
             for k, shape in enumerate(shapes):
                 if shape.site == site:
-                    most = int(stock[n]) // shape.gpus
-                    counts = [c for c in range(1, most + 1) if c <= 2 or c % step == 0 or c == most]
+                    max_count = int(stock[n]) // shape.gpus
+                    counts = [
+                        c
+                        for c in range(1, max_count + 1)
+                        if c <= 2 or c % step == 0 or c == max_count
+                    ]
                     own += [(k, count) for count in counts]
             choices.append(own)
         if np.prod([float(len(own)) for own in choices]) <= _MAX_ENTRIES or step > max(stock):

@@ -127,10 +127,10 @@ def solve_lazily(
 
 def _promising(costs: Sequence[Floats], best: float, chosen: Sequence[int]) -> list[Floats]:
     """Costs without entries that cost more than the best choice whatever the other services have."""
-    least = [float(cost.min()) for cost in costs]
+    min_costs = [float(cost.min()) for cost in costs]
     promising = []
-    for cost, own, kept in zip(costs, least, chosen, strict=True):
-        useful = cost + (sum(least) - own) <= best
+    for cost, own, kept in zip(costs, min_costs, chosen, strict=True):
+        useful = cost + (sum(min_costs) - own) <= best
         # The best choice itself stays, so that rounding never leaves a service without an entry.
         useful[kept] = True
         promising.append(np.where(useful, cost, np.inf))

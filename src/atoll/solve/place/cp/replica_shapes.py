@@ -198,8 +198,8 @@ def _carries(
         rates = service_rates(problem, catalog, service).get(shape.kind, ())
         held = [node.layers for node in instance.nodes]
         if len(rates) >= max(held):
-            most = min(rates[count - 1] for count in held) / request_tokens(service)
-            carried = max(carried, min(linked, most))
+            max_rate = min(rates[count - 1] for count in held) / request_tokens(service)
+            carried = max(carried, min(linked, max_rate))
     return carried * _BELOW
 
 

@@ -76,9 +76,9 @@ def _anneal(
         # Metropolis turned around: with the random number drawn first, the least flow that is accepted is
         # known.
         drop = heat * np.log(unit(random)) + weight * np.float64(now - then)
-        least = max(0, number[VALUE] + np.int64(np.ceil(drop)))
+        min_value = max(0, number[VALUE] + np.int64(np.ceil(drop)))
         # The weakest layer bounds the flow, so this test spares the flow of most rejected steps.
-        if weakest >= least and attempt(tables, state, change, count, least):
+        if weakest >= min_value and attempt(tables, state, change, count, min_value):
             now = then
             if number[VALUE] > best:
                 best = number[VALUE]

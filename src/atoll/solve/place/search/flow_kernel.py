@@ -217,12 +217,12 @@ def _drain(tables: Tables, state: FlowState, i: int) -> None:
         # A step of a path may look through the hubs of every group, so that is what it is counted as.
         number[WORK] += count * groups
         # As much as the narrowest arc of the path carries can be cancelled without a negative flow.
-        least = flow[path[0]]
+        min_flow = flow[path[0]]
         for step in range(1, count):
-            least = min(least, flow[path[step]])
+            min_flow = min(min_flow, flow[path[step]])
         for step in range(count):
-            _add(flow, number, log_at, log_by, path[step], -least)
-        number[VALUE] -= least
+            _add(flow, number, log_at, log_by, path[step], -min_flow)
+        number[VALUE] -= min_flow
 
 
 @lean_part
@@ -478,11 +478,11 @@ def _recover(
 @lean_part
 def weigh(cover: Ints, level: int) -> tuple[int, int]:
     """Return the summed capacity of layers, each counted up to `level`, and that of the weakest layer."""
-    total, least = 0, cover[0]
+    total, min_cover = 0, cover[0]
     for layer in range(cover.shape[0]):
         total += min(cover[layer], level)
-        least = min(least, cover[layer])
-    return total, least
+        min_cover = min(min_cover, cover[layer])
+    return total, min_cover
 
 
 @lean_part
@@ -491,14 +491,14 @@ def weigh_after(
 ) -> tuple[int, int]:
     """Return `weigh` as it would be after the moves of `change`."""
     _recover(start, end, rate, cover, change, count, 1)
-    total, least = weigh(cover, level)
+    total, min_cover = weigh(cover, level)
     _recover(start, end, rate, cover, change, count, -1)
-    return total, least
+    return total, min_cover
 
 
 @lean_part
-def attempt(tables: Tables, state: FlowState, change: Ints, count: int, least: int) -> bool:
-    """Move nodes (rows of `change`: node, start, end) if the flow is then at least `least`.
+def attempt(tables: Tables, state: FlowState, change: Ints, count: int, min_value: int) -> bool:
+    """Move nodes (rows of `change`: node, start, end) if the flow is then at least `min_value`.
 
     Otherwise everything is left as it was. The rows are overwritten.
     """
@@ -511,7 +511,7 @@ def attempt(tables: Tables, state: FlowState, change: Ints, count: int, least: i
     for c in range(count):
         _place(tables, state, change, c)
     augment(tables, state)
-    if number[VALUE] >= least:
+    if number[VALUE] >= min_value:
         return True
     for c in range(count):
         _place(tables, state, change, c)

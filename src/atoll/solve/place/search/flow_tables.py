@@ -73,12 +73,12 @@ STATE_TYPE = (
 """Types of `Tables` and `FlowState` in entries: plain tuples, whose types have a name in numba."""
 
 
-def groups_of(instance: FlowInstance, most: float = np.inf) -> Ints:
-    """Return a group for every node, such that no link inside a group can bind in flows of at most `most`.
+def groups_of(instance: FlowInstance, max_rate: float = np.inf) -> Ints:
+    """Return a group for every node, such that no link inside a group can bind in flows up to `max_rate`.
 
     A link cannot bind if it carries what the slower of its ends does at its best.
     """
-    top = np.minimum(instance.rate.max(axis=1), most)
+    top = np.minimum(instance.rate.max(axis=1), max_rate)
     free = instance.link >= np.minimum(top[:, None], top[None, :])
     # Both directions must be free: nodes of a group may stand in either order.
     free &= free.T
@@ -99,12 +99,12 @@ def groups_of(instance: FlowInstance, most: float = np.inf) -> Ints:
     return group
 
 
-def tables_of(instance: FlowInstance, most: float = np.inf) -> tuple[Tables, float]:
+def tables_of(instance: FlowInstance, max_rate: float = np.inf) -> tuple[Tables, float]:
     """Return an instance in whole numbers, and how many units a token/s is.
 
-    `most` is a proven bound on the flow, tokens/s.
+    `max_rate` is a proven bound on the flow, tokens/s.
     """
-    group = groups_of(instance, most)
+    group = groups_of(instance, max_rate)
     groups = int(group.max()) + 1
     total = float(instance.rate.max(axis=1).sum())
     # A power of two, so that scaling is exact and only the floor below rounds.

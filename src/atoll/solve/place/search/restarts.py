@@ -214,8 +214,8 @@ class _RestartWorker:
         hot = float(random.choice(HEATS)) * usual / len(self.kind)
         pull = float(random.choice(_PULLS))
         # Above the proven bound there is nothing to aim at.
-        most = int(self.pool.bound * self.units) + 1
-        level = min(int(usual * (1.0 + random.uniform(*_ABOVE))) + 1, most)
+        max_value = int(self.pool.bound * self.units) + 1
+        level = min(int(usual * (1.0 + random.uniform(*_ABOVE))) + 1, max_value)
         best, start, end = int(state.number[VALUE]), state.start.copy(), state.end.copy()
         done = 0
         # A run may go beyond the budget, since one that is cut never cools down; twice the budget ends it.

@@ -206,7 +206,7 @@ def _max_in_flight(  # noqa: C901 - one search; split up it would pass a dozen a
     shortest augmenting paths.
     """
     size, count = len(start), len(arcs.tail)
-    most = np.inf
+    max_total = np.inf
     for i in range(size):
         room[i] = 0.0
         if through[i] > 0.0:
@@ -218,7 +218,7 @@ def _max_in_flight(  # noqa: C901 - one search; split up it would pass a dozen a
         for i in range(size):
             if start[i] <= layer < end[i]:
                 total += room[i]
-        most = min(most, total)
+        max_total = min(max_total, total)
     # Edge e < count is arc e, edge count + i is node i, as in `_cheapest_flow`; arcs have no limit.
     sent, inside = scratch.arcs[_SENT], scratch.nodes[_ON]
     distance, via = scratch.distance, scratch.via
@@ -227,7 +227,7 @@ def _max_in_flight(  # noqa: C901 - one search; split up it would pass a dozen a
         sent[a] = 0.0
     fill(inside, 0.0)
     value = 0.0
-    while value < most:
+    while value < max_total:
         for v in range(2 * size + 2):
             via[v] = -1
             distance[v] = np.inf
@@ -256,7 +256,7 @@ def _max_in_flight(  # noqa: C901 - one search; split up it would pass a dozen a
         if distance[sink] == np.inf:
             break
         # Beyond what the fullest layer admits nothing is gained.
-        push = most - value
+        push = max_total - value
         for pushing in range(2):
             v = sink
             while v != source:
@@ -279,7 +279,7 @@ def _max_in_flight(  # noqa: C901 - one search; split up it would pass a dozen a
                     push = min(push, free)
                 v = a_to if back else a_from
         value += push
-    return min(value, most)
+    return min(value, max_total)
 
 
 @lean_part
@@ -497,12 +497,12 @@ def place_value(
     The arcs are those of `arcs_of`, in order; `flow` must have room for n (n + 2) of them. The value is
     that of the flow as filled, which is already scaled to what lasts. `rounds` is 1 or more.
     """
-    most = _max_arcs(site)
-    tail, head = np.empty((2, most), np.int64)
+    max_arcs = _max_arcs(site)
+    tail, head = np.empty((2, max_arcs), np.int64)
     use, trip, hop_s = np.empty((3, len(start)))
     return _sustain_or_place(
         tuple(site), *_ranges(start, end), rounds, dearest, tail, head, flow, use, trip, hop_s,
-        tuple(KernelScratch.of(len(start), most)),
+        tuple(KernelScratch.of(len(start), max_arcs)),
     )  # fmt: skip
 
 

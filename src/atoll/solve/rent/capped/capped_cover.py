@@ -103,12 +103,12 @@ def _undercut_none(state: Ints, cost: Floats) -> Ints:
 
 @entry("(int64[::1], float64[::1], boolean[::1])")
 def _mark_cheapest(state: Ints, cost: Floats, kept: NDArray[np.bool_]) -> None:
-    least = np.inf
+    min_cost = np.inf
     for i in range(len(state) - 1, -1, -1):
         first = i == len(state) - 1 or state[i] != state[i + 1]
-        if first or cost[i] < least:
+        if first or cost[i] < min_cost:
             kept[i] = True
-            least = cost[i]
+            min_cost = cost[i]
 
 
 @part
@@ -129,11 +129,11 @@ def _use_once(row: Floats, before: Floats, w: int, c: float) -> None:
 @part
 def _least(row: Floats, steps: Ints, cost: Floats, known: Ints, free: int, w: int) -> float:
     """Return the cost of covering w with what is known and one item that takes no scarce nodes."""
-    least: float = row[w]
+    min_cost: float = row[w]
     for n in range(free):
         i = known[n]
-        least = min(least, cost[i] + row[max(0, w - steps[i])])
-    return least
+        min_cost = min(min_cost, cost[i] + row[max(0, w - steps[i])])
+    return min_cost
 
 
 @entry(

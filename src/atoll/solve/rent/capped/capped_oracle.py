@@ -123,8 +123,8 @@ class CappedOracle(ServiceOracle):
         if not np.isfinite(sums[state]):
             return False
         last = len(sums) - 1
-        for table, most in ((prefill, state), (decode, last - state)):
-            for item in table.pick(most, level, caps):
+        for table, max_state in ((prefill, state), (decode, last - state)):
+            for item in table.pick(max_state, level, caps):
                 chosen[item] = chosen.get(item, 0) + 1
         return True
 

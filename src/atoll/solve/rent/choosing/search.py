@@ -371,11 +371,11 @@ class LevelSearch:
         levels = self.best.levels
         paid = []
         for entity in entities:
-            least = 0.0
+            min_cost = 0.0
             for m in entity:
                 steps = _steps_up(levels.get(m, 1.0))
-                least += min(root.legs[m].total.at(steps), cost[m])
-            paid.append(sum(cost[m] for m in entity) - least)
+                min_cost += min(root.legs[m].total.at(steps), cost[m])
+            paid.append(sum(cost[m] for m in entity) - min_cost)
         return paid
 
     def _take_anew(self, free: frozenset[int], near: list[Ints]) -> None:
@@ -469,8 +469,8 @@ def _edge(which: Ints, cost: Floats, share: Floats) -> Ints:
     left = np.lexsort((-share, cost))
     while len(left) and sum(len(some) for some in chosen) < _FIRST_ITEMS:
         # By rising cost, an item is on the edge if it carries more than all before it.
-        most = np.maximum.accumulate(share[left])
-        first = np.append(True, most[1:] > most[:-1])
+        max_share = np.maximum.accumulate(share[left])
+        first = np.append(True, max_share[1:] > max_share[:-1])
         chosen.append(which[left[first]])
         left = left[~first]
     return np.concatenate([np.zeros(0, np.int64), *chosen])

@@ -110,15 +110,15 @@ def _fill_table(
     choice[0] = -1
     # An item and the cheapest cover of what it leaves; it may carry more than is left.
     for d in range(1, steps + 1):
-        least = np.inf
+        min_value = np.inf
         which = -1
         for n in range(number):
             w = weight[n]
             value = best[w] + (table[d - w] if d > w else 0.0)
-            if value < least:
-                least = value
+            if value < min_value:
+                min_value = value
                 which = best_item[w]
-        table[d] = least
+        table[d] = min_value
         choice[d] = which
 
 
@@ -356,7 +356,7 @@ def pick_items(  # noqa: C901 - one pass over groups, legs and levels
     if found == 0:
         return -1
     first, second, split = legs[0], legs[0], steps
-    least = _leg_cost(first, steps, regions, table, base_level, base_cost)
+    min_value = _leg_cost(first, steps, regions, table, base_level, base_cost)
     # Two legs that share the demand: a level by the one, the rest by the other.
     for a in range(found):
         for b in range(found):
@@ -365,12 +365,12 @@ def pick_items(  # noqa: C901 - one pass over groups, legs and levels
             for d in range(1, steps):
                 value = _leg_cost(legs[a], d, regions, table, base_level, base_cost)
                 # Cost does not fall with the level: more of this leg cannot be part of a better pair.
-                if value >= least:
+                if value >= min_value:
                     break
                 value += _leg_cost(legs[b], steps - d, regions, table, base_level, base_cost)
                 # By the tolerance, one leg goes before two that cost the same.
-                if value < least * (1.0 - _TOLERANCE):
-                    least = value
+                if value < min_value * (1.0 - _TOLERANCE):
+                    min_value = value
                     first, second, split = legs[a], legs[b], d
     number = 0
     for turn in range(2):
@@ -477,7 +477,7 @@ def _deal(  # noqa: C901 - one loop over families, cells and offers
             number = need[cell_of[c]]
             while number > 0:
                 best = -1
-                least = np.inf
+                min_value = np.inf
                 for s in range(source_begin[c], source_begin[c + 1]):
                     k = source_offer[s]
                     if (
@@ -494,8 +494,8 @@ def _deal(  # noqa: C901 - one loop over families, cells and offers
                         value = paid[k] * size / min(gpus[k], rest) + start[k] * size
                     else:
                         continue
-                    if value < least:
-                        least = value
+                    if value < min_value:
+                        min_value = value
                         best = s
                 if best < 0:
                     return int(f)

@@ -560,8 +560,8 @@ class FastSearch:
             return self._by_weight(weights)
         some = np.ones(len(self.pickers))
         # The smallest share that the halvings below can tell from nothing.
-        least = 2.0**-_HALVINGS
-        found = self.fit(least * some, rounds=3, move=False)
+        min_share = 2.0**-_HALVINGS
+        found = self.fit(min_share * some, rounds=3, move=False)
         while found is None and some.any():
             # Not even one instance of each: one less, of those that found no place, or of all.
             short = [
@@ -571,11 +571,11 @@ class FastSearch:
             ]
             out = min(short or np.flatnonzero(some).tolist(), key=lambda m: (weights[m], -m))
             some[out] = 0.0
-            found = self.fit(least * some, rounds=3, move=False) if some.any() else None
+            found = self.fit(min_share * some, rounds=3, move=False) if some.any() else None
         if found is None:
             return None
         # `best` serves `low` all the time: it only moves to shares that were found.
-        low, high, best = least, 1.0, found
+        low, high, best = min_share, 1.0, found
         for _ in range(_HALVINGS):
             middle = (low + high) / 2.0
             trial = self.fit(middle * some, rounds=3, move=False)

@@ -244,13 +244,13 @@ def shortlist(
     return found
 
 
-def _cheap(group: Ints, cost: Floats, share: Floats, most: int) -> list[int]:
+def _cheap(group: Ints, cost: Floats, share: Floats, max_items: int) -> list[int]:
     """The cheapest of a group at each of some levels, and the cheapest for a share."""
-    rate = np.argsort(cost / share, kind="stable")[: max(1, most // 2)]
+    rate = np.argsort(cost / share, kind="stable")[: max(1, max_items // 2)]
     levels = np.arange(1, _LEVELS + 1) / _LEVELS
     enough = np.where(share[None, :] >= levels[:, None] * (1.0 - 1e-9), cost[None, :], np.inf)
     best = np.argmin(enough, axis=1)[np.isfinite(enough.min(axis=1))]
-    both = list(dict.fromkeys([*best.tolist(), *rate.tolist()]))[: max(4, most)]
+    both = list(dict.fromkeys([*best.tolist(), *rate.tolist()]))[: max(4, max_items)]
     return [int(group[place]) for place in both]
 
 

@@ -166,15 +166,15 @@ def _library_of(tables: RoleTables, found: Arrays | None) -> TemplateLibrary | N
     return TemplateLibrary(tables, counts, throughput, *(int(value) for value in limits))
 
 
-def _make(tables: RoleTables, most: int, usd: Sequence[float], effort: int) -> TemplateLibrary:
+def _make(tables: RoleTables, max_nodes: int, usd: Sequence[float], effort: int) -> TemplateLibrary:
     price = np.array(usd)
-    best = _most_promising(tables, price, _number_of_kinds(len(usd), most, effort))
-    nodes, _ = search_limits(len(best), most)
+    best = _most_promising(tables, price, _number_of_kinds(len(usd), max_nodes, effort))
+    nodes, _ = search_limits(len(best), max_nodes)
     found = generate(_only(tables, best), nodes)
     counts = np.zeros((len(found), len(tables.node_types)), np.int8)
     counts[:, best] = found.counts
     others = [c for c in range(len(price)) if c not in best and np.isfinite(price[c])]
-    alone = _equal_nodes(tables, others, most)
+    alone = _equal_nodes(tables, others, max_nodes)
     return TemplateLibrary(
         tables,
         np.concatenate([counts, alone[0]]),
@@ -214,12 +214,12 @@ def _only(tables: RoleTables, kinds: Sequence[int]) -> RoleTables:
 
 
 def _equal_nodes(
-    tables: RoleTables, kinds: Sequence[int], most: int
+    tables: RoleTables, kinds: Sequence[int], max_nodes: int
 ) -> tuple[NDArray[np.int8], Floats]:
     """Templates of nodes of one kind, for some kinds."""
     counts, rates = [np.zeros((0, len(tables.node_types)), np.int8)], [np.zeros(0)]
     for c in kinds:
-        found = equal_nodes(_only(tables, [c]), most)
+        found = equal_nodes(_only(tables, [c]), max_nodes)
         useful = np.flatnonzero(found > 0.0)
         some = np.zeros((len(useful), len(tables.node_types)), np.int8)
         some[:, c] = useful + 1

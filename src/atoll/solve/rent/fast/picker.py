@@ -23,9 +23,9 @@ class PickerRoom:
 
     def __init__(self, model: RentModel) -> None:
         groups, width = 3 * model.regions, _STEPS + 1
-        most = max((len(items) for items in model.items), default=0)
+        max_items = max((len(items) for items in model.items), default=0)
         running = max((items.running for items in model.items), default=0)
-        self.cost = np.empty(most)
+        self.cost = np.empty(max_items)
         self.kept = np.empty(running, np.int64)
         self.base_level, self.base_cost = np.empty(groups, np.int64), np.empty(groups)
         self.min_cost = np.empty(groups)
@@ -58,8 +58,8 @@ class ServicePicker:
             for phase in (PREFILL, DECODE, BOTH)
         ]
         # The phase whose largest item is smallest needs the finest steps.
-        least = min((share for share in largest if share > 0.0), default=1.0)
-        self._fine = _MIN_WEIGHT / least
+        min_share = min((share for share in largest if share > 0.0), default=1.0)
+        self._fine = _MIN_WEIGHT / min_share
         self.cost = 0.0
         self._known: list[tuple[Floats, float, dict[int, int] | None, float]] = []
 
