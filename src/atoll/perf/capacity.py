@@ -202,7 +202,7 @@ class CapacityModel:
         # A grid that begins below 1 has only the piece of a request that a step takes (`_batch_grid`).
         self._pieces = max(1.0, 1.0 / float(self._grid[0]))
         parts = _regular(model.parts(self._batches(self._grid)), self._grid)
-        self._fixed = PerPosition(lambda position: _fixed_seconds(parts, position))
+        self._fixed = PerPosition(lambda position: fixed_seconds(parts, position))
         self._counts = window_counts(model.spec, model.kinds)
         self._stack_s = slowest_run(self._counts, parts.layers)
         # Copies side by side have a share of the node's link each.
@@ -483,7 +483,7 @@ def piece_times(
     ones = np.ones_like(before)
     sizes = np.minimum(max_tokens, tokens - before)
     parts = model.parts(Batch(sizes, ones, before, 0.0 * ones, 0.0 * ones))
-    steps = slowest_run(counts, parts.layers) + _fixed_seconds(parts, position)
+    steps = slowest_run(counts, parts.layers) + fixed_seconds(parts, position)
     return PieceTimes(steps.sum(axis=1), steps.max(axis=1))
 
 
@@ -541,8 +541,8 @@ def _regular(parts: StepParts[Array], grid: Array) -> StepParts[Array]:
     )
 
 
-def _fixed_seconds(parts: StepParts[Array], position: Position) -> Array:
-    """The part of a step that does not depend on the number of layers."""
+def fixed_seconds(parts: StepParts[Array], position: Position) -> Array:
+    """Return the part of a step that does not depend on the number of layers."""
     total = np.zeros_like(parts.head) + parts.host
     if position.embedding:
         total = total + parts.embedding

@@ -39,13 +39,14 @@ from atoll.perf.capacity import (
     RoleLoad,
     booked_spread,
     booked_tokens,
+    fixed_seconds,
     piece_times,
 )
 from atoll.perf.grid import Indices
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.queueing import longest_wait, places_taken
-from atoll.perf.step import Position, StepModel, StepParts, slowest_run, window_counts
+from atoll.perf.step import Position, StepModel, slowest_run, window_counts
 from atoll.workload.lengths import LengthMix
 
 _GRID_POINTS = 48
@@ -119,7 +120,7 @@ class MixedCapacityModel:
         layers = slowest_run(self._counts, parts.layers)
 
         def at(position: Position) -> Array:
-            total = layers + _fixed(parts, position)
+            total = layers + fixed_seconds(parts, position)
             # Tables have noise: a larger batch is never faster, nor are more layers.
             total = np.maximum.accumulate(total, axis=1)
             return np.asarray(np.maximum.accumulate(total, axis=0))
@@ -241,13 +242,3 @@ def _largest(passed: Array, rate: Array) -> Array:
 def _median(lengths: LengthMix) -> float:
     """The median answer in tokens, lengths taken as log-normal."""
     return max(1.0, lengths.output_mean**2 / math.sqrt(lengths.output_mean_square))
-
-
-def _fixed(parts: StepParts[Array], position: Position) -> Array:
-    """The part of a step that does not depend on the number of layers."""
-    total = np.zeros_like(parts.head) + parts.host
-    if position.embedding:
-        total = total + parts.embedding
-    if position.head:
-        total = total + parts.head
-    return total
