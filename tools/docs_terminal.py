@@ -30,14 +30,14 @@ _OF_THE_USER = (
 )
 
 READY = {
-    "serve": "until Ctrl-C",
-    "hub": "watching",
-    "gateway": "models now",
-    "join": "serving|taking assignments|saying no more",
-    "planner": "until Ctrl-C",
-    "operate": "waits for an answer|operates",
+    "serve": "curl .*\n",
+    "hub": "watching .*\n",
+    "gateway": "curl .*\n",
+    "join": "(?:serving|taking assignments).*\n",
+    "planner": "curl .*\n",
+    "operate": "waits for an answer.*\n",
 }
-"""Verbs of commands that go on running, and what they say when they are ready."""
+"""Verbs of commands that go on running, and the last that they say when they are ready."""
 
 VARYING = (
     r"\d{4}-\d\d-\d\d(?: \d\d:\d\d:\d\d)?",  # days and times of day

@@ -92,9 +92,9 @@ def test_a_terminal_remembers_and_starts_at_home() -> None:
 def test_a_server_runs_until_the_page_ends() -> None:
     with open_terminal() as terminal:
         terminal.run("mkdir bin; mkfifo fifo; PATH=$PWD/bin:$PATH")
-        terminal.run("printf '#!/bin/sh\necho watching; read line < fifo' > bin/atoll")
+        terminal.run("printf '#!/bin/sh\necho watching x; read line < fifo' > bin/atoll")
         terminal.run("chmod +x bin/atoll")
-        assert terminal.run("atoll hub") == "watching"
+        assert terminal.run("atoll hub") == "watching x"
         server = int(terminal.run("kill -0 $LAST_SERVER && echo $LAST_SERVER"))
     with pytest.raises(ProcessLookupError):
         os.killpg(server, 0)
