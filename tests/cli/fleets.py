@@ -19,6 +19,9 @@ settings: {max_nodes_per_instance: 3}
 FLEET = BUSY.replace("rate: 16/s", "rate: 10/s")
 """The same with demand that can be met."""
 
+FREE = FLEET.replace("settings: {", "settings: {engines: [free], ")
+"""The same with any layout, also one that no engine runs."""
+
 SHORT = BUSY.replace("available: 8", "available: 2").replace("available: 4", "available: 1")
 """The same as `BUSY` with far too few nodes."""
 

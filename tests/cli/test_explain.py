@@ -9,7 +9,8 @@ from atoll.cli import main as cli
 from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.solve.explain.plan_explanation import Explanation
-from tests.cli.fleets import FAILS, FLEET, SHORT
+from tests.cli.fleets import FAILS, SHORT
+from tests.cli.fleets import FREE as FLEET
 
 LAB = """\
 services:
@@ -19,7 +20,7 @@ pool:
   owned:
     onprem:
       A100-40:8: {count: 1, whole: true}
-settings: {max_nodes_per_instance: 3}
+settings: {engines: [free], max_nodes_per_instance: 3}
 """
 CLUSTER = """\
 services:

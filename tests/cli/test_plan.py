@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from atoll.catalog.catalog import Catalog
 from atoll.cli import main as cli
 from atoll.core.units import format_price, format_share
 from atoll.plan.files.fleet_file import load_fleet
@@ -128,7 +129,12 @@ def test_the_cache_is_used_unless_told_otherwise(folder: Path, run: Run) -> None
     run("plan", "fleet.yaml", "--capacity-only", "--no-cache")
     assert not (folder / "cache").exists()
     run("plan", "fleet.yaml", "--capacity-only")
-    assert len(list((folder / "cache" / "templates").glob("*.npz"))) == 4
+    kept = {path: path.stat().st_mtime_ns for path in (folder / "cache").rglob("*.npz")}
+    assert kept
+    again = run("plan", "fleet.yaml", "--capacity-only")
+    # Read again, none written anew.
+    assert {path.name for path in (folder / "cache").rglob("*.npz")} == {p.name for p in kept}
+    assert "Proven" in again
 
 
 def test_a_problem_file_is_as_good_as_a_fleet_file(folder: Path, run: Run) -> None:
@@ -299,16 +305,22 @@ def test_gaps_are_written_short(gap: float, text: str) -> None:
 def test_equal_instances_are_one_row(run: Run) -> None:
     run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     _, plan = made("fleet")
-    single = next(row.example for row in group_instances(plan) if row.number == 1)
+    single = next(
+        row.example for row in group_instances(plan, Catalog.default()) if row.number == 1
+    )
     twin = single.model_copy(update={"id": "twin"})
     doubled = plan.model_copy(update={"instances": (*plan.instances, twin)})
-    (row,) = (row for row in group_instances(doubled) if row.layout == single.describe())
+    (row,) = (
+        row
+        for row in group_instances(doubled, Catalog.default())
+        if row.layout == single.describe()
+    )
     assert row.number == 2
     assert row.per_s == pytest.approx(2 * twin.throughput_per_s)
     assert row.usd_per_hour == pytest.approx(2 * twin.usd_per_hour)
-    assert sum(row.usd_per_hour for row in group_instances(plan)) == pytest.approx(
-        plan.usd_per_hour
-    )
+    assert sum(
+        row.usd_per_hour for row in group_instances(plan, Catalog.default())
+    ) == pytest.approx(plan.usd_per_hour)
 
 
 def test_layouts_break_between_stages() -> None:
@@ -338,7 +350,7 @@ def test_the_report_is_one_file_with_everything(run: Run) -> None:
     text = Path("report.html").read_text("utf-8")
     assert not re.search(r"https?:|<script|<link|src=|@import|url\(", text)
     problem, plan = made("fleet")
-    assert text.count("<svg") == len(group_instances(plan))
+    assert text.count("<svg") == len(group_instances(plan, Catalog.default()))
     price = format_price(plan.usd_per_hour)
     for part in (price, "Next to the baselines", "prefers-color-scheme: dark", "phi-4-14b"):
         assert part in text

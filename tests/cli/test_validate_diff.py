@@ -24,6 +24,7 @@ services:
 pool:
   owned:
     lab: {L40S:1: 2}
+settings: {engines: [free]}
 """
 
 

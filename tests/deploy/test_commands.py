@@ -146,8 +146,8 @@ def test_secrets_are_files_and_never_in_the_words() -> None:
         assert not any("/keys/" in value for _, value in command.env)
 
 
-def test_unlike_nodes_run_the_stage_engine_and_the_first_one_listens() -> None:
-    made = on(instance([(0, 20), (20, 32)]), ["L40S:1", "L4:1"])
+def test_ranges_that_overlap_run_the_stage_engine_and_the_first_one_listens() -> None:
+    made = on(instance([(0, 20), (12, 32)]), ["L40S:1", "L4:1"])
     launch = EngineLaunch(max_num_seqs=8)
     first, second = node_commands(made, HUB, FABRIC, labels=LABELS, launch=launch)
     for node, command in (("n0", first), ("n1", second)):
@@ -174,21 +174,23 @@ def test_the_simplest_engine_that_carries_the_instance() -> None:
     one, even = instance([(0, 32)]), on(instance([(0, 16), (16, 32)]), ["L4:1", "L4:1"])
     twins = instance([(0, 16), (16, 32), (16, 32)])
     mixed = on(instance([(0, 16), (16, 32)]), ["L4:1", "L40S:1"])
+    unlike = on(instance([(0, 16), (16, 32)]), ["L4:2", "L40S:1"])
     gguf = ServiceWeights("/m/x.gguf", ("chat",))
 
     def chosen(made: Instance, weights: ServiceWeights) -> str:
         return choose_engine(made, weights).name
 
-    assert chosen(one, HUB) == chosen(even, HUB) == "vllm"
-    assert chosen(twins, HUB) == chosen(mixed, HUB) == "atoll"
+    # vLLM runs unlike GPUs in a row, if each splits layers the same way.
+    assert chosen(one, HUB) == chosen(even, HUB) == chosen(mixed, HUB) == "vllm"
+    assert chosen(twins, HUB) == chosen(unlike, HUB) == "atoll"
     assert chosen(one, gguf) == "llamacpp"
     assert chosen(even, gguf) == "atoll"
     assert chosen(one, replace(HUB, engine="sglang")) == "sglang"
 
 
 def test_what_an_engine_cannot_carry_is_refused_with_a_way_out() -> None:
-    mixed = on(instance([(0, 16), (16, 32)]), ["L4:1", "L40S:1"])
-    with pytest.raises(InputError, match="mixes node types"):
+    mixed = on(instance([(0, 16), (16, 32)]), ["L4:2", "L40S:1"])
+    with pytest.raises(InputError, match="mixes tensor parallel sizes"):
         node_commands(mixed, replace(HUB, engine="vllm"), PLAIN)
     with pytest.raises(InputError, match="SGLang runs on one"):
         node_commands(mixed, replace(HUB, engine="sglang"), PLAIN)
@@ -291,7 +293,7 @@ def test_a_line_per_instance_that_can_be_pasted() -> None:
 
 def test_lines_with_a_fabric_name_its_file() -> None:
     one = on(instance([(0, 32)], "chat-0"), ["H100:2"])
-    mixed = on(instance([(0, 20), (20, 32)], "chat-1"), ["L40S:1", "L4:1"])
+    mixed = on(instance([(0, 20), (12, 32)], "chat-1"), ["L40S:1", "L4:1"])
     lines = paste_lines(plan(one, mixed), {"chat": HUB}, FABRIC)
     assert [(line.instance, line.node) for line in lines] == [
         ("chat-0", "n0"),

@@ -124,7 +124,7 @@ def best_cut(tables: Mapping[str, Floats], kinds: Kinds) -> Cut:
             rates = [
                 _stage_rates(tables, group, stages, place) for place, group in enumerate(groups)
             ]
-            found = _cut_layers(rates, layers)
+            found = cut_layers(rates, layers)
             if found is not None and found[1] > best.throughput:
                 best = Cut(groups, found[0], found[1])
     return best
@@ -137,7 +137,7 @@ def _stage_rates(tables: Mapping[str, Floats], group: Kinds, stages: int, place:
     return rates
 
 
-def _cut_layers(rates: Sequence[Floats], layers: int) -> tuple[tuple[int, ...], float] | None:
+def cut_layers(rates: Sequence[Floats], layers: int) -> tuple[tuple[int, ...], float] | None:
     """Share the layers out so that the slowest stage carries most: (where stages end, what it carries).
 
     best[s][l] = max over j of min(best[s - 1][l - j], rate_s(j)): nothing is assumed of the rates.

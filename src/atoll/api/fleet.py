@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from atoll.api.fleet_plan import FleetPlan
 from atoll.core.errors import InfeasibleError, InputError, UsageError
 from atoll.core.extras import require_extras
+from atoll.engines.table import read_engines
 from atoll.solve.effort import DEADLINE_S, LEVELS, Effort
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.solve_progress import SolveStats
@@ -219,6 +220,7 @@ class Fleet:
         robust: float | Literal["curve"] | None = None,
         risk: RiskModel | None = None,
         unserved_usd: float | None = None,
+        engines: Sequence[str] | None = None,
     ) -> FleetPlan:
         """Find the cheapest plan that keeps its promises; on a cluster, the best placement.
 
@@ -229,6 +231,9 @@ class Fleet:
 
         What counts is what the fleet says, or `weights`: rent, energy, carbon. Where more than rent does,
         the plan's `power` says what it draws.
+
+        Instances are run by the engines that the fleet allows, or `engines`, the preferred first; "free" is
+        for any layout, also one that no engine runs.
 
         `solver` is one of `solvers`. The search ends as close to the optimum as `effort` asks (a tenth of
         a per cent) or when the work that it allows is done, so equal fleets get equal plans; `deadline_s`
@@ -242,7 +247,7 @@ class Fleet:
         least expected rent and broken promises, where 1000 requests that do not keep theirs have a price
         (`unserved_usd`), and 95 % otherwise.
         """
-        asked = self._asked(attainment, weights)
+        asked = self._asked(attainment, weights, engines)
         stats = SolveStats()
         request = PlanRequest(
             solver=solver,
@@ -298,9 +303,17 @@ class Fleet:
             made = made.model_copy(update={"problem_hash": settled.content_hash()})
         return FleetPlan.of(made, self.problem, stats, source=self.source)
 
-    def _asked(self, attainment: float | None, weights: ObjectiveWeights | None = None) -> Problem:
-        """The problem, with another share of requests that must keep their promises, or other weights."""
+    def _asked(
+        self,
+        attainment: float | None,
+        weights: ObjectiveWeights | None = None,
+        engines: Sequence[str] | None = None,
+    ) -> Problem:
+        """The problem, with another share of requests that must keep their promises, weights or engines."""
         problem = self.problem
+        if engines is not None:
+            names = read_engines(engines, field="engines")
+            problem = problem.replace(settings={**dict(problem.settings), "engines": names})
         if weights is not None and weights != problem.weights:
             problem = problem.replace(weights=weights)
         if attainment is None:

@@ -13,7 +13,7 @@ import typer
 from atoll.cli.progress import show_progress
 from atoll.cli.risk import parse_risk, parse_robust
 from atoll.cli.shared_options import AsJson, NoCache, Overlays
-from atoll.core.errors import InfeasibleError, UnknownNameError, UsageError
+from atoll.core.errors import InfeasibleError, NoCommandError, UnknownNameError, UsageError
 from atoll.core.files import atomic_write, check_target
 from atoll.core.units import parse_duration, parse_share
 from atoll.report.terminal import console, emit, note, to_json
@@ -75,6 +75,14 @@ def plan(
             "--objective",
             help="Of rented nodes: cost (the default), energy or carbon; on a fixed cluster: sustained "
             "(the default), max-flow or latency.",
+        ),
+    ] = None,
+    engines: Annotated[
+        str | None,
+        typer.Option(
+            "--engines",
+            help="Engines that may run instances, the preferred first, as vllm,atoll; free: any layout, "
+            "also one that no engine runs. The fleet file's if left out.",
         ),
     ] = None,
     energy_price: Annotated[
@@ -199,6 +207,7 @@ def plan(
     """
     if commands and _show_plan_commands(fleet, as_json=as_json):
         return
+    unrun: NoCommandError | None = None
     seconds = parse_duration(deadline, field="--deadline")
     share = parse_share(gap, field="--gap")
     kept = None if attainment is None else parse_share(attainment, field="--attainment")
@@ -250,6 +259,7 @@ def plan(
             robust=sure,
             risk=parse_risk(risk or (), opened_fleet.problem),
             unserved_usd=unserved_usd,
+            engines=None if engines is None else engines.replace(" ", "").split(","),
         )
     compared: tuple[Compared, ...] = ()
     if compare:
@@ -262,7 +272,7 @@ def plan(
     for path in targets:
         _write(path, fleet_plan, compared, as_report=path is report)
     if as_json or fleet_plan.status != "infeasible":
-        _show(
+        unrun = _show(
             fleet_plan,
             opened_fleet,
             compared,
@@ -273,7 +283,7 @@ def plan(
     for path in targets:
         note(f"wrote {path}")
     _tell_stats(fleet_plan, stats, stats_out)
-    refused = unmet or _broken(fleet_plan)
+    refused = unmet or _broken(fleet_plan) or unrun
     if refused is not None:
         raise refused
     if fleet_plan.cut_short:
@@ -383,7 +393,7 @@ def _write(path: Path, plan: FleetPlan, compared: tuple[Compared, ...], *, as_re
 def _show_plan_commands(path: Path, *, as_json: bool) -> bool:
     """Print the commands of a plan.json; False where the file is none."""
     from atoll.catalog.catalog import Catalog
-    from atoll.cli.plan_commands import show_commands, write_commands
+    from atoll.cli.plan_commands import refuse_missing, show_commands, write_commands
     from atoll.plan.files.read import is_plan, read_plan
 
     if not is_plan(path):
@@ -393,6 +403,9 @@ def _show_plan_commands(path: Path, *, as_json: bool) -> bool:
         emit(found, True)
     else:
         _print_lines(show_commands(found))
+    unrun = refuse_missing(found)
+    if unrun is not None:
+        raise unrun
     return True
 
 
@@ -409,8 +422,9 @@ def _show(
     as_json: bool,
     cached: bool,
     commands: bool,
-) -> None:
-    from atoll.cli.plan_commands import show_commands, write_commands
+) -> NoCommandError | None:
+    """Print the plan; return an error if commands are asked for and an instance has none."""
+    from atoll.cli.plan_commands import refuse_missing, show_commands, write_commands
     from atoll.plan.cost import cost_report
     from atoll.report.plan.show import draw_plan
 
@@ -418,7 +432,7 @@ def _show(
     if not as_json:
         emit(None, False, lambda: draw_plan(plan, plan.problem, compared, width=console().width))
         _print_lines(show_commands(written))
-        return
+        return refuse_missing(written)
     from atoll.solve.effort import Effort
     from atoll.solve.plan_request import PlanRequest
     from atoll.solve.registry import count_templates
@@ -440,6 +454,7 @@ def _show(
             "handovers": plan.handovers,
         }
     emit(data, True)
+    return refuse_missing(written)
 
 
 def read_weights(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, NoCommandError
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -52,6 +52,18 @@ def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]
         machines = tuple(line.machine for line in lines)
         found.append(InstanceCommands(one.id, machines, tuple(line.line for line in lines)))
     return tuple(found)
+
+
+def refuse_missing(commands: Sequence[InstanceCommands]) -> NoCommandError | None:
+    """Return an error that names the instances without a command; None where all have one."""
+    missing = [each for each in commands if each.refusal is not None]
+    if not missing:
+        return None
+    names = ", ".join(each.instance for each in missing)
+    return NoCommandError(
+        f"no command for {names}, as told above",
+        hint="plan with engines that run it, as --engines vllm",
+    )
 
 
 def show_commands(commands: Sequence[InstanceCommands]) -> list[str]:

@@ -261,7 +261,7 @@ def _libraries(
 ) -> list[tuple[Phase, TemplateLibrary]]:
     """The templates of the phases asked for, with a bar on stderr while they are computed."""
     from atoll.solve.templates.generate import generate
-    from atoll.solve.templates.library import role_tables
+    from atoll.solve.templates.library import engine_tables, role_library
     from atoll.solve.templates.template_cache import TemplateCache
 
     roles = [role for role in problem.roles if phase in (None, role.phase)]
@@ -274,9 +274,14 @@ def _libraries(
             def progress(done: int, total: int, at: int = at, name: str = role.phase) -> None:
                 step(at + done / max(1, total), name)
 
-            tables = role_tables(problem, catalog, role)
-            solve = TemplateCache().library if cached else generate
-            libraries.append((role.phase, solve(tables, most, progress=progress)))
+            library = role_library(
+                problem,
+                engine_tables(problem, catalog, role),
+                most,
+                make=TemplateCache().library if cached else generate,
+                progress=progress,
+            )
+            libraries.append((role.phase, library))
     return libraries
 
 

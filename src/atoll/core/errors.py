@@ -184,6 +184,12 @@ class MissingDependencyError(AtollError):
         )
 
 
+class NoCommandError(AtollError):
+    """An instance of a plan has no command that would start it."""
+
+    exit_code = 8
+
+
 class InternalError(AtollError):
     """Atoll broke one of its own promises; always a bug in Atoll."""
 

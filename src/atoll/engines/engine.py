@@ -6,15 +6,20 @@ it leaves out is what a plain OpenAI server behind a URL would say.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from atoll.core.errors import InputError
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.profile import EngineDefaults
+
+if TYPE_CHECKING:
+    from atoll.catalog.gpus import GpuType
+    from atoll.catalog.transformer import TransformerSpec
 
 Figure = Literal["running", "waiting", "kv", "tokens"]
 """Figures read from an engine's metrics: requests, share of the KV cache (0 to 1), tokens made so far."""
@@ -24,6 +29,41 @@ the text so far, or from its tokens with the exact state."""
 WeightsForm = Literal["repository", "gguf", "folder"]
 """Source that an engine loads: a repository's name or a folder, a .gguf file here, or a folder here."""
 SettingCheck = Callable[[str], bool]
+Platform = Literal["cuda", "rocm", "metal"]
+Pipelines = Literal["none", "rows", "free"]
+"""Pipelines that an engine runs: none; one node a stage, with the same GPUs and tensor parallel size in all;
+or any, with several nodes in a stage and unlike ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Where an engine computes with weights of a format: least compute capability of CUDA, and platforms.
+
+    From `native` on the hardware computes in the format; below, weights are widened as they are read.
+    """
+
+    capability: float = 0.0
+    native: float = 0.0
+    platforms: tuple[Platform, ...] = ("cuda", "rocm")
+
+
+def platform_of(gpu: GpuType) -> tuple[Platform, float]:
+    """Return the platform of a kind of GPU and its compute capability; infinity where there is none."""
+    named = gpu.compute_capability
+    if named.startswith("gfx"):
+        return "rocm", math.inf
+    return ("metal", math.inf) if named.startswith("metal") else ("cuda", float(named))
+
+
+class Standing(StrEnum):
+    """What is known of an engine in a layout on a kind of GPU."""
+
+    SERVED = "served"
+    """It ran on such a GPU, and the results are kept with the benchmarks."""
+    TESTED = "tested"
+    """The real engine runs so in our tests, on cores."""
+    WRITTEN = "written"
+    """Its command is written, and checked by the engine's own parser where that is installed."""
 
 
 class Irregularity(StrEnum):
@@ -31,8 +71,9 @@ class Irregularity(StrEnum):
 
     PARTIAL = "has nodes that run only a part of their layers"
     WIDE_STAGE = "has several nodes in a stage"
-    UNLIKE_NODES = "mixes node types"
+    UNLIKE_NODES = "mixes tensor parallel sizes"
     OVERLAP = "has layer ranges that overlap"
+    COPIES = "has several copies of its layers on each of several nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +81,7 @@ class EngineLayout:
     """Nodes and layers of an instance, as far as an engine has to know them.
 
     `tp` GPUs split a layer and `copies` of it stand side by side, both as on the first node. `layers` are
-    the numbers of layers of the stages, in order.
+    the numbers of layers of the stages, in order. `alone` says that it runs prefill or decode only.
     """
 
     instance: str
@@ -49,6 +90,7 @@ class EngineLayout:
     copies: int
     layers: tuple[int, ...]
     irregularities: tuple[Irregularity, ...] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +142,21 @@ class Engine:
     on_cores: ClassVar[bool] = False
     """Whether it computes on CPU cores, and is given some."""
     max_nodes: ClassVar[int | None] = None
+    max_node_gpus: ClassVar[int | None] = None
+    """GPUs of a node that it computes on, where it computes on GPUs."""
     allows: ClassVar[frozenset[Irregularity]] = frozenset()
     """Irregular layouts that it runs."""
-    phases_apart: ClassVar[bool] = False
-    """Whether instances of it run prefill or decode alone."""
+    connector: ClassVar[str | None] = None
+    """How an instance of it that runs prefill alone hands KV cache to one that runs decode alone; both
+    must have the same. None: it runs both phases."""
+    platforms: ClassVar[Mapping[Platform, float]] = {}
+    """Hardware it runs on, with the least compute capability (of CUDA; 0 for others)."""
+    formats: ClassVar[Mapping[str, WeightFormat]] = {}
+    """Number formats of weights that it computes with, by the catalog's names."""
+    served_on: ClassVar[frozenset[str]] = frozenset()
+    """Architectures of GPUs on which it served in our results, whole models on one GPU."""
+    tested: ClassVar[frozenset[str]] = frozenset()
+    """Layouts in which our tests run it: "one node", "several nodes"."""
     ready_s: ClassVar[float] = 1800.0
     """How long it may take from start to a first token."""
     failed_probes: ClassVar[int] = 3
@@ -177,6 +230,12 @@ class Engine:
     def check_layout(self, layout: EngineLayout) -> None:
         """Raise InputError unless it runs the layout."""
         hint = "use the engine 'atoll'"
+        if layout.alone and self.connector is None:
+            raise InputError(
+                f"{layout.instance} runs one phase, and {self.title} runs prefill and decode together",
+                field="engine",
+                hint=hint,
+            )
         if self.max_nodes is not None and layout.nodes > self.max_nodes:
             raise InputError(
                 f"{layout.instance} has {layout.nodes} nodes, and {self.title} runs on one",
@@ -195,6 +254,36 @@ class Engine:
         except InputError:
             return False
         return True
+
+    @property
+    def pipelines(self) -> Pipelines:
+        """Pipelines over nodes that it runs, as `check_layout` would find by trying."""
+        if self.max_nodes == 1:
+            return "none"
+        free = {Irregularity.WIDE_STAGE, Irregularity.UNLIKE_NODES}
+        return "free" if free <= self.allows else "rows"
+
+    def refuses(self, spec: TransformerSpec, gpu: GpuType) -> str | None:
+        """Return why it cannot compute a model on a kind of GPU; None: it can."""
+        platform, capability = platform_of(gpu)
+        least = self.platforms.get(platform)
+        if least is None:
+            return f"{self.title} does not run on {gpu.name}"
+        if capability < least:
+            return f"{self.title} needs compute capability {least:g}, and {gpu.name} has {capability:g}"
+        for dtype in {spec.attention_dtype.name, spec.mlp_dtype.name, spec.expert_dtype.name}:
+            known = self.formats.get(dtype)
+            if known is None or platform not in known.platforms or capability < known.capability:
+                return f"{self.title} has no {dtype} on {gpu.name}"
+        return None
+
+    def standing(self, layout: EngineLayout, architectures: Collection[str]) -> Standing:
+        """Return what is known of it in a layout on GPUs of these architectures."""
+        alone = layout.nodes == 1 and layout.tp == 1 and layout.copies == 1 and not layout.alone
+        if alone and self.served_on.issuperset(architectures):
+            return Standing.SERVED
+        tried = "one node" if layout.nodes == 1 and layout.tp == 1 else "several nodes"
+        return Standing.TESTED if tried in self.tested else Standing.WRITTEN
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
         """Return the command that serves an instance on one machine, its layout checked."""

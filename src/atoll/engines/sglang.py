@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,6 +12,7 @@ from atoll.engines.engine import (
     ServedModel,
     ServerCommand,
     ServerHost,
+    WeightFormat,
     is_revision,
     is_share,
     is_whole,
@@ -41,6 +43,16 @@ class Sglang(Engine):
         40  # Only where it is asked for: the stage engine comes before it and takes everything.
     )
     launches = True
+    platforms: ClassVar = {"cuda": 7.5, "rocm": 0.0}
+    formats: ClassVar = {
+        "bf16": WeightFormat(native=8.0),
+        "fp16": WeightFormat(),
+        "fp8": WeightFormat(8.0, native=8.9),
+        "int8": WeightFormat(7.5, platforms=("cuda",)),
+        "int4": WeightFormat(7.5, native=math.inf),
+        "mxfp4": WeightFormat(8.0, native=10.0),
+        "nvfp4": WeightFormat(8.0, native=10.0, platforms=("cuda",)),
+    }
     max_nodes = 1
     max_names = 1
     settings: ClassVar = {

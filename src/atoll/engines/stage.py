@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from atoll.engines.engine import Engine, Irregularity, is_whole, one_of
+from atoll.engines.engine import Engine, Irregularity, WeightFormat, is_whole, one_of
 from atoll.engines.limits import EngineLaunch, HostTime
 from atoll.engines.profile import EngineDefaults
 
@@ -42,8 +42,16 @@ class StageEngine(Engine):
     staged = True
     weights = "folder"
     on_cores = True
+    max_node_gpus = 1
     allows = frozenset(Irregularity)
-    phases_apart = True
+    connector = "atoll"
+    platforms: ClassVar = {"cuda": 7.0}
+    formats: ClassVar = {
+        "bf16": WeightFormat(native=8.0, platforms=("cuda",)),
+        "fp16": WeightFormat(platforms=("cuda",)),
+        "fp32": WeightFormat(platforms=("cuda",)),
+    }
+    tested = frozenset({"one node", "several nodes"})
     ready_s = 300.0
     failed_probes = 1
     stop_s = 12.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """Asks for the first engine in the order of preference that runs an instance."""
+FREE = "free"
+"""In the place of engines to plan with: any layout, also one that no engine runs."""
 UNKNOWN = "openai"
 """Kind of a server that nobody recognises."""
 
@@ -54,6 +56,28 @@ def find_launched(name: str, *, field: str | None = None) -> Engine:
 def list_launched() -> tuple[Engine, ...]:
     """Return the engines that Atoll can start, in the order of preference."""
     return tuple(engine for engine in ENGINES.values() if engine.launches)
+
+
+def find_planned(name: str, *, field: str | None = None) -> Engine:
+    """Return an engine by name that instances can be planned for."""
+    return _find_among(name, _is_planned, field)
+
+
+def list_planned() -> tuple[Engine, ...]:
+    """Return the engines that instances can be planned for, in the order of preference."""
+    return tuple(engine for engine in ENGINES.values() if _is_planned(engine))
+
+
+def read_engines(names: Iterable[str], *, field: str) -> tuple[str, ...]:
+    """Return engines to plan with as a problem has them, each once: none where "free" asks for any layout."""
+    asked = tuple(dict.fromkeys(names))
+    if asked == (FREE,):
+        return ()
+    return tuple(find_planned(name, field=field).name for name in asked)
+
+
+def _is_planned(engine: Engine) -> bool:
+    return engine.launches and engine.defaults is not None
 
 
 def recognise(name: str) -> Engine | None:

@@ -5,6 +5,7 @@ A node whose GPUs hold several copies of the layers runs them as data-parallel r
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,6 +15,7 @@ from atoll.engines.engine import (
     ServedModel,
     ServerCommand,
     ServerHost,
+    WeightFormat,
     is_revision,
     is_share,
     is_whole,
@@ -47,6 +49,17 @@ class Vllm(Engine):
     title = "vLLM"
     preference = 20
     launches = True
+    platforms: ClassVar = {"cuda": 7.5, "rocm": 0.0}
+    formats: ClassVar = {
+        "bf16": WeightFormat(native=8.0),
+        "fp16": WeightFormat(),
+        "fp8": WeightFormat(8.0, native=8.9),
+        "int8": WeightFormat(7.5, platforms=("cuda",)),
+        "int4": WeightFormat(7.5, native=math.inf),
+        "mxfp4": WeightFormat(8.0, native=10.0),
+        "nvfp4": WeightFormat(8.0, native=10.0, platforms=("cuda",)),
+    }
+    tested = frozenset({"one node"})
     settings: ClassVar = {
         "max-model-len": is_whole,
         "max-num-seqs": is_whole,

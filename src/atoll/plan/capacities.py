@@ -463,12 +463,13 @@ def role_table(
     region: str | None = None,
     machine: str | None = None,
     source: NodeSource | None = None,
+    tp: int | None = None,
 ) -> Array:
     """Return `node_capacity` of every position, stage count and number of layers at once.
 
     Shape (4, stages, layers + 1): positions as in `POSITIONS` (first, middle, last, whole), S = 1..
     `stages`, j = 0..layers. Whole is for S = 1 only, the others for S >= 2; the rest is 0. `source` says
-    where the kind comes from instead of `region` and `machine`.
+    where the kind comes from instead of `region` and `machine`; `tp` is the only split that counts.
     """
     role_id = parse_role(role) if isinstance(role, str) else role
     where = source or node_source(catalog, kind, region=region, machine=machine)
@@ -477,11 +478,13 @@ def role_table(
     best = np.zeros((len(POSITIONS), stages, spec.layers + 1))
     if not loads:
         return best
-    for tp in tp_sizes(spec, node.count):
-        copy, share = copy_node(node, tp), link.share(tp, node.count)
+    for size in tp_sizes(spec, node.count):
+        if tp not in (None, size):
+            continue
+        copy, share = copy_node(node, size), link.share(size, node.count)
         joint = share if stages > 1 else None
         table = _copy_table(loads, copy, problem.engine_of(service), joint, stages)
-        best = np.maximum(best, table * (node.count // tp))
+        best = np.maximum(best, table * (node.count // size))
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, link)
     best[:, 0] = np.minimum(best[:, 0], alone)
     best[:, 1:] = np.minimum(best[:, 1:], piped)

@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from atoll.catalog.catalog import Catalog
+from atoll.core.ids import Phase
 from atoll.engines.engine import EngineLayout, Irregularity
+from atoll.engines.table import find_engine
 from atoll.plan.plan import Instance
+
+
+def describe_engine(instance: Instance, catalog: Catalog) -> str | None:
+    """Return which engine runs an instance, its tensor parallel size and standing: "vllm TP 2, tested"."""
+    if instance.engine is None:
+        return None
+    gpus = {catalog.node(node.kind).gpu.architecture for node in instance.nodes}
+    standing = find_engine(instance.engine).standing(engine_layout(instance), gpus)
+    sizes = sorted({node.tp for node in instance.nodes})
+    split = f" TP {'+'.join(map(str, sizes))}" if sizes != [1] else ""
+    return f"{instance.engine}{split}, {standing}"
 
 
 def engine_layout(instance: Instance) -> EngineLayout:
@@ -14,8 +28,9 @@ def engine_layout(instance: Instance) -> EngineLayout:
     found = {
         Irregularity.PARTIAL: instance.partial,
         Irregularity.WIDE_STAGE: any(len(stage.nodes) > 1 for stage in stages),
-        Irregularity.UNLIKE_NODES: len({(node.kind, node.tp) for node in instance.nodes}) > 1,
+        Irregularity.UNLIKE_NODES: len({(node.gpus, node.tp) for node in instance.nodes}) > 1,
         Irregularity.OVERLAP: any(a.end != b.start for a, b in pairwise(stages)),
+        Irregularity.COPIES: len(instance.nodes) > 1 and first.gpus > first.tp,
     }
     return EngineLayout(
         instance=instance.id,
@@ -24,4 +39,5 @@ def engine_layout(instance: Instance) -> EngineLayout:
         copies=first.gpus // first.tp,
         layers=tuple(stage.end - stage.start for stage in stages),
         irregularities=tuple(each for each, holds in found.items() if holds),
+        alone=instance.phase in (Phase.PREFILL, Phase.DECODE),
     )

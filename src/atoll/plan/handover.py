@@ -220,7 +220,7 @@ def take_handovers(problem: Problem, catalog: Catalog, known: RecalledHandovers)
 def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
     spec = catalog.model(service.model).llm
     size = float(kv_bytes(spec, 0, spec.layers, service.lengths.input_mean))
-    engine = problem.engine_of(service)
+    engine = problem.handover_engine_of(service)
     by_layers = kv_bytes_by_layers(spec, service.lengths.input_mean)
     regions: set[str] = set()
     # Seconds to move all that a kind can hold, and its latency.

@@ -53,7 +53,7 @@ NodeId = Annotated[str, Field(pattern=r"^n\d+$")]
 GpuIndex = Annotated[int, Field(ge=0, le=1023)]
 TemplateKey = tuple[str, tuple[tuple[str, int], ...]]
 RentalKey = tuple[str, str, tuple[tuple[str, int, Market, int], ...]]
-PlacementKey = tuple[str, str, tuple[tuple[str, int, Market, int, int, int, str], ...]]
+PlacementKey = tuple[str, str, tuple[tuple[str, int, Market, int, int, int, str], ...], str]
 
 
 class Node(Frozen):
@@ -150,7 +150,8 @@ class Instance(Frozen):
     for its step and hand-over. `partial` says that a node may run only those of its layers that the
     request still needs (overlapping ranges); without it ranges must meet end to start. `kept` says
     that it ran before and costs no initialisation. An executor has one node, whose layers are not told apart
-    ([0, 1)), and its throughput is requests/s that paths lead over it.
+    ([0, 1)), and its throughput is requests/s that paths lead over it. `engine` is the program that runs it;
+    None where layouts are free of what engines can run.
     """
 
     id: Name
@@ -164,6 +165,15 @@ class Instance(Frozen):
     usd_per_hour: NotNegative
     kept: bool = False
     partial: bool = False
+    engine: Name | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out an engine that is not known, so that plans and problems without keep their hash."""
+        fields: dict[str, object] = write(self)
+        if self.engine is None:
+            fields.pop("engine", None)
+        return fields
 
     @property
     def role_id(self) -> RoleId:
@@ -198,7 +208,7 @@ class Instance(Frozen):
         held = (
             (n.node_type, n.gpus, n.market, n.start, n.end, n.tp, n.host or "") for n in self.nodes
         )
-        return (self.role, self.region, tuple(sorted(held)))
+        return (self.role, self.region, tuple(sorted(held)), self.engine or "")
 
     def region_of(self, node: Node) -> str:
         """Return where a node of the instance stands."""

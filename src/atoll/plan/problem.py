@@ -26,7 +26,7 @@ from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.engines.limits import EngineLaunch, EngineLimits
-from atoll.engines.table import EngineChoice
+from atoll.engines.table import EngineChoice, find_engine
 from atoll.perf.components.measured import MeasuredRate
 from atoll.plan.choice import NO_LEVEL, Choice, ModelMix, fit_mixes, levels_of
 from atoll.plan.cluster import Cluster
@@ -323,6 +323,9 @@ class Settings(Frozen):
     price. `on_shortage` says what happens when demand cannot be met: fail, serve the same largest
     fraction of every service's demand, or weigh services by priority. Capacity is what keeps promises for
     half of all requests, or about for the share of them that each service asks for (`sized_for`).
+
+    Instances are run by one of `engines`, each by the first that carries as much as any, and have a layout
+    that it runs. Without any, layouts are free and take the times of `engine`: nobody may run them.
     """
 
     max_nodes_per_instance: int = Field(default=6, ge=1, le=8)
@@ -330,6 +333,7 @@ class Settings(Frozen):
     max_stages: int | None = Field(default=None, ge=1)
     init_penalty: NotNegative = 0.0
     engine: str = "vllm"
+    engines: tuple[str, ...] = ()
     seed: int = Field(default=0, ge=0)
     on_shortage: Shortage = "fraction"
     sized_for: Sizing = "half"
@@ -338,9 +342,8 @@ class Settings(Frozen):
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
-        if self.sized_for == "half":
-            fields.pop("sized_for", None)
-        return fields
+        later = {"sized_for": self.sized_for != "half", "engines": bool(self.engines)}
+        return {name: value for name, value in fields.items() if later.get(name, True)}
 
     @property
     def stages(self) -> int:
@@ -532,6 +535,18 @@ class Problem(Frozen):
         """Return the engine of a service with its limits."""
         return EngineChoice(self.settings.engine, service.engine_limits)
 
+    def handover_engine_of(self, service: Service) -> EngineChoice:
+        """Return the engine whose instances hand KV cache of a service to each other, with its limits."""
+        names = (*self.settings.engines, self.settings.engine)
+        apart = (name for name in names if find_engine(name).connector is not None)
+        return EngineChoice(next(apart, self.settings.engine), service.engine_limits)
+
+    def run_by(self, engine: str | None) -> Problem:
+        """Return the problem as it is for instances of one engine; None: as it is where layouts are free."""
+        if engine is None or (engine == self.settings.engine and not self.settings.engines):
+            return self
+        return _run_by(self, engine)
+
     def launches(self) -> dict[str, EngineLaunch]:
         """Return by service what its engines are started with: limits that are set, and its promise."""
         return {
@@ -608,6 +623,23 @@ class Problem(Frozen):
         for overlay in self.overlays:
             catalog = apply_overlay(catalog, overlay)
         return catalog
+
+
+_RUN_BY: dict[tuple[int, str], tuple[Problem, Problem]] = {}
+_MAX_RUN_BY = 256
+
+
+def _run_by(problem: Problem, engine: str) -> Problem:
+    """Return the same object for the same problem: what is known of it is found by its identity."""
+    key = (id(problem), engine)
+    known = _RUN_BY.get(key)
+    if known is None:
+        settings = problem.settings.model_copy(update={"engine": engine, "engines": ()})
+        if len(_RUN_BY) >= _MAX_RUN_BY:
+            _RUN_BY.clear()
+        # The problem is kept beside the answer, so its id cannot have passed to another.
+        known = _RUN_BY[key] = (problem, problem.model_copy(update={"settings": settings}))
+    return known[1]
 
 
 KV_CACHE_DTYPES = {

@@ -27,6 +27,7 @@ _QUALITY = "What right answers cost"
 _WAYS = "Ways to deploy that have a name"
 _PARTS = "Executors by part, the bottleneck first"
 _MISFITS = "Parts that do not run on a kind of node, alone there"
+_ENGINES = "What running costs, for capacity alone"
 LEFT_OUT = "Not asked (allow more with --plans or --deadline)"
 
 
@@ -61,6 +62,11 @@ def list_constraints(explanation: Explanation) -> list[str]:
 def list_qualities(explanation: Explanation) -> list[str]:
     """Return sentences about each choice between models: errors, their price, and who answers nothing."""
     return [line for choice in explanation.choices for line in choice.lines]
+
+
+def list_engines(explanation: Explanation) -> list[str]:
+    """Return what the plan would cost with other engines, and with layouts that no engine runs."""
+    return [cost.text for cost in explanation.engines]
 
 
 def _list_demand(explanation: Explanation) -> Grid:
@@ -145,6 +151,8 @@ def draw_explanation(
         parts.append(_draw_list(_BINDS, list_constraints(explanation)))
         if explanation.choices:
             parts.append(_draw_list(_QUALITY, list_qualities(explanation)))
+        if explanation.engines:
+            parts.append(_draw_list(_ENGINES, list_engines(explanation)))
         if demand.rows or not explanation.parts:
             parts += [Text(""), demand.draw("Demand")]
         for title, grid in _list_executors(explanation):
@@ -190,6 +198,8 @@ def _gather(explanation: Explanation, notes: Sequence[str]) -> dict[str, object]
     lists = [(_BINDS, list_constraints(explanation))]
     if explanation.choices:
         lists.append((_QUALITY, list_qualities(explanation)))
+    if explanation.engines:
+        lists.append((_ENGINES, list_engines(explanation)))
     lists += list_repairs(explanation)
     return {
         "title": f"Explanation of {explanation.problem_name}",

@@ -122,11 +122,11 @@ def alone_seconds(z: Sim, r: int, hop: int) -> float:
 def wait_prompt(z: Sim, u: int, r: int) -> None:
     """Let a prompt wait at a unit; one that gave way and is computed again goes first in eager engines."""
     own, hop = owner(z, r), z.request[r].hop
-    c = z.request[own]
+    c, instance = z.request[own], z.instance[z.unit[u].instance]
     # Orders other than arrival rank prompts by how long they take (`urgency`).
-    if z.run[0].order != BY_ARRIVAL and c.charged <= hop:
+    if instance.order != BY_ARRIVAL and c.charged <= hop:
         c.service_s = alone_seconds(z, own, hop)
-    if hop == 0 and c.made > 0 and z.run[0].eager:
+    if hop == 0 and c.made > 0 and instance.eager:
         put_first(z, prompt_list(u), r)
         queue_at(z, u, 1.0)
     else:

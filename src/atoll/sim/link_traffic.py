@@ -148,7 +148,7 @@ def instance_open(z: Sim, i: int, need: float) -> bool:
     low, high = z.graph[i].vertex, z.graph[i + 1].vertex
     mark = z.run[0].high_water
     fetches = False
-    if z.run[0].eager:
+    if z.instance[i].eager:
         fetches = z.instance[i].part == ANSWERS
         mark = 1.0 if fetches else math.inf
     if high - low == 3:
@@ -181,7 +181,7 @@ def instance_open(z: Sim, i: int, need: float) -> bool:
 def service_open(z: Sim, g: int, prompt: float, whole: float) -> bool:
     """Close the instances of a service's graph that cannot take a request; say if any way is left.
 
-    It is counted with `prompt` tokens where only its prompt is computed, with `whole` where all is.
+    It is counted with `prompt` tokens where only its prompt is computed or counts, with `whole` where all is.
     """
     for v in range(z.graph[g].vertex + 1, z.graph[g + 1].vertex - 1):
         vertex = z.vertex[v]
@@ -189,10 +189,10 @@ def service_open(z: Sim, g: int, prompt: float, whole: float) -> bool:
         shut = not one.ready or one.draining
         if not shut:
             need = 0.0
-            if one.part == ALL:
-                need = whole
-            elif one.part == PROMPTS:
+            if one.part == PROMPTS or (one.part == ALL and one.eager):
                 need = prompt
+            elif one.part == ALL:
+                need = whole
             shut = not instance_open(z, vertex.item, need)
         vertex.masked = shut
     return close(z, g)
@@ -210,15 +210,17 @@ def partners(z: Sim, r: int) -> tuple[int, int]:
 
 
 @kernel
-def partners_open(z: Sim, r: int, need: float) -> None:
-    """Close the instances that could decode a request and cannot take `need` tokens."""
+def partners_open(z: Sim, r: int) -> None:
+    """Close the instances that could decode a request and cannot take its tokens."""
     low = z.graph[z.run[0].services + z.request[r].service].vertex
     first, stop = partners(z, r)
     for e in range(first, stop):
         i = z.edge[e].reach
         one = z.instance[i]
         shut = not one.ready or one.draining
-        z.vertex[low + z.edge[e].target].closed = shut or not instance_open(z, i, need)
+        z.vertex[low + z.edge[e].target].closed = shut or not instance_open(
+            z, i, tokens_needed(z, r, i)
+        )
 
 
 @kernel
@@ -233,11 +235,18 @@ def stranded(z: Sim, r: int) -> bool:
 
 
 @kernel
-def tokens_needed(z: Sim, r: int, part: int) -> float:
-    """Return the KV tokens a request is counted with at an instance that does such a part of it."""
+def tokens_needed(z: Sim, r: int, i: int) -> float:
+    """Return the KV tokens a request is counted with at an instance."""
     c = z.request[r]
-    if part == PROMPTS or z.run[0].eager:
+    if z.instance[i].part == PROMPTS or z.instance[i].eager:
         return float(c.target)
+    return tokens_booked(z, r)
+
+
+@kernel
+def tokens_booked(z: Sim, r: int) -> float:
+    """Return the KV tokens of a request with its whole answer, as far as that is known."""
+    c = z.request[r]
     estimate = float(c.answer) if z.run[0].actual else z.service[c.service].estimate
     return compiled.reservation(float(c.prompt), float(c.made), estimate)
 
@@ -258,15 +267,15 @@ def route(z: Sim, r: int, part: int) -> bool:
     g = z.run[0].services + c.service
     vertex = 0
     if part == 1:
-        partners_open(z, r, tokens_needed(z, r, ANSWERS))
+        partners_open(z, r)
         vertex = z.instance[c.instance].vertex - z.graph[g].vertex
-    elif not service_open(z, g, float(c.target), tokens_needed(z, r, ALL)):
+    elif not service_open(z, g, float(c.target), tokens_booked(z, r)):
         return False
     e = hop(z, g, vertex)
     if e < 0:
         return False
     i = z.edge[e].reach
-    need = tokens_needed(z, r, z.instance[i].part)
+    need = tokens_needed(z, r, i)
     low = z.graph[i].vertex
     sink = z.graph[i + 1].vertex - low - 1
     begin = part * z.run[0].path

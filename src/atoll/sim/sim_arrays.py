@@ -68,12 +68,11 @@ RUN = make_record(
     # that ended. `requests` are those of the workload, `spare` the list of unused chunks.
     i8="policy after_prompt feed path services nodes waits moves endings bins"
     # Events so far and in the heap, requests that came, were fed, may be fed; what to do after an event.
-    " sequence heaped next fed feeds dirty kicks touched moving requests spare order block_tokens"
+    " sequence heaped next fed feeds dirty kicks touched moving requests spare block_tokens"
     # Totals.
     " finished lost rejected retries",
     f8="high_water smoothing feed_delay_s feed_mark until_s from_s bin_s startup_s clock_s",
-    # `eager`: admission looks at prompts only.
-    flag="actual single paired eager",
+    flag="actual single paired",
 )
 UNIT = make_record(
     # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time.
@@ -115,7 +114,10 @@ EDGE = make_record(
 VERTEX = make_record(i8="sweep item", f8="queue load booked room speed", flag="dead masked closed")
 GRAPH = make_record(i8="vertex edge")
 INSTANCE = make_record(
-    i8="vertex part holds tokens after", f8="ready_s gone_s", flag="ready draining"
+    # `order` is that in which prompts wait; `eager`: admission looks at prompts only.
+    i8="vertex part holds tokens after order",
+    f8="ready_s gone_s",
+    flag="ready draining eager",
 )
 # `waiting` requests of a service have no way to go on yet; `waiting_moment` as for units.
 SERVICE = make_record(

@@ -85,9 +85,6 @@ def build(
     # Records of chunks come after those of the requests.
     run["requests"] = count
     run["spare"] = count if len(request) > count else -1
-    engine = problem.settings.engine
-    run["eager"] = options.admits_by_prompts(engine)
-    run["order"] = ORDERS[options.order_of(engine)]
     block, block_id = _keep_blocks(ordered, run, unit, request, instances, problem, options)
     services, bins = len(problem.services), options.bins
     # Ways have a second part only where some instances compute prompts for others.
@@ -108,7 +105,7 @@ def build(
         vertex=_vertices(lower, upper, unit),
         first=np.concatenate([table.first for table in chain(lower.tables, upper.tables)]),
         graph=_graphs(lower, upper),
-        instance=_instances(history, life, lower, upper),
+        instance=_instances(history, life, lower, upper, problem, options),
         service=_services(problem, catalog, options),
         link=link_records(sites, nics),
         # It never grows: an event of each request, unit and server, and the changes of the fleet.
@@ -278,8 +275,18 @@ def _lists(count: int) -> a.Records:
     return lists
 
 
-def _instances(history: FleetHistory, life: a.Records, lower: Lower, upper: Upper) -> a.Records:
+def _instances(
+    history: FleetHistory,
+    life: a.Records,
+    lower: Lower,
+    upper: Upper,
+    problem: Problem,
+    options: SimOptions,
+) -> a.Records:
     records = np.zeros(len(history.standing), a.INSTANCE)
+    engines = [one.instance.engine or problem.settings.engine for one in history.standing]
+    records["eager"] = [options.admits_by_prompts(engine) for engine in engines]
+    records["order"] = [ORDERS[options.order_of(engine)] for engine in engines]
     inner = np.flatnonzero(upper.vertices["item"] >= 0)
     records["vertex"][upper.vertices["item"][inner]] = len(lower.vertices) + inner
     records["part"] = [_PARTS[standing.instance.phase] for standing in history.standing]
@@ -351,15 +358,13 @@ def _keep_blocks(
 ) -> tuple[a.Records, a.Longs]:
     """Blocks that units may keep, by unit and block, and the blocks of all prompts, numbered through."""
     asked = options.prefix_caching
-    caching = {
-        service.name: problem.engine_of(service).on(None).prefix_caching if asked is None else asked
-        for service in problem.services
-    }
+
+    def caches(instance: Instance) -> bool:
+        engine = problem.run_by(instance.engine).engine_of(problem.service(instance.service))
+        return engine.on(None).prefix_caching if asked is None else asked
+
     prompts = np.array(
-        [
-            instances[i].phase is not Phase.DECODE and caching[instances[i].service]
-            for i in unit["instance"]
-        ]
+        [instances[i].phase is not Phase.DECODE and caches(instances[i]) for i in unit["instance"]]
     )
     keeps = np.flatnonzero((unit["start"] == 0) & prompts)
     prefix = requests.prefix

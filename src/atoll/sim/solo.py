@@ -143,7 +143,7 @@ def make_room(z: Sim, u: int, now: float) -> None:
         if unit.running == 0 and not begun:
             # Alone, and still too long.
             end(z, r, now, DROPPED)
-        elif z.run[0].eager:
+        elif z.instance[unit.instance].eager:
             put_back(z, u, r)
         else:
             start_over(z, r)
@@ -163,9 +163,9 @@ def prefer(z: Sim, u: int, now: float) -> None:
 
     Chunks of one prompt stay in their order. Only the `WINDOW` that have been there longest are looked at.
     """
-    at = prompt_list(u)
+    at, order = prompt_list(u), z.instance[z.unit[u].instance].order
     r = z.list[at].head
-    if z.run[0].order == BY_ARRIVAL or r < 0 or z.request[r].after < 0:
+    if order == BY_ARRIVAL or r < 0 or z.request[r].after < 0:
         return
     # One that has begun holds KV cache: it goes on before others begin.
     if z.request[r].hop == 0 and z.request[r].context > 0:
@@ -176,7 +176,7 @@ def prefer(z: Sim, u: int, now: float) -> None:
         c = z.request[owner(z, r)]
         # One that has had its first token holds up the others of its answer.
         promise_s = 0.0 if c.made > 0 else z.service[c.service].promise_s
-        key = urgency(z.run[0].order, now, c.arrival_s, promise_s, c.service_s)
+        key = urgency(order, now, c.arrival_s, promise_s, c.service_s)
         if best < 0 or key < min_key:
             best, before, min_key = r, previous, key
         previous = r

@@ -254,7 +254,7 @@ def take_prompts(z: Sim, u: int, now: float, taken: int) -> tuple[int, bool]:
         if one != r:
             # It was cut, so the step is full.
             break
-        if hop > 0 and z.run[0].order == BY_ARRIVAL:
+        if hop > 0 and z.instance[unit.instance].order == BY_ARRIVAL:
             r = following
         else:
             prefer(z, u, now)

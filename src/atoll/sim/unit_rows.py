@@ -69,7 +69,7 @@ class UnitMaker:
     def row(self, instance: Instance, index: int) -> UnitRow:
         """Return what each unit of a node can do."""
         node = instance.nodes[index]
-        key = (instance.role, node.kind, node.tp, node.start, node.end)
+        key = (instance.role, instance.engine, node.kind, node.tp, node.start, node.end)
         if key not in self._rows:
             profile = self._profile(instance, index)
             if profile is None:
@@ -81,13 +81,14 @@ class UnitMaker:
     def decode_curve(self, instance: Instance, index: int, sequences: Floats) -> Floats:
         """Return the seconds of decode steps of a node's unit with so many sequences of mean context."""
         node = instance.nodes[index]
-        key = (instance.role, node.kind, node.tp, node.start, node.end)
+        key = (instance.role, instance.engine, node.kind, node.tp, node.start, node.end)
         if key not in self._curves:
             profile = self._profile(instance, index)
             if profile is None:
                 service = self._problem.service(instance.service)
                 spec = self._catalog.model(service.model).llm
-                kind, engine = self._catalog.node(node.kind), self._problem.engine_of(service)
+                problem = self._problem.run_by(instance.engine)
+                kind, engine = self._catalog.node(node.kind), problem.engine_of(service)
                 model = analytic(
                     spec, kind, tp=node.tp, engine=engine, constants=self._options.constants
                 )
@@ -102,7 +103,11 @@ class UnitMaker:
         return self._curves[key]
 
     def _build_modelled(self, instance: Instance, index: int) -> UnitRow:
-        problem, node, phase = self._problem, instance.nodes[index], instance.phase
+        problem, node, phase = (
+            self._problem.run_by(instance.engine),
+            instance.nodes[index],
+            instance.phase,
+        )
         service = problem.service(instance.service)
         kind, engine = self._catalog.node(node.kind), problem.engine_of(service)
         spec = self._catalog.model(service.model).llm
@@ -133,7 +138,9 @@ class UnitMaker:
             row,
             profile.kv_tokens[held - 1],
             instance.phase,
-            self._problem.engine_of(self._problem.service(instance.service)).on(None),
+            self._problem.run_by(instance.engine)
+            .engine_of(self._problem.service(instance.service))
+            .on(None),
             sequences=None if sequences is None else sequences[held - 1],
             prompts=None if prompts is None else prompts[held - 1],
         )

@@ -68,6 +68,16 @@ class LayoutLike(Protocol):
         """The stages."""
         ...
 
+    @property
+    def engine(self) -> str | None:
+        """The engine that runs it; None where layouts are free."""
+        ...
+
+    @property
+    def tp(self) -> int | None:
+        """GPUs of each node that split a layer; None: as is best."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PlainStage:
@@ -83,6 +93,8 @@ class PlainLayout:
     """A layout written out by hand; see `LayoutLike`."""
 
     stages: tuple[PlainStage, ...]
+    engine: str | None = None
+    tp: int | None = None
 
 
 @dataclass(frozen=True)
@@ -245,6 +257,7 @@ def build_instance(problem: Problem, catalog: Catalog, choice: NewInstance, *, i
         flows=(),
         throughput_per_s=0.0,
         usd_per_hour=price(problem, choice.region, nodes),
+        engine=choice.layout.engine,
     )
     return _with_flows(bare, node_capacities(problem, catalog, bare))
 
@@ -273,11 +286,11 @@ def keep(problem: Problem, catalog: Catalog, running: Instance) -> Instance:
 
 def node_capacities(problem: Problem, catalog: Catalog, instance: Instance) -> dict[str, float]:
     """Return what each node of an instance can carry, by node id, in units of the role per second."""
-    service = problem.service(instance.service)
+    service, run = problem.service(instance.service), problem.run_by(instance.engine)
     spec = catalog.model(service.model).llm
     return {
         node.id: node_capacity(
-            problem,
+            run,
             catalog,
             service,
             instance.role_id,
@@ -305,7 +318,7 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
 
     Slices have their number of GPUs here; which GPUs of which machine is for `packing` to say.
     """
-    service = problem.service_of(choice.role)
+    service, run = problem.service_of(choice.role), problem.run_by(choice.layout.engine)
     spec = catalog.model(service.model).llm
     stages = len(choice.layout.stages)
     kinds = [(s.start, s.end, kind) for s in choice.layout.stages for kind in s.nodes]
@@ -331,8 +344,9 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
                 market=market,
                 start=start,
                 end=end,
-                tp=best_tp(
-                    problem,
+                tp=choice.layout.tp
+                or best_tp(
+                    run,
                     catalog,
                     service,
                     choice.role,

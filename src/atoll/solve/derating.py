@@ -73,8 +73,7 @@ class Derating:
         roles = {}
         for role, library in libraries.roles.items():
             share = max((x for (name, _), x in self.priors.items() if name == role), default=1.0)
-            tables = replace(library.tables, rates=library.tables.rates * share)
-            roles[role] = replace(library, tables=tables, throughput=library.throughput * share)
+            roles[role] = library.scaled(share)
         return replace(libraries, roles=roles)
 
 

@@ -38,7 +38,8 @@ from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.rent import optimal
 from atoll.solve.templates.library import Libraries, libraries
-from tests.cli.fleets import FAILS, FLEET, SHORT, TIGHT
+from tests.cli.fleets import FAILS, SHORT, TIGHT
+from tests.cli.fleets import FREE as FLEET
 from tests.plan.builders import EAST
 from tests.plan.builders import offer as plain_offer
 from tests.plan.builders import problem as plain_problem
@@ -52,7 +53,7 @@ pool:
   owned:
     onprem:
       A100-40:8: {count: 1, whole: true}
-settings: {max_nodes_per_instance: 3}
+settings: {engines: [free], max_nodes_per_instance: 3}
 """
 
 

@@ -106,8 +106,10 @@ def choose_engine(instance: Instance, weights: ServiceWeights) -> Engine:
     One that was asked for and cannot carry the instance is refused.
     """
     asked = None if weights.engine == AUTO else find_launched(weights.engine)
+    if asked is None and instance.engine is not None and not weights.stand_in:
+        asked = find_launched(instance.engine)
     if instance.phase is not Phase.BOTH:
-        apart = [engine for engine in list_launched() if engine.phases_apart]
+        apart = [engine for engine in list_launched() if engine.connector is not None]
         if asked not in (None, *apart) or weights.source.endswith(".gguf"):
             # vLLM's connectors want somebody who asks the prefill side first and hands its answer on.
             names = " or ".join(f"'{engine.name}'" for engine in apart)
@@ -209,12 +211,6 @@ class _InstanceOrder:
     def rank_commands(self, engine: Engine, command: ServerCommand) -> tuple[NodeCommand, ...]:
         """Return one rank of a pipeline per node: the first listens, the others work for it."""
         nodes = [stage.nodes[0] for stage in self.instance.layout()]
-        if nodes[0].gpus > nodes[0].tp:
-            raise InputError(
-                f"{self.instance.id} has several copies of its layers on each of several nodes",
-                field="engine",
-                hint="use the engine 'atoll', or plan with 'whole' machines",
-            )
         commands = []
         for rank, node in enumerate(nodes):
             words = engine.rank_command(command, rank, len(nodes), nodes[0].id)

@@ -21,7 +21,7 @@ from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import load_yaml_file, parse_yaml, read_text_limited
 from atoll.core.ids import slug
 from atoll.engines.limits import EngineLimits
-from atoll.engines.table import profile_engine
+from atoll.engines.table import find_engine, list_planned, profile_engine, read_engines
 from atoll.plan.choice import Choice
 from atoll.plan.files.classes_file import (
     classes_of,
@@ -127,8 +127,8 @@ def _problem(
     check_names(document, services)
     if fleet.share_instances:
         services, choices = shared_services(document, services, choices)
-    with document.at("settings", "engine"):
-        profile_engine(fleet.settings.engine)
+    settings = fleet.settings.model_dump(exclude={"engine_limits"})
+    settings["engines"] = _engines(document, placed=cluster is not None)
     limits = fleet.limits
     return Problem.parse(
         {
@@ -143,7 +143,7 @@ def _problem(
                 survive=limits.survive,
                 spot_loss_per_h=limits.spot_loss * 3600.0,
             ),
-            "settings": Settings.parse(fleet.settings.model_dump(exclude={"engine_limits"})),
+            "settings": Settings.parse(settings),
             "running": _read_running(document),
             "overlays": facts,
             "cluster": cluster,
@@ -272,6 +272,21 @@ def _asked(
         "paths": paths_of(document, here, entry, model, classes),
         "rates": rates_of(document, catalog, here, entry, model),
     }
+
+
+def _engines(document: FleetDocument, *, placed: bool) -> tuple[str, ...]:
+    """Return the engines that may run instances, the preferred first; none where layouts are free."""
+    settings = document.content.settings
+    with document.at("settings", "engine"):
+        profile_engine(settings.engine)
+    if settings.engines is None:
+        # Who names one engine means it; kernels alone are no engine. Placements are for one engine.
+        if placed or "engine" in settings.model_fields_set:
+            named = find_engine(settings.engine)
+            return () if placed or not named.launches else (named.name,)
+        return tuple(engine.name for engine in list_planned())
+    with document.at("settings", "engines"):
+        return read_engines(settings.engines, field="settings.engines")
 
 
 def _merge_engine(document: FleetDocument, entry: EngineSpec) -> dict[str, object]:

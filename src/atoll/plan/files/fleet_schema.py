@@ -454,7 +454,13 @@ class SettingsSpec(Frozen):
     )
     engine: StrictStr = Field(
         default="vllm",
-        description="Whose host time per step counts: vllm, sglang, atoll, ...; none.",
+        description="The one engine that runs all instances: vllm, sglang, atoll, ...; none: kernels "
+        "alone, in any layout.",
+    )
+    engines: tuple[StrictStr, ...] | None = Field(
+        default=None,
+        description="Engines that may run instances, the preferred first; all that can be started if "
+        "left out. [free]: any layout, also one that no engine runs.",
     )
     engine_limits: EngineSpec = Field(
         default=EngineSpec(), description="How the engines of all services are started."

@@ -50,6 +50,7 @@ from atoll.plan.plan import PROVEN_GAP, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.validate_choice import check_mixes
 from atoll.plan.validate.validate_cluster import check_shared_links
+from atoll.plan.validate.validate_engine import check_connectors
 from atoll.plan.validate.validate_executors import check_paths
 from atoll.plan.validate.validate_handover import check_handover
 from atoll.plan.validate.validate_instance import check_names, check_node_limits, check_structure
@@ -103,6 +104,7 @@ def validate(
     if named:
         violations += check_paths(plan, problem, facts)
         violations += check_handover(plan, problem, facts)
+        violations += check_connectors(plan)
         violations += check_shared_links(plan, problem, facts)
     for rule in (
         check_offers,

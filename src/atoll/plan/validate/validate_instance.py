@@ -13,6 +13,7 @@ from atoll.plan.handover import hop_link
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node
 from atoll.plan.problem import Problem
 from atoll.plan.validate.validate_cluster import check_hosts, check_on_cluster
+from atoll.plan.validate.validate_engine import check_engine
 from atoll.plan.validate.violation import TOLERANCE, Violation, exceeds, violation
 
 
@@ -66,6 +67,7 @@ def check_node_limits(instance: Instance, problem: Problem, catalog: Catalog) ->
     if max(node.end for node in instance.nodes) != layers:
         message = f"no node holds the last of {layers} layers"
         violations.append(violation("layers", instance.id, message))
+    violations += check_engine(instance, problem, catalog)
     carried = _inflow(instance)
     for node in instance.nodes:
         if not service.allows(node.kind):
@@ -197,7 +199,7 @@ def _node(
     instance: Instance, node: Node, carried: float, problem: Problem, catalog: Catalog
 ) -> Iterator[Violation]:
     where = f"{instance.id} {node.id}"
-    service = problem.service(instance.service)
+    service, problem = problem.service(instance.service), problem.run_by(instance.engine)
     phase = instance.phase
     kind = catalog.node(node.kind)
     try:

@@ -33,6 +33,7 @@ Rule = Literal[
     "served",
     "route",
     "handover",
+    "engine",
     "budget",
     "spot-share",
     "max-nodes",

@@ -91,7 +91,7 @@ def gather_rented_plan(
     plan: Plan, problem: Problem, compared: Sequence[Compared]
 ) -> dict[str, object]:
     """Return everything the report of a plan on rented nodes shows; how long planning took is left out."""
-    groups = group_instances(plan)
+    groups = group_instances(plan, problem.catalog())
     colours = choose_colours(
         parse_node_type(node.node_type).gpu for group in groups for node in group.example.nodes
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from atoll.core.ids import Phase
 from atoll.core.units import format_price, format_share, format_throughput, format_usd, pluralize
 from atoll.plan.cost import cost_report, idle_by_region
+from atoll.plan.engine_layout import describe_engine
 from atoll.plan.footprint import DRAWN, DrawnObjective, PowerUse
 from atoll.plan.plan import Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
@@ -24,6 +25,8 @@ from atoll.solve.explain.plan_explanation import served_share
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from atoll.catalog.catalog import Catalog
 
 _PHASES = tuple(Phase)
 _MIN_LAYOUT = 18
@@ -48,6 +51,8 @@ class InstanceGroup:
     number: int
     per_s: float
     usd_per_hour: float
+    run_by: str | None
+    """Engine, tensor parallel size and standing; None where layouts are free."""
 
     @property
     def service(self) -> str:
@@ -70,18 +75,19 @@ class InstanceGroup:
         return self.example.kept
 
 
-def group_instances(plan: Plan) -> list[InstanceGroup]:
+def group_instances(plan: Plan, catalog: Catalog) -> list[InstanceGroup]:
     """Return the instances of a plan with equal ones folded, by service, phase, region and layout.
 
     Executors of any-to-any models have tables of their own (`executor_tables`).
     """
 
-    def key(instance: Instance) -> tuple[str, int, str, str, bool]:
+    def key(instance: Instance) -> tuple[str, int, str, str, str, bool]:
         phase = _PHASES.index(instance.phase)
-        kept = not instance.kept
-        return (instance.service, phase, instance.region, instance.describe(), kept)
+        run_by = describe_engine(instance, catalog) or ""
+        here = (instance.region, instance.describe(), run_by)
+        return (instance.service, phase, *here, not instance.kept)
 
-    groups: dict[tuple[str, int, str, str, bool], list[Instance]] = {}
+    groups: dict[tuple[str, int, str, str, str, bool], list[Instance]] = {}
     for instance in sorted(plan.plain_instances, key=key):
         groups.setdefault(key(instance), []).append(instance)
     return [
@@ -91,6 +97,7 @@ def group_instances(plan: Plan) -> list[InstanceGroup]:
             number=len(group),
             per_s=sum(i.throughput_per_s for i in group),
             usd_per_hour=sum(i.usd_per_hour for i in group),
+            run_by=describe_engine(group[0], catalog),
         )
         for group in groups.values()
     ]
@@ -208,7 +215,7 @@ def _varies(plan: Plan) -> bool:
 
 def _draw_instances(plan: Plan, problem: Problem, width: int) -> list[Table]:
     """One table, or where that leaves no room for the layouts one for each region."""
-    groups = group_instances(plan)
+    groups = group_instances(plan, problem.catalog())
     regions = sorted({group.region for group in groups})
     state = bool(problem.running)
     if len(regions) > 1:
@@ -229,9 +236,13 @@ def _draw_instances(plan: Plan, problem: Problem, width: int) -> list[Table]:
 
 def list_instances(groups: Sequence[InstanceGroup], *, region: bool, state: bool) -> Grid:
     """Return a row for each group of equal instances, with its region and its state if asked for."""
-    columns = ["", "service", "phase", *(["region"] if region else []), "layers", "carries", "$/h"]
+    known = any(group.run_by for group in groups)
+    columns = [
+        *("", "service", "phase", *(["region"] if region else []), "layers"),
+        *(*(["run by"] if known else []), "carries", "$/h", *(["state"] if state else [])),
+    ]
     return Grid(
-        [*columns, "state"] if state else columns,
+        columns,
         [
             [
                 f"{group.number}x",
@@ -239,6 +250,7 @@ def list_instances(groups: Sequence[InstanceGroup], *, region: bool, state: bool
                 str(group.phase),
                 *([group.region] if region else []),
                 group.layout,
+                *([group.run_by or "-"] if known else []),
                 format_throughput(group.per_s),
                 format_usd(group.usd_per_hour, sign=False),
                 *(["kept" if group.kept else "new"] if state else []),

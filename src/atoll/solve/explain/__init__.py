@@ -9,6 +9,7 @@ solvers           the solvers that it asks
 changes           single changes to a problem, each of which only allows more
 repairs           the smallest changes that help
 break_even        prices at which a node type would be used; `node_types` why it is used or not
+engine_limits     the price of running: other engines, and layouts that none of them runs
 explain_choices   the price of right answers where several models may answer
 
 Imports every family of `solve`, through `solve.registry` where it can.

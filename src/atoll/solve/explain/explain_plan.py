@@ -20,6 +20,7 @@ from atoll.solve.derating import Derating
 from atoll.solve.effort import Effort
 from atoll.solve.explain.break_even import estimate_worth, nearest_first, price_use
 from atoll.solve.explain.changes import Change, faster_links, loosen, soft, with_more
+from atoll.solve.explain.engine_limits import price_engines
 from atoll.solve.explain.explain_choices import ErrorQuestions
 from atoll.solve.explain.explain_graph import ask_ways, executor_facts, leave_room
 from atoll.solve.explain.merit import merit
@@ -125,6 +126,7 @@ def explain(
     possible = find_repairs(planner, base, left_out) if repairs else None
     # Answers to other questions may have shown a better plan for the problem itself.
     again = planner.best(problem) or again
+    engines = price_engines(planner, left_out) if constraints and problem.family == "rent" else ()
     uses = _explain_node_types(node_types, base, planner, libraries, left_out)
     return _read_off(stated, base, planner, tuple(left_out), node_types).model_copy(
         update={
@@ -136,6 +138,7 @@ def explain(
             "repairs": possible,
             "node_types": uses,
             "ways": ways,
+            "engines": engines,
             "plans": planner.plans + len(ways),
         }
     )

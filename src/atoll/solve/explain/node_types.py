@@ -12,7 +12,7 @@ from atoll.plan.cluster_profiles import service_profiles
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
 from atoll.solve.explain.plan_explanation import NodeUse, RoleFit
-from atoll.solve.templates.generate import TemplateLibrary, best_layout
+from atoll.solve.templates.generate import TemplateLibrary
 from atoll.solve.templates.library import Libraries
 
 
@@ -128,5 +128,5 @@ def _carried_alone(library: TemplateLibrary, column: int) -> float:
             break
         counts = np.zeros(len(tables.node_types), np.int8)
         counts[column] = number
-        best = max(best, best_layout(tables, counts).throughput)
+        best = max(best, library.layout_of(counts).throughput)
     return best

@@ -353,6 +353,26 @@ class PartFit(Frozen):
     detail: str = ""
 
 
+class EngineCost(Frozen):
+    """What a plan for capacity alone costs per hour with some engines; without any, with any layout.
+
+    `usd_per_hour` is None where there is no plan.
+    """
+
+    change: str
+    engines: tuple[str, ...]
+    usd_per_hour: float | None
+    meets_demand: bool
+
+    @property
+    def text(self) -> str:
+        """The answer in words."""
+        if self.usd_per_hour is None:
+            return f"{self.change}: no plan"
+        short = "" if self.meets_demand else ", and demand is not met"
+        return f"{self.change}: {format_price(self.usd_per_hour)}{short}"
+
+
 class Explanation(Frozen):
     """Everything asked about one plan of one problem.
 
@@ -363,7 +383,7 @@ class Explanation(Frozen):
     `left_out` names the questions that were not asked. With a `goal` other than cost, a fixed cluster's,
     `objective` and `bound` are tokens/s. Of any-to-any models: `ways` are ways to deploy that have a name,
     `parts` how busy each part keeps its executors, the bottleneck first, and `fits` which parts run where.
-    Of choices between models: `choices` are what right answers cost.
+    Of choices between models: `choices` are what right answers cost. `engines` are what others would cost.
     """
 
     schema_version: Literal[1] = 1
@@ -385,12 +405,13 @@ class Explanation(Frozen):
     parts: tuple[PartUse, ...] = ()
     fits: tuple[PartFit, ...] = ()
     choices: tuple[ChoiceQuality, ...] = ()
+    engines: tuple[EngineCost, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_executors(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what only any-to-any models and choices have."""
         fields: dict[str, object] = write(self)
-        later = ("ways", "parts", "fits", "choices")
+        later = ("ways", "parts", "fits", "choices", "engines")
         return {name: value for name, value in fields.items() if value or name not in later}
 
     @property

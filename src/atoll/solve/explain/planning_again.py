@@ -131,23 +131,32 @@ class Planner:
         """
         key = (problem.content_hash(), best_effort)
         if key not in self._answers:
-            # Three limits: plans and work are counted, and the clock is a net.
-            if not always and (self.plans_left == 0 or self.seconds_left <= 0 or self.is_spent):
-                raise OutOfTimeError
-            if self.progress is not None:
-                self.progress(self.plans, question)
-            self.plans += 1
             chosen = effort or self.effort
             if best_effort:
                 chosen = replace(chosen, promise=False)
-            # Half a second at least, so that a question that must be answered has a chance.
-            answer = self.solver(problem, chosen, max(0.5, self.seconds_left))
-            self._answers[key] = answer
-            self.work += answer.work
+            self._answers[key] = answer = self._solve(problem, question, chosen, always=always)
             self.learn(problem, answer.plan, best_effort=best_effort)
         # A plan known from elsewhere may be better than the solver's own answer: a larger change is never
         # worse.
         return self.best(problem, best_effort=best_effort) or self._answers[key].plan
+
+    def ask_fresh(self, problem: Problem, question: str, *, effort: Effort) -> Plan:
+        """Return the plan for a variant by itself, whatever is known of others; it is not remembered."""
+        return self._solve(problem, question, effort).plan
+
+    def _solve(
+        self, problem: Problem, question: str, effort: Effort, *, always: bool = False
+    ) -> SolvedProblem:
+        # Three limits: plans and work are counted, and the clock is a net.
+        if not always and (self.plans_left == 0 or self.seconds_left <= 0 or self.is_spent):
+            raise OutOfTimeError
+        if self.progress is not None:
+            self.progress(self.plans, question)
+        self.plans += 1
+        # Half a second at least, so that a question that must be answered has a chance.
+        answer = self.solver(problem, effort, max(0.5, self.seconds_left))
+        self.work += answer.work
+        return answer
 
     def best(self, problem: Problem, *, best_effort: bool = False) -> Plan | None:
         """Return the best plan known that holds for a problem, the first learnt among equals."""

@@ -16,7 +16,7 @@ from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.rent.optimal import solve as solve_optimal
 from atoll.solve.templates.generate import TemplateLibrary, generate
-from atoll.solve.templates.library import Libraries, role_tables, template_key
+from atoll.solve.templates.library import Libraries, engine_tables, role_library, template_key
 from atoll.solve.templates.template_cache import TemplateCache
 
 
@@ -58,14 +58,12 @@ class RentSolver:
     def _library(self, problem: Problem, role: RoleId) -> TemplateLibrary:
         key = _role_key(problem, role)
         if key not in self._roles:
-            tables = role_tables(problem, self.catalog, role)
-            max_nodes = problem.settings.max_nodes_per_instance
-            made = (
-                TemplateCache().library(tables, max_nodes)
-                if self.cached
-                else generate(tables, max_nodes)
+            self._roles[key] = role_library(
+                problem,
+                engine_tables(problem, self.catalog, role),
+                problem.settings.max_nodes_per_instance,
+                make=TemplateCache().library if self.cached else generate,
             )
-            self._roles[key] = made
         return self._roles[key]
 
 

@@ -36,7 +36,6 @@ from atoll.plan.plan import Market, Plan
 from atoll.plan.problem import Offer, Problem, Service
 from atoll.solve.assembly import NewInstance, plan_from_layouts
 from atoll.solve.lp import LinearProgram, Sparse
-from atoll.solve.templates.generate import best_layout
 from atoll.solve.templates.library import Libraries
 
 _DEMAND_TOLERANCE = 1e-9
@@ -79,7 +78,8 @@ def replicas(
     # Roles that are asked the same share their capacities.
     shared: dict[int, dict[tuple[int, int], float]] = {}
     for role in problem.roles:
-        tables = libraries.roles[str(role)].tables
+        library = libraries.roles[str(role)]
+        tables = library.tables
         rates = shared.setdefault(id(tables), {})
         options: list[HomogeneousReplica] = []
         for index, offer in enumerate(problem.offers):
@@ -90,7 +90,7 @@ def replicas(
                 if (c, count) not in rates:
                     counts = np.zeros(len(libraries.kinds), np.int8)
                     counts[c] = count
-                    rates[c, count] = best_layout(tables, counts).throughput
+                    rates[c, count] = library.layout_of(counts).throughput
                 rate = rates[c, count]
                 if rate > 0.0:
                     usd = offer.usd_per_hour * count
@@ -452,10 +452,9 @@ def _plan(
 ) -> Plan:
     chosen = []
     for replica, number in taken:
-        tables = libraries.roles[replica.role].tables
         counts = np.zeros(len(libraries.kinds), np.int8)
         counts[libraries.kinds.index(replica.node_type)] = replica.count
-        layout = best_layout(tables, counts)
+        layout = libraries.roles[replica.role].layout_of(counts)
         rented = {(replica.node_type, replica.node_type, replica.market): replica.count}
         chosen += [NewInstance(replica.role, replica.region, layout, rented)] * number
     return plan_from_layouts(

@@ -14,6 +14,10 @@ three kinds cover demands at 0.01 % above the optimum on average and at 0.8 % at
 that many kinds cost about the same (`benchmarks.templates` measures it).
 
 Layouts are not stored: `TemplateLibrary.layout` finds the one of a given multiset again.
+
+Where engines decide what can be planned, the templates of a role come from several searches, one for each
+engine and the layouts that it runs (`EngineTables`); of a multiset, the engine that carries most is taken,
+or one that is preferred and carries almost as much (`merge`).
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,6 +44,8 @@ MAX_NODES = 8
 MAX_MULTISETS = 300_000
 """More sets of nodes than this are not searched for a role, as long as they may be of `MIN_KINDS` kinds."""
 MIN_KINDS = 3
+PREFERENCE = 0.01
+"""An engine that is preferred runs a set of nodes where it carries at most this share less than another."""
 # All multisets are ranked, searched or not: with more of them, sets have fewer nodes.
 _MAX_RANKS = 60_000_000
 # Units of capacity have 32 bits.
@@ -68,10 +74,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Stages in order, first to last, and the throughput of the slowest, per second."""
+    """Stages in order, first to last, and the throughput of the slowest, per second.
+
+    `engine` runs it, None where layouts are free; `tp` GPUs of each node split a layer, None as is best.
+    """
 
     stages: tuple[Stage, ...]
     throughput: float
+    engine: str | None = None
+    tp: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,8 @@ class RoleTables:
     """Capacities of one role: `rates[S - 1, p, c, j]` per second, p = first, middle, last.
 
     A single stage is the whole model and stands at p = 0.
-    `memory_bytes` is per node type; multisets above `memory_limit` bytes are not considered.
+    `memory_bytes` is per node type; multisets above `memory_limit` bytes are not considered. In `rows` every
+    stage is one node.
     """
 
     name: str
@@ -87,11 +99,16 @@ class RoleTables:
     rates: NDArray[np.float64]
     memory_bytes: tuple[float, ...]
     memory_limit: float
+    rows: bool = False
 
     def __post_init__(self) -> None:
         stages, positions, types, _ = self.rates.shape
         if positions != 3 or types != len(self.node_types) or stages < 1:
             raise UsageError(f"capacity table of shape {self.rates.shape} for {types} node types")
+
+    def scaled(self, share: float) -> RoleTables:
+        """Return a share of all capacities."""
+        return replace(self, rates=self.rates * share)
 
     @property
     def layers(self) -> int:
@@ -140,12 +157,45 @@ class RoleTables:
         return np.floor(np.minimum(self.steady, self.top) * self.scale).astype(np.int32)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSearch:
+    """Layouts to search: those of an engine over some kinds of nodes.
+
+    `columns` are these kinds among those of the role. `engine` None leaves layouts free; `tp` GPUs of each
+    node split a layer (None: as is best on each); in `rows` every stage is one node. Instances have at most
+    `max_nodes` nodes.
+    """
+
+    engine: str | None
+    columns: tuple[int, ...]
+    tp: int | None = None
+    rows: bool = False
+    max_nodes: int = MAX_NODES
+
+
+@dataclass(frozen=True)
+class EngineTables:
+    """Capacities of a role for a search, on its kinds of nodes."""
+
+    search: EngineSearch
+    tables: RoleTables
+
+    def layout(self, counts: NDArray[np.integer]) -> Layout | None:
+        """Return the best layout of a multiset of the role's kinds; None if it is not searched here."""
+        search = self.search
+        own = counts[list(search.columns)]
+        if own.sum() != counts.sum() or own.sum() > search.max_nodes:
+            return None
+        return replace(best_layout(self.tables, own), engine=search.engine, tp=search.tp)
+
+
 @dataclass(frozen=True)
 class TemplateLibrary:
     """Templates of one role: node counts and throughput per second, in no particular order.
 
     `counts[i, c]` nodes of type c in template i. Only useful templates are kept; `multisets` says how many
-    were solved, of at most `max_nodes` nodes of at most `max_kinds` kinds.
+    were solved, of at most `max_nodes` nodes of at most `max_kinds` kinds. Template i was made from
+    `made_from[origin[i]]`; `tables` are the largest capacities of all of these.
     """
 
     tables: RoleTables
@@ -154,17 +204,92 @@ class TemplateLibrary:
     multisets: int
     max_nodes: int
     max_kinds: int
+    made_from: tuple[EngineTables, ...] = ()
+    origin: NDArray[np.int8] | None = None
 
     def __len__(self) -> int:
         return len(self.throughput)
 
+    def scaled(self, share: float) -> TemplateLibrary:
+        """Return the templates with a share of all capacities."""
+        made_from = tuple(
+            replace(made, tables=made.tables.scaled(share)) for made in self.made_from
+        )
+        return replace(
+            self,
+            tables=self.tables.scaled(share),
+            throughput=self.throughput * share,
+            made_from=made_from,
+        )
+
     def layout(self, index: int) -> Layout:
         """Return the optimal layout of template `index`."""
-        return best_layout(self.tables, self.counts[index])
+        if self.origin is None:
+            return best_layout(self.tables, self.counts[index])
+        found = self.made_from[int(self.origin[index])].layout(self.counts[index])
+        assert found is not None
+        return found
 
     def layout_of(self, counts: NDArray[np.integer]) -> Layout:
         """Return the optimal layout of a node multiset, a template or not."""
-        return best_layout(self.tables, counts)
+        if self.origin is None:
+            return best_layout(self.tables, counts)
+        best = Layout((), 0.0)
+        for made in self.made_from:
+            found = made.layout(counts)
+            if found is not None and found.throughput > best.throughput * (1.0 + PREFERENCE):
+                best = found
+        return best
+
+
+def merge(
+    node_types: tuple[str, ...], parts: Sequence[tuple[EngineTables, TemplateLibrary]]
+) -> TemplateLibrary:
+    """Return the templates of a role with several engines, the preferred first: each set of nodes once.
+
+    A set of nodes is run by the first engine that carries as much as any, within `PREFERENCE`.
+    """
+    nothing = np.zeros((0, len(node_types)), np.int8)
+    spread = [np.zeros((len(library), len(node_types)), np.int8) for _, library in parts]
+    for counts, (made, library) in zip(spread, parts, strict=True):
+        counts[:, list(made.search.columns)] = library.counts
+    sets, where = np.unique(np.concatenate([nothing, *spread]), axis=0, return_inverse=True)
+    best, origin = np.zeros(len(sets)), np.zeros(len(sets), np.int8)
+    begin = 0
+    for number, (_, library) in enumerate(parts):
+        own = where.reshape(-1)[begin : begin + len(library)]
+        begin += len(library)
+        better = library.throughput > best[own] * (1.0 + PREFERENCE)
+        best[own[better]], origin[own[better]] = library.throughput[better], number
+    return TemplateLibrary(
+        _merge_tables(node_types, [made for made, _ in parts]),
+        sets,
+        best,
+        sum(library.multisets for _, library in parts),
+        max((library.max_nodes for _, library in parts), default=0),
+        max((library.max_kinds for _, library in parts), default=0),
+        tuple(made for made, _ in parts),
+        origin,
+    )
+
+
+def _merge_tables(node_types: tuple[str, ...], parts: Sequence[EngineTables]) -> RoleTables:
+    """Return the largest capacity that any engine has on each kind; a bound, which nobody may reach."""
+    if not parts:
+        return RoleTables(
+            "", node_types, np.zeros((1, 3, len(node_types), 2)), (0.0,) * len(node_types), 0.0
+        )
+    one = parts[0].tables
+    stages = max(len(made.tables.rates) for made in parts)
+    rates = np.zeros((stages, 3, len(node_types), one.layers + 1))
+    memory = [0.0] * len(node_types)
+    for made in parts:
+        own = list(made.search.columns)
+        held = rates[: len(made.tables.rates), :, own]
+        rates[: len(made.tables.rates), :, own] = np.maximum(held, made.tables.rates)
+        for column, size in zip(own, made.tables.memory_bytes, strict=True):
+            memory[column] = size
+    return RoleTables(one.name, node_types, rates, tuple(memory), one.memory_limit)
 
 
 @dataclass(frozen=True)
@@ -178,14 +303,17 @@ class _Patterns:
 
 
 @cache
-def patterns(size: int, stages: int, only: int | None = None) -> _Patterns:
-    """Return the groups and partitions of `size` nodes into 2..`stages` groups, for all patterns or one."""
+def patterns(size: int, stages: int, only: int | None = None, *, rows: bool = False) -> _Patterns:
+    """Return the groups and partitions of `size` nodes into 2..`stages` groups, for all patterns or one.
+
+    In `rows` every group is one node.
+    """
     count = 1 << max(0, size - 1)
     subset_span = np.zeros((count, 2), np.int64)
     partition_span = np.zeros((count, MAX_NODES + 1, 2), np.int64)
     subsets: list[int] = []
     partitions: list[tuple[int, ...]] = []
-    blocks = _set_partitions(size)
+    blocks = [tuple(1 << i for i in range(size))] if rows else _set_partitions(size)
     for pattern in range(count) if only is None else (only,):
         # Of masks that differ in which of equal nodes they take, the lowest stands for all.
         lowest = [_lowest(mask, pattern, size) for mask in range(1 << size)]
@@ -329,7 +457,7 @@ def equal_nodes(tables: RoleTables, max_nodes: int) -> NDArray[np.float64]:
     values, scratch = np.zeros(nodes, np.int32), kernel.Scratch.of(layers)
     for size in range(1, nodes + 1):
         # All are alike: there is one set of each size, and one pattern of neighbours.
-        pattern = patterns(size, stages, (1 << (size - 1)) - 1)
+        pattern = patterns(size, stages, (1 << (size - 1)) - 1, rows=tables.rows)
         kernel.solve_range(
             units, tables.steady, tables.reach, memory, int(tables.memory_limit), size, kinds, layers,
             stages, _binomial(1), values, offsets, pattern.subset_span, pattern.subsets,
@@ -364,7 +492,7 @@ class _Search:
 
         tables, offsets = self.tables, self._offsets
         types, layers = len(tables.node_types), tables.layers
-        pattern = patterns(size, self._stages)
+        pattern = patterns(size, self._stages, rows=tables.rows)
         number = int(offsets[size + 1] - offsets[size])
         values = self._values[offsets[size] : offsets[size + 1]] if size < self.max_nodes else None
         solve_range = partial(
@@ -442,7 +570,11 @@ def best_layout(tables: RoleTables, counts: Sequence[int] | NDArray[np.integer])
     units, types = tables.units, len(tables.node_types)
     max_stages = min(size, units.shape[0], tables.layers)
     alike = sum(1 << i for i in range(size - 1) if nodes[i] == nodes[i + 1])
-    pattern = patterns(size, max_stages, alike)
+    pattern = patterns(size, max_stages, alike, rows=tables.rows)
+    if tables.rows and size > 1:
+        # Nodes side by side are several instances.
+        units = units.copy()
+        units[0] = 0
     rank = sum(math.comb(c + place, place + 1) for place, c in enumerate(nodes))
     scratch = kernel.Scratch.of(tables.layers)
     throughput = np.zeros(1)

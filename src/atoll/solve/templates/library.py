@@ -5,22 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.link_table import Link
-from atoll.core.ids import RoleId, parse_node_type, parse_role
+from atoll.core.ids import Phase, RoleId, parse_node_type, parse_role
+from atoll.engines.table import find_engine
+from atoll.perf.layers import tp_sizes
 from atoll.plan.capacities import POSITIONS, NodeSource, node_source, role_table
 from atoll.plan.handover import cut_sizes
 from atoll.plan.problem import Problem, Service
 from atoll.solve.solve_progress import OnProgress, Progress
-from atoll.solve.templates.generate import RoleTables, TemplateLibrary, generate, search_limits
+from atoll.solve.templates.generate import (
+    EngineSearch,
+    EngineTables,
+    RoleTables,
+    TemplateLibrary,
+    generate,
+    merge,
+    search_limits,
+)
 from atoll.solve.templates.template_cache import TemplateCache
 
+MAX_NODE_GPUS = 1024
+"""GPUs of a node where an engine has no limit."""
 _FIRST_NODES = 3
 """Where time may run out, all roles get their sets of so few nodes before any gets larger ones."""
 
@@ -50,26 +63,67 @@ Sources = Mapping[str, tuple[NodeSource, ...]]
 """By kind: nodes of it that are no faster than any on offer (`slowest_sources`)."""
 
 
+def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[EngineSearch, ...]:
+    """Return which layouts of a role are searched, the preferred engine first.
+
+    Free ones where the problem names no engines. An engine without pipelines has single nodes, one with rows
+    of equal nodes those beside, for each number of GPUs that nodes have.
+    """
+    service, kinds = problem.service_of(str(role)), problem.kinds
+    usable = [c for c, kind in enumerate(kinds) if service.allows(kind)]
+    if not problem.settings.engines:
+        return (EngineSearch(None, tuple(range(len(kinds)))),)
+    spec = catalog.model(service.model).llm
+    connector = find_engine(problem.handover_engine_of(service).name).connector
+    searches: list[EngineSearch] = []
+    for name in problem.settings.engines:
+        engine = find_engine(name)
+        if role.phase is not Phase.BOTH and (connector is None or engine.connector != connector):
+            continue
+        max_gpus = engine.max_node_gpus or MAX_NODE_GPUS
+        own = tuple(
+            c
+            for c in usable
+            if (node := catalog.node(kinds[c])).count <= max_gpus
+            and engine.refuses(spec, node.gpu) is None
+        )
+        if not own:
+            continue
+        if engine.pipelines == "free":
+            searches.append(EngineSearch(name, own))
+            continue
+        searches.append(EngineSearch(name, own, max_nodes=1))
+        sizes = sorted({catalog.node(kinds[c]).count for c in own})
+        for gpus in sizes if engine.pipelines == "rows" else ():
+            if gpus in tp_sizes(spec, gpus):
+                alike = tuple(c for c in own if catalog.node(kinds[c]).count == gpus)
+                searches.append(EngineSearch(name, alike, tp=gpus, rows=True))
+    return tuple(searches)
+
+
 def role_tables(
     problem: Problem,
     catalog: Catalog,
     role: RoleId,
+    search: EngineSearch | None = None,
     *,
     stages: int | None = None,
     sources: Sources | None = None,
     known: NDArray[np.float64] | None = None,
 ) -> RoleTables:
-    """Return the capacities of a role on every kind of node of the problem that its service may use.
+    """Return the capacities of a role on every kind of node that is searched and its service may use.
 
     A kind may come from machines of its own and from slices of several larger ones, in regions with links of
     their own. A template must hold wherever its nodes come from, so each kind counts as its slowest source.
-    Kinds the service must not use carry nothing. `stages` is the most there may be, by default those that
-    the problem allows; `sources` are those of all kinds where they are known, and `known` are the rates of
-    such tables where those were worked out before.
+    Kinds the service must not use carry nothing. `search` None is for free layouts of all kinds. `stages` is
+    the most there may be, by default those that the problem allows; `sources` are those of all kinds where
+    they are known, and `known` are the rates of such tables where those were worked out before.
     """
     service = problem.service_of(str(role))
-    kinds, settings = problem.kinds, problem.settings
-    max_stages = stages or _max_stages(problem)
+    search = search or EngineSearch(None, tuple(range(len(problem.kinds))))
+    run = problem.run_by(search.engine)
+    kinds = tuple(problem.kinds[c] for c in search.columns)
+    max_stages = min(stages or _max_stages(problem), search.max_nodes)
     layers = catalog.model(service.model).llm.layers
     shape = (max_stages, 3, len(kinds), layers + 1)
     # Rates from before count only with as many stages, kinds and layers.
@@ -81,7 +135,7 @@ def role_tables(
         nodes = slowest_sources(problem, catalog, kind) if sources is None else sources[kind]
         table = np.minimum.reduce(
             [
-                role_table(problem, catalog, service, role, kind, max_stages, source=node)
+                role_table(run, catalog, service, role, kind, max_stages, source=node, tp=search.tp)
                 for node in nodes
             ]
         )
@@ -89,8 +143,71 @@ def role_tables(
         rates[0, 0, c] = table[3, 0]
         rates[1:, :, c] = np.moveaxis(table[:3, 1:], 0, 1)
     memory = tuple(float(catalog.node(kind).memory_bytes) for kind in kinds)
-    limit = settings.memory_ratio * catalog.model(service.model).llm.weight_bytes
-    return RoleTables(str(role), kinds, rates, memory, limit)
+    limit = problem.settings.memory_ratio * catalog.model(service.model).llm.weight_bytes
+    return RoleTables(str(role), kinds, rates, memory, limit, search.rows)
+
+
+def engine_tables(
+    problem: Problem,
+    catalog: Catalog,
+    role: RoleId,
+    *,
+    stages: int | None = None,
+    sources: Sources | None = None,
+) -> tuple[EngineTables, ...]:
+    """Return the capacities of a role for all that is searched (`engine_searches`)."""
+    searches = engine_searches(problem, catalog, role)
+    return tuple(
+        EngineTables(
+            search,
+            role_tables(problem, catalog, role, search, stages=stages, sources=sources),
+        )
+        for search in searches
+    )
+
+
+class MakeLibrary(Protocol):
+    """Makes the templates of capacities: `generate`, or a cache in front of it."""
+
+    def __call__(
+        self,
+        tables: RoleTables,
+        max_nodes: int,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        until: Callable[[], bool] | None = None,
+    ) -> TemplateLibrary:
+        """Return templates of at most `max_nodes` nodes."""
+        ...
+
+
+def role_library(
+    problem: Problem,
+    parts: Sequence[EngineTables],
+    max_nodes: int,
+    *,
+    make: MakeLibrary = generate,
+    progress: Callable[[int, int], None] | None = None,
+    until: Callable[[], bool] | None = None,
+) -> TemplateLibrary:
+    """Return the templates of a role from all that is searched; see `generate`."""
+    kinds = problem.kinds
+    if len(parts) == 1 and parts[0].search.engine is None:
+        return make(parts[0].tables, max_nodes, progress=progress, until=until)
+    whole, _ = search_limits(len(kinds), max_nodes)
+    reached, made = whole, []
+    for number, part in enumerate(parts):
+
+        def tell(done: int, total: int, number: int = number) -> None:
+            if progress is not None:
+                progress(number * total + done, len(parts) * total)
+
+        nodes = min(max_nodes, part.search.max_nodes)
+        library = make(part.tables, nodes, progress=tell, until=until)
+        if library.max_nodes < search_limits(len(part.search.columns), nodes)[0]:
+            reached = min(reached, library.max_nodes)
+        made.append((part, library))
+    return replace(merge(kinds, made), max_nodes=reached)
 
 
 def _max_stages(problem: Problem) -> int:
@@ -166,16 +283,23 @@ class _RoleLibraries:
         self.sources = {kind: slowest_sources(problem, catalog, kind) for kind in problem.kinds}
         self.alike = alike_roles(problem)
         self.found = {key: known[key] for key in self.alike if key in known}
-        self.tables = {key: library.tables for key, library in self.found.items()}
+        self.tables: dict[str, tuple[EngineTables, ...]] = {
+            key: self._tables_of(library) for key, library in self.found.items()
+        }
 
     @property
     def is_over(self) -> bool:
         """Whether time is up."""
         return self.until is not None and self.until()
 
-    def _make_tables(self, key: str, stages: int | None = None) -> RoleTables:
+    def _make_tables(self, key: str, stages: int | None = None) -> tuple[EngineTables, ...]:
         role = parse_role(self.alike[key][0])
-        return role_tables(self.problem, self.catalog, role, stages=stages, sources=self.sources)
+        return engine_tables(self.problem, self.catalog, role, stages=stages, sources=self.sources)
+
+    def _tables_of(self, library: TemplateLibrary) -> tuple[EngineTables, ...]:
+        """Return what a library was made from."""
+        free = EngineSearch(None, tuple(range(len(self.problem.kinds))))
+        return library.made_from or (EngineTables(free, library.tables),)
 
     def go_on(self, start: Libraries) -> None:
         """Take what was made before."""
@@ -183,13 +307,13 @@ class _RoleLibraries:
             self.found[key] = library = start.roles[roles[0]]
             # Tables of fewer stages were made for single nodes: those are made anew.
             if len(library.tables.rates) == _max_stages(self.problem):
-                self.tables[key] = library.tables
+                self.tables[key] = self._tables_of(library)
 
     def take_single_nodes(self) -> None:
         """Give every role its templates of single nodes, whatever the time."""
         for key in self.alike:
             if key not in self.found:
-                self.found[key] = generate(self._make_tables(key, 1), 1)
+                self.found[key] = role_library(self.problem, self._make_tables(key, 1), 1)
 
     def take_few_nodes(self, nodes: int) -> None:
         """Work out capacities; where time may run out, templates of up to so many nodes as well.
@@ -213,19 +337,19 @@ class _RoleLibraries:
             self.found[key] = self._generate(self.tables[key], max_nodes, until)
 
     def _generate(
-        self, tables: RoleTables, nodes: int, until: Callable[[], bool] | None
+        self, parts: Sequence[EngineTables], nodes: int, until: Callable[[], bool] | None
     ) -> TemplateLibrary:
         """Return templates of up to so many nodes, or all of them where a cache has those."""
-        if self.cache is None:
-            return generate(tables, nodes, until=until)
-        if nodes >= self.whole:
-            return self.cache.library(tables, self.max_nodes, until=until)
-        known = self.cache.read(tables, self.max_nodes)
-        return generate(tables, nodes, until=until) if known is None else known
+        if self.cache is not None and nodes >= self.whole:
+            return role_library(
+                self.problem, parts, self.max_nodes, make=self.cache.library, until=until
+            )
+        make = generate if self.cache is None else self.cache.library_or_fewer(self.max_nodes)
+        return role_library(self.problem, parts, nodes, make=make, until=until)
 
     def take_all(self, progress: RoleProgress | None) -> None:
         """Give every role all of its templates."""
-        make = generate if self.cache is None else self.cache.library
+        make: MakeLibrary = generate if self.cache is None else self.cache.library
         for role, key in self._keys():
 
             def report(done: int, total: int, role: str = role) -> None:
@@ -234,7 +358,14 @@ class _RoleLibraries:
 
             done = key in self.found and self.found[key].max_nodes >= self.whole
             if key in self.tables and not done and not self.is_over:
-                better = make(self.tables[key], self.max_nodes, progress=report, until=self.until)
+                better = role_library(
+                    self.problem,
+                    self.tables[key],
+                    self.max_nodes,
+                    make=make,
+                    progress=report,
+                    until=self.until,
+                )
                 # A search that time has ended may have got less far than what is there.
                 if key not in self.found or better.max_nodes > self.found[key].max_nodes:
                     self.found[key] = better
@@ -345,7 +476,14 @@ def place_key(problem: Problem) -> str:
     """Return what templates of any service depend on: offers and settings."""
     settings = problem.settings.model_dump(
         mode="json",
-        include={"max_nodes_per_instance", "memory_ratio", "max_stages", "engine", "sized_for"},
+        include={
+            "max_nodes_per_instance",
+            "memory_ratio",
+            "max_stages",
+            "engine",
+            "engines",
+            "sized_for",
+        },
     )
     places = sorted({(offer.region, offer.node_type, offer.whole) for offer in problem.offers})
     return json.dumps([settings, places])

@@ -27,7 +27,7 @@ from atoll.solve.templates.generate import (
     search_limits,
 )
 
-_VERSION = 3
+_VERSION = 4
 _MAX_BYTES = 2 * 2**30
 
 
@@ -40,6 +40,7 @@ def library_key(tables: RoleTables, max_nodes: int) -> str:
         "limit": int(tables.memory_limit),
         "limits": search_limits(len(tables.node_types), max_nodes),
         "shape": tables.rates.shape,
+        "rows": tables.rows,
     }
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     digest.update(np.ascontiguousarray(tables.rates).tobytes())
@@ -70,6 +71,23 @@ class TemplateCache:
             if library.max_nodes == search_limits(len(tables.node_types), max_nodes)[0]:
                 self._write(self._path(tables, max_nodes), library)
         return library
+
+    def library_or_fewer(self, whole: int) -> Callable[..., TemplateLibrary]:
+        """Return what makes templates of a few nodes, or finds those of up to `whole` that were kept."""
+
+        def make(
+            tables: RoleTables,
+            max_nodes: int,
+            *,
+            progress: Progress | None = None,
+            until: Callable[[], bool] | None = None,
+        ) -> TemplateLibrary:
+            known = self.read(tables, whole)
+            if known is not None:
+                return known
+            return generate(tables, max_nodes, progress=progress, until=until)
+
+        return make
 
     def _path(self, tables: RoleTables, max_nodes: int) -> Path:
         return self.folder / f"{library_key(tables, max_nodes)}.npz"

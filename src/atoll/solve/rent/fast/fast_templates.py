@@ -23,10 +23,13 @@ from atoll.plan.problem import Problem
 from atoll.solve.array_types import Floats
 from atoll.solve.rent.fast.fast_cache import Arrays, RoleCache, code_digest, facts_of
 from atoll.solve.templates.generate import (
+    EngineSearch,
+    EngineTables,
     RoleTables,
     TemplateLibrary,
     equal_nodes,
     generate,
+    merge,
     multiset_count,
     search_limits,
 )
@@ -34,6 +37,7 @@ from atoll.solve.templates.library import (
     Libraries,
     Sources,
     alike_roles,
+    engine_searches,
     place_key,
     role_tables,
     slowest_sources,
@@ -120,26 +124,38 @@ class _Maker:
         """Return the templates of a role; `asked` is what it is asked."""
         spec = self.catalog.model(self.problem.service_of(role).model).llm
         key = f"{self._facts} {spec!r} {asked}" if self.cache is not None else ""
-        tables = self._tables(f"rates {key}", role)
+        searches = engine_searches(self.problem, self.catalog, parse_role(role))
+        made = [self._search(f"{search} {key}", role, search) for search in searches]
+        if len(made) == 1 and searches[0].engine is None:
+            return made[0][1]
+        return merge(self.problem.kinds, made)
+
+    def _search(
+        self, key: str, role: str, search: EngineSearch
+    ) -> tuple[EngineTables, TemplateLibrary]:
+        """Return capacities and templates of one search."""
+        tables = self._tables(f"rates {key}", role, search)
+        usd = [self.usd[c] for c in search.columns]
         chosen = f"templates {json.dumps(self.usd)} {self.effort} {key}"
         known = None if self.cache is None else _library_of(tables, self.cache.read(chosen))
         if known is None:
-            known = _make(
-                tables, self.problem.settings.max_nodes_per_instance, self.usd, self.effort
-            )
+            nodes = min(self.problem.settings.max_nodes_per_instance, search.max_nodes)
+            known = _make(tables, nodes, usd, self.effort)
             limits = np.array([known.multisets, known.max_nodes, known.max_kinds])
             self._keep(
                 chosen,
                 {"counts": known.counts, "throughput": known.throughput, "limits": limits},
             )
-        return known
+        return EngineTables(search, tables), known
 
-    def _tables(self, key: str, role: str) -> RoleTables:
+    def _tables(self, key: str, role: str, search: EngineSearch) -> RoleTables:
         found = None if self.cache is None else self.cache.read(key)
         known = None if found is None else found.get("rates")
         sources = None if known is not None else self.sources
         role_id = parse_role(role)
-        tables = role_tables(self.problem, self.catalog, role_id, sources=sources, known=known)
+        tables = role_tables(
+            self.problem, self.catalog, role_id, search, sources=sources, known=known
+        )
         if tables.rates is not known:
             self._keep(key, {"rates": tables.rates})
         return tables
@@ -163,7 +179,8 @@ def _library_of(tables: RoleTables, found: Arrays | None) -> TemplateLibrary | N
     shape = (len(throughput), len(tables.node_types))
     if counts.shape != shape or counts.dtype != np.int8 or limits.shape != (3,):
         return None
-    return TemplateLibrary(tables, counts, throughput, *(int(value) for value in limits))
+    multisets, max_nodes, max_kinds = (int(value) for value in limits)
+    return TemplateLibrary(tables, counts, throughput, multisets, max_nodes, max_kinds)
 
 
 def _make(tables: RoleTables, max_nodes: int, usd: Sequence[float], effort: int) -> TemplateLibrary:

@@ -1,0 +1,56 @@
+"""The rules of `validate` about engines: every instance has a layout that its engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from atoll.catalog.catalog import Catalog
+from atoll.core.errors import InputError
+from atoll.core.ids import Phase
+from atoll.engines.table import ENGINES
+from atoll.plan.engine_layout import engine_layout
+from atoll.plan.plan import Instance, Plan
+from atoll.plan.problem import Problem
+from atoll.plan.validate.violation import Violation, violation
+
+
+def check_engine(instance: Instance, problem: Problem, catalog: Catalog) -> Iterator[Violation]:
+    """Yield why an engine does not run an instance; an instance without one is for problems without any."""
+    allowed, here = problem.settings.engines, instance.id
+    if instance.engine is None:
+        if allowed:
+            yield violation(
+                "engine", here, f"no engine runs it, and one of {', '.join(allowed)} must"
+            )
+        return
+    engine = ENGINES.get(instance.engine)
+    if engine is None or (allowed and engine.name not in allowed):
+        yield violation("engine", here, f"{instance.engine} is none of the engines that may run it")
+        return
+    try:
+        engine.check_layout(engine_layout(instance))
+    except InputError as error:
+        yield violation("engine", here, error.message)
+    spec = catalog.model(problem.service(instance.service).model).llm
+    for node in instance.nodes:
+        why = engine.refuses(spec, catalog.node(node.kind).gpu)
+        if engine.max_node_gpus is not None and node.gpus > engine.max_node_gpus:
+            why = f"{engine.title} runs a node on {engine.max_node_gpus} of its {node.gpus} GPUs"
+        if why is not None:
+            yield violation("engine", f"{here} {node.id}", why)
+
+
+def check_connectors(plan: Plan) -> Iterator[Violation]:
+    """Yield pairs of instances that have no way to hand KV cache over."""
+    engines = {one.id: ENGINES.get(one.engine or "") for one in plan.instances}
+    phases = {one.id: one.phase for one in plan.instances}
+    for route in plan.routes:
+        first, *rest = route.instances
+        sender = engines.get(first)
+        for second in rest:
+            taker = engines.get(second)
+            if sender is None or taker is None or phases[first] is not Phase.PREFILL:
+                continue
+            if sender.connector is None or sender.connector != taker.connector:
+                message = f"{sender.title} hands no KV cache to {taker.title}"
+                yield violation("engine", f"{first} to {second}", message)
