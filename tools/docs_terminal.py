@@ -48,6 +48,8 @@ VARYING = (
     r"\d+ +\d+ +\d+\.\d{3}(?= +(?:ok|failed) )",  # tokens and seconds of an attempt
     r"(?<=smollm2   )[\d.]+$",  # and what it cost
     r"\d+ CPUs [\d.]+GB",
+    r"(?<=engine)(?: +load)?(?= +price)",  # whether a node's load was heard of in time
+    r"(?<=llamacpp)(?: +(?:-|\d+))?(?= +[-$])|(?: +-){2,}$",
     r"127\.0\.0\.1:[345]\d{4}",
     r"\bprocess [\d.]+",
     r"(?<=run-)\w+",  # folders of what runs
