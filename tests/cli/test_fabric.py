@@ -146,7 +146,7 @@ async def main():
     port = int(sys.argv[1])
     hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"]))
     fabric = await Fabric.connect(
-        Access.open_loopback(port), Metadata(name="x", provider="", role="worker")
+        Access.open_at([f"127.0.0.1:{port}"]), Metadata(name="x", provider="", role="worker")
     )
     fabric.subscribe(keys.outward_all(fabric.sid), print)
     fabric.subscribe(keys.inward_all(fabric.sid), print)
@@ -171,7 +171,7 @@ async def _visit(port: int) -> None:
     from atoll.fabric.transport.fabric import Fabric
 
     fabric = await Fabric.connect(
-        Access.open_loopback(port),
+        Access.open_at([f"127.0.0.1:{port}"]),
         Metadata(name="x", provider="", role="worker"),
         settings=SETTINGS,
     )

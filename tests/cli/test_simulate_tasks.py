@@ -201,10 +201,10 @@ def test_query_time_and_routing_are_checked(
     chat = tmp_path / "chat.yaml"
     chat.write_text("services:\n" + CHAT + "\n" + FLEET[FLEET.index("pool:") :])
     assert _run("simulate", chat, "--routing", "static") == 2
-    assert "--routing is for any-to-any services" in capsys.readouterr().err
+    assert "--routing: this is for any-to-any services" in capsys.readouterr().err
     alone = _write(tmp_path, "alone.yaml", chat="")
     assert _run("simulate", alone, "--policy", "random") == 2
-    assert "--policy is for plain services" in capsys.readouterr().err
+    assert "--policy: this is for plain services" in capsys.readouterr().err
 
 
 def test_python_simulates_any_to_any_plans_as_all_others(files: tuple[Path, Path]) -> None:

@@ -147,7 +147,7 @@ def test_the_cache_is_used_unless_told_otherwise(folder: Path, capsys: Captured)
         (["phi-4-14b", "--ttft", "1500"], 3, "ttft"),
         (["phi-4-14b", "--ttft", "0s"], 3, "ttft"),
         (["phi-4-14b", "--lengths", "short"], 4, "length mix"),
-        (["phi-4-14b", "--max-nodes", "9"], 2, "max-nodes"),
+        (["phi-4-14b", "--max-nodes", "9"], 3, "max-nodes"),
         (["phi-4-14b", "--memory-ratio", "0"], 3, "memory_ratio"),
         (["phi-4-14b", "--engine", "none-such"], 4, "engine"),
         (["phi-4-14b", "--out", "x.pdf"], 2, ".png or .html"),

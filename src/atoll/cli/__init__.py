@@ -9,7 +9,7 @@ renders with `report`; logic does not live here.
     find_gateway, fleet_status            which gateway; the state of fleets
     demo, demo_speech                     `atoll demo` and its steps
     plan_commands, risk, shared_options   further options and output of `atoll plan`; options of several verbs
-    perf_facts, calibrate, profile_components, tasks_serve, tasks_trace
+    perf_facts, calibrate, profile_settings, profile_components, tasks_serve, tasks_trace
                                           parts of `atoll perf`, `atoll profile` and `atoll tasks`
 
 May import every package; no package imports this one. Heavy imports stand inside functions: `atoll --help`

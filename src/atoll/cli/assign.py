@@ -7,12 +7,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import typer
-from pydantic import Field
 
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.cli.progress import live_line
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.core.extras import require_extras
+from atoll.core.options import option
 from atoll.core.quantities import Duration
 from atoll.report.terminal import emit, note
 
@@ -29,28 +29,20 @@ _ANSWER_S = 10.0
 class AssignSettings(VerbSettings):
     """Options of `atoll assign`."""
 
-    node: str = Field(
-        description="Name or session id of a node.", json_schema_extra={"argument": True}
+    node: str = option(..., "Name or session id of a node.", argument=True)
+    model: str = option("", "org/name, pypi://..., or a path the node allows.")
+    engine: str = option("vllm", "vllm, sglang, llamacpp, ...")
+    name: str = option("", "What requests ask for.")
+    settings: dict[str, str] = option(
+        {}, "SETTING=VALUE of the engine: max-model-len=8192.", "--arg", metavar="SETTING=VALUE"
     )
-    model: str = Field("", description="org/name, pypi://..., or a path the node allows.")
-    engine: str = Field("vllm", description="vllm, sglang, llamacpp, ...")
-    name: str = Field("", description="What requests ask for.")
-    settings: dict[str, str] = Field(
-        default_factory=dict,
-        description="SETTING=VALUE of the engine: max-model-len=8192.",
-        json_schema_extra={"flag": "--arg", "metavar": "SETTING=VALUE"},
-    )
-    stop: bool = Field(False, description="End what the node serves.")
-    wait: Duration = Field(
-        "0s",
-        validate_default=True,
-        description="How long to wait until it serves; 0s: not at all.",
-    )
-    fabric: str | None = Field(
+    stop: bool = option(False, "End what the node serves.")
+    wait: Duration = option("0s", "How long to wait until it serves; 0s: not at all.")
+    fabric: str | None = option(
         None,
+        "An operator's token, @FILE that holds it, or open://host:port.",
+        env="ATOLL_FABRIC",
         repr=False,
-        description="An operator's token, @FILE that holds it, or open://host:port.",
-        json_schema_extra={"env": "ATOLL_FABRIC"},
     )
     as_json: bool = json_field("Print the outcome as JSON.")
 

@@ -16,10 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pydantic import Field
-
 from atoll.cli.options import VerbSettings
 from atoll.core.errors import AtollError, UsageError
+from atoll.core.options import option
 from atoll.report.terminal import note
 
 DASHBOARD_PORT = 8090
@@ -124,15 +123,13 @@ def end_with_input() -> None:
 class DashboardOptions(VerbSettings):
     """Options of verbs that start a dashboard beside what they serve."""
 
-    dashboard: bool = Field(
+    dashboard: bool = option(
         False,
-        description=f"Show it in a browser too, at port {DASHBOARD_PORT}, else at any that is free.",
-        json_schema_extra={"panel": _PANEL},
+        f"Show it in a browser too, at port {DASHBOARD_PORT}, else at any that is free.",
+        panel=_PANEL,
     )
-    dashboard_at: str | None = Field(
-        None,
-        description="The same at another address.",
-        json_schema_extra={"metavar": "[HOST:]PORT", "panel": _PANEL},
+    dashboard_at: str | None = option(
+        None, "The same at another address.", metavar="[HOST:]PORT", panel=_PANEL
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
-from pydantic import Field
 
 from atoll.cli.beside import DASHBOARD_PORT, CompanionProcess, end_with_input
 from atoll.cli.find_gateway import find_gateway, read_gateway
@@ -17,6 +17,7 @@ from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.core.errors import UsageError
 from atoll.core.extras import require_extras
 from atoll.core.files import read_text_limited
+from atoll.core.options import option
 from atoll.core.paths import runtime_dir
 from atoll.report.terminal import console, note
 
@@ -27,48 +28,39 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 TOKEN_VARIABLE = "ATOLL_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
-_PROXY = "Behind a reverse proxy"
+_proxied = partial(option, panel="Behind a reverse proxy")
 _VALID = "good once, for 10 minutes; `atoll dashboard --link` makes another"
-
-
-def _proxied(default: object, description: str, **extra: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"panel": _PROXY, **extra})
 
 
 class DashboardCommandSettings(VerbSettings):
     """Options of `atoll dashboard`."""
 
-    gateway: str | None = Field(
+    gateway: str | None = option(
         None,
-        description="The gateway: a URL, its admin socket, or the name of a fleet. Default: what runs here.",
-        json_schema_extra={"metavar": "URL|SOCKET|FLEET"},
+        "The gateway: a URL, its admin socket, or the name of a fleet. Default: what runs here.",
+        metavar="URL|SOCKET|FLEET",
     )
-    admin_socket: Path | None = Field(None, description="The admin socket of the gateway at a URL.")
-    admin_token: Path | None = Field(
-        None,
-        description="File with the gateway's admin token; else $ATOLL_ADMIN_TOKEN is the token.",
+    admin_socket: Path | None = option(None, "The admin socket of the gateway at a URL.")
+    admin_token: Path | None = option(
+        None, "File with the gateway's admin token; else $ATOLL_ADMIN_TOKEN is the token."
     )
-    fleets: tuple[Path, ...] = Field(
-        (),
-        description="A fleet file to plan with; repeatable.",
-        json_schema_extra={"flag": "--fleet", "metavar": "FILE"},
+    fleets: tuple[Path, ...] = option(
+        (), "A fleet file to plan with; repeatable.", "--fleet", metavar="FILE"
     )
-    planner: bool = Field(
+    planner: bool = option(
         True,
-        description="Start the planner, which plans and simulates, in a process beside.",
-        json_schema_extra={"flag": "--planner/--no-planner"},
+        "Start the planner, which plans and simulates, in a process beside.",
+        "--planner/--no-planner",
     )
-    host: str = Field("127.0.0.1", description="Where to listen.")
-    port: int = Field(DASHBOARD_PORT, ge=0, le=65535, description="0: any.")
-    insecure: bool = Field(False, description="Listen beyond this machine, without TLS.")
-    open_browser: bool = Field(
-        False, description="Open it in a browser.", json_schema_extra={"flag": "--open"}
+    host: str = option("127.0.0.1", "Where to listen.")
+    port: int = option(DASHBOARD_PORT, "0: any.", ge=0, le=65535)
+    insecure: bool = option(False, "Listen beyond this machine, without TLS.")
+    open_browser: bool = option(False, "Open it in a browser.", "--open")
+    link: bool = option(False, "Print a new link to the dashboard that runs, and end.")
+    base_url: str | None = option(
+        None, "The address of models that pages show. Default: the gateway's, with /v1."
     )
-    link: bool = Field(False, description="Print a new link to the dashboard that runs, and end.")
-    base_url: str | None = Field(
-        None, description="The address of models that pages show. Default: the gateway's, with /v1."
-    )
-    static: Path | None = Field(None, description="Other pages, read anew for every request.")
+    static: Path | None = option(None, "Other pages, read anew for every request.")
     public_url: tuple[str, ...] = _proxied(
         (), "Address that browsers have; repeatable.", metavar="URL"
     )
@@ -84,8 +76,8 @@ class DashboardCommandSettings(VerbSettings):
     )
     roles: str | None = _proxied(None, "Roles of groups.", metavar="GROUP=ROLE,...")
     default_role: str = _proxied("viewer", "Role of who is in none of these groups.")
-    with_parent: bool = Field(
-        False, description="End when standard input does: for who starts it beside another."
+    with_parent: bool = option(
+        False, "End when standard input does: for who starts it beside another."
     )
     as_json: bool = json_field("Print the address as JSON once it listens.")
 

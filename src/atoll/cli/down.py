@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from pydantic import Field
 
 from atoll.cli.operating import TerminalListener
 from atoll.cli.options import VerbSettings, verb
 from atoll.control.operation.options import STATE_HELP
+from atoll.core.options import option
 from atoll.core.quantities import Duration
 from atoll.report.terminal import note
 
@@ -19,19 +19,13 @@ app = typer.Typer(add_completion=False)
 class DownSettings(VerbSettings):
     """Options of `atoll down`."""
 
-    fleet: str | None = Field(
-        None,
-        description="Name or file of a fleet; none: the only one that is up.",
-        json_schema_extra={"argument": True},
+    fleet: str | None = option(
+        None, "Name or file of a fleet; none: the only one that is up.", argument=True
     )
-    yes: bool = Field(False, description="Do not ask.")
-    now: bool = Field(False, description="Do not wait for streams: end everything at once.")
-    wait: Duration = Field(
-        "10min",
-        validate_default=True,
-        description="How long streams may take; what still runs then is ended.",
-    )
-    state: Path | None = Field(None, description=STATE_HELP)
+    yes: bool = option(False, "Do not ask.")
+    now: bool = option(False, "Do not wait for streams: end everything at once.")
+    wait: Duration = option("10min", "How long streams may take; what still runs then is ended.")
+    state: Path | None = option(None, STATE_HELP)
 
 
 @verb(app, DownSettings)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from atoll.cli.options import (
+    VerbSettings,
+    argument,
+    json_field,
+    no_cache_field,
+    overlay_field,
+    verb,
+)
 from atoll.cli.progress import show_progress
-from atoll.cli.shared_options import AsJson, NoCache, Overlays
 from atoll.core.errors import UsageError
-from atoll.core.units import parse_duration
+from atoll.core.options import option
+from atoll.core.quantities import Duration
 from atoll.report.terminal import emit
 
 if TYPE_CHECKING:
@@ -20,80 +28,64 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
-def explain(
-    fleet: Annotated[
-        Path, typer.Option("--fleet", help="The fleet file or problem.json it answers.")
-    ],
-    plan: Annotated[
-        Path | None, typer.Argument(help="A plan.json; without it the cheapest plan is made.")
-    ] = None,
-    node: Annotated[
-        list[str] | None,
-        typer.Option("--node", help="Only why this node type is used or not; may be repeated."),
-    ] = None,
-    repairs: Annotated[
-        bool | None,
-        typer.Option(
-            "--repairs/--no-repairs",
-            help="Look for changes that serve more or cost less; done unless --node is given.",
-        ),
-    ] = None,
-    deadline: Annotated[
-        str, typer.Option("--deadline", help="Stop planning again after this long, in all.")
-    ] = "120s",
-    plans: Annotated[
-        int | None,
-        typer.Option(
-            "--plans", min=1, help="Plan again at most this often; as fits the fleet unless told."
-        ),
-    ] = None,
-    best_effort: Annotated[
-        bool,
-        typer.Option("--best-effort", help="On a fixed cluster: ask for no ttft and tpot."),
-    ] = False,
-    running: Annotated[
-        Path | None, typer.Option("--running", help="The plan that ran before, as in `atoll plan`.")
-    ] = None,
-    no_cache: NoCache = False,
-    overlay: Overlays = None,
-    as_json: AsJson = False,
-) -> None:
+class ExplainSettings(VerbSettings):
+    """Options of `atoll explain`."""
+
+    fleet: Path = option(..., "The fleet file or problem.json it answers.")
+    plan: Path | None = argument("A plan.json; without it the cheapest plan is made.", None)
+    node: tuple[str, ...] = option((), "Only why this node type is used or not; may be repeated.")
+    repairs: bool | None = option(
+        None,
+        "Look for changes that serve more or cost less; done unless --node is given.",
+        "--repairs/--no-repairs",
+    )
+    deadline: Duration = option("120s", "Stop planning again after this long, in all.")
+    plans: int | None = option(
+        None, "Plan again at most this often; as fits the fleet unless told.", ge=1
+    )
+    best_effort: bool = option(False, "On a fixed cluster: ask for no ttft and tpot.")
+    running: Path | None = option(None, "The plan that ran before, as in `atoll plan`.")
+    no_cache: bool = no_cache_field()
+    overlay: tuple[Path, ...] = overlay_field()
+    as_json: bool = json_field()
+
+
+@verb(app, ExplainSettings)
+def explain(options: ExplainSettings) -> None:
     """Say what binds a plan, what loosening it is worth, and what would serve more or cost less.
 
     Figures come from planning again with one thing changed, and compare with the plan given; estimates say
     that they are.
     """
-    seconds = parse_duration(deadline, field="deadline")
     from atoll.api.fleet import Fleet
     from atoll.report.explanation_report import draw_explanation
     from atoll.solve.registry import require_packages
 
     require_packages()
-    opened_fleet = Fleet.load(fleet, overlays=overlay or (), running=running)
-    fleet_plan = None if plan is None else opened_fleet.load_plan(plan)
-    kinds = None if node is None else _kinds(node, opened_fleet)
+    opened_fleet = Fleet.load(options.fleet, overlays=options.overlay, running=options.running)
+    fleet_plan = None if options.plan is None else opened_fleet.load_plan(options.plan)
+    kinds = _kinds(options.node, opened_fleet) if options.node else None
     notes = [] if fleet_plan is None else _still_holds(fleet_plan)
     with show_progress("planning again") as tell:
         explanation = opened_fleet.explain(
             fleet_plan,
             node_types=kinds,
-            repairs=repairs,
-            deadline_s=seconds,
-            max_plans=plans,
-            best_effort=best_effort,
-            cached=not no_cache,
+            repairs=options.repairs,
+            deadline_s=options.deadline,
+            max_plans=options.plans,
+            best_effort=options.best_effort,
+            cached=not options.no_cache,
             on_progress=tell,
         )
     data = {**explanation.model_dump(mode="json"), "notes": notes}
     emit(
         data,
-        as_json,
+        options.as_json,
         lambda: draw_explanation(explanation, notes, only_nodes=kinds is not None),
     )
 
 
-def _kinds(names: list[str], fleet: Fleet) -> tuple[str, ...]:
+def _kinds(names: tuple[str, ...], fleet: Fleet) -> tuple[str, ...]:
     """Canonical node types, each on offer; a GPU type stands for all its sizes on offer."""
     from atoll.core.errors import UnknownNameError
     from atoll.core.ids import parse_node_type

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from pydantic import Field
 
 from atoll.cli.beside import CompanionProcess, DashboardOptions, check_dashboard, start_dashboard
 from atoll.cli.keys import DB_HELP
@@ -19,6 +18,7 @@ from atoll.cli.options import json_field, verb
 from atoll.core.errors import MissingDependencyError, UsageError
 from atoll.core.extras import require_extras
 from atoll.core.files import check_target
+from atoll.core.options import option
 from atoll.core.quantities import Duration
 from atoll.report.terminal import console, note
 
@@ -38,50 +38,39 @@ _ATTEMPTS = 6
 class GatewayCommandSettings(DashboardOptions):
     """Options of `atoll gateway`; those of `--config` count where they are not given here."""
 
-    fabric: str | None = Field(
+    fabric: str | None = option(
         None,
+        "Token, @file or open://host:port; else $ATOLL_FABRIC.",
+        env="ATOLL_FABRIC",
         repr=False,
-        description="Token, @file or open://host:port; else $ATOLL_FABRIC.",
-        json_schema_extra={"env": "ATOLL_FABRIC"},
     )
-    host: str | None = Field(None, description="Default: this machine only.")
-    port: int | None = Field(None, ge=0, le=65535, description="Default 8080; 0: any.")
-    db: str | None = Field(None, description=DB_HELP, json_schema_extra={"env": "ATOLL_DB"})
-    open_to_all: bool = Field(
-        False,
-        description="Ask for no keys; with --db usage is counted still.",
-        json_schema_extra={"flag": "--open"},
+    host: str | None = option(None, "Default: this machine only.")
+    port: int | None = option(None, "Default 8080; 0: any.", ge=0, le=65535)
+    db: str | None = option(None, DB_HELP, env="ATOLL_DB")
+    open_to_all: bool = option(
+        False, "Ask for no keys; with --db usage is counted still.", "--open"
     )
-    insecure: bool = Field(False, description="Let --open listen beyond this machine.")
-    policy: str | None = Field(
-        None,
-        description="learned (default: weights of a plan, else speeds seen), p2c, least-load, iwrr, ...",
+    insecure: bool = option(False, "Let --open listen beyond this machine.")
+    policy: str | None = option(
+        None, "learned (default: weights of a plan, else speeds seen), p2c, least-load, iwrr, ..."
     )
-    aliases: dict[str, str] = Field(
-        default_factory=dict,
-        description="Another name of a model; repeatable.",
-        json_schema_extra={"flag": "--alias", "metavar": "NAME=MODEL"},
+    aliases: dict[str, str] = option(
+        {}, "Another name of a model; repeatable.", "--alias", metavar="NAME=MODEL"
     )
-    affinity: bool = Field(
-        True,
-        description="Keep conversations where they began.",
-        json_schema_extra={"flag": "--affinity/--no-affinity"},
+    affinity: bool = option(
+        True, "Keep conversations where they began.", "--affinity/--no-affinity"
     )
-    direct: bool = Field(
-        True,
-        description="Ask nodes without the tunnel where they allow.",
-        json_schema_extra={"flag": "--direct/--no-direct"},
+    direct: bool = option(
+        True, "Ask nodes without the tunnel where they allow.", "--direct/--no-direct"
     )
-    config: Path | None = Field(None, description="Settings and backends of one's own; followed.")
-    name: str = Field("gateway", description="Its name in the fabric.")
-    region: str = Field("", description="")
-    log: Path | None = Field(None, description="JSON lines, a request each.")
-    journal: Path | None = Field(None, description="Folder for what the database lacks yet.")
-    record: Path | None = Field(None, description="Trace of requests without their text.")
-    otel: str | None = Field(None, description="OpenTelemetry collector, http://host:4318.")
-    drain: Duration = Field(
-        "30s", validate_default=True, description="How long to finish what runs when stopping."
-    )
+    config: Path | None = option(None, "Settings and backends of one's own; followed.")
+    name: str = option("gateway", "Its name in the fabric.")
+    region: str = option("", "")
+    log: Path | None = option(None, "JSON lines, a request each.")
+    journal: Path | None = option(None, "Folder for what the database lacks yet.")
+    record: Path | None = option(None, "Trace of requests without their text.")
+    otel: str | None = option(None, "OpenTelemetry collector, http://host:4318.")
+    drain: Duration = option("30s", "How long to finish what runs when stopping.")
     as_json: bool = json_field("Print the address as JSON once it listens.")
 
 

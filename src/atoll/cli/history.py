@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from pydantic import Field
 
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.control.operation.options import STATE_HELP
+from atoll.core.options import option
 from atoll.core.units import format_price
 from atoll.report.terminal import console, emit
 
@@ -23,14 +23,12 @@ app = typer.Typer(add_completion=False)
 class HistorySettings(VerbSettings):
     """Options of `atoll history`."""
 
-    fleet: str | None = Field(
-        None,
-        description="Name or file of a fleet; none: the only one that is up.",
-        json_schema_extra={"argument": True},
+    fleet: str | None = option(
+        None, "Name or file of a fleet; none: the only one that is up.", argument=True
     )
-    last: int = Field(50, ge=1, description="How many events.")
-    instance: str | None = Field(None, description="Only of this instance.")
-    state: Path | None = Field(None, description=STATE_HELP)
+    last: int = option(50, "How many events.", ge=1)
+    instance: str | None = option(None, "Only of this instance.")
+    state: Path | None = option(None, STATE_HELP)
     as_json: bool = json_field("Print JSON, times in Unix seconds.")
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from pydantic import Field
 
 from atoll.cli.options import VerbSettings, verb
 from atoll.core.errors import UsageError
 from atoll.core.extras import require_extras
+from atoll.core.options import option
 from atoll.report.terminal import note
 
 if TYPE_CHECKING:
@@ -24,30 +24,15 @@ app = typer.Typer(add_completion=False)
 class HubSettings(VerbSettings):
     """Options of `atoll hub`."""
 
-    fabric: str | None = Field(
-        None,
-        repr=False,
-        description="The hub's token: @hub-h0.token; default: $ATOLL_FABRIC.",
-        json_schema_extra={"argument": True},
+    fabric: str | None = option(
+        None, "The hub's token: @hub-h0.token; default: $ATOLL_FABRIC.", argument=True, repr=False
     )
-    listen: tuple[str, ...] = Field(
-        (), description="host:port; default: every address, the fabric's port."
-    )
-    is_open: bool = Field(
-        False,
-        description="No certificates: for one machine, to try things out.",
-        json_schema_extra={"flag": "--open"},
-    )
-    peers: tuple[str, ...] = Field(
-        (),
-        description="Address of another hub of an open fabric.",
-        json_schema_extra={"flag": "--peer"},
-    )
-    insecure: bool = Field(False, description="Let an open fabric listen beyond loopback.")
-    revoked: Path | None = Field(
-        None, description="revoked.json to watch; default: the one beside the token."
-    )
-    log: Path | None = Field(None, description="Where to log, as JSON lines; default: stderr.")
+    listen: tuple[str, ...] = option((), "host:port; default: every address, the fabric's port.")
+    is_open: bool = option(False, "No certificates: for one machine, to try things out.", "--open")
+    peers: tuple[str, ...] = option((), "Address of another hub of an open fabric.", "--peer")
+    insecure: bool = option(False, "Let an open fabric listen beyond loopback.")
+    revoked: Path | None = option(None, "revoked.json to watch; default: the one beside the token.")
+    log: Path | None = option(None, "Where to log, as JSON lines; default: stderr.")
 
 
 @verb(app, HubSettings)

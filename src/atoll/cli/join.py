@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from pydantic import Field
 
 from atoll.cli.options import VerbSettings, verb
 from atoll.core.extras import require_extras
+from atoll.core.options import option
 from atoll.report.terminal import note
 from atoll.runtime.join.join_options import JoinOptions
 
@@ -27,19 +27,13 @@ app = typer.Typer(add_completion=False)
 class JoinSettings(VerbSettings, JoinOptions):
     """Options of `atoll join`: what the node is to know, and where it logs."""
 
-    config: Path | None = Field(
-        None,
-        description="A YAML file with any of these options; what is given here wins.",
-        json_schema_extra={"file": True},
+    config: Path | None = option(
+        None, "A YAML file with any of these options; what is given here wins.", file=True
     )
-    engine_log: Path | None = Field(
-        None,
-        description="Where the engine's words go.",
-        json_schema_extra={"panel": "How the engine is watched"},
+    engine_log: Path | None = option(
+        None, "Where the engine's words go.", panel="How the engine is watched"
     )
-    log: Path | None = Field(
-        None, description="Where events go, as JSON lines; -: standard output."
-    )
+    log: Path | None = option(None, "Where events go, as JSON lines; -: standard output.")
 
 
 @verb(app, JoinSettings, context_settings={"allow_interspersed_args": False})

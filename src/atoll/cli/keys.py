@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from pydantic import Field
 
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.cli.shared_options import AsJson
+from atoll.core.options import option
 from atoll.core.quantities import Count
 from atoll.report.terminal import console, emit, note, table
 
@@ -40,50 +40,36 @@ def root() -> None:
 class KeySettings(VerbSettings):
     """Options of `atoll keys create`; `NewKey` checks what a key may be."""
 
-    name: str = Field(description="What the key is for.", json_schema_extra={"argument": True})
-    owner: str = Field("", description="Whose it is.")
-    role: str = Field(
-        "member", description="admin (changes everything), member, or viewer (looks only)."
+    name: str = option(..., "What the key is for.", argument=True)
+    owner: str = option("", "Whose it is.")
+    role: str = option("member", "admin (changes everything), member, or viewer (looks only).")
+    models: tuple[str, ...] = option(
+        (), "A model it may use, or a pattern (llama-*); repeatable.", "--model"
     )
-    models: tuple[str, ...] = Field(
-        (),
-        description="A model it may use, or a pattern (llama-*); repeatable.",
-        json_schema_extra={"flag": "--model"},
+    requests_per_min: Count | None = option(None, "Of all gateways, as are tokens.")
+    tokens_per_min: Count | None = option(None, "Prompt and answer; 10k, 1M.")
+    tokens_per_day: Count | None = option(None, "Of all gateways; UTC.")
+    tokens_per_month: Count | None = option(None, "")
+    tokens_total: Count | None = option(None, "")
+    audio_seconds_per_day: Count | None = option(
+        None, "Of sound heard and speech made, all gateways; UTC."
     )
-    requests_per_min: Count | None = Field(None, description="Of all gateways, as are tokens.")
-    tokens_per_min: Count | None = Field(None, description="Prompt and answer; 10k, 1M.")
-    tokens_per_day: Count | None = Field(None, description="Of all gateways; UTC.")
-    tokens_per_month: Count | None = Field(None, description="")
-    tokens_total: Count | None = Field(None, description="")
-    audio_seconds_per_day: Count | None = Field(
-        None, description="Of sound heard and speech made, all gateways; UTC."
+    audio_seconds_per_month: Count | None = option(None, "")
+    audio_seconds_total: Count | None = option(None, "")
+    pixels_per_day: Count | None = option(None, "Seen or drawn; 100M.")
+    pixels_per_month: Count | None = option(None, "")
+    pixels_total: Count | None = option(None, "")
+    concurrent: int | None = option(None, "Requests at the same time, per gateway.")
+    expires: str | None = option(None, "After 30d, or on 2027-01-31 (UTC).")
+    providers: tuple[str, ...] = option(
+        (), "A provider it trusts; repeatable. Default: all.", "--provider"
     )
-    audio_seconds_per_month: Count | None = Field(None, description="")
-    audio_seconds_total: Count | None = Field(None, description="")
-    pixels_per_day: Count | None = Field(None, description="Seen or drawn; 100M.")
-    pixels_per_month: Count | None = Field(None, description="")
-    pixels_total: Count | None = Field(None, description="")
-    concurrent: int | None = Field(None, description="Requests at the same time, per gateway.")
-    expires: str | None = Field(None, description="After 30d, or on 2027-01-31 (UTC).")
-    providers: tuple[str, ...] = Field(
-        (),
-        description="A provider it trusts; repeatable. Default: all.",
-        json_schema_extra={"flag": "--provider"},
-    )
-    regions: tuple[str, ...] = Field(
-        (), description="Repeatable.", json_schema_extra={"flag": "--region"}
-    )
-    gpus: tuple[str, ...] = Field(
-        (), description="A GPU class; repeatable.", json_schema_extra={"flag": "--gpu"}
-    )
-    min_precision: str | None = Field(None, description="bf16, fp8, int4.")
-    stability: str | None = Field(None, description="At least spot, batch, standard, reserved.")
-    track: bool = Field(
-        True,
-        description="Whether its requests are written down.",
-        json_schema_extra={"flag": "--track/--no-track"},
-    )
-    db: str | None = Field(None, description=DB_HELP, json_schema_extra={"env": "ATOLL_DB"})
+    regions: tuple[str, ...] = option((), "Repeatable.", "--region")
+    gpus: tuple[str, ...] = option((), "A GPU class; repeatable.", "--gpu")
+    min_precision: str | None = option(None, "bf16, fp8, int4.")
+    stability: str | None = option(None, "At least spot, batch, standard, reserved.")
+    track: bool = option(True, "Whether its requests are written down.", "--track/--no-track")
+    db: str | None = option(None, DB_HELP, env="ATOLL_DB")
     as_json: bool = json_field()
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from pydantic import Field
 
 from atoll.cli.options import VerbSettings, verb
 from atoll.control.operation.options import STATE_HELP
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
+from atoll.core.options import option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,14 +29,16 @@ _FOLLOWED = 1000
 class LogsSettings(VerbSettings):
     """Options of `atoll logs`."""
 
-    names: tuple[str, ...] = Field(
-        description="INSTANCE, or FLEET INSTANCE where several fleets have one of that name; also gateway "
+    names: tuple[str, ...] = option(
+        ...,
+        "INSTANCE, or FLEET INSTANCE where several fleets have one of that name; also gateway "
         "and hub.",
-        json_schema_extra={"argument": True, "metavar": "[FLEET] INSTANCE"},
+        argument=True,
+        metavar="[FLEET] INSTANCE",
     )
-    lines: int = Field(100, ge=1, le=100_000, description="How many of the last lines.")
-    follow: bool = Field(False, description="Go on until Ctrl-C.")
-    state: Path | None = Field(None, description=STATE_HELP)
+    lines: int = option(100, "How many of the last lines.", ge=1, le=100_000)
+    follow: bool = option(False, "Go on until Ctrl-C.")
+    state: Path | None = option(None, STATE_HELP)
 
 
 @verb(app, LogsSettings)

@@ -8,11 +8,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import typer
-from pydantic import Field
 
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.core.errors import UsageError
 from atoll.core.extras import require_extras
+from atoll.core.options import option
 from atoll.core.quantities import Bytes
 from atoll.core.units import format_bytes, format_duration, format_price
 from atoll.report.terminal import console, emit, table, to_json
@@ -33,43 +33,31 @@ _REDRAW_S = 0.5
 _SHOWN_MODELS = 3
 
 
-def _several(flag: str, help_text: str) -> Any:
-    return Field((), description=help_text, json_schema_extra={"flag": flag})
-
-
 class NodesSettings(VerbSettings):
     """Options of `atoll nodes`; filters are named as in `Query`."""
 
-    names: tuple[str, ...] = Field(
-        (),
-        description="Names or session ids; none: all.",
-        json_schema_extra={"argument": True},
+    names: tuple[str, ...] = option((), "Names or session ids; none: all.", argument=True)
+    gpus: tuple[str, ...] = option((), "GPU class: A100 also means A100-80G.", "--gpu")
+    min_vram_bytes: Bytes = option(0.0, "Memory of one GPU: 40GB.", "--min-vram")
+    min_gpus: int = option(0, "GPUs of that kind together.", ge=0)
+    models: tuple[str, ...] = option((), "Model or alias; * stands for anything.", "--model")
+    precisions: tuple[str, ...] = option((), "Of what it serves: bf16, fp8.", "--precision")
+    providers: tuple[str, ...] = option((), "Who runs it.", "--provider")
+    regions: tuple[str, ...] = option((), "Region: eu also means eu-west-1.", "--region")
+    sites: tuple[str, ...] = option((), "Site.", "--site")
+    states: tuple[str, ...] = option((), "join, serving, down or silent.", "--state")
+    engines: tuple[str, ...] = option((), "vllm, sglang, llamacpp, ...", "--engine")
+    min_stability: str = option(
+        "", "At least this: spot, batch, standard or reserved.", "--stability"
     )
-    gpus: tuple[str, ...] = _several("--gpu", "GPU class: A100 also means A100-80G.")
-    min_vram_bytes: Bytes = Field(
-        0.0, description="Memory of one GPU: 40GB.", json_schema_extra={"flag": "--min-vram"}
-    )
-    min_gpus: int = Field(0, ge=0, description="GPUs of that kind together.")
-    models: tuple[str, ...] = _several("--model", "Model or alias; * stands for anything.")
-    precisions: tuple[str, ...] = _several("--precision", "Of what it serves: bf16, fp8.")
-    providers: tuple[str, ...] = _several("--provider", "Who runs it.")
-    regions: tuple[str, ...] = _several("--region", "Region: eu also means eu-west-1.")
-    sites: tuple[str, ...] = _several("--site", "Site.")
-    states: tuple[str, ...] = _several("--state", "join, serving, down or silent.")
-    engines: tuple[str, ...] = _several("--engine", "vllm, sglang, llamacpp, ...")
-    min_stability: str = Field(
-        "",
-        description="At least this: spot, batch, standard or reserved.",
-        json_schema_extra={"flag": "--stability"},
-    )
-    roles: tuple[str, ...] = _several("--role", "hub, worker, gateway or operator.")
-    fabric: str | None = Field(
+    roles: tuple[str, ...] = option((), "hub, worker, gateway or operator.", "--role")
+    fabric: str | None = option(
         None,
+        "A token, @FILE that holds it, its folder, or open://host:port.",
+        env="ATOLL_FABRIC",
         repr=False,
-        description="A token, @FILE that holds it, its folder, or open://host:port.",
-        json_schema_extra={"env": "ATOLL_FABRIC"},
     )
-    watch: bool = Field(False, description="Stay, and redraw on change.")
+    watch: bool = option(False, "Stay, and redraw on change.")
     as_json: bool = json_field("Print JSON, in base units; with --watch a line each.")
 
 

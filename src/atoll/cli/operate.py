@@ -6,11 +6,11 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import typer
-from pydantic import Field
 
 from atoll.cli.beside import DashboardOptions, check_dashboard, start_dashboard
 from atoll.cli.operating import TerminalListener
@@ -19,55 +19,42 @@ from atoll.control.operation.options import OperationOptions
 from atoll.core.errors import UsageError
 from atoll.core.extras import require_extras
 from atoll.core.files import atomic_write, check_target
+from atoll.core.options import option
 from atoll.core.quantities import Duration
 from atoll.report.terminal import emit, note
 
 app = typer.Typer(add_completion=False)
-_SIMULATED = "In virtual time"
-
-
-def _simulated(description: str, **extra: Any) -> Any:
-    return Field(None, description=description, json_schema_extra={"panel": _SIMULATED, **extra})
+_simulated = partial(option, panel="In virtual time")
 
 
 class OperateSettings(OperationOptions, DashboardOptions, VerbSettings):
     """Options of `atoll operate`."""
 
-    fleet: str = Field(
-        description="A fleet file, or the name of a fleet that was brought up.",
-        json_schema_extra={"argument": True},
+    fleet: str = option(
+        ..., "A fleet file, or the name of a fleet that was brought up.", argument=True
     )
-    once: bool = Field(False, description="Look, decide and act once, then end.")
-    dry_run: bool = Field(False, description="Look and decide once, show it, change nothing.")
-    every: Duration = Field(
-        "15min", validate_default=True, description="How often a plan is made anew, at least."
-    )
-    look: Duration = Field(
-        "10s", validate_default=True, description="How often targets and gateways are asked."
-    )
-    deadline: Duration = Field(
-        "60s", validate_default=True, description="How long to plan at most."
-    )
-    yes: bool = Field(False, description="Do not ask before each change.")
-    ask: Literal["terminal", "page"] = Field(
-        "terminal", description="Where to ask: here, or on the plan page of the dashboard."
+    once: bool = option(False, "Look, decide and act once, then end.")
+    dry_run: bool = option(False, "Look and decide once, show it, change nothing.")
+    every: Duration = option("15min", "How often a plan is made anew, at least.")
+    look: Duration = option("10s", "How often targets and gateways are asked.")
+    deadline: Duration = option("60s", "How long to plan at most.")
+    yes: bool = option(False, "Do not ask before each change.")
+    ask: Literal["terminal", "page"] = option(
+        "terminal", "Where to ask: here, or on the plan page of the dashboard."
     )
     as_json: bool = json_field()
     simulate: str | None = _simulated(
+        None,
         "Operate a simulated fleet under this trace instead: a file, or a workload in words.",
         metavar="TRACE",
     )
-    days: float | None = Field(
-        None, gt=0, description="How many days of it.", json_schema_extra={"panel": _SIMULATED}
-    )
+    days: float | None = _simulated(None, "How many days of it.", gt=0)
     prices: str | None = _simulated(
-        "How prices and availability move: a CSV file, or a generator in words."
+        None, "How prices and availability move: a CSV file, or a generator in words."
     )
-    failures: str | None = _simulated("How machines fail and are taken back.")
-    seed: int = Field(
-        0, ge=0, description="Same seed, same bits.", json_schema_extra={"panel": _SIMULATED}
-    )
-    output: Path | None = _simulated("Write the report here.", flag="-o")
+    failures: str | None = _simulated(None, "How machines fail and are taken back.")
+    seed: int = _simulated(0, "Same seed, same bits.", ge=0)
+    output: Path | None = _simulated(None, "Write the report here.", "-o")
 
 
 @verb(app, OperateSettings)

@@ -3,7 +3,8 @@
 A verb's model says of each option its name, type, bounds, default, help (`description`) and, in
 `json_schema_extra`, what only a command line needs:
 
-    flag      its name there, where it is not the field's: "--label" for `labels`, "--open" for `is_open`
+    flag      its name there, where it is not the field's: "--label" for `labels`, "--open" for `is_open`;
+              a list where it has several, of which messages use the longest
     argument  True: not an option but an argument
     panel     the heading under which `--help` shows it
     metavar   what stands for its value in `--help`
@@ -25,13 +26,14 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 import typer
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import load_yaml
 from atoll.core.frozen import Frozen
+from atoll.core.options import option
 
 _PLAIN = (bool, int, float, Path)
 _QUOTED_NAME = re.compile(r"`(\w+)`")
@@ -72,9 +74,24 @@ class VerbSettings(Frozen, BaseSettings):
         return error.locate(path=_options_file(cls, values) if name else None)
 
 
+def argument(description: str, default: Any = ..., **extra: Any) -> Any:
+    """Return the field of an argument."""
+    return option(default, description, argument=True, **extra)
+
+
+def overlay_field() -> Any:
+    """Return the field of --overlay, a tuple of paths."""
+    return option((), "A YAML file that adds or changes facts; may be repeated.")
+
+
+def no_cache_field() -> Any:
+    """Return the field of --no-cache."""
+    return option(False, "Compute all templates anew and keep none.")
+
+
 def json_field(description: str = "Print JSON, in base units.") -> Any:
     """Return the field of --json, which verbs call `as_json`."""
-    return Field(False, description=description, json_schema_extra={"flag": "--json"})
+    return option(False, description, "--json")
 
 
 class _Environment(PydanticBaseSettingsSource):
@@ -164,7 +181,12 @@ def flag(name: str, info: FieldInfo) -> str:
     """Return what an option is called on the command line."""
     if _extra(info, "argument"):
         return name.upper()
-    return str(_extra(info, "flag") or "--" + name.replace("_", "-")).partition("/")[0]
+    return max(_flags(name, info), key=len).partition("/")[0]
+
+
+def _flags(name: str, info: FieldInfo) -> list[str]:
+    named = _extra(info, "flag") or "--" + name.replace("_", "-")
+    return list(named) if isinstance(named, list) else [str(named)]
 
 
 def _extra(info: FieldInfo, key: str) -> Any:
@@ -228,17 +250,16 @@ def _parameter(name: str, info: FieldInfo) -> inspect.Parameter:
     if _extra(info, "argument"):
         declared: Any = typer.Argument(**settings, show_default=False)
     else:
-        default = _extra(info, "flag") or flag(name, info)
         env = _extra(info, "env")
         declared = typer.Option(
-            str(default),
+            *_flags(name, info),
             **settings,
             envvar=env,
             show_envvar=f"${env}" not in (info.description or ""),
             rich_help_panel=_extra(info, "panel"),
             show_default=_has_plain_default(info),
         )
-    default = inspect.Parameter.empty
+    default: Any = inspect.Parameter.empty
     if not info.is_required():
         default = None if many or not _has_plain_default(info) else info.default
         shown = shown if default is not None else shown | None
@@ -249,4 +270,4 @@ def _parameter(name: str, info: FieldInfo) -> inspect.Parameter:
 
 def _has_plain_default(info: FieldInfo) -> bool:
     """Return whether a default is worth showing: quantities have theirs as text, or not at all."""
-    return isinstance(info.default, bool | int | str) and info.default != ""
+    return isinstance(info.default, bool | int | float | str) and info.default != ""

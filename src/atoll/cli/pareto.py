@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from atoll.cli.shared_options import AsJson, NoCache, Overlays
+from atoll.cli.options import (
+    VerbSettings,
+    argument,
+    json_field,
+    no_cache_field,
+    overlay_field,
+    verb,
+)
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.files import atomic_write, check_target
-from atoll.core.units import parse_duration
+from atoll.core.options import option
+from atoll.core.quantities import Duration
 from atoll.report.terminal import emit, note
 
 if TYPE_CHECKING:
@@ -22,49 +30,38 @@ app = typer.Typer(add_completion=False)
 _SCALED: tuple[Scaled, ...] = ("both", "ttft", "tpot")
 
 
-@app.command()
-def pareto(
-    fleet: Annotated[Path, typer.Argument(help="A fleet file of rented nodes, or problem.json.")],
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--against",
-            help="What to sweep: latency, error, energy or carbon; may be repeated. Default: latency.",
-        ),
-    ] = None,
-    points: Annotated[int, typer.Option("--points", help="Points of each sweep, 2 to 50.")] = 7,
-    scale: Annotated[
-        str, typer.Option("--scale", help="Promises that latency scales: both, ttft or tpot.")
-    ] = "both",
-    promises: Annotated[
-        bool,
-        typer.Option("--promises", help="Keep promises in simulation; takes minutes a point."),
-    ] = False,
-    effort: Annotated[
-        str, typer.Option("--effort", help="How much work to spend on each plan, as in `plan`.")
-    ] = "normal",
-    deadline: Annotated[
-        str, typer.Option("--deadline", help="The most time that each plan may take.")
-    ] = "300s",
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Write a page with the curves, as .html.")
-    ] = None,
-    no_cache: NoCache = False,
-    overlay: Overlays = None,
-    as_json: AsJson = False,
-) -> None:
+class ParetoSettings(VerbSettings):
+    """Options of `atoll pareto`."""
+
+    fleet: Path = argument("A fleet file of rented nodes, or problem.json.")
+    against: tuple[str, ...] = option(
+        ("latency",),
+        "What to sweep: latency, error, energy or carbon; may be repeated. Default: latency.",
+    )
+    points: int = option(7, "Points of each sweep, 2 to 50.")
+    scale: str = option("both", "Promises that latency scales: both, ttft or tpot.")
+    promises: bool = option(False, "Keep promises in simulation; takes minutes a point.")
+    effort: str = option("normal", "How much work to spend on each plan, as in `plan`.")
+    deadline: Duration = option("300s", "The most time that each plan may take.")
+    report: Path | None = option(None, "Write a page with the curves, as .html.")
+    no_cache: bool = no_cache_field()
+    overlay: tuple[Path, ...] = overlay_field()
+    as_json: bool = json_field()
+
+
+@verb(app, ParetoSettings)
+def pareto(options: ParetoSettings) -> None:
     """Plan a fleet again and again, and show what a dollar buys.
 
     Looser promises, more wrong answers, more energy or carbon may cost less. Every point is a plan; those
     that another one beats in both are left out of the curve. Plans are for capacity, unless --promises.
     """
-    seconds = parse_duration(deadline, field="--deadline")
-    if seconds <= 0:
+    if options.deadline <= 0:
         raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
-    scaled = _scaled(scale)
+    scaled, report = _scaled(options.scale), options.report
     if report is not None:
         check_target(report, (".html",))
-        if any(report.resolve() == read.resolve() for read in (fleet, *(overlay or ()))):
+        if any(report.resolve() == read.resolve() for read in (options.fleet, *options.overlay)):
             raise UsageError(f"{report} is read for this", hint="name another file to write")
     from atoll.api.fleet import Fleet
     from atoll.cli.progress import bar
@@ -72,26 +69,26 @@ def pareto(
     from atoll.solve.registry import require_packages
 
     require_packages()
-    opened = Fleet.load(fleet, overlays=overlay or ())
+    opened = Fleet.load(options.fleet, overlays=options.overlay)
     with bar("pareto", 1.0) as step:
 
         def tell(progress: Progress) -> None:
             step(progress.share or 0.0, progress.text)
 
         found = opened.pareto(
-            against or ["latency"],
-            points=points,
-            promises=promises,
+            options.against,
+            points=options.points,
+            promises=options.promises,
             scaled=scaled,
-            effort=Effort(cached=not no_cache, work=parse_work(effort)),
-            deadline_s=seconds,
+            effort=Effort(cached=not options.no_cache, work=parse_work(options.effort)),
+            deadline_s=options.deadline,
             on_progress=tell,
         )
     from atoll.report.pareto_report import draw_pareto, render_pareto_page
 
     if report is not None:
         atomic_write(report, render_pareto_page(found))
-    emit(found, as_json, lambda: draw_pareto(found))
+    emit(found, options.as_json, lambda: draw_pareto(found))
     if report is not None:
         note(f"wrote {report}")
 

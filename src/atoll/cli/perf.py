@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from atoll.cli.shared_options import AsJson, Overlays, Spot
+from atoll.cli.options import VerbSettings, argument, json_field, overlay_field, verb
+from atoll.core.options import option
 from atoll.core.units import format_duration, format_usd, parse_duration
 from atoll.report.terminal import emit, note, table, tighten
 
@@ -29,29 +30,60 @@ app = typer.Typer(
     help="Predict how fast a model runs on a node, compare nodes, and fit the prediction.",
 )
 
-Model = Annotated[
-    str,
-    typer.Argument(help="A model of the catalog (qwen3-32b, llama-3-70b@fp8) or a config.json."),
-]
-Constants = Annotated[
-    Path | None,
-    typer.Option("--constants", help="Fitted constants from `atoll perf calibrate`."),
-]
-Lengths = Annotated[
-    str, typer.Option("--lengths", help="azure-code, azure-conv, reasoning, ... or PROMPTxANSWER.")
-]
-Ttft = Annotated[str, typer.Option("--ttft", help="Promised time to the first token.")]
-Tpot = Annotated[str, typer.Option("--tpot", help="Promised time per further token.")]
-Engine = Annotated[
-    str,
-    typer.Option("--engine", help="Whose host time per step counts: vllm, sglang, ...; none."),
-]
+_MODEL = "A model of the catalog (qwen3-32b, llama-3-70b@fp8) or a config.json."
 
 
-def _catalog(overlays: list[Path] | None) -> Catalog:
+class PerfSettings(VerbSettings):
+    """Options of `atoll perf show` and `compare`."""
+
+    lengths: str = option("azure-conv", "azure-code, azure-conv, reasoning, ... or PROMPTxANSWER.")
+    ttft: str = option("1500ms", "Promised time to the first token.")
+    tpot: str = option("80ms", "Promised time per further token.")
+    engine: str = option("vllm", "Whose host time per step counts: vllm, sglang, ...; none.")
+    constants: Path | None = option(None, "Fitted constants from `atoll perf calibrate`.")
+    overlay: tuple[Path, ...] = overlay_field()
+    as_json: bool = json_field()
+
+
+class ShowSettings(PerfSettings):
+    """Options of `atoll perf show`."""
+
+    model: str = argument(_MODEL)
+    node: str = argument("A node type, GPU:COUNT, such as L40S:2.")
+    tp: int | None = option(None, "GPUs per copy; all of the node.")
+    backend: str = option("analytic", "analytic, aic, or a file of measured tables.")
+    out: tuple[Path, ...] = option((), "Also write a .png or .html; repeatable.", "-o", "--out")
+
+
+class CompareSettings(PerfSettings):
+    """Options of `atoll perf compare`."""
+
+    model: str = argument(_MODEL, "llama-3-70b")
+    nodes: str = option(
+        "L4:1,L4:4,L4:8,A10G:4,A10G:8,L40S:1,L40S:4,L40S:8,A100-40:8,A100-80:1,A100-80:4,A100-80:8,"
+        "H100:1,H100:4,H100:8,H200:8,B200:8",
+        "Node types, comma-separated; 'all' for the catalog.",
+    )
+    region: tuple[str, ...] = option((), "Only prices of this region; repeatable.")
+    spot: bool = option(False, "Spot prices instead of on-demand.")
+
+
+class CalibrateSettings(VerbSettings):
+    """Options of `atoll perf calibrate`."""
+
+    data: tuple[Path, ...] = argument("CSV files of measured operators.")
+    gpu: str | None = option(None, "The GPU measured, if the file does not name it.")
+    out: Path | None = option(None, "Write the constants here.", "-o", "--out")
+    all_points: bool = option(False, "Fit on every point instead of holding half out.")
+    source: str | None = option(None, "Where the numbers come from, for reports.")
+    overlay: tuple[Path, ...] = overlay_field()
+    as_json: bool = json_field()
+
+
+def _catalog(overlays: tuple[Path, ...]) -> Catalog:
     from atoll.catalog.load import load_catalog
 
-    return load_catalog(overlays or ())
+    return load_catalog(overlays)
 
 
 def _model(catalog: Catalog, name: str) -> ModelSpec:
@@ -76,19 +108,12 @@ def _constants(path: Path | None) -> ConstantTable:
     return default_constants() if path is None else load_constants(path, base=default_constants())
 
 
-def _step_model(
-    model: ModelSpec,
-    catalog: Catalog,
-    node: str,
-    tp: int | None,
-    engine: str,
-    backend: str,
-    constants: Path | None,
-) -> StepModel:
+def _step_model(model: ModelSpec, catalog: Catalog, options: ShowSettings) -> StepModel:
     from atoll.core.errors import UnknownNameError, UsageError
     from atoll.engines.table import profile_engine
 
-    kind = catalog.node(node)
+    kind, tp, engine = catalog.node(options.node), options.tp, options.engine
+    backend, constants = options.backend, options.constants
     is_table = Path(backend).suffix in (".csv", ".parquet")
     if backend not in ("analytic", "aic") and not is_table:
         known = ("analytic", "aic", "a measured .csv or .parquet")
@@ -123,26 +148,8 @@ def _parse_promise(text: str, field: str) -> float:
     return seconds
 
 
-@app.command()
-def show(
-    model: Model,
-    node: Annotated[str, typer.Argument(help="A node type, GPU:COUNT, such as L40S:2.")],
-    lengths: Lengths = "azure-conv",
-    ttft: Ttft = "1500ms",
-    tpot: Tpot = "80ms",
-    tp: Annotated[int | None, typer.Option("--tp", help="GPUs per copy; all of the node.")] = None,
-    engine: Engine = "vllm",
-    backend: Annotated[
-        str, typer.Option("--backend", help="analytic, aic, or a file of measured tables.")
-    ] = "analytic",
-    out: Annotated[
-        list[Path] | None,
-        typer.Option("-o", "--out", help="Also write a .png or .html; repeatable."),
-    ] = None,
-    constants: Constants = None,
-    overlay: Overlays = None,
-    as_json: AsJson = False,
-) -> None:
+@verb(app, ShowSettings)
+def show(options: ShowSettings) -> None:
     """Draw step time and throughput of a model on a node, against batch and layers."""
     from atoll.cli.perf_facts import facts_of, host_times, words_of
     from atoll.core.ids import Phase
@@ -156,16 +163,19 @@ def show(
     )
     from atoll.workload.lengths import length_mix
 
-    catalog = _catalog(overlay)
-    spec = _model(catalog, model)
-    steps = _step_model(spec, catalog, node, tp, engine, backend, constants)
-    mix = length_mix(lengths)
+    catalog = _catalog(options.overlay)
+    spec = _model(catalog, options.model)
+    steps = _step_model(spec, catalog, options)
+    mix = length_mix(options.lengths)
     memory = MemoryModel.of(steps.spec, steps.node, tp=steps.tp, engine=steps.engine)
     most = memory.max_layers(mix.decode_context)
     drawn = layer_steps(steps.spec.layers, most or steps.spec.layers)
     roles = {
         phase: RoleLoad(phase.value, steps.spec, phase, _parse_promise(slo, name), mix)
-        for phase, slo, name in ((Phase.PREFILL, ttft, "ttft"), (Phase.DECODE, tpot, "tpot"))
+        for phase, slo, name in (
+            (Phase.PREFILL, options.ttft, "ttft"),
+            (Phase.DECODE, options.tpot, "tpot"),
+        )
     }
     # Stages hand over through the node's own network interface, as in `compare`.
     link = catalog.links.between("", "", steps.node.id, steps.node.id)
@@ -179,13 +189,13 @@ def show(
     facts = facts_of(steps, memory, hosts)
     words = words_of(steps, memory, most, hosts)
     title = f"{spec.name} on {steps.node.id}"
-    if out:
+    if options.out:
         from atoll.report.charts import save_all
 
-        save_all(out, pictures, title=title, facts=words)
+        save_all(options.out, pictures, title=title, facts=words)
     data = {"model": spec.name, "node": steps.node.id, "facts": facts, "pictures": pictures}
-    emit(data, as_json, lambda: _draw(title, words, pictures))
-    for path in out or ():
+    emit(data, options.as_json, lambda: _draw(title, words, pictures))
+    for path in options.out:
         note(f"wrote {path}")
 
 
@@ -197,57 +207,44 @@ def _draw(title: str, facts: dict[str, str], pictures: list[Picture]) -> Rendera
     return Group(draw_facts(title, facts), "", draw_pictures(pictures))
 
 
-@app.command()
-def compare(
-    model: Model = "llama-3-70b",
-    nodes: Annotated[
-        str, typer.Option("--nodes", help="Node types, comma-separated; 'all' for the catalog.")
-    ] = "L4:1,L4:4,L4:8,A10G:4,A10G:8,L40S:1,L40S:4,L40S:8,A100-40:8,A100-80:1,A100-80:4,A100-80:8,"
-    "H100:1,H100:4,H100:8,H200:8,B200:8",
-    lengths: Lengths = "azure-conv",
-    ttft: Ttft = "1500ms",
-    tpot: Tpot = "80ms",
-    region: Annotated[
-        list[str] | None, typer.Option("--region", help="Only prices of this region; repeatable.")
-    ] = None,
-    spot: Spot = False,
-    engine: Engine = "vllm",
-    constants: Constants = None,
-    overlay: Overlays = None,
-    as_json: AsJson = False,
-) -> None:
+@verb(app, CompareSettings)
+def compare(options: CompareSettings) -> None:
     """Compare real GPUs for a model: what fits, how fast, and what a million tokens cost."""
     from atoll.cli.catalog import check_region
     from atoll.core.errors import UsageError
     from atoll.perf.compare import Promise, compare
     from atoll.workload.lengths import length_mix
 
-    catalog = _catalog(overlay)
-    spec = _model(catalog, model)
+    catalog, nodes = _catalog(options.overlay), options.nodes
+    spec = _model(catalog, options.model)
     names = list(catalog.nodes) if nodes == "all" else [n for n in nodes.split(",") if n.strip()]
     if not names:
         raise UsageError("--nodes names no node type", hint="write --nodes L4:1,H100:8, or all")
-    for place in region or ():
+    for place in options.region:
         check_region(catalog, place)
-    promise = Promise(_parse_promise(ttft, "ttft"), _parse_promise(tpot, "tpot"))
-    mix = length_mix(lengths)
+    promise = Promise(_parse_promise(options.ttft, "ttft"), _parse_promise(options.tpot, "tpot"))
+    mix = length_mix(options.lengths)
     choices = compare(
         spec.llm,
         promise,
         mix,
         [catalog.node(name) for name in names],
         catalog,
-        engine=engine,
-        constants=_constants(constants),
-        regions=region,
-        spot=spot,
+        engine=options.engine,
+        constants=_constants(options.constants),
+        regions=options.region or None,
+        spot=options.spot,
     )
     title = (
         f"{spec.name}: first token within {format_duration(promise.ttft_s)}, then "
         f"{format_duration(promise.tpot_s)} per token; prompts of {mix.input_mean:,.0f} and answers of "
         f"{mix.output_mean:,.0f} tokens on average"
     )
-    emit(choices, as_json, lambda: _comparison(title, choices, spec.llm.layers, spot))
+    emit(
+        choices,
+        options.as_json,
+        lambda: _comparison(title, choices, spec.llm.layers, options.spot),
+    )
 
 
 def _comparison(title: str, choices: list[NodeChoice], layers: int, spot: bool) -> RenderableType:
@@ -310,24 +307,8 @@ def _usd(usd: float | None) -> str | None:
     return None if usd is None else format_usd(usd, sign=False)
 
 
-@app.command()
-def calibrate(
-    data: Annotated[list[Path], typer.Argument(help="CSV files of measured operators.")],
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", help="The GPU measured, if the file does not name it.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write the constants here.")
-    ] = None,
-    all_points: Annotated[
-        bool, typer.Option("--all-points", help="Fit on every point instead of holding half out.")
-    ] = False,
-    source: Annotated[
-        str | None, typer.Option("--source", help="Where the numbers come from, for reports.")
-    ] = None,
-    overlay: Overlays = None,
-    as_json: AsJson = False,
-) -> None:
+@verb(app, CalibrateSettings)
+def calibrate(options: CalibrateSettings) -> None:
     """Fit the constants of GPUs to measured matrix products, attention or experts.
 
     What several files hold of one operator of one GPU is fitted together.
@@ -335,12 +316,19 @@ def calibrate(
     from atoll.cli.calibrate import fit_files, write_constants
     from atoll.core.files import check_target
 
+    out = options.out
     if out is not None:
         check_target(out)
-    fits = fit_files(data, _catalog(overlay), gpu=gpu, hold_out=not all_points, source=source)
+    fits = fit_files(
+        options.data,
+        _catalog(options.overlay),
+        gpu=options.gpu,
+        hold_out=not options.all_points,
+        source=options.source,
+    )
     if out is not None:
         write_constants(out, fits)
-    emit(fits, as_json, lambda: _fits(fits, out))
+    emit(fits, options.as_json, lambda: _fits(fits, out))
 
 
 def _fits(fits: list[Fit], out: Path | None) -> RenderableType:

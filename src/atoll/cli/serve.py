@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from pydantic import Field
 
 from atoll.api.served_plan import ServeOptions
 from atoll.cli.operating import TerminalListener
@@ -20,6 +19,7 @@ from atoll.cli.serving_loop import (
 )
 from atoll.core.errors import UsageError
 from atoll.core.extras import require_extras
+from atoll.core.options import option
 from atoll.core.quantities import Duration
 
 app = typer.Typer(add_completion=False)
@@ -28,18 +28,11 @@ app = typer.Typer(add_completion=False)
 class ServeSettings(ServeOptions, FleetSettings):
     """Options of `atoll serve`."""
 
-    plan: Path = Field(
-        description="A plan.json, or a fleet file to plan first.",
-        json_schema_extra={"argument": True},
+    plan: Path = option(..., "A plan.json, or a fleet file to plan first.", argument=True)
+    fleet: Path | None = option(
+        None, "The fleet file, where a plan does not say which models it is for."
     )
-    fleet: Path | None = Field(
-        None, description="The fleet file, where a plan does not say which models it is for."
-    )
-    deadline: Duration = Field(
-        "60s",
-        validate_default=True,
-        description="How long to plan at most, where there is no plan yet.",
-    )
+    deadline: Duration = option("60s", "How long to plan at most, where there is no plan yet.")
 
 
 @verb(app, ServeSettings)

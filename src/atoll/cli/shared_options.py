@@ -12,7 +12,3 @@ Overlays = Annotated[
     list[Path] | None,
     typer.Option("--overlay", help="A YAML file that adds or changes facts; may be repeated."),
 ]
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Compute all templates anew and keep none.")
-]
-Spot = Annotated[bool, typer.Option("--spot", help="Spot prices instead of on-demand.")]

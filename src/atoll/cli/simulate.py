@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from atoll.api.fleet_plan import FleetPlan
+from atoll.cli.options import VerbSettings, argument, json_field, overlay_field, verb
 from atoll.cli.progress import bar, show_progress
-from atoll.cli.shared_options import AsJson, Overlays
 from atoll.cli.trace import say_rows
 from atoll.core.errors import InfeasibleError, InputError, UnknownNameError, UsageError
 from atoll.core.files import check_target
-from atoll.core.units import parse_duration, parse_share
+from atoll.core.options import option
+from atoll.core.quantities import Duration, Share
+from atoll.core.units import parse_duration
 from atoll.report.terminal import emit, note
 
 if TYPE_CHECKING:
@@ -31,156 +34,80 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False)
 _CANNOT_STAND = frozenset(("name", "host", "layers", "hops", "memory"))
 """Rules without which a plan cannot run, whatever is asked of it; its own structure aside."""
-_ENGINE = "Engines, where other than the fleet file says"
-_TASKS = "Any-to-any services"
-_TASK_OPTIONS = ("--routing", "--query-ms")
+_LIMITS = (
+    *("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"),
+    *("prefix_caching", "scheduling"),
+)
+_of_engine = partial(option, panel="Engines, where other than the fleet file says")
+_of_tasks = partial(option, panel="Any-to-any services")
+_TASK_OPTIONS = ("routing", "query_ms")
 _REFUSED_FOR_TASKS = {
-    "--trace": "a trace does not say what requests of any-to-any services bring and want",
-    "--service": "any-to-any services run under their own classes",
-    "--fail": "failures of executors of any-to-any services are not simulated",
-    "--then": "changes of plan with any-to-any services are not simulated",
-    "--startup": "executors of any-to-any services are there from the start",
+    "trace": "a trace does not say what requests of any-to-any services bring and want",
+    "service": "any-to-any services run under their own classes",
+    "failures": "failures of executors of any-to-any services are not simulated",
+    "then": "changes of plan with any-to-any services are not simulated",
+    "startup": "executors of any-to-any services are there from the start",
 }
-_PLAIN_ONLY = ("--policy", "--batching")
+_PLAIN_ONLY = ("policy", "batching")
 _ROUTINGS: tuple[Routing, ...] = ("static", "dealt", "dynamic")
 
 
-@app.command()
-def simulate(
-    context: typer.Context,
-    target: Annotated[
-        Path, typer.Argument(help="A plan.json, or a fleet file or problem.json to plan first.")
-    ],
-    fleet: Annotated[
-        Path | None, typer.Option("--fleet", help="The fleet file that a plan.json answers.")
-    ] = None,
-    trace: Annotated[
-        str | None,
-        typer.Option(
-            "--trace",
-            help='The workload: a file, or "azure-conv@10/s for=10min"; unless given, the demand '
-            "of the plan.",
-        ),
-    ] = None,
-    duration: Annotated[
-        str, typer.Option("--for", help="How long the plan's own demand lasts.")
-    ] = "10min",
-    service: Annotated[
-        str | None,
-        typer.Option("--service", help="Send all of --trace to this service, whatever it names."),
-    ] = None,
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            help="iwrr, swarm, random, shortest-queue, least-load or two-choices.",
-        ),
-    ] = "iwrr",
-    batching: Annotated[
-        str, typer.Option("--batching", help="engine (chunked prefill) or best-effort.")
-    ] = "engine",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of workload and policy.")] = 0,
-    failures: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail",
-            help='"60s HOST" or "60s INSTANCE/NODE": it dies then; "60s-300s ..." and comes back. '
-            "May be repeated.",
-        ),
-    ] = None,
-    then: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--then", help='"10min PLAN.json": that plan counts from then on; repeatable.'
-        ),
-    ] = None,
-    startup: Annotated[
-        str, typer.Option("--startup", help="From renting an instance to its first request.")
-    ] = "2min",
-    warm_up: Annotated[
-        str, typer.Option("--warm-up", help="Leave the first so long out of the figures.")
-    ] = "0s",
-    until: Annotated[
-        str | None, typer.Option("--until", help="Stop the clock; else all requests finish.")
-    ] = None,
-    attain: Annotated[
-        str | None,
-        typer.Option("--attain", help="Fail (code 5) if a smaller share keeps its promises."),
-    ] = None,
-    routing: Annotated[
-        str | None,
-        typer.Option(
-            "--routing",
-            help="How requests find executors: static or dealt when they come (the default), dynamic at "
-            "every hand-over.",
-            rich_help_panel=_TASKS,
-        ),
-    ] = None,
-    query_ms: Annotated[
-        float | None,
-        typer.Option(
-            "--query-ms",
-            min=0.0,
-            help="With --routing dynamic: milliseconds to ask an executor how much it has to do.",
-            rich_help_panel=_TASKS,
-        ),
-    ] = None,
-    requests_out: Annotated[
-        Path | None, typer.Option("--requests", help="Write every request: .csv or .parquet.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Write a report as one .html file.")
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None,
-        typer.Option(
-            "--max-num-seqs", min=1, help="Most sequences in a step.", rich_help_panel=_ENGINE
-        ),
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-num-batched-tokens",
-            min=16,
-            help="Most tokens in a step.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    gpu_memory_utilization: Annotated[
-        str | None,
-        typer.Option(
-            "--gpu-memory-utilization",
-            help="Share of GPU memory that engines take, as 90%.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    kv_cache_dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-cache-dtype",
-            help="Number format of the KV cache, such as fp8.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    prefix_caching: Annotated[
-        bool | None,
-        typer.Option(
-            "--prefix-caching/--no-prefix-caching",
-            help="Reuse the KV cache of equal beginnings.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    scheduling: Annotated[
-        str | None,
-        typer.Option(
-            "--scheduling",
-            help="async (steps are prepared while the GPU works) or sync.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None,
-    overlay: Overlays = None,
-    as_json: AsJson = False,
-) -> None:
+class SimulateSettings(VerbSettings):
+    """Options of `atoll simulate`."""
+
+    target: Path = argument("A plan.json, or a fleet file or problem.json to plan first.")
+    fleet: Path | None = option(None, "The fleet file that a plan.json answers.")
+    trace: str | None = option(
+        None,
+        'The workload: a file, or "azure-conv@10/s for=10min"; unless given, the demand of the plan.',
+    )
+    duration: Duration = option("10min", "How long the plan's own demand lasts.", "--for")
+    service: str | None = option(None, "Send all of --trace to this service, whatever it names.")
+    policy: str = option("iwrr", "iwrr, swarm, random, shortest-queue, least-load or two-choices.")
+    batching: str = option("engine", "engine (chunked prefill) or best-effort.")
+    seed: int = option(0, "Seed of workload and policy.", ge=0)
+    failures: tuple[str, ...] = option(
+        (),
+        '"60s HOST" or "60s INSTANCE/NODE": it dies then; "60s-300s ..." and comes back. May be repeated.',
+        "--fail",
+    )
+    then: tuple[str, ...] = option(
+        (), '"10min PLAN.json": that plan counts from then on; repeatable.'
+    )
+    startup: Duration = option("2min", "From renting an instance to its first request.")
+    warm_up: Duration = option("0s", "Leave the first so long out of the figures.")
+    until: Duration | None = option(None, "Stop the clock; else all requests finish.")
+    attain: Share | None = option(None, "Fail (code 5) if a smaller share keeps its promises.")
+    routing: str | None = _of_tasks(
+        None,
+        "How requests find executors: static or dealt when they come (the default), dynamic at every "
+        "hand-over.",
+    )
+    query_ms: float | None = _of_tasks(
+        None,
+        "With --routing dynamic: milliseconds to ask an executor how much it has to do.",
+        ge=0.0,
+    )
+    requests_out: Path | None = option(None, "Write every request: .csv or .parquet.", "--requests")
+    report: Path | None = option(None, "Write a report as one .html file.")
+    max_num_seqs: int | None = _of_engine(None, "Most sequences in a step.", ge=1)
+    max_num_batched_tokens: int | None = _of_engine(None, "Most tokens in a step.", ge=16)
+    gpu_memory_utilization: Share | None = _of_engine(
+        None, "Share of GPU memory that engines take, as 90%."
+    )
+    kv_cache_dtype: str | None = _of_engine(None, "Number format of the KV cache, such as fp8.")
+    prefix_caching: bool | None = _of_engine(
+        None, "Reuse the KV cache of equal beginnings.", "--prefix-caching/--no-prefix-caching"
+    )
+    scheduling: str | None = _of_engine(
+        None, "async (steps are prepared while the GPU works) or sync."
+    )
+    overlay: tuple[Path, ...] = overlay_field()
+    as_json: bool = json_field()
+
+
+@verb(app, SimulateSettings)
+def simulate(asked: SimulateSettings) -> None:
     """Run a plan under a workload, event by event, and show how its promises fare.
 
     A trace that names no models goes to all services, by what is asked of each, or to --service. Any-to-any
@@ -188,36 +115,27 @@ def simulate(
     run on a machine compiles the simulator, which takes some seconds.
     """
     # All that is told quickly comes before planning and compiling, which take long.
-    min_share = None if attain is None else parse_share(attain, field="--attain")
-    duration_s = parse_duration(duration, field="--for")
-    _check_files(requests_out, report, [target, fleet, trace, *(overlay or ())])
-    if trace is None and service is not None:
+    _check_files(asked)
+    if asked.trace is None and asked.service is not None:
         raise UsageError("--service says where a trace goes", hint="add --trace, or leave it out")
-    options = _options(policy, batching, seed, failures or [], startup, warm_up, until)
-    limits = _read_limits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        gpu_memory_utilization=None
-        if gpu_memory_utilization is None
-        else parse_share(gpu_memory_utilization, field="--gpu-memory-utilization"),
-        prefix_caching=prefix_caching,
-        scheduling=scheduling,
-    )
-    chosen_routing = _parse_routing(routing, queries=query_ms is not None)
-    workload = None if trace is None else _workload(trace)
-    epochs = [_epoch(text) for text in then or []]
+    options = _options(asked)
+    limits = _read_limits(asked)
+    chosen_routing = _parse_routing(asked.routing, queries=asked.query_ms is not None)
+    workload = None if asked.trace is None else _workload(asked.trace)
+    epochs = [_epoch(text) for text in asked.then]
     from atoll.solve.registry import require_packages
 
     require_packages()
-    opened_fleet = _fleet(target, fleet, overlay)
+    target, service = asked.target, asked.service
+    opened_fleet = _fleet(target, asked.fleet, asked.overlay)
     if service is not None:
         _check_service(service, opened_fleet.problem)
-    _check_options(_given(context), opened_fleet.problem)
-    plan = _plan_to_simulate(target, fleet, opened_fleet)
+    _check_options(asked.model_fields_set, opened_fleet.problem)
+    plan = _plan_to_simulate(target, asked.fleet, opened_fleet)
     _check_plan(plan, target)
     for epoch in epochs:
         _check_plan(FleetPlan.of(epoch.plan, opened_fleet.problem), target)
-    plan = _start_engines_with(plan, limits, kv_cache_dtype)
+    plan = _start_engines_with(plan, limits, asked.kv_cache_dtype)
     chosen = replace(
         options,
         epochs=tuple(epochs),
@@ -227,17 +145,17 @@ def simulate(
         simulated = plan.simulate(
             workload,
             service=service,
-            duration_s=duration_s,
+            duration_s=asked.duration,
             options=chosen,
             routing=chosen_routing,
-            query_s=(query_ms or 0.0) / 1e3,
+            query_s=(asked.query_ms or 0.0) / 1e3,
             on_progress=lambda done, total, clock: step(
                 done / max(1, total), f"{done:,} of {total:,}, {clock:,.0f} s"
             ),
         )
-    _write(simulated, requests_out, report)
-    emit(simulated.summarize(), as_json, simulated)
-    for path in (requests_out, report):
+    _write(simulated, asked.requests_out, asked.report)
+    emit(simulated.summarize(), asked.as_json, simulated)
+    for path in (asked.requests_out, asked.report):
         if path is not None:
             note(f"wrote {path}")
     if workload is not None:
@@ -248,41 +166,23 @@ def simulate(
             "for longer, or with a shorter --warm-up"
         )
     # Last: the figures are shown and written even where they are not good enough.
-    _judge(simulated, min_share)
-
-
-def _given(context: typer.Context) -> frozenset[str]:
-    """The options on the command line, as they are written there."""
-    found = set()
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        # By name: typer may bring a click of its own.
-        if source is not None and source.name == "COMMANDLINE":
-            # The long form, which messages use.
-            found.add(max(parameter.opts, key=len))
-    return frozenset(found)
+    _judge(simulated, asked.attain)
 
 
 def _check_options(given: Collection[str], problem: Problem) -> None:
-    """Raise UsageError for an option on the command line that none of the services has a use for."""
+    """Raise UsageError for an option that was given and that none of the services has a use for."""
+    refused: dict[str, tuple[str, str]] = {}
     if not problem.graph_services:
-        for option in _TASK_OPTIONS:
-            if option in given:
-                raise UsageError(
-                    f"{option} is for any-to-any services, and the fleet has none",
-                    hint="leave it out, or say --policy",
-                )
-        return
-    for option, why in _REFUSED_FOR_TASKS.items():
-        if option in given:
-            raise UsageError(f"{option}: {why}", hint="leave it out")
-    if not problem.plain_services:
-        for option in _PLAIN_ONLY:
-            if option in given:
-                raise UsageError(
-                    f"{option} is for plain services, and the fleet has none",
-                    hint="leave it out, or say --routing",
-                )
+        why = "this is for any-to-any services, and the fleet has none"
+        refused = dict.fromkeys(_TASK_OPTIONS, (why, "leave it out, or say --policy"))
+    else:
+        refused = {name: (why, "leave it out") for name, why in _REFUSED_FOR_TASKS.items()}
+        if not problem.plain_services:
+            why = "this is for plain services, and the fleet has none"
+            refused |= dict.fromkeys(_PLAIN_ONLY, (why, "leave it out, or say --routing"))
+    for name, (why, hint) in refused.items():
+        if name in given:
+            raise UsageError(why, field=name, hint=hint)
 
 
 def _parse_routing(name: str | None, *, queries: bool) -> Routing:
@@ -298,11 +198,10 @@ def _parse_routing(name: str | None, *, queries: bool) -> Routing:
     raise UnknownNameError("routing", str(name), _ROUTINGS, field="--routing")
 
 
-def _check_files(
-    requests_out: Path | None, report: Path | None, given: Sequence[Path | str | None]
-) -> None:
+def _check_files(asked: SimulateSettings) -> None:
     """Raise if a file could not be written, or would replace one that is read."""
-    for path, endings in ((requests_out, (".csv", ".parquet")), (report, (".html",))):
+    given = (asked.target, asked.fleet, asked.trace, *asked.overlay)
+    for path, endings in ((asked.requests_out, (".csv", ".parquet")), (asked.report, (".html",))):
         if path is not None:
             check_target(path, endings)
             if any(
@@ -311,7 +210,7 @@ def _check_files(
                 raise UsageError(f"{path} is read for this run", hint="name another file to write")
 
 
-def _fleet(target: Path, fleet: Path | None, overlay: list[Path] | None) -> Fleet:
+def _fleet(target: Path, fleet: Path | None, overlay: tuple[Path, ...]) -> Fleet:
     """The fleet that says what was promised."""
     from atoll.api.fleet import Fleet
     from atoll.plan.files.read import is_plan
@@ -320,7 +219,7 @@ def _fleet(target: Path, fleet: Path | None, overlay: list[Path] | None) -> Flee
         raise UsageError(
             f"{target} does not say what was promised", hint="add --fleet with its fleet file"
         )
-    return Fleet.load(target if fleet is None else fleet, overlays=overlay or ())
+    return Fleet.load(target if fleet is None else fleet, overlays=overlay)
 
 
 def _plan_to_simulate(target: Path, fleet: Path | None, opened_fleet: Fleet) -> FleetPlan:
@@ -378,14 +277,13 @@ def _workload(trace: str) -> Workload:
     return workload_of(trace)
 
 
-def _read_limits(**limits: object) -> EngineLimits:
+def _read_limits(asked: SimulateSettings) -> EngineLimits:
     from atoll.engines.limits import EngineLimits
 
-    if limits["scheduling"] not in (None, "sync", "async"):
-        raise UnknownNameError(
-            "scheduling", str(limits["scheduling"]), ("sync", "async"), field="--scheduling"
-        )
-    return EngineLimits.parse(limits)
+    known = ("sync", "async")
+    if asked.scheduling not in (None, *known):
+        raise UnknownNameError("scheduling", str(asked.scheduling), known, field="--scheduling")
+    return EngineLimits.parse({name: getattr(asked, name) for name in _LIMITS})
 
 
 def _start_engines_with(
@@ -400,30 +298,23 @@ def _start_engines_with(
     return FleetPlan.of(plan, changed, plan.stats)
 
 
-def _options(
-    policy: str,
-    batching: str,
-    seed: int,
-    failures: list[str],
-    startup: str,
-    warm_up: str,
-    until: str | None,
-) -> SimOptions:
+def _options(asked: SimulateSettings) -> SimOptions:
     """Return the simulation's options from the command line, checked before anything is planned."""
     from atoll.routing.policies import policy_code
     from atoll.sim.sim_options import SimOptions
 
-    policy_code(policy)
-    if batching not in ("engine", "best-effort"):
-        raise UnknownNameError("batching", batching, ("engine", "best-effort"), field="--batching")
+    policy_code(asked.policy)
+    known = ("engine", "best-effort")
+    if asked.batching not in known:
+        raise UnknownNameError("batching", asked.batching, known, field="--batching")
     return SimOptions(
-        seed=seed,
-        policy=policy,
-        batching="engine" if batching == "engine" else "best-effort",
-        failures=tuple(_failure(text) for text in failures),
-        startup_s=parse_duration(startup, field="--startup"),
-        from_s=parse_duration(warm_up, field="--warm-up"),
-        until_s=math.inf if until is None else parse_duration(until, field="--until"),
+        seed=asked.seed,
+        policy=asked.policy,
+        batching="engine" if asked.batching == "engine" else "best-effort",
+        failures=tuple(_failure(text) for text in asked.failures),
+        startup_s=asked.startup,
+        from_s=asked.warm_up,
+        until_s=math.inf if asked.until is None else asked.until,
     )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from pydantic import Field
 
 from atoll.cli.operating import TerminalListener
 from atoll.cli.options import verb
@@ -15,6 +14,7 @@ from atoll.cli.progress import live_line
 from atoll.cli.serving_loop import FleetSettings, check_places, make_teller, serve_until_stopped
 from atoll.core.errors import InputError
 from atoll.core.extras import require_extras
+from atoll.core.options import option
 
 if TYPE_CHECKING:
     from atoll.runtime.task_fleet.deployment import TaskDeployment
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 class TasksServeSettings(FleetSettings):
     """Options of `atoll tasks serve`."""
 
-    file: Path = Field(
-        description="A file that names services and executors.",
-        json_schema_extra={"argument": True},
-    )
+    file: Path = option(..., "A file that names services and executors.", argument=True)
 
 
 def add_serve(app: typer.Typer) -> None:

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from atoll.catalog.overlay import apply_overlay
+from atoll.cli.options import (
+    VerbSettings,
+    argument,
+    json_field,
+    no_cache_field,
+    overlay_field,
+    verb,
+)
 from atoll.cli.progress import bar
-from atoll.cli.shared_options import AsJson, NoCache, Overlays, Spot
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.core.files import check_target
 from atoll.core.ids import Phase, parse_node_type
+from atoll.core.options import option
 from atoll.core.units import format_duration, parse_duration
 from atoll.report.terminal import console, emit
 
@@ -34,87 +42,65 @@ _UNSOLD = "unsold"
 """The region of node types that nobody sells: their templates have no price."""
 
 
-@app.command()
-def templates(
-    model: Annotated[
-        str,
-        typer.Argument(help="A model of the catalog (qwen3-32b, phi-4-14b@fp8) or config.json."),
-    ],
-    phase: Annotated[
-        str | None,
-        typer.Option(
-            "--phase",
-            help="prefill, decode, or both on the same nodes; prefill and decode apart if left out.",
-        ),
-    ] = None,
-    ttft: Annotated[
-        str, typer.Option("--ttft", help="Promised time to the first token.")
-    ] = "1500ms",
-    tpot: Annotated[str, typer.Option("--tpot", help="Promised time per further token.")] = "80ms",
-    lengths: Annotated[
-        str, typer.Option("--lengths", help="azure-code, azure-conv, ... or PROMPTxANSWER.")
-    ] = "azure-conv",
-    nodes: Annotated[
-        str, typer.Option("--nodes", help="Node types to lay it over, comma-separated.")
-    ] = _NODES,
-    regions: Annotated[
-        str | None,
-        typer.Option("--regions", help="Prices of these regions only, comma-separated."),
-    ] = None,
-    spot: Spot = False,
-    max_nodes: Annotated[
-        int, typer.Option("--max-nodes", min=1, max=8, help="Most nodes of a template.")
-    ] = 6,
-    memory_ratio: Annotated[
-        float, typer.Option("--memory-ratio", help="Most memory of a template over the model's.")
-    ] = 12.0,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many to list.")] = 20,
-    uses: Annotated[
-        str | None, typer.Option("--uses", help="Only templates with this GPU or node type.")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", help="Whose host time per step counts.")
-    ] = "vllm",
-    out: Annotated[
-        list[Path] | None,
-        typer.Option("--out", help="Also write the spectrum as .png or .html; repeatable."),
-    ] = None,
-    no_cache: NoCache = False,
-    overlay: Overlays = None,
-    as_json: AsJson = False,
-) -> None:
+class TemplateSettings(VerbSettings):
+    """Options of `atoll templates`."""
+
+    model: str = argument("A model of the catalog (qwen3-32b, phi-4-14b@fp8) or config.json.")
+    phase: str | None = option(
+        None, "prefill, decode, or both on the same nodes; prefill and decode apart if left out."
+    )
+    ttft: str = option("1500ms", "Promised time to the first token.")
+    tpot: str = option("80ms", "Promised time per further token.")
+    lengths: str = option("azure-conv", "azure-code, azure-conv, ... or PROMPTxANSWER.")
+    nodes: str = option(_NODES, "Node types to lay it over, comma-separated.")
+    regions: str | None = option(None, "Prices of these regions only, comma-separated.")
+    spot: bool = option(False, "Spot prices instead of on-demand.")
+    max_nodes: int = option(6, "Most nodes of a template.", ge=1, le=8)
+    memory_ratio: float = option(12.0, "Most memory of a template over the model's.")
+    top: int = option(20, "How many to list.", ge=1)
+    uses: str | None = option(None, "Only templates with this GPU or node type.")
+    engine: str = option("vllm", "Whose host time per step counts.")
+    out: tuple[Path, ...] = option((), "Also write the spectrum as .png or .html; repeatable.")
+    no_cache: bool = no_cache_field()
+    overlay: tuple[Path, ...] = overlay_field()
+    as_json: bool = json_field()
+
+
+@verb(app, TemplateSettings)
+def templates(options: TemplateSettings) -> None:
     """List the best layouts of a model over mixed nodes by throughput per dollar, and draw their spectrum."""
     from atoll.catalog.load import load_catalog
 
-    for path in out or ():
+    out, phase, max_nodes = options.out, options.phase, options.max_nodes
+    for path in out:
         check_target(path, (".png", ".html"))
     from atoll.report.serving_templates import choose_best, describe_phases, draw_templates
     from atoll.solve.registry import require_packages
 
     require_packages()
 
-    catalog, name = _model(load_catalog(overlay or ()), model)
-    service = _service(name, phase, ttft, tpot, lengths)
-    kinds = _kinds(catalog, nodes, max_nodes)
-    places = _places(catalog, regions)
-    prices = _prices(catalog, kinds, places, spot=spot)
-    problem = _problem(service, kinds, prices, max_nodes, memory_ratio, engine)
-    wanted = None if uses is None else _uses(catalog, uses, kinds)
+    catalog, name = _model(load_catalog(options.overlay), options.model)
+    service = _service(name, phase, options.ttft, options.tpot, options.lengths)
+    kinds = _kinds(catalog, options.nodes, max_nodes)
+    places = _places(catalog, options.regions)
+    prices = _prices(catalog, kinds, places, spot=options.spot)
+    problem = _problem(service, kinds, prices, max_nodes, options.memory_ratio, options.engine)
+    wanted = None if options.uses is None else _uses(catalog, options.uses, kinds)
     best = [
-        choose_best(library, role_phase, places, prices, wanted, top)
-        for role_phase, library in _libraries(problem, catalog, phase, cached=not no_cache)
+        choose_best(library, role_phase, places, prices, wanted, options.top)
+        for role_phase, library in _libraries(problem, catalog, phase, cached=not options.no_cache)
     ]
     # Other components of a model are planned as executors (`atoll plan` with classes of requests).
     alone = " (its llm alone)" if len(catalog.model(name).graph.components) > 1 else ""
     title = f"{name}{alone}: {_promise(service)}; up to {max_nodes} nodes of {len(kinds)} types"
-    for path in out or ():
+    for path in out:
         from atoll.report.charts import save
 
         pictures = [each.spectrum for each in best if each.spectrum is not None]
         save(path, pictures, title=title, facts=describe_phases(best))
     data = {"model": name, "node_types": kinds, "phases": best}
-    emit(data, as_json, lambda: draw_templates(title, best, wanted))
-    for path in out or ():
+    emit(data, options.as_json, lambda: draw_templates(title, best, wanted))
+    for path in out:
         console(stderr=True).print(f"wrote {path}", markup=False)
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from pydantic import Field
 
 from atoll.cli.operating import TerminalListener
 from atoll.cli.options import VerbSettings, json_field, verb
 from atoll.control.operation.options import OperationOptions
 from atoll.core.errors import UsageError
 from atoll.core.extras import require_extras
+from atoll.core.options import option
 from atoll.core.quantities import Duration
 from atoll.report.terminal import console, emit, note
 
@@ -29,26 +29,15 @@ app = typer.Typer(add_completion=False)
 class UpSettings(OperationOptions, VerbSettings):
     """Options of `atoll up`."""
 
-    plan: Path = Field(
-        description="A fleet file, or a plan.json.",
-        json_schema_extra={"argument": True, "metavar": "FLEET|PLAN"},
+    plan: Path = option(..., "A fleet file, or a plan.json.", argument=True, metavar="FLEET|PLAN")
+    fleet: Path | None = option(None, "The fleet file that a plan.json is for.")
+    yes: bool = option(False, "Do not ask.")
+    dry_run: bool = option(False, "Only show what would be done.")
+    output: Path | None = option(
+        None, "With --dry-run: write scripts, manifests or tasks into this folder.", "-o"
     )
-    fleet: Path | None = Field(None, description="The fleet file that a plan.json is for.")
-    yes: bool = Field(False, description="Do not ask.")
-    dry_run: bool = Field(False, description="Only show what would be done.")
-    output: Path | None = Field(
-        None,
-        description="With --dry-run: write scripts, manifests or tasks into this folder.",
-        json_schema_extra={"flag": "-o"},
-    )
-    deadline: Duration = Field(
-        "60s", validate_default=True, description="How long to plan at most."
-    )
-    wait: Duration = Field(
-        "30min",
-        validate_default=True,
-        description="How long to wait until all of it serves; 0: not.",
-    )
+    deadline: Duration = option("60s", "How long to plan at most.")
+    wait: Duration = option("30min", "How long to wait until all of it serves; 0: not.")
     as_json: bool = json_field("Print what was done as JSON.")
 
 

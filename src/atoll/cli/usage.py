@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from atoll.cli.keys import Db, parse_moment, with_database
-from atoll.cli.shared_options import AsJson
+from atoll.cli.keys import DB_HELP, parse_moment, with_database
+from atoll.cli.options import VerbSettings, json_field, verb
+from atoll.core.options import option
 from atoll.report.terminal import emit, note, table
 
 if TYPE_CHECKING:
@@ -21,28 +22,24 @@ app = typer.Typer(add_completion=False)
 _SHOWN = 1000
 
 
-@app.command()
-def usage(
-    by: Annotated[
-        str,
-        typer.Option(
-            "--by",
-            help="Sum up by key, owner, model, outcome, day, provider or node; "
-            "or list every operation or attempt.",
-        ),
-    ] = "key",
-    since: Annotated[
-        str | None, typer.Option("--since", help="2026-11-01, or 30d ago (UTC).")
-    ] = None,
-    until: Annotated[str | None, typer.Option("--until", help="Before this date or time.")] = None,
-    key: Annotated[str | None, typer.Option("--key", help="Of one key: its id or name.")] = None,
-    csv: Annotated[
-        Path | None, typer.Option("--csv", help="Write a CSV file; - for standard output.")
-    ] = None,
-    parquet: Annotated[Path | None, typer.Option("--parquet", help="Write a Parquet file.")] = None,
-    db: Db = None,
-    as_json: AsJson = False,
-) -> None:
+class UsageSettings(VerbSettings):
+    """Options of `atoll usage`."""
+
+    by: str = option(
+        "key",
+        "Sum up by key, owner, model, outcome, day, provider or node; or list every operation or attempt.",
+    )
+    since: str | None = option(None, "2026-11-01, or 30d ago (UTC).")
+    until: str | None = option(None, "Before this date or time.")
+    key: str | None = option(None, "Of one key: its id or name.")
+    csv: Path | None = option(None, "Write a CSV file; - for standard output.")
+    parquet: Path | None = option(None, "Write a Parquet file.")
+    db: str | None = option(None, DB_HELP, env="ATOLL_DB")
+    as_json: bool = json_field()
+
+
+@verb(app, UsageSettings)
+def usage(options: UsageSettings) -> None:
     """Show requests, tokens and cost (US dollars) by key, model, provider or day.
 
     Tokens that a client received count once, whatever was retried or moved. Keys that are not tracked
@@ -52,36 +49,26 @@ def usage(
     from atoll.core.files import check_target
     from atoll.runtime.accounts.usage_report import LISTS, SUMS
 
+    by, csv, parquet = options.by, options.csv, options.parquet
     if by not in SUMS + LISTS:
         raise UnknownNameError("grouping", by, SUMS + LISTS, field="--by")
-    if sum((csv is not None, parquet is not None, as_json)) > 1:
+    if sum((csv is not None, parquet is not None, options.as_json)) > 1:
         raise UsageError("--csv, --parquet and --json exclude each other", hint="name one of them")
     for target in (csv, parquet):
         if target is not None and str(target) != "-":
             check_target(target)
-
-    async def look(database: Database) -> int:
-        return await _show(database, by, since, until, key, csv, parquet, as_json)
-
-    count = with_database(db, look)
+    count = with_database(options.db, lambda database: _show(database, options))
     target = parquet or csv
     if target is not None and str(target) != "-":
         note(f"wrote {count:,} rows to {target}")
 
 
-async def _show(
-    database: Database,
-    by: str,
-    since: str | None,
-    until: str | None,
-    key: str | None,
-    csv: Path | None,
-    parquet: Path | None,
-    as_json: bool,
-) -> int:
+async def _show(database: Database, options: UsageSettings) -> int:
     from atoll.runtime.accounts import usage_report as report
     from atoll.runtime.accounts.gaps import read_gaps
 
+    since, until, key = options.since, options.until, options.key
+    csv, parquet = options.csv, options.parquet
     span = report.UsagePeriod(
         None if since is None else parse_moment(since, "--since", ahead=False),
         None if until is None else parse_moment(until, "--until", ahead=False),
@@ -89,8 +76,8 @@ async def _show(
     )
     for gap in await read_gaps(database, span.since_s, span.until_s):
         note(_describe_gap(gap))
-    rows = report.usage(database, by, span)
-    columns = report.columns_of(by)
+    rows = report.usage(database, options.by, span)
+    columns = report.columns_of(options.by)
     if parquet is not None:
         with report.WholeFile(parquet) as file:
             return await report.export(rows, report.ParquetSink(file.temporary, columns))
@@ -102,10 +89,10 @@ async def _show(
     listed: list[dict[str, Any]] = []
     async for row in rows:
         listed.append(row)
-        if not as_json and len(listed) == _SHOWN:
+        if not options.as_json and len(listed) == _SHOWN:
             note(f"only the first {_SHOWN:,} rows are shown; --csv writes all")
             break
-    emit(listed, as_json, lambda: _draw(columns, listed))
+    emit(listed, options.as_json, lambda: _draw(columns, listed))
     return len(listed)
 
 

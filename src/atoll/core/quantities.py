@@ -36,6 +36,8 @@ Bandwidth = Annotated[float, _validator(units.parse_bandwidth)]
 """Bytes per second."""
 Count = Annotated[int, _validator(units.parse_count)]
 """A whole number of things: 8192, "8k"."""
+Share = Annotated[float, _validator(lambda value: units.parse_share(str(value)))]
+"""A part of a whole, 0 to 1: 0.95, "95%"."""
 UsdPerHour = Annotated[float, _validator(units.parse_price)]
 """US dollars per hour."""
 GramsPerKwh = Annotated[float, _validator(units.parse_intensity)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from atoll.core.errors import InputError
 
@@ -91,131 +92,67 @@ def _number(value: float, *, what: str, field: str | None, shown: str) -> float:
     return value + 0.0  # turns -0.0 into 0.0
 
 
-def _quantity(
-    value: str | float,
-    *,
-    what: str,
-    units: Mapping[str, float],
-    examples: Sequence[str],
-    field: str | None,
-    pattern: re.Pattern[str] = _QUANTITY,
-) -> float:
-    # In Python True and False are ints.
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        kind = type(value).__name__
-        raise InputError(
-            f"expected a {what}, got {kind} {value!r}", field=field, hint=_write(examples)
-        )
-    shown = repr(value)
-    if not isinstance(value, str):
-        try:
-            number = float(value)
-        except OverflowError:
-            # A whole number that is too large for a float.
-            number = math.inf
-            shown = "given"
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A kind of quantity: reads text with one of its units, or a number, into the base unit."""
+
+    what: str
+    units: Mapping[str, float]
+    """What each unit is in the base unit."""
+    examples: tuple[str, ...]
+    is_usd: bool = False
+    """Whether text may say "$" or "USD"; either may be left out, the "per hour" may not."""
+
+    def __call__(self, value: str | float, *, field: str | None = None) -> float:
+        """Read a value; what is wrong is an InputError that names `field` and shows examples."""
+        what, hint = self.what, "write it like " + ", ".join(self.examples)
+        # In Python True and False are ints.
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            kind = type(value).__name__
+            raise InputError(f"expected a {what}, got {kind} {value!r}", field=field, hint=hint)
+        shown = repr(value)
+        if not isinstance(value, str):
+            try:
+                number = float(value)
+            except OverflowError:
+                # A whole number that is too large for a float.
+                number = math.inf
+                shown = "given"
+            return _number(number, what=what, field=field, shown=shown)
+        if self.is_usd and not value.lstrip().startswith("$"):
+            value = re.sub(r"\s*USD\s*(?=/)", "", value, flags=re.IGNORECASE)
+        match = (_PRICE if self.is_usd else _QUANTITY).fullmatch(value.strip())
+        if match is None:
+            raise InputError(f"cannot read {shown} as a {what}", field=field, hint=hint)
+        unit = "".join((match["unit"] or "").split())
+        if unit not in self.units:
+            problem = f"unknown unit {unit!r}" if unit else "it has no unit"
+            raise InputError(f"cannot read {shown} as a {what}: {problem}", field=field, hint=hint)
+        number = float(match["number"]) * self.units[unit]
         return _number(number, what=what, field=field, shown=shown)
-    match = pattern.fullmatch(value.strip())
-    if match is None:
-        raise InputError(f"cannot read {shown} as a {what}", field=field, hint=_write(examples))
-    unit = "".join((match["unit"] or "").split())
-    if unit not in units:
-        problem = f"unknown unit {unit!r}" if unit else "it has no unit"
-        raise InputError(
-            f"cannot read {shown} as a {what}: {problem}", field=field, hint=_write(examples)
-        )
-    number = float(match["number"])
-    return _number(number * units[unit], what=what, field=field, shown=shown)
 
 
-def _write(examples: Sequence[str]) -> str:
-    return "write it like " + ", ".join(examples)
-
-
-def parse_duration(value: str | float, *, field: str | None = None) -> float:
-    """Read a duration into seconds; units ns, us, ms, s, m or min, h, d."""
-    return _quantity(
-        value, what="duration", units=_DURATION, examples=("1600ms", "1.6s", "5min"), field=field
-    )
-
-
-def parse_rate(value: str | float, *, field: str | None = None) -> float:
-    """Read a rate into events per second; written per s, min, h or day."""
-    return _quantity(
-        value, what="rate", units=_PER_SECOND, examples=("10/s", "600/min", "36000/h"), field=field
-    )
-
-
-def parse_bytes(value: str | float, *, field: str | None = None) -> float:
-    """Read a size into bytes; kB, MB, GB, TB are powers of 1000 and KiB, MiB, GiB, TiB of 1024."""
-    return _quantity(
-        value, what="size", units=_BYTES, examples=("24GB", "80GiB", "512MB"), field=field
-    )
-
-
-def parse_bandwidth(value: str | float, *, field: str | None = None) -> float:
-    """Read a bandwidth into bytes/s; accepts bytes ("600GB/s") and bits ("10Gbit/s", "10Gbps")."""
-    return _quantity(
-        value,
-        what="bandwidth",
-        units=_BANDWIDTH,
-        examples=("600GB/s", "10Gbit/s", "100Mbps"),
-        field=field,
-    )
-
-
-def parse_price(value: str | float, *, field: str | None = None) -> float:
-    """Read a price into US dollars per hour; written "$1.86/h" or "1.86 USD/h"."""
-    return _quantity(
-        _without_usd(value),
-        what="price",
-        units=_USD_PER_HOUR,
-        examples=("$1.86/h", "1.86 USD/h", "$44.6/day"),
-        field=field,
-        pattern=_PRICE,
-    )
-
-
-def _without_usd(text: str | float) -> str | float:
-    """Leave out "USD", which says what "$" says; either may be left out, the "per hour" may not."""
-    if isinstance(text, str) and not text.lstrip().startswith("$"):
-        return re.sub(r"\s*USD\s*(?=/)", "", text, flags=re.IGNORECASE)
-    return text
-
-
-def parse_intensity(value: str | float, *, field: str | None = None) -> float:
-    """Read what electricity emits into g CO2 per kWh; written "400 g/kWh" or "0.4 kg/kWh"."""
-    return _quantity(
-        value,
-        what="carbon intensity",
-        units=_GRAMS_PER_KWH,
-        examples=("400 g/kWh", "0.4 kg/kWh"),
-        field=field,
-    )
-
-
-def parse_energy_price(value: str | float, *, field: str | None = None) -> float:
-    """Read a price of energy into US dollars per kWh; written "$0.2/kWh"."""
-    return _quantity(
-        _without_usd(value),
-        what="price of energy",
-        units=_USD_PER_KWH,
-        examples=("$0.2/kWh", "0.2 USD/kWh"),
-        field=field,
-        pattern=_PRICE,
-    )
-
-
-def parse_carbon_price(value: str | float, *, field: str | None = None) -> float:
-    """Read a price of carbon into US dollars per tonne of CO2; written "$100/t"."""
-    return _quantity(
-        _without_usd(value),
-        what="price of carbon",
-        units=_USD_PER_TONNE,
-        examples=("$100/t", "100 USD/t"),
-        field=field,
-        pattern=_PRICE,
-    )
+parse_duration = Quantity("duration", _DURATION, ("1600ms", "1.6s", "5min"))
+"""Read a duration into seconds; units ns, us, ms, s, m or min, h, d."""
+parse_rate = Quantity("rate", _PER_SECOND, ("10/s", "600/min", "36000/h"))
+"""Read a rate into events per second; written per s, min, h or day."""
+parse_bytes = Quantity("size", _BYTES, ("24GB", "80GiB", "512MB"))
+"""Read a size into bytes; kB, MB, GB, TB are powers of 1000 and KiB, MiB, GiB, TiB of 1024."""
+parse_bandwidth = Quantity("bandwidth", _BANDWIDTH, ("600GB/s", "10Gbit/s", "100Mbps"))
+"""Read a bandwidth into bytes/s; accepts bytes ("600GB/s") and bits ("10Gbit/s", "10Gbps")."""
+parse_price = Quantity("price", _USD_PER_HOUR, ("$1.86/h", "1.86 USD/h", "$44.6/day"), is_usd=True)
+"""Read a price into US dollars per hour; written "$1.86/h" or "1.86 USD/h"."""
+parse_intensity = Quantity("carbon intensity", _GRAMS_PER_KWH, ("400 g/kWh", "0.4 kg/kWh"))
+"""Read what electricity emits into g CO2 per kWh; written "400 g/kWh" or "0.4 kg/kWh"."""
+parse_energy_price = Quantity(
+    "price of energy", _USD_PER_KWH, ("$0.2/kWh", "0.2 USD/kWh"), is_usd=True
+)
+"""Read a price of energy into US dollars per kWh; written "$0.2/kWh"."""
+parse_carbon_price = Quantity(
+    "price of carbon", _USD_PER_TONNE, ("$100/t", "100 USD/t"), is_usd=True
+)
+"""Read a price of carbon into US dollars per tonne of CO2; written "$100/t"."""
+_read_count = Quantity("count", _COUNT, ("8192", "8k", "1.5M", "70B"))
 
 
 def parse_share(text: str, *, field: str | None = None) -> float:
@@ -237,9 +174,7 @@ def parse_count(value: str | float, *, field: str | None = None) -> int:
     """Read a whole number of things (tokens, parameters); "8k" is 8000, "32.8B" is 32.8e9."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value  # exact, however large
-    number = _quantity(
-        value, what="count", units=_COUNT, examples=("8192", "8k", "1.5M", "70B"), field=field
-    )
+    number = _read_count(value, field=field)
     # Numbers such as 32.8B are not exact in binary.
     if abs(number - round(number)) > 1e-9 * max(1.0, number):
         raise InputError(f"count {value!r} is not a whole number", field=field)

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from atoll.control.virtual.market import (
+    COLUMNS,
+    MarketSeries,
     MarketStatistics,
     draw_market,
     hold_market,
     read_market,
-    write_market,
 )
 from atoll.core.errors import InputError
 from tests.control.virtual.toys import problem
 from tests.control.world import EAST, offer
 
 SPOT = tuple(offer("L4:1", 1.0, 8, f"r{k}", "spot") for k in range(60))
+
+
+def write_market(series: MarketSeries) -> Iterable[str]:
+    """Yield the lines of a CSV file with a market, only what changes."""
+    yield ",".join(COLUMNS)
+    for i, time_s in enumerate(series.times_s):
+        for k, sold in enumerate(series.offers):
+            now = (series.usd[i, k], series.available[i, k])
+            if i == 0 or now != (series.usd[i - 1, k], series.available[i - 1, k]):
+                yield f"{time_s:.3f},{','.join(sold.key)},{now[0]:.6f},{now[1]}"
 
 
 def test_spot_prices_have_the_statistics_that_are_stated() -> None:

@@ -215,7 +215,7 @@ async def test_a_hub_buries_the_silent() -> None:
     hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"], settings=settings))
     a, b = [
         await Fabric.connect(
-            Access.open_loopback(port, name=name, provider="p"),
+            Access.open_at([f"127.0.0.1:{port}"], name=name, provider="p"),
             Metadata(name="", provider="", role="worker"),
             state=SessionState.SERVING,
             settings=SETTINGS,
@@ -242,7 +242,7 @@ async def test_no_hub_is_a_clear_error() -> None:
 
     with pytest.raises(UnreachableError, match=f"no hub answers at 127.0.0.1:{port}"):
         await Fabric.connect(
-            Access.open_loopback(port),
+            Access.open_at([f"127.0.0.1:{port}"]),
             Metadata(name="x", provider="", role="worker"),
             settings=replace(SETTINGS, connect_s=0.3),
         )

@@ -61,7 +61,7 @@ class World:
     def node(self, **options: object) -> JoinedNode:
         given = {"health_interval": 0.1, "health_failures": 2, "name": "n"} | options
         made = JoinOptions.parse(given)
-        access = Access.open_loopback(self.port, name="site", provider="uni")
+        access = Access.open_at([f"127.0.0.1:{self.port}"], name="site", provider="uni")
         home = self.folder / f"home{len(list(self.folder.iterdir()))}"
         home.mkdir()
         return JoinedNode(made, access, RunDirectory(home), say=self.lines.append, environment={})
@@ -98,7 +98,7 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 async def world(folder: Path, role: str = "gateway") -> AsyncIterator[World]:
     (port,) = free_ports(1)
     hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"]))
-    access = Access.open_loopback(port, name="eyes", provider="uni", role=role)
+    access = Access.open_at([f"127.0.0.1:{port}"], name="eyes", provider="uni", role=role)
     assert role in ("gateway", "operator")
     metadata = Metadata(name="eyes", provider="uni", role=role)  # type: ignore[arg-type]
     observer = await Fabric.connect(access, metadata)

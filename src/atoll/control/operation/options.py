@@ -11,11 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.frozen import Frozen
 from atoll.core.listener import Listener
+from atoll.core.options import option
 
 if TYPE_CHECKING:
     from atoll.control.operation.control_loop import LoopTurn
@@ -34,7 +33,7 @@ _HOW = "How they are reached"
 
 
 def _option(panel: str, description: str, default: Any = None, **extra: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"panel": panel, **extra})
+    return option(default, description, panel=panel, **extra)
 
 
 _where, _what, _how = (partial(_option, panel) for panel in (_WHERE, _WHAT, _HOW))
@@ -83,12 +82,13 @@ class OperationOptions(Frozen):
     hub_token: Path | None = _what(
         "File with the token for hf:// weights; only its name is told to nodes."
     )
-    fabric: str | None = Field(
+    fabric: str | None = option(
         None,
-        repr=False,
-        description="Join this fabric instead of one of its own: token, @FILE or open://HOST:PORT; "
+        "Join this fabric instead of one of its own: token, @FILE or open://HOST:PORT; "
         "else $ATOLL_FABRIC.",
-        json_schema_extra={"env": "ATOLL_FABRIC", "panel": _HOW},
+        env="ATOLL_FABRIC",
+        panel=_HOW,
+        repr=False,
     )
     gateway: str | None = _how("Address of a gateway of that fabric.", metavar="URL")
     admin_token: Path | None = _how(
@@ -97,18 +97,12 @@ class OperationOptions(Frozen):
     host: str = _how(
         "Where the gateway listens; beyond this machine it asks for keys.", "127.0.0.1"
     )
-    port: int = Field(
-        8080,
-        ge=0,
-        le=65535,
-        description="Port of the gateway; 0: any.",
-        json_schema_extra={"panel": _HOW},
-    )
+    port: int = option(8080, "Port of the gateway; 0: any.", panel=_HOW, ge=0, le=65535)
     address: str | None = _how(
         "Where nodes reach this machine's hub. Default: loopback for local alone, else this machine's "
         "address."
     )
-    state: Path | None = Field(None, description=STATE_HELP)
+    state: Path | None = option(None, STATE_HELP)
 
 
 class OperationListener(Listener):

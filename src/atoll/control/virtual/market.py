@@ -18,7 +18,7 @@ from __future__ import annotations
 import csv
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -208,13 +208,3 @@ def _read_row(
     if not (0.0 <= time_s < math.inf and 0.0 <= price < math.inf and number >= 0):
         raise InputError("time, price and number are 0 or more", path=path, line=line)
     return time_s, place[key], price, number
-
-
-def write_market(series: MarketSeries) -> Iterable[str]:
-    """Yield the lines of a CSV file with a market, only what changes."""
-    yield ",".join(COLUMNS)
-    for i, time_s in enumerate(series.times_s):
-        for k, offer in enumerate(series.offers):
-            now = (series.usd[i, k], series.available[i, k])
-            if i == 0 or now != (series.usd[i - 1, k], series.available[i - 1, k]):
-                yield f"{time_s:.3f},{','.join(offer.key)},{now[0]:.6f},{now[1]}"

@@ -63,10 +63,6 @@ class DemandSeries:
         """Minutes from the start on."""
         return int(self.counts.shape[1]) - self.history
 
-    def during(self, service: int, minute: int) -> int:
-        """Return the requests of a minute since the start."""
-        return int(self.counts[service, self.history + minute])
-
     def rate_before(self, service: int, minute: int, minutes: int) -> float:
         """Return requests/s over so many minutes before this one, as many as are known."""
         last = self.history + minute

@@ -146,19 +146,6 @@ class Access:
             )
         return cls(OPEN_FABRIC, addresses, open_name=name, open_provider=provider, open_role=role)
 
-    @classmethod
-    def open_loopback(
-        cls,
-        port: int = DEFAULT_PORT,
-        *more_ports: int,
-        name: str = "",
-        provider: str = "",
-        role: str = "worker",
-    ) -> Access:
-        """Return the way into an open fabric on this machine."""
-        hubs = [f"127.0.0.1:{number}" for number in (port, *more_ports)]
-        return cls.open_at(hubs, name=name, provider=provider, role=role)
-
     @property
     def is_open(self) -> bool:
         """Whether there are no certificates."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, field_validator, model_validator
 
 from atoll.core.errors import InputError, UsageError
 from atoll.core.frozen import Frozen
+from atoll.core.options import option
 from atoll.core.quantities import Duration, UsdPerHour
 from atoll.fabric.tunnel.accept import check_accept
 from atoll.plan.name_types import refuse
@@ -36,14 +37,6 @@ def _plain_url(url: str | None) -> str | None:
 _OFFER = "What is offered"
 _WATCH = "How the engine is watched"
 _END = "How it ends"
-_SHOWN = ("env", "argument", "panel", "flag", "metavar")
-"""Properties of an option that only a command line needs."""
-
-
-def _option(default: Any, description: str, **more: Any) -> Any:
-    """Return a field that is an option of `atoll join`; `more` are its checks and how it is shown."""
-    shown = {name: more.pop(name) for name in _SHOWN if name in more}
-    return Field(default, description=description, json_schema_extra=shown or None, **more)
 
 
 class JoinOptions(Frozen):
@@ -54,93 +47,93 @@ class JoinOptions(Frozen):
     whose options these are (see `atoll.cli.options`); a field without one stands only in a file.
     """
 
-    fabric: str | None = _option(
+    fabric: str | None = option(
         None,
         "The join token, @FILE that holds it, or open://host:port.",
         env="ATOLL_FABRIC",
         repr=False,
     )
-    command: Annotated[tuple[str, ...], BeforeValidator(_words)] = _option(
+    command: Annotated[tuple[str, ...], BeforeValidator(_words)] = option(
         (), "The engine's command, after --. {port} in it becomes a free port.", argument=True
     )
-    url: str | None = _option(
+    url: str | None = option(
         None, "Offer a server that runs already, or say where COMMAND answers."
     )
-    port: int | None = _option(None, "Where COMMAND listens, if it does not say.", ge=1, le=65535)
+    port: int | None = option(None, "Where COMMAND listens, if it does not say.", ge=1, le=65535)
 
-    name: str | None = _option(
+    name: str | None = option(
         *(None, "This node's name. Default: the host's."),
         env="ATOLL_NODE",
         min_length=1,
         max_length=100,
     )
-    region: str = _option("", "Where it stands.", env="ATOLL_REGION")
-    site: str = _option("", "The cluster it belongs to.", env="ATOLL_SITE")
-    price: UsdPerHour | None = _option(None, "Of the whole node: $1.86/h.", panel=_OFFER, ge=0)
-    price_in: float | None = _option(None, "USD per million tokens read.", panel=_OFFER, ge=0)
-    price_out: float | None = _option(None, "USD per million tokens written.", panel=_OFFER, ge=0)
-    stability: Literal["spot", "batch", "standard", "reserved"] = _option(
+    region: str = option("", "Where it stands.", env="ATOLL_REGION")
+    site: str = option("", "The cluster it belongs to.", env="ATOLL_SITE")
+    price: UsdPerHour | None = option(None, "Of the whole node: $1.86/h.", panel=_OFFER, ge=0)
+    price_in: float | None = option(None, "USD per million tokens read.", panel=_OFFER, ge=0)
+    price_out: float | None = option(None, "USD per million tokens written.", panel=_OFFER, ge=0)
+    stability: Literal["spot", "batch", "standard", "reserved"] = option(
         "standard", "spot, batch, standard or reserved.", panel=_OFFER
     )
-    max_inflight: int | None = _option(None, "Requests taken at a time.", panel=_OFFER, ge=1)
-    weight: float | None = _option(None, "Share of the requests by a plan.", panel=_OFFER, ge=0)
-    advertise: str | None = _option(
+    max_inflight: int | None = option(None, "Requests taken at a time.", panel=_OFFER, ge=1)
+    weight: float | None = option(None, "Share of the requests by a plan.", panel=_OFFER, ge=0)
+    advertise: str | None = option(
         None, "URL at which gateways may reach the engine without the tunnel.", panel=_OFFER
     )
-    tunnel: bool = _option(
+    tunnel: bool = option(
         True, "Take requests through hubs.", panel=_OFFER, flag="--tunnel/--no-tunnel"
     )
-    accept: str | None = _option(
+    accept: str | None = option(
         None, "Whose requests: any, self, allow:NAME,... or deny:NAME,...", panel=_OFFER
     )
-    labels: dict[str, str] = _option(
+    labels: dict[str, str] = option(
         {}, "KEY=VALUE, shown in `atoll nodes`.", panel=_OFFER, flag="--label"
     )
-    gpus: str | None = _option(None, "GPUs, if the driver cannot tell: L4:2.", panel=_OFFER)
-    aliases: dict[str, str] = _option(
+    gpus: str | None = option(None, "GPUs, if the driver cannot tell: L4:2.", panel=_OFFER)
+    aliases: dict[str, str] = option(
         {}, "ALIAS=MODEL: a further name of a model.", panel=_OFFER, flag="--alias"
     )
-    precision: str | None = _option(None, "bf16, fp8, int4, ...", panel=_OFFER)
-    context: int | None = _option(None, "Most tokens of a request.", panel=_OFFER, ge=1)
-    kind: Literal["llm", "embedding"] | None = _option(None, "llm or embedding.", panel=_OFFER)
-    service: str | None = _option(
+    precision: str | None = option(None, "bf16, fp8, int4, ...", panel=_OFFER)
+    context: int | None = option(None, "Most tokens of a request.", panel=_OFFER, ge=1)
+    kind: Literal["llm", "embedding"] | None = option(None, "llm or embedding.", panel=_OFFER)
+    service: str | None = option(
         *(None, "Name of a service that is no LLM."), panel=_OFFER, min_length=1, max_length=200
     )
-    generic: bool = _option(False, "Offer any HTTP service (with --service).", panel=_OFFER)
+    generic: bool = option(False, "Offer any HTTP service (with --service).", panel=_OFFER)
 
-    engine_key: str | None = _option(
+    engine_key: str | None = option(
         *(None, "API key of the engine."), panel=_WATCH, env="ATOLL_ENGINE_KEY", repr=False
     )
     """Sent to the engine as a bearer token."""
-    health: str = _option("/health", "Path that says it is well.", panel=_WATCH)
-    health_interval: Duration = _option(2.0, "Between looks: 2s.", panel=_WATCH, gt=0)
-    health_failures: int = _option(3, "Bad looks before it is withdrawn.", panel=_WATCH, ge=1)
-    health_timeout: Duration = _option(5.0, "Longest look: 5s.", panel=_WATCH, gt=0)
-    ready: Duration = _option(1800.0, "Longest start of the engine: 30min.", panel=_WATCH, gt=0)
-    hung: Duration = _option(300.0, "Started anew if not well for: 5min.", panel=_WATCH, gt=0)
+    health: str = option("/health", "Path that says it is well.", panel=_WATCH)
+    health_interval: Duration = option(2.0, "Between looks: 2s.", panel=_WATCH, gt=0)
+    health_failures: int = option(3, "Bad looks before it is withdrawn.", panel=_WATCH, ge=1)
+    health_timeout: Duration = option(5.0, "Longest look: 5s.", panel=_WATCH, gt=0)
+    ready: Duration = option(1800.0, "Longest start of the engine: 30min.", panel=_WATCH, gt=0)
+    hung: Duration = option(300.0, "Started anew if not well for: 5min.", panel=_WATCH, gt=0)
 
-    drain: Duration = _option(25.0, "To finish what runs when stopping: 25s.", panel=_END, ge=0)
-    ends: str | None = _option(
+    drain: Duration = option(25.0, "To finish what runs when stopping: 25s.", panel=_END, ge=0)
+    ends: str | None = option(
         None,
         "When this node ends: 2h, 2025-07-01T18:00. Slurm's limit is read by itself.",
         panel=_END,
     )
-    notice: Duration = _option(
+    notice: Duration = option(
         120.0, "How long before the end SIGUSR1 comes: 120s.", panel=_END, ge=0
     )
-    spot: Literal["aws", "gcp", "azure"] | None = _option(
+    spot: Literal["aws", "gcp", "azure"] | None = option(
         None, "Heed notices of aws, gcp or azure.", panel=_END
     )
     spot_url: str | None = None
     """Where such notices are asked for, if not where that cloud has them."""
 
-    accept_assignments: bool = _option(
+    accept_assignments: bool = option(
         False, "Let operators change what is served (`atoll assign`)."
     )
-    models: str | None = _option(
+    models: str | None = option(
         None, "A folder from which operators may assign weights.", metavar="<path>"
     )
-    proxy: str | None = _option(None, "HTTP proxy to the hubs. Default: $https_proxy.", repr=False)
+    proxy: str | None = option(None, "HTTP proxy to the hubs. Default: $https_proxy.", repr=False)
 
     _urls = field_validator("url", "advertise", "spot_url")(_plain_url)
 
