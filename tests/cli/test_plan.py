@@ -150,6 +150,21 @@ def test_baselines_can_be_asked_for(run: Run, solver: str) -> None:
     assert f"Nothing is proven ({solver})." in out
 
 
+def test_the_first_line_of_a_baseline_says_that_promises_were_not_simulated(
+    run: Run, capsys: Captured
+) -> None:
+    said = "promises were not simulated: homogeneous plans for capacity; requests may keep fewer"
+    assert run("plan", "fleet.yaml", "--solver", "homogeneous").startswith(said)
+    assert cli.run(["plan", "fleet.yaml", "--solver", "homogeneous", "--json"]) == 0
+    told = capsys.readouterr()
+    assert said in told.err
+    assert json.loads(told.out)["plan"]["promises"] == []
+    # Who asks for capacity alone knows.
+    assert "simulated" not in run(
+        "plan", "fleet.yaml", "--solver", "homogeneous", "--capacity-only"
+    )
+
+
 def test_what_runs_is_kept(run: Run) -> None:
     run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     out = run("plan", "fleet.yaml", "--capacity-only", "--running", "plan.json", "-o", "plan.json")

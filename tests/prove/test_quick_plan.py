@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atoll.plan.validate.check import validate
 from atoll.planner.change import DialChange, apply_change
 from atoll.planner.source import read_sent
 from atoll.prove import quick_plan as quick
+from atoll.prove.kept import look_at
+from atoll.prove.planning import plan
 from atoll.prove.quick_plan import plan_quickly, scale_demand, short_services
+from atoll.prove.simulation_deadline import SimulationCutShortError
+from atoll.solve.plan_request import PlanRequest
 
 SMALL = """
 name: small
@@ -39,6 +45,52 @@ def test_a_plan_keeps_its_promises_and_is_valid() -> None:
     anew = plan_quickly(problem, simulate_s=30.0, seed=0)
     assert anew.plan.to_json() == found.plan.to_json()
     assert anew.kept == found.kept
+
+
+TIGHT = """
+name: tight
+services:
+  chat: {model: llama-3.1-8b, ttft: 3s, tpot: 80ms, rate: RATE/s, lengths: azure-conv}
+pool: {cloud: {regions: [aws/us-east-2], gpus: [L4], available: 32}}
+settings: {max_nodes_per_instance: 2}
+"""
+
+
+def test_the_fast_solver_sizes_for_promises() -> None:
+    problem = read_sent(TIGHT.replace("RATE", "9")).problem
+    request = PlanRequest(solver="fast", error_bars=False)
+    capacity = plan(problem, replace(request, capacity_only=True))
+    assert capacity.promises == ()
+    short = look_at(capacity, problem, problem.catalog())
+    assert not all(promise.is_kept for promise in short)
+    found = plan(problem, request)
+    assert found.solver == "fast"
+    assert [promise.is_kept for promise in found.promises] == [True]
+    assert found.promises == look_at(found, problem, problem.catalog())
+    assert found.usd_per_hour > capacity.usd_per_hour
+    assert not validate(found, problem)
+    assert plan(problem, request).to_json() == found.to_json()
+
+
+def test_the_fast_solver_says_what_is_kept_where_machines_are_too_few() -> None:
+    text = TIGHT.replace("RATE", "9")
+    problem = read_sent(text).problem
+    capacity = plan(problem, PlanRequest(solver="fast", capacity_only=True, error_bars=False))
+    few = read_sent(text.replace("available: 32", f"available: {capacity.nodes}")).problem
+    found = plan(few, PlanRequest(solver="fast", error_bars=False))
+    assert [promise.is_kept for promise in found.promises] == [False]
+    assert not validate(found, few)
+
+
+def test_the_fast_solver_is_cut_short_by_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object, **__: object) -> None:
+        raise SimulationCutShortError("late")
+
+    monkeypatch.setattr(quick, "sample_kept", late)
+    found = plan(read_sent(SMALL).problem, PlanRequest(solver="fast", error_bars=False))
+    assert found.cut_short
+    assert found.instances
+    assert found.promises == ()
 
 
 def test_a_budget_is_kept_and_what_is_served_keeps_its_promises() -> None:

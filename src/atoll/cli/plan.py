@@ -46,8 +46,8 @@ class PlanSettings(VerbSettings):
     out: Path | None = option(None, "Write the plan here, as JSON.", "-o", "--out")
     solver: str | None = option(
         None,
-        "optimal (the default), homogeneous, cauchy, ...; on a fixed cluster flow.search, flow.milp, swarm, "
-        "petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
+        "optimal (the default), fast, homogeneous, cauchy, ...; on a fixed cluster flow.search, flow.milp, "
+        "swarm, petals, ...; with classes of requests exact, monolith, E/P/D, cells, ...",
     )
     compare: bool = option(False, "Also say what each baseline would cost.")
     effort: str = option(
@@ -229,6 +229,18 @@ def _check_options(options: PlanSettings) -> float | Literal["curve"] | None:
     return sure
 
 
+def _warn_unsimulated(plan: FleetPlan, *, as_json: bool) -> None:
+    """Say that nobody knows what requests keep: on stderr beside JSON, else as the first line."""
+    why = "there was no time for it" if plan.cut_short else f"{plan.solver} plans for capacity"
+    text = f"promises were not simulated: {why}; requests may keep fewer than are asked for"
+    if as_json:
+        note(f"note: {text}")
+    else:
+        from rich.text import Text
+
+        emit(None, False, Text(text, style="bold red"))
+
+
 def _broken(plan: FleetPlan) -> InfeasibleError | None:
     """Return the message where too few requests keep their promises; the plan is written all the same."""
     short = [promise for promise in plan.promises if not promise.is_kept]
@@ -339,6 +351,9 @@ def _show(
     from atoll.plan.cost import cost_report
     from atoll.report.plan.show import draw_plan
 
+    if not options.capacity_only and plan.instances and not plan.promises:
+        # Before all else: such a plan may keep far fewer promises than it was asked for.
+        _warn_unsimulated(plan, as_json=options.as_json)
     written = write_commands(plan, fleet.catalog) if options.commands else ()
     if not options.as_json:
         emit(None, False, lambda: draw_plan(plan, plan.problem, compared, width=console().width))

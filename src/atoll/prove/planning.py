@@ -5,11 +5,12 @@
 1. **Weigh.** Where energy or carbon count beside rent, machines get prices that stand for all that counts,
    and steps 2 and 3 plan at those prices, a few times over (`solve.weighted`).
 2. **Solve.** `solve.registry.solve` finds the best plan by what the performance model says that machines
-   carry. With `capacity_only`, and for solvers other than the default, that is the plan.
+   carry. With `capacity_only`, and for rules to compare with, that is the plan.
 3. **Size.** The plan is simulated. Where too few requests keep their promises it is planned again with what
    simulation found, until enough do. How depends on the family (`_SIZING`): templates carry less where nodes
    are rented (`rent_promises`; `choice_promises` where several models may answer), layers move on a fixed
-   cluster (`place_promises`), and executors take longer (`graph_promises`). At last the plan is simulated on
+   cluster (`place_promises`), and executors take longer (`graph_promises`); plans of the fast solver get
+   headroom (`quick_plan`). At last the plan is simulated on
    arrivals that it was not sized with: its `promises` say what requests keep there.
 4. **Prove.** Promises get error bars, over what the performance model may be wrong by (`uncertainty`). The
    plan says what it draws where the fleet says what electricity emits.
@@ -30,7 +31,7 @@ from atoll.prove.graph_promises import keep_graph_promises
 from atoll.prove.place_promises import add_simulations, keep_on_cluster
 from atoll.prove.rent_promises import keep_promises
 from atoll.solve.deadline import Deadline
-from atoll.solve.family import solvers
+from atoll.solve.family import family_of, solvers
 from atoll.solve.plan_request import FindPlan, PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.solve_progress import SolveStats
@@ -78,13 +79,19 @@ def _find(problem: Problem, request: PlanRequest) -> Plan:
         return _find_weighted(problem, request)
     if problem.family == "place":
         request = add_simulations(problem, request)
-    if request.capacity_only or request.solver not in (None, solvers(problem)[0]):
+    quick = request.solver in family_of(problem).quick
+    sized = quick or request.solver in (None, solvers(problem)[0])
+    if request.capacity_only or not sized:
         return solve(problem, request)
     from atoll.core.compiling import compile_entries
     from atoll.sim import event_loop as loop
 
     # Before the deadline begins.
     compile_entries(loop.__name__)
+    if quick:
+        from atoll.prove.quick_plan import keep_quickly
+
+        return keep_quickly(problem, request)
     return _SIZING[problem.family](problem, request)
 
 

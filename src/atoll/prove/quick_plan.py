@@ -3,8 +3,11 @@
 The usual pipeline (`planning`) proves what it finds and takes a minute where it must. Here it is asked for
 plans of the fast solver. Services of which too few requests keep their promises in simulation are planned
 with more headroom, until enough of all do; then headroom that was not needed is taken back. Nothing is proven
-of the price: such a plan has no bound. Where not everything can be served, for want of machines or money, all
-services get the largest common share of their demand whose plan fits.
+of the price: such a plan has no bound.
+
+`plan_quickly` is for whoever waits for a page. Where not everything can be served, for want of machines or
+money, all services get the largest common share of their demand whose plan fits. `keep_quickly` is for who
+asks for the fast solver by name: its plan is one for the whole problem.
 
 Machines of a fixed cluster are placed with little effort; any-to-any models are planned as ever, with a
 deadline.
@@ -14,13 +17,18 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InfeasibleError
-from atoll.plan.plan import Plan
+from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Problem
 from atoll.prove.graph_kept import simulate_mixed
+from atoll.prove.kept import look_at, sample_kept
 from atoll.prove.planning import plan
+from atoll.prove.simulation_deadline import SimulationCutShortError
+from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
 
@@ -47,8 +55,18 @@ _DOUBLE_STEP_MARGIN = 0.1
 _FRESH_SEEDS = (1001,)
 """Arrivals besides those that are shown, so that a plan is not made for these alone."""
 _CACHED = 64
+_TRIAL_SEED = 1
+"""The first seed of arrivals that a plan which is kept is sized with."""
+_TRIAL_RUNS = 2
+"""Simulations of such a plan in a round, at least."""
+_MAX_RUNS = 6
+"""The same at most, while it is not sure what is kept."""
 
 Tell = Callable[[str], None]
+Shares = dict[str, float | None]
+"""By service, the share of requests that keeps its promises; None where no request was judged."""
+Judge = Callable[[Plan], Shares]
+Solve = Callable[[Problem], Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +113,87 @@ def plan_quickly(
     return found
 
 
+def keep_quickly(problem: Problem, request: PlanRequest) -> Plan:
+    """Return a plan of the request's solver, with headroom so that its promises are kept, and with them.
+
+    Where that takes more than there is or may be spent, it is the plan for capacity, and its `promises` say
+    what is kept of it. A deadline that comes first ends it with the best plan so far, `cut_short`.
+    """
+    deadline, catalog = Deadline(request.deadline_s), request.catalog_for(problem)
+    step = replace(request, capacity_only=True, error_bars=False)
+
+    def find(asked: Problem) -> Plan:
+        return plan(asked, replace(step, deadline_s=deadline.share(1.0)))
+
+    first = find(problem)
+    if not first.instances:
+        return first
+    # A mix that is settled stays: sizing must not change the choice of models from round to round.
+    asked, late = problem.settled(first.mixes), False
+    judge = _KeptJudge(asked, catalog, deadline)
+    try:
+        found = first
+        if first.status in ("optimal", "feasible"):
+            tell = partial(request.say, "promises")
+            found, _ = _Sizing(asked, first, find, judge, tell).run()
+        promises = judge.promises_of(found)
+    except SimulationCutShortError:
+        late = True
+        found, promises = judge.best or (first, ())
+    fields = {"mixes": first.mixes, "promises": promises, "problem_hash": asked.content_hash()}
+    return found.model_copy(update=fields | ({"cut_short": True} if late else {}))
+
+
+class _KeptJudge:
+    """What requests keep of plans: on arrivals for sizing, and where that is enough on fresh ones, too."""
+
+    def __init__(self, problem: Problem, catalog: Catalog, deadline: Deadline) -> None:
+        self.problem, self.catalog, self.deadline = problem, catalog, deadline
+        self.targets = {service.name: service.attainment for service in problem.services}
+        self.seen: list[tuple[Plan, tuple[KeptPromise, ...]]] = []
+
+    def __call__(self, plan: Plan) -> Shares:
+        found = sample_kept(
+            plan,
+            self.problem,
+            self.catalog,
+            self.targets,
+            first_seed=_TRIAL_SEED,
+            min_runs=_TRIAL_RUNS,
+            max_runs=_MAX_RUNS,
+            until_short=True,
+            deadline=self.deadline,
+        )
+        kept: Shares = {name: one.mean.both for name, one in found.items()}
+        if not short_services(self.problem, kept):
+            for promise in self.promises_of(plan):
+                after = promise.kept_after_loss
+                kept[promise.service] = min(promise.kept, promise.kept if after is None else after)
+        return kept
+
+    def promises_of(self, plan: Plan) -> tuple[KeptPromise, ...]:
+        """Return what requests of a plan keep on fresh arrivals."""
+        for other, promises in self.seen:
+            if other is plan:
+                return promises
+        promises = look_at(plan, self.problem, self.catalog, self.deadline)
+        self.seen.append((plan, promises))
+        return promises
+
+    @property
+    def best(self) -> tuple[Plan, tuple[KeptPromise, ...]] | None:
+        """The cheapest plan so far that keeps all promises."""
+        kept = [one for one in self.seen if all(promise.is_kept for promise in one[1])]
+        return min(kept, key=lambda one: one[0].usd_per_hour, default=None)
+
+
 _cache: OrderedDict[tuple[str, float, int], QuickPlan] = OrderedDict()
 """Plans of this process: what there is now is asked for again with every what-if."""
 
 
 def simulate_demand(
     plan: Plan, problem: Problem, *, share: float = 1.0, simulate_s: float, seed: int
-) -> dict[str, float | None]:
+) -> Shares:
     """Return which share of requests keeps its promises, by service, under a share of the demand.
 
     None where no request was judged.
@@ -225,47 +317,59 @@ class _QuickPlanner:
         if first.status not in ("optimal", "feasible"):
             return None
         # A mix that is settled stays: sizing must not change the choice of models from round to round.
-        found, kept = _Sizing(own.settled(first.mixes), first, self).run()
+        settled = own.settled(first.mixes)
+        judge = partial(self._judge_shown, settled)
+        found, kept = _Sizing(settled, first, self._solve, judge, self.tell).run()
         whole = asked.settled(first.mixes).content_hash()
         fields = {"mixes": first.mixes, "problem_hash": whole}
         return QuickPlan(found.model_copy(update=fields), asked, kept, share)
 
     def _solve(self, problem: Problem) -> Plan:
-        return plan(problem, PlanRequest(solver="fast", error_bars=False))
+        return plan(problem, PlanRequest(solver="fast", capacity_only=True, error_bars=False))
 
-    def solve(self, problem: Problem) -> Plan | None:
-        """Return a plan that serves everything, None where there is none."""
-        try:
-            found = self._solve(problem)
-        except InfeasibleError:
-            return None
-        return found if found.status in ("optimal", "feasible") else None
+    def _judge_shown(self, problem: Problem, plan: Plan) -> Shares:
+        """Return the kept shares: of the shown arrivals, or of all together where only that is too little."""
+        kept = simulate_demand(plan, problem, simulate_s=self.simulate_s, seed=self.seed)
+        # Too little on the shown arrivals already: other ones need not be looked at.
+        if short_services(problem, kept):
+            return kept
+        runs = [kept]
+        for seed in _FRESH_SEEDS:
+            runs.append(simulate_demand(plan, problem, simulate_s=self.simulate_s, seed=seed))
+            mean = {name: _mean([run.get(name) for run in runs]) for name in kept}
+            short = short_services(problem, mean)
+            if short:
+                # Services that fresh arrivals show short count with the mean; the others as they are shown.
+                return {name: short.get(name, share) for name, share in kept.items()}
+        return kept
 
 
 class _Sizing:
     """The headroom that each service needs for its promises."""
 
-    def __init__(self, problem: Problem, first: Plan, planner: _QuickPlanner) -> None:
-        self.problem, self.planner = problem, planner
+    def __init__(
+        self, problem: Problem, first: Plan, solve: Solve, judge: Judge, tell: Tell
+    ) -> None:
+        self.problem, self.solve, self.judge, self.tell = problem, solve, judge, tell
         self.first = first.model_copy(update={"mixes": ()})
         self.headroom = {service.name: service.headroom for service in problem.services}
         self.too_little: dict[str, float] = {}
         self.times: Counter[str] = Counter()
 
-    def run(self) -> tuple[Plan, dict[str, float | None]]:
-        plan, kept = self.first, self._judge(self.first)
+    def run(self) -> tuple[Plan, Shares]:
+        plan, kept = self.first, self.judge(self.first)
         # Rounds may overshoot or fail, so the plan that missed by least is remembered.
         closest = (self._missing(kept), plan, kept)
         for number in range(_MAX_ROUNDS):
             short = short_services(self.problem, kept)
             if not short:
                 return self._trim(plan, kept)
-            self.planner.tell(f"more room for {', '.join(sorted(short))}, round {number + 1}")
+            self.tell(f"more room for {', '.join(sorted(short))}, round {number + 1}")
             self._add(short)
             found = self._plan(self.headroom)
             if found is None:
                 break
-            plan, kept = found, self._judge(found)
+            plan, kept = found, self.judge(found)
             closest = min(closest, (self._missing(kept), plan, kept), key=lambda one: one[0])
         return closest[1], closest[2]
 
@@ -278,9 +382,7 @@ class _Sizing:
             step = _HEADROOM_STEP * self.times[name] * (2 if far else 1)
             self.headroom[name] *= 1.0 + min(_MAX_HEADROOM_STEP, step)
 
-    def _trim(
-        self, plan: Plan, kept: dict[str, float | None]
-    ) -> tuple[Plan, dict[str, float | None]]:
+    def _trim(self, plan: Plan, kept: Shares) -> tuple[Plan, Shares]:
         """Try what lies between too little headroom and enough, while that is cheaper."""
         enough = dict(self.headroom)
         for _ in range(_MAX_TRIMS if self.too_little else 0):
@@ -293,7 +395,7 @@ class _Sizing:
                 # As dear: whatever is cheaper needs less.
                 enough = between
                 continue
-            seen = {} if found is None else self._judge(found)
+            seen = {} if found is None else self.judge(found)
             if found is not None and not short_services(self.problem, seen):
                 plan, kept, enough = found, seen, between
             else:
@@ -305,24 +407,11 @@ class _Sizing:
             service.model_copy(update={"headroom": headroom[service.name]})
             for service in self.problem.services
         )
-        return self.planner.solve(self.problem.replace(services=services))
-
-    def _judge(self, plan: Plan) -> dict[str, float | None]:
-        """Return the kept shares: of the shown arrivals, or of all together where only that is too little."""
-        simulate_s = self.planner.simulate_s
-        kept = simulate_demand(plan, self.problem, simulate_s=simulate_s, seed=self.planner.seed)
-        # Too little on the shown arrivals already: other ones need not be looked at.
-        if short_services(self.problem, kept):
-            return kept
-        runs = [kept]
-        for seed in _FRESH_SEEDS:
-            runs.append(simulate_demand(plan, self.problem, simulate_s=simulate_s, seed=seed))
-            mean = {name: _mean([run.get(name) for run in runs]) for name in kept}
-            short = short_services(self.problem, mean)
-            if short:
-                # Services that fresh arrivals show short count with the mean; the others as they are shown.
-                return {name: short.get(name, share) for name, share in kept.items()}
-        return kept
+        try:
+            found = self.solve(self.problem.replace(services=services))
+        except InfeasibleError:
+            return None
+        return found if found.status in ("optimal", "feasible") else None
 
     def _missing(self, kept: Mapping[str, float | None]) -> float:
         targets = {service.name: service.attainment for service in self.problem.services}
