@@ -158,7 +158,7 @@ def test_the_first_line_of_a_baseline_says_that_promises_were_not_simulated(
     assert cli.run(["plan", "fleet.yaml", "--solver", "homogeneous", "--json"]) == 0
     told = capsys.readouterr()
     assert said in told.err
-    assert json.loads(told.out)["plan"]["promises"] == []
+    assert "promises" not in json.loads(told.out)["plan"]
     # Who asks for capacity alone knows.
     assert "simulated" not in run(
         "plan", "fleet.yaml", "--solver", "homogeneous", "--capacity-only"

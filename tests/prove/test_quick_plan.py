@@ -9,10 +9,12 @@ import pytest
 from atoll.plan.validate.check import validate
 from atoll.planner.change import DialChange, apply_change
 from atoll.planner.source import read_sent
+from atoll.prove import headroom
 from atoll.prove import quick_plan as quick
+from atoll.prove.headroom import short_services
 from atoll.prove.kept import look_at
 from atoll.prove.planning import plan
-from atoll.prove.quick_plan import plan_quickly, scale_demand, short_services
+from atoll.prove.quick_plan import plan_quickly, scale_demand
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.plan_request import PlanRequest
 
@@ -72,21 +74,23 @@ def test_the_fast_solver_sizes_for_promises() -> None:
     assert plan(problem, request).to_json() == found.to_json()
 
 
-def test_the_fast_solver_says_what_is_kept_where_machines_are_too_few() -> None:
-    text = TIGHT.replace("RATE", "9")
-    problem = read_sent(text).problem
-    capacity = plan(problem, PlanRequest(solver="fast", capacity_only=True, error_bars=False))
-    few = read_sent(text.replace("available: 32", f"available: {capacity.nodes}")).problem
-    found = plan(few, PlanRequest(solver="fast", error_bars=False))
+def test_the_fast_solver_says_what_is_kept_within_a_budget() -> None:
+    problem = read_sent(TIGHT.replace("RATE", "9")).problem
+    request = PlanRequest(solver="fast", error_bars=False)
+    usd = plan(problem, replace(request, capacity_only=True)).usd_per_hour
+    limits = problem.limits.model_copy(update={"budget_usd_per_hour": usd * 1.01})
+    poor = problem.replace(limits=limits)
+    found = plan(poor, request)
+    assert found.usd_per_hour <= usd * 1.01
     assert [promise.is_kept for promise in found.promises] == [False]
-    assert not validate(found, few)
+    assert not validate(found, poor)
 
 
 def test_the_fast_solver_is_cut_short_by_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(*_: object, **__: object) -> None:
         raise SimulationCutShortError("late")
 
-    monkeypatch.setattr(quick, "sample_kept", late)
+    monkeypatch.setattr(headroom, "sample_kept", late)
     found = plan(read_sent(SMALL).problem, PlanRequest(solver="fast", error_bars=False))
     assert found.cut_short
     assert found.instances

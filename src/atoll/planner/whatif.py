@@ -20,7 +20,8 @@ from atoll.planner.change import DialChange, apply_change
 from atoll.planner.plan_drawing import draw_plan
 from atoll.planner.source import MAX_LETTERS, WrittenFleet, read_sent, read_source
 from atoll.planner.worker import Report, Said
-from atoll.prove.quick_plan import QuickPlan, plan_quickly, short_services, simulate_demand
+from atoll.prove.headroom import short_services
+from atoll.prove.quick_plan import QuickPlan, plan_quickly, simulate_demand
 from atoll.prove.warm import warm
 
 # Prices per hour that differ by less than half a cent count as the same.

@@ -8,6 +8,7 @@ rent_promises    the cheapest rented plan that keeps its promises
 choice_promises  the same where several models may answer
 place_promises   placements on a fixed cluster that keep their promises
 graph_promises   plans of any-to-any models that keep their promises
+headroom         promises of the fast solver: more room for services until enough requests keep them
 quick_plan       plans in a second or two, sized by simulation, with nothing proven
 robust/          plans that hold in a share of scenarios
 pareto_sweep, front

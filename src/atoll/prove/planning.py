@@ -10,7 +10,7 @@
    simulation found, until enough do. How depends on the family (`_SIZING`): templates carry less where nodes
    are rented (`rent_promises`; `choice_promises` where several models may answer), layers move on a fixed
    cluster (`place_promises`), and executors take longer (`graph_promises`); plans of the fast solver get
-   headroom (`quick_plan`). At last the plan is simulated on
+   headroom (`headroom`). At last the plan is simulated on
    arrivals that it was not sized with: its `promises` say what requests keep there.
 4. **Prove.** Promises get error bars, over what the performance model may be wrong by (`uncertainty`). The
    plan says what it draws where the fleet says what electricity emits.
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from atoll.plan.footprint import PowerGrid
 from atoll.prove.choice_promises import keep_chosen_promises
 from atoll.prove.graph_promises import keep_graph_promises
+from atoll.prove.headroom import keep_quickly
 from atoll.prove.place_promises import add_simulations, keep_on_cluster
 from atoll.prove.rent_promises import keep_promises
 from atoll.solve.deadline import Deadline
@@ -89,8 +90,6 @@ def _find(problem: Problem, request: PlanRequest) -> Plan:
     # Before the deadline begins.
     compile_entries(loop.__name__)
     if quick:
-        from atoll.prove.quick_plan import keep_quickly
-
         return keep_quickly(problem, request)
     return _SIZING[problem.family](problem, request)
 
