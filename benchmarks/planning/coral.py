@@ -34,10 +34,11 @@ def extended() -> Problem:
 
 
 def _as_in_the_paper(problem: Problem) -> Problem:
-    """Phases apart, machines whole: what the paper plans, and more is what Atoll can do beyond it."""
+    """Phases apart, machines whole, any layout: what the paper plans; more is what Atoll can do beyond it."""
     services = tuple(s.model_copy(update={"phases": "apart"}) for s in problem.services)
     offers = tuple(o.model_copy(update={"whole": True}) for o in problem.offers)
-    return problem.replace(services=services, offers=offers)
+    settings = problem.settings.model_copy(update={"engines": ()})
+    return problem.replace(services=services, offers=offers, settings=settings)
 
 
 def many_models(problem: Problem, copies: int, available: int = 512) -> Problem:
