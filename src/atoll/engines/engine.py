@@ -48,11 +48,19 @@ class WeightFormat:
 
 
 def platform_of(gpu: GpuType) -> tuple[Platform, float]:
-    """Return the platform of a kind of GPU and its compute capability; infinity where there is none."""
+    """Return the platform of a kind of GPU and its compute capability; infinity where there is none.
+
+    One that says neither, as an overlay may, is a CUDA GPU older than any.
+    """
     named = gpu.compute_capability
     if named.startswith("gfx"):
         return "rocm", math.inf
-    return ("metal", math.inf) if named.startswith("metal") else ("cuda", float(named))
+    if named.startswith("metal"):
+        return "metal", math.inf
+    try:
+        return "cuda", float(named)
+    except ValueError:
+        return "cuda", 0.0
 
 
 class Standing(StrEnum):
