@@ -12,7 +12,7 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
 from atoll.prove.kept import simulate_kept
-from atoll.prove.step_tokens import fit_steps, with_step_tokens
+from atoll.prove.step_tokens import carry_less, fit_steps, with_step_tokens
 
 FLEET = """
 services:
@@ -59,6 +59,20 @@ def test_short_steps_keep_promises_that_long_ones_break(fleet: Fleet, placed: Pl
     assert f"chat takes {tokens} tokens in a step" in fitted.notes
     assert validate(fitted, fleet.problem, fleet.catalog) == []
     assert fitted == fit_steps(placed, fleet.problem, fleet.catalog)
+
+
+def test_flows_are_what_nodes_carry_in_short_steps() -> None:
+    text = FLEET.replace("T4:1", "A100-40:1").replace(
+        "input: 1500, output: 100", "input: 500, output: 400"
+    )
+    fleet = Fleet.read(text)
+    placed = fleet.plan(capacity_only=True, rank=False)
+    short = with_step_tokens(placed, {"chat": 128})
+    assert {v.rule for v in validate(short, fleet.problem, fleet.catalog)} == {"node-capacity"}
+    lower = carry_less(short, fleet.problem, fleet.catalog)
+    assert validate(lower, fleet.problem, fleet.catalog) == []
+    assert 0.0 < (lower.objective or 0.0) < (placed.objective or 0.0)
+    assert carry_less(placed, fleet.problem, fleet.catalog) is placed
 
 
 def test_the_simulator_runs_what_the_plan_carries(fleet: Fleet, placed: Plan) -> None:

@@ -2,7 +2,8 @@
 
 Everyone who decodes waits for the prompts in the same step, once in every stage: a pipeline of five slow
 machines with 2,048 tokens in a step takes seconds per token, with 128 it keeps a promise of 300 ms. Short
-steps read the weights more often, so the prompts wait longer. The plan carries what was found to its engines.
+steps read the weights more often, so the prompts wait longer and nodes carry less, as the flows of the plan
+then say. It carries what was found to its engines.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from typing import TYPE_CHECKING
 
 from atoll.core.ids import Phase
 from atoll.engines.limits import EngineLaunch
+from atoll.plan.capacities import tokens_per_unit
+from atoll.plan.validate.check import goal_value
+from atoll.plan.validate.validate_cluster import node_limits
 from atoll.prove.kept import simulate_kept
+from atoll.solve.assembly import assemble
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -62,8 +67,41 @@ def fit_steps(
         )
     chosen = search.chosen
     told = (f"{name} takes {tokens} tokens in a step" for name, tokens in chosen.items())
-    fitted = with_step_tokens(plan, chosen)
+    fitted = carry_less(with_step_tokens(plan, chosen), problem, catalog)
     return fitted.model_copy(update={"notes": (*plan.notes, *told)})
+
+
+def carry_less(plan: Plan, problem: Problem, catalog: Catalog) -> Plan:
+    """Return the plan with the flows that its nodes carry in steps of so many tokens."""
+    started = problem.started_as(plan.engines)
+    instances = []
+    for one in plan.instances:
+        limits = node_limits(one, started, catalog)
+        tokens = tokens_per_unit(problem.service(one.service), one.phase)
+        carried = dict.fromkeys(limits, 0.0)
+        for flow in one.flows:
+            if flow.dst in carried:
+                carried[flow.dst] += flow.per_s * tokens
+        share = min([1.0, *(limits[node] / flow for node, flow in carried.items() if flow > 0.0)])
+        flows = tuple(f.model_copy(update={"per_s": f.per_s * share}) for f in one.flows)
+        update = {"flows": flows, "throughput_per_s": one.throughput_per_s * share}
+        instances.append(one.model_copy(update=update) if share < 1.0 else one)
+    if tuple(instances) == plan.instances:
+        return plan
+    value = goal_value(plan.model_copy(update={"instances": tuple(instances)}), problem)
+    lower = assemble(
+        problem,
+        instances,
+        status=plan.status,
+        solver=plan.solver,
+        bound=plan.bound,
+        reasons=plan.reasons,
+        cut_short=plan.cut_short,
+        goal=plan.goal,
+        value=value,
+        catalog=catalog,
+    )
+    return lower.model_copy(update={"engines": plan.engines, "problem_hash": plan.problem_hash})
 
 
 @dataclass

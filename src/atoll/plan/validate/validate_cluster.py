@@ -64,24 +64,33 @@ def _nodes(
     cluster: Cluster,
     catalog: Catalog,
 ) -> Iterator[Violation]:
-    service = problem.service(instance.service)
-    rates = service_rates(problem, catalog, service)
-    tokens = tokens_per_unit(service, instance.phase)
-    promised = promised_limits(instance, problem, catalog)
+    tokens = tokens_per_unit(problem.service(instance.service), instance.phase)
+    limits = node_limits(instance, problem, catalog)
     for node in instance.nodes:
-        where, kind = f"{instance.id} {node.id}", node.kind
+        where = f"{instance.id} {node.id}"
         lacking = list(_memory(instance, node, problem, cluster, catalog))
         yield from lacking
         if lacking:
             continue
-        # What it carries at most, or within the promise: estimates that differ where none was measured.
-        rates_held = rates.get(kind, ())[: node.layers]
-        best = rates_held[-1] if len(rates_held) == node.layers else 0.0
-        limit = max(float(best), promised[node.id] * tokens)
-        flow = carried[node.id] * tokens
+        flow, limit = carried[node.id] * tokens, limits[node.id]
         if exceeds(flow, limit):
             message = f"{flow:g} tokens/s on {node.host} with {node.layers} layers, which carries {limit:g}"
             yield violation("node-capacity", where, message, flow - limit)
+
+
+def node_limits(instance: Instance, problem: Problem, catalog: Catalog) -> dict[str, float]:
+    """Return the tokens/s that each node of an instance on a cluster carries, by id."""
+    service = problem.service(instance.service)
+    rates = service_rates(problem, catalog, service)
+    tokens = tokens_per_unit(service, instance.phase)
+    promised = promised_limits(instance, problem, catalog)
+    limits = {}
+    for node in instance.nodes:
+        # What it carries at most, or within the promise: estimates that differ where none was measured.
+        held = rates.get(node.kind, ())[: node.layers]
+        best = float(held[-1]) if len(held) == node.layers else 0.0
+        limits[node.id] = max(best, promised[node.id] * tokens)
+    return limits
 
 
 def _memory(
