@@ -284,7 +284,7 @@ def test_the_tail_prompt_needs_room_too() -> None:
     tail = replace(LengthMix.fixed(1000, 100), input_tail=100_000.0)
     found = capacity(role(Phase.PREFILL, slo_s=1e4, lengths=tail), own, 32)
     assert found.throughput == 0.0
-    assert found.limit == "memory: no room for the layers and the longest prompt's KV cache"
+    assert found.limit == "memory: no room for the layers and the longest request's KV cache"
     # Fewer layers leave room for it, and then it costs nothing more.
     most = int(np.sum(memory.sequences_by_layers(100_000, Position.MIDDLE) >= 1.0)) - 1
     assert 1 < most < 32

@@ -71,11 +71,14 @@ class EngineLimits(Frozen):
 class EngineLaunch(EngineLimits):
     """Limits as a plan carries them to the engines it starts, with the number format of the KV cache.
 
+    `max_model_len` are the tokens of prompt and answer that a request may have at most: an engine starts only
+    where the KV cache has room for one such request (`plan.context_length`).
     `promised_ttft_s` is the time to the first token that the service promises: prompts wait in an order that
     keeps most of such promises where an engine can do that.
     """
 
     kv_cache_dtype: str | None = Field(default=None, max_length=32)
+    max_model_len: int | None = Field(default=None, ge=1)
     promised_ttft_s: float | None = Field(default=None, gt=0)
 
     def options(self) -> dict[str, object]:

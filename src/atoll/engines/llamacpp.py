@@ -25,7 +25,7 @@ from atoll.engines.limits import EngineLaunch
 
 _MODULE = "atoll.engines.llamacpp"
 _CONTEXT_TOKENS = 2048
-"""Prompt and answer of one request."""
+"""Prompt and answer of one request, unless a plan says how many tokens."""
 _SLOTS = 4
 """Requests that run at a time."""
 
@@ -79,14 +79,17 @@ class LlamaCpp(Engine):
             *(host.python, "-m", _MODULE, "--model", served.source),
             *("--alias", served.names[0], "--port", host.port),
         ]
+        if served.launch is not None and served.launch.max_model_len is not None:
+            arguments += ["--context", str(served.launch.max_model_len)]
         if host.threads is not None:
             arguments += ["--threads", str(host.threads)]
         return ServerCommand(tuple(arguments), {})
 
     def list_unkept(self, launch: EngineLaunch, dtype: str) -> tuple[str, ...]:
-        """Return all limits: it is told none."""
+        """Return all limits but the longest request: it is told none."""
         del dtype
-        return tuple(f"{name} {value}" for name, value in launch.options().items())
+        told = launch.model_copy(update={"max_model_len": None})
+        return tuple(f"{name} {value}" for name, value in told.options().items())
 
 
 ENGINE = LlamaCpp()
@@ -99,6 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--alias", required=True, help="the name requests ask for")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--context", type=int, default=_CONTEXT_TOKENS, help="tokens of a request")
     options = parser.parse_args(arguments)
     try:
         try:
@@ -111,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         settings.hostnames = ["127.0.0.1"]
         settings.port = options.port
         settings.n_parallel = _SLOTS
-        settings.n_ctx = _CONTEXT_TOKENS * _SLOTS
+        settings.n_ctx = options.context * _SLOTS
         settings.cpuparams.n_threads = options.threads
         settings.cpuparams_batch.n_threads = options.threads
         settings.endpoint_metrics = True

@@ -111,6 +111,8 @@ class Sglang(Engine):
             flags += ["--mem-fraction-static", f"{launch.gpu_memory_utilization:g}"]
         if launch.kv_cache_dtype is not None:
             flags += ["--kv-cache-dtype", self.kv_flag(launch.kv_cache_dtype, _KV_DTYPES)]
+        if launch.max_model_len is not None:
+            flags += ["--context-length", str(launch.max_model_len)]
         if launch.prefix_caching is False:
             flags.append("--disable-radix-cache")
         if launch.scheduling == "sync":

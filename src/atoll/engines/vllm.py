@@ -144,6 +144,8 @@ class Vllm(Engine):
             flags += ["--gpu-memory-utilization", f"{launch.gpu_memory_utilization:g}"]
         if launch.kv_cache_dtype is not None:
             flags += ["--kv-cache-dtype", self.kv_flag(launch.kv_cache_dtype, _KV_DTYPES)]
+        if launch.max_model_len is not None:
+            flags += ["--max-model-len", str(launch.max_model_len)]
         cached = launch.prefix_caching is not False
         flags.append("--enable-prefix-caching" if cached else "--no-enable-prefix-caching")
         if launch.scheduling is not None:

@@ -78,7 +78,8 @@ class RoleLoad:
 
     `slo_s` is the prefill latency (TTFT) or the decode latency per token (TPOT) of the whole model. With
     `together` the node runs the other phase, too, and keeps memory for the activations of both. With `waits`
-    requests come at random, and a `share` of them must keep the promise, waiting included.
+    requests come at random, and a `share` of them must keep the promise, waiting included. A node has room
+    for one request of `max_model_len` tokens, without which engines do not start, or carries nothing.
     """
 
     name: str
@@ -89,6 +90,7 @@ class RoleLoad:
     together: bool = False
     waits: bool = False
     share: float = 0.5
+    max_model_len: int = 0
 
     def __post_init__(self) -> None:
         if self.phase not in (Phase.PREFILL, Phase.DECODE):
@@ -292,10 +294,11 @@ class CapacityModel:
         return lengths.input_tail if counts else 0.0
 
     def _tail_fits(self, position: Position) -> NDArray[np.bool_]:
-        """Whether the KV cache of the longest prompt fits alone, per number of layers."""
-        if not self._tail:
+        """Whether the KV cache of the longest prompt or request fits alone, per number of layers."""
+        longest = max(self._tail, float(self._role.max_model_len))
+        if not longest:
             return np.ones(1, dtype=np.bool_)
-        return np.asarray(self._memory.sequences_by_layers(self._tail, position) >= 1.0)
+        return np.asarray(self._memory.sequences_by_layers(longest, position) >= 1.0)
 
     # The search over B, for all stage counts and numbers of layers at once.
 
@@ -368,7 +371,7 @@ class CapacityModel:
         if self._places[position][layers] < 1.0:
             limit = "memory: no room for the layers and one request's KV cache"
         elif not fits:
-            limit = "memory: no room for the layers and the longest prompt's KV cache"
+            limit = "memory: no room for the layers and the longest request's KV cache"
         elif not best.feasible[at]:
             limit = "latency: one request alone takes longer than the budget"
         elif stages > 1 and tokens >= self._wire_tokens_per_s * self._replicas * (1.0 - 1e-9):

@@ -83,8 +83,9 @@ class MixedCapacityModel:
             lambda position: memory.sequences_by_layers(context, position) * booked
         )
         self._tail = lengths.input_tail if lengths.input_tail > lengths.input_mean else 0.0
-        self._tail_fits = PerPosition(
-            lambda position: memory.sequences_by_layers(max(1.0, self._tail), position) >= 1.0
+        longest = max(1.0, self._tail, float(prompts.max_model_len))
+        self._longest_fits = PerPosition(
+            lambda position: memory.sequences_by_layers(longest, position) >= 1.0
         )
         max_tokens = float(model.engine.mixed_tokens)
         # Every sequence in a step brings its share of a prompt along.
@@ -166,13 +167,13 @@ class MixedCapacityModel:
         # By how much each limit is passed, in units of it: the first to rise above 0 binds.
         passed = np.maximum(np.maximum(per_token, room), first) - 1.0
         passed[:, 0] = -1.0
-        fits = self._places[position] >= 1.0
+        fits = (self._places[position] >= 1.0) & self._longest_fits[position]
         if self._tail:
             count = depth[..., 0]
             hop_tail = np.where(count > 1.0, self._tail_hop_s, 0.0)
             step_s = self._tail_pieces[position].stage_seconds(count)
             in_time = (step_s + hop_tail) * count <= self._prompts.slo_s
-            fits = fits & self._tail_fits[position] & in_time
+            fits = fits & in_time
         return np.where(fits, _largest(passed, rate), 0.0)
 
     def _pressures(self, depth: Array, position: Position) -> tuple[Array, Array, Array, Array]:

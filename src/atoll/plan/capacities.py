@@ -1,7 +1,8 @@
 """Capacity of one node for a service, counted the same way by every solver and by the validator.
 
 A node with j layers in a pipeline of S stages gets SLO / S for its step and the hand-over to the next
-stage. Prefill and decode capacities are those of `perf.capacity`, in tokens/s, with requests that come at
+stage. It has room for one request of the context length that engines are started with, or carries nothing.
+Prefill and decode capacities are those of `perf.capacity`, in tokens/s, with requests that come at
 random and half of which must keep the promise. Where both phases run together it is `perf.mixed_capacity`
 that says how many requests/s a node carries. Where they run apart, KV cache is handed over: prefill's
 promise is TTFT less what that takes (`plan.handover`), and activations and KV together stay within the
@@ -34,6 +35,7 @@ from atoll.perf.mixed_capacity import MixedCapacityModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.queueing import load_within
 from atoll.perf.step import AnalyticStepModel, Position, analytic, check_tp
+from atoll.plan.context_length import max_model_len
 from atoll.plan.handover import (
     handover,
     hop_link,
@@ -97,6 +99,7 @@ def phase_loads(
             together=role_id.phase is Phase.BOTH,
             waits=True,
             share=share,
+            max_model_len=longest_context(catalog, service),
         )
         for phase in phases
     )
@@ -145,6 +148,11 @@ def kv_context(service: Service, phase: Phase) -> float:
     """Return the tokens of KV cache that one request keeps on a node, on average."""
     mix = service.lengths.mix()
     return mix.input_mean if phase is Phase.PREFILL else mix.decode_context
+
+
+def longest_context(catalog: Catalog, service: Service) -> int:
+    """Return the tokens of the longest request that every node must have room for."""
+    return max_model_len(service.lengths.mix(), catalog.model(service.model).llm.max_context)
 
 
 def memory_model(

@@ -31,6 +31,7 @@ from atoll.perf.layers import splits_evenly
 from atoll.perf.memory_model import position_of
 from atoll.perf.operators import Array
 from atoll.perf.step import Position, analytic
+from atoll.plan.capacities import longest_context
 from atoll.plan.cluster import NodeProfile
 from atoll.plan.cluster_profiles import (
     activation_bytes,
@@ -158,6 +159,8 @@ def promised_node(
         node = replace(node, interconnect=catalog.node(machine).interconnect)
     spec = catalog.model(service.model).llm
     mix = service.lengths.mix()
+    profile = measured_profile(problem, catalog, service, kind)
+    longest = longest_context(catalog, service) if profile is None else 0
     prefill, decode = (
         RoleLoad(
             f"{service.name}/{COMPONENT}/{phase}",
@@ -166,6 +169,7 @@ def promised_node(
             service.slo_s(phase),
             mix,
             together=True,
+            max_model_len=longest,
         )
         for phase in (Phase.PREFILL, Phase.DECODE)
     )
@@ -173,7 +177,7 @@ def promised_node(
         node=node,
         engine=problem.engine_of(service),
         loads=(prefill, decode),
-        profile=measured_profile(problem, catalog, service, kind),
+        profile=profile,
         fill=cluster_of(problem).kv_fill,
     )
 

@@ -41,6 +41,7 @@ from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, analytic, range_counts
 from atoll.plan.capacities import node_capacity
 from atoll.plan.cluster import Cluster, NodeProfile
+from atoll.plan.context_length import max_model_len
 from atoll.plan.problem import COMPONENT, Problem, Service
 from atoll.workload.lengths import LengthMix
 
@@ -305,6 +306,17 @@ def at(curve: Curve, x: float) -> float:
 # From the performance model
 
 
+def _room(memory: MemoryModel, context: float) -> Array:
+    """Sequences of `context` tokens that fit beside j layers, wherever in the pipeline they are."""
+    some = [
+        memory.sequences_by_layers(context, position)
+        for position in (Position.FIRST, Position.MIDDLE, Position.LAST)
+    ]
+    room = np.min(some, axis=0)
+    room[-1] = memory.sequences_by_layers(context, Position.WHOLE)[-1]
+    return np.asarray(room)
+
+
 @lru_cache(maxsize=512)
 def tabulate(
     spec: TransformerSpec, node: NodeType, engine: EngineChoice, lengths: LengthMix, tp: int
@@ -321,13 +333,9 @@ def tabulate(
     groups = node.count // tp
     context = lengths.input_mean + lengths.output_mean
     memory = MemoryModel.of(spec, node, tp=tp, engine=settings, phase=Phase.BOTH)
-    some = [
-        memory.sequences_by_layers(context, position)
-        for position in (Position.FIRST, Position.MIDDLE, Position.LAST)
-    ]
-    room = np.min(some, axis=0)
-    room[-1] = memory.sequences_by_layers(context, Position.WHOLE)[-1]
-    max_layers = int(np.max(np.flatnonzero(room >= 1.0)))
+    room = _room(memory, context)
+    starts = _room(memory, float(max_model_len(lengths, spec.max_context))) >= 1.0
+    max_layers = int(np.max(np.flatnonzero((room >= 1.0) & starts)))
     if max_layers == 0:
         return None
     prompts = np.unique(np.round(np.geomspace(32, settings.max_tokens, 33)))

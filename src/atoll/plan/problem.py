@@ -548,11 +548,19 @@ class Problem(Frozen):
         return _run_by(self, engine)
 
     def launches(self) -> dict[str, EngineLaunch]:
-        """Return by service what its engines are started with: limits that are set, and its promise."""
+        """Return by service what its engines are started with: limits, promise, and the longest request."""
+        from atoll.plan.context_length import max_model_len
+
+        catalog = self.catalog()
         return {
             service.name: EngineLaunch(
                 **dict(service.engine_limits),
                 kv_cache_dtype=kv_dtype_of(service.model),
+                max_model_len=None
+                if service.is_graph
+                else max_model_len(
+                    service.lengths.mix(), catalog.model(service.model).llm.max_context
+                ),
                 promised_ttft_s=service.ttft_s,
             )
             for service in self.services

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
-from atoll.plan.capacities import kv_context, memory_model, tokens_per_unit
+from atoll.plan.capacities import longest_context, memory_model, tokens_per_unit
 from atoll.plan.cluster import Cluster
 from atoll.plan.cluster_capacities import promised_limits
 from atoll.plan.cluster_profiles import (
@@ -107,7 +107,7 @@ def _memory(
         return
     profile = measured_profile(problem, catalog, service, kind)
     if profile is None:
-        context = kv_context(service, instance.phase)
+        context = longest_context(catalog, service)
         if not memory.fits(node.start, node.end, context):
             need = memory.kv_bytes_per_sequence(node.start, node.end, context)
             short = need - memory.free_bytes(node.start, node.end)

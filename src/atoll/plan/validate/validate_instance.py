@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.perf.memory_model import position_of
-from atoll.plan.capacities import hop_bytes_per_unit, kv_context, memory_model, node_capacity
+from atoll.plan.capacities import hop_bytes_per_unit, longest_context, memory_model, node_capacity
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node
 from atoll.plan.problem import Problem
@@ -207,7 +207,7 @@ def _node(
     except UsageError as error:
         yield violation("memory", where, error.message)
         return
-    context = kv_context(service, phase)
+    context = longest_context(catalog, service)
     if not memory.fits(node.start, node.end, context):
         need = memory.kv_bytes_per_sequence(node.start, node.end, context)
         short = need - memory.free_bytes(node.start, node.end)

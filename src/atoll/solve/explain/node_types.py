@@ -7,7 +7,7 @@ import numpy as np
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase, RoleId
 from atoll.perf.layers import default_tp
-from atoll.plan.capacities import kv_context, memory_model
+from atoll.plan.capacities import longest_context, memory_model
 from atoll.plan.cluster_profiles import service_profiles
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem, Service
@@ -115,7 +115,7 @@ def _why_nothing(
     tp = default_tp(catalog.model(service.model).llm, node)
     for each in phases:
         memory = memory_model(problem, catalog, service, each, node, tp)
-        if memory.max_layers(kv_context(service, each)) == 0:
+        if memory.max_layers(longest_context(catalog, service)) == 0:
             return "not one layer fits beside a request"
     return "breaks the promise with a single layer"
 

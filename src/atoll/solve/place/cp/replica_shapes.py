@@ -17,7 +17,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, format_node_type, parse_node_type
 from atoll.perf.layers import splits_evenly
-from atoll.plan.capacities import kv_context, memory_model
+from atoll.plan.capacities import longest_context, memory_model
 from atoll.plan.cluster_capacities import promised_limits
 from atoll.plan.cluster_profiles import (
     activation_bytes,
@@ -212,7 +212,7 @@ def _fits(problem: Problem, catalog: Catalog, service: Service, node: Node) -> b
         return len(room) == node.layers and room[-1] * fill >= request_tokens(service)
     machine = catalog.node(node.kind)
     memory = memory_model(problem, catalog, service, Phase.BOTH, machine, node.tp)
-    return memory.fits(node.start, node.end, kv_context(service, Phase.BOTH))
+    return memory.fits(node.start, node.end, longest_context(catalog, service))
 
 
 def _some_units(problem: Problem, shape: ReplicaShape) -> list[Unit]:
