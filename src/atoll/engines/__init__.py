@@ -5,6 +5,7 @@ compares names. A new engine is a file here that defines ENGINE, and its test; `
 
     engine        the protocol, and the types it speaks in: layout, served model, command
     limits        limits an engine is started with; host time
+    options       limits as options of a command, written and read back
     profile       cost beside the kernels and size of batches, by GPU
     table         all engines in the order of preference; look-ups
     vllm, sglang, llamacpp    servers that Atoll starts

@@ -130,6 +130,17 @@ class ServerCommand:
     environment: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class ParsedCommand:
+    """A server's command, read: GPUs that split a layer, copies, layers by stage (empty: one), its model."""
+
+    tp: int
+    copies: int
+    layers: tuple[int, ...]
+    served: ServedModel
+    port: str | None
+
+
 class Engine:
     """Name, layouts, launch, health, metrics, resumption, settings and defaults of an engine."""
 
@@ -295,6 +306,17 @@ class Engine:
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
         """Return the command that serves an instance on one machine, its layout checked."""
+        raise NotImplementedError(f"{self.name} is not started as one server")
+
+    def parse(self, command: ServerCommand) -> ParsedCommand:
+        """Return what a command of `command` or `rank_command` serves; its launch is as `settle` says.
+
+        InputError: it has options that plans do not set.
+        """
+        raise NotImplementedError(f"{self.name} is not started as one server")
+
+    def settle(self, launch: EngineLaunch) -> EngineLaunch:
+        """Return a launch as a server runs it: with what Atoll sets by itself, less what it is not told."""
         raise NotImplementedError(f"{self.name} is not started as one server")
 
     def rank_command(self, command: ServerCommand, rank: int, ranks: int, first: str) -> list[str]:

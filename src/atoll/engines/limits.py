@@ -73,14 +73,23 @@ class EngineLaunch(EngineLimits):
 
     `max_model_len` are the tokens of prompt and answer that a request may have at most: an engine starts only
     where the KV cache has room for one such request (`plan.context_length`).
+    `dtype` is the number format that is computed in where the GPUs lack that of the weights, `quantization`
+    the one that weights are turned into as they are loaded. `tool_parser` and `reasoning_parser` read tool
+    calls and thoughts out of a model's answers, by vLLM's names.
+
     `promised_ttft_s` is the time to the first token that the service promises: prompts wait in an order that
     keeps most of such promises where an engine can do that.
     """
 
     kv_cache_dtype: str | None = Field(default=None, max_length=32)
     max_model_len: int | None = Field(default=None, ge=1)
+    dtype: str | None = Field(default=None, max_length=32)
+    quantization: str | None = Field(default=None, max_length=32)
+    tool_parser: str | None = Field(default=None, max_length=32)
+    reasoning_parser: str | None = Field(default=None, max_length=32)
     promised_ttft_s: float | None = Field(default=None, gt=0)
 
     def options(self) -> dict[str, object]:
-        """Return what is set and could be an option of an engine: neither measured times nor promises."""
-        return {k: v for k, v in self.given.items() if k not in ("host", "promised_ttft_s")}
+        """Return limits that are set and could be options of an engine: no measured times, no promises."""
+        beside = ("host", "promised_ttft_s", "tool_parser", "reasoning_parser")
+        return {k: v for k, v in self.given.items() if k not in beside}

@@ -16,16 +16,27 @@ from atoll.core.errors import AtollError, InputError, MissingDependencyError
 from atoll.engines.engine import (
     Engine,
     EngineLayout,
+    ParsedCommand,
     ServedModel,
     ServerCommand,
     ServerHost,
     is_whole,
 )
 from atoll.engines.limits import EngineLaunch
+from atoll.engines.options import (
+    LaunchOptions,
+    ValueOption,
+    read_launch,
+    refuse_rest,
+    settle_launch,
+    split_options,
+    write_launch,
+)
 
 _MODULE = "atoll.engines.llamacpp"
 _CONTEXT_TOKENS = 2048
 """Prompt and answer of one request, unless a plan says how many tokens."""
+_OPTIONS: LaunchOptions = {"max_model_len": ValueOption("--context")}
 _SLOTS = 4
 """Requests that run at a time."""
 
@@ -79,11 +90,25 @@ class LlamaCpp(Engine):
             *(host.python, "-m", _MODULE, "--model", served.source),
             *("--alias", served.names[0], "--port", host.port),
         ]
-        if served.launch is not None and served.launch.max_model_len is not None:
-            arguments += ["--context", str(served.launch.max_model_len)]
+        if served.launch is not None:
+            arguments += write_launch(_OPTIONS, served.launch)
         if host.threads is not None:
             arguments += ["--threads", str(host.threads)]
         return ServerCommand(tuple(arguments), {})
+
+    def parse(self, command: ServerCommand) -> ParsedCommand:
+        """Return what a command serves."""
+        options = split_options(command.arguments[3:])
+        (source,), names, (port,) = (
+            options.pop(f"--{name}") for name in ("model", "alias", "port")
+        )
+        launch = read_launch(_OPTIONS, options)
+        refuse_rest(options.keys() - {"--threads"})
+        return ParsedCommand(1, 1, (), ServedModel(source, names, launch), port)
+
+    def settle(self, launch: EngineLaunch) -> EngineLaunch:
+        """Return a launch as a server runs it."""
+        return settle_launch(_OPTIONS, launch)
 
     def list_unkept(self, launch: EngineLaunch, dtype: str) -> tuple[str, ...]:
         """Return all limits but the longest request: it is told none."""

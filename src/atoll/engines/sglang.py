@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from atoll.engines.engine import (
     Engine,
     EngineLayout,
+    ParsedCommand,
     ServedModel,
     ServerCommand,
     ServerHost,
@@ -19,12 +20,50 @@ from atoll.engines.engine import (
     one_of,
 )
 from atoll.engines.limits import MIXED_TOKENS, EngineLaunch
+from atoll.engines.options import (
+    LaunchOptions,
+    SwitchOption,
+    ValueOption,
+    read_launch,
+    refuse_rest,
+    settle_launch,
+    split_options,
+    take_number,
+    write_launch,
+)
 from atoll.engines.profile import COMPILED_LAYER_S, SERVER_HOST_TIME, EngineDefaults
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
 
 _KV_DTYPES = {"fp8": "fp8_e4m3", "bf16": "bf16"}
+_TOOL_PARSERS = {
+    "hermes": "qwen25",
+    "llama3_json": "llama3",
+    "openai": "gpt-oss",
+    "kimi_k2": "kimi_k2",
+    "glm45": "glm45",
+    "qwen3_coder": "qwen3_coder",
+}
+_REASONING_PARSERS = {
+    "qwen3": "qwen3",
+    "openai_gptoss": "gpt-oss",
+    "deepseek_r1": "deepseek-r1",
+    "glm45": "glm45",
+}
+_OPTIONS: LaunchOptions = {
+    "max_num_batched_tokens": ValueOption("--chunked-prefill-size"),
+    "max_num_seqs": ValueOption("--max-running-requests"),
+    "gpu_memory_utilization": ValueOption("--mem-fraction-static"),
+    "kv_cache_dtype": ValueOption("--kv-cache-dtype", _KV_DTYPES),
+    "max_model_len": ValueOption("--context-length"),
+    "dtype": ValueOption("--dtype", {"fp16": "half", "bf16": "bfloat16"}),
+    "quantization": ValueOption("--quantization"),
+    "tool_parser": ValueOption("--tool-call-parser", _TOOL_PARSERS),
+    "reasoning_parser": ValueOption("--reasoning-parser", _REASONING_PARSERS),
+    "prefix_caching": SwitchOption({False: "--disable-radix-cache"}, default=True),
+    "scheduling": SwitchOption({"sync": "--disable-overlap-schedule"}, default="async"),
+}
 _GIB = 2**30
 
 
@@ -100,24 +139,36 @@ class Sglang(Engine):
             arguments += ["--dp", str(layout.copies)]
         return ServerCommand(tuple(arguments), {})
 
+    def parse(self, command: ServerCommand) -> ParsedCommand:
+        """Return what a command serves."""
+        options = split_options(command.arguments[3:])
+        served = ServedModel(
+            options.pop("--model-path")[0],
+            options.pop("--served-model-name"),
+            read_launch(_OPTIONS, options),
+        )
+        parsed = ParsedCommand(
+            tp=take_number(options, "--tp"),
+            copies=take_number(options, "--dp"),
+            layers=(),
+            served=served,
+            port=options.pop("--port")[0],
+        )
+        refuse_rest(options.keys() - {"--host"})
+        return parsed
+
+    def settle(self, launch: EngineLaunch) -> EngineLaunch:
+        """Return a launch as a server runs it."""
+        tokens = launch.max_num_batched_tokens or max(MIXED_TOKENS, launch.max_num_seqs or 0)
+        return settle_launch(_OPTIONS, launch.model_copy(update={"max_num_batched_tokens": tokens}))
+
     def _flags(self, launch: EngineLaunch | None) -> tuple[str, ...]:
         """The options that make it keep the limits a plan reckons with."""
         if launch is None:
             return ()
-        flags = ["--chunked-prefill-size", str(launch.max_num_batched_tokens or MIXED_TOKENS)]
-        if launch.max_num_seqs is not None:
-            flags += ["--max-running-requests", str(launch.max_num_seqs)]
-        if launch.gpu_memory_utilization is not None:
-            flags += ["--mem-fraction-static", f"{launch.gpu_memory_utilization:g}"]
         if launch.kv_cache_dtype is not None:
-            flags += ["--kv-cache-dtype", self.kv_flag(launch.kv_cache_dtype, _KV_DTYPES)]
-        if launch.max_model_len is not None:
-            flags += ["--context-length", str(launch.max_model_len)]
-        if launch.prefix_caching is False:
-            flags.append("--disable-radix-cache")
-        if launch.scheduling == "sync":
-            flags.append("--disable-overlap-schedule")
-        return tuple(flags)
+            self.kv_flag(launch.kv_cache_dtype, _KV_DTYPES)
+        return write_launch(_OPTIONS, self.settle(launch))
 
 
 ENGINE = Sglang()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from atoll.engines.engine import (
     Engine,
     EngineLayout,
+    ParsedCommand,
     ServedModel,
     ServerCommand,
     ServerHost,
@@ -22,6 +23,17 @@ from atoll.engines.engine import (
     one_of,
 )
 from atoll.engines.limits import MIXED_TOKENS, EngineLaunch
+from atoll.engines.options import (
+    LaunchOptions,
+    SwitchOption,
+    ValueOption,
+    read_launch,
+    refuse_rest,
+    settle_launch,
+    split_options,
+    take_number,
+    write_launch,
+)
 from atoll.engines.profile import COMPILED_LAYER_S, SERVER_HOST_TIME, EngineDefaults
 
 if TYPE_CHECKING:
@@ -32,6 +44,24 @@ _SEQUENCES = 256
 """Limit of sequences in a step that its server sets by itself on most GPUs."""
 _LARGE_GPU_SEQUENCES = 1024
 _KV_DTYPES = {"fp8": "fp8", "bf16": "bfloat16"}
+_OPTIONS: LaunchOptions = {
+    "max_num_batched_tokens": ValueOption("--max-num-batched-tokens"),
+    "max_num_seqs": ValueOption("--max-num-seqs"),
+    "gpu_memory_utilization": ValueOption("--gpu-memory-utilization"),
+    "kv_cache_dtype": ValueOption("--kv-cache-dtype", _KV_DTYPES),
+    "max_model_len": ValueOption("--max-model-len"),
+    "dtype": ValueOption("--dtype", {"fp16": "half", "bf16": "bfloat16"}),
+    "quantization": ValueOption("--quantization"),
+    "tool_parser": ValueOption("--tool-call-parser", before=("--enable-auto-tool-choice",)),
+    "reasoning_parser": ValueOption("--reasoning-parser"),
+    "prefix_caching": SwitchOption(
+        {True: "--enable-prefix-caching", False: "--no-enable-prefix-caching"}, default=True
+    ),
+    "scheduling": SwitchOption({"async": "--async-scheduling", "sync": "--no-async-scheduling"}),
+}
+_RANK_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless")
+_PARTITION = "VLLM_PP_LAYER_PARTITION"
+"""Numbers of layers of the stages of a pipeline."""
 
 
 def _batch(gpu: GpuType | None) -> tuple[int, int]:
@@ -112,7 +142,7 @@ class Vllm(Engine):
             arguments += ["--data-parallel-size", str(layout.copies)]
         if len(layout.layers) > 1:
             arguments += ["--pipeline-parallel-size", str(len(layout.layers))]
-            environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, layout.layers))
+            environment[_PARTITION] = ",".join(map(str, layout.layers))
         return ServerCommand(tuple(arguments), environment)
 
     def rank_command(self, command: ServerCommand, rank: int, ranks: int, first: str) -> list[str]:
@@ -127,31 +157,43 @@ class Vllm(Engine):
             words = [*words[:at], *words[at + 2 :], "--headless"]
         return words
 
-    def flags(self, launch: EngineLaunch | None) -> tuple[str, ...]:
-        """Return the options that make it keep the limits a plan reckons with."""
-        if launch is None:
-            return ("--enable-prefix-caching",)
+    def parse(self, command: ServerCommand) -> ParsedCommand:
+        """Return what a command serves."""
+        options = split_options(command.arguments[3:])
+        served = ServedModel(
+            command.arguments[2],
+            options.pop("--served-model-name"),
+            read_launch(_OPTIONS, options),
+        )
+        port = options.pop("--port", None)
+        parsed = ParsedCommand(
+            tp=take_number(options, "--tensor-parallel-size"),
+            copies=take_number(options, "--data-parallel-size"),
+            layers=tuple(int(n) for n in command.environment.get(_PARTITION, "").split(",") if n),
+            served=served,
+            port=None if port is None else port[0],
+        )
+        refuse_rest(options.keys() - {"--host", "--pipeline-parallel-size", *_RANK_OPTIONS})
+        return parsed
+
+    def settle(self, launch: EngineLaunch) -> EngineLaunch:
+        """Return a launch as a server runs it."""
         # Plans reckon with short steps where prompts and decoding share them, which both do on one instance.
         tokens = launch.max_num_batched_tokens or max(MIXED_TOKENS, launch.max_num_seqs or 0)
-        flags = ["--max-num-batched-tokens", str(tokens)]
         sequences = launch.max_num_seqs
         if sequences is None and tokens < _LARGE_GPU_SEQUENCES:
             # vLLM refuses more sequences than tokens in a step, its own number of them too.
             sequences = min(tokens, _SEQUENCES)
-        if sequences is not None:
-            flags += ["--max-num-seqs", str(sequences)]
-        if launch.gpu_memory_utilization is not None:
-            flags += ["--gpu-memory-utilization", f"{launch.gpu_memory_utilization:g}"]
+        update = {"max_num_batched_tokens": tokens, "max_num_seqs": sequences}
+        return settle_launch(_OPTIONS, launch.model_copy(update=update))
+
+    def flags(self, launch: EngineLaunch | None) -> tuple[str, ...]:
+        """Return the options that make it keep the limits a plan reckons with."""
+        if launch is None:
+            return ("--enable-prefix-caching",)
         if launch.kv_cache_dtype is not None:
-            flags += ["--kv-cache-dtype", self.kv_flag(launch.kv_cache_dtype, _KV_DTYPES)]
-        if launch.max_model_len is not None:
-            flags += ["--max-model-len", str(launch.max_model_len)]
-        cached = launch.prefix_caching is not False
-        flags.append("--enable-prefix-caching" if cached else "--no-enable-prefix-caching")
-        if launch.scheduling is not None:
-            overlaps = launch.scheduling == "async"
-            flags.append("--async-scheduling" if overlaps else "--no-async-scheduling")
-        return tuple(flags)
+            self.kv_flag(launch.kv_cache_dtype, _KV_DTYPES)
+        return write_launch(_OPTIONS, self.settle(launch))
 
 
 ENGINE = Vllm()

@@ -1,0 +1,111 @@
+"""A launch becomes a command, and the command is read back as that launch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.core.errors import InputError
+from atoll.engines.engine import Engine, EngineLayout, ServedModel, ServerCommand, ServerHost
+from atoll.engines.limits import EngineLaunch
+from atoll.engines.llamacpp import ENGINE as LLAMACPP
+from atoll.engines.sglang import ENGINE as SGLANG
+from atoll.engines.vllm import ENGINE as VLLM
+
+SERVERS = (VLLM, SGLANG)
+PARSERS = ("hermes", "llama3_json", "openai", "qwen3_coder")
+
+
+@st.composite
+def launches(draw: st.DrawFn) -> EngineLaunch:
+    """Launches with any of the fields set."""
+    sequences = draw(st.none() | st.integers(1, 4096))
+    tokens = draw(st.none() | st.integers(max(16, sequences or 0), 1 << 20))
+    return EngineLaunch(
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        gpu_memory_utilization=draw(st.none() | st.floats(0.05, 1.0)),
+        prefix_caching=draw(st.none() | st.booleans()),
+        scheduling=draw(st.sampled_from([None, "sync", "async"])),
+        kv_cache_dtype=draw(st.sampled_from([None, "fp8", "bf16"])),
+        max_model_len=draw(st.none() | st.integers(1, 1 << 20)),
+        dtype=draw(st.sampled_from([None, "fp16", "bf16"])),
+        quantization=draw(st.sampled_from([None, "fp8"])),
+        tool_parser=draw(st.sampled_from([None, *PARSERS])),
+        reasoning_parser=draw(st.sampled_from([None, "qwen3", "openai_gptoss"])),
+        promised_ttft_s=draw(st.none() | st.floats(0.01, 10.0)),
+    )
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> EngineLayout:
+    """Rows of equal nodes: pipelines have one copy."""
+    layers = tuple(draw(st.lists(st.integers(1, 60), min_size=1, max_size=4)))
+    copies = draw(st.sampled_from([1, 2, 4])) if len(layers) == 1 else 1
+    return EngineLayout("one", len(layers), draw(st.sampled_from([1, 2, 8])), copies, layers)
+
+
+@pytest.mark.parametrize("engine", SERVERS, ids=lambda engine: engine.name)
+@given(launch=launches(), layout=layouts())
+def test_a_command_is_read_back_as_what_was_planned(
+    engine: Engine, launch: EngineLaunch, layout: EngineLayout
+) -> None:
+    served = ServedModel("hf://org/model", ("chat",), launch)
+    command = engine.command(layout, served, ServerHost("8000", "python3"))
+    parsed = engine.parse(command)
+    assert parsed.served.source == "org/model"
+    assert parsed.served.names == ("chat",)
+    assert (parsed.tp, parsed.copies, parsed.port) == (layout.tp, layout.copies, "8000")
+    if engine is VLLM:
+        assert parsed.layers == (layout.layers if len(layout.layers) > 1 else ())
+    settled = engine.settle(launch)
+    assert parsed.served.launch == settled
+    # Nothing that is set is lost, but what no command says.
+    for name, value in launch.given.items():
+        if name != "promised_ttft_s":
+            assert getattr(settled, name) == value
+    # What was read starts the same server.
+    again = ServedModel("org/model", ("chat",), parsed.served.launch)
+    assert engine.command(layout, again, ServerHost("8000", "python3")) == command
+
+
+def test_ranks_of_a_pipeline_are_read_as_one_server() -> None:
+    layout = EngineLayout("one", 2, 2, 1, (20, 12))
+    served = ServedModel("org/model", ("chat", "other"), EngineLaunch(max_model_len=4096))
+    command = VLLM.command(layout, served, ServerHost("8000", "python3"))
+    for rank in range(2):
+        words = tuple(VLLM.rank_command(command, rank, 2, "n0"))
+        parsed = VLLM.parse(ServerCommand(words, command.environment))
+        assert parsed.layers == (20, 12)
+        assert parsed.served.names == ("chat", "other")
+        assert parsed.served.launch == VLLM.settle(EngineLaunch(max_model_len=4096))
+        assert parsed.port == (None if rank else "8000")
+
+
+def test_llamacpp_is_told_the_longest_request() -> None:
+    layout = EngineLayout("one", 1, 1, 1, (30,))
+    served = ServedModel("m.gguf", ("chat",), EngineLaunch(max_model_len=8192, max_num_seqs=3))
+    command = LLAMACPP.command(layout, served, ServerHost("8000", "python3", threads=2))
+    parsed = LLAMACPP.parse(command)
+    assert parsed.served == ServedModel("m.gguf", ("chat",), EngineLaunch(max_model_len=8192))
+    assert LLAMACPP.list_unkept(served.launch or EngineLaunch(), "") == ("max_num_seqs 3",)
+
+
+@pytest.mark.parametrize("engine", SERVERS, ids=lambda engine: engine.name)
+def test_an_option_that_no_plan_sets_is_refused(engine: Engine) -> None:
+    layout = EngineLayout("one", 1, 1, 1, (30,))
+    served = ServedModel("org/model", ("chat",), EngineLaunch())
+    command = engine.command(layout, served, ServerHost("8000", "python3"))
+    changed = ServerCommand((*command.arguments, "--enforce-eager"), command.environment)
+    with pytest.raises(InputError, match="--enforce-eager"):
+        engine.parse(changed)
+    with pytest.raises(InputError, match="no option"):
+        engine.parse(ServerCommand((*command.arguments[:3], "word", "--x"), {}))
+
+
+def test_a_parser_that_an_engine_does_not_have_is_left_out() -> None:
+    launch = EngineLaunch(tool_parser="pythonic", reasoning_parser="qwen3")
+    settled = SGLANG.settle(launch)
+    assert settled.tool_parser is None
+    assert settled.reasoning_parser == "qwen3"
