@@ -207,7 +207,7 @@ def test_vllm_refuses_slices_of_different_sizes(tmp_path: Path) -> None:
     made = cut("L40S:8", 2, (0, 1), [(0, 20), (20, 32)])
     wider = made.nodes[1].model_copy(update={"gpu_ids": (4, 5, 6, 7)})
     mixed = made.model_copy(update={"nodes": (made.nodes[0], wider)})
-    with pytest.raises(InputError, match="mixes node types"):
+    with pytest.raises(InputError, match="mixes tensor parallel sizes"):
         start("vllm", mixed, SERVED, tmp_path)
 
 
