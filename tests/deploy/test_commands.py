@@ -78,6 +78,23 @@ def test_one_machine_is_vllm_with_the_limits_of_the_plan() -> None:
     assert (command.gpus, command.node_type, command.env, command.secrets) == (2, "H100:2", (), ())
 
 
+def test_gpus_without_bf16_compute_in_fp16() -> None:
+    for kind, expected in (("T4:1", "half"), ("L4:1", None), ("own-gpu:1", None)):
+        made = plan(on(instance([(0, 32)]), [kind]))
+        (command,) = plan_commands(made, {"chat": HUB}, PLAIN)[made.instances[0].id]
+        assert flag(command.argv, "--dtype") == expected
+
+
+def test_weights_of_16_bits_are_quantised_as_they_are_loaded() -> None:
+    made = on(instance([(0, 32)]), ["H100:2"])
+    weights = replace(HUB, quantization="fp8")
+    (command,) = node_commands(made, weights, PLAIN, launch=EngineLaunch(max_num_seqs=8))
+    assert flag(command.argv, "--quantization") == "fp8"
+    assert flag(command.argv, "--max-num-seqs") == "8"
+    (plain,) = node_commands(made, HUB, PLAIN)
+    assert "--quantization" not in plain.argv
+
+
 def test_slices_of_one_machine_are_one_server_and_see_what_the_target_gives() -> None:
     made = on(instance([(0, 20), (20, 32)]), ["L40S:1", "L40S:1"])
     cut = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,8 +25,8 @@ services:
 pool: {{owned: {{here: {{"L40S:1": 4}}}}}}
 {settings}
 """
-LONGEST = 2048
-"""Tokens of a request that engines are started for, where lengths are that short."""
+LLAMA: dict[str, Any] = {"max_model_len": 2048, "tool_parser": "llama3_json"}
+"""What engines are told of the model, and of the longest request where lengths are that short."""
 
 
 def fleet(engine: str = "", settings: str = "", model: str = "llama-3.1-8b") -> Problem:
@@ -116,9 +117,9 @@ def test_plans_carry_them_to_the_engines() -> None:
     problem = fleet("max_num_seqs: 8, kv_cache_dtype: fp8")
     ttft_s = problem.service("chat").ttft_s
     assert problem.launches()["chat"] == EngineLaunch(
-        max_num_seqs=8, kv_cache_dtype="fp8", max_model_len=LONGEST, promised_ttft_s=ttft_s
+        max_num_seqs=8, kv_cache_dtype="fp8", promised_ttft_s=ttft_s, **LLAMA
     )
-    assert fleet().launches()["chat"] == EngineLaunch(max_model_len=LONGEST, promised_ttft_s=ttft_s)
+    assert fleet().launches()["chat"] == EngineLaunch(promised_ttft_s=ttft_s, **LLAMA)
     assert set(problem.launches()) == {service.name for service in problem.services}
     plan = Plan(
         problem_hash="x",
@@ -133,7 +134,7 @@ def test_plans_carry_them_to_the_engines() -> None:
     assert written["chat"] == {
         "max_num_seqs": 8,
         "kv_cache_dtype": "fp8",
-        "max_model_len": LONGEST,
+        **LLAMA,
         "promised_ttft_s": ttft_s,
     }
     bare = plan.model_copy(update={"engines": {}})

@@ -116,9 +116,20 @@ def _interconnect_rows(joint: Interconnect) -> Iterator[FactRow]:
         yield FactRow(key, fact.value, fact.source, fact.confidence)
 
 
+def _serving_rows(model: ModelSpec) -> Iterator[FactRow]:
+    """Weights in other precisions, and what reads the model's answers."""
+    for key, name in model.checkpoints.items():
+        yield FactRow(f"checkpoints.{key}", name, "repository on Hugging Face's hub", "medium")
+    for key in ("tool_parser", "reasoning_parser"):
+        value: str | None = getattr(model, key)
+        if value is not None:
+            yield FactRow(key, value, "vLLM's documentation", "medium")
+
+
 def _model_rows(model: ModelSpec) -> Iterator[FactRow]:
     yield FactRow("aliases", ", ".join(model.aliases) or None)
     yield FactRow("hf_id", model.hf_id)
+    yield from _serving_rows(model)
     yield FactRow("architecture", model.architecture, model.source, model.confidence)
     yield FactRow("note", model.note)
     edges = ", ".join(f"{edge.src} -> {edge.dst}" for edge in model.graph.edges)

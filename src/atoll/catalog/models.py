@@ -46,12 +46,29 @@ _SHAPES: dict[ComponentKind, type[ComponentSpec]] = {
 """Shape of every kind of component; `models.yaml` lists components under the kind's plural."""
 
 
+_AT_LOAD = ("fp8",)
+"""Formats that engines turn weights of 16 bits into as they load them, layer by layer (vLLM from 2026 on)."""
+
+
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights as published: a repository of Hugging Face's hub.
+
+    `quantization` is the format that engines turn them into as they load them, where that is another.
+    """
+
+    repository: str
+    quantization: str | None = None
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A model as the planner sees it: what feeds what, and the shapes of every part.
 
     `source` and `confidence` hold for every shape that `facts` does not list; `facts` also has the
-    totals, computed elsewhere, that the shapes are checked against.
+    totals, computed elsewhere, that the shapes are checked against. `hf_id` is the repository of the weights
+    in the model's own precision, `checkpoints` those in others by the format's name; `precision` is the one
+    that a variant asks for. `tool_parser` and `reasoning_parser` read its answers, by vLLM's names.
     """
 
     name: str
@@ -64,15 +81,34 @@ class ModelSpec:
     confidence: Confidence = "low"
     note: str | None = None
     facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
+    checkpoints: Mapping[str, str] = field(default_factory=FrozenMap)
+    precision: str | None = None
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "components", FrozenMap(self.components))
+        object.__setattr__(self, "checkpoints", FrozenMap(self.checkpoints))
         named = {component.name for component in self.graph.components}
         if named != set(self.components):
             raise InputError(
                 f"the graph names {sorted(named)}, the shapes {sorted(self.components)}",
                 field=f"models.{self.name}.components",
             )
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """Weights of the model in its precision; None where no source is known.
+
+        Weights of 16 bits become fp8 as engines load them, where nobody published them so.
+        """
+        if self.precision is None:
+            return Checkpoint(self.hf_id) if self.hf_id else None
+        if self.precision in self.checkpoints:
+            return Checkpoint(self.checkpoints[self.precision])
+        if self.precision in _AT_LOAD and self.hf_id:
+            return Checkpoint(self.hf_id, self.precision)
+        return None
 
     @property
     def has_llm(self) -> bool:
@@ -135,12 +171,10 @@ def apply_variant(model: ModelSpec, variant: str) -> ModelSpec:
     changed = model
     for part in variant.split(","):
         key, equals, value = part.strip().partition("=")
-        if not equals:
-            changed = changed.with_weights(key)
-        elif key == "kv":
+        if equals and key == "kv":
             changed = changed.with_kv_dtype(value)
-        elif key == "weights":
-            changed = changed.with_weights(value)
+        elif not equals or key == "weights":
+            changed = _with_precision(changed, value if equals else key)
         else:
             raise InputError(
                 f"{shorten(part.strip())!r} is no variant of a model",
@@ -161,6 +195,19 @@ def apply_variant(model: ModelSpec, variant: str) -> ModelSpec:
         note=f"{model.name} in another precision",
         facts=FrozenMap(facts),
     )
+
+
+def _with_precision(model: ModelSpec, dtype: str) -> ModelSpec:
+    """The model with its weights in another format; experts alone may be in it as they were published."""
+    if model.llm.moe is not None and dtype == model.llm.expert_dtype.name:
+        return model
+    changed = model.with_weights(dtype)
+    if changed.llm == model.llm:
+        return model
+    # Only weights of 16 bits are turned into others as they are loaded.
+    own = model.llm.mlp_dtype.name in ("bf16", "fp16")
+    known = dtype in model.checkpoints or own
+    return replace(changed, precision=dtype, hf_id=model.hf_id if known else None)
 
 
 @cache
@@ -207,6 +254,9 @@ def _model(name: str, entry: Table, sources: Table) -> ModelSpec:
         confidence=confidence,
         note=None if note is None else str(note),
         facts=FrozenMap(facts),
+        checkpoints=cast("dict[str, str]", dict(section(entry, "checkpoints"))),
+        tool_parser=cast("str | None", entry.get("tool_parser")),
+        reasoning_parser=cast("str | None", entry.get("reasoning_parser")),
     )
 
 

@@ -115,6 +115,9 @@ def _model(
         confidence=entry.confidence or base.confidence,
         note=entry.note if "note" in fields_set else base.note,
         facts=FrozenMap(facts),
+        checkpoints={**base.checkpoints, **(entry.checkpoints or {})},
+        tool_parser=entry.tool_parser or base.tool_parser,
+        reasoning_parser=entry.reasoning_parser or base.reasoning_parser,
     )
 
 

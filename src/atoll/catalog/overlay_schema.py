@@ -117,6 +117,9 @@ class ModelEntry(Sourced):
     hf_config: StrictStr | dict[StrictStr, JsonValue] | None = None
     aliases: list[StrictStr] | None = None
     hf_id: StrictStr | None = None
+    checkpoints: dict[StrictStr, StrictStr] | None = None
+    tool_parser: StrictStr | None = None
+    reasoning_parser: StrictStr | None = None
     architecture: StrictStr | None = None
     note: StrictStr | None = None
     weights: StrictStr | None = None

@@ -37,11 +37,15 @@ def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]
     """Return the commands of a plan's instances, with the weights that the catalog names for their models."""
     from atoll.deploy.commands.paste import paste_lines
 
-    weights, found = _weights(plan, catalog), []
+    weights, found = _weights(plan, catalog), list[InstanceCommands]()
     for number, one in enumerate(plan.instances):
         alone = plan.model_copy(update={"instances": (one,)})
         if one.service not in weights:
-            reason = f"{one.id}: the plan does not say which model {one.service} is"
+            model = plan.models.get(one.service)
+            reason = f"the plan does not say which model {one.service} is"
+            if model is not None:
+                own = f"`atoll up --model {one.service}=SOURCE` takes yours"
+                reason = f"no weights of {model} are known; {own}"
             found.append(InstanceCommands(one.id, (), (), reason))
             continue
         try:
@@ -77,14 +81,24 @@ def show_commands(commands: Sequence[InstanceCommands]) -> list[str]:
 
 
 def _weights(plan: Plan, catalog: Catalog) -> dict[str, ServiceWeights]:
-    """Return the weights of services: the hub's where the catalog knows them, else a folder to put in."""
+    """Return the weights of services: the hub's where the catalog knows them, else a folder to put in.
+
+    A service is left out if no weights of its model are known in its precision.
+    """
     from atoll.deploy.commands.node_commands import ServiceWeights
 
     found = {}
     for service, model in plan.models.items():
         try:
-            hub = catalog.model(model).hf_id
+            spec = catalog.model(model)
         except AtollError:  # of a fleet file's own catalog, which is not at hand
-            hub = None
-        found[service] = ServiceWeights(f"hf://{hub}" if hub else f"./{service}", (service,))
+            found[service] = ServiceWeights(f"./{service}", (service,))
+            continue
+        known = spec.checkpoint
+        if known is not None:
+            found[service] = ServiceWeights(
+                f"hf://{known.repository}", (service,), quantization=known.quantization
+            )
+        elif spec.precision is None:
+            found[service] = ServiceWeights(f"./{service}", (service,))
     return found

@@ -39,7 +39,10 @@ SYSTEMS = {
 """GPU types with measured tables in the package, and its name for each."""
 
 _Operator = tuple[str, float, float, str]
-_SAME_SHAPES = {"meta-llama/Meta-Llama-3-70B": "meta-llama/Meta-Llama-3.1-70B"}
+_SAME_SHAPES = {
+    "meta-llama/Meta-Llama-3-70B-Instruct": "meta-llama/Meta-Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
+}
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,19 @@
-"""Layout of an instance as engines ask for it."""
+"""Layout and launch of an instance as engines ask for them."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.ids import Phase
-from atoll.engines.engine import EngineLayout, Irregularity
+from atoll.core.errors import AtollError
+from atoll.core.ids import Phase, parse_node_type
+from atoll.engines.engine import EngineLayout, Irregularity, platform_of
+from atoll.engines.limits import EngineLaunch
 from atoll.engines.table import find_engine
-from atoll.plan.plan import Instance
+from atoll.plan.plan import Instance, Node, Plan
+
+_BF16_CAPABILITY = 8.0
+"""Compute capability from which GPUs compute in bf16, which most weights are in."""
 
 
 def describe_engine(instance: Instance, catalog: Catalog) -> str | None:
@@ -20,6 +25,22 @@ def describe_engine(instance: Instance, catalog: Catalog) -> str | None:
     sizes = sorted({node.tp for node in instance.nodes})
     split = f" TP {'+'.join(map(str, sizes))}" if sizes != [1] else ""
     return f"{instance.engine}{split}, {standing}"
+
+
+def launch_of(plan: Plan, instance: Instance) -> EngineLaunch:
+    """Return what the engine of an instance is started with: its service's limits, on its own GPUs."""
+    launch = plan.engines.get(instance.service, EngineLaunch())
+    if any(_lacks_bf16(node) for node in instance.nodes):
+        return launch.model_copy(update={"dtype": "fp16"})
+    return launch
+
+
+def _lacks_bf16(node: Node) -> bool:
+    try:
+        gpu = Catalog.default().gpu(parse_node_type(node.node_type).gpu)
+    except AtollError:  # of a fleet file's own catalog, which is not at hand
+        return False
+    return platform_of(gpu)[1] < _BF16_CAPABILITY
 
 
 def engine_layout(instance: Instance) -> EngineLayout:

@@ -551,20 +551,32 @@ class Problem(Frozen):
         """Return by service what its engines are started with: limits, promise, and the longest request."""
         from atoll.plan.context_length import max_model_len
 
-        catalog = self.catalog()
-        return {
-            service.name: EngineLaunch(
+        catalog, found = self.catalog(), {}
+        for service in self.services:
+            model, own = catalog.model(service.model), {}
+            if not service.is_graph:
+                own = {
+                    "max_model_len": max_model_len(service.lengths.mix(), model.llm.max_context),
+                    "tool_parser": model.tool_parser,
+                    "reasoning_parser": model.reasoning_parser,
+                }
+            found[service.name] = EngineLaunch(
                 **dict(service.engine_limits),
+                **own,
                 kv_cache_dtype=kv_dtype_of(service.model),
-                max_model_len=None
-                if service.is_graph
-                else max_model_len(
-                    service.lengths.mix(), catalog.model(service.model).llm.max_context
-                ),
                 promised_ttft_s=service.ttft_s,
             )
-            for service in self.services
-        }
+        return found
+
+    def list_unpublished(self) -> tuple[str, ...]:
+        """Return a line for each service whose model has no known weights in the precision asked for."""
+        catalog = self.catalog()
+        models = {service.name: catalog.model(service.model) for service in self.services}
+        return tuple(
+            f"no weights of {model.name} are known: name those of {name} with --model {name}=SOURCE"
+            for name, model in models.items()
+            if model.precision is not None and model.checkpoint is None
+        )
 
     def started_as(self, engines: Mapping[str, EngineLaunch]) -> Problem:
         """Return the problem with the tokens per step that a plan starts engines with, where none are set.

@@ -220,6 +220,7 @@ def assemble(
         solver=solver,
         cut_short=cut_short,
         reasons=tuple(reasons),
+        notes=problem.list_unpublished() if standing else (),
         engines=problem.launches(),
     )
 

@@ -80,10 +80,13 @@ class WeightsRecord(Frozen):
     names: tuple[str, ...]
     engine: str = AUTO
     stand_in: bool = False
+    quantization: str | None = None
 
     def as_weights(self) -> ServiceWeights:
         """Return them in the words of commands."""
-        return ServiceWeights(self.source, self.names, self.engine, self.stand_in)
+        return ServiceWeights(
+            self.source, self.names, self.engine, self.stand_in, self.quantization
+        )
 
 
 class FleetRecord(Frozen):

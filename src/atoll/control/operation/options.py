@@ -195,11 +195,14 @@ def choose_weights(
     if known is not None and not told:
         kept = known.weights
     defaults = []
+    at_load: dict[tuple[str, str], str | None] = {}
     if not options.stand_in:
         for each in needed:
-            hub = each.spec.hf_id if each.spec is not None else None
-            if hub and not _is_fetched(each.spec):
-                defaults.append(f"{each.service}=hf://{hub}")
+            known_as = each.spec.checkpoint if each.spec is not None else None
+            if known_as is not None and not _is_fetched(each.spec):
+                hub = f"hf://{known_as.repository}"
+                defaults.append(f"{each.service}={hub}")
+                at_load[each.service, hub] = known_as.quantization
     stand_in_source = options.stand_in_model or _default_model()
     chosen = choose_sources(
         [each for each in needed if each.service not in kept],
@@ -216,6 +219,7 @@ def choose_weights(
             names=(name,),
             engine=runs,
             stand_in=source.stand_in is not None,
+            quantization=at_load.get((name, source.source)),
         )
     return {name: found[name] for name in names}
 

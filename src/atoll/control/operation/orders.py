@@ -16,7 +16,7 @@ from atoll.deploy.commands.node_commands import (
 )
 from atoll.deploy.target import DeployError, Labels, StartOrder
 from atoll.deploy.target_table import TargetSettings
-from atoll.engines.limits import EngineLaunch
+from atoll.plan.engine_layout import launch_of
 from atoll.plan.plan import Instance, Plan
 
 _KV_BYTES = 128 * 2**20
@@ -81,7 +81,7 @@ class OrderMaker:
                 instance,
                 weights,
                 settings,
-                launch=plan.engines.get(instance.service, EngineLaunch()),
+                launch=launch_of(plan, instance),
                 labels=labels,
                 weight=share_of(plan, instance),
             )

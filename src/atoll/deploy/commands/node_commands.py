@@ -28,7 +28,7 @@ from atoll.deploy.target import Labels, NodeCommand
 from atoll.engines.engine import Engine, ServedModel, ServerCommand, ServerHost
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.table import AUTO, find_launched, list_launched
-from atoll.plan.engine_layout import engine_layout
+from atoll.plan.engine_layout import engine_layout, launch_of
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.unserved import refuse_unserved
 from atoll.runtime.endpoints.devices import assign_devices
@@ -48,12 +48,14 @@ class ServiceWeights:
 
     The source is a path on the nodes, hf://ORG/NAME, s3:// or gs://. `engine` is asked for where it is not
     "auto". `stand_in`: they are those of another model, for the stage engine to try a plan with.
+    `quantization` is the format that the engine turns them into as it loads them, None: as they are.
     """
 
     source: str
     names: tuple[str, ...]
     engine: str = AUTO
     stand_in: bool = False
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,9 @@ def node_commands(
     if not weights.names:
         raise InputError("requests have no name to ask for", field="names")
     engine = choose_engine(instance, weights)
+    if weights.quantization is not None:
+        own = launch or EngineLaunch()
+        launch = own.model_copy(update={"quantization": weights.quantization})
     order = _InstanceOrder(instance, weights, settings, launch, labels, weight)
     if engine.staged:
         return order.stage_commands()
@@ -172,7 +177,7 @@ def plan_commands(
             instance,
             weights[instance.service],
             settings,
-            launch=plan.engines.get(instance.service, EngineLaunch()),
+            launch=launch_of(plan, instance),
             weight=share_of(plan, instance),
         )
         for instance in plan.instances

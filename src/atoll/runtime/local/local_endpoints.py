@@ -15,6 +15,7 @@ from atoll.engines.engine import ServedModel
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.stage import format_name
 from atoll.engines.table import find_launched
+from atoll.plan.engine_layout import launch_of
 from atoll.plan.plan import Instance, Plan
 from atoll.runtime.endpoints.endpoint import (
     Endpoint,
@@ -98,7 +99,7 @@ def build(
     named = []
     for each, port in zip(planned, ports, strict=True):
         model = models[each.service]
-        launch = plan.engines.get(each.service, EngineLaunch())
+        launch = launch_of(plan, each.instances[0])
         endpoint = _endpoint(each, model, launch, port, home, share, liveness, chosen)
         kinds = {
             engine_name(instance.id, node.id): node.node_type

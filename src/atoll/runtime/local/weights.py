@@ -47,8 +47,8 @@ class NeededWeights:
     @property
     def advice(self) -> str:
         """How to name the weights."""
-        hub = self.spec.hf_id if self.spec is not None else None
-        return f"`models` {self.service}={f'hf://{hub}' if hub else 'FOLDER'}"
+        known = self.spec.checkpoint if self.spec is not None else None
+        return f"`models` {self.service}={f'hf://{known.repository}' if known else 'FOLDER'}"
 
 
 @dataclass(frozen=True, slots=True)
