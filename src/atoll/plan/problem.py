@@ -324,6 +324,10 @@ class Settings(Frozen):
     fraction of every service's demand, or weigh services by priority. Capacity is what keeps promises for
     half of all requests, or about for the share of them that each service asks for (`sized_for`).
 
+    On a fixed cluster whose demand can be met, every machine, hop and slice more must shorten requests by
+    more than the share `simplicity` of their time, or it is not used (`solve.place.simple_placement`); 0: all
+    are.
+
     Instances are run by one of `engines`, each by the first that carries as much as any, and have a layout
     that it runs. Without any, layouts are free and take the times of `engine`: nobody may run them.
     """
@@ -337,12 +341,17 @@ class Settings(Frozen):
     seed: int = Field(default=0, ge=0)
     on_shortage: Shortage = "fraction"
     sized_for: Sizing = "half"
+    simplicity: float = Field(default=0.02, ge=0.0, le=1.0)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
-        later = {"sized_for": self.sized_for != "half", "engines": bool(self.engines)}
+        later = {
+            "sized_for": self.sized_for != "half",
+            "engines": bool(self.engines),
+            "simplicity": self.simplicity != 0.02,
+        }
         return {name: value for name, value in fields.items() if later.get(name, True)}
 
     @property

@@ -25,6 +25,8 @@ _MAX_PLACEMENTS = 4
 """How often layers are placed anew on a cluster."""
 _TIGHTEN_FACTOR = 0.85
 """Factor on a promise that is missed, each time."""
+_SIMPLE_SHARE = 0.3
+"""Share of the time for the simplest placement, at most."""
 _PARTS = 16
 """Shares of the demand that are looked at where too few requests keep their promises."""
 
@@ -67,7 +69,8 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
 
     Machines are given, so there is no more to rent: where too few requests keep a promise, steps are made
     shorter (`step_tokens`), and if that is not enough pipelines are placed that would keep a tighter one,
-    shorter or less loaded.
+    shorter or less loaded. Unless an objective is asked for, the simplest placement that serves all demand is
+    tried before (`solve.place.simple_placement`).
     """
     from atoll.plan.validate.check import check
 
@@ -80,6 +83,9 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
     if _goes_by_latency(request):
         # Tighter promises would not make it answer sooner.
         return see_promises(place(problem), problem, catalog, deadline=deadline, say=say)
+    simple = _keep_simply(problem, request, deadline)
+    if simple is not None:
+        return simple
     say("placing")
     first = plan = place(problem)
     tighter = problem
@@ -109,6 +115,29 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
     if best[0] >= 0.0:
         return best[1]
     return see_promises(best[1], problem, catalog, deadline=deadline, say=say)
+
+
+def _keep_simply(problem: Problem, request: PlanRequest, deadline: Deadline) -> Plan | None:
+    """Return the simplest placement if it keeps all promises, else None."""
+    from atoll.plan.validate.check import check
+    from atoll.solve.place.simple_placement import place_simply
+
+    effort, catalog = request.effort, request.catalog_for(problem)
+    if effort.objective is not None or not effort.promise:
+        return None
+    request.say("promises", "looking for the simplest placement")
+    part = Deadline(deadline.share(_SIMPLE_SHARE))
+    plan = place_simply(problem, catalog, part, partial=effort.partial)
+    if plan is None or part.missed:
+        return None
+    check(plan, problem, catalog)
+    try:
+        plan = fit_steps(plan, problem, catalog, deadline)
+        promises = look_at(plan, problem, catalog, deadline)
+    except SimulationCutShortError:
+        return None
+    kept = all(promise.is_kept for promise in promises)
+    return plan.model_copy(update={"promises": promises}) if kept else None
 
 
 def see_promises(

@@ -471,6 +471,11 @@ class SettingsSpec(Frozen):
         description="When demand cannot be met: fail, serve the same fraction of every service, or "
         "weigh services by priority.",
     )
+    simplicity: Annotated[float, Field(strict=True, ge=0, le=1)] = Field(
+        default=0.02,
+        description="On a fixed cluster, the share of their time by which a machine, hop or slice more must "
+        "shorten requests to be used; 0: all machines are.",
+    )
 
 
 FactsField = Annotated[

@@ -8,6 +8,7 @@ flow_instance         the cluster as arrays; `from_problem` makes it, `place_to_
 placement_candidates  placements for goals beside the largest flow; `placement_polish`, `refine` better them
 evaluate, latency     flow of a placement: the largest, and the largest within a promise
 replicas              replicas of exact templates on the cluster
+simple_placement      the fewest machines, hops and slices that serve all demand well
 machine_cuts          machines cut into slices; `coverage` bounds flows however they are cut
 bottleneck            machines and links that are full
 place_baselines       simple rules to compare with

@@ -49,7 +49,7 @@ _KEEP = 1.0 - 1e-6
 
 
 @dataclass(frozen=True)
-class _Template:
+class ReplicaTemplate:
     """One column: a service at a site, the kinds it uses, and tokens/s."""
 
     service: int
@@ -60,7 +60,7 @@ class _Template:
 
 
 @dataclass(frozen=True)
-class _Shelf:
+class TemplateShelf:
     """The templates of one service at one site."""
 
     service: int
@@ -73,13 +73,8 @@ def place_replicas(
     problem: Problem, catalog: Catalog, deadline: Deadline, *, partial: bool
 ) -> tuple[Cut, list[Placed]] | None:
     """Return the cut and every service's replicas that serve the most, None if a service has none."""
-    shelves = _shelves(problem, catalog)
-    columns = [
-        _Template(shelf.service, shelf.site, at, tuple(map(int, counts)), float(carried))
-        for at, shelf in enumerate(shelves)
-        for counts, carried in zip(shelf.library.counts, shelf.library.throughput, strict=True)
-        if carried > 0
-    ]
+    shelves = list_shelves(problem, catalog)
+    columns = list_columns(shelves)
     # Without a template for every service the smallest share is 0, and there is nothing to allocate.
     if {column.service for column in columns} != set(range(len(problem.services))):
         return None
@@ -88,13 +83,24 @@ def place_replicas(
         return None
     chosen, taken = solved
     cut = cut_for(problem, taken)
-    return cut, _set_up(problem, catalog, cut, shelves, chosen, taken, partial=partial)
+    return cut, set_up(problem, catalog, cut, shelves, chosen, taken, partial=partial)
 
 
 # Templates
 
 
-def _shelves(problem: Problem, catalog: Catalog) -> list[_Shelf]:
+def list_columns(shelves: Sequence[TemplateShelf]) -> list[ReplicaTemplate]:
+    """Return the templates on all shelves that carry anything."""
+    return [
+        ReplicaTemplate(shelf.service, shelf.site, at, tuple(map(int, counts)), float(carried))
+        for at, shelf in enumerate(shelves)
+        for counts, carried in zip(shelf.library.counts, shelf.library.throughput, strict=True)
+        if carried > 0
+    ]
+
+
+def list_shelves(problem: Problem, catalog: Catalog) -> list[TemplateShelf]:
+    """Return the templates of every service at every site."""
     shelves = []
     for number, service in enumerate(problem.services):
         whole = flow_instance(problem, catalog, service)
@@ -108,7 +114,7 @@ def _shelves(problem: Problem, catalog: Catalog) -> list[_Shelf]:
             while max_nodes > 1 and multiset_count(len(kinds), max_nodes) > MAX_SETS:
                 max_nodes -= 1
             names = tuple(sorted(kinds))
-            shelves.append(_Shelf(number, site, names, generate(tables, max_nodes)))
+            shelves.append(TemplateShelf(number, site, names, generate(tables, max_nodes)))
     return shelves
 
 
@@ -198,18 +204,20 @@ def _site_wires(service: Service, whole: FlowInstance, site: str, stages: int) -
 
 # How many of each
 
-Chosen = list[tuple[_Template, int]]
+Chosen = list[tuple[ReplicaTemplate, int]]
 Taken = dict[SiteType, Counter[int]]
+Row = tuple[dict[int, float], float, float]
+"""A constraint: factors by variable, and the least and the most of their sum."""
 
 
 @dataclass
-class _Program:
+class ReplicaProgram:
     """The integer program: templates, then slices by (site and type, size), then the share served."""
 
     problem: Problem
-    shelves: Sequence[_Shelf]
-    columns: Sequence[_Template]
-    rows: list[tuple[dict[int, float], float, float]] = field(default_factory=list)
+    shelves: Sequence[TemplateShelf]
+    columns: Sequence[ReplicaTemplate]
+    rows: list[Row] = field(default_factory=list)
     slices: list[tuple[SiteType, int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -264,41 +272,61 @@ class _Program:
 
     def solve(self, goal: Floats, min_share: float, deadline: Deadline) -> Floats | None:
         """Return the variables that make the most of `goal`, None if nothing was found."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-
-        entries = [
-            (r, c, x) for r, (row, _, _) in enumerate(self.rows) for c, x in sorted(row.items())
-        ]
-        r, c, x = (np.array(part) for part in zip(*entries, strict=True))
-        matrix = csr_array((x, (r, c)), shape=(len(self.rows), self.width))
-        low, high = [row[1] for row in self.rows], [row[2] for row in self.rows]
         least = np.zeros(self.width)
         least[-1] = min_share
         # All columns are whole numbers but the last, the share that is served.
         whole = np.ones(self.width)
         whole[-1] = 0.0
-        solved = milp(
-            -goal,
-            constraints=LinearConstraint(matrix, low, high),
-            integrality=whole,
-            bounds=Bounds(least, np.full(self.width, np.inf)),
-            options={
-                "node_limit": _NODES_LIMIT,
-                "mip_rel_gap": _GAP,
-                # At least a second, so that a first answer comes also when the time is over.
-                "time_limit": max(1.0, deadline.left),
-            },
-        )
-        if solved.status != 0:
-            deadline.is_over()  # what ended it is remembered
-        return None if solved.x is None else np.asarray(solved.x)
+        return maximise(goal, self.rows, least, whole, deadline)
+
+    def read(self, found: Floats) -> tuple[Chosen, Taken]:
+        """Return how many there are of which template, and which slices they take."""
+        n = len(self.columns)
+        # An integer program returns whole numbers up to rounding.
+        chosen = [(self.columns[i], round(float(found[i]))) for i in range(n) if found[i] > 0.5]
+        taken: Taken = {}
+        for k, (key, size, _) in enumerate(self.slices):
+            count = round(float(found[n + k]))
+            if count:
+                taken.setdefault(key, Counter())[size] += count
+        return chosen, taken
+
+
+def maximise(
+    goal: Floats, rows: Sequence[Row], least: Floats, whole: Floats, deadline: Deadline
+) -> Floats | None:
+    """Return the variables, `least` or more and whole where that is 1, that make the most of a goal."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
+    entries = [(r, c, x) for r, (row, _, _) in enumerate(rows) for c, x in sorted(row.items())]
+    r, c, x = (np.array(part) for part in zip(*entries, strict=True))
+    matrix = csr_array((x, (r, c)), shape=(len(rows), len(goal)))
+    low, high = [row[1] for row in rows], [row[2] for row in rows]
+    solved = milp(
+        -goal,
+        constraints=LinearConstraint(matrix, low, high),
+        integrality=whole,
+        bounds=Bounds(least, np.full(len(goal), np.inf)),
+        options={
+            "node_limit": _NODES_LIMIT,
+            "mip_rel_gap": _GAP,
+            # At least a second, so that a first answer comes also when the time is over.
+            "time_limit": max(1.0, deadline.left),
+        },
+    )
+    if solved.status != 0:
+        deadline.is_over()  # what ended it is remembered
+    return None if solved.x is None else np.asarray(solved.x)
 
 
 def _allocate(
-    problem: Problem, shelves: Sequence[_Shelf], columns: Sequence[_Template], deadline: Deadline
+    problem: Problem,
+    shelves: Sequence[TemplateShelf],
+    columns: Sequence[ReplicaTemplate],
+    deadline: Deadline,
 ) -> tuple[Chosen, Taken] | None:
-    program = _Program(problem, shelves, columns)
+    program = ReplicaProgram(problem, shelves, columns)
     demand = program.demand
     share, total = np.zeros(program.width), np.zeros(program.width)
     for i, column in enumerate(columns):
@@ -318,30 +346,24 @@ def _allocate(
         # rounding.
         more = program.solve(total, float(found[-1]) * _KEEP, deadline)
         found = found if more is None else more
-    n = len(columns)
-    # An integer program returns whole numbers up to rounding.
-    chosen = [(columns[i], round(float(found[i]))) for i in range(n) if found[i] > 0.5]
-    taken: Taken = {}
-    for k, (key, size, _) in enumerate(program.slices):
-        count = round(float(found[n + k]))
-        if count:
-            taken.setdefault(key, Counter())[size] += count
+    chosen, taken = program.read(found)
     return (chosen, taken) if chosen else None
 
 
 # On the machines
 
 
-def _set_up(
+def set_up(
     problem: Problem,
     catalog: Catalog,
     cut: Cut,
-    shelves: Sequence[_Shelf],
+    shelves: Sequence[TemplateShelf],
     chosen: Chosen,
     taken: Taken,
     *,
     partial: bool,
 ) -> list[Placed]:
+    """Return the services with their replicas on slices of the cut."""
     free: dict[tuple[str, str], list[Unit]] = {}
     # Machines that nothing was taken of come last: a replica should not span more of them than it must.
     for unit in sorted(cut, key=lambda unit: ((unit.region, unit.machine) not in taken, unit.host)):
