@@ -169,7 +169,7 @@ def shelves() -> tuple[Problem, list[TemplateShelf]]:
     return asked, list_shelves(asked, asked.catalog())
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_the_program_finds_the_least_of_all_choices(
     seed: int, shelves: tuple[Problem, list[TemplateShelf]]
 ) -> None:
@@ -180,24 +180,18 @@ def test_the_program_finds_the_least_of_all_choices(
     assert all(one.kinds == KINDS for one in shelf)
     demand = [s.demand_per_s * (512 + 128) for s in asked.services]
     known = list_columns(shelf)
-    picked = sorted(rng.choice(len(known), min(10, len(known)), replace=False).tolist())
+    more = [column for column in known if 2 <= sum(column.counts) <= 3]
+    some = [more[i] for i in sorted(rng.choice(len(more), 6, replace=False).tolist())]
     columns = [
-        replace(
-            known[i],
-            tokens_per_s=demand[known[i].service]
-            * float(rng.uniform(0.3, 1.6))
-            * sum(known[i].counts),
-        )
-        for i in picked
+        replace(one, tokens_per_s=demand[one.service] * float(rng.uniform(0.4, 2.5)))
+        for one in [*(column for column in known if sum(column.counts) == 1), *some]
     ]
     costs = [
         cost_of(chosen, demand, simplicity)
         for chosen in combinations(columns, GPUS, {"A10G": 2, "L4": 2})
     ]
     found = choose_simple(asked, shelf, columns, Deadline(600.0))
-    if min(costs) == math.inf:
-        assert found is None
-        return
+    assert min(costs) < math.inf
     assert found is not None
     chosen, taken = found
     assert cost_of(chosen, demand, simplicity) == pytest.approx(min(costs), rel=2e-4)
