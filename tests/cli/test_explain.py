@@ -142,6 +142,16 @@ def test_little_time_and_few_plans_leave_questions_out(capsys: Captured) -> None
     assert data["left_out"]
 
 
+def test_a_simple_plan_of_a_cluster_is_compared_with_what_carries_most(
+    capsys: Captured, folder: Path
+) -> None:
+    (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
+    asked = ("plan", "cluster.yaml", "--no-error-bars", "--effort", "low", "-o", "plan.json")
+    assert "settings.simplicity" in run(capsys, *asked)
+    out = run(capsys, "explain", "plan.json", "--fleet", "cluster.yaml", "--plans", "1")
+    assert "; planning for the most tokens/s would carry " in out
+
+
 def test_a_cluster_is_explained(capsys: Captured, folder: Path) -> None:
     (folder / "cluster.yaml").write_text(CLUSTER, encoding="utf-8")
     run(capsys, "plan", "cluster.yaml", "--capacity-only", "-o", "plan.json")

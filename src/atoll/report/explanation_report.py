@@ -46,7 +46,9 @@ def describe_explanation(explanation: Explanation) -> str:
         text += f", serves {served} of the demand"
     again = explanation.again
     if again is not None and not again.nothing:
-        text += f"; planning again would {again.text}"
+        # A cluster is placed again for what carries the most, which a simple plan need not.
+        how = "again" if explanation.goal in ("cost", "latency") else "for the most tokens/s"
+        text += f"; planning {how} would {again.text}"
     return f"{text}. Planned again {pluralize(explanation.plans, 'time')}."
 
 
