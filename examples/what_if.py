@@ -36,8 +36,8 @@ def main() -> None:
         else:
             print(f"{other.solver:22}{cost:8.2f}{ratio:8.2f}")
 
-    print("\nIf every L40S cost half as much again:")
-    dearer = reprice(fleet, "L40S", 1.5).plan(deadline_s=300, capacity_only=True)
+    print("\nIf every L40S cost twice as much:")
+    dearer = reprice(fleet, "L40S", 2.0).plan(deadline_s=300, capacity_only=True)
     print(plan.diff(dearer))
 
 

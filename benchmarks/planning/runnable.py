@@ -3,7 +3,8 @@
 Fleets are the examples, that of `atoll init`, and twenty as different users would write them. For each the
 plan for capacity is made with the engines that it allows, and again with any layout, which says what running
 costs. The memory of every GPU is added up here by other arithmetic than the planner's: weights by layers, and
-the KV cache of one mean request.
+the KV cache of the longest request that its engine is started for. Commands of servers are read back and must
+say what the plan does; Atoll's own engine gets its launch as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from atoll.api.fleet_plan import FleetPlan
 from atoll.catalog import Catalog
 from atoll.cli.plan_commands import write_commands
 from atoll.core.errors import AtollError
-from atoll.plan.engine_layout import describe_engine
+from atoll.engines.engine import ServedModel, ServerHost
+from atoll.engines.table import find_engine
+from atoll.plan.engine_layout import describe_engine, engine_layout
 from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.plan import Instance
 from atoll.plan.problem import Problem
@@ -38,6 +41,7 @@ class Found:
     instances: int = 0
     without_command: list[str] = field(default_factory=list)
     over_memory: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
     run_by: Counter[str] = field(default_factory=Counter)
     usd: float = 0.0
     free_usd: float = 0.0
@@ -66,21 +70,36 @@ def look_at(problem: Problem, catalog: Catalog) -> Found:
         over = over_memory(plan, instance, catalog)
         if over is not None:
             found.over_memory.append(over)
+        if reads_back_otherwise(plan, instance):
+            found.differs.append(f"{instance.id}: its command says something else than the plan")
     return found
+
+
+def reads_back_otherwise(plan: FleetPlan, instance: Instance) -> bool:
+    """Whether the command of an instance, read back, is not what the plan says."""
+    engine = find_engine(instance.engine or "")
+    if engine.staged:
+        return False
+    launch, layout = plan.engines[instance.service], engine_layout(instance)
+    served = ServedModel("org/name", (instance.service,), launch)
+    read = engine.parse(engine.command(layout, served, ServerHost("8000", "python3")))
+    rows = layout.layers if len(layout.layers) > 1 else ()
+    wanted = (layout.tp, layout.copies, rows, engine.settle(launch))
+    return (read.tp, read.copies, read.layers, read.served.launch) != wanted
 
 
 def over_memory(plan: FleetPlan, instance: Instance, catalog: Catalog) -> str | None:
     """Say which node of an instance has too little memory to start; None: all have enough."""
     service = plan.problem.service(instance.service)
     spec = catalog.model(service.model).llm
-    context = service.lengths.input_mean + service.lengths.output_mean
+    context = plan.engines[service.name].max_model_len or 0
     engine = plan.problem.run_by(instance.engine).engine_of(service)
     for node in instance.nodes:
         gpu = catalog.node(node.kind).gpu
         held = sum(spec.layer_weight_bytes(layer) for layer in range(node.start, node.end))
         held += spec.embedding_bytes if node.start == 0 else 0.0
         held += spec.head_bytes if node.end == spec.layers and not spec.tied_embeddings else 0.0
-        kept = sum(spec.kv_tokens(i, int(context)) for i in range(node.start, node.end))
+        kept = sum(spec.kv_tokens(i, context) for i in range(node.start, node.end))
         # One that has fewer KV heads than GPUs keeps them on each.
         split = min(node.tp, spec.kv_heads)
         needed = held / node.tp + kept * spec.kv_bytes_per_token_layer / split
@@ -107,13 +126,14 @@ def main() -> None:
         total.instances += found.instances
         total.without_command += found.without_command
         total.over_memory += found.over_memory
+        total.differs += found.differs
         total.run_by += found.run_by
         if found.ratio is not None:
             ratios.append(found.ratio)
         told = ", ".join(f"{count} {what}" for what, count in sorted(found.run_by.items()))
         told += "" if found.served >= 1.0 else f"; serves {found.served:.0%} at least"
         print(f"  {name:62s} {found.instances:9d} {found.usd:6.2f} {found.free_usd:6.2f}  {told}")
-        for problem in (*found.without_command, *found.over_memory):
+        for problem in (*found.without_command, *found.over_memory, *found.differs):
             print(f"    {problem}")
     finish(
         [
@@ -121,7 +141,7 @@ def main() -> None:
             Figure("without_command", len(total.without_command), 0.0),
             Figure("not_parsed", None, 0.0, note="engines' own parsers are not asked yet"),
             Figure("over_memory", len(total.over_memory), 0.0),
-            Figure("roundtrip_differs", None, 0.0, note="commands are not parsed back yet"),
+            Figure("roundtrip_differs", len(total.differs), 0.0),
             Figure("price_of_running_max", max(ratios, default=1.0)),
             Figure("price_of_running_median", float(np.median(ratios)) if ratios else 1.0),
         ],

@@ -18,6 +18,7 @@ def test_every_instance_has_an_engine_a_command_and_room(name: str) -> None:
     assert found.instances > 0
     assert found.without_command == []
     assert found.over_memory == []
+    assert found.differs == []
     assert found.served == 1.0
     assert "-" not in found.run_by
 

@@ -13,10 +13,10 @@ SAID = {
     "build_fleet.py": ("Instances in here", "L4:1"),
     "plan_fleet.py": (
         "chat keeps its promises for",
-        "quickstart: $14.98/h",
+        "quickstart: $24.71/h",
         "A10G:8      not used",
     ),
-    "what_if.py": ("homogeneous", "If every L40S cost half as much again", "return "),
+    "what_if.py": ("homogeneous", "If every L40S cost twice as much", "return "),
     "place_cluster.py": ("layers  0 to", "no placement carries more than", "kept their promises"),
 }
 
