@@ -86,6 +86,16 @@ def test_the_fast_solver_says_what_is_kept_within_a_budget() -> None:
     assert not validate(found, poor)
 
 
+def test_the_fast_solver_sizes_what_is_served_beside_what_cannot_be() -> None:
+    other = "  huge: {model: qwen3-32b, ttft: 50ms, tpot: 1ms, rate: 1/s, lengths: 512x128}\npool:"
+    problem = read_sent(TIGHT.replace("RATE", "9").replace("pool:", other)).problem
+    found = plan(problem, PlanRequest(solver="fast", error_bars=False))
+    assert found.status == "partial"
+    assert found.served_fraction == {"chat": 1.0, "huge": 0.0}
+    assert {p.service: p.is_kept for p in found.promises}["chat"]
+    assert not validate(found, problem)
+
+
 def test_the_fast_solver_is_cut_short_by_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     def late(*_: object, **__: object) -> None:
         raise SimulationCutShortError("late")

@@ -40,6 +40,8 @@ _TRIAL_RUNS = 2
 """Simulations of such a plan in a round, at least."""
 _MAX_RUNS = 6
 """The same at most, while it is not sure what is kept."""
+_SERVED = 1.0 - 1e-9
+"""Share of its demand from which on a service counts as served: the rest is rounding."""
 
 Tell = Callable[[str], None]
 Shares = dict[str, float | None]
@@ -61,8 +63,9 @@ def short_services(problem: Problem, kept: Mapping[str, float | None]) -> dict[s
 def keep_quickly(problem: Problem, request: PlanRequest) -> Plan:
     """Return a plan of the request's solver, with headroom so that its promises are kept, and with them.
 
-    Where that takes more than there is or may be spent, it is the plan for capacity, and its `promises` say
-    what is kept of it. A deadline that comes first ends it with the best plan so far, `cut_short`.
+    Where that takes more than there is or may be spent, it is the plan that comes closest, and its `promises`
+    say what is kept of it; services that cannot be served at all are left as they are. A deadline that comes
+    first ends it with the best plan so far, `cut_short`.
     """
     deadline, catalog = Deadline(request.deadline_s), request.catalog_for(problem)
 
@@ -76,10 +79,8 @@ def keep_quickly(problem: Problem, request: PlanRequest) -> Plan:
     asked, late = problem.settled(first.mixes), False
     judge = _KeptJudge(asked, catalog, deadline)
     try:
-        found = first
-        if first.status in ("optimal", "feasible"):
-            tell = partial(request.say, "promises")
-            found, _ = HeadroomSizing(asked, first, find, judge, tell).run()
+        tell = partial(request.say, "promises")
+        found, _ = HeadroomSizing(asked, first, find, judge, tell).run()
         promises = judge.promises_of(found)
     except SimulationCutShortError:
         late = True
@@ -139,6 +140,7 @@ class HeadroomSizing:
     ) -> None:
         self.problem, self.solve, self.judge, self.tell = problem, solve, judge, tell
         self.first = first.model_copy(update={"mixes": ()})
+        self.served = self.first.served_fraction
         self.headroom = {service.name: service.headroom for service in problem.services}
         self.too_little: dict[str, float] = {}
         self.times: Counter[str] = Counter()
@@ -149,7 +151,7 @@ class HeadroomSizing:
         # Rounds may overshoot or fail, so the plan that missed by least is remembered.
         closest = (self._missing(kept), plan, kept)
         for number in range(_MAX_ROUNDS):
-            short = short_services(self.problem, kept)
+            short = self._short(kept)
             if not short:
                 return self._trim(plan, kept)
             self.tell(f"more room for {', '.join(sorted(short))}, round {number + 1}")
@@ -184,7 +186,7 @@ class HeadroomSizing:
                 enough = between
                 continue
             seen = {} if found is None else self.judge(found)
-            if found is not None and not short_services(self.problem, seen):
+            if found is not None and not self._short(seen):
                 plan, kept, enough = found, seen, between
             else:
                 self.too_little |= {name: between[name] for name in self.too_little}
@@ -199,9 +201,19 @@ class HeadroomSizing:
             found = self.solve(self.problem.replace(services=services))
         except InfeasibleError:
             return None
-        return found if found.status in ("optimal", "feasible") else None
+        served = found.served_fraction
+        # More room for one must not be taken from another.
+        whole = all(served.get(name, 0.0) >= share for name, share in self.served.items())
+        return found if whole else None
+
+    def _short(self, kept: Mapping[str, float | None]) -> dict[str, float]:
+        """The services that fall short, of those that are served: room helps no other."""
+        short = short_services(self.problem, kept)
+        return {
+            name: share for name, share in short.items() if self.served.get(name, 0.0) >= _SERVED
+        }
 
     def _missing(self, kept: Mapping[str, float | None]) -> float:
         targets = {service.name: service.attainment for service in self.problem.services}
-        short = short_services(self.problem, kept)
+        short = self._short(kept)
         return max((targets[name] - share for name, share in short.items()), default=0.0)
