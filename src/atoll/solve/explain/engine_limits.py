@@ -32,7 +32,8 @@ def price_engines(planner: Planner, left_out: list[str]) -> tuple[EngineCost, ..
             left_out.append("what other engines would cost")
             break
         found.append(_cost(change, engines, plan, asked))
-    return tuple(found)
+    # Of machines that cost nothing there is nothing to say.
+    return tuple(found) if any(cost.usd_per_hour for cost in found) else ()
 
 
 def _variants(allowed: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
