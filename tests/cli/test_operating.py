@@ -223,6 +223,29 @@ def dry_run(capsys: Captured, plan: Path, *args: str) -> list[Path]:
     return files
 
 
+def test_a_dry_run_ends_with_a_code_of_its_own_where_nothing_can_start_an_instance(
+    capsys: Captured, plan: Path
+) -> None:
+    written = json.loads(plan.read_text())
+    first = written["instances"][0]
+    first.pop("engine", None)
+    first["nodes"][0]["node_type"] = "L4:1"
+    plan.write_text(json.dumps(written))
+    args = (
+        "up",
+        str(plan),
+        "--fleet",
+        "lab.yaml",
+        "--pretend",
+        "--dry-run",
+        "--engine",
+        "llamacpp",
+    )
+    code, said = refused(capsys, *args)
+    assert code == 8
+    assert f"no command for {first['id']}" in said
+
+
 def test_a_dry_run_writes_manifests_without_a_cluster(capsys: Captured, plan: Path) -> None:
     files = dry_run(capsys, plan, "--on", "kubernetes", "--image", "atoll:9", "--namespace", "ml")
     kinds = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -117,8 +118,8 @@ def test_equal_nodes_on_several_machines_are_ranks_of_one_pipeline() -> None:
         assert flag(command.argv, "--node") == f"n{rank}"
         assert flag(command.argv, "--node-rank") == str(rank)
         assert flag(command.argv, "--nnodes") == "2"
-        assert flag(command.argv, "--master-addr") == "{host:n0}"
-        assert flag(command.argv, "--master-port") == "{port:n0}"
+        assert flag(command.argv, "--master-addr") == "@host:n0"
+        assert flag(command.argv, "--master-port") == "@port:n0"
         assert command.env == (("VLLM_PP_LAYER_PARTITION", "20,12"),)
         assert command.gpus == 2
     assert "join" in first.argv
@@ -172,7 +173,7 @@ def test_ranges_that_overlap_run_the_stage_engine_and_the_first_one_listens() ->
         order = StageOrder.from_json(str(flag(command.argv, "--order")))
         assert (order.instance, order.launch, order.source) == (made, launch, "hf://org/name")
         assert flag(after(command.argv), "--node") == node
-        assert flag(command.argv, "--peers") == "{peers}"
+        assert flag(command.argv, "--peers") == "@peers"
     assert flag(first.argv, "--port") == "{port}"
     assert "--port" not in second.argv
     assert "join" in first.argv
@@ -233,7 +234,7 @@ def test_decode_listens_and_prefill_helps_it() -> None:
     assert flag(decode.argv, "--pool") == "lab.chat"
     assert "--offer" not in decode.argv
     assert "join" in decode.argv
-    assert flag(decode.argv, "--helpers") == "{helpers}"
+    assert flag(decode.argv, "--helpers") == "@helpers"
     prefill = node_commands(
         instance([(0, 16), (16, 32)], phase="prefill"), HUB, settings, labels=labels
     )
@@ -325,6 +326,18 @@ def test_lines_with_a_fabric_name_its_file() -> None:
         assert line.line.startswith("ATOLL_FABRIC=@/keys/fabric.token ")
         words = shlex.split(line.line)
         json.loads(str(flag(words, "--order")))
+
+
+def test_lines_to_paste_leave_nothing_to_fill_in() -> None:
+    one = on(instance([(0, 32)], "chat-0"), ["H100:2"])
+    row = on(instance([(0, 20), (20, 32)], "chat-1"), ["L40S:2", "L40S:2"])
+    mixed = on(instance([(0, 20), (12, 32)], "chat-2"), ["L40S:1", "L4:1"])
+    lines = paste_lines(plan(one, row, mixed), {"chat": HUB})
+    assert len(lines) == 5
+    for line in lines:
+        assert not re.search(r"[{][a-z]+(:n[0-9]+)?[}]", line.line)
+        # Those of several machines meet in a fabric, whose token lies in a file.
+        assert ("ATOLL_FABRIC=@fabric.token" in line.line) == (line.instance != "chat-0")
 
 
 def test_commands_of_a_plan_carry_its_shares_and_limits() -> None:

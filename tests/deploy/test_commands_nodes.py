@@ -209,12 +209,12 @@ async def test_members_meet_in_a_fabric_and_others_do_not_count(tmp_path: Path) 
 
 def test_addresses_go_where_the_command_says() -> None:
     members = {"n0": HERE, "n1": THERE}
-    words = fill_in(["--addr", "{host:n1}:{port:n1}", "{peers}", "{port}", "{x}"], members)
+    words = fill_in(["--addr", "@host:n1:@port:n1", "@peers", "{port}", "{x}"], members)
     assert words[:2] == ["--addr", "10.0.0.2:5000"]
     assert read_peers(words[2]) == members
     assert words[3:] == ["{port}", "{x}"]
-    with pytest.raises(UsageError, match=r"\{host:n7\} is no node"):
-        fill_in(["{host:n7}"], members)
+    with pytest.raises(UsageError, match=r"@host:n7 is no node"):
+        fill_in(["@host:n7"], members)
 
 
 def test_an_address_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_followers_end_after_their_leader_though_all_are_told_at_once(tmp_path: 
             [
                 *(sys.executable, "-m", "atoll.deploy.commands.instance_member", "--meeting", "i"),
                 *("--node", node, "--nodes", "n0,n1", "--", sys.executable, "-c"),
-                *(textwrap.dedent(NODE), node, str(log), "{host:n0}"),
+                *(textwrap.dedent(NODE), node, str(log), "@host:n0"),
             ],
             env=dict(os.environ) | {"ATOLL_MEETING": str(tmp_path), "ATOLL_ADDRESS": "127.0.0.1"},
         )
@@ -272,7 +272,7 @@ def test_a_command_ends_when_its_member_is_killed(tmp_path: Path) -> None:
         [
             *(sys.executable, "-m", "atoll.deploy.commands.instance_member", "--meeting", "i"),
             *("--node", "n1", "--nodes", "n1", "--", sys.executable, "-c"),
-            *(textwrap.dedent(NODE), "n1", str(log), "{host:n1}"),
+            *(textwrap.dedent(NODE), "n1", str(log), "@host:n1"),
         ],
         env=dict(os.environ) | {"ATOLL_MEETING": str(tmp_path), "ATOLL_ADDRESS": "127.0.0.1"},
     )

@@ -72,11 +72,16 @@ def refuse_missing(commands: Sequence[InstanceCommands]) -> NoCommandError | Non
 
 def show_commands(commands: Sequence[InstanceCommands]) -> list[str]:
     """Return all lines in order; what cannot be pasted is told on stderr."""
+    from atoll.deploy.commands.paste import FABRIC_FILE
     from atoll.report.terminal import note
 
     for each in commands:
         if each.refusal is not None:
             note(f"no command for {each.instance}: {each.refusal}")
+    if any(f"@{FABRIC_FILE}" in line for each in commands for line in each.lines):
+        note(
+            f"note: several machines of an instance meet in a fabric; its token is read from {FABRIC_FILE}"
+        )
     return [line for each in commands for line in each.shown()]
 
 

@@ -150,7 +150,7 @@ class Vllm(Engine):
         words = [
             *command.arguments,
             *("--nnodes", str(ranks), "--node-rank", str(rank)),
-            *("--master-addr", f"{{host:{first}}}", "--master-port", f"{{port:{first}}}"),
+            *("--master-addr", f"@host:{first}", "--master-port", f"@port:{first}"),
         ]
         if rank:
             at = words.index("--port")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +12,7 @@ from atoll.control.operation.fleet_home import FleetHome, FleetRecord
 from atoll.control.operation.operated import HomeLease, OperatedFleet
 from atoll.control.operation.orders import OrderMaker, command_settings
 from atoll.control.operation.targets import PoolTarget, TargetMap, open_targets, own_offers
-from atoll.core.errors import AtollError, InputError
+from atoll.core.errors import AtollError, InputError, NoCommandError
 from atoll.core.files import atomic_write
 from atoll.deploy.target import Deployer, DeployError, InstanceStatus, Labels, StartOrder
 from atoll.deploy.target_table import TargetSettings
@@ -102,17 +102,35 @@ class OfflineTargets:
             return UnreachedTarget(name, pool)
 
 
-def write_orders(fleet: OperatedFleet, turn: LoopTurn, folder: Path) -> tuple[Path, ...]:
-    """Write what would be started into a folder, in the language of each target; returns the files."""
+def list_orders(fleet: OperatedFleet, turn: LoopTurn) -> dict[str, list[StartOrder]]:
+    """Return what would be started, by target; NoCommandError names instances that nothing can start."""
     plan = turn.decision.plan
     if plan is None:
-        return ()
+        return {}
     present = {seen.id for seen in turn.view.instances if seen.status.state != "gone"}
     orders: dict[str, list[StartOrder]] = {}
+    missing: dict[str, AtollError] = {}
     for one in plan.instances:
-        if one.id not in present:
+        if one.id in present:
+            continue
+        try:
             order = fleet.orders.make(one, _label(turn, plan, one), plan)
-            orders.setdefault(fleet.map.of_instance(one), []).append(order)
+        except AtollError as error:
+            missing[one.id] = error
+            continue
+        orders.setdefault(fleet.map.of_instance(one), []).append(order)
+    if missing:
+        first = next(iter(missing.values()))
+        raise NoCommandError(
+            f"no command for {', '.join(missing)}: {first.message}", hint=first.hint
+        )
+    return orders
+
+
+def write_orders(
+    fleet: OperatedFleet, orders: Mapping[str, Sequence[StartOrder]], folder: Path
+) -> tuple[Path, ...]:
+    """Write what would be started into a folder, in the language of each target; returns the files."""
     texts: dict[str, str] = {}
     for name, found in orders.items():
         section, deployer = fleet.record.targets.section(name), fleet.targets[name].target

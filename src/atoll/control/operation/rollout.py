@@ -112,8 +112,11 @@ def bring_up(request: UpRequest, listener: OperationListener) -> BroughtUp | Non
 def preview(
     request: UpRequest, listener: OperationListener, folder: Path | None = None
 ) -> FleetChange:
-    """Return what bringing a fleet up would change; scripts, manifests or tasks go into `folder`."""
-    from atoll.control.operation.dry_run import OfflineTargets, write_orders
+    """Return what bringing a fleet up would change; scripts, manifests or tasks go into `folder`.
+
+    NoCommandError: nothing can start some of its instances.
+    """
+    from atoll.control.operation.dry_run import OfflineTargets, list_orders, write_orders
 
     home, record, request = _prepare(request, listener)
     offline = OfflineTargets(record.targets, request.problem.offers, home.folder)
@@ -125,9 +128,10 @@ def preview(
     for line in offline.notes:
         listener.note(f"note: {line}")
     rollout.refuse_impossible(turn)
+    orders = list_orders(fleet, turn)
     change = rollout.find_change(turn)
     if folder is not None:
-        for path in write_orders(fleet, turn, folder):
+        for path in write_orders(fleet, orders, folder):
             listener.note(f"wrote {path}")
     return change
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
-from atoll.deploy.commands.instance_member import HELPERS
+from atoll.deploy.commands.instance_member import HELPERS, PEERS
 from atoll.deploy.commands.prefill_helpers import offer_of
 from atoll.deploy.commands.stage_node import StageOrder
 from atoll.deploy.commands.stored_weights import WEIGHTS, check_source, is_stored
@@ -256,7 +256,7 @@ class _InstanceOrder:
             words = [
                 *(settings.python, "-m", "atoll.deploy.commands.stage_node", "--node", node.id),
                 *("--order", order.to_json()),
-                *(("--peers", "{peers}") if meets else ()),
+                *(("--peers", PEERS) if meets else ()),
                 *(("--port", _PORT) if leads else ()),
                 *(("--helpers", HELPERS) if helped else ()),
             ]

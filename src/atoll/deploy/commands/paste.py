@@ -16,6 +16,8 @@ from atoll.runtime.endpoints.devices import VISIBLE, assign_devices, visible_gpu
 
 _PORT = "{port}"
 _FIRST_PORT = 8000
+FABRIC_FILE = "fabric.token"
+"""Where lines of an instance over several machines look for the token of the fabric they meet in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ def format_line(command: NodeCommand, instance: Instance, port: int | None) -> s
     shown = replace(command, secrets=tuple(s for s in command.secrets if s[0] != "ATOLL_FABRIC"))
     environment = visible_gpus(nodes) | dict(shown.env) | dict(shown.secrets)
     words = list(command.argv)
+    if fabric is None and "--meeting" in words:
+        fabric = FABRIC_FILE
     if fabric is not None:
         words = _name_fabric(words, fabric, environment)
     if port is not None:
