@@ -188,23 +188,28 @@ class TestMac:
         assert "catalog:" not in text
         assert "llama.cpp" in text
         problem = load(tmp_path, text)
-        assert [o.node_type for o in problem.offers] == ["M2-Ultra:1"]
+        assert [o.node_type for o in problem.offers] == ["M2-Ultra-192:1"]
 
     @pytest.mark.parametrize(
-        ("chip", "memory", "cores", "expected"),
+        ("chip", "memory", "cores", "name", "expected"),
         [
-            ("Apple M2 Max", "32 GB", "30", (32 * GIB * 2 / 3, 13.6 * 30 / 38, 400e9)),
-            ("Apple M3 Max", "36 GB", "30", (27 * GIB, 14.2 * 30 / 40, 300e9)),
-            ("Apple M4 Max", "128 GB", "40", (96 * GIB, 18.4, 546e9)),
-            ("Apple M4 Max", "36 GB", "32", (27 * GIB, 18.4 * 32 / 40, 410e9)),
+            ("Apple M2 Max", "32 GB", "30", "M2-Max-32", (21845 << 20, 13.6 * 30 / 38, 400e9)),
+            ("Apple M3 Max", "36 GB", "30", "M3-Max-36", (27 * GIB, 14.2 * 30 / 40, 300e9)),
+            ("Apple M4 Max", "128 GB", "40", "M4-Max-128", (96 * GIB, 18.4, 546e9)),
+            ("Apple M4 Max", "36 GB", "32", "M4-Max-36", (27 * GIB, 18.4 * 32 / 40, 410e9)),
+            ("Apple M3 Ultra", "256 GB", "60", "M3-Ultra-256", (192 * GIB, 28.4 * 0.75, 819e9)),
         ],
     )
     def test_smaller_ones(
-        self, tmp_path: Path, chip: str, memory: str, cores: str,
+        self, tmp_path: Path, chip: str, memory: str, cores: str, name: str,
         expected: tuple[float, float, float],
     ) -> None:  # fmt: skip
         text = write_fleet(parse_system_profiler(mac(chip, memory, cores)), Catalog.default()).text
-        gpu = load(tmp_path, text).catalog().gpu(chip)
+        problem = load(tmp_path, text)
+        assert [offer.node_type for offer in problem.offers] == [f"{name}:1"]
+        # Only fewer cores than the size usually has are a difference to write down.
+        assert ("catalog:" in text) == (name in ("M2-Max-32", "M3-Ultra-256"))
+        gpu = problem.catalog().gpu(name)
         assert gpu.memory_bytes == pytest.approx(expected[0], rel=1e-3)
         assert gpu.fp16_tflops == pytest.approx(expected[1], rel=5e-3)
         assert gpu.bandwidth_bytes_per_s == expected[2]
@@ -213,7 +218,7 @@ class TestMac:
         text = write_fleet(
             parse_system_profiler(mac("Apple M1", "8 GB", "8")), Catalog.default()
         ).text
-        assert "Apple-M1:\n      like: L40S" in text
+        assert "Apple-M1:\n      like: M2-Max-32 " in text
         assert "bandwidth: FILL-IN" in text
 
     @pytest.mark.parametrize(
@@ -243,7 +248,7 @@ class TestMac:
         assert cli.run(["init", "--here"]) == 0
         parts = ["SPHardwareDataType", "SPDisplaysDataType", "-json"]
         assert asked == [["/usr/sbin/system_profiler", *parts]]
-        assert '"M2-Ultra:1": 1' in (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
+        assert '"M2-Ultra-192:1": 1' in (tmp_path / "fleet.yaml").read_text(encoding="utf-8")
 
 
 def test_no_line_of_the_file_is_long(tmp_path: Path) -> None:

@@ -9,11 +9,15 @@ import pytest
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.gpus import GpuType, default_gpus
+from atoll.catalog.name_lookup import fold
 from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeType
 from atoll.catalog.overlay import apply_overlay
+from atoll.catalog.relatives import find_relatives
+from atoll.catalog.resources import data_yaml, section
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import parse_yaml
+from atoll.engines.engine import platform_of
 from atoll.perf.batch import Batch
 from atoll.perf.constants import OpClass, Tag, default_constants
 from atoll.perf.step import analytic, step_seconds
@@ -31,11 +35,17 @@ REPORTED_MIB = {
     "A10G": 23028,
     "T4": 15360,
     "V100-16": 16160,
+    "V100-32": 32510,
     "RTX3090": 24576,
     "RTX4090": 24564,
     "A6000": 49140,
+    "A40": 46068,
+    "RTX3060": 12288,
+    "RTX4060": 8188,
+    "RTX4060Ti-16": 16380,
     "RTX4070Ti": 12282,
     "RTX4080": 16376,
+    "RTX5080": 16303,
     "RTX5090": 32607,
     "RTXPRO6000": 97887,
     "L20": 46068,
@@ -44,13 +54,27 @@ REPORTED_MIB = {
     "GB200": 189471,
     "MI300X": 192 * 1024 - 16,
     "MI325X": 256 * 1024 - 16,
+    "MI250": 64 * 1024 - 16,
     "GB10": 122570,
-    # Three quarters of the largest memory sold.
-    "M2-Max": 96 * 768,
-    "M2-Ultra": 192 * 768,
-    "M3-Max": 128 * 768,
-    "M3-Ultra": 512 * 768,
-    "M4-Max": 128 * 768,
+    # Three quarters of the memory sold, two thirds of 32 GB.
+    "M2-Max-96": 96 * 768,
+    "M2-Max-64": 64 * 768,
+    "M2-Max-32": 21845,
+    "M2-Ultra-192": 192 * 768,
+    "M2-Ultra-128": 128 * 768,
+    "M2-Ultra-64": 64 * 768,
+    "M3-Max-128": 128 * 768,
+    "M3-Max-96": 96 * 768,
+    "M3-Max-64": 64 * 768,
+    "M3-Max-48": 48 * 768,
+    "M3-Max-36": 36 * 768,
+    "M3-Ultra-512": 512 * 768,
+    "M3-Ultra-256": 256 * 768,
+    "M3-Ultra-96": 96 * 768,
+    "M4-Max-128": 128 * 768,
+    "M4-Max-64": 64 * 768,
+    "M4-Max-48": 48 * 768,
+    "M4-Max-36": 36 * 768,
 }
 """Memory of every GPU that ships, as drivers report it: a second look at what the catalog says."""
 NAMES = list(REPORTED_MIB)
@@ -90,11 +114,11 @@ def test_unified_memory_and_engines_are_noted() -> None:
 # Tokens per second of LLaMA 7B in 16 bits, prompts of 512 tokens and one sequence: the table of Apple silicon
 # that llama.cpp publishes (discussion 4167), for the largest GPU of each chip.
 LLAMA_CPP = {
-    "M2-Max": (755.67, 24.65),
-    "M2-Ultra": (1401.85, 41.02),
-    "M3-Max": (779.17, 25.09),
-    "M3-Ultra": (1538.34, 39.78),
-    "M4-Max": (922.83, 31.64),
+    "M2-Max-96": (755.67, 24.65),
+    "M2-Ultra-192": (1401.85, 41.02),
+    "M3-Max-128": (779.17, 25.09),
+    "M3-Ultra-512": (1538.34, 39.78),
+    "M4-Max-128": (922.83, 31.64),
 }
 
 
@@ -128,11 +152,16 @@ def test_memory_is_what_the_driver_reports() -> None:
 
 def test_fp8_only_where_the_hardware_has_it() -> None:
     with_fp8 = {name for name, gpu in default_gpus().items() if gpu.fp8_tflops is not None}
-    older = {"A100-80", "A100-40", "A10G", "T4", "V100-16", "RTX3090", "A6000"}
+    older = {"A100-80", "A100-40", "A10G", "T4", "V100-16", "V100-32", "RTX3090", "A6000"}
+    older |= {"A40", "RTX3060", "MI250"}
     assert with_fp8 == set(NAMES) - older - APPLE
     assert default_gpus()["A100-80"].fp8_flops is None
     assert default_gpus()["H100"].fp8_flops == 1979e12
-    assert {n for n, gpu in default_gpus().items() if not gpu.bf16} == {"T4", "V100-16"}
+    assert {n for n, gpu in default_gpus().items() if not gpu.bf16} == {
+        "T4",
+        "V100-16",
+        "V100-32",
+    }
 
 
 def test_every_value_has_a_source_and_a_confidence() -> None:
@@ -191,7 +220,14 @@ def test_against_the_reference_file() -> None:
         ("rtx pro 6000", "RTXPRO6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTXPRO6000"),
         ("DGX Spark", "GB10"),
-        ("Apple M3 Ultra", "M3-Ultra"),
+        ("Apple M3 Ultra", "M3-Ultra-512"),
+        ("M2-Max", "M2-Max-96"),
+        ("m3 max", "M3-Max-128"),
+        ("Apple M4 Max 64GB", "M4-Max-64"),
+        ("Tesla V100-SXM2-32GB", "V100-32"),
+        ("rtx 4060 ti 16gb", "RTX4060Ti-16"),
+        ("NVIDIA A40", "A40"),
+        ("AMD Instinct MI250X/MI250", "MI250"),
         ("AMD Instinct MI300X", "MI300X"),
     ],
 )
@@ -213,10 +249,54 @@ def test_an_unknown_gpu_shows_the_overlay_that_adds_it(name: str, called: str) -
     line = str(caught.value)
     assert "\n" not in line
     overlay = line[line.index("'gpus:") + 1 : line.rindex("'")]
-    assert overlay == f"gpus: {{{called}: {{like: L40S, memory: 48GB, bandwidth: 864GB/s}}}}"
+    figures = "like: L40S, memory: 48.3GB, bandwidth: 864GB/s, fp16_tflops: 362"
+    assert overlay == f"gpus: {{{called}: {{{figures}}}}}"
     data = parse_yaml(overlay, path="overlay").data
     assert isinstance(data, dict)
     assert apply_overlay(Catalog.default(), data).gpu(called).like == "L40S"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest", "memory"),
+    [
+        ("RTX3070", "RTX3060, RTX4060", "8.59GB"),
+        ("NVIDIA GeForce RTX 3080", "RTX3060, A10G", "10.7GB"),
+        ("RTX5070 Ti", "RTX5080, RTX5090", "17.2GB"),
+        ("RTX4060Ti", "RTX4060, RTX4070Ti", "8.59GB"),
+        ("V100-PCIE", "V100-16, V100-32", "16.9GB"),
+        ("V100S-32GB", "V100-32, V100-16", "34.4GB"),
+        ("A100-PCIE-40GB", "A100-40, A40", "42.9GB"),
+        ("P100", "V100-16, V100-32", "17.2GB"),
+        ("Apple M1 Max", "M2-Max-64, M2-Ultra-64", "51.5GB"),
+        ("M2-Max-24", "M2-Max-32, M3-Max-36", "19.3GB"),
+        ("MI210", "MI250, MI300X", "68.7GB"),
+    ],
+)
+def test_an_unknown_gpu_offers_the_nearest_by_memory_and_generation(
+    name: str, nearest: str, memory: str
+) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        Catalog.default().gpu(name)
+    line = str(caught.value)
+    assert f"nearest to it: {nearest}; known: " in line
+    first = Catalog.default().gpu(nearest.split(",", maxsplit=1)[0])
+    assert f"like: {first.name}, memory: {memory}, bandwidth: " in line
+
+
+def test_parts_that_are_only_hinted_at_are_not_in_the_catalog() -> None:
+    known = {fold(name) for gpu in default_gpus().values() for name in (gpu.name, *gpu.aliases)}
+    unlisted = section(data_yaml("gpus.yaml"), "unlisted")
+    assert not known & {fold(name) for name in unlisted}
+    for name in unlisted:
+        assert find_relatives(name, default_gpus()).gpus, name
+
+
+def test_engines_can_tell_the_platform_of_every_gpu() -> None:
+    platforms = {name: platform_of(gpu) for name, gpu in default_gpus().items()}
+    assert platforms["V100-32"] == ("cuda", 7.0)
+    assert platforms["RTX5080"] == ("cuda", 12.0)
+    assert (platforms["MI250"], platforms["MI300X"]) == (("rocm", 9.0), ("rocm", 9.4))
+    assert {name for name, (platform, _) in platforms.items() if platform == "metal"} == APPLE
 
 
 def test_the_overlay_is_shown_for_a_node_and_in_a_file() -> None:
@@ -232,8 +312,9 @@ def test_the_overlay_is_shown_for_a_node_and_in_a_file() -> None:
 class TestNodes:
     def test_default_node_types(self) -> None:
         nodes = Catalog.default().nodes
-        # Four sizes but for one tray of GB200, two GeForce cards and what comes alone.
-        fewer = {"GB200": 3, "RTX4070Ti": 3, "RTX4080": 3}
+        # Four sizes but for one tray of GB200, small GeForce cards and what comes alone.
+        small = ("RTX3060", "RTX4060", "RTX4060Ti-16", "RTX4070Ti", "RTX4080", "RTX5080")
+        fewer = dict.fromkeys(("GB200", *small), 3)
         fewer |= dict.fromkeys(("GH200", "GB10", *APPLE), 1)
         assert Counter(node.gpu.name for node in nodes.values()) == {
             name: fewer.get(name, 4) for name in NAMES

@@ -343,8 +343,8 @@ class TestLinks:
         for region in ("us-central1", "us-east-2"):
             assert links.nic_bytes_per_s(region, "H100:1") == 7e9 / 8
         assert links.nic_bytes_per_s("us-central1", "H100:2") == 50e9 / 8
-        assert "nics.us-central1.H100:1" not in links.facts
-        assert "nics.us-central1.H100:2" in links.facts
+        assert "nics.gcp.H100:1" not in links.facts
+        assert "nics.gcp.H100:2" in links.facts
 
     def test_own_network(self) -> None:
         overlay = {
@@ -448,6 +448,44 @@ BAD = [
     # overlay, line, field, message, fix
     ("gpu:\n  L4: {}", 1, "gpu", "no such field", "'gpus'"),
     ("gpus:\n  L4:\n    memry: 24GB", 3, "gpus.L4.memry", "no such field", "'memory'"),
+    # Users write what datasheets say; the fix must not lead to the next error.
+    ("gpus:\n  L4:\n    fp16: 25.5", 3, "gpus.L4.fp16", "no such", "'fp16_tflops: 25.5'"),
+    ("gpus:\n  L4:\n    tflops: 25", 3, "gpus.L4.tflops", "no such", "'fp16_tflops: 25.5'"),
+    ("gpus:\n  L4:\n    fp8: 60", 3, "gpus.L4.fp8", "no such", "'fp8_tflops: 60.4'"),
+    ("gpus:\n  L4:\n    vram: 12GB", 3, "gpus.L4.vram", "no such", "'memory: 12GB'"),
+    ("gpus:\n  L4:\n    memory_mib: 24", 3, "gpus.L4.memory_mib", "no such", "'memory: 12GB'"),
+    ("gpus:\n  L4:\n    l2_mib: 4", 3, "gpus.L4.l2_mib", "no such", "'l2: 3MiB'"),
+    ("gpus:\n  L4:\n    power: 72", 3, "gpus.L4.power", "no such", "'tdp_w: 170'"),
+    ("gpus:\n  L4:\n    price: 1", 3, "gpus.L4.price", "no such", "known here: source"),
+    ("gpus:\n  L4:\n    bf16: 25.5", 3, "gpus.L4.bf16", "boolean", "'bf16: true'"),
+    (
+        "gpus:\n  L4:\n    compute_capability: 8.9",
+        3,
+        "gpus.L4.compute_capability",
+        "text is needed",
+        "'compute_capability: \"8.6\"'",
+    ),
+    (
+        "gpus:\n  L4:\n    compute_capability: sm_89",
+        3,
+        "gpus.L4.compute_capability",
+        "a number, gfx... of ROCm, or metal3",
+        "'compute_capability: \"8.6\"'",
+    ),
+    (
+        "gpus:\n  RTX3070:\n    fp16_tflops: 40.6",
+        2,
+        "gpus.RTX3070",
+        "needs architecture",
+        "'like: RTX3060'",
+    ),
+    (
+        "gpus:\n  RTX3070:\n    like: RTX3080\n    memory: 8GB",
+        3,
+        "gpus.RTX3070.like",
+        "unknown gpu 'RTX3080'",
+        "write 'like: RTX3060'",
+    ),
     (
         "gpus:\n  L4:\n    zzz: 1",
         3,

@@ -26,7 +26,7 @@ def test_regions() -> None:
 
 def test_rows_are_unique_and_of_known_nodes() -> None:
     rows = default_prices().rows
-    assert len({row.key for row in rows}) == len(rows) == 260
+    assert len({row.key for row in rows}) == len(rows) == 262
     catalog = Catalog.default()
     for row in rows:
         assert catalog.node(row.node_type).id == row.node_type

@@ -30,7 +30,7 @@ def test_gpus(capsys: Capture) -> None:
     assert "L40S" in text
     assert "864GB/s" in text
     found = {row["name"]: row for row in records(capsys, "gpus")}
-    assert len(found) == 30
+    assert len(found) == 50
     assert found["L40S"]["memory_bytes"] == 46068 * 2**20
     assert found["A10G"]["fp8_tflops"] is None
     facts = found["L40S"]["facts"]
@@ -180,5 +180,6 @@ def test_overlay_errors_say_where(capsys: Capture, tmp_path: Path) -> None:
     path.write_text("gpus:\n  L4:\n    memry: 24GB\n")
     assert run(["catalog", "gpus", "--overlay", str(path)]) == 3
     assert capsys.readouterr().err == (
-        f"error: {path}:3: gpus.L4.memry: there is no such field (fix: write 'memory')\n"
+        f"error: {path}:3: gpus.L4.memry: there is no such field "
+        "(fix: write 'memory', as in 'memory: 12GB')\n"
     )

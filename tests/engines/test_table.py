@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 import atoll
+from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.deploy.commands.node_commands import (
     CommandSettings,
@@ -127,6 +128,27 @@ def test_one_that_is_not_in_the_table_is_refused_everywhere() -> None:
     with pytest.raises(ValueError, match="a backend is one of"):
         Backend(id="a", url="http://127.0.0.1:1", models=("m",), kind="toy")
     assert kind_of("toy") == "openai"
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "model", "why"),
+    [
+        ("vllm", "MI250", "llama-3.1-8b", None),
+        ("vllm", "MI250", "llama-3.1-8b@int4", None),
+        ("vllm", "MI250", "llama-3.1-8b@fp8", "vLLM has no fp8 on MI250"),
+        ("vllm", "MI300X", "llama-3.1-8b@fp8", None),
+        ("sglang", "MI250", "gpt-oss-20b", "SGLang has no mxfp4 on MI250"),
+        ("vllm", "V100-32", "llama-3.1-8b", "vLLM needs compute capability 7.5, and V100-32 has 7"),
+        ("atoll", "V100-32", "llama-3.1-8b", None),
+        ("vllm", "RTX3060", "llama-3.1-8b@fp8", None),
+        ("vllm", "M3-Max-36", "llama-3.1-8b", "vLLM does not run on M3-Max-36"),
+    ],
+)
+def test_which_gpus_and_formats_an_engine_has(
+    engine: str, gpu: str, model: str, why: str | None
+) -> None:
+    catalog = Catalog.default()
+    assert find_engine(engine).refuses(catalog.model(model).llm, catalog.gpu(gpu)) == why
 
 
 def test_every_file_of_an_engine_is_in_the_table() -> None:

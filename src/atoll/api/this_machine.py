@@ -25,8 +25,6 @@ _SAME_MEMORY = 0.01
 FILL_IN = "FILL-IN"
 # What Metal lets a GPU have of unified memory: two thirds of up to 36 GB, three quarters of more.
 _SMALL_MAC_BYTES = 36 << 30
-# Smaller GPUs of a chip that come with less bandwidth, GB/s by chip and GPU cores (Apple's specifications).
-_NARROW = {("M3-Max", 30): 300.0, ("M4-Max", 32): 410.0}
 _GIB = 1 << 30
 _COMMENT_COLUMNS = 100
 # Models to start with, the largest first: the first that fits and answers in time is written.
@@ -224,6 +222,8 @@ def _notes(placed: Sequence[_Placed], catalog: Catalog) -> list[GpuType]:
 
 def _place(gpu: LocalGpu, machine: LocalMachine, catalog: Catalog) -> _Placed:
     """Name a GPU as the catalog does and write out where it differs; one it lacks gets a place to fill in."""
+    from atoll.catalog.relatives import find_relatives
+
     memory = gpu.memory_bytes
     if memory is None and machine.memory_bytes is not None:
         memory = machine.memory_bytes
@@ -231,9 +231,11 @@ def _place(gpu: LocalGpu, machine: LocalMachine, catalog: Catalog) -> _Placed:
     if known is None:
         name = "-".join(gpu.name.split())
         size = FILL_IN if memory is None else f"{memory / 1e9:.4g}GB"
+        near = find_relatives(gpu.name, catalog.gpus, memory).gpus
+        like = near[0].name if near else "L40S"
         facts = (
             f"{name}:",
-            "  like: L40S              # the known GPU that is most like it",
+            f"  like: {like:<17} # the known GPU that is most like it",
             f"  memory: {size}",
             f"  bandwidth: {FILL_IN}      # of its memory, from the datasheet: 864GB/s, say",
         )
@@ -245,21 +247,25 @@ def _place(gpu: LocalGpu, machine: LocalMachine, catalog: Catalog) -> _Placed:
         changes.append(f"  sms: {gpu.cores}")
         # Compute goes with the cores.
         changes.append(f"  fp16_tflops: {known.fp16_tflops * gpu.cores / known.sms:.3g}")
-        narrow = _NARROW.get((known.name, gpu.cores))
-        if narrow is not None:
-            changes.append(f"  bandwidth: {narrow:g}GB/s")
     changed = (f"{known.name}:", *changes) if changes else ()
     return _Placed(known.name, gpu.count, changed, known=True)
 
 
 def _match(name: str, memory: int | None, catalog: Catalog) -> GpuType | None:
-    """The catalog's entry of a GPU by the name its driver gives it, with the maker's or without."""
+    """The catalog's entry of a GPU by the name its driver gives it, with the maker's or without.
+
+    Of a kind that comes in several sizes it is that with the nearest memory.
+    """
     from atoll.runtime.join.hardware import gpu_type
 
     found = _find(name, catalog)
-    if found is None and memory is not None:
-        found = _find(gpu_type(name, memory), catalog)
-    return found
+    if memory is None:
+        return found
+    if found is None:
+        return _find(gpu_type(name, memory), catalog)
+    kind, _, _ = found.name.rpartition("-")
+    sizes = [gpu for gpu in catalog.gpus.values() if gpu.name.rpartition("-")[0] == kind != ""]
+    return min(sizes, key=lambda gpu: abs(gpu.memory_bytes - memory), default=found)
 
 
 def _find(name: str, catalog: Catalog) -> GpuType | None:

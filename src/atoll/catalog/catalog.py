@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from atoll.catalog.link_table import LinkTable
     from atoll.catalog.models import ModelSpec
     from atoll.catalog.prices import PriceTable
+    from atoll.catalog.relatives import Relatives
 
 # Sizes nobody lists are still allowed up to here: "L40S:3" is a machine someone may own.
 _MAX_GPUS = 16
@@ -143,13 +144,22 @@ class Catalog:
     def gpu(self, name: str) -> GpuType:
         """The GPU type called `name` in any spelling: "L40S", "rtx 3090", "A100-80GB".
 
-        The error for one that is not known holds the three lines of overlay that would add it.
+        The error for one that is not known names the nearest and holds the overlay that would add it.
         """
         if self._gpu_index is None:
             self._gpu_index = index_names((gpu.name, gpu.aliases) for gpu in self.gpus.values())
         gpu = find(name, self.gpus, self._gpu_index)
         if gpu is None:
-            raise UnknownNameError("gpu", name, self.gpus, hint=_overlay_hint(name, self.gpus))
+            from atoll.catalog.relatives import find_relatives
+
+            relatives = find_relatives(name, self.gpus)
+            raise UnknownNameError(
+                "gpu",
+                name,
+                self.gpus,
+                hint=_overlay_hint(name, self.gpus, relatives),
+                nearest=tuple(gpu.name for gpu in relatives.gpus),
+            )
         return gpu
 
     def node(self, node_type: str) -> NodeType:
@@ -226,9 +236,10 @@ class Catalog:
         )
 
 
-def _overlay_hint(name: str, gpus: Mapping[str, GpuType]) -> str | None:
-    """The overlay that adds a GPU: like what, its memory and its bandwidth, in one line of YAML."""
-    example = gpus.get("L40S") or next(iter(gpus.values()), None)
+def _overlay_hint(name: str, gpus: Mapping[str, GpuType], relatives: Relatives) -> str | None:
+    """The overlay that adds a GPU: like what, its memory, bandwidth and rate, in one line of YAML."""
+    near = relatives.gpus or tuple(gpus.values())
+    example = near[0] if relatives.gpus else gpus.get("L40S", next(iter(near), None))
     if example is None:
         return None
     called = name.strip().replace(" ", "-")
@@ -237,9 +248,10 @@ def _overlay_hint(name: str, gpus: Mapping[str, GpuType]) -> str | None:
     except InputError:
         called = "MY-GPU"
     called = called if len(called) <= _LONGEST_SHOWN else "MY-GPU"
-    memory = f"{example.memory_bytes / 1e9:.0f}GB"
+    memory = f"{(relatives.memory_bytes or example.memory_bytes) / 1e9:.3g}GB"
     bandwidth = f"{example.bandwidth_bytes_per_s / 1e9:.0f}GB/s"
-    entry = f"{{like: {example.name}, memory: {memory}, bandwidth: {bandwidth}}}"
+    figures = f"memory: {memory}, bandwidth: {bandwidth}, fp16_tflops: {example.fp16_tflops:g}"
+    entry = f"{{like: {example.name}, {figures}}}"
     return (
         "use a known name, or add it with its own figures in an overlay (--overlay FILE, or 'catalog:' of "
         f"a fleet file): 'gpus: {{{called}: {entry}}}'"

@@ -11,6 +11,7 @@ from atoll.catalog.gpus import GpuType
 from atoll.catalog.media import EncoderSpec
 from atoll.catalog.models import ComponentSpec, ModelSpec
 from atoll.catalog.nodes import Interconnect, NodeType
+from atoll.catalog.relatives import find_relatives
 from atoll.catalog.transformer import DeltaSpec, DType, MlaSpec, MoeSpec, TransformerSpec
 from atoll.core.errors import UnknownNameError
 
@@ -59,7 +60,8 @@ def describe(catalog: Catalog, name: str) -> Description:
             continue
         return Description(kind, thing.name, tuple(_rows(thing)))
     known = [*catalog.gpus, *catalog.models, *catalog.interconnects, "links"]
-    raise UnknownNameError("name in the catalog", name, known)
+    near = tuple(gpu.name for gpu in find_relatives(name, catalog.gpus).gpus)
+    raise UnknownNameError("name in the catalog", name, known, nearest=near)
 
 
 def _rows(entry: GpuType | ModelSpec | Interconnect) -> Iterator[FactRow]:

@@ -98,15 +98,18 @@ class SchemaDocument(Generic[Content]):
         location = _place_as_written(detail, self.data)
         holder = _schema_at(self._schema, location[:-1])
         if detail["type"] == "extra_forbidden" and holder is not None:
-            near = difflib.get_close_matches(str(location[-1]), holder.model_fields, n=1)
-            hint = f"write {near[0]!r}" if near else f"known here: {_list_names(holder)}"
-            return self.error("there is no such field", *location, hint=hint)
+            near = _nearest_field(str(location[-1]), holder)
+            hint = f"write {near!r}" if near else f"known here: {_list_names(holder)}"
+            return self.error(
+                "there is no such field", *location, hint=hint + _example(holder, near)
+            )
         if detail["type"] == "missing":
             return self.error("this field is required", *location, hint=f"add {location[-1]!r}")
         if detail["type"] == "quantity":
             fix = detail.get("ctx", {}).get("hint")
             return self.error(detail["msg"], *location, hint=fix if isinstance(fix, str) else None)
-        return self.error(_plain(detail), *location, hint=suggest_fix(detail))
+        example = "" if holder is None or not location else _example(holder, str(location[-1]))
+        return self.error(_plain(detail), *location, hint=suggest_fix(detail) + example)
 
 
 class Document(SchemaDocument[Overlay]):
@@ -165,6 +168,22 @@ def _plain(detail: ErrorDetails) -> str:
 
 def _join_dotted(location: Location) -> str:
     return ".".join(map(printable, location))
+
+
+def _nearest_field(name: str, holder: type[BaseModel]) -> str | None:
+    """The field that somebody meant: by another name for it, by its beginning, or by its letters."""
+    known: Mapping[str, str | None] = getattr(holder, "also_called", {})
+    if name in known:
+        return known[name]
+    begun = [field for field in holder.model_fields if field.startswith(f"{name}_")]
+    begun += [field for field in holder.model_fields if name.startswith(f"{field}_")]
+    return next(iter(begun or difflib.get_close_matches(name, holder.model_fields, n=1)), None)
+
+
+def _example(holder: type[BaseModel], field: str | None) -> str:
+    """How a field with an example is written, to stand behind a hint; else nothing."""
+    info = None if field is None else holder.model_fields.get(field)
+    return f", as in '{field}: {info.examples[0]}'" if info and info.examples else ""
 
 
 def _list_names(model: type[BaseModel]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -15,6 +16,11 @@ from atoll.core.errors import InputError
 
 GBIT = 1e9 / 8
 Pair = tuple[str, str]
+# How clouds write their regions: us-east-1, europe-west4.
+_CLOUDS = {
+    "aws": re.compile(r"(us|eu|ap|sa|ca|me|af|il|mx)(-gov)?-(north|south|central)?(east|west)?-\d"),
+    "gcp": re.compile(r"(us|europe|asia|australia|(north|south)america|me|africa)-[a-z]+\d+"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class LinkTable:
 
     Regions go by their own name or with their cloud, as in gcp/us-central1, which then is looked up first.
     Pairs are directed; an entry given for both directions is stored twice. `nics` holds bytes/s by node type,
-    `region_nics` those of machines that a region has with other interfaces, by region and node type.
+    `region_nics` those of machines that a cloud or region has with other interfaces, by place and node type.
     """
 
     in_region: Link
@@ -101,16 +107,16 @@ class LinkTable:
         Without a figure it carries what `in_region` does or, if more, what the best smaller size of its GPU
         does: no size carries less than a smaller one for want of a figure.
         """
-        place = _without_cloud(region)
-        own = self.region_nics.get((place, node), self.nics.get(node))
-        if own is not None:
-            return own
+        here = dict(self.nics)
+        for place in (_cloud_of(region), _without_cloud(region)):
+            here |= {name: known for (at, name), known in self.region_nics.items() if at == place}
+        if node in here:
+            return here[node]
         gpu, _, count = node.rpartition(":")
         min_bytes_per_s = self.in_region.bandwidth_bytes_per_s
         if not count.isdecimal():
             return min_bytes_per_s
-        here = {name: known for (at, name), known in self.region_nics.items() if at == place}
-        for name, known in {**self.nics, **here}.items():
+        for name, known in here.items():
             kind, _, size = name.rpartition(":")
             if kind == gpu and int(size) < int(count):
                 min_bytes_per_s = max(min_bytes_per_s, known)
@@ -144,6 +150,14 @@ class LinkTable:
 def _without_cloud(region: str) -> str:
     """The region's own name, where it is written with its cloud as in aws/us-east-2."""
     return region.rpartition("/")[2]
+
+
+def _cloud_of(region: str) -> str | None:
+    """The cloud of a region, from its name with the cloud or in the cloud's own form; None: nobody's."""
+    cloud, slash, _ = region.rpartition("/")
+    return (
+        cloud if slash else next((c for c, form in _CLOUDS.items() if form.fullmatch(region)), None)
+    )
 
 
 @cache

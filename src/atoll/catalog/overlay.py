@@ -21,6 +21,8 @@ from atoll.catalog.name_lookup import fold, index_names
 from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeRule
 from atoll.catalog.overlay_models import overlay_models
 from atoll.catalog.prices import Price, SpotPrice
+from atoll.catalog.relatives import find_relatives
+from atoll.core.errors import UnknownNameError
 from atoll.core.ids import parse_node_type, slug
 
 if TYPE_CHECKING:
@@ -104,8 +106,7 @@ def _gpus(catalog: Catalog, document: Document) -> tuple[dict[str, GpuType], dic
         known = gpus.get(index.get(fold(name), ""))
         base = known
         if entry.like is not None:
-            with document.at("gpus", name, "like"):
-                base = Catalog(gpus=gpus).gpu(entry.like)
+            base = _base_gpu(name, entry, gpus, document)
         canonical = name if known is None else known.name
         if known is None:
             with document.at("gpus", name):
@@ -116,6 +117,19 @@ def _gpus(catalog: Catalog, document: Document) -> tuple[dict[str, GpuType], dic
             inherited = None if base is None else rules.get(base.name)
             rules[canonical] = inherited or NodeRule((1,), "none")
     return gpus, rules
+
+
+def _base_gpu(
+    name: str, entry: GpuEntry, gpus: Mapping[str, GpuType], document: Document
+) -> GpuType:
+    """The GPU type that another one is `like`; where it is not known, the hint is one that is."""
+    like = entry.like or ""
+    try:
+        return Catalog(gpus=gpus).gpu(like)
+    except UnknownNameError as error:
+        near = find_relatives(like, gpus, entry.memory).gpus or find_relatives(name, gpus).gpus
+        hint = f"write 'like: {near[0].name}'" if near else "use a known name"
+        raise document.error(error.message, "gpus", name, "like", hint=hint) from None
 
 
 def _gpu(name: str, entry: GpuEntry, base: GpuType | None, document: Document) -> GpuType:
@@ -138,11 +152,13 @@ def _gpu(name: str, entry: GpuEntry, base: GpuType | None, document: Document) -
     if base is None:
         missing = [key for key in _GPU_FIELDS if key not in fields_set and key not in _GPU_OPTIONAL]
         if missing:
+            near = find_relatives(name, Catalog.default().gpus, entry.memory).gpus
+            start = near[0].name if near else "L40S"
             raise document.error(
                 f"a new GPU type needs {', '.join(missing)}",
                 "gpus",
                 name,
-                hint="give them, or start from a known type with 'like: L40S'",
+                hint=f"give them, or start from a known type with 'like: {start}'",
             )
         values = dict.fromkeys(_GPU_FIELDS.values()) | values
     same = base is not None and base.name == name

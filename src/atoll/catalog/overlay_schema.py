@@ -1,6 +1,6 @@
 """The shape of an overlay file. One field here is one key a person may write.
 
-gpus:          {NAME: {like: L40S, memory: 48GB, bandwidth: 900GB/s}}
+gpus:          {NAME: {like: L40S, memory: 48GB, bandwidth: 900GB/s, fp16_tflops: 300}}
 interconnects: {NAME: {kind: pcie, allreduce: {2: {alpha_us: 6, bus_bandwidth: 20GB/s, p: 1}}}}
 nodes:         {"L40S:2": {interconnect: NAME}}
 models:        {NAME: {like: llama-3-70b, max_context: 131072, weights: fp8}}
@@ -10,9 +10,11 @@ links:         {in_region: {bandwidth: 25Gbit/s, latency: 100us}}
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue, StrictBool, StrictStr
+from pydantic import AfterValidator, Field, JsonValue, StrictBool, StrictStr
 
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Bandwidth, Bytes, Duration, UsdPerHour
@@ -31,6 +33,17 @@ Sharpness = Annotated[float, Field(strict=True, ge=0.1, le=16)]
 Latency = Annotated[Duration, Field(le=60.0)]
 Cost = Annotated[UsdPerHour, Field(le=1e6)]
 Trust = Literal["high", "medium", "low"]
+_CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]|gfx[0-9]{2,3}[0-9a-f]|metal[0-9]?")
+
+
+def _check_capability(text: str) -> str:
+    """Return a compute capability that engines can read: of CUDA, of ROCm or of Metal."""
+    if _CAPABILITY.fullmatch(text) is None:
+        raise ValueError("a compute capability is a number, gfx... of ROCm, or metal3")
+    return text
+
+
+Capability = Annotated[StrictStr, AfterValidator(_check_capability)]
 # Not strict: a count that is a key comes back from JSON as text.
 CountKey = Annotated[int, Field(gt=0, le=1 << 26)]
 PairOf = Annotated[list[StrictStr], Field(min_length=2, max_length=2)]
@@ -44,22 +57,34 @@ class Sourced(Frozen):
 
 
 class GpuEntry(Sourced):
-    """A GPU type: new, like another one, or changes to a known one."""
+    """A GPU type: new, like another one, or changes to a known one; examples stand in errors."""
 
-    like: StrictStr | None = None
-    aliases: list[StrictStr] | None = None
-    architecture: StrictStr | None = None
-    compute_capability: StrictStr | None = None
-    fp16_tflops: Number | None = None
-    fp8_tflops: Number | None = None
-    bf16: StrictBool | None = None
-    memory: Memory | None = None
-    bandwidth: GpuBandwidth | None = None
-    tdp_w: Number | None = None
-    sms: Whole | None = None
-    l2: CacheBytes | None = None
-    nvlink: GpuBandwidth | None = None
-    pcie: GpuBandwidth | None = None
+    also_called: ClassVar[Mapping[str, str | None]] = {
+        "vram": "memory",
+        "ram": "memory",
+        "tflops": "fp16_tflops",
+        "flops": "fp16_tflops",
+        "power": "tdp_w",
+        "watts": "tdp_w",
+        "cc": "compute_capability",
+        "cores": "sms",
+        "cache": "l2",
+        "price": None,  # not pcie: prices are a section of their own
+    }
+    like: StrictStr | None = Field(None, examples=["RTX3060"])
+    aliases: list[StrictStr] | None = Field(None, examples=["[my-gpu]"])
+    architecture: StrictStr | None = Field(None, examples=["Ampere"])
+    compute_capability: Capability | None = Field(None, examples=['"8.6"'])
+    fp16_tflops: Number | None = Field(None, examples=["25.5"])
+    fp8_tflops: Number | None = Field(None, examples=["60.4"])
+    bf16: StrictBool | None = Field(None, examples=["true"])
+    memory: Memory | None = Field(None, examples=["12GB"])
+    bandwidth: GpuBandwidth | None = Field(None, examples=["360GB/s"])
+    tdp_w: Number | None = Field(None, examples=["170"])
+    sms: Whole | None = Field(None, examples=["28"])
+    l2: CacheBytes | None = Field(None, examples=["3MiB"])
+    nvlink: GpuBandwidth | None = Field(None, examples=["56GB/s"])
+    pcie: GpuBandwidth | None = Field(None, examples=["32GB/s"])
 
 
 class AllReduceEntry(Sourced):

@@ -116,7 +116,7 @@ class InputError(AtollError):
 
 
 class UnknownNameError(AtollError):
-    """A name that is not in a known set; suggests the nearest ones."""
+    """A name that is not in a known set; suggests those written most like it, or what `nearest` names."""
 
     exit_code = 4
 
@@ -128,26 +128,30 @@ class UnknownNameError(AtollError):
         *,
         field: str | None = None,
         hint: str | None = None,
+        nearest: tuple[str, ...] = (),
     ) -> None:
         names = tuple(sorted(set(known), key=lambda n: (n.lower(), n)))
         self.kind = kind
         self.name = name
         self.known = names
-        self.suggestions = _nearest(name, names)
+        self._by_kind = bool(nearest)
+        self.suggestions = nearest or _nearest(name, names)
         if hint is None and not names:
             hint = f"there is no {kind} yet; make one first"
         super().__init__(self._describe(), field=field, hint=hint)
 
     def _describe(self) -> str:
         text = f"unknown {self.kind} {shorten(self.name)!r}"
-        if self.suggestions:
+        if self._by_kind:
+            text += f"; nearest to it: {', '.join(map(shorten, self.suggestions))}"
+        elif self.suggestions:
             text += f"; did you mean {' or '.join(map(shorten, self.suggestions))}?"
         if not self.known:
             return f"{text}; none are known"
         shown = ", ".join(map(shorten, self.known[:_KNOWN_SHOWN]))
         more = len(self.known) - _KNOWN_SHOWN
         # A question mark already ends the suggestion.
-        separator = " " if self.suggestions else "; "
+        separator = " " if self.suggestions and not self._by_kind else "; "
         return f"{text}{separator}known: {shown}" + (f" and {more} more" if more > 0 else "")
 
 

@@ -39,28 +39,31 @@ or any, with several nodes in a stage and unlike ones."""
 class WeightFormat:
     """Where an engine computes with weights of a format: least compute capability of CUDA, and platforms.
 
-    From `native` on the hardware computes in the format; below, weights are widened as they are read.
+    From `native` on the hardware computes in the format; below, weights are widened as they are read. `rocm`
+    is the least generation of AMD's GPUs (gfx90a is 9.0, gfx942 9.4).
     """
 
     capability: float = 0.0
     native: float = 0.0
+    rocm: float = 0.0
     platforms: tuple[Platform, ...] = ("cuda", "rocm")
 
 
 def platform_of(gpu: GpuType) -> tuple[Platform, float]:
     """Return the platform of a kind of GPU and its compute capability; infinity where there is none.
 
-    One that says neither, as an overlay may, is a CUDA GPU older than any.
+    One that says neither is a CUDA GPU older than any.
     """
     named = gpu.compute_capability
-    if named.startswith("gfx"):
-        return "rocm", math.inf
     if named.startswith("metal"):
         return "metal", math.inf
+    rocm = named.startswith("gfx")
+    # gfx90a is 9.0, gfx942 is 9.4, gfx1100 is 11.0: the last digit is a stepping.
+    number = f"{named[3:-2]}.{named[-2:-1]}" if rocm else named
     try:
-        return "cuda", float(named)
+        return "rocm" if rocm else "cuda", float(number)
     except ValueError:
-        return "cuda", 0.0
+        return "rocm" if rocm else "cuda", 0.0
 
 
 class Standing(StrEnum):
@@ -292,7 +295,9 @@ class Engine:
             return f"{self.title} needs compute capability {least:g}, and {gpu.name} has {capability:g}"
         for dtype in {spec.attention_dtype.name, spec.mlp_dtype.name, spec.expert_dtype.name}:
             known = self.formats.get(dtype)
-            if known is None or platform not in known.platforms or capability < known.capability:
+            if known is None or platform not in known.platforms:
+                return f"{self.title} has no {dtype} on {gpu.name}"
+            if capability < (known.rocm if platform == "rocm" else known.capability):
                 return f"{self.title} has no {dtype} on {gpu.name}"
         return None
 

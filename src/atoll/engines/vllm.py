@@ -83,10 +83,10 @@ class Vllm(Engine):
     formats: ClassVar = {
         "bf16": WeightFormat(native=8.0),
         "fp16": WeightFormat(),
-        "fp8": WeightFormat(8.0, native=8.9),
+        "fp8": WeightFormat(8.0, native=8.9, rocm=9.4),
         "int8": WeightFormat(7.5, platforms=("cuda",)),
         "int4": WeightFormat(7.5, native=math.inf),
-        "mxfp4": WeightFormat(8.0, native=10.0),
+        "mxfp4": WeightFormat(8.0, native=10.0, rocm=9.4),
         "nvfp4": WeightFormat(8.0, native=10.0, platforms=("cuda",)),
     }
     tested = frozenset({"one node"})
