@@ -18,7 +18,10 @@ from tools.real_engines import UnavailableError, find_engine
 
 READ_VLLM = """
 import json, sys
-from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+try:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+except ImportError:
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 try:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 except ImportError:
