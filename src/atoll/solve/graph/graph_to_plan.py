@@ -68,7 +68,9 @@ def plan_of(
         answer = _lean(built, answer)
     made = _Executors(problem, catalog, built, answer, libraries)
     routes = [
-        route for route in match_routes(built.program, answer) if route.klass in made.classes(route)
+        route
+        for route in match_routes(built.program, answer)
+        if route.klass in made.classes(route.service)
     ]
     served = _served(problem, answer)
     paths = list(_paths(routes, made.by_type))
@@ -79,7 +81,9 @@ def plan_of(
     ]
     packed, seats = place_in(problem, sorted(instances, key=lambda i: i.id), boxes, made.by_type)
     if seats:
-        paths = _seated_paths(local_paths(boxes, seats, built.program))
+        # Plain services stand on the same machines, and have routes of their own.
+        seated = local_paths(boxes, seats, built.program)
+        paths = _seated_paths([each for each in seated if each[1] in made.classes(each[0])])
         passing = _passing(problem, paths, served)
         packed = tuple(_carrying(i, passing.get(i.id, 0.0)) if i.is_executor else i for i in packed)
     return assemble(
@@ -171,9 +175,9 @@ class _Executors:
         for placed in answer.placed:
             self._place(placed, built.origins[placed.executor], left[placed.executor])
 
-    def classes(self, route: RouteFlow) -> tuple[str, ...]:
-        """The classes of the service that a route belongs to; none where it is a plain one."""
-        return tuple(k.name for k in self.problem.service(route.service).classes)
+    def classes(self, service: str) -> tuple[str, ...]:
+        """The classes of a service; none where it is a plain one."""
+        return tuple(k.name for k in self.problem.service(service).classes)
 
     def _place(self, placed: PlacedExecutors, origin: Origin, running: list[Instance]) -> None:
         sources: Counter[tuple[OfferKey, str]] = Counter()
