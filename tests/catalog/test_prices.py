@@ -9,7 +9,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.catalog.prices import Price, PriceTable, SpotPrice, default_prices
 
 REFERENCE = Path(__file__).resolve().parents[3] / "shared/data/reference/gpu_prices.csv"
-OTHER_GPUS = {"H100-MEGA", "H100-PCIe", "V100-32GB"}
+OTHER_GPUS = {"H100-MEGA", "H100-PCIe"}
 
 
 def test_regions() -> None:

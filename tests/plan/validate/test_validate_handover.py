@@ -28,10 +28,9 @@ ACROSS = ("chat-prefill-0", "chat-decode-0")
 
 
 def joined(bandwidth: str, latency: str = "1ms", **changes: object) -> Problem:
-    """The small problem with a link of its own between its two regions, and interfaces that carry more."""
+    """The small problem with a link of its own between its two regions."""
     link = {"between": [EAST, WEST], "bandwidth": bandwidth, "latency": latency}
-    links = {"regions": [link], "nics": {"L40S:1": "20Gbit/s"}}
-    return problem(overlays=({"links": links},), **changes)
+    return problem(overlays=({"links": {"regions": [link]}},), **changes)
 
 
 def made(asked: Problem, *chosen: NewInstance) -> Plan:
