@@ -109,7 +109,7 @@ async def test_a_link_tried_by_many_at_once_lets_one_in(tmp_path: Path) -> None:
 
 
 def test_logging_in_again_and_again_pushes_nobody_out() -> None:
-    store = SessionStore(most=10, most_of_one=3)
+    store = SessionStore(most=10, max_of_one=3)
     other, _ = store.add(LoginSession("key", "bob", "member", key="atoll-bob"), 0.0)
     made = [
         store.add(LoginSession("key", "eve", "member", key="atoll-eve"), float(n))

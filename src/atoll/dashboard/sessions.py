@@ -88,12 +88,12 @@ class SessionStore:
         idle_s: float = IDLE_S,
         absolute_s: float = ABSOLUTE_S,
         most: int = _MAX,
-        most_of_one: int = _MAX_OF_ONE,
+        max_of_one: int = _MAX_OF_ONE,
     ) -> None:
         self._idle_s = idle_s
         self._absolute_s = absolute_s
         self._most = most
-        self._most_of_one = most_of_one
+        self._max_of_one = max_of_one
         self._by_hash: dict[bytes, LoginSession] = {}
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class SessionStore:
         gone = self.expire(now_s)
         who = session.who
         own = [h for h, kept in self._by_hash.items() if kept.who == who]
-        if len(own) >= self._most_of_one:
+        if len(own) >= self._max_of_one:
             gone.append(self._end_oldest(own))
         while len(self._by_hash) >= self._most:
             gone.append(self._end_oldest(list(self._by_hash)))
