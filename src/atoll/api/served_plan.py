@@ -17,19 +17,26 @@ from atoll.core.frozen import Frozen
 from atoll.core.listener import Listener
 from atoll.core.options import option
 from atoll.core.quantities import Bytes, Duration
+from atoll.engines.table import AUTO
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from atoll.catalog.catalog import Catalog
+    from atoll.deploy.local.local_placement import LocalGpus, LocalPlacement
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
     from atoll.runtime.local.fleet_state import FleetState
+    from atoll.runtime.local.instance_runner import InstanceRunner
     from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions
     from atoll.runtime.local.serving import ServingRun, StartProgress
+    from atoll.runtime.local.weights import WeightSource
     from atoll.runtime.pool.routes import ModelPromise
     from atoll.runtime.task_fleet.deployment import TaskDeployment
     from atoll.runtime.task_fleet.parts import ServedParts
+
+
+_DEVICES = (AUTO, "gpu", "cpu")
 
 
 class GatewayPlace(Frozen):
@@ -69,23 +76,37 @@ class ServeOptions(GatewayPlace):
         None, "A file that names components for the parts of any-to-any models."
     )
     only: tuple[str, ...] = option((), "Serve only this model; may be repeated.")
-    engine: str = option("atoll", "atoll, llamacpp, vllm, sglang, ...")
-    kv: Bytes = option("128MiB", "Memory for KV cache of each node.")
+    engine: str = option(
+        AUTO, "auto (the plan's on GPUs, atoll on cores), atoll, llamacpp, vllm, sglang, ..."
+    )
+    device: str = option(
+        AUTO,
+        "auto (GPUs that are here and hold the model, else cores), gpu (nothing on cores) or cpu.",
+    )
+    kv: Bytes = option("128MiB", "Memory for KV cache of each node on cores.")
     policy: str = option("iwrr", "How requests choose their pipeline.")
     fabric: str | None = option(
         None, "Offer it all to a fabric too: token, @file or open://...", repr=False
     )
     name: str | None = option(None, "Its name there. Default: the machine's.")
 
-    def local(self) -> LocalOptions:
-        """Return how nodes are built; an engine or a policy that nobody knows is an error."""
+    def local(self, runners: Sequence[InstanceRunner] = ()) -> LocalOptions:
+        """Return how nodes are built; an engine, a device or a policy that nobody knows is an error."""
+        from atoll.engines.stage import ENGINE as STAGE
         from atoll.engines.table import find_launched
         from atoll.routing.policies import policy_code
         from atoll.runtime.local.local_endpoints import LocalOptions
 
-        engine = find_launched(self.engine, field="engine").name
+        engine = STAGE if self.engine == AUTO else find_launched(self.engine, field="engine")
         policy_code(self.policy)
-        return LocalOptions(engine=engine, kv_bytes=int(self.kv), policy=self.policy)
+        if self.device not in _DEVICES:
+            raise UnknownNameError("device", self.device, _DEVICES, field="device")
+        return LocalOptions(
+            engine=engine.name,
+            kv_bytes=int(self.kv),
+            policy=self.policy,
+            runners={runner.instance: runner for runner in runners if runner.engine},
+        )
 
     def check_offer(self) -> None:
         """Raise where a fleet could not be offered to the fabric, before it is brought up."""
@@ -112,6 +133,13 @@ class PreparedPlan:
     tasks: TaskDeployment | None
     promises: dict[str, ModelPromise]
     options: ServeOptions
+    runners: tuple[InstanceRunner, ...] = ()
+
+    def list_runners(self) -> list[str]:
+        """Return lines that say which instances run on GPUs, and why others do not."""
+        from atoll.runtime.local.instance_runner import list_lines
+
+        return list_lines(self.runners)
 
     @property
     def stand_ins(self) -> list[str]:
@@ -124,7 +152,7 @@ class PreparedPlan:
         """Return what is served otherwise than planned."""
         from atoll.runtime.local.local_endpoints import list_warnings
 
-        found = list(list_warnings(self.plan, self.models, self.options.local()))
+        found = list(list_warnings(self.plan, self.models, self.options.local(self.runners)))
         return found + list(self.tasks.notes if self.tasks else ())
 
     @contextlib.contextmanager
@@ -136,13 +164,14 @@ class PreparedPlan:
         with local_fleet(
             self.plan,
             self.models,
-            options.local(),
+            options.local(self.runners),
             host=options.host,
             port=options.port,
             log=options.log,
             on_progress=started,
             tasks=self.tasks,
             promises=self.promises,
+            runners=self.runners,
         ) as fleet:
             if options.fabric is not None:
                 offer = FabricOffer(options.fabric, options.name, fleet, listener.note)
@@ -161,6 +190,7 @@ def prepare_serving(
     Without a plan `make_plan` makes one of the problem, once its weights are known to be there.
     """
     from atoll.catalog.catalog import Catalog
+    from atoll.deploy.local.local_placement import LocalGpus
     from atoll.engine.weights.sources import DEFAULT_MODEL
     from atoll.engines.table import find_engine
     from atoll.plan.unserved import list_any_to_any
@@ -190,13 +220,16 @@ def prepare_serving(
     graphs = set(list_any_to_any(plan, problem))
     parts = _choose_parts(options, catalog, names, [name for name in services if name in graphs])
     plain = [name for name in services if name not in graphs]
-    if plain and find_engine(options.engine).staged:
+    gpus = LocalGpus() if options.device == "cpu" else LocalGpus.find()
+    if plain and not gpus.machines and find_engine(options.local().engine).staged:
         require_extras("engine")
     chosen = choose_sources(
         list_needed(names, plain, catalog, plan),
         options.models,
         DEFAULT_MODEL,
         stand_in=options.stand_in,
+        # On GPUs an engine fetches what the catalog names; whether they are used is the plan's to say.
+        published=bool(gpus.machines),
     )
     if plan is None:
         assert make_plan is not None
@@ -204,16 +237,69 @@ def prepare_serving(
         # A plan need not have instances of all services.
         services = services_of(plan, options.only)
     plain = [name for name in services if name not in parts]
-    models = fetch_models({name: chosen[name] for name in plain}, listener)
+    placement = _place(plan, {name: chosen[name] for name in plain}, names, gpus, catalog, options)
+    on_cores = [name for name in plain if not placement.on_gpus(name)]
+    chosen |= choose_sources(
+        list_needed(names, on_cores, catalog, plan),
+        options.models,
+        DEFAULT_MODEL,
+        stand_in=options.stand_in,
+        reasons={each.service: each.reason for each in placement.runners},
+    )
+    plan = placement.plan
+    local = options.local(placement.runners)
+    engines = {i.service: local.engine_of(i) for i in plan.instances if i.service in plain}
+    if any(engine.staged for engine in engines.values()):
+        require_extras("engine")
+    fetched = [
+        name
+        for name in plain
+        if placement.on_gpus(name)
+        and engines[name].weights == "repository"
+        and chosen[name].source.startswith("hf://")
+    ]
+    models = fetch_models({name: chosen[name] for name in plain}, listener, by_engine=fetched)
     for needed in list_needed(names, plain, catalog, plan):
         model = models[needed.service]
-        if model.stand_in is None:
+        if model.stand_in is None and model.folder is not None:
             check_weights(needed, model.folder)
     # What a stand-in keeps says nothing of the model.
     own = [name for name in services if name not in models or models[name].stand_in is None]
     promises = {} if problem is None else promises_of(problem, own)
     tasks = _deploy_parts(plan, services, parts, listener)
-    return PreparedPlan(plan, models, tasks, promises, options)
+    runners = [
+        each.model_copy(update={"model": models[each.service].stand_in or each.model})
+        for each in placement.runners
+    ]
+    return PreparedPlan(plan, models, tasks, promises, options, tuple(runners))
+
+
+def _place(
+    plan: Plan,
+    chosen: Mapping[str, WeightSource],
+    names: Mapping[str, str],
+    gpus: LocalGpus,
+    catalog: Catalog,
+    options: ServeOptions,
+) -> LocalPlacement:
+    """Return which services stand on GPUs of this machine."""
+    from atoll.deploy.commands.node_commands import ServiceWeights
+    from atoll.deploy.local.local_placement import place_here
+
+    weights = {
+        name: ServiceWeights(
+            each.source,
+            (name,),
+            options.engine,
+            stand_in=each.stand_in is not None,
+            quantization=each.quantization,
+        )
+        for name, each in chosen.items()
+    }
+    placement = place_here(plan, weights, names, gpus, catalog)
+    if options.device == "gpu":
+        placement.refuse_cores()
+    return placement
 
 
 def _choose_parts(
@@ -316,6 +402,8 @@ class ServedPlan:
         try:
             with self._listener.working("loading the engine") as say:
                 started = StartProgress(say, self._listener.note)
+                for line in self._prepared.list_runners():
+                    self._listener.note(line)
                 with self._prepared.open(started, self._listener) as self._serving:
                     run(self._serve())
         except BaseException as error:  # noqa: BLE001  whoever waits in another thread is told

@@ -69,6 +69,7 @@ def profile(options: ProfileSettings) -> None:
     kind = str(parse_node_type(options.node_type, field="--as"))
     source = {name: WeightSource(options.model or DEFAULT_MODEL)}
     local_model = fetch_models(source, TerminalListener(yes=True))[name]
+    assert local_model.folder is not None
     start, end = _range(options.layers, local_model.layers)
     with live_line("loading") as say:
         measured = profile_range(

@@ -37,12 +37,14 @@ class ServeSettings(ServeOptions, FleetSettings):
 
 @verb(app, ServeSettings)
 def serve(options: ServeSettings) -> None:
-    """Start the nodes of a plan as processes on this machine and serve them behind one address.
+    """Start the instances of a plan on this machine and serve them behind one address.
 
-    Only the weights of the plan's own models are served; SmolLM2 is fetched by itself, for others see
-    --model. With --stand-in it serves in their place, the plan's layer ranges shrunk to its layers. Ctrl-C
-    finishes what runs and stops everything; a second one stops at once. With --fabric every gateway there can
-    use it, as one node.
+    They run on the GPUs that are here, under the engine that they are planned for; where none holds them, as
+    processes of Atoll's own engine on cores, and a line says why. Only the weights of the plan's own models
+    are served; engines on GPUs fetch those that the catalog names, SmolLM2 is fetched by itself, for others
+    see --model. With --stand-in it serves in their place, the plan's layer ranges shrunk to its layers.
+    Ctrl-C finishes what runs and stops everything; a second one stops at once. With --fabric every gateway
+    there can use it, as one node.
     """
     require_extras("serve")
     from atoll.api.fleet import Fleet
@@ -68,6 +70,8 @@ def serve(options: ServeSettings) -> None:
         None if fleet is None else lambda: plan_for_serving(fleet, options.deadline),
     )
     tell = make_teller(prepared.stand_ins)
+    for line in prepared.list_runners():
+        tell(line)
     for line in prepared.list_warnings():
         tell(f"warning: {line}")
     with live_line("loading the engine") as say:

@@ -16,9 +16,9 @@ from atoll.deploy.local.gpu_slots import (
     pretend_machines,
     visible_devices,
 )
-from atoll.fabric.registry.records import Gpu, Hardware
 from atoll.plan.problem import Offer
 from atoll.runtime.join import hardware
+from atoll.runtime.join.hardware import GpuDevice
 
 BOX = PoolMachine(name="box", node_type="L40S:8", gpu_ids=(8, 9, 10, 11, 12, 13, 14, 15))
 machines = st.lists(
@@ -103,7 +103,8 @@ def test_slices_lie_side_by_side_and_are_seen_as_the_driver_counts_them() -> Non
     given_slots = allocate_slots([BOX], held, [SlotRequest("n0", "L40S:8", 4)])
     assert not isinstance(given_slots, SlotRequest)
     assert given_slots[0].slots == (4, 5, 6, 7)
-    assert visible_devices(BOX, given_slots[0].slots) == {"CUDA_VISIBLE_DEVICES": "12,13,14,15"}
+    shown = visible_devices(BOX, given_slots[0].slots)
+    assert shown == {"CUDA_VISIBLE_DEVICES": "12,13,14,15", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert visible_devices(BOX.model_copy(update={"gpu_ids": None}), (0,)) == {}
 
 
@@ -125,13 +126,12 @@ def test_offers_count_machines_and_machines_stand_for_offers() -> None:
 
 
 def test_the_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = Hardware(gpus=(Gpu(type="L4", count=2, memory_bytes=1),))
-    monkeypatch.setattr(hardware, "read_hardware", lambda _environment: two)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpus = [GpuDevice(5, "L4", 1), GpuDevice(7, "L4", 1)]
+    monkeypatch.setattr(hardware, "list_gpus", lambda: tuple(gpus))
     (machine,) = find_machines()
-    assert (machine.node_type, machine.gpu_ids) == ("L4:2", (0, 1))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7")
-    assert find_machines()[0].gpu_ids == (5, 7)
-    mixed = Hardware(gpus=(*two.gpus, Gpu(type="L40S", count=1, memory_bytes=1)))
-    monkeypatch.setattr(hardware, "read_hardware", lambda _environment: mixed)
+    assert (machine.node_type, machine.gpu_ids) == ("L4:2", (5, 7))
+    gpus.insert(1, GpuDevice(6, "L40S", 1))
+    found = {machine.node_type: machine.gpu_ids for machine in find_machines()}
+    assert found == {"L4:2": (5, 7), "L40S:1": (6,)}
+    gpus.clear()
     assert find_machines() == ()

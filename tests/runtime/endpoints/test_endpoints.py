@@ -199,6 +199,7 @@ def test_a_pipeline_of_slices_sees_the_gpus_of_all_its_stages(tmp_path: Path) ->
     command = start("vllm", made, SERVED, tmp_path)
     assert command.environment == {
         "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "VLLM_PP_LAYER_PARTITION": "20,12",
     }
 

@@ -18,7 +18,13 @@ from atoll.fabric.registry.records import Gpu, Metadata, NodeService, encode_met
 from atoll.runtime.join.deadline import Cloud, NodeDeadline, SpotNotices, parse_ends, slurm_end_s
 from atoll.runtime.join.engine_command import precision_of, read_command
 from atoll.runtime.join.engine_load import LoadReader, read_figures
-from atoll.runtime.join.hardware import gpu_type, gpus_from_text, gpus_of, read_hardware
+from atoll.runtime.join.hardware import (
+    gpu_type,
+    gpus_from_text,
+    gpus_of,
+    list_visible,
+    read_hardware,
+)
 from atoll.runtime.join.offers import (
     Inspector,
     KnownServer,
@@ -70,6 +76,23 @@ def test_gpus_are_those_that_cuda_would_see(
     visible: str | None, expected: list[tuple[str, int]]
 ) -> None:
     assert [(gpu.type, gpu.count) for gpu in gpus_of(NVML, visible)] == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, [(0, "A100-80"), (1, "A100-80"), (2, "L4")]),
+        ("2,0", [(2, "L4"), (0, "A100-80")]),
+        ("GPU-cc,1", [(2, "L4"), (1, "A100-80")]),
+        ("MIG-xyz,2", [(2, "L4")]),  # only whole ones are given out
+        ("", []),
+    ],
+)
+def test_gpus_have_the_numbers_that_the_driver_gives_them(
+    visible: str | None, expected: list[tuple[int, str]]
+) -> None:
+    found = list_visible(NVML.devices(), visible)
+    assert [(gpu.id, gpu.type) for gpu in found] == expected
 
 
 def test_a_gpu_in_another_form_keeps_its_own_name() -> None:

@@ -194,21 +194,13 @@ def choose_weights(
     kept: Mapping[str, WeightsRecord] = {}
     if known is not None and not told:
         kept = known.weights
-    defaults = []
-    at_load: dict[tuple[str, str], str | None] = {}
-    if not options.stand_in:
-        for each in needed:
-            known_as = each.spec.checkpoint if each.spec is not None else None
-            if known_as is not None and not _is_fetched(each.spec):
-                hub = f"hf://{known_as.repository}"
-                defaults.append(f"{each.service}={hub}")
-                at_load[each.service, hub] = known_as.quantization
     stand_in_source = options.stand_in_model or _default_model()
     chosen = choose_sources(
         [each for each in needed if each.service not in kept],
-        [*(d for d in defaults if d.partition("=")[0] not in kept), *options.models],
+        options.models,
         _absolute(stand_in_source),
         stand_in=options.stand_in,
+        published=True,
     )
     found = dict(kept)
     for name, source in chosen.items():
@@ -219,16 +211,9 @@ def choose_weights(
             names=(name,),
             engine=runs,
             stand_in=source.stand_in is not None,
-            quantization=at_load.get((name, source.source)),
+            quantization=source.quantization,
         )
     return {name: found[name] for name in names}
-
-
-def _is_fetched(spec: Any) -> bool:
-    """Whether these are the weights that Atoll fetches by itself."""
-    from atoll.runtime.local.weights import STAND_IN_MODEL
-
-    return bool(spec.name.partition("@")[0] == STAND_IN_MODEL)
 
 
 def _default_model() -> str:

@@ -92,7 +92,6 @@ def build_stage(
     `layers` are those of the weights: a plan for another model is refused unless these stand in. `helpers`
     is the file that an instance that decodes follows.
     """
-    from atoll.engine.node import NodeConfig
     from atoll.runtime.endpoints.stage_endpoint import stage_endpoint
 
     instance, last = order.instance, max(each.end for each in order.instance.nodes)
@@ -110,7 +109,7 @@ def build_stage(
         instance = instance.model_copy(update={"role": both})
     leader = instance.nodes[0].id
     process = engine_name(instance.id, node)
-    share = MachineShare({process: cores}, order.kv_bytes, order.dtype)
+    share = MachineShare({process: cores}, order.kv_bytes, order.dtype, order.device)
     served = ServedModel(order.source, order.names, order.launch)
     directory = PeerDirectory(home, instance.id, leader, peers)
     endpoint = stage_endpoint(
@@ -118,10 +117,6 @@ def build_stage(
         helpers=helpers,
     )
     own = tuple(spec for spec in endpoint.nodes if spec.name == process)
-    if order.device != "cpu":
-        path = directory.file(process, ".json")
-        config = NodeConfig.from_json(path.read_text(encoding="utf-8"))
-        directory.write(process, config.model_copy(update={"device": order.device}))
     return Endpoint(
         endpoint.backend,
         endpoint.instances,
@@ -215,8 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
             order, options.node, options.port, peers, home, layers, cores, options.helpers
         )
         helps = order.instance.phase is Phase.PREFILL and options.node == order.instance.nodes[0].id
-        # What a fork server forks has its environment, and sees its GPUs.
-        fork_server = os.environ.get(FORK_SERVER_VARIABLE) if order.device == "cpu" else None
+        fork_server = os.environ.get(FORK_SERVER_VARIABLE)
         return asyncio.run(_serve(endpoint, fork_server, options.port if helps else None))
     except AtollError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from atoll.core.frozen import Frozen
 from atoll.core.ids import format_node_type, parse_node_type
 from atoll.plan.problem import Offer
-from atoll.runtime.endpoints.devices import VISIBLE
+from atoll.runtime.endpoints.devices import show_gpus
 
 
 class PoolMachine(Frozen):
@@ -113,7 +113,7 @@ def visible_devices(machine: PoolMachine, slots: Sequence[int]) -> dict[str, str
     """Return what to set in the environment of a process that holds these slots."""
     if machine.gpu_ids is None:
         return {}
-    return {VISIBLE: ",".join(str(machine.gpu_ids[slot]) for slot in slots)}
+    return show_gpus([machine.gpu_ids[slot] for slot in slots])
 
 
 def list_offers(machines: Iterable[PoolMachine]) -> tuple[Offer, ...]:
@@ -136,22 +136,22 @@ def list_offers(machines: Iterable[PoolMachine]) -> tuple[Offer, ...]:
 
 
 def find_machines(region: str = "local") -> tuple[PoolMachine, ...]:
-    """Return this machine's GPUs as one machine; none where there is no driver, or kinds are mixed."""
-    import os
+    """Return this machine's GPUs, each kind as a machine of its own; none where there is no driver."""
+    from atoll.runtime.join.hardware import list_gpus
 
-    from atoll.runtime.join.hardware import read_hardware
-
-    gpus = read_hardware(dict(os.environ)).gpus
-    if len(gpus) != 1:
-        # Where kinds are mixed, their counts do not say which number is which.
-        return ()
-    (gpu,) = gpus
-    # A controller that sees some GPUs only gives those, by the numbers that it was given.
-    words = [word.strip() for word in os.environ.get(VISIBLE, "").split(",")]
-    given = [int(word) for word in words if word.isdigit()]
-    ids = tuple(given) if len(given) == gpu.count else tuple(range(gpu.count))
-    node_type = format_node_type(gpu.type, gpu.count)
-    return (PoolMachine(name=f"local-{gpu.type}", node_type=node_type, region=region, gpu_ids=ids),)
+    # A controller that sees some GPUs only gives those.
+    numbers: dict[str, list[int]] = {}
+    for gpu in list_gpus():
+        numbers.setdefault(gpu.type, []).append(gpu.id)
+    return tuple(
+        PoolMachine(
+            name=f"local-{kind}",
+            node_type=format_node_type(kind, len(ids)),
+            region=region,
+            gpu_ids=tuple(ids),
+        )
+        for kind, ids in sorted(numbers.items())
+    )
 
 
 def pretend_machines(offers: Iterable[Offer]) -> tuple[PoolMachine, ...]:

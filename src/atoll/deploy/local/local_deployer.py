@@ -241,12 +241,12 @@ class LocalDeployer:
             for each in order.commands
         ]
         machines = [m for m in self._machines.values() if m.name not in order.avoid_hosts]
-        given = allocate_slots(machines, self._held(), requests)
+        given = allocate_slots(machines, self.list_held(), requests)
         # What has ended gives its GPUs back within moments, which is worth the wait.
         until_s = time.monotonic() + STOP_WAIT_S
         while isinstance(given, SlotRequest) and self._is_ending() and time.monotonic() < until_s:
             time.sleep(_POLL_S)
-            given = allocate_slots(machines, self._held(), requests)
+            given = allocate_slots(machines, self.list_held(), requests)
         if isinstance(given, SlotRequest):
             aside = sorted(self._machines.keys() & set(order.avoid_hosts))
             besides = f", {', '.join(aside)} set aside" if aside else ""
@@ -257,7 +257,7 @@ class LocalDeployer:
             )
         return given
 
-    def _held(self) -> Iterator[HeldSlots]:
+    def list_held(self) -> Iterator[HeldSlots]:
         """Return the slots held by instances of any fleet, also by those that are still ending."""
         for home in self._folder.glob("f-*/i-*"):
             order = self._read_order(home)

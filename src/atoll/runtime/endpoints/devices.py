@@ -6,12 +6,14 @@ one machine, and `CUDA_VISIBLE_DEVICES` keeps each to its own GPUs there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll.plan.plan import Instance, Node
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""Has CUDA count GPUs as their driver does; by itself it begins with the fastest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +54,14 @@ def visible_gpus(nodes: Iterable[Node]) -> dict[str, str]:
             return {}
         ids += node.gpu_ids
     return {VISIBLE: ",".join(map(str, ids))}
+
+
+def show_gpus(numbers: Sequence[int]) -> dict[str, str]:
+    """Return what to set so that a process sees GPUs of this machine, by the driver's numbers."""
+    return {VISIBLE: ",".join(map(str, numbers)), **_ORDER}
+
+
+def show_nodes(nodes: Iterable[Node]) -> dict[str, str]:
+    """Return what to set for a process over nodes on this machine; see `visible_gpus`."""
+    shown = visible_gpus(nodes)
+    return shown | _ORDER if shown else {}

@@ -12,7 +12,7 @@ from atoll.core.frozen import Frozen
 from atoll.engines.engine import Engine, ServedModel, ServerHost
 from atoll.plan.engine_layout import engine_layout
 from atoll.plan.plan import Instance
-from atoll.runtime.endpoints.devices import visible_gpus
+from atoll.runtime.endpoints.devices import show_nodes
 from atoll.runtime.endpoints.probes import TokenProbe
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
@@ -74,11 +74,15 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class MachineShare:
-    """The part of this machine that processes get: cores by process, and memory for KV per node."""
+    """The part of this machine that processes get: cores by process, and memory for KV per node.
+
+    `device` is what the stage engine computes on: "cpu", or "cuda" with the GPUs that a node has.
+    """
 
     cpus: dict[str, tuple[int, ...]] = field(default_factory=dict)
     kv_bytes: int | None = None
     dtype: str = "float32"
+    device: str = "cpu"
 
     def threads(self, name: str) -> int:
         """Return how many threads a process may use."""
@@ -107,7 +111,7 @@ def server_endpoint(
         served = replace(served, source=str(gguf_file(engine, served.source)))
     made = engine.command(layout, served, ServerHost(str(port), sys.executable, threads))
     command = Command(
-        made.arguments, home.log(instance.id), {**visible_gpus(instance.nodes), **made.environment}
+        made.arguments, home.log(instance.id), {**show_nodes(instance.nodes), **made.environment}
     )
     if threads is not None:
         command = replace(command, cpus=given.cpus.get(instance.id, ()), threads=threads)

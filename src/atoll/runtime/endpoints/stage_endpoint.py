@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from atoll.engine.batcher import MaxInFlight
@@ -11,7 +12,7 @@ from atoll.engines.engine import ServedModel
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.stage import ENGINE as STAGE
 from atoll.plan.plan import Instance, Route
-from atoll.runtime.endpoints.devices import visible_gpus
+from atoll.runtime.endpoints.devices import show_nodes
 from atoll.runtime.endpoints.endpoint import Endpoint, MachineShare, RunDirectory
 from atoll.runtime.endpoints.probes import InstanceProbe, NodeProbe
 from atoll.runtime.instance.instance_config import (
@@ -70,6 +71,7 @@ def stage_endpoint(
                 bind=inboxes[node.id],
                 ready_file=str(home.file(process, ".ready")),
                 dtype=share.dtype,
+                device=share.device,
                 threads=share.threads(process),
                 cpus=share.cpus.get(process, ()),
                 kv_bytes=share.kv_bytes,
@@ -86,7 +88,7 @@ def stage_endpoint(
                         share,
                         "atoll.engine.node",
                         str(home.write(process, config)),
-                        visible_gpus([node]),
+                        show_nodes([node]),
                     ),
                     NodeProbe(home.file(process, ".ready"), process, silent, silent_s),
                     _LIMITS,
@@ -150,7 +152,7 @@ def _python(
     config: str,
     environment: Mapping[str, str] | None = None,
 ) -> Command:
-    return Command.of_module(
+    command = Command.of_module(
         module,
         ("--config", config),
         home.log(name),
@@ -158,3 +160,5 @@ def _python(
         cpus=share.cpus.get(name, ()),
         threads=share.threads(name),
     )
+    # What a fork server forks has its environment, and sees its GPUs.
+    return command if share.device == "cpu" else replace(command, module=None)

@@ -5,20 +5,32 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from atoll.catalog.gpus import default_gpus
 from atoll.catalog.name_lookup import fold, index_names
 from atoll.core.errors import InputError
-from atoll.core.machine import count_cpus, cpu_name
+from atoll.core.machine import count_cpus, cpu_name, find_gpus
 from atoll.fabric.registry.records import Gpu, Hardware
 
+T = TypeVar("T")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MAKERS = ("nvidia", "tesla", "geforce", "quadro")
 _LONGEST_NAME = 128
 _SAME_MEMORY = 0.12
 """How far the memory a driver reports may lie from the catalog's, as a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDevice:
+    """A GPU that this process may use: its number as the driver counts, its kind, and its memory in bytes."""
+
+    id: int
+    type: str
+    memory_bytes: int
 
 
 class Nvml(Protocol):
@@ -73,18 +85,57 @@ def read_hardware(environment: Mapping[str, str] | None = None) -> Hardware:
 
 
 def _gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    return _ask_driver(lambda nvml: gpus_of(nvml, environment.get(_VISIBLE))) or ()
+
+
+def list_gpus(environment: Mapping[str, str] | None = None) -> tuple[GpuDevice, ...]:
+    """Return the whole GPUs that this process may use, one by one, as NVML or else `nvidia-smi` says."""
+    visible = (os.environ if environment is None else environment).get(_VISIBLE)
+    found = _ask_driver(lambda nvml: list_visible(nvml.devices(), visible))
+    if found is None:
+        told = [("", gpu.name, int(gpu.memory_bytes or 0)) for gpu in find_gpus()[0]]
+        found = list_visible(told, visible)
+    return found
+
+
+def list_visible(devices: list[tuple[str, str, int]], visible: str | None) -> tuple[GpuDevice, ...]:
+    """Return those of a driver's GPUs (identity, name, bytes) that CUDA_VISIBLE_DEVICES leaves."""
+    whole = (number for number in _read_visible(devices, visible) if isinstance(number, int))
+    return tuple(GpuDevice(n, gpu_type(*devices[n][1:]), devices[n][2]) for n in whole)
+
+
+def _read_visible(devices: list[tuple[str, str, int]], visible: str | None) -> list[int | str]:
+    """Numbers of the GPUs that CUDA_VISIBLE_DEVICES leaves; a slice of one by its name ("MIG-...")."""
+    if visible is None:
+        return list(range(len(devices)))
+    chosen: list[int | str] = []
+    # As CUDA reads it: what comes after the first entry that names nothing is not visible.
+    for word in (part.strip() for part in visible.split(",")):
+        if word.isdigit() and int(word) < len(devices):
+            chosen.append(int(word))
+        elif word.startswith("MIG-"):
+            chosen.append(word)
+        elif word.startswith("GPU-") and (device := _with_prefix(devices, word)):
+            chosen.append(devices.index(device))
+        else:
+            break
+    return chosen
+
+
+def _ask_driver(question: Callable[[Nvml], T]) -> T | None:
+    """Answer a question by NVML; None where there is none to ask."""
     try:
         import pynvml
     except ImportError:
-        return ()
+        return None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return ()
+        return None
     try:
-        return gpus_of(DriverNvml(pynvml), environment.get("CUDA_VISIBLE_DEVICES"))
+        return question(DriverNvml(pynvml))
     except pynvml.NVMLError:
-        return ()
+        return None
     finally:
         pynvml.nvmlShutdown()
 
@@ -92,20 +143,10 @@ def _gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
 def gpus_of(nvml: Nvml, visible: str | None) -> tuple[Gpu, ...]:
     """Return the GPUs that `visible` (CUDA_VISIBLE_DEVICES) leaves, counted by type and memory."""
     devices = nvml.devices()
-    if visible is None:
-        chosen = devices
-    else:
-        chosen = []
-        # As CUDA reads it: what comes after the first entry that names nothing is not visible.
-        for word in (part.strip() for part in visible.split(",")):
-            if word.isdigit() and int(word) < len(devices):
-                chosen.append(devices[int(word)])
-            elif word.startswith("MIG-"):
-                chosen.append(nvml.by_uuid(word))
-            elif word.startswith("GPU-") and (device := _with_prefix(devices, word)):
-                chosen.append(device)
-            else:
-                break
+    chosen = [
+        devices[each] if isinstance(each, int) else nvml.by_uuid(each)
+        for each in _read_visible(devices, visible)
+    ]
     counted = Counter((gpu_type(name, memory), memory) for _, name, memory in chosen)
     return tuple(
         Gpu(type=kind, count=count, memory_bytes=memory)

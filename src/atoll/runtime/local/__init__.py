@@ -4,6 +4,7 @@ Begin with `local_endpoints`, then `local_fleet`.
 
     weights          which weights a plan needs, and whether these are them
     placing          which endpoints, with which layer ranges of the model that is served here
+    instance_runner  what runs an instance here: an engine on GPUs, or cores, and why
     cores            which cores each process gets
     local_endpoints  configurations and endpoints, through `runtime.endpoints`
     local_fleet      starting, watching and stopping all of it

@@ -17,6 +17,7 @@ from atoll.core.errors import AtollError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
 from atoll.core.paths import runtime_dir
+from atoll.runtime.local.instance_runner import InstanceRunner
 
 _FILE = "fleet.json"
 
@@ -61,6 +62,8 @@ class FleetState(Frozen):
     admin_socket: str = ""
     """Where the gateway is asked for its status."""
     endpoints: tuple[EndpointState, ...] = ()
+    instances: tuple[InstanceRunner, ...] = ()
+    """What runs each instance of the plan here, those that are left out too."""
 
 
 def new_home() -> Path:

@@ -15,6 +15,7 @@ from atoll.runtime.endpoints.endpoint import Endpoint, RunDirectory
 from atoll.runtime.gateway import Gateway, GatewaySettings
 from atoll.runtime.http.http_client import FetchError, fetch
 from atoll.runtime.local.fleet_state import EndpointState, FleetState, NodeState, write_state
+from atoll.runtime.local.instance_runner import InstanceRunner
 from atoll.runtime.pool.member import STAND_IN
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.supervise.agent import Agent, SupervisedProcess
@@ -75,7 +76,8 @@ class LocalFleet:
     fleet = LocalFleet("demo", named, home, GatewaySettings(port=8080), liveness)
     await fleet.start(); ...; await fleet.stop(10.0)
 
-    `warm` names the folders of models whose nodes are forked from a process that has loaded the code.
+    `warm` names the folders of models whose nodes are forked from a process that has loaded the code,
+    `runners` what runs each instance of the plan.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class LocalFleet:
         on_progress: OnProgress | None = None,
         on_usage: OnUsage | None = None,
         log: Log | None = None,
+        runners: Sequence[InstanceRunner] = (),
     ) -> None:
         self.name = name
+        self._runners = tuple(runners)
         self.endpoints = tuple(endpoints)
         self.home = home
         self.pool = BackendPool(outliers=settings.outliers, policy=settings.policy)
@@ -149,6 +153,7 @@ class LocalFleet:
             folder=str(self.home.folder),
             admin_socket=str(self.gateway.admin_socket or ""),
             endpoints=tuple(self._endpoint_state(named) for named in self.endpoints),
+            instances=self._runners,
         )
 
     def _endpoint_state(self, named: ServiceEndpoint) -> EndpointState:

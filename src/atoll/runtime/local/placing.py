@@ -60,11 +60,18 @@ def scale_layers(instance: Instance, layers: int) -> Instance:
     return instance.model_copy(update={"nodes": nodes})
 
 
-def plan_endpoints(plan: Plan, layers: Mapping[str, int]) -> tuple[PlannedEndpoint, ...]:
-    """Return the endpoints of the services in `layers`, which has the layers of each one's model."""
+def plan_endpoints(plan: Plan, layers: Mapping[str, int | None]) -> tuple[PlannedEndpoint, ...]:
+    """Return the endpoints of the services in `layers`, which has the layers of each one's model.
+
+    None: they are those of the plan.
+    """
     endpoints: list[PlannedEndpoint] = []
     for service, count in layers.items():
-        instances = [scale_layers(i, count) for i in plan.instances if i.service == service]
+        instances = [
+            i if count is None else scale_layers(i, count)
+            for i in plan.instances
+            if i.service == service
+        ]
         if not instances:
             raise InputError(
                 f"the plan has no instance of {service!r}",

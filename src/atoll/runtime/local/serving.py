@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
     from atoll.runtime.join.joined_node import JoinedNode
+    from atoll.runtime.local.instance_runner import InstanceRunner
     from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions
     from atoll.runtime.local.local_fleet import LocalFleet
     from atoll.runtime.local.weights import WeightSource
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
     from atoll.telemetry.usage_record import OnUsage
 
 
-def fetch_models(wanted: Mapping[str, WeightSource], listener: Listener) -> dict[str, LocalModel]:
-    """Fetch and convert models where needed."""
+def fetch_models(
+    wanted: Mapping[str, WeightSource], listener: Listener, by_engine: Collection[str] = ()
+) -> dict[str, LocalModel]:
+    """Fetch and convert models where needed; engines fetch those of the services `by_engine` themselves."""
     from atoll.engine.weights.sources import resolve
     from atoll.runtime.local.local_endpoints import LocalModel
 
-    folders: dict[str, Path] = {}
+    folders: dict[str, Path | None] = dict.fromkeys(wanted[name].source for name in by_engine)
+    here = (each.source for name, each in wanted.items() if name not in by_engine)
     # Services may share weights: every source is fetched once.
-    for source in dict.fromkeys(each.source for each in wanted.values()):
+    for source in dict.fromkeys(here):
         with listener.working(f"fetching {source}") as say:
 
             def progress(
@@ -44,7 +48,7 @@ def fetch_models(wanted: Mapping[str, WeightSource], listener: Listener) -> dict
 
             folders[source] = resolve(source, progress)
     return {
-        service: LocalModel(each.source, folders[each.source], each.stand_in)
+        service: LocalModel(each.source, folders[each.source], each.stand_in, each.quantization)
         for service, each in wanted.items()
     }
 
@@ -146,15 +150,15 @@ def local_fleet(
     on_usage: OnUsage | None = None,
     tasks: TaskDeployment | None = None,
     promises: Mapping[str, ModelPromise] | None = None,
+    runners: Sequence[InstanceRunner] = (),
 ) -> Iterator[LocalFleet]:
     """Return a fleet that is not started yet; its folder goes when it is left.
 
     `name` is what others see, the plan's unless given. Without a plan only `tasks` stand. The gateway counts
-    who keeps `promises`.
+    who keeps `promises`. `runners` say what runs each instance of the plan, those left out too.
     """
     import os
 
-    from atoll.engines.table import find_engine
     from atoll.runtime.endpoints.endpoint import RunDirectory
     from atoll.runtime.gateway import GatewaySettings
     from atoll.runtime.local.fleet_state import new_home, remove_home
@@ -180,9 +184,12 @@ def local_fleet(
         named = build(plan, models, home, liveness, options) if plan and models else ()
         if tasks is not None:
             named = (*named, task_endpoint(tasks, home, options.cores))
-        warm = (
-            [str(m.folder) for m in models.values()] if find_engine(options.engine).staged else []
-        )
+        on_cores = {
+            i.service
+            for i in (plan.instances if plan else ())
+            if options.engine_of(i).staged and options.gpus_of(i) is None
+        }
+        warm = [str(model.folder) for name, model in models.items() if name in on_cores]
         warm += [] if tasks is None else list(language_models(tasks))
         yield LocalFleet(
             name or (plan.problem_name if plan else "tasks"),
@@ -199,6 +206,7 @@ def local_fleet(
             on_progress=on_progress,
             on_usage=on_usage,
             log=JsonLog(descriptor, **({"stand_in": stand_ins} if stand_ins else {})),
+            runners=runners,
         )
     finally:
         os.close(descriptor)

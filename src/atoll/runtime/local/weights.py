@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import AtollError, InputError, UnknownNameError, UsageError
@@ -53,10 +54,14 @@ class NeededWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightSource:
-    """Where the weights of a service come from; `stand_in` says instead of what where they are others."""
+    """Where the weights of a service come from; `stand_in` says instead of what where they are others.
+
+    `quantization` is the format that an engine turns them into as it loads them.
+    """
 
     source: str
     stand_in: str | None = None
+    quantization: str | None = None
 
 
 def list_needed(
@@ -87,31 +92,44 @@ def choose_sources(
     stand_in_source: str,
     *,
     stand_in: bool,
+    published: bool = False,
+    reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, WeightSource]:
     """Return where the weights of each service come from: `given` as SERVICE=SOURCE or SOURCE for all.
 
     Weights that Atoll has by itself serve their own model, and with `stand_in` all that nothing is given
-    for. Else UsageError says what is missing and how to get it.
+    for; with `published` it is the repository that the catalog names. Else UsageError says what is missing
+    and how to get it; `reasons` say of services why they are not on GPUs, whose engines get it themselves.
     """
     named = _read_given(given, [each.service for each in needed])
     chosen: dict[str, WeightSource] = {}
     missing: list[NeededWeights] = []
     for each in needed:
+        known = each.spec.checkpoint if each.spec is not None else None
+        hub = (
+            None
+            if known is None
+            else WeightSource(f"hf://{known.repository}", quantization=known.quantization)
+        )
         if each.service in named:
-            chosen[each.service] = WeightSource(named[each.service])
+            own = WeightSource(named[each.service])
+            chosen[each.service] = hub if hub is not None and hub.source == own.source else own
         elif _is_stand_in_itself(each):
             chosen[each.service] = WeightSource(stand_in_source)
         elif stand_in:
             instead = f"{STAND_IN_MODEL} instead of {each.model or 'its own model'}"
             chosen[each.service] = WeightSource(stand_in_source, instead)
+        elif published and hub is not None:
+            chosen[each.service] = hub
         else:
             missing.append(each)
     if missing:
         which = ", ".join(each.described for each in missing)
+        why = next((reasons[each.service] for each in missing if reasons.get(each.service)), "")
         advice = " ".join(each.advice for each in missing[:3])
         unnamed = " its `fleet` file says which models they are;" if _lack_names(missing) else ""
         raise UsageError(
-            f"the plan's weights are needed: {which}",
+            f"the plan's weights are needed: {which}" + (f" on cores, since {why}" if why else ""),
             hint=f"{advice} (a folder, a .gguf file or hf://ORG/NAME);{unnamed} `stand_in` tries the plan "
             f"with {STAND_IN_MODEL} instead",
         )
