@@ -6,8 +6,11 @@ import pytest
 
 from atoll.catalog import Catalog
 from atoll.plan.files.fleet_file import parse_fleet
-from benchmarks.planning.runnable import look_at
+from benchmarks.planning.runnable import PlannedCommand, ask_parsers, look_at
 from benchmarks.planning.runnable_fleets import FLEETS
+from tools import own_parsers
+from tools.own_parsers import ReadCommand
+from tools.real_engines import UnavailableError
 
 FEW = ("V100 machines alone", "gpt-oss on A10G", "phases apart asked for", "MI300X boxes")
 
@@ -21,6 +24,31 @@ def test_every_instance_has_an_engine_a_command_and_room(name: str) -> None:
     assert found.differs == []
     assert found.served == 1.0
     assert "-" not in found.run_by
+    assert len({each.instance for each in found.commands}) == found.instances
+    for each in found.commands:
+        assert each.words[:2] == ("vllm", "serve") or "--order" in each.words
+        assert not any("@" in word for word in each.words if "--order" not in each.words)
+
+
+def test_what_an_engines_own_parser_does_not_take_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def read(engine: str, commands: list[tuple[str, ...]]) -> list[ReadCommand]:
+        if engine == "sglang":
+            raise UnavailableError("there is no driver here")
+        assert commands == [("vllm", "a"), ("vllm", "b"), ("vllm", "c")]
+        return [ReadCommand(1, 4096, 2048), ReadCommand(2, 4096, 2048), ReadCommand(refusal="no")]
+
+    monkeypatch.setattr(own_parsers, "read_commands", read)
+    wanted = ReadCommand(1, 4096, 2048)
+    asked = [PlannedCommand(word, "vllm", ("vllm", word), wanted) for word in "abc"]
+    asked += [
+        PlannedCommand("d", "sglang", ("python3",), wanted),
+        PlannedCommand("e", "atoll", ("python3", "--order", "{}"), ReadCommand(1)),
+    ]
+    refused, skipped = ask_parsers(asked)
+    assert [line.partition(":")[0] for line in refused] == ["e", "b", "c"]
+    assert skipped == {"sglang": "1 commands: there is no driver here"}
 
 
 def test_all_fleets_can_be_read() -> None:

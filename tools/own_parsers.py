@@ -1,0 +1,88 @@
+"""Engines' own argument parsers, asked whether they take a command, where the engines are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.real_engines import find_engine
+
+_ASK_S = 300.0
+_VLLM = """
+try:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+except ImportError:
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+try:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+except ImportError:
+    from vllm.utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+def read(words):
+    found = parser.parse_args(words[2:])
+    validate_parsed_serve_args(found)
+    return [found.tensor_parallel_size, found.max_model_len, found.max_num_batched_tokens]
+"""
+_SGLANG = """
+import argparse
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+def read(words):
+    found = parser.parse_args(words[3:])
+    return [found.tensor_parallel_size, found.context_length, found.chunked_prefill_size]
+"""
+_PARSERS = {"vllm": _VLLM, "sglang": _SGLANG}
+NAMES = tuple(_PARSERS)
+_READ_ALL = """
+import contextlib, io, json, sys
+answers = []
+for words in json.load(sys.stdin):
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            answers.append(read(words))
+    except SystemExit:
+        answers.append((said.getvalue().strip().splitlines() or ["it ended"])[-1])
+    except Exception as error:
+        answers.append(repr(error))
+print("READ" + json.dumps(answers))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCommand:
+    """A command as the engine's parser read it: GPUs that split a layer, tokens of a request and of a step.
+
+    `refusal` says what the parser says instead; "": it took the command.
+    """
+
+    tp: int = 0
+    max_model_len: int | None = None
+    max_tokens: int | None = None
+    refusal: str = ""
+
+
+def read_commands(engine: str, commands: Sequence[Sequence[str]]) -> list[ReadCommand]:
+    """Have an engine's parser read commands; UnavailableError where it is not here to ask."""
+    real = find_engine(engine, build=False)
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [real.python, "-c", _PARSERS[engine] + _READ_ALL],
+            input=json.dumps([list(words) for words in commands]),
+            env={**os.environ, **real.environment},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_S,
+            check=True,
+        )
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("READ")]
+    return [
+        ReadCommand(refusal=each) if isinstance(each, str) else ReadCommand(*each)
+        for each in json.loads(line.removeprefix("READ"))
+    ]
