@@ -42,13 +42,16 @@ class EngineLimits(Frozen):
     """How an engine is started; None leaves a setting as the engine has it.
 
     `max_num_seqs` and `max_num_batched_tokens` bound a step, `gpu_memory_utilization` is the share of GPU
-    memory that the engine takes. `scheduling` is "async" where the next step is prepared while the GPU works.
+    memory that the engine takes. `max_model_len` are the tokens of prompt and answer that a request may have
+    at most: an engine starts only where the KV cache has room for one such request. `scheduling` is "async"
+    where the next step is prepared while the GPU works.
     `host` is the host time as measured on the machine.
     """
 
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
     max_num_batched_tokens: int | None = Field(default=None, ge=16, le=1 << 20)
     gpu_memory_utilization: float | None = Field(default=None, ge=0.05, le=1)
+    max_model_len: int | None = Field(default=None, ge=1)
     prefix_caching: bool | None = None
     scheduling: Scheduling | None = None
     host: HostTime | None = None
@@ -71,8 +74,7 @@ class EngineLimits(Frozen):
 class EngineLaunch(EngineLimits):
     """Limits as a plan carries them to the engines it starts, with the number format of the KV cache.
 
-    `max_model_len` are the tokens of prompt and answer that a request may have at most: an engine starts only
-    where the KV cache has room for one such request (`plan.context_length`).
+    `max_model_len` is that of the fleet file, else what `plan.context_length` says.
     `dtype` is the number format that is computed in where the GPUs lack that of the weights, `quantization`
     the one that weights are turned into as they are loaded. `tool_parser` and `reasoning_parser` read tool
     calls and thoughts out of a model's answers, by vLLM's names.
@@ -82,7 +84,6 @@ class EngineLaunch(EngineLimits):
     """
 
     kv_cache_dtype: str | None = Field(default=None, max_length=32)
-    max_model_len: int | None = Field(default=None, ge=1)
     dtype: str | None = Field(default=None, max_length=32)
     quantization: str | None = Field(default=None, max_length=32)
     tool_parser: str | None = Field(default=None, max_length=32)

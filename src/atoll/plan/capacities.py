@@ -152,7 +152,8 @@ def kv_context(service: Service, phase: Phase) -> float:
 
 def longest_context(catalog: Catalog, service: Service) -> int:
     """Return the tokens of the longest request that every node must have room for."""
-    return max_model_len(service.lengths.mix(), catalog.model(service.model).llm.max_context)
+    spec, given = catalog.model(service.model).llm, service.engine_limits.max_model_len
+    return max_model_len(service.lengths.mix(), spec.max_context, given)
 
 
 def memory_model(

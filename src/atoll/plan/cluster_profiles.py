@@ -334,7 +334,8 @@ def tabulate(
     context = lengths.input_mean + lengths.output_mean
     memory = MemoryModel.of(spec, node, tp=tp, engine=settings, phase=Phase.BOTH)
     room = _room(memory, context)
-    starts = _room(memory, float(max_model_len(lengths, spec.max_context))) >= 1.0
+    longest = max_model_len(lengths, spec.max_context, engine.limits.max_model_len)
+    starts = _room(memory, float(longest)) >= 1.0
     max_layers = int(np.max(np.flatnonzero((room >= 1.0) & starts)))
     if max_layers == 0:
         return None

@@ -562,15 +562,16 @@ class Problem(Frozen):
 
         catalog, found = self.catalog(), {}
         for service in self.services:
-            model, own = catalog.model(service.model), {}
+            model, own = catalog.model(service.model), dict(service.engine_limits)
             if not service.is_graph:
-                own = {
-                    "max_model_len": max_model_len(service.lengths.mix(), model.llm.max_context),
+                own |= {
+                    "max_model_len": max_model_len(
+                        service.lengths.mix(), model.llm.max_context, own["max_model_len"]
+                    ),
                     "tool_parser": model.tool_parser,
                     "reasoning_parser": model.reasoning_parser,
                 }
             found[service.name] = EngineLaunch(
-                **dict(service.engine_limits),
                 **own,
                 kv_cache_dtype=kv_dtype_of(service.model),
                 promised_ttft_s=service.ttft_s,

@@ -23,6 +23,7 @@ from atoll.core.ids import slug
 from atoll.engines.limits import EngineLimits
 from atoll.engines.table import find_engine, list_planned, profile_engine, read_engines
 from atoll.plan.choice import Choice
+from atoll.plan.context_length import check_max_model_len
 from atoll.plan.files.classes_file import (
     classes_of,
     is_plain,
@@ -202,6 +203,7 @@ def _service(
         avoid=avoid,
         engine_limits=_engine_limits(document, here, entry.engine),
     )
+    _check_context(document, here, entry.engine, service, model)
     if not any(service.allows(kind) for kind in node_types):
         field = "only" if only else "avoid"
         raise document.error(
@@ -320,6 +322,24 @@ def _engine_limits(
         merged["host"] = {f"{name}_s": seconds for name, seconds in host.items()}
     with document.at(*here, "engine"):
         return EngineLimits.parse(merged)
+
+
+def _check_context(
+    document: FleetDocument,
+    here: tuple[str, ...],
+    entry: EngineSpec,
+    service: Service,
+    model: ModelSpec,
+) -> None:
+    """Raise where the longest request that a fleet allows does not go with its lengths or its model."""
+    given = service.engine_limits.max_model_len
+    if given is None or service.is_graph:
+        return
+    own = entry.max_model_len is not None
+    with document.at(
+        *((*here, "engine") if own else ("settings", "engine_limits")), "max_model_len"
+    ):
+        check_max_model_len(given, service.lengths.mix(), service.attainment, model.llm.max_context)
 
 
 def _phases(document: FleetDocument, here: tuple[str, ...], entry: ServiceSpec) -> Phases:

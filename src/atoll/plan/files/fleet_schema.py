@@ -136,6 +136,11 @@ class EngineSpec(Frozen):
     gpu_memory_utilization: Annotated[Share, Field(ge=0.05)] | None = Field(
         default=None, description="Share of GPU memory that the engine takes; vLLM's own: 0.9."
     )
+    max_model_len: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None,
+        description="Most tokens of a request, prompt and answer; longer ones are refused. Left out, what "
+        "99.9 % of requests do not exceed.",
+    )
     kv_cache_dtype: StrictStr | None = Field(
         default=None,
         description="Number format of the KV cache, such as fp8; the model's own if left out or auto.",
