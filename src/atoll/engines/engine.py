@@ -86,6 +86,20 @@ class Irregularity(StrEnum):
     OVERLAP = "has layer ranges that overlap"
     COPIES = "has several copies of its layers on each of several nodes"
 
+    @property
+    def limit(self) -> str:
+        """What an engine that does not run such layouts lacks."""
+        return _LIMITS[self]
+
+
+_LIMITS = {
+    Irregularity.PARTIAL: "nodes that run only a part of their layers",
+    Irregularity.WIDE_STAGE: "several nodes in a stage",
+    Irregularity.UNLIKE_NODES: "unlike tensor parallel sizes in one pipeline",
+    Irregularity.OVERLAP: "layer ranges that overlap",
+    Irregularity.COPIES: "copies of layers on several nodes",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
@@ -271,11 +285,17 @@ class Engine:
 
     def runs(self, layout: EngineLayout) -> bool:
         """Return whether it runs the layout."""
-        try:
-            self.check_layout(layout)
-        except InputError:
-            return False
-        return True
+        return not self.list_limits(layout)
+
+    def list_limits(self, layout: EngineLayout) -> tuple[str, ...]:
+        """Return what of a layout it does not run: "unlike tensor parallel sizes in one pipeline"."""
+        found = []
+        if layout.alone and self.connector is None:
+            found.append("prefill and decode apart")
+        if self.max_nodes is not None and layout.nodes > self.max_nodes:
+            found.append("an instance over several nodes")
+        found += [why.limit for why in layout.irregularities if why not in self.allows]
+        return tuple(found)
 
     @property
     def pipelines(self) -> Pipelines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError
@@ -11,6 +12,10 @@ from atoll.engines.engine import EngineLayout, Irregularity, platform_of
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.table import find_engine
 from atoll.plan.plan import Instance, Node, Plan
+
+if TYPE_CHECKING:
+    from atoll.catalog.transformer import TransformerSpec
+    from atoll.engines.engine import Engine
 
 _BF16_CAPABILITY = 8.0
 """Compute capability from which GPUs compute in bf16, which most weights are in."""
@@ -25,6 +30,25 @@ def describe_engine(instance: Instance, catalog: Catalog) -> str | None:
     sizes = sorted({node.tp for node in instance.nodes})
     split = f" TP {'+'.join(map(str, sizes))}" if sizes != [1] else ""
     return f"{instance.engine}{split}, {standing}"
+
+
+def list_limits(
+    engine: Engine, instance: Instance, spec: TransformerSpec, catalog: Catalog
+) -> tuple[str, ...]:
+    """Return what of an instance of a model an engine does not run: its layout, its nodes, its weights."""
+    found = list(engine.list_limits(engine_layout(instance)))
+    if engine.max_node_gpus is not None and any(
+        node.gpus > engine.max_node_gpus for node in instance.nodes
+    ):
+        found.append("several GPUs in a node")
+    for kind in sorted({parse_node_type(node.kind).gpu for node in instance.nodes}):
+        refusal = engine.refuses(spec, catalog.gpu(kind))
+        if refusal is not None:
+            formats = sorted(
+                {spec.attention_dtype.name, spec.mlp_dtype.name, spec.expert_dtype.name}
+            )
+            found.append(f"{' and '.join(formats)} weights on {kind}")
+    return tuple(found)
 
 
 def launch_of(plan: Plan, instance: Instance) -> EngineLaunch:

@@ -7,7 +7,7 @@ it is an estimate if it is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
@@ -353,24 +353,74 @@ class PartFit(Frozen):
     detail: str = ""
 
 
+class EngineLimit(Frozen):
+    """What engines do not run (`missing_in`) of instances of a plan: "several nodes in a stage".
+
+    `run_by` are those that do; which of them may run anything is the fleet's to say.
+    """
+
+    limit: str
+    instances: tuple[str, ...]
+    missing_in: tuple[str, ...]
+    run_by: tuple[str, ...]
+
+
 class EngineCost(Frozen):
     """What a plan for capacity alone costs per hour with some engines; without any, with any layout.
 
-    `usd_per_hour` is None where there is no plan.
+    `usd_per_hour` is None where there is no plan, and `allowed_usd_per_hour` is what it costs with the
+    engines that the fleet allows. `engine` is the one that is left out or added. `limits` are those without
+    which it would not differ: of `engine`'s instances what others do not run, or of any layout what none of
+    those allowed does.
     """
 
     change: str
     engines: tuple[str, ...]
     usd_per_hour: float | None
     meets_demand: bool
+    engine: str | None = None
+    allowed_usd_per_hour: float | None = None
+    limits: tuple[EngineLimit, ...] = ()
 
     @property
     def text(self) -> str:
         """The answer in words."""
-        if self.usd_per_hour is None:
-            return f"{self.change}: no plan"
-        short = "" if self.meets_demand else ", and demand is not met"
-        return f"{self.change}: {format_price(self.usd_per_hour)}{short}"
+        shown = "no plan" if self.usd_per_hour is None else format_price(self.usd_per_hour)
+        if not self.meets_demand and self.usd_per_hour is not None:
+            shown += ", and demand is not met"
+        if not self.limits or self.allowed_usd_per_hour is None:
+            return f"{self.change}: {shown}"
+        now = format_price(self.allowed_usd_per_hour)
+        if self.engine is None:
+            return f"{self.change}: {shown}; it has {self._describe_layout()}"
+        what = _join([limit.limit for limit in self.limits])
+        if self.engine in self.engines:
+            who = f"{self.engine} runs {what}, which none of the others does"
+            return f"{who}; with it {shown}, without {now}"
+        also = set.intersection(*(set(limit.run_by) for limit in self.limits)) - {self.engine}
+        who = f"no engine{' allowed here' if also else ''} runs {what} except {self.engine}"
+        return f"{who}; with it {now}, without {shown}"
+
+    def _describe_layout(self) -> str:
+        """What engines allowed here do not run together, and who runs which of it."""
+        by_engines: dict[tuple[str, ...], list[str]] = {}
+        for limit in self.limits:
+            by_engines.setdefault(limit.run_by, []).append(limit.limit)
+        parts = [
+            f"{_join(limits)}, which "
+            + (
+                f"only {_join(names)} {'run' if len(names) > 1 else 'runs'}"
+                if names
+                else "none runs"
+            )
+            for names, limits in by_engines.items()
+        ]
+        named = dict.fromkeys(name for limit in self.limits for name in limit.instances)
+        return f"{', and '.join(parts)} ({', '.join(named)})"
+
+
+def _join(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 class Explanation(Frozen):
