@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from atoll.engines.limits import Handover
 from tools.real_engines import find_engine
 
 _ASK_S = 300.0
@@ -25,7 +26,9 @@ parser = make_arg_parser(FlexibleArgumentParser())
 def read(words):
     found = parser.parse_args(words[2:])
     validate_parsed_serve_args(found)
-    return [found.tensor_parallel_size, found.max_model_len, found.max_num_batched_tokens]
+    way = found.kv_transfer_config
+    said = "" if way is None else f"{way.kv_connector} {way.kv_role}"
+    return [found.tensor_parallel_size, found.max_model_len, found.max_num_batched_tokens, said]
 """
 _SGLANG = """
 import argparse
@@ -34,10 +37,21 @@ parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)
 def read(words):
     found = parser.parse_args(words[3:])
-    return [found.tensor_parallel_size, found.context_length, found.chunked_prefill_size]
+    said = found.disaggregation_mode.removeprefix("null")
+    return [found.tensor_parallel_size, found.context_length, found.chunked_prefill_size, said]
 """
 _PARSERS = {"vllm": _VLLM, "sglang": _SGLANG}
 NAMES = tuple(_PARSERS)
+HANDOVERS: dict[str, dict[Handover, str]] = {
+    "vllm": {
+        "prefill": "NixlConnector kv_producer",
+        "decode": "NixlConnector kv_consumer",
+        "prefill-push": "NixlPushConnector kv_producer",
+        "decode-push": "NixlPushConnector kv_consumer",
+    },
+    "sglang": {"prefill": "prefill", "decode": "decode"},
+}
+"""Words in which parsers read that KV cache travels, by engine."""
 _READ_ALL = """
 import contextlib, io, json, sys
 answers = []
@@ -58,12 +72,13 @@ print("READ" + json.dumps(answers))
 class ReadCommand:
     """A command as the engine's parser read it: GPUs that split a layer, tokens of a request and of a step.
 
-    `refusal` says what the parser says instead; "": it took the command.
+    `handover` is how it says that KV cache travels, "": both phases run together. `refusal` says what the parser says instead; "": it took the command.
     """
 
     tp: int = 0
     max_model_len: int | None = None
     max_tokens: int | None = None
+    handover: str = ""
     refusal: str = ""
 
 

@@ -104,8 +104,12 @@ def commands_of(plan: FleetPlan, instance: Instance, lines: Sequence[str]) -> li
     expected = ReadCommand(engine_layout(instance).tp)
     if not engine.staged:
         kept = engine.settle(launch)
+        way = kept.handover
         expected = replace(
-            expected, max_model_len=kept.max_model_len, max_tokens=kept.max_num_batched_tokens
+            expected,
+            max_model_len=kept.max_model_len,
+            max_tokens=kept.max_num_batched_tokens,
+            handover="" if way is None else own_parsers.HANDOVERS[engine.name][way],
         )
     members = {
         node.id: MemberAddress(host="10.0.0.1", ports=(29500, 29501)) for node in instance.nodes
@@ -115,7 +119,7 @@ def commands_of(plan: FleetPlan, instance: Instance, lines: Sequence[str]) -> li
         words = [word for word in shlex.split(line) if not _is_assignment(word)]
         # Whatever prepares the engine's command has it behind the last mark.
         last = max((at for at, word in enumerate(words) if word == "--"), default=-1)
-        own = tuple(fill_in(words[last + 1 :], members))
+        own = tuple(fill_in([w for w in words[last + 1 :] if w != "env"], members))
         found.append(PlannedCommand(instance.id, engine.name, own, expected))
     return found
 
@@ -162,7 +166,7 @@ def reads_back_otherwise(plan: FleetPlan, instance: Instance) -> bool:
     engine = find_engine(instance.engine or "")
     if engine.staged:
         return False
-    launch, layout = plan.engines[instance.service], engine_layout(instance)
+    launch, layout = launch_of(plan, instance), engine_layout(instance)
     served = ServedModel("org/name", (instance.service,), launch)
     read = engine.parse(engine.command(layout, served, ServerHost("8000", "python3")))
     rows = layout.layers if len(layout.layers) > 1 else ()

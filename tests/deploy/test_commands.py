@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
+from atoll.deploy.commands.instance_member import fill_in
+from atoll.deploy.commands.meeting import ADDRESS_VARIABLE, MemberAddress, own_address
 from atoll.deploy.commands.node_commands import (
     STAND_IN_LABEL,
     CommandSettings,
@@ -28,6 +31,7 @@ from atoll.deploy.commands.prefill_helpers import PrefillOffer
 from atoll.deploy.commands.stage_node import StageOrder
 from atoll.deploy.target import Labels
 from atoll.engines.limits import EngineLaunch
+from atoll.plan.engine_layout import handover_of
 from atoll.plan.plan import Instance
 from atoll.runtime.join.engine_command import read_command
 from atoll.runtime.join.join_options import JoinOptions
@@ -217,11 +221,82 @@ def test_what_an_engine_cannot_carry_is_refused_with_a_way_out() -> None:
     wide = on(instance([(0, 16), (16, 32)]), ["L4:4", "L40S:1"])
     with pytest.raises(InputError, match="over the 4 GPUs of n0"):
         node_commands(wide, HUB, PLAIN)
-    with pytest.raises(InputError, match="runs prefill alone, which only the engine 'atoll' does"):
-        node_commands(instance([(0, 32)], phase="prefill"), replace(HUB, engine="vllm"), PLAIN)
+    with pytest.raises(InputError, match="'vllm' or 'atoll' or 'sglang' does"):
+        node_commands(instance([(0, 32)], phase="prefill"), replace(HUB, engine="llamacpp"), PLAIN)
+    halves = instance([(0, 16), (16, 32)], phase="decode")
+    with pytest.raises(InputError, match="runs decode alone in 2 stages"):
+        node_commands(halves, replace(HUB, engine="vllm"), PLAIN)
     for source in ("--help", "", "ftp://x/y", "s3://b/../../etc"):
         with pytest.raises(InputError):
             node_commands(instance([(0, 32)]), ServiceWeights(source, ("chat",)), PLAIN)
+
+
+def test_both_sides_of_a_pair_on_vllm_listen_and_say_how_kv_cache_travels() -> None:
+    settings = replace(PLAIN, fabric="/token")
+    weights = replace(HUB, engine="vllm")
+    (prefill,) = node_commands(instance([(0, 32)], phase="prefill"), weights, settings, weight=1.0)
+    (decode,) = node_commands(instance([(0, 32)], phase="decode"), weights, settings, weight=1.0)
+    for command, phase in ((prefill, "prefill"), (decode, "decode")):
+        words = list(command.argv)
+        # The member finds its address and a free port, and fills them in.
+        assert words[2] == "atoll.deploy.commands.instance_member"
+        assert flag(words, "--label") == f"atoll.handover=nixl/{phase}"
+        at = words.index("env")
+        assert words[at + 1 : at + 3] == [
+            "VLLM_NIXL_SIDE_CHANNEL_HOST=@host:n0",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT=@port:n0",
+        ]
+        assert words[at + 3 : at + 5] == ["vllm", "serve"]
+        assert words.index("join") < at
+        assert dict(command.env) == {"VLLM_NIXL_ABORT_REQUEST_TIMEOUT": "60"}
+    address = MemberAddress(host="10.0.0.9", ports=(41000, 41001))
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT=41000" in fill_in(prefill.argv, {"n0": address})
+
+
+def test_prefill_pipelines_send_and_all_of_their_service_know() -> None:
+    made = [
+        replace_engine(instance([(0, 16), (16, 32)], phase="prefill"), "p"),
+        replace_engine(instance([(0, 32)], phase="prefill"), "q"),
+        replace_engine(instance([(0, 32)], phase="decode"), "d"),
+    ]
+    settings = replace(PLAIN, fabric="/token")
+    said = []
+    for one in made:
+        launch = EngineLaunch(handover=handover_of(made, one))
+        command, *_ = node_commands(one, HUB, settings, launch=launch)
+        said.append(flag(command.argv, "--label"))
+    assert said == [f"atoll.handover=nixl-push/{p}" for p in ("prefill", "prefill", "decode")]
+    assert handover_of(made[1:], made[1]) == "prefill"
+
+
+def replace_engine(made: Instance, name: str) -> Instance:
+    return made.model_copy(update={"engine": "vllm", "id": name})
+
+
+def test_sglang_says_where_it_is_met() -> None:
+    settings = replace(PLAIN, fabric="/token")
+    weights = replace(HUB, engine="sglang")
+    (prefill,) = node_commands(instance([(0, 32)], phase="prefill"), weights, settings)
+    assert "atoll.bootstrap=@host:n0 @port:n0" in prefill.argv
+    assert flag(prefill.argv, "--disaggregation-bootstrap-port") == "@port:n0"
+    assert flag(prefill.argv, "--host") == "@host:n0"
+    (decode,) = node_commands(instance([(0, 32)], phase="decode"), weights, settings)
+    assert "--disaggregation-bootstrap-port" not in decode.argv
+
+
+def test_copies_have_ports_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
+    copied = on(instance([(0, 32)], phase="decode"), ["L4:4"], tp=1)
+    (command,) = node_commands(copied, replace(HUB, engine="vllm"), PLAIN)
+    assert flag(command.argv, "--ports") == "4"
+    for _ in range(20):
+        first, second = own_address(ports=4).ports
+        assert second not in range(first, first + 4)
+        held = [socket.socket() for _ in range(4)]
+        for number, each in enumerate(held):
+            each.bind(("127.0.0.1", first + number))
+        for each in held:
+            each.close()
 
 
 def test_decode_listens_and_prefill_helps_it() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
+from atoll.core.ids import Phase
 from atoll.engines.engine import Engine, EngineLayout, ServedModel, ServerCommand, ServerHost
-from atoll.engines.limits import EngineLaunch
+from atoll.engines.limits import MIXED_TOKENS, EngineLaunch, Handover
 from atoll.engines.llamacpp import ENGINE as LLAMACPP
 from atoll.engines.sglang import ENGINE as SGLANG
 from atoll.engines.vllm import ENGINE as VLLM
+from atoll.engines.vllm import KV_KEPT_S
 
 SERVERS = (VLLM, SGLANG)
 PARSERS = ("hermes", "llama3_json", "openai", "qwen3_coder")
@@ -35,6 +40,7 @@ def launches(draw: st.DrawFn) -> EngineLaunch:
         tool_parser=draw(st.sampled_from([None, *PARSERS])),
         reasoning_parser=draw(st.sampled_from([None, "qwen3", "openai_gptoss"])),
         promised_ttft_s=draw(st.none() | st.floats(0.01, 10.0)),
+        handover=draw(st.sampled_from([None, "prefill", "decode"])),
     )
 
 
@@ -51,6 +57,12 @@ def layouts(draw: st.DrawFn) -> EngineLayout:
 def test_a_command_is_read_back_as_what_was_planned(
     engine: Engine, launch: EngineLaunch, layout: EngineLayout
 ) -> None:
+    if launch.handover is not None:
+        piped = len(layout.layers) > 1
+        layout = replace(layout, phase=Phase(launch.handover))
+        if piped and engine is VLLM:
+            launch = launch.model_copy(update={"handover": "prefill-push"})
+            layout = replace(layout, phase=Phase.PREFILL)
     served = ServedModel("hf://org/model", ("chat",), launch)
     command = engine.command(layout, served, ServerHost("8000", "python3"))
     parsed = engine.parse(command)
@@ -109,3 +121,79 @@ def test_a_parser_that_an_engine_does_not_have_is_left_out() -> None:
     settled = SGLANG.settle(launch)
     assert settled.tool_parser is None
     assert settled.reasoning_parser == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("phase", "way", "connector", "role"),
+    [
+        (Phase.PREFILL, "prefill", "NixlConnector", "kv_producer"),
+        (Phase.DECODE, "decode", "NixlConnector", "kv_consumer"),
+        (Phase.PREFILL, "prefill-push", "NixlPushConnector", "kv_producer"),
+        (Phase.DECODE, "decode-push", "NixlPushConnector", "kv_consumer"),
+        (Phase.DECODE, None, "NixlConnector", "kv_consumer"),
+    ],
+)
+def test_vllm_is_told_how_kv_cache_travels_and_when_it_is_let_go(
+    phase: Phase, way: Handover | None, connector: str, role: str
+) -> None:
+    layout = EngineLayout("one", 1, 2, 1, (32,), phase=phase)
+    served = ServedModel("org/model", ("chat",), EngineLaunch(handover=way))
+    host = ServerHost("8000", "python3", address="10.0.0.7", handover_port="5717")
+    command = VLLM.command(layout, served, host)
+    said = json.loads(command.arguments[command.arguments.index("--kv-transfer-config") + 1])
+    assert (said["kv_connector"], said["kv_role"]) == (connector, role)
+    assert said["kv_load_failure_policy"] == "recompute"
+    assert said["kv_connector_extra_config"] == {"kv_lease_duration": KV_KEPT_S}
+    assert command.environment == {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.7",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "5717",
+        "VLLM_NIXL_ABORT_REQUEST_TIMEOUT": str(KV_KEPT_S),
+    }
+    parsed = VLLM.parse(command).served.launch
+    assert parsed is not None
+    assert parsed.handover == (way or str(phase))
+
+
+def test_prompts_alone_are_cut_as_the_engine_likes() -> None:
+    for engine in SERVERS:
+        assert engine.settle(EngineLaunch(handover="prefill")).max_num_batched_tokens is None
+        assert engine.settle(EngineLaunch(handover="decode")).max_num_batched_tokens == MIXED_TOKENS
+
+
+def test_sglang_meets_at_the_prefill_side() -> None:
+    host = ServerHost("8000", "python3", address="10.0.0.7", handover_port="5717")
+    served = ServedModel("org/model", ("chat",), EngineLaunch())
+    for phase, own in (
+        (Phase.PREFILL, ["--disaggregation-bootstrap-port", "5717"]),
+        (Phase.DECODE, []),
+    ):
+        words = SGLANG.command(EngineLayout("one", 1, 1, 1, (32,), phase=phase), served, host)
+        said = list(words.arguments)
+        assert said[said.index("--disaggregation-mode") + 1] == phase
+        assert said[said.index("--host") + 1] == "10.0.0.7"
+        assert said[len(said) - len(own) :] == own
+        assert set(words.environment.values()) == {"60"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "stages", "engine", "runs"),
+    [
+        (Phase.PREFILL, 2, VLLM, True),
+        (Phase.DECODE, 2, VLLM, False),
+        (Phase.DECODE, 1, VLLM, True),
+        (Phase.PREFILL, 2, SGLANG, False),
+        (Phase.PREFILL, 1, SGLANG, True),
+        (Phase.PREFILL, 1, LLAMACPP, False),
+    ],
+)
+def test_an_engine_takes_the_cuts_that_its_connector_does(
+    phase: Phase, stages: int, engine: Engine, runs: bool
+) -> None:
+    assert engine.runs(EngineLayout("one", stages, 1, 1, (8,) * stages, phase=phase)) is runs
+
+
+def test_a_pipeline_cannot_be_fetched_from() -> None:
+    layout = EngineLayout("one", 2, 1, 1, (8, 8), phase=Phase.PREFILL)
+    served = ServedModel("org/model", ("chat",), EngineLaunch(handover="prefill"))
+    with pytest.raises(InputError, match="by fetching it"):
+        VLLM.command(layout, served, ServerHost("8000", "python3"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atoll.catalog.catalog import Catalog
+from atoll.core.ids import Phase
 from atoll.engines.engine import Engine, EngineLayout, ServedModel, ServerHost
 from atoll.engines.limits import EngineLaunch, Scheduling
 from atoll.engines.sglang import ENGINE as SGLANG
 from atoll.engines.vllm import ENGINE as VLLM
-from tools.own_parsers import ReadCommand, read_commands
+from tools.own_parsers import HANDOVERS, ReadCommand, read_commands
 from tools.real_engines import UnavailableError
 
 LAYOUTS = (
@@ -51,14 +54,18 @@ def launches() -> list[EngineLaunch]:
 @pytest.mark.parametrize("engine", [VLLM, SGLANG], ids=lambda engine: engine.name)
 def test_its_own_parser_reads_what_a_plan_says(engine: Engine) -> None:
     commands, expected = [], []
+    ways = [EngineLaunch(max_model_len=4096, handover=way) for way in HANDOVERS[engine.name]]
     for layout in LAYOUTS:
-        for launch in launches():
+        for launch in (*launches(), *ways):
+            if launch.handover is not None:
+                layout = replace(layout, phase=Phase(launch.handover.partition("-")[0]))
             served = ServedModel("org/model", ("chat",), launch)
             command = engine.command(layout, served, ServerHost("8000", "python3"))
             settled = engine.settle(launch)
             commands.append(command.arguments)
+            said = "" if launch.handover is None else HANDOVERS[engine.name][launch.handover]
             expected.append(
-                ReadCommand(layout.tp, settled.max_model_len, settled.max_num_batched_tokens)
+                ReadCommand(layout.tp, settled.max_model_len, settled.max_num_batched_tokens, said)
             )
     unknown = (*commands[0], "--no-such-option", "5")
     try:

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from atoll.core.errors import InputError
+from atoll.core.ids import Phase
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.profile import EngineDefaults
 
@@ -66,6 +67,21 @@ def platform_of(gpu: GpuType) -> tuple[Platform, float]:
         return "rocm" if rocm else "cuda", 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """How instances that run prefill alone hand KV cache to those that run decode alone.
+
+    Both sides have the same. `pipelines` are the phases whose instances may be cut into stages; `pushes`:
+    then prefill sends what decode would fetch otherwise, and both must know. `recomputes`: the decode side
+    computes a prompt by itself where its KV cache does not come.
+    """
+
+    name: str
+    pipelines: frozenset[Phase]
+    pushes: bool = False
+    recomputes: bool = True
+
+
 class Standing(StrEnum):
     """What is known of an engine in a layout on a kind of GPU."""
 
@@ -106,7 +122,7 @@ class EngineLayout:
     """Nodes and layers of an instance, as far as an engine has to know them.
 
     `tp` GPUs split a layer and `copies` of it stand side by side, both as on the first node. `layers` are
-    the numbers of layers of the stages, in order. `alone` says that it runs prefill or decode only.
+    the numbers of layers of the stages, in order.
     """
 
     instance: str
@@ -115,7 +131,12 @@ class EngineLayout:
     copies: int
     layers: tuple[int, ...]
     irregularities: tuple[Irregularity, ...] = ()
-    alone: bool = False
+    phase: Phase = Phase.BOTH
+
+    @property
+    def alone(self) -> bool:
+        """Whether it runs prefill or decode only."""
+        return self.phase in (Phase.PREFILL, Phase.DECODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +153,17 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ServerHost:
-    """Where a server starts: its port (a number or a placeholder), the Python there, and its threads."""
+    """Where a server starts: its port (a number or a placeholder), the Python there, and its threads.
+
+    At `address` and `handover_port` (and the ports after it, one for each copy) others find what they need to
+    take KV cache over, where it runs one phase.
+    """
 
     port: str
     python: str
     threads: int | None = None
+    address: str = "127.0.0.1"
+    handover_port: str = "5600"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +209,8 @@ class Engine:
     """GPUs of a node that it computes on, where it computes on GPUs."""
     allows: ClassVar[frozenset[Irregularity]] = frozenset()
     """Irregular layouts that it runs."""
-    connector: ClassVar[str | None] = None
-    """How an instance of it that runs prefill alone hands KV cache to one that runs decode alone; both
-    must have the same. None: it runs both phases."""
+    connector: ClassVar[Connector | None] = None
+    """How KV cache is handed over where phases run apart. None: it runs both phases together."""
     platforms: ClassVar[Mapping[Platform, float]] = {}
     """Hardware it runs on, with the least compute capability (of CUDA; 0 for others)."""
     formats: ClassVar[Mapping[str, WeightFormat]] = {}
@@ -192,7 +218,7 @@ class Engine:
     served_on: ClassVar[frozenset[str]] = frozenset()
     """Architectures of GPUs on which it served in our results, whole models on one GPU."""
     tested: ClassVar[frozenset[str]] = frozenset()
-    """Layouts in which our tests run it: "one node", "several nodes"."""
+    """Layouts in which our tests run it: "one node", "several nodes", "phases apart"."""
     ready_s: ClassVar[float] = 1800.0
     """How long it may take from start to a first token."""
     failed_probes: ClassVar[int] = 3
@@ -237,6 +263,8 @@ class Engine:
     """Whether it goes on from a last message of the assistant without being told to."""
     completion_tokens: ClassVar[int | None] = 16
     """Tokens it makes for /v1/completions without `max_tokens`, as OpenAI does; None: as many as it likes."""
+    apart_proof: ClassVar[Mapping[str, object]] = {}
+    """Fields of a request that has an instance of one phase give a token without the other side."""
     tokenizes_messages: ClassVar[bool] = True
     """Whether /tokenize takes vLLM's requests; else llama.cpp's, with a text alone."""
     vllm_tokens: ClassVar[bool] = False
@@ -269,6 +297,13 @@ class Engine:
         if layout.alone and self.connector is None:
             raise InputError(
                 f"{layout.instance} runs one phase, and {self.title} runs prefill and decode together",
+                field="engine",
+                hint=hint,
+            )
+        if len(layout.layers) > 1 and self.pipelines_in(layout.phase) == "none" and layout.alone:
+            raise InputError(
+                f"{layout.instance} runs {layout.phase} alone in {len(layout.layers)} stages, and"
+                f" {self.title} hands KV cache over in one",
                 field="engine",
                 hint=hint,
             )
@@ -305,6 +340,14 @@ class Engine:
         free = {Irregularity.WIDE_STAGE, Irregularity.UNLIKE_NODES}
         return "free" if free <= self.allows else "rows"
 
+    def pipelines_in(self, phase: Phase) -> Pipelines:
+        """Return the pipelines that it runs in a phase: where phases run apart, its connector limits them."""
+        if phase not in (Phase.PREFILL, Phase.DECODE):
+            return self.pipelines
+        if self.connector is None or phase not in self.connector.pipelines:
+            return "none"
+        return self.pipelines
+
     def refuses(self, spec: TransformerSpec, gpu: GpuType) -> str | None:
         """Return why it cannot compute a model on a kind of GPU; None: it can."""
         platform, capability = platform_of(gpu)
@@ -327,6 +370,8 @@ class Engine:
         if alone and self.served_on.issuperset(architectures):
             return Standing.SERVED
         tried = "one node" if layout.nodes == 1 and layout.tp == 1 else "several nodes"
+        if layout.alone:
+            tried = "phases apart"
         return Standing.TESTED if tried in self.tested else Standing.WRITTEN
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:

@@ -21,6 +21,7 @@ MIXED_TOKENS = 2048
 """Tokens of a step where prompts and decoding share it, unless a limit is set: more would hold up decoding.
 Engines are started with it."""
 Scheduling = Literal["sync", "async"]
+Handover = Literal["prefill", "decode", "prefill-push", "decode-push"]
 _HostSeconds = Annotated[float, Field(ge=0, le=10)]
 
 
@@ -79,6 +80,9 @@ class EngineLaunch(EngineLimits):
     the one that weights are turned into as they are loaded. `tool_parser` and `reasoning_parser` read tool
     calls and thoughts out of a model's answers, by vLLM's names.
 
+    `handover` is an instance's own: the phase that it runs alone, and whether prefill sends KV cache where it
+    belongs ("push", which pipelines must) instead of keeping it until it is fetched.
+
     `promised_ttft_s` is the time to the first token that the service promises: prompts wait in an order that
     keeps most of such promises where an engine can do that.
     """
@@ -88,9 +92,10 @@ class EngineLaunch(EngineLimits):
     quantization: str | None = Field(default=None, max_length=32)
     tool_parser: str | None = Field(default=None, max_length=32)
     reasoning_parser: str | None = Field(default=None, max_length=32)
+    handover: Handover | None = None
     promised_ttft_s: float | None = Field(default=None, gt=0)
 
     def options(self) -> dict[str, object]:
         """Return limits that are set and could be options of an engine: no measured times, no promises."""
-        beside = ("host", "promised_ttft_s", "tool_parser", "reasoning_parser")
+        beside = ("host", "promised_ttft_s", "tool_parser", "reasoning_parser", "handover")
         return {k: v for k, v in self.given.items() if k not in beside}

@@ -103,6 +103,11 @@ def split_options(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def prompts_alone(launch: EngineLaunch) -> bool:
+    """Return whether no decoding shares the steps of prompts, so that the engine may make them long."""
+    return launch.handover in ("prefill", "prefill-push")
+
+
 def take_number(options: dict[str, tuple[str, ...]], name: str) -> int:
     """Take a whole number out of options; 1 where it is not said."""
     return int("".join(options.pop(name, ("1",))))

@@ -1,4 +1,8 @@
-"""SGLang: an instance of one node."""
+"""SGLang: an instance of one node.
+
+Where phases run apart, both are asked at once and meet at the prefill side's bootstrap server; NIXL carries
+the KV cache. An instance that decodes computes no prompts.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import math
 import re
 from typing import TYPE_CHECKING, ClassVar
 
+from atoll.core.ids import Phase
 from atoll.engines.engine import (
+    Connector,
     Engine,
     EngineLayout,
     ParsedCommand,
@@ -24,6 +30,7 @@ from atoll.engines.options import (
     LaunchOptions,
     SwitchOption,
     ValueOption,
+    prompts_alone,
     read_launch,
     refuse_rest,
     settle_launch,
@@ -62,8 +69,16 @@ _OPTIONS: LaunchOptions = {
     "tool_parser": ValueOption("--tool-call-parser", _TOOL_PARSERS),
     "reasoning_parser": ValueOption("--reasoning-parser", _REASONING_PARSERS),
     "prefix_caching": SwitchOption({False: "--disable-radix-cache"}, default=True),
+    "handover": ValueOption(
+        "--disaggregation-mode",
+        {"prefill": "prefill", "decode": "decode"},
+        before=("--disaggregation-transfer-backend", "nixl"),
+    ),
     "scheduling": SwitchOption({"sync": "--disable-overlap-schedule"}, default="async"),
 }
+_BOOTSTRAP = "--disaggregation-bootstrap-port"
+KV_KEPT_S = 60
+"""How long either side waits for the other to meet it, and decode for KV cache to come."""
 _GIB = 2**30
 
 
@@ -94,6 +109,7 @@ class Sglang(Engine):
     }
     max_nodes = 1
     max_names = 1
+    connector = Connector("bootstrap", frozenset({Phase.PREFILL}), recomputes=False)
     settings: ClassVar = {
         "context-length": is_whole,
         "max-running-requests": is_whole,
@@ -108,6 +124,8 @@ class Sglang(Engine):
     settings_are_flags = True
     program = re.compile(r"sglang(\..*)?")
     default_port = 30000
+    # The address by which its own health checks mean nobody.
+    apart_proof: ClassVar = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
     detail_paths = ("/get_server_info", "/server_info", "/get_model_info", "/model_info")
     metrics: ClassVar = {
         "running": ("sglang:num_running_reqs",),
@@ -132,12 +150,21 @@ class Sglang(Engine):
             *(host.python, "-m", "sglang.launch_server"),
             *("--model-path", served.source.removeprefix("hf://")),
             *("--served-model-name", served.names[0]),
-            *("--host", "127.0.0.1", "--port", host.port, "--tp", str(layout.tp)),
+            *("--host", host.address, "--port", host.port, "--tp", str(layout.tp)),
             *self._flags(served.launch),
         ]
         if layout.copies > 1:
             arguments += ["--dp", str(layout.copies)]
-        return ServerCommand(tuple(arguments), {})
+        if not layout.alone:
+            return ServerCommand(tuple(arguments), {})
+        if "--disaggregation-mode" not in arguments:
+            arguments += _OPTIONS["handover"].write(str(layout.phase))
+        if layout.phase is Phase.PREFILL:
+            arguments += [_BOOTSTRAP, host.handover_port]
+        waits = ("BOOTSTRAP_TIMEOUT", "WAITING_TIMEOUT")
+        return ServerCommand(
+            tuple(arguments), {f"SGLANG_DISAGGREGATION_{name}": str(KV_KEPT_S) for name in waits}
+        )
 
     def parse(self, command: ServerCommand) -> ParsedCommand:
         """Return what a command serves."""
@@ -154,12 +181,14 @@ class Sglang(Engine):
             served=served,
             port=options.pop("--port")[0],
         )
-        refuse_rest(options.keys() - {"--host"})
+        refuse_rest(options.keys() - {"--host", _BOOTSTRAP})
         return parsed
 
     def settle(self, launch: EngineLaunch) -> EngineLaunch:
         """Return a launch as a server runs it."""
-        tokens = launch.max_num_batched_tokens or max(MIXED_TOKENS, launch.max_num_seqs or 0)
+        tokens = launch.max_num_batched_tokens
+        if tokens is None and not prompts_alone(launch):
+            tokens = max(MIXED_TOKENS, launch.max_num_seqs or 0)
         return settle_launch(_OPTIONS, launch.model_copy(update={"max_num_batched_tokens": tokens}))
 
     def _flags(self, launch: EngineLaunch | None) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from atoll.engines.engine import Engine, Irregularity, WeightFormat, is_whole, one_of
+from atoll.core.ids import Phase
+from atoll.engines.engine import Connector, Engine, Irregularity, WeightFormat, is_whole, one_of
 from atoll.engines.limits import EngineLaunch, HostTime
 from atoll.engines.profile import EngineDefaults
 
@@ -44,14 +45,14 @@ class StageEngine(Engine):
     on_cores = True
     max_node_gpus = 1
     allows = frozenset(Irregularity)
-    connector = "atoll"
+    connector = Connector("atoll", frozenset({Phase.PREFILL, Phase.DECODE}))
     platforms: ClassVar = {"cuda": 7.0}
     formats: ClassVar = {
         "bf16": WeightFormat(native=8.0, platforms=("cuda",)),
         "fp16": WeightFormat(platforms=("cuda",)),
         "fp32": WeightFormat(platforms=("cuda",)),
     }
-    tested = frozenset({"one node", "several nodes"})
+    tested = frozenset({"one node", "several nodes", "phases apart"})
     ready_s = 300.0
     failed_probes = 1
     stop_s = 12.0

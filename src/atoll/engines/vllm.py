@@ -1,15 +1,21 @@
 """vLLM: an instance of one node, or of equal nodes in a row that may hold uneven layer ranges.
 
-A node whose GPUs hold several copies of the layers runs them as data-parallel ranks of one server.
+A node whose GPUs hold several copies of the layers runs them as data-parallel ranks of one server. Where
+phases run apart, NIXL carries the KV cache: decode fetches it from prefill instances of one stage with any
+tensor parallel size; a prefill pipeline sends it (`NixlPushConnector`). Decode has one stage.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import TYPE_CHECKING, ClassVar
 
+from atoll.core.errors import InputError
+from atoll.core.ids import Phase
 from atoll.engines.engine import (
+    Connector,
     Engine,
     EngineLayout,
     ParsedCommand,
@@ -27,6 +33,7 @@ from atoll.engines.options import (
     LaunchOptions,
     SwitchOption,
     ValueOption,
+    prompts_alone,
     read_launch,
     refuse_rest,
     settle_launch,
@@ -43,6 +50,27 @@ _LARGE_GPU_BYTES = 70 * 2**30
 _SEQUENCES = 256
 """Limit of sequences in a step that its server sets by itself on most GPUs."""
 _LARGE_GPU_SEQUENCES = 1024
+KV_KEPT_S = 60
+"""How long the prefill side keeps KV cache that nobody fetches."""
+
+
+def _transfer(connector: str, role: str) -> str:
+    # A decode instance computes what does not come in time, instead of failing the request.
+    said = {
+        "kv_connector": connector,
+        "kv_role": role,
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"kv_lease_duration": KV_KEPT_S},
+    }
+    return json.dumps(said, separators=(",", ":"))
+
+
+_HANDOVERS = {
+    "prefill": _transfer("NixlConnector", "kv_producer"),
+    "decode": _transfer("NixlConnector", "kv_consumer"),
+    "prefill-push": _transfer("NixlPushConnector", "kv_producer"),
+    "decode-push": _transfer("NixlPushConnector", "kv_consumer"),
+}
 _KV_DTYPES = {"fp8": "fp8", "bf16": "bfloat16"}
 _OPTIONS: LaunchOptions = {
     "max_num_batched_tokens": ValueOption("--max-num-batched-tokens"),
@@ -57,6 +85,7 @@ _OPTIONS: LaunchOptions = {
     "prefix_caching": SwitchOption(
         {True: "--enable-prefix-caching", False: "--no-enable-prefix-caching"}, default=True
     ),
+    "handover": ValueOption("--kv-transfer-config", _HANDOVERS),
     "scheduling": SwitchOption({"async": "--async-scheduling", "sync": "--no-async-scheduling"}),
 }
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless")
@@ -89,6 +118,7 @@ class Vllm(Engine):
         "mxfp4": WeightFormat(8.0, native=10.0, rocm=9.4),
         "nvfp4": WeightFormat(8.0, native=10.0, platforms=("cuda",)),
     }
+    connector = Connector("nixl", frozenset({Phase.PREFILL}), pushes=True)
     tested = frozenset({"one node"})
     settings: ClassVar = {
         "max-model-len": is_whole,
@@ -137,7 +167,23 @@ class Vllm(Engine):
             *("--tensor-parallel-size", str(layout.tp)),
             *self.flags(served.launch),
         ]
-        environment = {}
+        environment: dict[str, str] = {}
+        if layout.alone:
+            way = served.launch.handover if served.launch is not None else None
+            if way is None:
+                arguments += _OPTIONS["handover"].write(str(layout.phase))
+            if len(layout.layers) > 1 and way != "prefill-push":
+                raise InputError(
+                    f"{layout.instance} is a pipeline, and its service hands KV cache over by fetching it",
+                    field="engine",
+                    hint="plan with --engines vllm: then decode instances know that it is sent",
+                )
+            environment |= {
+                "VLLM_NIXL_SIDE_CHANNEL_HOST": host.address,
+                "VLLM_NIXL_SIDE_CHANNEL_PORT": host.handover_port,
+                # Versions before leases, which the option above sets.
+                "VLLM_NIXL_ABORT_REQUEST_TIMEOUT": str(KV_KEPT_S),
+            }
         if layout.copies > 1:
             arguments += ["--data-parallel-size", str(layout.copies)]
         if len(layout.layers) > 1:
@@ -179,9 +225,11 @@ class Vllm(Engine):
     def settle(self, launch: EngineLaunch) -> EngineLaunch:
         """Return a launch as a server runs it."""
         # Plans reckon with short steps where prompts and decoding share them, which both do on one instance.
-        tokens = launch.max_num_batched_tokens or max(MIXED_TOKENS, launch.max_num_seqs or 0)
+        tokens = launch.max_num_batched_tokens
+        if tokens is None and not prompts_alone(launch):
+            tokens = max(MIXED_TOKENS, launch.max_num_seqs or 0)
         sequences = launch.max_num_seqs
-        if sequences is None and tokens < _LARGE_GPU_SEQUENCES:
+        if sequences is None and tokens is not None and tokens < _LARGE_GPU_SEQUENCES:
             # vLLM refuses more sequences than tokens in a step, its own number of them too.
             sequences = min(tokens, _SEQUENCES)
         update = {"max_num_batched_tokens": tokens, "max_num_seqs": sequences}

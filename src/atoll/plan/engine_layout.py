@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import AtollError
 from atoll.core.ids import Phase, parse_node_type
 from atoll.engines.engine import EngineLayout, Irregularity, platform_of
-from atoll.engines.limits import EngineLaunch
+from atoll.engines.limits import EngineLaunch, Handover
 from atoll.engines.table import find_engine
 from atoll.plan.plan import Instance, Node, Plan
 
@@ -54,9 +55,26 @@ def list_limits(
 def launch_of(plan: Plan, instance: Instance) -> EngineLaunch:
     """Return what the engine of an instance is started with: its service's limits, on its own GPUs."""
     launch = plan.engines.get(instance.service, EngineLaunch())
+    own: dict[str, object] = {"handover": handover_of(plan.instances, instance)}
     if any(_lacks_bf16(node) for node in instance.nodes):
-        return launch.model_copy(update={"dtype": "fp16"})
-    return launch
+        own["dtype"] = "fp16"
+    return launch.model_copy(update=own)
+
+
+def handover_of(instances: Iterable[Instance], instance: Instance) -> Handover | None:
+    """Return how an instance hands KV cache over or takes it, among all; None: it runs both phases."""
+    engine = None if instance.engine is None else find_engine(instance.engine)
+    if engine is None or engine.connector is None or engine.staged:
+        return None
+    piped = engine.connector.pushes and any(
+        one.service == instance.service and one.phase is Phase.PREFILL and len(one.layout()) > 1
+        for one in instances
+    )
+    if instance.phase is Phase.PREFILL:
+        return "prefill-push" if piped else "prefill"
+    if instance.phase is Phase.DECODE:
+        return "decode-push" if piped else "decode"
+    return None
 
 
 def _lacks_bf16(node: Node) -> bool:
@@ -84,5 +102,5 @@ def engine_layout(instance: Instance) -> EngineLayout:
         copies=first.gpus // first.tp,
         layers=tuple(stage.end - stage.start for stage in stages),
         irregularities=tuple(each for each, holds in found.items() if holds),
-        alone=instance.phase in (Phase.PREFILL, Phase.DECODE),
+        phase=instance.phase,
     )

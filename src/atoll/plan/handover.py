@@ -29,7 +29,7 @@ from atoll.catalog.link_table import Link
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec, kept_tokens
 from atoll.core.ids import Phase, parse_node_type
-from atoll.engines.table import EngineChoice
+from atoll.engines.table import EngineChoice, find_engine
 from atoll.perf.layers import LayerKind, default_tp, layer_kinds
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.operators import Array
@@ -38,6 +38,7 @@ from atoll.plan.plan import Instance, OfferKey
 from atoll.plan.problem import Offer, Problem, Service
 from atoll.workload.lengths import LengthMix
 
+_APART = (Phase.PREFILL, Phase.DECODE)
 NODE_SHARE = 0.25
 """A kind of node that needs more of TTFT to hand over a whole model's KV does not set the allowance."""
 LINK_SHARE = 0.10
@@ -220,7 +221,7 @@ def take_handovers(problem: Problem, catalog: Catalog, known: RecalledHandovers)
 def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
     spec = catalog.model(service.model).llm
     size = float(kv_bytes(spec, 0, spec.layers, service.lengths.input_mean))
-    engine = problem.handover_engine_of(service)
+    engine = handover_engine(problem, catalog, service)
     by_layers = kv_bytes_by_layers(spec, service.lengths.input_mean)
     regions: set[str] = set()
     # Seconds to move all that a kind can hold, and its latency.
@@ -257,6 +258,31 @@ def _work_out(problem: Problem, catalog: Catalog, service: Service) -> Handover:
     latency_s = max([latency_s, *(link.latency_s for link in pairs.values())])
     moving_s = max([moving_s, *(size / link.bandwidth_bytes_per_s for link in pairs.values())])
     return Handover(latency_s + moving_s, latency_s, size, frozenset(pairs))
+
+
+def handover_engine(problem: Problem, catalog: Catalog, service: Service) -> EngineChoice:
+    """Return the engine whose connector hands KV cache of a service over, with its limits.
+
+    That is the first of those allowed which holds the whole model on one node of some kind: connectors may
+    want that of one side or both. Where none does, the first that takes pipelines on both sides.
+    """
+    limits, spec = service.engine_limits, catalog.model(service.model).llm
+    named = [find_engine(name) for name in problem.settings.engines]
+    able = [engine for engine in named if engine.connector is not None]
+    kinds = [catalog.node(kind) for kind in problem.kinds if service.allows(kind)]
+    # Executors of any-to-any models are Atoll's own, and hand over as its engine does.
+    for engine in able if not service.is_graph else ():
+        choice, most = EngineChoice(engine.name, limits), engine.max_node_gpus
+        if any(
+            (most is None or node.count <= most)
+            and engine.refuses(spec, node.gpu) is None
+            and max_layers(spec, node, choice, service.lengths.mix()) >= spec.layers
+            for node in kinds
+        ):
+            return choice
+    free = [engine for engine in able if "none" not in map(engine.pipelines_in, _APART)]
+    chosen = (*free, *able)[:1]
+    return EngineChoice(chosen[0].name if chosen else problem.settings.engine, limits)
 
 
 @lru_cache(maxsize=1024)

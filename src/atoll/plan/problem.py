@@ -26,7 +26,7 @@ from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.engines.limits import EngineLaunch, EngineLimits
-from atoll.engines.table import EngineChoice, find_engine
+from atoll.engines.table import EngineChoice
 from atoll.perf.components.measured import MeasuredRate
 from atoll.plan.choice import NO_LEVEL, Choice, ModelMix, fit_mixes, levels_of
 from atoll.plan.cluster import Cluster
@@ -543,12 +543,6 @@ class Problem(Frozen):
     def engine_of(self, service: Service) -> EngineChoice:
         """Return the engine of a service with its limits."""
         return EngineChoice(self.settings.engine, service.engine_limits)
-
-    def handover_engine_of(self, service: Service) -> EngineChoice:
-        """Return the engine whose instances hand KV cache of a service to each other, with its limits."""
-        names = (*self.settings.engines, self.settings.engine)
-        apart = (name for name in names if find_engine(name).connector is not None)
-        return EngineChoice(next(apart, self.settings.engine), service.engine_limits)
 
     def run_by(self, engine: str | None) -> Problem:
         """Return the problem as it is for instances of one engine; None: as it is where layouts are free."""

@@ -50,6 +50,14 @@ class GraphRouter:
         self._closed: Flags = np.zeros(size, dtype=np.bool_)
         self._path = np.zeros(size, dtype=np.int64)
 
+    def take_credit(self, before: GraphRouter) -> None:
+        """Go on with what edges of another router had to their credit, so that shares stay smooth."""
+        old, new = before.planned, self.planned
+        ends = zip(old.source_of, old.target, before._credit, strict=True)
+        known = {(old.names[a], old.names[b]): float(credit) for a, b, credit in ends}
+        for e, (a, b) in enumerate(zip(new.source_of, new.target, strict=True)):
+            self._credit[e] = known.get((new.names[a], new.names[b]), 0.0)
+
     def lost(self, names: Iterable[str]) -> None:
         """Send nothing to these from now on; the others share their flow."""
         self._set_dead(names, dead=True)

@@ -87,6 +87,8 @@ class ScriptedEngine:
     """Tokens a chunk."""
     name: str = "engine"
     url: str = ""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """What its backend says of it."""
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 

@@ -151,14 +151,15 @@ async def running(
     pool = BackendPool()
     for number, engine in enumerate(engines):
         engine.name = f"e{number}"
+        url = engine.url or await engine.start()
         pool.add(
             Backend(
                 id=engine.name,
-                url=engine.url or await engine.start(),
+                url=url,
                 models=(engine.model,),
                 kind=engine.kind,
                 max_inflight=max_inflight,
-                metadata=metadata or {},
+                metadata=(metadata or {}) | engine.metadata,
             )
         )
     folder = Path(tempfile.mkdtemp(prefix="atoll-"))

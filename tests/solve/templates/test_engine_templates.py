@@ -15,6 +15,7 @@ from atoll.engines.table import find_engine
 from atoll.perf.layers import tp_sizes
 from atoll.plan.capacities import role_table
 from atoll.plan.files.fleet_file import parse_fleet
+from atoll.plan.handover import handover_engine
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import check
 from atoll.solve.plan_request import PlanRequest
@@ -79,8 +80,10 @@ def usable(problem: Problem, engine: str, role: RoleId) -> list[str]:
 def carried(problem: Problem, engine: str, role: RoleId) -> dict[Kinds, float]:
     """The most that every set of nodes carries on an engine, by trying everything that it runs."""
     rules, kinds = find_engine(engine), usable(problem, engine, role)
-    if role.phase is not Phase.BOTH and rules.connector is None:
+    chosen = handover_engine(problem, catalog(), problem.service_of(role)).name
+    if role.phase is not Phase.BOTH and rules.connector != find_engine(chosen).connector:
         return {}
+    pipelines = rules.pipelines_in(role.phase)
     spec = catalog().model(problem.service_of(role).model).llm
     free = {kind: rates(problem, engine, role, kind, None) for kind in kinds}
     found: dict[Kinds, float] = {}
@@ -88,9 +91,9 @@ def carried(problem: Problem, engine: str, role: RoleId) -> dict[Kinds, float]:
         for some in itertools.combinations_with_replacement(sorted(kinds), size):
             if size == 1:
                 found[some] = float(free[some[0]][3, 0, -1])
-            elif rules.pipelines == "free":
+            elif pipelines == "free":
                 found[some] = best_cut(free, some).throughput
-            elif rules.pipelines == "rows":
+            elif pipelines == "rows":
                 sizes = {parse_node_type(kind).gpu_count for kind in some}
                 (gpus, *unlike) = sorted(sizes)
                 if not unlike and gpus in tp_sizes(spec, gpus):
@@ -128,7 +131,7 @@ def by_nodes(library: TemplateLibrary) -> dict[Kinds, int]:
 
 
 @pytest.mark.parametrize(("model", "engines"), CASES)
-@pytest.mark.parametrize("phase", [Phase.BOTH, Phase.DECODE])
+@pytest.mark.parametrize("phase", [Phase.BOTH, Phase.PREFILL, Phase.DECODE])
 def test_every_set_of_nodes_carries_what_its_best_engine_does(
     model: str, engines: str, phase: Phase
 ) -> None:
@@ -182,3 +185,33 @@ def test_free_layouts_cost_no_more_than_those_that_run() -> None:
 def test_without_an_engine_for_the_weights_there_is_no_plan() -> None:
     plan = solve(asked("llama-3.1-8b@fp8", "atoll"))
     assert plan.status == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("model", "engines", "chosen"),
+    [
+        # It fits on one L40S with two GPUs, which the stage engine would have to cut.
+        ("phi-4-14b", "vllm, atoll", "vllm"),
+        ("phi-4-14b", "sglang, vllm", "sglang"),
+        ("phi-4-14b", "atoll, vllm", "atoll"),
+        # No node holds it whole: only the stage engine's connector takes pipelines on both sides.
+        ("llama-3.1-70b", "vllm, atoll", "atoll"),
+        ("llama-3.1-70b", "vllm", "vllm"),
+    ],
+)
+def test_kv_cache_goes_the_way_of_the_first_engine_that_holds_the_model(
+    model: str, engines: str, chosen: str
+) -> None:
+    problem = asked(model, engines)
+    (service,) = problem.services
+    assert handover_engine(problem, catalog(), service).name == chosen
+
+
+def test_pairs_of_a_plan_are_of_one_connector_and_cut_as_it_takes_them() -> None:
+    text = FLEET.format(model="phi-4-14b", engines="vllm, atoll").replace("ttft: 2s", "ttft: 4s")
+    plan = solve(parse_fleet(text.replace("rate: 2/s", "rate: 2/s, phases: apart")))
+    assert plan.status == "optimal"
+    assert {one.phase for one in plan.instances} == {Phase.PREFILL, Phase.DECODE}
+    for one in plan.instances:
+        assert one.engine == "vllm"
+        assert one.phase is Phase.PREFILL or len(one.layout()) == 1

@@ -380,10 +380,15 @@ class GatewayGroup:
         What had a share and has none any more gets 0, so that nothing is sent to what is drained next.
         """
         shares: dict[str, dict[str, float]] = {}
+        pairs: dict[str, list[tuple[str, str, float]]] = {}
         for route in self._routes or ():
             mine = shares.setdefault(route.service, {})
             for name in route.instances:
                 mine[name] = mine.get(name, 0.0) + route.share
+            if len(route.instances) > 1:
+                first, last = route.instances
+                apart = pairs.setdefault(route.service, [])
+                apart.append((first, last, round(route.share, SHARE_DIGITS)))
         models: dict[str, ModelRoutes] = {}
         for service in self.problem.services:
             given = shares.get(service.name, {})
@@ -394,7 +399,11 @@ class GatewayGroup:
             promise = ModelPromise(
                 ttft_s=service.ttft_s, tpot_s=service.tpot_s, target=service.attainment
             )
-            routes = ModelRoutes(weights=dict(sorted(weights.items())), promise=promise)
+            routes = ModelRoutes(
+                weights=dict(sorted(weights.items())),
+                pairs=tuple(sorted(pairs.get(service.name, ()))),
+                promise=promise,
+            )
             models |= dict.fromkeys(self._names_of(service), routes)
         choices = {mix.name: ChoiceRoutes.of(mix) for mix in self.mixes}
         return RoutesTold(fleet=self.problem.name, models=models, choices=choices)

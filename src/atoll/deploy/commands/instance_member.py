@@ -223,7 +223,7 @@ async def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, member.stop)
-    return await member.run(command, own_address(toward), options.wait)
+    return await member.run(command, own_address(toward, options.ports), options.wait)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -232,6 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--meeting", required=True, help="the instance's name")
     parser.add_argument("--node", required=True, help="this node")
     parser.add_argument("--nodes", required=True, help="all nodes, the leading one first")
+    parser.add_argument("--ports", type=int, default=1, help="ports in a row, from @port:NODE on")
     parser.add_argument("--drain", type=float, default=600.0, help="seconds")
     parser.add_argument("--wait", type=float, default=1800.0, help="seconds for the others to come")
     parser.add_argument("--pool", default=None, help="whom to help, or by whom to be helped")

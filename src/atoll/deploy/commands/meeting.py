@@ -7,6 +7,8 @@ address beforehand, so the same commands work in a Slurm job, in pods and on ren
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import os
 import socket
@@ -34,11 +36,14 @@ FOLDER_VARIABLE = "ATOLL_MEETING"
 ADDRESS_VARIABLE = "ATOLL_ADDRESS"
 _MAX_BYTES = 4096
 _POLL_S = 0.1
-_PORTS = 2
+_PORT_TRIES = 64
 
 
 class MemberAddress(Frozen):
-    """Where a node can be reached by the others of its instance: an address and two ports of its own."""
+    """Where a node can be reached by the others: an address and two ports of its own.
+
+    The ports after the first are its own too, where it asked for several in a row (`own_address`).
+    """
 
     host: str = Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9.:_-]+$")
     ports: tuple[int, int]
@@ -264,25 +269,36 @@ async def gather_members(
         await asyncio.sleep(_POLL_S)
 
 
-def own_address(toward: str | None = None) -> MemberAddress:
-    """Return where this node can be reached: $ATOLL_ADDRESS, else what leads to `toward` (host:port)."""
+def own_address(toward: str | None = None, ports: int = 1) -> MemberAddress:
+    """Return where this node can be reached: $ATOLL_ADDRESS, else what leads to `toward` (host:port).
+
+    The first port and those after it, `ports` in a row, were free just now.
+    """
     host = os.environ.get(ADDRESS_VARIABLE) or _outgoing_address(toward or "192.0.2.1:9")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sockets = [socket.socket(family) for _ in range(_PORTS)]
-    try:
-        for each in sockets:
-            each.bind((host, 0))
-        first, second = (each.getsockname()[1] for each in sockets)
-    except OSError as error:
-        raise InputError(
-            f"{host} is no address of this machine: {error.strerror}",
-            field=ADDRESS_VARIABLE,
-            hint="set it to one that the other nodes can reach",
-        ) from error
-    finally:
-        for each in sockets:
-            each.close()
-    return MemberAddress(host=host, ports=(first, second))
+    problem: OSError | None = None
+    for _ in range(_PORT_TRIES):
+        with contextlib.ExitStack() as stack:
+
+            def bind(port: int, stack: contextlib.ExitStack = stack) -> int:
+                each = stack.enter_context(socket.socket(family))
+                each.bind((host, port))
+                return int(each.getsockname()[1])
+
+            try:
+                first = bind(0)
+                for number in range(1, ports):
+                    bind(first + number)
+                return MemberAddress(host=host, ports=(first, bind(0)))
+            except (OSError, OverflowError) as error:
+                problem = error if isinstance(error, OSError) else None
+                if problem is not None and problem.errno != errno.EADDRINUSE:
+                    break
+    raise InputError(
+        f"{host} is no address of this machine: {problem.strerror if problem else 'no free ports'}",
+        field=ADDRESS_VARIABLE,
+        hint="set it to one that the other nodes can reach",
+    ) from problem
 
 
 def _outgoing_address(toward: str) -> str:

@@ -5,7 +5,8 @@
 | one node, or equal nodes in a row, uneven layers too | `vllm serve` with its TP, PP and DP options |
 | a .gguf file on one node | llama.cpp |
 | unlike nodes, several nodes in a stage, overlapping ranges | Atoll's stage engine |
-| prefill or decode alone | Atoll's stage engine: decode listens, prefill helps it (`helpers`) |
+| prefill or decode alone | vLLM or SGLang where the plan says so: both listen, and gateways ask both |
+| | else Atoll's stage engine: decode listens, prefill helps it (`helpers`) |
 
 Every leading node joins a fabric with the instance's labels, so gateways need no list of addresses. Secrets
 are named as files (`NodeCommand.secrets`): the fabric's token as ATOLL_FABRIC, the hub's as HF_TOKEN_PATH.
@@ -15,7 +16,7 @@ Which GPUs a process sees is the target's to say.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from atoll.core.errors import InputError
@@ -37,6 +38,10 @@ FABRIC_VARIABLE = "ATOLL_FABRIC"
 HUB_VARIABLE = "HF_TOKEN_PATH"
 _PORT = "{port}"
 _PREFIX = "atoll."
+HANDOVER_LABEL = "atoll.handover"
+"""With it a node says which phase it runs alone, and how KV cache goes from one to the other."""
+BOOTSTRAP_LABEL = "atoll.bootstrap"
+"""Where the other side meets a prefill instance, if that has to be told."""
 STAND_IN_LABEL = "atoll.stand-in"
 """With it a node says that other weights answer than were asked for; gateways tell whoever asks."""
 _CLOUDS = ("aws", "gcp", "azure")
@@ -113,14 +118,15 @@ def choose_engine(instance: Instance, weights: ServiceWeights) -> Engine:
     if instance.phase is not Phase.BOTH:
         apart = [engine for engine in list_launched() if engine.connector is not None]
         if asked not in (None, *apart) or weights.source.endswith(".gguf"):
-            # vLLM's connectors want somebody who asks the prefill side first and hands its answer on.
             names = " or ".join(f"'{engine.name}'" for engine in apart)
             raise InputError(
                 f"{instance.id} runs {instance.phase} alone, which only the engine {names} does here",
                 field="phases",
                 hint=f"plan with 'phases: together', or use the engine {names}",
             )
-        return asked or apart[0]
+        if asked is None:
+            # Both sides need the same, and only this one runs any of them.
+            asked = next(engine for engine in apart if engine.staged)
     layout = engine_layout(instance)
     if asked is not None:
         asked.check_layout(layout)
@@ -156,15 +162,27 @@ def node_commands(
     if engine.staged:
         return order.stage_commands()
     engine.check_source(weights.source)
-    command = engine.command(
-        engine_layout(instance),
-        ServedModel(order.source, weights.names, launch),
-        ServerHost(_PORT, settings.python),
-    )
+    layout, host = engine_layout(instance), ServerHost(_PORT, settings.python)
+    if layout.alone:
+        # Its address and its ports are known where it starts (`instance_member`).
+        first = instance.nodes[0].id
+        host = replace(host, address=f"@host:{first}", handover_port=f"@port:{first}")
+    command = engine.command(layout, ServedModel(order.source, weights.names, launch), host)
     if len({assign_devices(instance, node).machine for node in instance.nodes}) > 1:
         return order.rank_commands(engine, command)
-    argv = order.join(order.with_weights(command.arguments))
-    return (order.command(instance.nodes, argv, command.environment),)
+    words, environment = _apart_from(command)
+    argv = order.join(order.with_weights(words), handover=order.handover_labels(engine))
+    if layout.alone:
+        argv = order.meet(instance.nodes[0], instance.nodes[:1], argv, copies=layout.copies)
+    return (order.command(instance.nodes, argv, environment),)
+
+
+def _apart_from(command: ServerCommand) -> tuple[list[str], dict[str, str]]:
+    """Return the words of a command, with the environment that is filled in where it starts, and the rest."""
+    filled = {name: value for name, value in command.environment.items() if "@" in value}
+    fixed = {name: value for name, value in command.environment.items() if name not in filled}
+    told = ["env", *(f"{name}={value}" for name, value in sorted(filled.items()))] if filled else []
+    return [*told, *command.arguments], fixed
 
 
 def plan_commands(
@@ -218,12 +236,26 @@ class _InstanceOrder:
         nodes = [stage.nodes[0] for stage in self.instance.layout()]
         commands = []
         for rank, node in enumerate(nodes):
-            words = engine.rank_command(command, rank, len(nodes), nodes[0].id)
+            ranked = engine.rank_command(command, rank, len(nodes), nodes[0].id)
+            words, environment = _apart_from(replace(command, arguments=tuple(ranked)))
             argv = self.with_weights(words)
             if not rank:
-                argv = self.join(argv)
-            commands.append(self.command([node], self.meet(node, nodes, argv), command.environment))
+                argv = self.join(argv, handover=self.handover_labels(engine))
+            commands.append(self.command([node], self.meet(node, nodes, argv), environment))
         return tuple(commands)
+
+    def handover_labels(self, engine: Engine) -> tuple[str, ...]:
+        """Return what gateways have to know of an instance that runs one phase alone."""
+        phase, connector = self.instance.phase, engine.connector
+        if phase not in (Phase.PREFILL, Phase.DECODE) or connector is None:
+            return ()
+        launched = None if self.launch is None else self.launch.handover
+        pushed = "-push" if launched is not None and launched.endswith("push") else ""
+        said = ["--label", f"{HANDOVER_LABEL}={connector.name}{pushed}/{phase}"]
+        if phase is Phase.PREFILL and not connector.recomputes:
+            first = self.instance.nodes[0].id
+            said += ["--label", f"{BOOTSTRAP_LABEL}=@host:{first} @port:{first}"]
+        return tuple(said)
 
     def stage_commands(self) -> tuple[NodeCommand, ...]:
         """Return the commands of the stage engine's nodes; prefill instances help those that decode."""
@@ -286,7 +318,9 @@ class _InstanceOrder:
         pull = (settings.python, "-m", "atoll.deploy.commands.stored_weights", *cache)
         return [*pull, self.weights.source, "--", *words]
 
-    def join(self, words: Sequence[str], stand_in: str = "") -> list[str]:
+    def join(
+        self, words: Sequence[str], stand_in: str = "", handover: Sequence[str] = ()
+    ) -> list[str]:
         """Return a command that joins the fabric with the instance's labels, where there is a fabric."""
         instance, settings, labels, weight = self.instance, self.settings, self.labels, self.weight
         if settings.fabric is None:
@@ -303,14 +337,21 @@ class _InstanceOrder:
             *("--drain", f"{settings.drain_s:g}s", "--ready", f"{settings.ready_s:g}s"),
             *(label_options(labels) if labels is not None else ()),
             *(("--label", f"{STAND_IN_LABEL}={stand_in}") if stand_in else ()),
+            *handover,
             # Events in the log say what is announced, for whoever waits for that.
             *("--log", "-", "--", *words),
         ]
 
     def meet(
-        self, node: Node, nodes: Sequence[Node], words: Sequence[str], pool: Sequence[str] = ()
+        self,
+        node: Node,
+        nodes: Sequence[Node],
+        words: Sequence[str],
+        pool: Sequence[str] = (),
+        *,
+        copies: int = 1,
     ) -> list[str]:
-        """Return a command that first finds the other nodes of the instance."""
+        """Return a command that first finds the other nodes of the instance; each copy has a port."""
         # A name that no other instance has or had, where the labels give one.
         labels, settings = self.labels, self.settings
         name = self.instance.id if labels is None else f"{labels.fleet}.{labels.instance}"
@@ -318,6 +359,7 @@ class _InstanceOrder:
             *(settings.python, "-m", "atoll.deploy.commands.instance_member"),
             *("--meeting", name.replace("/", "."), "--node", node.id),
             *("--nodes", ",".join(each.id for each in nodes)),
+            *(("--ports", str(copies)) if copies > 1 else ()),
             *pool,
             *("--drain", f"{settings.drain_s:g}", "--wait", f"{settings.ready_s:g}", "--", *words),
         ]

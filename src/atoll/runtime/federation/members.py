@@ -15,7 +15,16 @@ from atoll.fabric.registry.peers import Load, Peer
 from atoll.fabric.registry.records import NodeService, SessionState
 from atoll.fabric.tunnel.accept import accepts
 from atoll.runtime.pool.backend_metadata import MODALITIES, write_modalities
-from atoll.runtime.pool.member import FABRIC, FLEET, INSTANCE, STAND_IN, Backend, Facts
+from atoll.runtime.pool.member import (
+    BOOTSTRAP,
+    FABRIC,
+    FLEET,
+    HANDOVER,
+    INSTANCE,
+    STAND_IN,
+    Backend,
+    Facts,
+)
 from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.logs import Log
@@ -23,6 +32,9 @@ from atoll.telemetry.logs import Log
 _INSTANCE_LABEL = "atoll.instance"
 _FLEET_LABEL = "atoll.fleet"
 """Labels with which deployers have instances join."""
+_HANDOVER_LABEL = "atoll.handover"
+_BOOTSTRAP_LABEL = "atoll.bootstrap"
+"""Labels of instances that run one phase alone."""
 _EMBEDS = (("text",), ("embedding",))
 _STAND_IN_LABEL = "atoll.stand-in"
 """With it a node says that other weights answer than were asked for, which anybody may say of himself."""
@@ -128,6 +140,8 @@ def backend_of(peer: Peer, *, weighs: bool = True) -> Backend:
                 ("direct", metadata.direct or ""),
                 (INSTANCE, labels.get(_INSTANCE_LABEL, "")),
                 (FLEET, labels.get(_FLEET_LABEL, "")),
+                (HANDOVER, labels.get(_HANDOVER_LABEL, "")),
+                (BOOTSTRAP, labels.get(_BOOTSTRAP_LABEL, "")),
                 (STAND_IN, metadata.labels.get(_STAND_IN_LABEL, "")),
                 (MODALITIES, write_modalities(known) if known else ""),
             )

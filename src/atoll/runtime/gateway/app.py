@@ -60,6 +60,7 @@ from atoll.runtime.gateway.gateway_pages import Pages, is_private
 from atoll.runtime.gateway.health import HealthMonitor
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
 from atoll.runtime.gateway.poison import DeathBook
+from atoll.runtime.gateway.prefill_leg import list_private
 from atoll.runtime.gateway.queue import RequestQueue
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.requirements import SPECIAL
@@ -420,6 +421,8 @@ class Gateway(Application):
         form: TranscriptionForm | None,
     ) -> Relay:
         """Return a request on its way, with the headers that pass to backends."""
+        if self.pool.hands_over and form is None and (private := list_private(request.body)):
+            raise faults.private_field(private[0])
         passed = b"x-request-id: %b\r\ntraceparent: %b\r\n" % (request.id, request.trace.encode())
         state = request.headers.get(b"tracestate")
         if state is not None and TRACE_STATE.fullmatch(state):
@@ -507,6 +510,10 @@ class Gateway(Application):
         """Write down which sound and pictures a request has used by now, for its client."""
         if self.accounts is not None:
             self.accounts.used_media(slot, usage)
+
+    def note_prefill(self, model: str, outcome: str) -> None:
+        """Count what became of a prompt that another backend was to compute."""
+        self.metrics.prefilled(model, outcome)
 
     def note_failover(self, relay: Relay, member: Member, reason: str) -> None:
         """Count and log that a request leaves a backend that failed it."""

@@ -95,7 +95,7 @@ class Attempts:
     ) -> None:
         self._context = context
         self._path = path
-        self._headers = headers
+        self.headers = headers
         self._template = template
         self.backends: list[str] = []
         """Names of all that were tried, in order."""
@@ -146,7 +146,7 @@ class Attempts:
         self.began_s = now_s
         # Counted when it is sent: a connection that is refused costs no try.
         self.tries += 1
-        upstream.ask(sender, self._path, sender.body, self._headers, self._template)
+        upstream.ask(sender, self._path, sender.body, self.headers, self._template)
         # The client did not keep up already before this attempt.
         if self._paused:
             upstream.pause()
@@ -189,6 +189,10 @@ class Attempts:
     def doubt(self, member: Member, reason: str) -> None:
         """Hold a failure against a backend only once another one has answered the request."""
         self._doubt().note_failure(member, reason)
+
+    def share_doubts(self, other: Attempts) -> None:
+        """Have what speaks against the request count in both."""
+        other._doubts = self._doubt()
 
     def is_poison(self, body: bytes, now_s: float) -> bool:
         """Whether the request is what backends died of; then others like it are known from now on."""

@@ -285,6 +285,10 @@ class BackendChooser:
         ring = self._pool.rings.get(candidate.model)
         return ring is not None and any(member.up for member in ring.members)
 
+    def allow(self, requirements: Requirements, model: str) -> Allow | None:
+        """Return whether a backend may see a request for a model; None: all may."""
+        return self._allow(requirements, model, "")
+
     def _allow(self, requirements: Requirements, model: str, alias: str) -> Allow | None:
         policies, ending = requirements.policies, self._pool.ending
         # Nobody is to be left out: the pool need not ask.

@@ -59,6 +59,20 @@ def stream_interrupted(reason: str) -> ApiError:
     return server_fault(502, f"the stream broke off: {reason}", "stream_interrupted")
 
 
+def not_apart(what: str) -> ApiError:
+    """Backends that decode only cannot do what is asked."""
+    return ApiError(
+        400,
+        f"{what} is not served where prompts and answers are computed by different backends",
+        code="unsupported_parameter",
+    )
+
+
+def private_field(name: str) -> ApiError:
+    """A request brings what only a gateway may set."""
+    return ApiError(400, f"{name} is not for clients to set", param=name, code="invalid_field")
+
+
 def in_stream(error: ApiError) -> ApiError:
     """Return what the last event of a stream says that had begun and cannot go on."""
     if error.status < 500 or error.code in ("stream_interrupted", "timeout"):

@@ -80,6 +80,12 @@ class GatewayMetrics:
             "Attempts given up, by when (before, after: the first token).",
             ("model", "when"),
         )
+        self._prefills = CounterFamily(
+            "atoll_gateway_prefills_total",
+            "Prompts for another backend than the one that decodes, by outcome (handed over, replaced, "
+            "recomputed, failed, not handed over).",
+            ("model", "outcome"),
+        )
         self._rejected = CounterFamily(
             "atoll_gateway_rejected_total", "Requests refused on arrival.", ("status",)
         )
@@ -119,6 +125,10 @@ class GatewayMetrics:
         """Count an attempt that was given up."""
         self._failovers.child(model, "after" if begun else "before").add()
 
+    def prefilled(self, model: str, outcome: str) -> None:
+        """Count what became of a prompt that another backend was to compute."""
+        self._prefills.child(model, outcome).add()
+
     def rejected(self, status: int) -> None:
         """Count a request that was refused on arrival."""
         self._rejected.child(str(status)).add()
@@ -130,7 +140,8 @@ class GatewayMetrics:
     def _read(self, requests: int, connections: int) -> Iterator[Metric]:
         for family in (
             *(self._requests, self._seconds, self._first, self._tokens),
-            *(self._audio, self._speech, self._pixels, self._failovers, self._rejected),
+            *(self._audio, self._speech, self._pixels, self._failovers, self._prefills),
+            self._rejected,
         ):
             yield family.read()
         yield make_gauge("atoll_gateway_running", "Requests running.", (), [((), requests)])

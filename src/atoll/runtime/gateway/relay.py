@@ -8,6 +8,7 @@ between; a connection that is refused costs no attempt, but the search for a bac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Protocol
 
@@ -34,6 +35,7 @@ from atoll.runtime.gateway.events import (
     comment_of,
     tokens_in,
 )
+from atoll.runtime.gateway.prefill_leg import PrefillLeg, refuse_pair, with_fields
 from atoll.runtime.gateway.requirements import Requirements
 from atoll.runtime.gateway.resume import DivergedError, resume
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings
@@ -84,6 +86,9 @@ class RelayContext(AttemptContext, Protocol):
     def record_media(self, slot: int, usage: Usage) -> None:
         """Write down which sound and pictures a request has used by now, for its client."""
 
+    def note_prefill(self, model: str, outcome: str) -> None:
+        """Count what became of a prompt that another backend was to compute."""
+
     def note_failover(self, relay: Relay, member: Member, reason: str) -> None:
         """A request leaves a backend that failed it."""
 
@@ -129,6 +134,12 @@ class Relay:
     _stuck = False
     """Whether backends are there, but none that can go on with the stream."""
     _done = False
+    _leg: PrefillLeg | None = None
+    """Where another backend computes the prompt, or has (asked at once with the one that decodes)."""
+    _handed: Member | None = None
+    """Who is to decode, now that the prompt is computed."""
+    _path = b""
+    """Header that names both."""
 
     def __init__(
         self,
@@ -164,6 +175,12 @@ class Relay:
         """Return the backend to try next, and make ready what it is to get."""
         attempts = self.attempts
         again = bool(attempts.backends)
+        if self._handed is not None:
+            decode, self._handed = self._handed, None
+            if decode.up and not decode.removed:
+                return decode
+            # What it was to fetch is let go; the prompt is computed again for another.
+            self.body, self._path = self._body, b""
         if again:
             # What came of the answer before is void.
             self._answer = Answer()
@@ -171,7 +188,11 @@ class Relay:
             self._stuck = False
         # The usual request: the pool alone decides, and there is nothing to prepare.
         if self.requirements is None and not self.begun:
-            return self._context.pool.pick(self.model, attempts.avoid, squeeze=again, now_s=now_s)
+            found = self._context.pool.pick(self.model, attempts.avoid, squeeze=again, now_s=now_s)
+            if found is None or not found.phase:
+                return found
+            self.body = self._body
+            return self._pair(found)
         member, model = self._pick(attempts.avoid, now_s, squeeze=again)
         while member is not None and not self._prepare(member, model):
             # It cannot go on with the stream; another may.
@@ -184,7 +205,73 @@ class Relay:
             self._wake_s = None
             if self._retry is not None:
                 self._retry.restart_search()
-        return member
+        return member if member is None or not member.phase else self._pair(member)
+
+    # Prompts that another backend computes
+
+    def _pair(self, member: Member) -> Member | None:
+        """Have a partner compute the prompt for a backend that decodes; return the backend if it is ready."""
+        context = self._context
+        self._drop_leg()
+        ring = context.pool.rings.get(self.model)
+        partner = None if ring is None else ring.partner
+        if not isinstance(self.request, Generation):
+            return member
+        why = refuse_pair(self.request)
+        if why is not None and not member.recomputes:
+            self._fail(faults.not_apart(why))
+            return None
+        if partner is None or why is not None:
+            if partner is not None:
+                context.note_prefill(self.model, "not handed over")
+            return member
+        allow = None
+        if self.requirements is not None:
+            allow = context.chooser.allow(self.requirements, self.model)
+        leg = PrefillLeg(context, self, partner, member, allow)
+        self._leg, self._wake_s = leg, None
+        leg.start()
+        if leg.meets and self._leg is leg:
+            self.body = with_fields(self.body, leg.fields)
+            self._say_path(leg)
+            return member
+        return None
+
+    def on_prefilled(self, fields: Mapping[str, object] | None) -> None:
+        """Go on with the backend that decodes; without fields it computes the prompt itself."""
+        leg = self._leg
+        if leg is None or leg.meets or self._done:
+            # Asked at once: the other one goes on by itself.
+            return
+        self._leg = None
+        if fields is not None:
+            self.body = with_fields(self.body, fields)
+            self._say_path(leg)
+        self._handed = leg.decode
+        self.attempts.attempt(self)
+
+    def on_unfilled(self, reason: str, error: ApiError | None) -> None:
+        """The backend that decodes waits in vain: both are chosen anew, unless nobody may be asked."""
+        leg = self._leg
+        self._drop_leg()
+        if error is not None:
+            self._fail(error)
+            return
+        # The other side is well: it is left without being avoided.
+        self.attempts.drop()
+        if leg is not None:
+            self.attempts.avoid |= {leg.partner.name}
+        self._fail_over(f"prefill: {reason}", blame=False)
+
+    def _say_path(self, leg: PrefillLeg) -> None:
+        first, last = (m.instance or m.name for m in (leg.partner, leg.decode))
+        shown = f"prefill={first} decode={last}".encode("ascii", "replace")
+        self._path = b"x-atoll-path: %b\r\n" % shown
+
+    def _drop_leg(self) -> None:
+        leg, self._leg, self._path = self._leg, None, b""
+        if leg is not None:
+            leg.drop()
 
     def _pick(
         self, avoid: frozenset[str], now_s: float, *, squeeze: bool
@@ -219,6 +306,9 @@ class Relay:
 
     def on_nobody(self, now_s: float) -> None:
         """Wait for a backend as long as that is allowed, else tell the client."""
+        if self._leg is not None or self._done or self.attempts.member is not None:
+            # One was chosen; another computes the prompt for it, or has given that up already.
+            return
         if self._stuck:
             # Backends are there, and waiting does not change what they can do.
             self._fail(faults.stream_interrupted("no backend can go on from here"))
@@ -267,6 +357,9 @@ class Relay:
 
     def member_down(self, reason: str, *, died: bool = True) -> None:
         """Leave a backend that is known to be dead, or (not `died`) about to end."""
+        if self._leg is not None and self.attempts.member is None:
+            self._leg.member_down(reason)
+            return
         if died:
             # A backend that is about to end did not die: only deaths may speak against the request
             # (`poison`).
@@ -297,6 +390,7 @@ class Relay:
         if self._done:
             return
         context, attempts, budget = self._context, self.attempts, self._budget()
+        self._drop_leg()
         now_s = context.loop.time()
         member = attempts.member
         if member is not None:
@@ -337,7 +431,8 @@ class Relay:
 
     def uses(self, member: Member) -> bool:
         """Whether the request is at a backend now."""
-        return self.attempts.member is member
+        leg = self._leg
+        return self.attempts.member is member or (leg is not None and leg.attempts.member is member)
 
     def goes_by(self, kind: type) -> bool:
         """Whether it was sent on a connection of a kind."""
@@ -541,7 +636,7 @@ class Relay:
         member = self.attempts.member
         if member is None:
             return b""
-        headers = member.headers
+        headers = member.headers + self._path
         if self._answer.notes is not None:
             headers += self._answer.path_header()
         if self.requirements is None:
@@ -618,6 +713,7 @@ class Relay:
 
     def _fail(self, error: ApiError) -> None:
         """Tell the client that it did not work."""
+        self._drop_leg()
         self.attempts.drop()
         if not self.begun:
             self.client.respond_error(error)
@@ -648,6 +744,7 @@ class Relay:
 
     def cancel(self) -> None:
         """Stop: the client is gone."""
+        self._drop_leg()
         self.attempts.drop()
         # The status that nginx writes down for a client that went away.
         self._finish(499, "cancelled")
@@ -674,6 +771,8 @@ class Relay:
         elif self.journal.folded > self._context.settings.limits.answer_bytes:
             # Elsewhere it would be as long.
             self._blame_length(now_s)
+        elif self._leg is not None and self.attempts.member is None:
+            self._leg.tick(now_s)
         elif self._wake_s is not None:
             if now_s >= self._wake_s:
                 self.attempts.attempt(self)
@@ -681,6 +780,8 @@ class Relay:
             if now_s - self._paused_s > deadlines.client_s:
                 self.client.abort()
         else:
+            if self._leg is not None:
+                self._leg.tick(now_s)
             self._check_silence(now_s, deadlines)
 
     def _blame_length(self, now_s: float) -> None:

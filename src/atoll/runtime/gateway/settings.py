@@ -60,6 +60,8 @@ class Deadlines(ConnectionDeadlines):
     connect_s: Seconds = 2.0
     first_token_s: Seconds = 60.0
     """From sending a streaming request to a backend to the first token (queue and prefill)."""
+    prefill_s: Seconds = 30.0
+    """For a prompt that another backend computes than the one that decodes; then a second one is asked."""
     between_tokens_s: Seconds = 15.0
     answer_s: Seconds = 600.0
     """For the answer to a request that does not stream."""

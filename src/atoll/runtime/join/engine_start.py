@@ -100,6 +100,7 @@ def _server(options: JoinOptions, url: str, read: EngineCommand | None) -> Known
         health=options.health,
         api_key=options.engine_key or (read.api_key if read else None),
         engine=read.engine if read else "",
+        apart=read is not None and "--disaggregation-mode" in read.arguments,
         precision=options.precision,
         hint=read.precision if read else "unknown",
         context=options.context,

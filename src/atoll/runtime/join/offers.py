@@ -46,6 +46,7 @@ class KnownServer:
 
     `precision` is what the user says, `hint` what the command line does. `aliases` are further names of a
     model, by model. `generic` names a service that is no language model: nothing is asked but its health.
+    `apart`: it runs one phase alone.
     """
 
     url: str
@@ -58,6 +59,7 @@ class KnownServer:
     kind: Kind | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     generic: str | None = None
+    apart: bool = False
     timeout_s: float = 5.0
     token_s: float = 60.0
 
@@ -126,7 +128,9 @@ class Inspector:
 
     async def _prove(self, model: str) -> Kind:
         """Ask for a token, or for an embedding of those that make none; returns what it makes."""
-        completion: dict[str, object] = {"model": model, "prompt": "Hi", "max_tokens": 1}
+        known = recognise(self.server.engine) if self.server.apart else None
+        alone = {} if known is None else dict(known.apart_proof)
+        completion: dict[str, object] = {"model": model, "prompt": "Hi", "max_tokens": 1, **alone}
         tries: tuple[tuple[Kind, str, dict[str, object]], ...] = (
             ("llm", "/v1/completions", completion),
             ("embedding", "/v1/embeddings", {"model": model, "input": "Hi"}),

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from atoll.core.frozen import Frozen
-from atoll.engines.table import UNKNOWN, list_kinds
+from atoll.engines.table import ENGINES, UNKNOWN, list_kinds
 from atoll.fabric.identity.fabric_keys import slot_of
 from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.policy import ModelOffer
@@ -23,6 +23,10 @@ STAND_IN = "stand_in"
 INSTANCE = "instance"
 FLEET = "fleet"
 """Metadata that say as which instance of which fleet a controller knows a backend."""
+HANDOVER = "handover"
+"""Metadata of a backend that runs one phase alone: how KV cache is handed over and which, "nixl/prefill"."""
+BOOTSTRAP = "bootstrap"
+"""Metadata of one that computes prompts: "HOST PORT", where those that decode meet it."""
 _SMOOTHING = 0.1
 FABRIC = "fabric"
 """Scheme of the URLs of nodes that are reached through the fabric: fabric://SESSION."""
@@ -121,6 +125,7 @@ class Member:
         "facts",
         "failures",
         "first_s",
+        "handover",
         "headers",
         "inflight",
         "masked",
@@ -130,6 +135,7 @@ class Member:
         "node",
         "offers",
         "outlier",
+        "phase",
         "reason",
         "removed",
         "requests",
@@ -169,6 +175,8 @@ class Member:
         self.max_inflight = backend.max_inflight
         self.node = backend.url.startswith(f"{FABRIC}:")
         """Whether it is a node of a fabric, which says by itself whether it is well."""
+        self.handover, _, self.phase = backend.metadata.get(HANDOVER, "").partition("/")
+        """How it hands KV cache over, and the phase that it runs alone; both empty: it runs all."""
         self.headers = _say_stand_in(backend.metadata.get(STAND_IN, ""))
         """Header lines that its answers carry."""
 
@@ -191,6 +199,13 @@ class Member:
     def instance(self) -> str:
         """Its name in its fleet; of a node that says none nobody knows, other backends go by their id."""
         return self.backend.metadata.get(INSTANCE) or ("" if self.node else self.name)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether it computes prompts by itself that no other has computed."""
+        engine = ENGINES.get(self.backend.kind)
+        connector = None if engine is None else engine.connector
+        return self.phase != "decode" or connector is None or connector.recomputes
 
     def seat(self, model: str) -> Seat:
         """Return what weights depend on; of a kind are those with equal GPUs and engines."""

@@ -17,6 +17,7 @@ from atoll.routing import decisions
 from atoll.routing.policies import LEARNED, gateway_policy_code
 from atoll.runtime.pool.member import SECRETS, Allow, Backend, Facts, Member, machine_of
 from atoll.runtime.pool.outliers import Outliers, OutlierSettings
+from atoll.runtime.pool.pairs import PairRing
 from atoll.runtime.pool.rings import Ring, usable_by
 from atoll.runtime.pool.routes import RoutesTold
 
@@ -55,6 +56,8 @@ class BackendPool:
         """By model; what is no key here is served by no backend."""
         self.aliases: dict[str, tuple[str, ...]] = {}
         """The models behind other names."""
+        self.hands_over = False
+        """Whether any backend runs one phase alone."""
         self.ending = False
         """Whether any backend knows when it ends."""
         self.services: dict[str, Ring] = {}
@@ -314,7 +317,7 @@ class BackendPool:
         return {
             model: round(ring.weight_of(member), 6)
             for model in member.backend.models
-            if model in told and (ring := self.rings[model]).told
+            if model in told and (ring := self.rings.get(model)) is not None and ring.told
         }
 
     def _rebuild(self) -> None:
@@ -325,14 +328,17 @@ class BackendPool:
             for model in dict.fromkeys(member.backend.models):
                 by_model.setdefault(model, []).append(member)
         self.rings = {
-            model: Ring(serving, self.rings.get(model), self._seed, self._weigh(model, serving))
+            model: self._make_ring(model, serving)
             for model, serving in by_model.items()
+            # Whoever computes prompts for others answers nobody.
+            if any(m.phase != "prefill" for m in serving)
         }
         aliases: dict[str, dict[str, None]] = {}
         for member in members:
             for alias, model in member.backend.aliases.items():
                 aliases.setdefault(alias, {})[model] = None
         self.aliases = {alias: tuple(models) for alias, models in aliases.items()}
+        self.hands_over = any(m.phase for m in members)
         self.ending = any(m.ends_s is not None for m in members)
         services = dict.fromkeys(name for m in members for name in m.backend.services)
         self.services = {
@@ -343,6 +349,25 @@ class BackendPool:
             )
             for name in services
         }
+
+    def _make_ring(self, model: str, serving: list[Member]) -> Ring:
+        before = self.rings.get(model)
+        answering = [m for m in serving if m.phase != "prefill"]
+        prefills = [m for m in serving if m.phase == "prefill"]
+        told = self._weigh(model, [*answering, *prefills])
+        if not prefills and all(m.recomputes for m in answering):
+            return Ring(answering, before, self._seed, told)
+        pairs = {} if self.routes is None else self.routes.pair_shares(model)
+        return PairRing(answering, prefills, before, self._seed, told, pairs)
+
+    def partner(
+        self, model: str, member: Member, avoid: Collection[str], allow: Allow | None = None
+    ) -> Member | None:
+        """Return a backend that may compute a prompt for `member`, in the place of one that failed."""
+        ring = self.rings.get(model)
+        if not isinstance(ring, PairRing):
+            return None
+        return ring.replace_partner(member, usable_by(avoid, allow, ejected=False, full=False))
 
     def _weigh(self, model: str, serving: list[Member]) -> list[float] | None:
         """Return weights by what a controller told of a model; None where it told nothing of these."""

@@ -10,8 +10,8 @@ from atoll.routing import decisions
 from atoll.routing.learned import Learned, Speed
 from atoll.runtime.pool.member import Allow, Member
 
-# So few requests are not too many for any backend, whatever its share.
-_ALWAYS_RUNNING = 4
+ALWAYS_RUNNING = 4
+"""So few requests are not too many for any backend, whatever its share."""
 # With more than so many times its share a backend gets nothing new: it may have grown slow.
 _MAX_OF_SHARE = 1.5
 _KNOWN = 4
@@ -20,6 +20,11 @@ _WORTH_IT = 2.0
 """A backend that served a conversation before may be so many times slower than the best one now."""
 
 Usable = Callable[[Member], bool]
+
+
+def max_share(running: float, total: float) -> float:
+    """Return how many of so many running requests one may have for each unit of a total weight."""
+    return _MAX_OF_SHARE * running / total
 
 
 def usable_by(avoid: Collection[str], allow: Allow | None, *, ejected: bool, full: bool) -> Usable:
@@ -73,6 +78,8 @@ class Ring:
         known = before.speeds_by_member() if before is not None else {}
         self.speeds = [known.get(m) or Speed() for m in members]
         self.learned: Learned = before.learned if before is not None else Learned()
+        self.partner: Member | None = None
+        """Who computes the prompt for the member that was picked last, if another does (`pairs`)."""
         self.mean_work: float = before.mean_work if before is not None else 0.0
         """Of a request, as `BackendPool.learn` was told; 0: not known."""
 
@@ -123,7 +130,7 @@ class Ring:
         home_speed, best_speed = self.speeds[home], self.speeds[best]
         if home == best or min(home_speed.seen, best_speed.seen) < _KNOWN:
             # Too little is known to compare speeds: what runs is compared.
-            return running[home] <= running[best] + _ALWAYS_RUNNING
+            return running[home] <= running[best] + ALWAYS_RUNNING
         return home_speed.time_s(running[home]) <= _WORTH_IT * best_speed.time_s(running[best])
 
     def credits(self) -> dict[str, float]:
@@ -143,13 +150,13 @@ class Ring:
             # Nobody with a weight is open: this is what those of weight 0 are for.
             return next((m for m in self.spare if usable(m)), None), "weights"
         # The request itself counts as running.
-        share = _MAX_OF_SHARE * (running + 1) / total
+        share = max_share(running + 1, total)
         # Node 0 is the gateway itself.
         closed = [False]
         for m, weight, is_open in zip(members, self.weight, open_, strict=True):
             # Somebody with a weight is open, and not all of them have more than their share.
             last_resort = weight <= 0.0
-            shut = not is_open or last_resort or m.inflight > max(_ALWAYS_RUNNING, share * weight)
+            shut = not is_open or last_resort or m.inflight > max(ALWAYS_RUNNING, share * weight)
             if not shut and m.name == prefer:
                 return m, "affinity"
             closed.append(shut)

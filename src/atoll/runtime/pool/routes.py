@@ -41,11 +41,21 @@ class ModelPromise(Frozen):
 class ModelRoutes(Frozen):
     """Weights by instance, in any unit, and the promise of one model.
 
-    Weight 0: no new requests, unless nobody else is there.
+    Weight 0: no new requests, unless nobody else is there. `pairs` are the shares of those that run prefill
+    and decode apart, each with the two instances.
     """
 
     weights: dict[InstanceName, Weight] = Field(default_factory=dict, max_length=16_384)
+    pairs: tuple[tuple[InstanceName, InstanceName, Weight], ...] = Field((), max_length=16_384)
     promise: ModelPromise | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what came later and is not there: older gateways read it then."""
+        fields: dict[str, object] = write(self)
+        if not fields.get("pairs"):
+            fields.pop("pairs", None)
+        return fields
 
 
 class ChoiceRoutes(Frozen):
@@ -139,6 +149,11 @@ class RoutesTold(Frozen):
             weight if weight is not None else _mean(by_kind.get(seat.kind, ())) or usual
             for seat, weight in zip(seats, given, strict=True)
         ]
+
+    def pair_shares(self, model: str) -> dict[tuple[str, str], float]:
+        """Return the shares of pairs of instances that run prefill and decode of a model."""
+        told = self.models.get(model)
+        return {} if told is None else {(first, last): share for first, last, share in told.pairs}
 
     # Names are unique within a fleet only; an instance of another fleet is not the one meant.
     def _find(self, told: ModelRoutes, seat: Seat) -> float | None:

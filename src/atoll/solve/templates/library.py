@@ -18,7 +18,7 @@ from atoll.core.ids import Phase, RoleId, parse_node_type, parse_role
 from atoll.engines.table import find_engine
 from atoll.perf.layers import tp_sizes
 from atoll.plan.capacities import POSITIONS, NodeSource, node_source, role_table
-from atoll.plan.handover import cut_sizes
+from atoll.plan.handover import cut_sizes, handover_engine
 from atoll.plan.problem import Problem, Service
 from atoll.solve.solve_progress import OnProgress, Progress
 from atoll.solve.templates.generate import (
@@ -74,11 +74,12 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
     if not problem.settings.engines:
         return (EngineSearch(None, tuple(range(len(kinds)))),)
     spec = catalog.model(service.model).llm
-    connector = find_engine(problem.handover_engine_of(service).name).connector
+    apart = role.phase is not Phase.BOTH
+    connector = find_engine(handover_engine(problem, catalog, service).name).connector
     searches: list[EngineSearch] = []
     for name in problem.settings.engines:
         engine = find_engine(name)
-        if role.phase is not Phase.BOTH and (connector is None or engine.connector != connector):
+        if apart and (connector is None or engine.connector != connector):
             continue
         max_gpus = engine.max_node_gpus or MAX_NODE_GPUS
         own = tuple(
@@ -89,12 +90,13 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
         )
         if not own:
             continue
-        if engine.pipelines == "free":
+        pipelines = engine.pipelines_in(role.phase)
+        if pipelines == "free":
             searches.append(EngineSearch(name, own))
             continue
         searches.append(EngineSearch(name, own, max_nodes=1))
         sizes = sorted({catalog.node(kinds[c]).count for c in own})
-        for gpus in sizes if engine.pipelines == "rows" else ():
+        for gpus in sizes if pipelines == "rows" else ():
             if gpus in tp_sizes(spec, gpus):
                 alike = tuple(c for c in own if catalog.node(kinds[c]).count == gpus)
                 searches.append(EngineSearch(name, alike, tp=gpus, rows=True))

@@ -87,10 +87,11 @@ def _last_for(view: GatewayView, member: Member) -> list[str]:
     pool, backend = view.pool, member.backend
     if not member.up:
         return []
-    rings = [pool.rings[model] for model in backend.models]
+    models = [model for model in backend.models if model in pool.rings]
+    rings = [pool.rings[model] for model in models]
     rings += [pool.services[service] for service in backend.services]
     return [
         name
-        for name, ring in zip((*backend.models, *backend.services), rings, strict=True)
+        for name, ring in zip((*models, *backend.services), rings, strict=True)
         if not any(m.state == "up" and m.machine != member.machine for m in ring.members)
     ]
