@@ -441,7 +441,7 @@ def test_streams_survive_a_killed_decode_process_and_a_killed_prefill_process(fl
         fleet.urls.append(said["url"])
         backends.append({"id": f"e{number}", "models": ["m"], "kind": "vllm", **said})
     fleet.settings = {"health": {"enabled": False}}
-    fleet.write_config = lambda kind="vllm": (fleet.folder / "gateway.json").write_text(  # type: ignore[method-assign,misc,assignment]
+    fleet.write_config = lambda kind="vllm": (fleet.folder / "gateway.json").write_text(  # type: ignore[method-assign,assignment]
         json.dumps(fleet.settings | {"port": fleet.port, "backends": backends})
     )
     fleet.start()
