@@ -72,7 +72,8 @@ print("READ" + json.dumps(answers))
 class ReadCommand:
     """A command as the engine's parser read it: GPUs that split a layer, tokens of a request and of a step.
 
-    `handover` is how it says that KV cache travels, "": both phases run together. `refusal` says what the parser says instead; "": it took the command.
+    `handover` is how it says that KV cache travels, "": both phases run together.
+    `refusal` says what the parser says instead; "": it took the command.
     """
 
     tp: int = 0

@@ -15,7 +15,7 @@ from atoll.deploy.local import local_placement
 from atoll.deploy.local.gpu_slots import HeldSlots, PoolMachine
 from atoll.deploy.local.local_placement import LocalGpus, LocalPlacement, place_here
 from atoll.engines.limits import EngineLaunch
-from atoll.plan.plan import Instance, Plan
+from atoll.plan.plan import Instance, Plan, Route
 from atoll.runtime.local.instance_runner import list_lines
 from tests.runtime.local.test_placing import instance, plan
 
@@ -147,6 +147,19 @@ def test_what_stands_in_or_was_planned_for_cores_needs_no_gpu() -> None:
     here = place(plan(on("CORE-L:1", engine=None)), L40S)
     assert here.runners[0].gpus == ()
     assert list_lines(here.runners) == []  # nothing is otherwise than planned
+
+
+def test_pairs_on_a_server_are_left_to_up() -> None:
+    made = [
+        on("L40S:1", name).model_copy(update={"role": f"chat/llm/{name}"})
+        for name in ("prefill", "decode")
+    ]
+    route = Route(service="chat", instances=("prefill", "decode"), share=1.0)
+    here = place(plan(*made).model_copy(update={"routes": (route,)}), L40S)
+    assert {r.reason for r in here.runners} == {
+        "prompts and answers apart on vLLM are started by `atoll up`"
+    }
+    assert not any(r.gpus for r in here.runners)
 
 
 def test_the_stage_engine_needs_a_pytorch_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

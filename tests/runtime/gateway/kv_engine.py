@@ -12,6 +12,8 @@ import argparse
 import asyncio
 import hashlib
 import json
+import os
+import sys
 from dataclasses import dataclass, field
 
 from tests.runtime.gateway.engine import (
@@ -60,11 +62,15 @@ class KvEngine(ScriptedEngine):
     """Prompts that it computed without being told of any KV cache."""
     wrong: list[str] = field(default_factory=list)
     rooms: dict[int, asyncio.Event] = field(default_factory=dict)
+    side_host: str = "127.0.0.1"
+    wanted_side_port: int = 0
     _side: asyncio.Server | None = None
     _number: int = 0
 
     async def start(self, port: int = 0) -> str:
-        self._side = await asyncio.start_server(self._serve_side, "127.0.0.1", 0)
+        self._side = await asyncio.start_server(
+            self._serve_side, self.side_host, self.wanted_side_port
+        )
         name = "bootstrap" if self.kind == "sglang" else self.handover
         self.metadata = {"handover": f"{name}/{self.phase}"}
         if self.kind == "sglang" and self.phase == "prefill":
@@ -140,6 +146,10 @@ class KvEngine(ScriptedEngine):
     async def _prefill(
         self, writer: asyncio.StreamWriter, path: str, body: Json, fault: Fault
     ) -> None:
+        if "kv_transfer_params" not in body and body.get("prompt") == "Hi":
+            # Whether it gives a token at all is asked without a partner.
+            await super()._answer(writer, path, body, fault)
+            return
         self._check(body.get("kv_transfer_params") == ASKED, "KV cache is not asked to be kept")
         self._check(
             body.get("max_tokens") == 1 and body.get("stream") is False, "more than a token"
@@ -171,7 +181,7 @@ class KvEngine(ScriptedEngine):
             "remote_block_ids": blocks,
             "remote_engine_id": self.name,
             "remote_request_id": request,
-            "remote_host": "127.0.0.1",
+            "remote_host": self.side_host,
             "remote_port": self.side_port,
             "tp_size": 1,
         }
@@ -233,14 +243,40 @@ class KvEngine(ScriptedEngine):
         _write(writer, 200, self._one_token(path, body))
 
 
-async def _main() -> None:
+def _serve_as_vllm(words: list[str]) -> tuple[KvEngine, int]:
+    """Read a command of `vllm serve` as far as this engine follows it."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--phase", default="prefill")
-    parser.add_argument("--name", default="engine")
-    parser.add_argument("--step-ms", type=float, default=5.0)
-    options = parser.parse_args()
-    engine = KvEngine(phase=options.phase, name=options.name, step_s=options.step_ms / 1e3)
-    url = await engine.start()
+    parser.add_argument("verb")
+    parser.add_argument("model")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--kv-transfer-config", type=json.loads)
+    options, _ = parser.parse_known_args(words)
+    way, role = (options.kv_transfer_config[f"kv_{name}"] for name in ("connector", "role"))
+    engine = KvEngine(
+        phase={"kv_producer": "prefill", "kv_consumer": "decode"}[role],
+        handover={"NixlConnector": "nixl", "NixlPushConnector": "nixl-push"}[way],
+        model=options.served_model_name,
+        name=f"engine-{options.port}",
+        side_host=os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"],
+        wanted_side_port=int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]),
+        kept_s=float(options.kv_transfer_config["kv_connector_extra_config"]["kv_lease_duration"]),
+    )
+    return engine, options.port
+
+
+async def _main() -> None:
+    port = 0
+    if sys.argv[1:2] == ["serve"]:
+        engine, port = _serve_as_vllm(sys.argv[1:])
+    else:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--phase", default="prefill")
+        parser.add_argument("--name", default="engine")
+        parser.add_argument("--step-ms", type=float, default=5.0)
+        options = parser.parse_args()
+        engine = KvEngine(phase=options.phase, name=options.name, step_s=options.step_ms / 1e3)
+    url = await engine.start(port)
     print(json.dumps({"url": url, "metadata": engine.metadata}), flush=True)  # noqa: T201
     await asyncio.Event().wait()
 

@@ -95,12 +95,12 @@ async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path, role: str = "gateway") -> AsyncIterator[World]:
+async def world(folder: Path, role: str = "gateway", provider: str = "uni") -> AsyncIterator[World]:
     (port,) = free_ports(1)
     hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"]))
-    access = Access.open_at([f"127.0.0.1:{port}"], name="eyes", provider="uni", role=role)
+    access = Access.open_at([f"127.0.0.1:{port}"], name="eyes", provider=provider, role=role)
     assert role in ("gateway", "operator")
-    metadata = Metadata(name="eyes", provider="uni", role=role)  # type: ignore[arg-type]
+    metadata = Metadata(name="eyes", provider=provider, role=role)  # type: ignore[arg-type]
     observer = await Fabric.connect(access, metadata)
     caller = TunnelClient(observer)
     try:

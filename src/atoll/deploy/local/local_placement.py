@@ -120,6 +120,8 @@ class _Placer:
             return "a stand-in needs no GPU"
         for instance in each.instances:
             engine = choose_engine(instance, weights)
+            if instance.phase is not Phase.BOTH and not engine.staged:
+                return f"prompts and answers apart on {engine.title} are started by `atoll up`"
             missing = _find_missing(engine, instance)
             if missing is not None:
                 return missing
