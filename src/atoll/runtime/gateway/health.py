@@ -109,7 +109,8 @@ class HealthMonitor:
     async def _try_token(self, member: Member) -> tuple[bool, str]:
         """Return whether a backend makes a token: some are well only until they are used."""
         model = member.backend.models[0]
-        body = msgspec.json.encode({"model": model, "prompt": "Hi", "max_tokens": 1})
+        alone = find_engine(member.backend.kind).apart_proof if member.phase else {}
+        body = msgspec.json.encode({"model": model, "prompt": "Hi", "max_tokens": 1, **alone})
         status = await self._ask(member, JSON, "/v1/completions", body, _TOKEN_TIMEOUT_S)
         # A model that completes nothing (embeddings) says so with a 4xx, which is an answer too.
         return status < 500, f"a request for one token was answered with status {status}"
