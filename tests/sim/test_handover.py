@@ -15,6 +15,7 @@ from atoll.perf.batch import Batch
 from atoll.perf.layers import layer_kinds
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
+from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.handover import kv_bytes, transfer_s
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.problem import Problem
@@ -24,6 +25,7 @@ from atoll.sim.sim_build import build
 from atoll.sim.sim_kernel import table_of
 from atoll.sim.sim_links import link_names
 from atoll.sim.sim_options import Epoch, Failure, SimOptions
+from atoll.solve.registry import solve
 from atoll.workload.requests import Requests
 from tests.sim.builders import (
     CATALOG,
@@ -107,6 +109,39 @@ def test_states_and_latents_move_as_planned(model: str) -> None:
     moved = kv_bytes(spec, 0, spec.layers, 500.0)
     assert moved > 500 * spec.kv_bytes_per_token or spec.delta is None
     assert found.requests.ttft_s[0] == pytest.approx(prompt + link.time_s(moved), abs=1e-5)
+
+
+FLEET = """\
+services:
+  chat: {model: llama-3.1-8b, ttft: 3s, tpot: 60ms, rate: 1/s, lengths: 1024x128, phases: apart}
+pool:
+  offers:
+    - {region: here, node_type: L4:1, available: 8, usd_per_hour: 0.7}
+    - {region: here, node_type: L40S:1, available: 2, usd_per_hour: 1.9}
+settings: {engines: [vllm]}
+"""
+
+
+@pytest.mark.parametrize("tokens", [200, 3000])
+def test_pairs_planned_on_vllm_move_what_and_where_was_planned(tokens: int) -> None:
+    own = parse_fleet(FLEET)
+    plan = solve(own)
+    assert {one.engine for one in plan.instances} == {"vllm"}
+    by_id = {one.id: one for one in plan.instances}
+    (way, *others) = [[by_id[name] for name in route.instances] for route in plan.routes]
+    assert [one.phase for one in way] == [Phase.PREFILL, Phase.DECODE]
+    times = {transfer_s(CATALOG, own.services[0], *pair, tokens=float(tokens)) for pair in others}
+    planned_s = transfer_s(CATALOG, own.services[0], way[0], way[1], tokens=float(tokens))
+    assert times <= {planned_s}
+
+    def first_s(answer: int) -> float:
+        found = simulate(plan, own, CATALOG, requests([0.0], tokens, answer), NO_WAY)
+        return float(found.requests.ttft_s[0])
+
+    # An answer of one token needs no move: what the others wait longer is the move.
+    assert first_s(2) - first_s(1) == pytest.approx(planned_s, rel=1e-3)
+    carried, _ = run_links(plan, own, requests([0.0], tokens, 2), NO_WAY)
+    assert sum(carried.values()) >= kv_bytes(SPEC, 0, SPEC.layers, float(tokens))
 
 
 def test_an_answer_of_one_token_needs_no_move() -> None:

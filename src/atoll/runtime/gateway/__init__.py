@@ -6,6 +6,7 @@ Begin at the top of `app`: it tells what happens to a request, in order. The mod
     relay                       one request for a model (media_relay: sound and pictures; token_relay: tokens)
     service_proxy               one request for a service that is no model
     attempt, queue, poison      choose a backend, send, let go; wait for room; requests that kill backends
+    prefill_leg                 the prompt of a request that one backend computes and another decodes
     requirements, chooser       which backend serves a request with a key, a policy or a conversation
     served_choices              names that several models answer to
     backend_answer, events      what a backend said so far, and what the client has of it

@@ -14,7 +14,8 @@ What happens to a request, in order:
    of its model, its conversation (`requirements`, `chooser`), and where several models answer to the name it
    asks for, whose turn it is (`served_choices`). Most requests of a plain gateway skip this.
 4. A backend is chosen: by the pool's policy (`pool`), or by `chooser` where there are requirements. If none
-   has room the request waits its turn (`queue`), or is told why (`faults`).
+   has room the request waits its turn (`queue`), or is told why (`faults`). Where prompts are computed apart,
+   a second backend does that first (`prefill_leg`).
 5. It is sent (`attempt`) on a kept or a new connection: over HTTP (`http.upstream`), or to a node of a
    fabric, through the tunnel or straight (`federation.upstreams`).
 6. The answer comes back (`relay`). Events of a stream pass to the client as bytes, kept in a journal

@@ -6,9 +6,10 @@ Begin with `member`, then `pool`.
     backend_metadata  what a backend says of its processes and models, as JSON
     pool              all backends, by model
     rings             the order in which backends of a model are asked
+    pairs             the same where some compute prompts for others
     outliers          when a backend is left alone for a while
     routes            weights and promises that a controller told
     policy            which nodes a key or a request accepts
 
-Imports `engines`, `routing` and `fabric.identity`; nothing of the gateway.
+Imports `engines`, `plan`, `routing` and `fabric.identity`; nothing of the gateway.
 """
