@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.deploy.commands.instance_member import fill_in
 from atoll.deploy.commands.meeting import ADDRESS_VARIABLE, MemberAddress, own_address
@@ -29,7 +30,12 @@ from atoll.deploy.commands.node_commands import (
 from atoll.deploy.commands.paste import paste_lines
 from atoll.deploy.commands.prefill_helpers import PrefillOffer
 from atoll.deploy.commands.stage_node import StageOrder
-from atoll.deploy.target import Labels
+from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
+from atoll.deploy.kubernetes.manifests import render_instance
+from atoll.deploy.slurm.script import group_machines, write_script
+from atoll.deploy.slurm.slurm_pool import GpuChoice
+from atoll.deploy.slurm.slurm_settings import SlurmSettings
+from atoll.deploy.target import Labels, StartOrder
 from atoll.engines.limits import EngineLaunch
 from atoll.plan.engine_layout import handover_of
 from atoll.plan.plan import Instance
@@ -279,9 +285,34 @@ def test_sglang_says_where_it_is_met() -> None:
     (prefill,) = node_commands(instance([(0, 32)], phase="prefill"), weights, settings)
     assert "atoll.bootstrap=@host:n0 @port:n0" in prefill.argv
     assert flag(prefill.argv, "--disaggregation-bootstrap-port") == "@port:n0"
-    assert flag(prefill.argv, "--host") == "@host:n0"
+    # Bootstrap listens where it does; whoever looks after it here asks loopback.
+    assert flag(prefill.argv, "--host") == "0.0.0.0"
+    assert read_command(after(after(prefill.argv)), port=8123).url == "http://127.0.0.1:8123"
     (decode,) = node_commands(instance([(0, 32)], phase="decode"), weights, settings)
     assert "--disaggregation-bootstrap-port" not in decode.argv
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_slurm_and_kubernetes_start_either_side(phase: str) -> None:
+    made = instance([(0, 32)], phase=phase)
+    labels = LABELS.model_copy(update={"role": f"chat/llm/{phase}"})
+    weights = replace(HUB, engine="vllm")
+    commands = node_commands(made, weights, replace(PLAIN, fabric="/token"), labels=labels)
+    order = StartOrder(made, labels, tuple(replace(each, secrets=()) for each in commands))
+    parts = group_machines(order)
+    slurm = SlurmSettings.parse({"work_folder": "/work"})
+    script = write_script(order, parts, [GpuChoice("gpu", ("long",))] * len(parts), slurm, "/h")
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT=@port:n0 vllm serve org/name" in script
+    assert f"--label atoll.handover=nixl/{phase} " in script
+    assert "export VLLM_NIXL_ABORT_REQUEST_TIMEOUT=60" in script
+    objects = render_instance(order, KubernetesSettings(), Catalog.default())
+    (pod,) = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "StatefulSet"]
+    (container,) = pod["containers"]
+    words = container["command"]
+    assert words[words.index("--port") + 1] == "$(ATOLL_PORT)"
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST=@host:n0" in words
+    # The address that others are told is the pod's.
+    assert "ATOLL_ADDRESS" in [each["name"] for each in container["env"]]
 
 
 def test_copies_have_ports_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_sglang_meets_at_the_prefill_side() -> None:
         words = SGLANG.command(EngineLayout("one", 1, 1, 1, (32,), phase=phase), served, host)
         said = list(words.arguments)
         assert said[said.index("--disaggregation-mode") + 1] == phase
-        assert said[said.index("--host") + 1] == "10.0.0.7"
+        assert said[said.index("--host") + 1] == "0.0.0.0"
         assert said[len(said) - len(own) :] == own
         assert set(words.environment.values()) == {"60"}
 

@@ -146,11 +146,13 @@ class Sglang(Engine):
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
         """Return the command with the tensor and data parallel sizes of the layout."""
+        # Its bootstrap server listens where it does, and instances on other machines come there.
+        listens = "0.0.0.0" if layout.alone else "127.0.0.1"
         arguments = [
             *(host.python, "-m", "sglang.launch_server"),
             *("--model-path", served.source.removeprefix("hf://")),
             *("--served-model-name", served.names[0]),
-            *("--host", host.address, "--port", host.port, "--tp", str(layout.tp)),
+            *("--host", listens, "--port", host.port, "--tp", str(layout.tp)),
             *self._flags(served.launch),
         ]
         if layout.copies > 1:
