@@ -254,6 +254,24 @@ def test_bug_in_asking_does_not_stop_a_controller() -> None:
     assert len(said) == 2
 
 
+def test_gateways_are_told_the_shares_of_pairs() -> None:
+    group = Gates({"http://a": page({})}).group()
+    group.route(
+        [
+            Route(service="chat", instances=("p-1", "d-1"), share=0.5),
+            Route(service="chat", instances=("p-1", "d-2"), share=0.3),
+            Route(service="chat", instances=("b-1",), share=0.2),
+        ]
+    )
+    told = group.told()
+    assert told.models["chat"].pairs == (("p-1", "d-1", 0.5), ("p-1", "d-2", 0.3))
+    assert told.models["chat"].weights == {"b-1": 0.2, "d-1": 0.5, "d-2": 0.3, "p-1": 0.8}
+    assert told.pair_shares("chat") == {("p-1", "d-1"): 0.5, ("p-1", "d-2"): 0.3}
+    # Without pairs nothing is written that an older gateway would not read.
+    group.route([Route(service="chat", instances=("b-1",), share=1.0)])
+    assert "pairs" not in group.told().model_dump()["models"]["chat"]
+
+
 def test_no_gateways() -> None:
     group: Gateways = GatewayGroup(problem(), [])
     assert group.look(NOW_S).traffic == ()

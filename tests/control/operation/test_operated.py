@@ -133,7 +133,7 @@ def test_what_cannot_be_started_is_a_refusal(made: Plan) -> None:
     with pytest.raises(DeployError, match="no weights are known for chat"):
         orders(targets, {}).make(one, LABELS, made)
     alone = one.model_copy(update={"role": "chat/llm/prefill"})
-    served = {"chat": replace(CHAT["chat"], engine="vllm")}
+    served = {"chat": replace(CHAT["chat"], engine="llamacpp")}
     with pytest.raises(DeployError, match="prefill alone"):
         orders(targets, served).make(alone, LABELS, made)
 
