@@ -265,14 +265,23 @@ def test_prefill_pipelines_send_and_all_of_their_service_know() -> None:
         replace_engine(instance([(0, 32)], phase="prefill"), "q"),
         replace_engine(instance([(0, 32)], phase="decode"), "d"),
     ]
-    settings = replace(PLAIN, fabric="/token")
-    said = []
-    for one in made:
-        launch = EngineLaunch(handover=handover_of(made, one))
-        command, *_ = node_commands(one, HUB, settings, launch=launch)
-        said.append(flag(command.argv, "--label"))
-    assert said == [f"atoll.handover=nixl-push/{p}" for p in ("prefill", "prefill", "decode")]
+    written = plan_commands(plan(*made), {"chat": HUB}, replace(PLAIN, fabric="/token"))
+    said = {name: flag(commands[0].argv, "--label") for name, commands in written.items()}
+    phases = {"p": "prefill", "q": "prefill", "d": "decode"}
+    assert said == {name: f"atoll.handover=nixl-push/{each}" for name, each in phases.items()}
     assert handover_of(made[1:], made[1]) == "prefill"
+    # So does whoever is asked for one of them only.
+    for line in paste_lines(plan(*made), {"chat": HUB}, only="d"):
+        assert "NixlPushConnector" in line.line
+    # The ports of a pipeline over machines are not those at which KV cache is asked for.
+    first, second = written["p"]
+    members = {
+        "n0": MemberAddress(host="10.0.0.8", ports=(4100, 4200)),
+        "n1": MemberAddress(host="10.0.0.9", ports=(4300, 4400)),
+    }
+    for words in (fill_in(first.argv, members), fill_in(second.argv, members)):
+        assert flag(words, "--master-port") == "4100"
+        assert "VLLM_NIXL_SIDE_CHANNEL_PORT=4200" in words
 
 
 def replace_engine(made: Instance, name: str) -> Instance:

@@ -39,7 +39,6 @@ def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]
 
     weights, found = _weights(plan, catalog), list[InstanceCommands]()
     for number, one in enumerate(plan.instances):
-        alone = plan.model_copy(update={"instances": (one,)})
         if one.service not in weights:
             model = plan.models.get(one.service)
             reason = f"the plan does not say which model {one.service} is"
@@ -49,7 +48,7 @@ def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]
             found.append(InstanceCommands(one.id, (), (), reason))
             continue
         try:
-            lines = paste_lines(alone, weights, first_port=_FIRST_PORT + number)
+            lines = paste_lines(plan, weights, first_port=_FIRST_PORT + number, only=one.id)
         except AtollError as error:
             found.append(InstanceCommands(one.id, (), (), str(error)))
             continue

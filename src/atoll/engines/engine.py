@@ -300,7 +300,7 @@ class Engine:
                 field="engine",
                 hint=hint,
             )
-        if len(layout.layers) > 1 and self.pipelines_in(layout.phase) == "none" and layout.alone:
+        if self._cuts_alone(layout):
             raise InputError(
                 f"{layout.instance} runs {layout.phase} alone in {len(layout.layers)} stages, and"
                 f" {self.title} hands KV cache over in one",
@@ -327,10 +327,17 @@ class Engine:
         found = []
         if layout.alone and self.connector is None:
             found.append("prefill and decode apart")
+        elif self._cuts_alone(layout):
+            found.append(f"{layout.phase} alone in several stages")
         if self.max_nodes is not None and layout.nodes > self.max_nodes:
             found.append("an instance over several nodes")
         found += [why.limit for why in layout.irregularities if why not in self.allows]
         return tuple(found)
+
+    def _cuts_alone(self, layout: EngineLayout) -> bool:
+        """Whether a phase that runs alone is cut as its connector does not take it."""
+        cut = layout.alone and len(layout.layers) > 1
+        return cut and self.pipelines_in(layout.phase) == "none"
 
     @property
     def pipelines(self) -> Pipelines:

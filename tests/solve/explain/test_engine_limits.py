@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from atoll.core.ids import Phase
 from atoll.core.units import format_price
 from atoll.engines.engine import EngineLayout, Irregularity
 from atoll.engines.table import list_planned
@@ -86,7 +87,8 @@ def test_of_any_layout_it_says_what_no_engine_runs_together() -> None:
 def test_limits_say_whether_a_layout_runs() -> None:
     for irregular in ((), tuple(Irregularity), (Irregularity.OVERLAP,)):
         for nodes in (1, 2):
-            layout = EngineLayout("i", nodes, 1, 1, (16,) * nodes, irregular, alone=nodes == 2)
+            phase = Phase.DECODE if nodes == 2 else Phase.BOTH
+            layout = EngineLayout("i", nodes, 1, 1, (16,) * nodes, irregular, phase)
             for engine in list_planned():
                 limits = engine.list_limits(layout)
                 if limits:

@@ -2,10 +2,10 @@
 
     python -m atoll.deploy.commands.instance_member --meeting chat-0 --node n1 --nodes n0,n1 -- COMMAND ...
 
-In COMMAND, `@host:n0` and `@port:n0` become the address of a node and a port of its own, and `@peers` all
-addresses as JSON. The first node leads: it listens for requests. When it has left, the others end; SIGTERM
-reaches their commands only after that (or after `--drain`), so that whoever stops all nodes at once cuts no
-stream.
+In COMMAND, `@host:n0`, `@port:n0` and `@port2:n0` become the address of a node and ports of its own, and
+`@peers` all addresses as JSON. The first node leads: it listens for requests. When it has left, the others
+end; SIGTERM reaches their commands only after that (or after `--drain`), so that whoever stops all nodes at
+once cuts no stream.
 
 Nodes that only help others say so with `--pool POOL --offer JSON` (see `helpers`); before they end they take
 that back. `@helpers` becomes a file that names who helps in the pool now, kept up to date.
@@ -41,7 +41,7 @@ from atoll.runtime.local.fleet_state import new_home, remove_home
 PEERS = "@peers"
 """Words that this program fills in: whoever reads a command need not."""
 HELPERS = "@helpers"
-_FIELD = re.compile(r"@(host|port):(n[0-9]+)")
+_FIELD = re.compile(r"@(host|port|port2):(n[0-9]+)")
 _LEADER_S = 10.0
 """How long a leader may be missing before it counts as gone; records travel, and hubs start anew."""
 _LOOK_S = 0.5
@@ -79,7 +79,8 @@ def fill_in(words: Sequence[str], members: Mapping[str, MemberAddress]) -> list[
         kind, node = match.groups()
         if node not in members:
             raise UsageError(f"{match[0]} is no node of this instance", field="COMMAND")
-        return members[node].host if kind == "host" else str(members[node].ports[0])
+        first, second = members[node].ports
+        return {"host": members[node].host, "port": str(first), "port2": str(second)}[kind]
 
     return [everyone if word == PEERS else _FIELD.sub(place, word) for word in words]
 

@@ -166,9 +166,11 @@ def node_commands(
     if layout.alone:
         # Its address and its ports are known where it starts (`instance_member`).
         first = instance.nodes[0].id
-        host = replace(host, address=f"@host:{first}", handover_port=f"@port:{first}")
+        # Ranks of a pipeline over machines meet at the first port.
+        port = "@port2" if order.machines > 1 else "@port"
+        host = replace(host, address=f"@host:{first}", handover_port=f"{port}:{first}")
     command = engine.command(layout, ServedModel(order.source, weights.names, launch), host)
-    if len({assign_devices(instance, node).machine for node in instance.nodes}) > 1:
+    if order.machines > 1:
         return order.rank_commands(engine, command)
     words, environment = _apart_from(command)
     argv = order.join(order.with_weights(words), handover=order.handover_labels(engine))
@@ -186,9 +188,12 @@ def _apart_from(command: ServerCommand) -> tuple[list[str], dict[str, str]]:
 
 
 def plan_commands(
-    plan: Plan, weights: Mapping[str, ServiceWeights], settings: CommandSettings
+    plan: Plan,
+    weights: Mapping[str, ServiceWeights],
+    settings: CommandSettings,
+    only: str | None = None,
 ) -> dict[str, tuple[NodeCommand, ...]]:
-    """Return the commands of every instance of a plan whose service has weights, by instance."""
+    """Return the commands of every instance of a plan whose service has weights, or of one, by instance."""
     refuse_unserved(plan, only=weights)
     return {
         instance.id: node_commands(
@@ -199,7 +204,7 @@ def plan_commands(
             weight=share_of(plan, instance),
         )
         for instance in plan.instances
-        if instance.service in weights
+        if instance.service in weights and only in (None, instance.id)
     }
 
 
@@ -223,6 +228,11 @@ class _InstanceOrder:
     launch: EngineLaunch | None
     labels: Labels | None
     weight: float | None
+
+    @property
+    def machines(self) -> int:
+        """How many machines the instance stands on."""
+        return len({assign_devices(self.instance, node).machine for node in self.instance.nodes})
 
     @property
     def source(self) -> str:

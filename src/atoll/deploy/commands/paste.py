@@ -36,8 +36,9 @@ def paste_lines(
     settings: CommandSettings | None = None,
     *,
     first_port: int = _FIRST_PORT,
+    only: str | None = None,
 ) -> tuple[PasteLine, ...]:
-    """Return the lines of a plan, instances in order.
+    """Return the lines of a plan, instances in order, or of one of them only.
 
     Without a fabric an engine listens on a port of its own, counted from `first_port`; with one it joins, and
     the port is chosen where it starts. A slice of a machine sees its GPUs only.
@@ -45,7 +46,7 @@ def paste_lines(
     chosen = settings or CommandSettings()
     by_id = {instance.id: instance for instance in plan.instances}
     lines = []
-    for number, (name, commands) in enumerate(plan_commands(plan, weights, chosen).items()):
+    for number, (name, commands) in enumerate(plan_commands(plan, weights, chosen, only).items()):
         port = None if chosen.fabric is not None else first_port + number
         for command in commands:
             instance = by_id[name]
