@@ -119,6 +119,7 @@ class Vllm(Engine):
         "nvfp4": WeightFormat(8.0, native=10.0, platforms=("cuda",)),
     }
     connector = Connector("nixl", frozenset({Phase.PREFILL}), pushes=True)
+    served_on = frozenset({"Hopper"})
     tested = frozenset({"one node"})
     settings: ClassVar = {
         "max-model-len": is_whole,

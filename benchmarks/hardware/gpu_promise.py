@@ -1,0 +1,157 @@
+"""What clients of a planned fleet saw on a GPU, beside what the simulator says of the same arrivals.
+
+The runs in `benchmarks/results/gpu_promise_*.csv` were served by `benchmarks.gpu_promise_serve` on an H200
+with vLLM; `gpu_promise.json` says when, with which versions and commands. Here the plan is made again and its
+simulation compared with them, so that a change of the model that makes it less true is seen on any machine.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.hardware.gpu_promise_cases import CASES, SERVICE, SHARES, Case
+from benchmarks.report import ROOT, Figure, finish, options
+
+RESULTS = ROOT / "benchmarks" / "results"
+HELD_SHARES = (0.5, 0.8)
+"""Rates at which bars hold; at the planned rate itself a queue amplifies what is off."""
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Milliseconds to the first token and per further one, of every request that was answered."""
+
+    ttft_ms: Floats
+    tpot_ms: Floats
+    errors: int = 0
+
+    def kept(self, case: Case) -> float:
+        """Return the per cent of requests that kept both promises."""
+        kept = (self.ttft_ms <= case.ttft_ms) & (self.tpot_ms <= case.tpot_ms)
+        return 100.0 * float(kept.sum()) / (len(kept) + self.errors)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A case at one share of its planned rate: as it was served, and as simulated."""
+
+    case: Case
+    share: float
+    served: Seen
+    simulated: Seen
+
+    def error(self, name: str, percentile: float | None) -> float:
+        """Return by how many per cent the simulated mean or percentile is above the served one."""
+
+        def figure(seen: Seen) -> float:
+            values = getattr(seen, name)
+            return float(
+                np.mean(values) if percentile is None else np.percentile(values, percentile)
+            )
+
+        return 100.0 * (figure(self.simulated) / figure(self.served) - 1.0)
+
+    @property
+    def kept_diff(self) -> float:
+        """Points by which the simulated share of kept promises is above the served one."""
+        return self.simulated.kept(self.case) - self.served.kept(self.case)
+
+
+def read_runs(results: Path = RESULTS) -> Iterator[Run]:
+    """Simulate what was served, case by case."""
+    for case in CASES.values():
+        path = results / f"gpu_promise_{case.name}.csv"
+        if path.is_file():
+            yield from _runs(case, path)
+
+
+def _runs(case: Case, path: Path) -> Iterator[Run]:
+    from atoll import Fleet
+    from atoll.sim.api import simulate
+    from atoll.workload.requests import Requests
+
+    with tempfile.TemporaryDirectory() as folder:
+        fleet_file = Path(folder, "fleet.yaml")
+        fleet_file.write_text(case.fleet)
+        fleet = Fleet.load(fleet_file)
+        plan = fleet.plan()
+    with path.open() as stream:
+        rows = list(csv.DictReader(stream))
+    for share in SHARES:
+        run = [row for row in rows if float(row["share"]) == share]
+        if not run:
+            continue
+        zeros = np.zeros(len(run), dtype=np.int16)
+        requests = Requests(
+            arrival_s=np.array([float(row["arrival_s"]) for row in run]),
+            model=zeros,
+            klass=zeros,
+            input=np.array([int(row["input"]) for row in run], dtype=np.int32),
+            output=np.array([int(row["output"]) for row in run], dtype=np.int32),
+            models=(SERVICE,),
+        )
+        report = simulate(plan, fleet.problem, fleet.catalog, requests)
+        columns = report.requests
+        answered = [row for row in run if not row["error"]]
+        served = Seen(
+            np.array([float(row["ttft_ms"]) for row in answered]),
+            np.array([float(row["tpot_ms"]) for row in answered]),
+            len(run) - len(answered),
+        )
+        simulated = Seen(1e3 * columns.ttft_s, 1e3 * columns.tpot_s)
+        yield Run(case, share, served, simulated)
+
+
+def main() -> None:
+    """Print the table and the figures."""
+    options(__doc__ or "")
+    runs = list(read_runs())
+    print("served / simulated, ms")
+    columns = {"share": 5, "kept %": 13, "TTFT mean": 15, "p95": 15, "TPOT mean": 13, "p95 ": 13}
+    print("case      " + " ".join(name.rjust(width) for name, width in columns.items()))
+    for run in runs:
+        cells = []
+        for name in ("ttft_ms", "tpot_ms"):
+            for percentile in (None, 95.0):
+                pair = [
+                    np.mean(values) if percentile is None else np.percentile(values, percentile)
+                    for values in (getattr(run.served, name), getattr(run.simulated, name))
+                ]
+                width = 15 if name == "ttft_ms" else 13
+                digits = 1 if name == "ttft_ms" else 2
+                cells.append(f"{pair[0]:.{digits}f} / {pair[1]:.{digits}f}".rjust(width))
+        kept = f"{run.served.kept(run.case):.1f} / {run.simulated.kept(run.case):.1f}"
+        print(f"{run.case.name:9s} {run.share:5g} {kept:>13s} " + " ".join(cells))
+    held = [run for run in runs if run.share in HELD_SHARES]
+
+    def worst(name: str, percentile: float | None) -> float:
+        return max(abs(run.error(name, percentile)) for run in held)
+
+    meta = json.loads((RESULTS / "gpu_promise.json").read_text())
+    added = [case["gateway"]["added_ms"] for case in meta["cases"].values()]
+    finish(
+        [
+            Figure("cases", len({run.case.name for run in runs}), 5, at_least=True),
+            Figure("kept_diff_max", max(abs(run.kept_diff) for run in held), 2.0, "points"),
+            Figure("tpot_err_mean", worst("tpot_ms", None), 6.0, "%"),
+            Figure("tpot_err_p95", worst("tpot_ms", 95.0), 10.0, "%"),
+            Figure("ttft_err_mean", worst("ttft_ms", None), 15.0, "%"),
+            Figure("ttft_err_p95", worst("ttft_ms", 95.0), 20.0, "%"),
+            Figure("errors", sum(run.served.errors for run in runs), 0.0),
+            Figure("gateway_added_ms", max(added), 6.0, "at the first token, ms"),
+        ],
+        worst_run=max(held, key=lambda run: abs(run.kept_diff)).case.name,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What is served for `benchmarks.gpu_promise`: fleets of one GPU, and models without weights to download.
+
+A model is its shapes and a tokenizer of made-up words: engines fill the weights with random numbers, which
+takes as long to compute with as the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SHARES = (0.5, 0.8, 1.0)
+"""Rates of a case's runs, as shares of the planned one."""
+SECONDS = 90.0
+SERVICE = "chat"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A fleet of one service on one GPU, and how its engine is told what its folder of weights does not say.
+
+    `rate_per_s` is the planned rate. Cases with the same `server` load one server, one after the other.
+    """
+
+    name: str
+    model: str
+    ttft_ms: int
+    tpot_ms: int
+    rate_per_s: float
+    lengths: str
+    server: str
+    options: tuple[str, ...] = ()
+    node: str = "H200:1"
+    engine: str = "vllm"
+
+    @property
+    def fleet(self) -> str:
+        """The fleet file."""
+        service = {
+            "model": self.model,
+            "ttft": f"{self.ttft_ms}ms",
+            "tpot": f"{self.tpot_ms}ms",
+            "rate": f"{self.rate_per_s:g}/s",
+            "lengths": self.lengths,
+        }
+        whole = {
+            "services": {SERVICE: service},
+            "pool": {"owned": {"local": {self.node: 1}}},
+            "settings": {"engines": [self.engine]},
+        }
+        return json.dumps(whole, indent=1)  # JSON is YAML
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("8b-short", "llama-3.1-8b", 500, 20, 16.0, "azure-conv", "8b"),
+        Case("8b-long", "llama-3.1-8b", 2000, 40, 5.0, "4096x256", "8b"),
+        Case(
+            *("8b-fp8", "llama-3.1-8b@fp8", 500, 20, 20.0, "azure-conv", "8b-fp8"),
+            options=("--quantization", "fp8"),
+        ),
+        Case("moe", "qwen3-30b-a3b", 800, 30, 10.0, "azure-conv", "moe"),
+    )
+}
+
+_LLAMA: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "bfloat16",
+}
+_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "llama-3.1-8b": {
+        **_LLAMA,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": {
+        **_LLAMA,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "attention_bias": False,
+    },
+}
+
+
+def write_model(model: str, folder: Path) -> None:
+    """Write what an engine needs to serve a model of random weights: its shapes, and a tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    config = _CONFIGS[model.partition("@")[0]]
+    folder.mkdir(parents=True, exist_ok=True)
+    # Parsers of thoughts and of tool calls look their marks up in the tokenizer.
+    marks = ("w0", "w1", "w2", "<think>", "</think>", "<tool_call>", "</tool_call>")
+    words = {f"w{at}": at for at in range(len(marks), config["vocab_size"])}
+    words |= {mark: at for at, mark in enumerate(marks)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokens = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "w0",
+        "eos_token": "w1",
+        "unk_token": "w2",
+        "chat_template": "{% for message in messages %}{{ message['content'] }} {% endfor %}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
+    (folder / "config.json").write_text(json.dumps(config))

@@ -1,0 +1,38 @@
+"""What was served on an H200 for `benchmarks.gpu_promise`: readable, complete, and near what is simulated."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from atoll.core.ids import format_node_type
+from benchmarks.hardware.gpu_promise import RESULTS, read_runs
+from benchmarks.hardware.gpu_promise_cases import CASES, SHARES
+from benchmarks.hardware.gpu_promise_serve import COLUMNS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_runs_are_complete_and_their_servers_are_known(name: str) -> None:
+    with (RESULTS / f"gpu_promise_{name}.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert tuple(rows[0]) == COLUMNS
+    # The MoE was not served at the planned rate: the machine's time was up.
+    assert {float(row["share"]) for row in rows} >= set(SHARES[:2])
+    assert all(float(row["ttft_ms"]) > 0.0 <= float(row["tpot_ms"]) for row in rows)
+    meta = json.loads((RESULTS / "gpu_promise.json").read_text())
+    server = meta["servers"][CASES[name].server]
+    assert server["versions"]["vllm"] == "0.22.1"
+    assert "H200" in server["gpu"]
+    assert CASES[name].node == format_node_type("H200", 1)
+
+
+def test_a_dense_model_keeps_as_many_promises_as_simulated() -> None:
+    run = next(run for run in read_runs() if run.case.name == "8b-short" and run.share == 0.8)
+    assert run.served.errors == 0
+    assert abs(run.kept_diff) < 1.0
+    assert abs(run.error("tpot_ms", None)) < 10.0
+    # Not bound to fail for a simulator that says nothing: half the load is another latency.
+    half = next(run for run in read_runs() if run.case.name == "8b-short" and run.share == 0.5)
+    assert half.simulated.tpot_ms.mean() < 0.9 * run.simulated.tpot_ms.mean()
