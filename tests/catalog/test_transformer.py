@@ -181,6 +181,6 @@ def test_dense_layers_of_a_mixture() -> None:
 def test_dtypes() -> None:
     assert dtype_of("fp8") is FP8
     assert dtype_of(BF16) is BF16
-    assert (INT4.bits_per_weight, MXFP4.bits_per_weight) == (4.25, 4.25)
+    assert (INT4.bits_per_weight, MXFP4.bits_per_weight) == (4 + 20 / 128, 4.25)
     with pytest.raises(UnknownNameError, match="did you mean fp8"):
         dtype_of("fp88")

@@ -65,7 +65,7 @@ def test_models(capsys: Capture) -> None:
     assert "235.1B" in text
     found = {row["name"]: row for row in records(capsys, "models")}
     assert len(found) == 44
-    assert found["gpt-oss-20b"]["weight_bytes"] == 13751518848
+    assert found["gpt-oss-20b"]["weight_bytes"] == 13761264768
     components = found["qwen2.5-omni-7b"]["components"]
     assert isinstance(components, dict)
     assert components["talker"]["part"] == "generator"

@@ -107,14 +107,15 @@ def test_embedding_and_head_by_hand(tp: int) -> None:
     assert ops.embedding_seconds(batch) == pytest.approx(look_up + total)
     # Only the last token of each prompt needs logits; each GPU sends its share of them to one.
     gather = ALPHA_S + 3 / 4 * 2 * 4001 * 3 / BUS if tp > 1 else 0.0
-    head = product(3, math.ceil(4001 / tp), 512)
+    # Engines pad its rows to a multiple of 64.
+    head = product(3, math.ceil(4032 / tp), 512)
     assert ops.head_seconds(batch) == pytest.approx(head + gather)
 
 
 def test_shares_are_rounded_up() -> None:
     llm = mixture(heads=12, kv_heads=6, intermediate=1001, vocab=4001)
-    assert Shard.of(llm, 1) == Shard(1, 12, 6, 1001, 256, 128, 4001)
-    assert Shard.of(llm, 5) == Shard(5, 3, 2, 201, 52, 26, 801)
+    assert Shard.of(llm, 1) == Shard(1, 12, 6, 1001, 256, 128, 4032)
+    assert Shard.of(llm, 5) == Shard(5, 3, 2, 201, 52, 26, 807)
     # Fewer KV heads than GPUs: each GPU has a copy of one.
     assert Shard.of(llm, 8).kv_heads == 1
     assert Shard.of(spec(), 2).expert_intermediate == 0

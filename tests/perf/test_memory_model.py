@@ -47,11 +47,12 @@ def test_llama_3_70b_on_eight_h100_by_hand() -> None:
     assert own.activation_bytes == rows + logits == 778_698_752
     usable = 0.9 * 81559 * 2**20 - 1e9 - 778_698_752
     assert own.usable_bytes == pytest.approx(usable, abs=1)
-    weights = (141_107_412_992 - 8192 * 2) / 8
+    # Norms, two a layer, are whole on every GPU.
+    weights = (141_107_412_992 - 8192 * 2) / 8 + 80 * 2 * 8192 * 2 * 7 / 8
     assert own.layer_weight_bytes(0, 80) + own.outer_bytes(Position.WHOLE) == weights
     assert own.kv_bytes_per_token_layer() == 2 * 1 * 128 * 2
     assert own.free_bytes(0, 80) == pytest.approx(usable - weights, abs=1)
-    assert own.kv_tokens(0, 80) == math.floor((usable - weights) / (80 * 512)) == 1_405_068
+    assert own.kv_tokens(0, 80) == math.floor((usable - weights) / (80 * 512)) == 1_405_012
 
 
 def test_usable_bytes_by_hand() -> None:
@@ -59,25 +60,26 @@ def test_usable_bytes_by_hand() -> None:
         "x", memory_share=0.5, reserve_bytes=2e9, max_sequences=10, max_tokens=100
     )
     llm = spec()
-    # Widest moment: the MLP, three buffers of 1024, beside four of the hidden size.
-    activations = 100 * (4 * 512 + 3 * 1024) * 2 + 10 * 4000 * 4
+    # Widest moment: the MLP, three buffers of 1024, beside four of the hidden size. Engines pad the 4000
+    # tokens of the vocabulary to 4032.
+    activations = 100 * (4 * 512 + 3 * 1024) * 2 + 10 * 4032 * 4
     assert memory(llm, engine=profile).activation_bytes == activations
     assert memory(llm, engine=profile).usable_bytes == 12e9 - 2e9 - activations
     # A node that only decodes never sees more tokens than sequences.
     decode = memory(llm, engine=profile, phase=Phase.DECODE)
-    assert decode.activation_bytes == 10 * (4 * 512 + 3 * 1024) * 2 + 10 * 4000 * 4
+    assert decode.activation_bytes == 10 * (4 * 512 + 3 * 1024) * 2 + 10 * 4032 * 4
     for phase in (Phase.PREFILL, Phase.BOTH):
         assert memory(llm, engine=profile, phase=phase).activation_bytes == activations
     # Where attention is wider than the MLP it counts.
     slim = memory(spec(intermediate=8), engine=profile)
-    assert slim.activation_bytes == 100 * (4 * 512 + (8 + 4) * 64 + 8 * 64) * 2 + 160_000
+    assert slim.activation_bytes == 100 * (4 * 512 + (8 + 4) * 64 + 8 * 64) * 2 + 10 * 4032 * 4
 
 
 def test_activations_of_experts() -> None:
     profile = EngineProfile("x", max_sequences=1, max_tokens=1)
 
     def widest(llm: TransformerSpec) -> float:
-        return (memory(llm, engine=profile).activation_bytes - 4000 * 4) / 2 - 4 * 512
+        return (memory(llm, engine=profile).activation_bytes - 4032 * 4) / 2 - 4 * 512
 
     # Two experts of 256 and a shared one of 128 run per token; dense layers are 1024 wide.
     assert widest(mixture()) == 3 * 1024
@@ -103,14 +105,17 @@ def test_layers_sum_to_the_whole_model(name: str, tp: int, data: st.DataObject) 
     ends = [0, *sorted(cuts), llm.layers]
     pieces = [own.layer_weight_bytes(a, b) for a, b in itertools.pairwise(ends)]
     final_norm = 2.0 * llm.hidden
-    whole = (llm.weight_bytes - final_norm) / tp
+    copied = [llm.copied_bytes(i) * (tp - 1) / tp for i in range(llm.layers)]
+    padded = -llm.vocab % 64 * llm.hidden * 2 * (1 if llm.tied_embeddings else 2)
+    whole = (llm.weight_bytes - final_norm + padded) / tp + sum(copied)
     assert sum(pieces) + own.outer_bytes(Position.WHOLE) == pytest.approx(whole, rel=1e-12)
     for i in range(llm.layers):
-        assert own.layer_weight_bytes(i, i + 1) == pytest.approx(llm.layer_weight_bytes(i) / tp)
+        one = llm.layer_weight_bytes(i) / tp + copied[i]
+        assert own.layer_weight_bytes(i, i + 1) == pytest.approx(one)
 
 
 def test_tied_embeddings_count_once_only_where_both_ends_meet() -> None:
-    table = 4000 * 512 * 2
+    table = 4032 * 512 * 2  # rows are padded to a multiple of 64
     apart, tied = memory(spec()), memory(spec(tied_embeddings=True))
     expected = {
         Position.FIRST: (table, table),
@@ -134,8 +139,25 @@ def test_kv_heads_are_copied_where_gpus_outnumber_them() -> None:
     # Eight GPUs hold eight KV heads between them, six of them copies, in both projections.
     copies = 2 * 6 * 64 * 512 * 2
     own = memory(llm, node(8))
-    assert own.layer_weight_bytes(0, 1) * 8 == llm.layer_weight_bytes(0) + copies
-    assert memory(llm, node(2)).layer_weight_bytes(0, 1) * 2 == llm.layer_weight_bytes(0)
+    norms = 2 * 512 * 2
+    whole = llm.layer_weight_bytes(0)
+    assert own.layer_weight_bytes(0, 1) * 8 == whole + copies + 7 * norms
+    assert memory(llm, node(2)).layer_weight_bytes(0, 1) * 2 == whole + norms
+
+
+def test_norms_and_routers_are_whole_on_every_gpu() -> None:
+    llm = mixture()
+    # Two norms of 512 in 16 bits, and a router where there are experts.
+    dense, mixed = 0, next(i for i in range(llm.layers) if llm.is_moe_layer(i))
+    assert llm.moe is not None
+    assert llm.copied_bytes(dense) == 2 * 512 * 2
+    assert llm.copied_bytes(mixed) == (2 + llm.moe.experts) * 512 * 2
+    one, four = memory(llm, node(1)), memory(llm, node(4))
+    for i in (dense, mixed):
+        rest = llm.layer_weight_bytes(i) - llm.copied_bytes(i)
+        held = rest + 2 * 2 * 64 * 512 * 2  # two KV heads more
+        assert one.layer_weight_bytes(i, i + 1) == rest + llm.copied_bytes(i)
+        assert four.layer_weight_bytes(i, i + 1) == held / 4 + llm.copied_bytes(i)
 
 
 def test_kv_cache_of_a_sequence() -> None:
@@ -291,7 +313,7 @@ def test_uneven_shares_are_rounded_up_as_the_times_are(tp: int) -> None:
     held = spec(
         kv_heads=8,
         intermediate=math.ceil(1001 / tp) * tp,
-        vocab=math.ceil(4001 / tp) * tp,
+        vocab=math.ceil(4032 / tp) * tp,
         moe=MoeSpec(
             4,
             2,
@@ -303,7 +325,9 @@ def test_uneven_shares_are_rounded_up_as_the_times_are(tp: int) -> None:
     own = memory(uneven, node(tp))
     for layer in range(6):
         bytes_ = own.layer_weight_bytes(layer, layer + 1)
-        assert bytes_ == held.layer_weight_bytes(layer) / tp
+        assert bytes_ == pytest.approx(
+            held.layer_weight_bytes(layer) / tp + held.copied_bytes(layer) * (tp - 1) / tp
+        )
         assert bytes_ > uneven.layer_weight_bytes(layer) / tp
     assert own.outer_bytes(Position.LAST) == Shard.of(uneven, tp).vocab * 512 * 2
     assert own.outer_bytes(Position.WHOLE) == 2 * own.outer_bytes(Position.LAST)

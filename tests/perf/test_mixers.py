@@ -259,7 +259,7 @@ class TestMemory:
         assert memory.kv_bytes_per_sequence(0, 61, 1000.0) == 61 * 1000 * 1152
 
     def test_each_gpu_has_its_own_latent_matrices(self) -> None:
-        whole, held = latent(), as_held(latent(), 4)
+        whole, held = latent(vocab=4032), as_held(latent(vocab=4032), 4)
         copied = 512 * 96 + 512 * 80 + 96 + 64
         assert held.layer_params(0) - whole.layer_params(0) == 3 * copied
         assert as_held(whole, 1) is whole

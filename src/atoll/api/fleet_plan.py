@@ -81,6 +81,7 @@ class FleetPlan(Shown, Plan):
         if not plan.models and plan.problem_hash == problem.content_hash():
             # Who serves the plan later must know which weights it is for.
             fields["models"] = {service.name: service.model for service in problem.services}
+            fields["checkpoints"] = problem.checkpoints()
         # The fields were validated with the plan that they come from.
         made = cls.model_construct(**fields)
         made._problem, made._asked, made._source = problem, asked, source

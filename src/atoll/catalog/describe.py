@@ -120,8 +120,10 @@ def _interconnect_rows(joint: Interconnect) -> Iterator[FactRow]:
 
 def _serving_rows(model: ModelSpec) -> Iterator[FactRow]:
     """Weights in other precisions, and what reads the model's answers."""
-    for key, name in model.checkpoints.items():
-        yield FactRow(f"checkpoints.{key}", name, "repository on Hugging Face's hub", "medium")
+    for key, each in model.checkpoints.items():
+        yield FactRow(
+            f"checkpoints.{key}", each.describe(), "repository on Hugging Face's hub", "medium"
+        )
     for key in ("tool_parser", "reasoning_parser"):
         value: str | None = getattr(model, key)
         if value is not None:
@@ -131,6 +133,8 @@ def _serving_rows(model: ModelSpec) -> Iterator[FactRow]:
 def _model_rows(model: ModelSpec) -> Iterator[FactRow]:
     yield FactRow("aliases", ", ".join(model.aliases) or None)
     yield FactRow("hf_id", model.hf_id)
+    if model.revision is not None:
+        yield FactRow("revision", model.revision, "several public copies of the repository", "medium")
     yield from _serving_rows(model)
     yield FactRow("architecture", model.architecture, model.source, model.confidence)
     yield FactRow("note", model.note)

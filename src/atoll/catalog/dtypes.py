@@ -21,18 +21,29 @@ class DType:
         return self.bits_per_weight / 8
 
 
+def group_bits(
+    name: str, bits: int, group: int | None, *, scale_bits: int = 16, zero_bits: int = 0
+) -> DType:
+    """`bits` per weight and, for every `group` weights, one scale and one zero point.
+
+    Without a group, or with GPTQ's -1, one scale serves a row or a whole tensor: below a thousandth of
+    the weights, and counted as nothing.
+    """
+    overhead = 0.0 if not group or group < 0 else (scale_bits + zero_bits) / group
+    return DType(name, bits + overhead)
+
+
 BF16 = DType("bf16", 16.0)
 FP16 = DType("fp16", 16.0)
 FP32 = DType("fp32", 32.0)
-# Scales per tensor or per channel are below a thousandth of the weights and counted as nothing.
 FP8 = DType("fp8", 8.0)
 INT8 = DType("int8", 8.0)
-# Four bits, and a 16-bit scale for every 64 weights.
-INT4 = DType("int4", 4.25)
-# Four bits, and an 8-bit scale for every 32 weights (OCP microscaling).
-MXFP4 = DType("mxfp4", 4.25)
-# Four bits, and an 8-bit scale for every 16 weights; the 32-bit scale of a tensor is nothing.
-NVFP4 = DType("nvfp4", 4.5)
+# AWQ's and GPTQ's usual form: groups of 128 with a scale and a zero point.
+INT4 = group_bits("int4", 4, 128, zero_bits=4)
+# OCP microscaling: an 8-bit scale for every 32 weights.
+MXFP4 = group_bits("mxfp4", 4, 32, scale_bits=8)
+# The 32-bit scale of a whole tensor counts as nothing.
+NVFP4 = group_bits("nvfp4", 4, 16, scale_bits=8)
 
 DTYPES: Mapping[str, DType] = {
     dtype.name: dtype for dtype in (BF16, FP16, FP32, FP8, INT8, INT4, MXFP4, NVFP4)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import cast
 
+from atoll.catalog.checkpoints import METHODS, Checkpoint, read_checkpoint
 from atoll.catalog.facts import Confidence, Fact, Scalar
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.media import EncoderSpec, GeneratorSpec
@@ -23,6 +24,7 @@ from atoll.core.errors import InputError, shorten
 from atoll.core.graph import Component, ComponentGraph, ComponentKind, Edge
 
 __all__ = [
+    "Checkpoint",
     "ComponentSpec",
     "DType",
     "DeltaSpec",
@@ -50,25 +52,15 @@ _AT_LOAD = ("fp8",)
 """Formats that engines turn weights of 16 bits into as they load them, layer by layer (vLLM from 2026 on)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Weights as published: a repository of Hugging Face's hub.
-
-    `quantization` is the format that engines turn them into as they load them, where that is another.
-    """
-
-    repository: str
-    quantization: str | None = None
-
-
 @dataclass(frozen=True)
 class ModelSpec:
     """A model as the planner sees it: what feeds what, and the shapes of every part.
 
     `source` and `confidence` hold for every shape that `facts` does not list; `facts` also has the
     totals, computed elsewhere, that the shapes are checked against. `hf_id` is the repository of the weights
-    in the model's own precision, `checkpoints` those in others by the format's name; `precision` is the one
-    that a variant asks for. `tool_parser` and `reasoning_parser` read its answers, by vLLM's names.
+    in the model's own precision, at `revision` where one is known; `checkpoints` are those in others by the
+    format's name, and `precision` is the one that a variant asks for. `tool_parser` and `reasoning_parser`
+    read its answers, by vLLM's names.
     """
 
     name: str
@@ -81,8 +73,9 @@ class ModelSpec:
     confidence: Confidence = "low"
     note: str | None = None
     facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
-    checkpoints: Mapping[str, str] = field(default_factory=FrozenMap)
+    checkpoints: Mapping[str, Checkpoint] = field(default_factory=FrozenMap)
     precision: str | None = None
+    revision: str | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
 
@@ -102,13 +95,21 @@ class ModelSpec:
 
         Weights of 16 bits become fp8 as engines load them, where nobody published them so.
         """
-        if self.precision is None:
-            return Checkpoint(self.hf_id) if self.hf_id else None
-        if self.precision in self.checkpoints:
-            return Checkpoint(self.checkpoints[self.precision])
-        if self.precision in _AT_LOAD and self.hf_id:
-            return Checkpoint(self.hf_id, self.precision)
-        return None
+        published = self.checkpoints.get(self.precision or "")
+        if published is not None:
+            return published
+        at_load = self.precision if self.precision in _AT_LOAD else None
+        if self.hf_id is None or self.precision != at_load:
+            return None
+        method = at_load or self.own_format
+        return Checkpoint(self.hf_id, self.revision, method, quantization=at_load)
+
+    @property
+    def own_format(self) -> str | None:
+        """Format of most of the weights; None where there is no llm."""
+        if not self.has_llm:
+            return None
+        return (self.llm.expert_dtype if self.llm.moe else self.llm.mlp_dtype).name
 
     @property
     def has_llm(self) -> bool:
@@ -199,15 +200,15 @@ def apply_variant(model: ModelSpec, variant: str) -> ModelSpec:
 
 def _with_precision(model: ModelSpec, dtype: str) -> ModelSpec:
     """The model with its weights in another format; experts alone may be in it as they were published."""
-    if model.llm.moe is not None and dtype == model.llm.expert_dtype.name:
+    if dtype == model.own_format:
         return model
-    changed = model.with_weights(dtype)
-    if changed.llm == model.llm:
-        return model
+    if dtype in model.checkpoints:
+        stored = model.checkpoints[dtype].stored(model.llm, dtype)
+        return replace(model._with_llm(stored), precision=dtype)
     # Only weights of 16 bits are turned into others as they are loaded.
     own = model.llm.mlp_dtype.name in ("bf16", "fp16")
-    known = dtype in model.checkpoints or own
-    return replace(changed, precision=dtype, hf_id=model.hf_id if known else None)
+    changed = model.with_weights(dtype)
+    return replace(changed, precision=dtype, hf_id=model.hf_id if own else None)
 
 
 @cache
@@ -254,7 +255,13 @@ def _model(name: str, entry: Table, sources: Table) -> ModelSpec:
         confidence=confidence,
         note=None if note is None else str(note),
         facts=FrozenMap(facts),
-        checkpoints=cast("dict[str, str]", dict(section(entry, "checkpoints"))),
+        checkpoints={
+            precision: read_checkpoint(
+                precision, given if isinstance(given, Mapping) else {"repository": given}
+            )
+            for precision, given in section(entry, "checkpoints").items()
+        },
+        revision=cast("str | None", entry.get("revision")),
         tool_parser=cast("str | None", entry.get("tool_parser")),
         reasoning_parser=cast("str | None", entry.get("reasoning_parser")),
     )
@@ -288,7 +295,7 @@ def _component(kind: ComponentKind, entry: Table) -> ComponentSpec:
         if isinstance(value, list):
             values[item.name] = tuple(value)
         if item.name.endswith("dtype") and isinstance(value, str):
-            values[item.name] = dtype_of(value)
+            values[item.name] = METHODS[value].dtype() if value in METHODS else dtype_of(value)
     moe, mla = values.get("moe"), values.get("mla")
     if isinstance(moe, dict):
         dense = frozenset(moe.get("dense_layers", ()))

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from atoll.catalog.catalog import Catalog
+from atoll.catalog.checkpoints import Checkpoint, read_checkpoint
 from atoll.catalog.document import Document
 from atoll.catalog.facts import Fact
 from atoll.catalog.frozenmap import FrozenMap
@@ -21,10 +22,11 @@ from atoll.core.ids import slug
 if TYPE_CHECKING:
     from atoll.catalog.overlay_schema import ModelEntry
 
+_OTHER = ("windows", "moe", "mla", "delta", "wide_layers")
 _SHAPES = tuple(
     f.name
     for f in fields(TransformerSpec)
-    if f.init and f.name not in ("windows", "moe", "mla", "delta") and not f.name.endswith("dtype")
+    if f.init and f.name not in _OTHER and not f.name.endswith("dtype")
 )
 _DTYPES = tuple(f.name for f in fields(TransformerSpec) if f.init and f.name.endswith("dtype"))
 _REQUIRED = ("layers", "hidden", "heads", "intermediate", "vocab", "max_context")
@@ -115,10 +117,18 @@ def _model(
         confidence=entry.confidence or base.confidence,
         note=entry.note if "note" in fields_set else base.note,
         facts=FrozenMap(facts),
-        checkpoints={**base.checkpoints, **(entry.checkpoints or {})},
+        checkpoints={**base.checkpoints, **_checkpoints(entry)},
+        revision=entry.revision if {"hf_id", "revision"} & fields_set else base.revision,
         tool_parser=entry.tool_parser or base.tool_parser,
         reasoning_parser=entry.reasoning_parser or base.reasoning_parser,
     )
+
+
+def _checkpoints(entry: ModelEntry) -> dict[str, Checkpoint]:
+    return {
+        precision: read_checkpoint(precision, given.model_dump(exclude_defaults=True))
+        for precision, given in (entry.checkpoints or {}).items()
+    }
 
 
 def _changes(

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, StrictBool, StrictStr
+from pydantic import AfterValidator, Field, JsonValue, StrictBool, StrictStr, model_validator
 
 from atoll.core.frozen import Frozen
 from atoll.core.quantities import Bandwidth, Bytes, Duration, UsdPerHour
@@ -132,6 +132,21 @@ class SlidingEntry(Frozen):
     offset: WholeOrZero = 0
 
 
+class CheckpointEntry(Frozen):
+    """Weights in another precision: a repository alone, or with its revision and how it is stored."""
+
+    repository: StrictStr
+    revision: StrictStr | None = None
+    method: StrictStr | None = None
+    group: Whole | None = None
+    kept: list[StrictStr] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_name(cls, given: object) -> object:
+        return {"repository": given} if isinstance(given, str) else given
+
+
 class ModelEntry(Sourced):
     """A model: from a config.json, like another, changes to a known one, or all shapes.
 
@@ -142,7 +157,8 @@ class ModelEntry(Sourced):
     hf_config: StrictStr | dict[StrictStr, JsonValue] | None = None
     aliases: list[StrictStr] | None = None
     hf_id: StrictStr | None = None
-    checkpoints: dict[StrictStr, StrictStr] | None = None
+    revision: StrictStr | None = None
+    checkpoints: dict[StrictStr, CheckpointEntry] | None = None
     tool_parser: StrictStr | None = None
     reasoning_parser: StrictStr | None = None
     architecture: StrictStr | None = None

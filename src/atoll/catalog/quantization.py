@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from atoll.catalog.dtypes import DTYPES, FP8, INT8, KV_DTYPES, MXFP4, NVFP4, DType, group_bits
 from atoll.catalog.fields import ConfigFields
-from atoll.catalog.transformer import DTYPES, FP8, INT8, KV_DTYPES, MXFP4, NVFP4, DType
 from atoll.core.errors import UnknownNameError
 
 # Where each group of weights lives in a checkpoint, for a layer i.
@@ -46,14 +46,6 @@ class Quantization:
     mlp: DType | None = None
     expert: DType | None = None
     kv: DType | None = None
-
-
-def group_bits(
-    name: str, bits: int, group: int | None, *, scale_bits: int = 16, zero_bits: int = 0
-) -> DType:
-    """`bits` per weight and, for every `group` weights, one scale and one zero point."""
-    overhead = 0.0 if not group or group < 0 else (scale_bits + zero_bits) / group
-    return DType(name, bits + overhead)
 
 
 def read_quantization(fields: ConfigFields, layers: int) -> Quantization:

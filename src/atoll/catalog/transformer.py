@@ -4,12 +4,10 @@ Notation, per layer: h hidden, q = heads x head_dim, k = kv_heads x head_dim, f 
 
     attention   h q + 2 h k + q h
     MLP         3 h f gated, 2 h f otherwise; an expert has the same form with its own width
-    small       norms, attention biases, sinks, router: always kept in the activation dtype
+    small       norms, biases, sinks, router: always kept in the activation dtype
 
-Latent attention (MLA) and layers of the gated delta rule count by `MlaSpec` and `DeltaSpec`.
-
-Only matrices are quantised. The biases of experts are stored with the experts, so they count at the
-experts' bits; every other bias counts as small.
+Latent attention (MLA) and layers of the gated delta rule count by `MlaSpec` and `DeltaSpec`. Only matrices
+are quantised; how a checkpoint stores which of them is in `checkpoints.py`.
 """
 
 from __future__ import annotations
@@ -91,7 +89,8 @@ class TransformerSpec:
     tuple means full attention everywhere. `norm_bias` tells LayerNorm from RMSNorm; `qk_norm` is
     one scale per head dimension, `qk_norm_full` one per projected dimension. `attention_gate` doubles
     the query matrix by a gate on the output of attention. With `mla` there is one KV head and `head_dim`
-    is the width of a query; layers of `delta` have window 0: they keep a state and no tokens.
+    is the width of a query; layers of `delta` have window 0: they keep a state and no tokens. `wide_layers`
+    have their matrices in the activation dtype where those of other layers are quantised.
     """
 
     layers: int
@@ -118,6 +117,7 @@ class TransformerSpec:
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     delta: DeltaSpec | None = None
+    wide_layers: frozenset[int] = frozenset()
     attention_dtype: DType = BF16
     mlp_dtype: DType = BF16
     expert_dtype: DType = BF16
@@ -137,7 +137,8 @@ class TransformerSpec:
         windows = tuple(0 if i in states else window for i, window in enumerate(windows))
         object.__setattr__(self, "windows", windows)
         dense = frozenset(range(self.layers)) if self.moe is None else self.moe.dense_layers
-        of_layers = [(i in dense, i in states) for i in range(self.layers)]
+        wide = self.wide_layers
+        of_layers = [(i in dense, i in states, i in wide) for i in range(self.layers)]
         kinds = {kind: self._count(*kind) for kind in set(of_layers)}
         counts = [kinds[kind] for kind in of_layers]
         set_ = object.__setattr__
@@ -175,16 +176,27 @@ class TransformerSpec:
 
     def mlp_params(self, i: int) -> int:
         """Parameters of the dense MLP and the shared expert of layer i, without biases."""
-        matrices = 3 if self.gated_mlp else 2
         if not self.is_moe_layer(i):
-            return matrices * self.hidden * self.intermediate
+            return self._matrix_params(self.intermediate)
         assert self.moe is not None
-        return matrices * self.hidden * self.moe.shared_intermediate
+        return self._matrix_params(self.moe.shared_intermediate)
 
     @property
     def expert_params(self) -> int:
         """Parameters of one routed expert with its biases, 0 for a dense model."""
         return 0 if self.moe is None else self._mlp_with_bias(self.moe.intermediate)
+
+    @property
+    def expert_bytes(self) -> float:
+        """Bytes of one routed expert: its matrices as they are stored, its biases as activations are."""
+        if self.moe is None:
+            return 0.0
+        matrices = self._matrix_params(self.moe.intermediate)
+        biases = self.expert_params - matrices
+        return (
+            matrices * self.expert_dtype.bytes_per_weight
+            + biases * self.activation_dtype.bytes_per_weight
+        )
 
     def is_moe_layer(self, i: int) -> bool:
         """Whether layer i has routed experts."""
@@ -231,6 +243,14 @@ class TransformerSpec:
     def layer_weight_bytes(self, i: int) -> float:
         """Bytes the weights of layer i take, every expert included."""
         return self._layer_bytes[i]
+
+    def copied_bytes(self, i: int) -> float:
+        """Bytes of layer i that every GPU has whole where several split it: norms and the router."""
+        norms = self.norms_per_layer * self.hidden * (2 if self.norm_bias else 1)
+        router = 0
+        if self.moe is not None and self.is_moe_layer(i):
+            router = self.moe.experts * (self.hidden + (1 if self.moe.router_bias else 0))
+        return (norms + router) * self.activation_dtype.bytes_per_weight
 
     def range_weight_bytes(self, start: int, end: int) -> float:
         """Bytes the weights of layers [start, end) take, without embedding and head."""
@@ -292,7 +312,13 @@ class TransformerSpec:
         Embedding, output matrix, norms and router keep their dtype, as quantisers leave them.
         """
         new = dtype_of(dtype)
-        return replace(self, attention_dtype=new, mlp_dtype=new, expert_dtype=new)
+        return replace(
+            self,
+            attention_dtype=new,
+            mlp_dtype=new,
+            expert_dtype=new,
+            wide_layers=frozenset(),
+        )
 
     def with_kv_dtype(self, dtype: str | DType) -> TransformerSpec:
         """The same model with its KV cache stored in `dtype`, one of KV_DTYPES."""
@@ -307,10 +333,14 @@ class TransformerSpec:
         head = 0 if self.tied_embeddings else self.head_params
         return self.embedding_params + head + self.final_norm_params
 
+    def _matrix_params(self, width: int) -> int:
+        """Parameters of the matrices of an MLP of a width, without biases."""
+        return (3 if self.gated_mlp else 2) * self.hidden * width
+
     def _mlp_with_bias(self, width: int) -> int:
         ups = 2 if self.gated_mlp else 1
         bias = ups * width + self.hidden if self.mlp_bias else 0
-        return (ups + 1) * self.hidden * width + bias
+        return self._matrix_params(width) + bias
 
     def _small_attention_params(self, is_delta: bool) -> int:
         if is_delta:
@@ -339,26 +369,28 @@ class TransformerSpec:
             small += ups * self.moe.shared_intermediate + self.hidden
         return small
 
-    def _count(self, is_dense: bool, is_delta: bool) -> tuple[int, float]:
+    def _count(self, is_dense: bool, is_delta: bool, is_wide: bool = False) -> tuple[int, float]:
         """Parameters and bytes of a dense or a mixture layer, with attention or the delta rule."""
+        if is_wide:
+            whole = self.with_weights(self.activation_dtype)
+            return whole._count(is_dense, is_delta)
         attention = self.attention_params
         if is_delta:
             assert self.delta is not None
             attention = self.delta.params(self.hidden)
-        matrices = 3 if self.gated_mlp else 2
         width, experts = self.intermediate, 0
         if not is_dense:
             assert self.moe is not None
-            width, experts = self.moe.shared_intermediate, self.moe.experts * self.expert_params
-        mlp = matrices * self.hidden * width
+            width, experts = self.moe.shared_intermediate, self.moe.experts
+        mlp = self._matrix_params(width)
         small = self._small_params(is_dense, is_delta)
         size = (
             attention * self.attention_dtype.bytes_per_weight
             + mlp * self.mlp_dtype.bytes_per_weight
-            + experts * self.expert_dtype.bytes_per_weight
+            + experts * self.expert_bytes
             + small * self.activation_dtype.bytes_per_weight
         )
-        return attention + mlp + experts + small, size
+        return attention + mlp + experts * self.expert_params + small, size
 
     def _check(self) -> None:
         check_whole("layers", self.layers, max_value=_MAX_LAYERS)
@@ -382,6 +414,11 @@ class TransformerSpec:
                 f"{len(self.windows)} windows for {self.layers} layers", field="windows"
             )
         self._check_kinds()
+        for layer in self.wide_layers:
+            if not 0 <= layer < self.layers:
+                raise InputError(
+                    f"wide layer {layer} of a model with {self.layers}", field="wide_layers"
+                )
         if self.moe is not None:
             for layer in self.moe.dense_layers:
                 if not 0 <= layer < self.layers:

@@ -34,7 +34,7 @@ class InstanceCommands:
 
 
 def write_commands(plan: Plan, catalog: Catalog) -> tuple[InstanceCommands, ...]:
-    """Return the commands of a plan's instances, with the weights that the catalog names for their models."""
+    """Return the commands of a plan's instances, with the weights that it names, or else the catalog."""
     from atoll.deploy.commands.paste import paste_lines
 
     weights, found = _weights(plan, catalog), list[InstanceCommands]()
@@ -85,24 +85,20 @@ def show_commands(commands: Sequence[InstanceCommands]) -> list[str]:
 
 
 def _weights(plan: Plan, catalog: Catalog) -> dict[str, ServiceWeights]:
-    """Return the weights of services: the hub's where the catalog knows them, else a folder to put in.
+    """Return the weights of services: the plan's, else those that the catalog knows, else a folder to put in.
 
     A service is left out if no weights of its model are known in its precision.
     """
     from atoll.deploy.commands.node_commands import ServiceWeights
+    from atoll.runtime.local.weights import list_needed
 
     found = {}
-    for service, model in plan.models.items():
-        try:
-            spec = catalog.model(model)
-        except AtollError:  # of a fleet file's own catalog, which is not at hand
-            found[service] = ServiceWeights(f"./{service}", (service,))
-            continue
-        known = spec.checkpoint
+    for each in list_needed(plan.models, plan.models, catalog, plan):
+        known, spec = each.checkpoint, each.spec
         if known is not None:
-            found[service] = ServiceWeights(
-                f"hf://{known.repository}", (service,), quantization=known.quantization
+            found[each.service] = ServiceWeights(
+                known.source, (each.service,), quantization=known.quantization
             )
-        elif spec.precision is None:
-            found[service] = ServiceWeights(f"./{service}", (service,))
+        elif spec is None or spec.precision is None:
+            found[each.service] = ServiceWeights(f"./{each.service}", (each.service,))
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -27,6 +27,7 @@ Figure = Literal["running", "waiting", "kv", "tokens"]
 ResumeRule = Literal["repeat", "text", "tokens"]
 """How a broken stream goes on elsewhere: only by repeating a request that gives the same answer again, from
 the text so far, or from its tokens with the exact state."""
+_HUB = "hf://"
 WeightsForm = Literal["repository", "gguf", "folder"]
 """Source that an engine loads: a repository's name or a folder, a .gguf file here, or a folder here."""
 SettingCheck = Callable[[str], bool]
@@ -149,6 +150,27 @@ class ServedModel:
     source: str
     names: tuple[str, ...]
     launch: EngineLaunch | None = None
+
+    @property
+    def repository(self) -> tuple[str, str | None]:
+        """The name that servers load weights by, and the revision of a repository if one is named.
+
+        hf://ORG/NAME@REVISION is ORG/NAME at that revision; a path is itself.
+        """
+        if not self.source.startswith(_HUB):
+            return self.source, None
+        name, _, revision = self.source.removeprefix(_HUB).partition("@")
+        return name, revision or None
+
+    def revision_words(self) -> tuple[str, ...]:
+        """Return the option that names the revision, as vLLM and SGLang have it; none: the latest."""
+        revision = self.repository[1]
+        return ("--revision", revision) if revision else ()
+
+    @staticmethod
+    def source_of(name: str, revision: Sequence[str] | None) -> str:
+        """Return the source of a name and the words behind `--revision` in a command, if it has one."""
+        return f"{_HUB}{name}@{revision[0]}" if revision else name
 
 
 @dataclass(frozen=True, slots=True)

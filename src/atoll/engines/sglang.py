@@ -150,7 +150,7 @@ class Sglang(Engine):
         listens = "0.0.0.0" if layout.alone else "127.0.0.1"
         arguments = [
             *(host.python, "-m", "sglang.launch_server"),
-            *("--model-path", served.source.removeprefix("hf://")),
+            *("--model-path", served.repository[0], *served.revision_words()),
             *("--served-model-name", served.names[0]),
             *("--host", listens, "--port", host.port, "--tp", str(layout.tp)),
             *self._flags(served.launch),
@@ -172,7 +172,7 @@ class Sglang(Engine):
         """Return what a command serves."""
         options = split_options(command.arguments[3:])
         served = ServedModel(
-            options.pop("--model-path")[0],
+            ServedModel.source_of(options.pop("--model-path")[0], options.pop("--revision", None)),
             options.pop("--served-model-name"),
             read_launch(_OPTIONS, options),
         )

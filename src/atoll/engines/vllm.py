@@ -162,7 +162,7 @@ class Vllm(Engine):
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
         """Return `vllm serve` with the tensor, data and pipeline parallel sizes of the layout."""
         arguments = [
-            *("vllm", "serve", served.source.removeprefix("hf://")),
+            *("vllm", "serve", served.repository[0], *served.revision_words()),
             *("--host", "127.0.0.1", "--port", host.port),
             *("--served-model-name", *served.names),
             *("--tensor-parallel-size", str(layout.tp)),
@@ -208,7 +208,7 @@ class Vllm(Engine):
         """Return what a command serves."""
         options = split_options(command.arguments[3:])
         served = ServedModel(
-            command.arguments[2],
+            ServedModel.source_of(command.arguments[2], options.pop("--revision", None)),
             options.pop("--served-model-name"),
             read_launch(_OPTIONS, options),
         )

@@ -104,7 +104,7 @@ def _untouched_bytes(spec: TransformerSpec, i: int, tokens: float) -> float:
     if moe is None or not spec.is_moe_layer(i):
         return 0.0
     untouched = moe.experts * math.pow(1.0 - moe.top_k / moe.experts, tokens)
-    return untouched * spec.expert_params * spec.expert_dtype.bytes_per_weight
+    return untouched * spec.expert_bytes
 
 
 def _pair_flops(spec: TransformerSpec, *, absorbed: bool) -> float:

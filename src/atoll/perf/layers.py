@@ -23,22 +23,30 @@ from atoll.perf.operators import (
     Stream,
 )
 
+_VOCAB_ROWS = 64
+"""vLLM and SGLang pad embedding and output matrix to a multiple of so many rows."""
+
 
 class LayerKind(NamedTuple):
-    """Layers of one kind take the same time: same attention window, same kind of MLP.
+    """Layers of one kind take the same time: same attention window, same kind of MLP, weights stored alike.
 
-    Window 0 is a layer of the gated delta rule, which keeps a state and no tokens. A layer that attends
-    within chunks has the chunk for its window: it keeps no more, and what it reads is bounded by it.
+    `wide` ones have their matrices in 16 bits where those of others are quantised. Window 0 is a layer of
+    the gated delta rule, which keeps a state and no tokens. A layer that attends within
+    chunks has the chunk for its window: it keeps no more, and what it reads is bounded by it.
     """
 
     window: int | None
     moe: bool
+    wide: bool = False
 
 
 @lru_cache(maxsize=256)
 def layer_kinds(spec: TransformerSpec) -> tuple[LayerKind, ...]:
     """Return the kind of every layer, first to last."""
-    return tuple(LayerKind(spec.windows[i], spec.is_moe_layer(i)) for i in range(spec.layers))
+    wide = spec.wide_layers
+    return tuple(
+        LayerKind(spec.windows[i], spec.is_moe_layer(i), i in wide) for i in range(spec.layers)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +75,20 @@ class Shard:
             intermediate=math.ceil(spec.intermediate / tp),
             expert_intermediate=math.ceil(moe.intermediate / tp) if moe else 0,
             shared_intermediate=math.ceil(moe.shared_intermediate / tp) if moe else 0,
-            vocab=math.ceil(spec.vocab / tp),
+            vocab=math.ceil(padded_vocab(spec) / tp),
         )
+
+
+def padded_vocab(spec: TransformerSpec) -> int:
+    """Return the rows of embedding and output matrix as engines hold them: a multiple of 64."""
+    return math.ceil(spec.vocab / _VOCAB_ROWS) * _VOCAB_ROWS
 
 
 @lru_cache(maxsize=256)
 def as_held(spec: TransformerSpec, tp: int) -> TransformerSpec:
-    """Return the model as `tp` GPUs hold it together: shares rounded up, KV heads copied."""
+    """Return the model as `tp` GPUs hold it together: shares rounded up, KV heads copied, rows padded."""
     if tp == 1:
-        return spec
+        return spec if spec.vocab == padded_vocab(spec) else replace(spec, vocab=padded_vocab(spec))
     shard = Shard.of(spec, tp)
     moe = spec.moe
     mla = spec.mla
@@ -177,7 +190,7 @@ def op_classes_of(spec: TransformerSpec, gpu: GpuType) -> tuple[OpClass, ...]:
     dtypes = {spec.attention_dtype, spec.embedding_dtype}
     if spec.moe is None or spec.moe.dense_layers or spec.moe.shared_intermediate:
         dtypes.add(spec.mlp_dtype)
-    if spec.moe is not None:
+    if spec.moe is not None or spec.wide_layers:
         dtypes.add(spec.activation_dtype)
     used = {OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE}
     used |= {OpClass.GEMM_FP8 if fp8 and d.name == "fp8" else OpClass.GEMM for d in dtypes}
@@ -397,7 +410,9 @@ def model_ops(
     make = _Factory(node.gpu, constants)
     shard = Shard.of(spec, tp)
     reduce = _all_reduce(spec.hidden, node, tp)
-    mixers = _mixers(spec, shard, make)
+    whole = spec.with_weights(spec.activation_dtype) if spec.wide_layers else spec
+    stored = {False: spec, True: whole}
+    mixers = {wide: _mixers(each, shard, make) for wide, each in stored.items()}
     norm = make.elementwise(4.0 * spec.hidden)
     summed = reduce
     if fused and reduce is not None and fuses(node, tp):
@@ -408,15 +423,15 @@ def model_ops(
     layers = []
     for kind in distinct:
         inner = shard.shared_intermediate if kind.moe else shard.intermediate
-        mixer = mixers[kind.window == 0]
+        mixer = mixers[kind.wide][kind.window == 0]
         dense = mixer.products
         passes = norm + norm
         experts = None
         if inner:
             ups = 2 if spec.gated_mlp else 1
             dense += (
-                make.gemm(ups * inner, spec.hidden, spec.mlp_dtype),
-                make.gemm(spec.hidden, inner, spec.mlp_dtype),
+                make.gemm(ups * inner, spec.hidden, stored[kind.wide].mlp_dtype),
+                make.gemm(spec.hidden, inner, stored[kind.wide].mlp_dtype),
             )
             passes = passes + make.elementwise((ups + 1.0) * inner)
         if kind.moe and spec.moe is not None:
@@ -426,7 +441,7 @@ def model_ops(
                 shard.expert_intermediate,
                 spec.moe.experts,
                 spec.moe.top_k,
-                spec.expert_dtype,
+                stored[kind.wide].expert_dtype,
             )
         layers.append(
             LayerOps(

@@ -1,7 +1,8 @@
 """Memory of a node: weights, KV cache, activations and what the engine keeps for itself.
 
 All figures are bytes per GPU of one tensor-parallel group. Shares are rounded up as the engine
-shards them, and as the time model counts them: KV heads are copied where there are fewer than GPUs.
+shards them, and as the time model counts them: KV heads are copied where there are fewer than GPUs,
+norms and routers on every GPU. Which weights are stored how is the model's (`catalog/checkpoints.py`).
 """
 
 from __future__ import annotations
@@ -172,8 +173,10 @@ def _distinct_kinds(spec: TransformerSpec) -> tuple[LayerKind, ...]:
 def _kind_weight_bytes(spec: TransformerSpec, tp: int) -> Array:
     """Bytes per GPU of the weights of one layer of each kind."""
     kinds_by_layer, held = layer_kinds(spec), as_held(spec, tp)
-    kinds = _distinct_kinds(spec)
-    return np.array([held.layer_weight_bytes(kinds_by_layer.index(kind)) for kind in kinds]) / tp
+    firsts = [kinds_by_layer.index(kind) for kind in _distinct_kinds(spec)]
+    return np.array(
+        [held.layer_weight_bytes(i) / tp + held.copied_bytes(i) * (tp - 1) / tp for i in firsts]
+    )
 
 
 @lru_cache(maxsize=256)

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from atoll.catalog.checkpoints import Checkpoint
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
@@ -358,7 +359,8 @@ class Plan(Frozen):
     service, empty where only capacity was planned; then `bound` holds for capacities found by simulation, and
     `capacity_bound` whatever a simulation finds. `engines` are, by service, the limits that the plan reckons
     with and that engines are started with, where any are set, and `models` the names of the models that are
-    served, empty where nobody wrote them down. Requests of any-to-any models go by `paths` instead of routes.
+    served, empty where nobody wrote them down; `checkpoints` are the weights that it was reckoned with, as
+    far as any are published. Requests of any-to-any models go by `paths` instead of routes.
     `mixes` are what it makes of choices between models: it is a plan for the problem that they settle, and
     `problem_hash` is of that one. `power` is what it draws, and `robustness` how it fares when things
     turn out otherwise, where that was asked.
@@ -386,6 +388,7 @@ class Plan(Frozen):
     capacity_bound: float | None = None
     engines: dict[str, EngineLaunch] = Field(default_factory=dict)
     models: dict[str, str] = Field(default_factory=dict)
+    checkpoints: dict[str, Checkpoint] = Field(default_factory=dict)
     mixes: tuple[ModelMix, ...] = ()
     power: PowerUse | None = None
     robustness: Robustness | None = None
@@ -402,6 +405,11 @@ class Plan(Frozen):
             fields.pop("capacity_bound", None)
         if not self.models:
             fields.pop("models", None)
+        fields.pop("checkpoints", None)
+        if self.checkpoints:
+            fields["checkpoints"] = {
+                name: each.given for name, each in sorted(self.checkpoints.items())
+            }
         if not self.mixes:
             fields.pop("mixes", None)
         if self.power is None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from atoll.catalog.catalog import Catalog
+    from atoll.catalog.checkpoints import Checkpoint
 
 COMPONENT = "llm"
 """The component that services of plain language models place."""
@@ -571,6 +572,12 @@ class Problem(Frozen):
                 promised_ttft_s=service.ttft_s,
             )
         return found
+
+    def checkpoints(self) -> dict[str, Checkpoint]:
+        """Return by service the weights that its model is served from, as far as any are published."""
+        catalog = self.catalog()
+        found = {each.name: catalog.model(each.model).checkpoint for each in self.services}
+        return {name: known for name, known in found.items() if known is not None}
 
     def list_unpublished(self) -> tuple[str, ...]:
         """Return a line for each service whose model has no known weights in the precision asked for."""

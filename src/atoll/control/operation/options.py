@@ -17,12 +17,14 @@ from atoll.core.listener import Listener
 from atoll.core.options import option
 
 if TYPE_CHECKING:
+    from atoll.catalog.models import ModelSpec
     from atoll.control.operation.control_loop import LoopTurn
     from atoll.control.operation.fleet_change import FleetChange
     from atoll.control.operation.fleet_home import Entrance, FleetHome, FleetRecord, WeightsRecord
     from atoll.deploy.target import InstanceStatus
     from atoll.deploy.target_table import TargetSettings
     from atoll.plan.choice import ModelMix
+    from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem
 
 STATE_HELP = "The fleet's folder; default: by its name in the user's state folder."
@@ -177,9 +179,14 @@ def _text(path: Path | None) -> str | None:
 
 
 def choose_weights(
-    options: OperationOptions, problem: Problem, known: FleetRecord | None, *, pretends: bool
+    options: OperationOptions,
+    problem: Problem,
+    known: FleetRecord | None,
+    *,
+    pretends: bool,
+    plan: Plan | None = None,
 ) -> dict[str, WeightsRecord]:
-    """Return what serves each service: as given, else as it was, else the weights that the catalog names."""
+    """Return what serves each service: as given, else as it was, else weights of the plan or the catalog."""
     from atoll.control.operation.fleet_home import WeightsRecord
     from atoll.engines.stage import ENGINE as STAGE
     from atoll.engines.table import AUTO, find_launched
@@ -189,7 +196,7 @@ def choose_weights(
     if engine != AUTO:
         find_launched(engine, field="engine")
     names = {service.name: service.model for service in problem.services}
-    needed = list_needed(names, list(names), problem.catalog())
+    needed = list_needed(names, list(names), problem.catalog(), plan)
     told = bool(options.models) or options.stand_in or options.engine is not None
     kept: Mapping[str, WeightsRecord] = {}
     if known is not None and not told:
@@ -255,13 +262,17 @@ def make_record(
     source: Path,
     known: FleetRecord | None,
     mixes: Sequence[ModelMix] = (),
+    plan: Plan | None = None,
 ) -> FleetRecord:
-    """Return how a fleet is to be operated: as given, else as it was; `mixes` settled its problem."""
+    """Return how a fleet is to be operated: as given, else as it was, else as a plan says.
+
+    `mixes` settled its problem.
+    """
     from atoll.control.operation.fleet_home import FleetRecord
 
     _check_dealt(options, mixes, known)
     targets = choose_targets(options, problem, known)
-    weights = choose_weights(options, problem, known, pretends=targets.pretends)
+    weights = choose_weights(options, problem, known, pretends=targets.pretends, plan=plan)
     hub_token = None if known is None else known.hub_token
     if options.hub_token is not None:
         hub_token = str(options.hub_token.resolve())

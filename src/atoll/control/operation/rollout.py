@@ -147,7 +147,8 @@ def _prepare(
     problem = put_phases_together(request.problem)
     home = home_for(problem, request.options.state)
     problem, mixes = _settle(request, problem, listener)
-    record = make_record(request.options, problem, request.source, home.read(), mixes)
+    known = home.read()
+    record = make_record(request.options, problem, request.source, known, mixes, request.plan)
     return home, record, replace(request, problem=problem)
 
 

@@ -17,6 +17,7 @@ from atoll.core.errors import AtollError, InputError, UnknownNameError, UsageErr
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
+    from atoll.catalog.checkpoints import Checkpoint
     from atoll.catalog.models import ModelSpec
     from atoll.plan.plan import Plan
 
@@ -33,12 +34,16 @@ _SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class NeededWeights:
-    """Weights that a service needs: a model by name, its layers and shapes; None where nobody says."""
+    """Weights that a service needs: a model by name, its layers and shapes; None where nobody says.
+
+    `checkpoint` is where they are published: as the plan says, else as the catalog does now.
+    """
 
     service: str
     model: str | None
     layers: int | None = None
     spec: ModelSpec | None = None
+    checkpoint: Checkpoint | None = None
 
     @property
     def described(self) -> str:
@@ -48,8 +53,8 @@ class NeededWeights:
     @property
     def advice(self) -> str:
         """How to name the weights."""
-        known = self.spec.checkpoint if self.spec is not None else None
-        return f"`models` {self.service}={f'hf://{known.repository}' if known else 'FOLDER'}"
+        known = self.checkpoint
+        return f"`models` {self.service}={known.source if known else 'FOLDER'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,10 @@ def list_needed(
     catalog: Catalog,
     plan: Plan | None = None,
 ) -> list[NeededWeights]:
-    """Return what each service needs; `models` are the names of theirs, and a plan knows their layers."""
+    """Return what each service needs; `models` are the names of theirs.
+
+    A plan knows their layers, and the weights that it was reckoned with.
+    """
     layers: dict[str, int] = {}
     for instance in plan.instances if plan is not None else ():
         last = max(node.end for node in instance.nodes)
@@ -82,7 +90,9 @@ def list_needed(
             spec = None if name is None else catalog.model(name)
         except AtollError:  # of a fleet file's own catalog, which is not at hand
             spec = None
-        needed.append(NeededWeights(service, name, layers.get(service), spec))
+        planned = None if plan is None else plan.checkpoints.get(service)
+        known = planned or (None if spec is None else spec.checkpoint)
+        needed.append(NeededWeights(service, name, layers.get(service), spec, known))
     return needed
 
 
@@ -98,29 +108,27 @@ def choose_sources(
     """Return where the weights of each service come from: `given` as SERVICE=SOURCE or SOURCE for all.
 
     Weights that Atoll has by itself serve their own model, and with `stand_in` all that nothing is given
-    for; with `published` it is the repository that the catalog names. Else UsageError says what is missing
+    for; with `published` it is the repository that plan or catalog name. Else UsageError says what is missing
     and how to get it; `reasons` say of services why they are not on GPUs, whose engines get it themselves.
     """
     named = _read_given(given, [each.service for each in needed])
     chosen: dict[str, WeightSource] = {}
     missing: list[NeededWeights] = []
     for each in needed:
-        known = each.spec.checkpoint if each.spec is not None else None
-        hub = (
-            None
-            if known is None
-            else WeightSource(f"hf://{known.repository}", quantization=known.quantization)
-        )
+        known = each.checkpoint
         if each.service in named:
-            own = WeightSource(named[each.service])
-            chosen[each.service] = hub if hub is not None and hub.source == own.source else own
+            source = named[each.service]
+            # The same repository, at whatever revision, is turned into the same format.
+            same = known is not None and source.partition("@")[0] == f"hf://{known.repository}"
+            at_load = known.quantization if known is not None and same else None
+            chosen[each.service] = WeightSource(source, quantization=at_load)
         elif _is_stand_in_itself(each):
             chosen[each.service] = WeightSource(stand_in_source)
         elif stand_in:
             instead = f"{STAND_IN_MODEL} instead of {each.model or 'its own model'}"
             chosen[each.service] = WeightSource(stand_in_source, instead)
-        elif published and hub is not None:
-            chosen[each.service] = hub
+        elif published and known is not None:
+            chosen[each.service] = WeightSource(known.source, quantization=known.quantization)
         else:
             missing.append(each)
     if missing:
