@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, cast, get_args
 
 from atoll.catalog.dtypes import DType, dtype_of, group_bits
@@ -104,10 +104,10 @@ class Checkpoint:
     @property
     def given(self) -> dict[str, object]:
         """Fields that say something, by name, as data files write them."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in fields.items()
+            for name, value in said.items()
             if value
         }
 
@@ -142,12 +142,12 @@ def read_checkpoint(precision: str, given: Mapping[str, object]) -> Checkpoint:
     Without a method it is the usual one of the format.
     """
     usual = [name for name, method in METHODS.items() if method.format == precision]
-    fields = {"method": usual[0] if usual else dtype_of(precision).name, **given}
-    method = fields["method"]
+    said = {"method": usual[0] if usual else dtype_of(precision).name, **given}
+    method = said["method"]
     if method not in usual and method != precision:
         known = usual or (precision,)
         raise UnknownNameError(
             f"{precision} method", str(method), known, field="checkpoints.method"
         )
-    kept = tuple(cast("list[KeptPart]", fields.pop("kept", ())))
-    return Checkpoint(kept=kept, **fields)  # type: ignore[arg-type]
+    kept = tuple(cast("list[KeptPart]", said.pop("kept", ())))
+    return Checkpoint(kept=kept, **said)  # type: ignore[arg-type]

@@ -134,7 +134,9 @@ def _model_rows(model: ModelSpec) -> Iterator[FactRow]:
     yield FactRow("aliases", ", ".join(model.aliases) or None)
     yield FactRow("hf_id", model.hf_id)
     if model.revision is not None:
-        yield FactRow("revision", model.revision, "several public copies of the repository", "medium")
+        yield FactRow(
+            "revision", model.revision, "several public copies of the repository", "medium"
+        )
     yield from _serving_rows(model)
     yield FactRow("architecture", model.architecture, model.source, model.confidence)
     yield FactRow("note", model.note)

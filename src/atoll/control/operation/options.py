@@ -17,7 +17,6 @@ from atoll.core.listener import Listener
 from atoll.core.options import option
 
 if TYPE_CHECKING:
-    from atoll.catalog.models import ModelSpec
     from atoll.control.operation.control_loop import LoopTurn
     from atoll.control.operation.fleet_change import FleetChange
     from atoll.control.operation.fleet_home import Entrance, FleetHome, FleetRecord, WeightsRecord
