@@ -178,7 +178,10 @@ def test_what_does_not_go_together_is_said_in_a_line(
 
 
 def test_this_machine_has_none_of_the_pool(capsys: Captured, plan: Path) -> None:
-    del plan
+    # Also with a plan, which would be waited for in vain.
+    code, line = refused(capsys, "up", str(plan), "--fleet", "lab.yaml", "--yes")
+    assert code == 2
+    assert "none of the pool's machines (L4:1 in here)" in line
     (Path("t4.yaml")).write_text(
         FLEET.replace("L4:1", "MI300X:8").replace("name: lab", "name: far")
     )
@@ -211,8 +214,8 @@ def test_a_dry_run_as_json(capsys: Captured, plan: Path) -> None:
 
 def test_phases_apart_are_refused_where_the_engine_cannot(capsys: Captured) -> None:
     Path("apart.yaml").write_text(FLEET.replace("512x128}", "512x128, phases: apart}"))
-    args = ("up", "apart.yaml", "--yes", "--pretend", "--engine", "vllm")
-    assert "only the engine 'atoll'" in refused(capsys, *args)[1]
+    args = ("up", "apart.yaml", "--yes", "--pretend", "--engine", "llamacpp")
+    assert "only the engine 'vllm' or 'atoll' or 'sglang'" in refused(capsys, *args)[1]
 
 
 def dry_run(capsys: Captured, plan: Path, *args: str) -> list[Path]:

@@ -313,10 +313,11 @@ class Rollout:
         unclaimed = self.fleet.map.list_unclaimed(turn.view.problem.offers)
         if unclaimed:
             self.listener.note(f"note: no target has the region {', '.join(unclaimed)} of the pool")
+        if not turn.view.instances and not any(offer.available for offer in turn.view.offers):
+            # Also where a plan was given: what it wants would be waited for in vain.
+            raise _explain_empty(turn.view, self.record.targets.names)
         if turn.decision.plan is not None and turn.decision.plan.instances:
             return
-        if not any(offer.available for offer in turn.view.offers):
-            raise _explain_empty(turn.view, self.record.targets.names)
         why = turn.decision.reasons[-1] if turn.decision.reasons else "no reason is known"
         raise InfeasibleError(
             f"there is no plan for {turn.view.problem.name}: {why.removeprefix('kept: ')}",
