@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from atoll.engines.limits import Handover
-from tools.real_engines import find_engine
+from tools.real_engines import UnavailableError, find_engine
 
 _ASK_S = 300.0
 _VLLM = """
@@ -41,7 +44,8 @@ def read(words):
     return [found.tensor_parallel_size, found.context_length, found.chunked_prefill_size, said]
 """
 _PARSERS = {"vllm": _VLLM, "sglang": _SGLANG}
-NAMES = tuple(_PARSERS)
+_LLAMA_SERVER = "llama-server"
+NAMES = (*_PARSERS, "llamacpp")
 HANDOVERS: dict[str, dict[Handover, str]] = {
     "vllm": {
         "prefill": "NixlConnector kv_producer",
@@ -50,6 +54,7 @@ HANDOVERS: dict[str, dict[Handover, str]] = {
         "decode-push": "NixlPushConnector kv_consumer",
     },
     "sglang": {"prefill": "prefill", "decode": "decode"},
+    "llamacpp": {},
 }
 """Words in which parsers read that KV cache travels, by engine."""
 _READ_ALL = """
@@ -85,6 +90,8 @@ class ReadCommand:
 
 def read_commands(engine: str, commands: Sequence[Sequence[str]]) -> list[ReadCommand]:
     """Have an engine's parser read commands; UnavailableError where it is not here to ask."""
+    if engine not in _PARSERS:
+        return _read_llama_server(commands)
     real = find_engine(engine, build=False)
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -102,3 +109,25 @@ def read_commands(engine: str, commands: Sequence[Sequence[str]]) -> list[ReadCo
         ReadCommand(refusal=each) if isinstance(each, str) else ReadCommand(*each)
         for each in json.loads(line.removeprefix("READ"))
     ]
+
+
+def _read_llama_server(commands: Sequence[Sequence[str]]) -> list[ReadCommand]:
+    """Look whether `llama-server --help` lists all options; it has no way to parse and not to load."""
+    program = shutil.which(_LLAMA_SERVER)
+    if program is None:
+        raise UnavailableError(f"{_LLAMA_SERVER} is not on the path")
+    done = subprocess.run(
+        [program, "--help"], capture_output=True, text=True, timeout=_ASK_S, check=True
+    )
+    listed = set(re.findall(r"--[a-z][a-z0-9-]*", done.stdout + done.stderr))
+    read = []
+    for words in commands:
+        said = {a: b for a, b in pairwise((*words, "")) if a.startswith("--")}
+        unknown = sorted(said.keys() - listed)
+        if unknown:
+            read.append(ReadCommand(refusal=f"it does not list {', '.join(unknown)}"))
+            continue
+        gpus = len(said.get("--tensor-split", "1").split(","))
+        longest = int(said["--ctx-size"]) // int(said["--parallel"])
+        read.append(ReadCommand(gpus, longest, int(said["--batch-size"])))
+    return read

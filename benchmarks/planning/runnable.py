@@ -1,6 +1,6 @@
 """Whether what is planned runs: every instance has an engine, a command, and room for what it starts with.
 
-Fleets are the examples, that of `atoll init`, and twenty as different users would write them. For each the
+Fleets are the examples, that of `atoll init`, and those that different users would write. For each the
 plan for capacity is made with the engines that it allows, and again with any layout, which says what running
 costs. The memory of every GPU is added up here by other arithmetic than the planner's: weights by layers, and
 the KV cache of the longest request that its engine is started for. Commands of servers are read back and must
@@ -186,6 +186,7 @@ def over_memory(plan: FleetPlan, instance: Instance, catalog: Catalog) -> str | 
         held += spec.embedding_bytes if node.start == 0 else 0.0
         held += spec.head_bytes if node.end == spec.layers and not spec.tied_embeddings else 0.0
         kept = sum(spec.kv_tokens(i, context) for i in range(node.start, node.end))
+        kept *= instance.slots or 1  # each has room for the longest request
         # One that has fewer KV heads than GPUs keeps them on each.
         split = min(node.tp, spec.kv_heads)
         needed = held / node.tp + kept * spec.kv_bytes_per_token_layer / split

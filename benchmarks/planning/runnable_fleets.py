@@ -171,6 +171,28 @@ pool:
   owned:
     lab: {A6000:1: 4, RTX4090:1: 4}
 """,
+    "a MacBook alone": """\
+services:
+  chat: {model: llama-3.1-8b@q4_k_m, ttft: 5s, tpot: 150ms, rate: 0.05/s, lengths: 512x256}
+pool:
+  owned:
+    home: {M3-Max-36:1: 1}
+""",
+    "a Mac Studio beside a 4090": """\
+services:
+  chat: {model: qwen3-30b-a3b@q4_k_m, ttft: 5s, tpot: 150ms, rate: 0.1/s, lengths: 1024x256}
+  code: {model: gpt-oss-120b, ttft: 10s, tpot: 150ms, rate: 0.05/s, lengths: 1024x256}
+pool:
+  owned:
+    home: {M2-Ultra-192:1: 1, RTX4090:1: 1}
+""",
+    "two 3090s in a machine for a 70B of GGUF weights": """\
+services:
+  chat: {model: llama-3.3-70b@q4_k_m, ttft: 20s, tpot: 300ms, rate: 0.01/s, lengths: 512x256}
+pool:
+  owned:
+    home: {RTX3090:2: 1}
+""",
     "only vLLM is allowed": """\
 services:
   chat: {model: qwen3-32b, ttft: 3s, tpot: 100ms, rate: 2/s, lengths: azure-conv}

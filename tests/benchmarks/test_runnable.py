@@ -12,7 +12,14 @@ from tools import own_parsers
 from tools.own_parsers import ReadCommand
 from tools.real_engines import UnavailableError
 
-FEW = ("V100 machines alone", "gpt-oss on A10G", "phases apart asked for", "MI300X boxes")
+FEW = (
+    "V100 machines alone",
+    "gpt-oss on A10G",
+    "phases apart asked for",
+    "MI300X boxes",
+    "a MacBook alone",
+    "a Mac Studio beside a 4090",
+)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -26,7 +33,8 @@ def test_every_instance_has_an_engine_a_command_and_room(name: str) -> None:
     assert "-" not in found.run_by
     assert len({each.instance for each in found.commands}) == found.instances
     for each in found.commands:
-        assert each.words[:2] == ("vllm", "serve") or "--order" in each.words
+        server = each.words[:2] == ("vllm", "serve") or each.words[0] == "llama-server"
+        assert server or "--order" in each.words
         assert not any("@" in word for word in each.words if "--order" not in each.words)
 
 
@@ -52,6 +60,6 @@ def test_what_an_engines_own_parser_does_not_take_is_counted(
 
 
 def test_all_fleets_can_be_read() -> None:
-    assert len(FLEETS) == 20
+    assert len(FLEETS) == 23
     for text in FLEETS.values():
         assert parse_fleet(text).settings.engines

@@ -40,6 +40,7 @@ GIB = 2**30
         ("deepseek-v3", "deepseek-ai/DeepSeek-V3", "fp8"),
         ("deepseek-v3@fp8", "deepseek-ai/DeepSeek-V3", "fp8"),
         ("qwen-image", "Qwen/Qwen-Image", None),
+        ("qwen3-8b@q4_k_m", "Qwen/Qwen3-8B-GGUF:Q4_K_M", "q4_k_m"),
     ],
 )
 def test_a_model_is_served_from_weights_in_its_precision(
@@ -69,6 +70,9 @@ def test_no_variant_is_served_from_weights_in_another_precision() -> None:
         for dtype, checkpoint in model.checkpoints.items():
             assert checkpoint.repository not in own
             own.add(checkpoint.repository)
+            if dtype == "gguf":
+                assert model.gguf == checkpoint
+                continue
             spec = CATALOG.model(f"{model.name}@{dtype}")
             assert spec.checkpoint == checkpoint
             assert spec.weight_bytes is not None
@@ -82,6 +86,42 @@ def test_revisions_are_commits() -> None:
     known = [each for each in revisions if each is not None]
     assert len(known) == len(set(known)) >= 8
     assert all(len(each) == 40 and set(each) <= set("0123456789abcdef") for each in known)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("qwen3-8b", "unsloth/Qwen3-8B-GGUF:BF16"),
+        ("qwen3-8b@q8_0", "Qwen/Qwen3-8B-GGUF:Q8_0"),
+        ("qwen3-8b@int4", None),
+        ("gpt-oss-20b", "ggml-org/gpt-oss-20b-GGUF"),
+        ("llama-3.1-8b", None),
+    ],
+)
+def test_gguf_files_are_those_of_the_precision(model: str, expected: str | None) -> None:
+    found = CATALOG.model(model).gguf
+    assert (found and found.repository) == expected
+
+
+# Bytes of the files in repositories that the catalog names.
+@pytest.mark.parametrize(
+    ("model", "q8_0", "q4_k_m"),
+    [
+        ("llama-3.1-8b", 8.54e9, 4.92e9),
+        ("llama-3.2-1b", 1.32e9, 0.81e9),
+        ("llama-3.2-3b", 3.42e9, 2.02e9),
+        ("llama-3.3-70b", 74.98e9, 42.52e9),
+        ("qwen3-8b", 8.71e9, 5.03e9),
+        ("qwen3-14b", 15.7e9, 9.00e9),
+        ("qwen3-32b", 34.82e9, 19.76e9),
+        ("qwen3-30b-a3b", 32.48e9, 18.56e9),
+    ],
+)
+def test_gguf_weights_are_as_large_as_the_files(model: str, q8_0: float, q4_k_m: float) -> None:
+    for dtype, size in (("q8_0", q8_0), ("q4_k_m", q4_k_m)):
+        counted = CATALOG.model(f"{model}@{dtype}").weight_bytes
+        assert counted is not None
+        assert 0.98 * size <= counted <= 1.045 * size
 
 
 def test_an_overlay_names_weights() -> None:

@@ -469,7 +469,7 @@ BAD = [
         "gpus:\n  L4:\n    compute_capability: sm_89",
         3,
         "gpus.L4.compute_capability",
-        "a number, gfx... of ROCm, or metal3",
+        "a number, gfx... of ROCm, metal3, or vulkan",
         "'compute_capability: \"8.6\"'",
     ),
     (

@@ -95,13 +95,44 @@ def test_ranks_of_a_pipeline_are_read_as_one_server() -> None:
         assert parsed.port == (None if rank else "8000")
 
 
-def test_llamacpp_is_told_the_longest_request() -> None:
-    layout = EngineLayout("one", 1, 1, 1, (30,))
-    served = ServedModel("m.gguf", ("chat",), EngineLaunch(max_model_len=8192, max_num_seqs=3))
-    command = LLAMACPP.command(layout, served, ServerHost("8000", "python3", threads=2))
-    parsed = LLAMACPP.parse(command)
-    assert parsed.served == ServedModel("m.gguf", ("chat",), EngineLaunch(max_model_len=8192))
-    assert LLAMACPP.list_unkept(served.launch or EngineLaunch(), "") == ("max_num_seqs 3",)
+TOLD = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "prefix_caching")
+"""Fields of a launch that llama.cpp has options for, beside the format of the KV cache."""
+
+
+@given(
+    launch=launches(),
+    tp=st.sampled_from([1, 2, 4]),
+    source=st.sampled_from(["org/name-GGUF:Q4_K_M", "name.gguf"]),
+    threads=st.none() | st.integers(1, 64),
+)
+def test_llamacpp_is_read_back_as_what_was_planned(
+    launch: EngineLaunch, tp: int, source: str, threads: int | None
+) -> None:
+    layout, host = EngineLayout("one", 1, tp, 1, (30,)), ServerHost("8000", "python3", threads)
+    if launch.kv_cache_dtype == "fp8":
+        with pytest.raises(InputError, match="no KV cache in fp8"):
+            LLAMACPP.command(layout, ServedModel(source, ("chat",), launch), host)
+        launch = launch.model_copy(update={"kv_cache_dtype": "fp16"})
+    command = LLAMACPP.command(layout, ServedModel(f"hf://{source}", ("chat",), launch), host)
+    parsed, settled = LLAMACPP.parse(command), LLAMACPP.settle(launch)
+    assert (parsed.tp, parsed.copies, parsed.port) == (tp, 1, "8000")
+    assert parsed.served == ServedModel(source, ("chat",), settled)
+    for name in (*TOLD, "kv_cache_dtype"):
+        assert getattr(launch, name) in (None, getattr(settled, name))
+    # A slot has room for the longest request.
+    words = command.arguments
+    slots, tokens = (int(words[words.index(o) + 1]) for o in ("--parallel", "--ctx-size"))
+    assert settled.max_model_len is not None
+    assert slots * settled.max_model_len == tokens
+    again = LLAMACPP.command(layout, parsed.served, host)
+    assert again == command
+
+
+def test_llamacpp_says_what_it_is_not_told() -> None:
+    launch = EngineLaunch(max_model_len=8192, max_num_seqs=3, scheduling="async", dtype="fp16")
+    assert LLAMACPP.list_unkept(launch, "") == ("scheduling async", "dtype fp16")
+    settled = LLAMACPP.settle(EngineLaunch())
+    assert (settled.max_num_seqs, settled.max_model_len) == (4, 2048)
 
 
 @pytest.mark.parametrize("engine", SERVERS, ids=lambda engine: engine.name)

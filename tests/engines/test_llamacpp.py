@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 from atoll.core.errors import AtollError
+from atoll.engines.engine import EngineLayout, ServedModel, ServerHost
+from atoll.engines.limits import EngineLaunch
 from atoll.engines.llamacpp import ENGINE as LLAMACPP
 from atoll.runtime.endpoints.endpoint import gguf_file
 from atoll.runtime.local.local_endpoints import free_ports
 from tests.runtime.serving.test_instance import get, post
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
+LAUNCH = EngineLaunch(max_num_seqs=3, max_model_len=1024, max_num_batched_tokens=256)
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -40,10 +43,9 @@ def llamacpp(folder: Path) -> Iterator[str]:
     from atoll.engine.weights.sources import DEFAULT_MODEL
 
     port = free_ports(1)[0]
-    command = [
-        *(sys.executable, "-m", "atoll.engines.llamacpp", "--alias", "m"),
-        *("--model", str(gguf_file(LLAMACPP, DEFAULT_MODEL)), "--port", str(port)),
-    ]
+    served = ServedModel(str(gguf_file(LLAMACPP, DEFAULT_MODEL)), ("m",), LAUNCH)
+    layout, host = EngineLayout("m", 1, 1, 1, (30,)), ServerHost(str(port), sys.executable, 1)
+    command = LLAMACPP.command(layout, served, host).arguments
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -60,6 +62,13 @@ def llamacpp(folder: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+def test_it_runs_with_what_it_was_told(llamacpp: str) -> None:
+    _, text = get(f"{llamacpp}/props")
+    props = json.loads(text)
+    assert props["total_slots"] == LAUNCH.max_num_seqs
+    assert props["default_generation_settings"]["n_ctx"] == LAUNCH.max_model_len
 
 
 def asked(url: str, path: str, **body: object) -> Any:

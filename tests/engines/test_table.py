@@ -32,6 +32,7 @@ from atoll.engines.table import (
     find_launched,
     list_kinds,
     list_launched,
+    list_planned,
     recognise,
 )
 from atoll.fabric.registry.records import Hardware
@@ -142,6 +143,13 @@ def test_one_that_is_not_in_the_table_is_refused_everywhere() -> None:
         ("atoll", "V100-32", "llama-3.1-8b", None),
         ("vllm", "RTX3060", "llama-3.1-8b@fp8", None),
         ("vllm", "M3-Max-36", "llama-3.1-8b", "vLLM does not run on M3-Max-36"),
+        ("vllm", "L4", "llama-3.1-8b@q8_0", "vLLM has no q8_0 on L4"),
+        ("llamacpp", "M3-Max-36", "llama-3.1-8b", None),
+        ("llamacpp", "M3-Max-36", "llama-3.1-8b@q4_k_m", None),
+        ("llamacpp", "M3-Max-36", "llama-3.1-8b@int4", "llama.cpp has no int4 on M3-Max-36"),
+        ("llamacpp", "V100-32", "gpt-oss-20b", None),
+        ("llamacpp", "MI250", "llama-3.1-8b@q8_0", None),
+        ("llamacpp", "L4", "llama-3.1-8b@kv=fp8", "llama.cpp has no KV cache in fp8"),
     ],
 )
 def test_which_gpus_and_formats_an_engine_has(
@@ -159,6 +167,8 @@ def test_every_file_of_an_engine_is_in_the_table() -> None:
     assert len(ENGINES) == len(files)
     order = ["llamacpp", "vllm", "atoll", "sglang"]
     assert [engine.name for engine in list_launched() if engine.name in order] == order
+    # Plans take llama.cpp where nothing else runs.
+    assert [engine.name for engine in list_planned()] == ["vllm", "atoll", "sglang", "llamacpp"]
     assert set(list_kinds()) >= {"atoll", "vllm", "llamacpp", "sglang", "openai", "tasks"}
     for engine in ENGINES.values():
         assert recognise(engine.name) is find_engine(engine.name) is engine

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -251,11 +251,16 @@ def prepare_serving(
     engines = {i.service: local.engine_of(i) for i in plan.instances if i.service in plain}
     if any(engine.staged for engine in engines.values()):
         require_extras("engine")
+    chosen |= {
+        name: replace(source, source=source.gguf, quantization=None)
+        for name, source in chosen.items()
+        if name in engines and engines[name].weights == "gguf" and source.gguf is not None
+    }
     fetched = [
         name
         for name in plain
         if placement.on_gpus(name)
-        and engines[name].weights == "repository"
+        and engines[name].weights != "folder"
         and chosen[name].source.startswith("hf://")
     ]
     models = fetch_models({name: chosen[name] for name in plain}, listener, by_engine=fetched)
@@ -293,6 +298,7 @@ def _place(
             options.engine,
             stand_in=each.stand_in is not None,
             quantization=each.quantization,
+            gguf=each.gguf,
         )
         for name, each in chosen.items()
     }

@@ -279,6 +279,7 @@ def _choose_model(catalog: Catalog, overlay: str, node_types: list[str]) -> str 
     """The first of the starters that one of the nodes holds and serves in time, one request at a time."""
     from atoll.catalog.overlay import apply_overlay
     from atoll.core.files import parse_yaml
+    from atoll.engines.table import list_planned
     from atoll.perf.batch import Batch
     from atoll.perf.memory_model import MemoryModel
     from atoll.perf.step import analytic, step_seconds
@@ -299,7 +300,8 @@ def _choose_model(catalog: Catalog, overlay: str, node_types: list[str]) -> str 
                 0, spec.layers, 4.0 * (_PROMPT_TOKENS + _ANSWER_TOKENS)
             ):
                 continue
-            step = analytic(spec, node)
+            runs = (each.name for each in list_planned() if each.refuses(spec, node.gpu) is None)
+            step = analytic(spec, node, engine=next(runs, "vllm"))
             first = step_seconds(step, Batch.prefill(_PROMPT_TOKENS), 0, spec.layers)
             next_ = step_seconds(
                 step, Batch.decode(1, _PROMPT_TOKENS + _ANSWER_TOKENS), 0, spec.layers

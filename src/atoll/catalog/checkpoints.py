@@ -1,7 +1,8 @@
 """Checkpoints: weights as published, and how their tensors are stored.
 
 A checkpoint says by which method it was quantised and which parts stay in 16 bits; bytes follow from the
-model's shapes. Embeddings, output matrix, norms, biases and routers stay in 16 bits with every method.
+model's shapes. Embeddings, output matrix, norms, biases and routers stay in 16 bits with every method but
+llama.cpp's, which narrow the first two.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal, cast, get_args
 
-from atoll.catalog.dtypes import DType, dtype_of, group_bits
+from atoll.catalog.dtypes import GGUF, GGUF_OUTER, DType, dtype_of, group_bits
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, UnknownNameError
 
@@ -128,6 +129,7 @@ class Checkpoint:
             attention_dtype=whole if "attention" in self.kept else dtype,
             mlp_dtype=whole if "mlp" in self.kept else dtype,
             expert_dtype=whole if "experts" in self.kept else dtype,
+            embedding_dtype=GGUF_OUTER.get(precision, spec.embedding_dtype),
             wide_layers=frozenset((0, spec.layers - 1)) if "ends" in self.kept else frozenset(),
         )
 
@@ -142,7 +144,8 @@ def read_checkpoint(precision: str, given: Mapping[str, object]) -> Checkpoint:
     Without a method it is the usual one of the format.
     """
     usual = [name for name, method in METHODS.items() if method.format == precision]
-    said = {"method": usual[0] if usual else dtype_of(precision).name, **given}
+    own = precision if precision == GGUF else dtype_of(precision).name
+    said = {"method": usual[0] if usual else own, **given}
     method = said["method"]
     if method not in usual and method != precision:
         known = usual or (precision,)

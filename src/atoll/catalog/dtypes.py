@@ -44,10 +44,20 @@ INT4 = group_bits("int4", 4, 128, zero_bits=4)
 MXFP4 = group_bits("mxfp4", 4, 32, scale_bits=8)
 # The 32-bit scale of a whole tensor counts as nothing.
 NVFP4 = group_bits("nvfp4", 4, 16, scale_bits=8)
+# llama.cpp's: eight bits and a 16-bit scale for every 32 weights; six bits and two levels of scales.
+Q8_0 = DType("q8_0", 8.5)
+Q6_K = DType("q6_k", 6.5625)
+# A mixture: 4.5 bits, but 6.5625 for values and half of the down projections, so 4.8 to 4.85 in a layer.
+Q4_K_M = DType("q4_k_m", 4.85)
 
 DTYPES: Mapping[str, DType] = {
-    dtype.name: dtype for dtype in (BF16, FP16, FP32, FP8, INT8, INT4, MXFP4, NVFP4)
+    dtype.name: dtype
+    for dtype in (BF16, FP16, FP32, FP8, INT8, INT4, MXFP4, NVFP4, Q8_0, Q6_K, Q4_K_M)
 }
+GGUF_OUTER: Mapping[str, DType] = {"q8_0": Q8_0, "q6_k": Q6_K, "q4_k_m": Q6_K}
+"""Formats of GGUF files by name, with that of embedding and output matrix, which others leave in 16 bits."""
+GGUF = "gguf"
+"""Stands among checkpoints for GGUF files in a model's own precision."""
 KV_DTYPES = ("bf16", "fp16", "fp8", "int8")
 
 

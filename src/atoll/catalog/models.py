@@ -8,6 +8,7 @@ from functools import cache
 from typing import cast
 
 from atoll.catalog.checkpoints import METHODS, Checkpoint, read_checkpoint
+from atoll.catalog.dtypes import GGUF, GGUF_OUTER
 from atoll.catalog.facts import Confidence, Fact, Scalar
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.media import EncoderSpec, GeneratorSpec
@@ -112,6 +113,15 @@ class ModelSpec:
         return (self.llm.expert_dtype if self.llm.moe else self.llm.mlp_dtype).name
 
     @property
+    def gguf(self) -> Checkpoint | None:
+        """GGUF files of the model in its precision, as `llama-server -hf` names them; None: none are known.
+
+        Those of its own precision are among `checkpoints` as "gguf".
+        """
+        is_gguf = self.precision is None or self.precision in GGUF_OUTER
+        return self.checkpoints.get(self.precision or GGUF) if is_gguf else None
+
+    @property
     def has_llm(self) -> bool:
         """Whether an llm is among the components (a text-to-image model has none)."""
         return any(c.kind is ComponentKind.LLM for c in self.graph.components)
@@ -184,7 +194,7 @@ def apply_variant(model: ModelSpec, variant: str) -> ModelSpec:
             )
     clean = ",".join(part.strip() for part in variant.split(","))
     facts = {k: f for k, f in model.facts.items() if not k.startswith("reference.weight_bytes")}
-    for group in ("attention", "mlp", "expert", "kv"):
+    for group in ("attention", "mlp", "expert", "embedding", "kv"):
         dtype: DType = getattr(changed.llm, f"{group}_dtype")
         if dtype != getattr(model.llm, f"{group}_dtype"):
             source = f"asked for by the name {model.name}@{clean}"

@@ -33,13 +33,13 @@ Sharpness = Annotated[float, Field(strict=True, ge=0.1, le=16)]
 Latency = Annotated[Duration, Field(le=60.0)]
 Cost = Annotated[UsdPerHour, Field(le=1e6)]
 Trust = Literal["high", "medium", "low"]
-_CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]|gfx[0-9]{2,3}[0-9a-f]|metal[0-9]?")
+_CAPABILITY = re.compile(r"[1-9][0-9]?\.[0-9]|gfx[0-9]{2,3}[0-9a-f]|metal[0-9]?|vulkan")
 
 
 def _check_capability(text: str) -> str:
-    """Return a compute capability that engines can read: of CUDA, of ROCm or of Metal."""
+    """Return a compute capability that engines can read: of CUDA, of ROCm, of Metal, or Vulkan."""
     if _CAPABILITY.fullmatch(text) is None:
-        raise ValueError("a compute capability is a number, gfx... of ROCm, or metal3")
+        raise ValueError("a compute capability is a number, gfx... of ROCm, metal3, or vulkan")
     return text
 
 

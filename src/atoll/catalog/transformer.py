@@ -21,6 +21,7 @@ from atoll.catalog.dtypes import (
     FP8,
     FP16,
     FP32,
+    GGUF_OUTER,
     INT4,
     INT8,
     KV_DTYPES,
@@ -309,7 +310,7 @@ class TransformerSpec:
     def with_weights(self, dtype: str | DType) -> TransformerSpec:
         """The same shapes with attention, MLP and expert matrices stored in `dtype`.
 
-        Embedding, output matrix, norms and router keep their dtype, as quantisers leave them.
+        Norms and router keep their dtype; embedding and output matrix do, too, but in GGUF files.
         """
         new = dtype_of(dtype)
         return replace(
@@ -317,6 +318,7 @@ class TransformerSpec:
             attention_dtype=new,
             mlp_dtype=new,
             expert_dtype=new,
+            embedding_dtype=GGUF_OUTER.get(new.name, self.embedding_dtype),
             wide_layers=frozenset(),
         )
 

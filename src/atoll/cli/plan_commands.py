@@ -97,7 +97,10 @@ def _weights(plan: Plan, catalog: Catalog) -> dict[str, ServiceWeights]:
         known, spec = each.checkpoint, each.spec
         if known is not None:
             found[each.service] = ServiceWeights(
-                known.source, (each.service,), quantization=known.quantization
+                known.source,
+                (each.service,),
+                quantization=known.quantization,
+                gguf=each.gguf,
             )
         elif spec is None or spec.precision is None:
             found[each.service] = ServiceWeights(f"./{each.service}", (each.service,))

@@ -31,7 +31,7 @@ _HUB = "hf://"
 WeightsForm = Literal["repository", "gguf", "folder"]
 """Source that an engine loads: a repository's name or a folder, a .gguf file here, or a folder here."""
 SettingCheck = Callable[[str], bool]
-Platform = Literal["cuda", "rocm", "metal"]
+Platform = Literal["cuda", "rocm", "metal", "vulkan"]
 Pipelines = Literal["none", "rows", "free"]
 """Pipelines that an engine runs: none; one node a stage, with the same GPUs and tensor parallel size in all;
 or any, with several nodes in a stage and unlike ones."""
@@ -59,6 +59,8 @@ def platform_of(gpu: GpuType) -> tuple[Platform, float]:
     named = gpu.compute_capability
     if named.startswith("metal"):
         return "metal", math.inf
+    if named == "vulkan":
+        return "vulkan", math.inf
     rocm = named.startswith("gfx")
     # gfx90a is 9.0, gfx942 is 9.4, gfx1100 is 11.0: the last digit is a stepping.
     number = f"{named[3:-2]}.{named[-2:-1]}" if rocm else named
@@ -217,6 +219,8 @@ class Engine:
     """Other names under which nodes announce it."""
     preference: ClassVar[int] = 100
     """Place in the order in which engines are tried for an instance; the smallest comes first."""
+    plan_preference: ClassVar[int | None] = None
+    """Its place where plans choose engines; None: the same."""
 
     # Starting it
     launches: ClassVar[bool] = False
@@ -229,6 +233,10 @@ class Engine:
     max_nodes: ClassVar[int | None] = None
     max_node_gpus: ClassVar[int | None] = None
     """GPUs of a node that it computes on, where it computes on GPUs."""
+    max_copies: ClassVar[int | None] = None
+    """Copies of the layers that a server of it runs side by side on the GPUs of a node."""
+    splits_by: ClassVar[Literal["tensor", "layers"]] = "tensor"
+    """What GPUs that hold a copy together have of it: parts of each layer, or layers in a row."""
     allows: ClassVar[frozenset[Irregularity]] = frozenset()
     """Irregular layouts that it runs."""
     connector: ClassVar[Connector | None] = None
@@ -335,6 +343,13 @@ class Engine:
                 field="engine",
                 hint=hint,
             )
+        if self.max_copies is not None and layout.copies > self.max_copies:
+            raise InputError(
+                f"{layout.instance} has {layout.copies} copies of its layers, and a server of {self.title}"
+                f" runs {self.max_copies}",
+                field="engine",
+                hint=hint,
+            )
         for why in layout.irregularities:
             if why not in self.allows:
                 message = f"{layout.instance} {why}, which {self.title} cannot run"
@@ -353,6 +368,8 @@ class Engine:
             found.append(f"{layout.phase} alone in several stages")
         if self.max_nodes is not None and layout.nodes > self.max_nodes:
             found.append("an instance over several nodes")
+        if self.max_copies is not None and layout.copies > self.max_copies:
+            found.append("several copies of the layers on the GPUs of a node")
         found += [why.limit for why in layout.irregularities if why not in self.allows]
         return tuple(found)
 

@@ -7,10 +7,12 @@ which depend on the GPU. `atoll profile` measures the host time on the machine i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from atoll.catalog.frozenmap import FrozenMap
 from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime, Scheduling
 
 if TYPE_CHECKING:
@@ -29,6 +31,30 @@ COMPILED_LAYER_S = 0.1e-3
 
 
 @dataclass(frozen=True, slots=True)
+class KernelSpeeds:
+    """Speeds of kernels of an engine's own, where they are not those that GPUs were measured with.
+
+    Products reach the share `compute` of the GPU's arithmetic, at most `max_flops`, and `memory` of its
+    bandwidth, at most `max_bytes_per_s`; how the two meet is `p` (`perf.operators`). `experts` is the share
+    of this that products with many small matrices reach, `attention_compute` and `attention_memory` are those
+    of attention, `t0_us` is what a kernel takes at least. `formats` are shares of all that by the number
+    format of weights, for those that are slower than 16 bits. `source` says where the figures are from.
+    """
+
+    source: str
+    compute: float
+    memory: float
+    p: float
+    experts: float
+    attention_compute: float
+    attention_memory: float
+    t0_us: float
+    max_flops: float = math.inf
+    max_bytes_per_s: float = math.inf
+    formats: Mapping[str, float] = field(default_factory=FrozenMap)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineProfile:
     """Cost of an engine beside the kernels, and its limits, on one kind of GPU.
 
@@ -40,6 +66,12 @@ class EngineProfile:
     and a layer takes `prefill_layer_s` at least. An engine that `fuses_all_reduce` sums and normalises in one
     kernel where it can. One that `keeps_busy` runs step after step, so a GPU at its power limit lowers clocks
     (`OpConstants.sustained`).
+
+    With `slots` the KV cache is cut into equal parts of the longest request, and a request takes one whatever
+    its length. A step goes through the kernels in parts of `part_tokens` (None: as a whole), and activations
+    need memory for that. With `layer_split_s` the GPUs of a node hold layers in a row, one works at a time,
+    and each hand-over takes that long; without, they split each layer. `kernels` are its own, None: those
+    that GPUs were measured with.
     """
 
     name: str
@@ -53,6 +85,10 @@ class EngineProfile:
     prefill_layer_s: float = 0.0
     fuses_all_reduce: bool = False
     keeps_busy: bool = True
+    slots: bool = False
+    part_tokens: int | None = None
+    layer_split_s: float | None = None
+    kernels: KernelSpeeds | None = None
 
     def host_seconds(self, sequences: Num) -> Num:
         """Return host seconds of a step with so many sequences."""
@@ -63,8 +99,8 @@ class EngineProfile:
 class EngineDefaults:
     """Limits and times of an engine that nobody configured.
 
-    `batch` returns the limits of sequences and tokens of a step on a GPU (None: a large one). `hosts` are
-    host times by scheduling.
+    `batch` returns the limits of sequences and tokens of a step on a GPU (None: a large one), `kernels` its
+    own kernels there. `hosts` are host times by scheduling.
     """
 
     hosts: Mapping[Scheduling, HostTime]
@@ -75,6 +111,10 @@ class EngineDefaults:
     prefill_layer_s: float = 0.0
     fuses_all_reduce: bool = False
     keeps_busy: bool = True
+    slots: bool = False
+    part_tokens: int | None = None
+    layer_split_s: float | None = None
+    kernels: Callable[[GpuType | None], KernelSpeeds] | None = None
 
     def profile(
         self, name: str, gpu: GpuType | None, limits: EngineLimits | None = None
@@ -97,4 +137,8 @@ class EngineDefaults:
             prefill_layer_s=self.prefill_layer_s,
             fuses_all_reduce=self.fuses_all_reduce,
             keeps_busy=self.keeps_busy,
+            slots=self.slots,
+            part_tokens=self.part_tokens,
+            layer_split_s=self.layer_split_s,
+            kernels=None if self.kernels is None else self.kernels(gpu),
         )

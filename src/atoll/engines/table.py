@@ -65,7 +65,8 @@ def find_planned(name: str, *, field: str | None = None) -> Engine:
 
 def list_planned() -> tuple[Engine, ...]:
     """Return the engines that instances can be planned for, in the order of preference."""
-    return tuple(engine for engine in ENGINES.values() if _is_planned(engine))
+    planned = (engine for engine in ENGINES.values() if _is_planned(engine))
+    return tuple(sorted(planned, key=lambda engine: engine.plan_preference or engine.preference))
 
 
 def read_engines(names: Iterable[str], *, field: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from atoll.catalog.gpus import GpuType
+    from atoll.engines.profile import KernelSpeeds
 
 
 PROXY_ERROR = 0.25
@@ -157,6 +158,34 @@ class GpuConstants:
             if c.sustained != 1.0
         }
         return replace(self, ops={**self.ops, **changed}) if changed else self
+
+    def with_kernels(
+        self, kernels: KernelSpeeds, gpu: GpuType, usual: GpuConstants
+    ) -> GpuConstants:
+        """Return constants of an engine's own kernels on a GPU; passes over activations stay as they are.
+
+        They are off by as much as these are from the `usual` ones.
+        """
+        compute = min(kernels.compute, kernels.max_flops / gpu.fp16_flops)
+        memory = min(kernels.memory, kernels.max_bytes_per_s / gpu.bandwidth_bytes_per_s)
+
+        def reached(share_f: float, share_b: float, p: float) -> OpConstants:
+            source = kernels.source
+            return OpConstants(e_f=share_f, e_b=share_b, t0_us=kernels.t0_us, p=p, source=source)
+
+        products = reached(compute, memory, kernels.p)
+        experts = reached(compute * kernels.experts, memory * kernels.experts, kernels.p)
+        attention = reached(kernels.attention_compute, kernels.attention_memory, 1.0)
+        own = {
+            **dict.fromkeys((OpClass.GEMM, OpClass.GEMM_FP8), products),
+            **dict.fromkeys((OpClass.EXPERTS, OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4), experts),
+            **dict.fromkeys((OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE), attention),
+        }
+        scaled = {
+            op: c.scale_time(usual.op(op).e_f / self.op(op).e_f) if usual is not self else c
+            for op, c in own.items()
+        }
+        return replace(self, ops={**self.ops, **scaled})
 
     def tag(self, used: Iterable[OpClass]) -> Tag:
         """Return the weakest tag among the operator classes used."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -231,9 +232,12 @@ def _expert_class(dtype: DType, fp8: bool) -> OpClass:
 class _Factory:
     """Builds operators for one GPU from its facts and constants."""
 
-    def __init__(self, gpu: GpuType, constants: GpuConstants) -> None:
+    def __init__(
+        self, gpu: GpuType, constants: GpuConstants, formats: Mapping[str, float] | None = None
+    ) -> None:
         self._gpu = gpu
         self._constants = constants
+        self._formats = formats or {}
         self._speeds: dict[OpClass, OpSpeed] = {}
 
     def _speed(self, op: OpClass) -> OpSpeed:
@@ -247,6 +251,13 @@ class _Factory:
             self._speeds[op] = found
         return found
 
+    def _speed_of(self, op: OpClass, dtype: DType) -> OpSpeed:
+        """Return the speed of products with weights of a format."""
+        speed, share = self._speed(op), self._formats.get(dtype.name, 1.0)
+        return (
+            speed if share == 1.0 else replace(speed, e_f=speed.e_f * share, e_b=speed.e_b * share)
+        )
+
     def gemm(self, n: float, k: float, dtype: DType) -> Roofline:
         """Return a product with (k, n) weights; FP8 runs on FP8 cores where the GPU has them.
 
@@ -258,7 +269,7 @@ class _Factory:
         return operators.gemm(
             n,
             k,
-            self._speed(kind),
+            self._speed_of(kind, dtype),
             weight_bytes=dtype.bytes_per_weight,
             pad_k=c.pad_k,
             pad_n=c.pad_n,
@@ -275,7 +286,7 @@ class _Factory:
             inner,
             experts,
             top_k,
-            self._speed(kind),
+            self._speed_of(kind, dtype),
             weight_bytes=dtype.bytes_per_weight,
             pad=c.pad,
             pad_k=c.pad_k,
@@ -398,8 +409,11 @@ def model_ops(
     constants: GpuConstants,
     *,
     fused: bool = False,
+    formats: Mapping[str, float] | None = None,
 ) -> ModelOps:
     """Return the operators of `spec` on each of `tp` GPUs of `node`.
+
+    `formats` are shares of speed that products reach with weights of a number format, 1 where it has none.
 
     A layer is: norm, QKV product, attention, output product, sum over GPUs, norm, MLP up, activation,
     MLP down, sum over GPUs. Norms include the residual addition (two reads and two writes); rotary
@@ -407,7 +421,7 @@ def model_ops(
     over GPUs and norms are one kernel, where there is one (`fuses`). What lies between the norms, attention
     of one kind or another, is `_mixers`.
     """
-    make = _Factory(node.gpu, constants)
+    make = _Factory(node.gpu, constants, formats)
     shard = Shard.of(spec, tp)
     reduce = _all_reduce(spec.hidden, node, tp)
     whole = spec.with_weights(spec.activation_dtype) if spec.wide_layers else spec

@@ -53,6 +53,7 @@ class MemoryModel:
         """
         profile = engine if engine is not None else EngineProfile("default")
         tokens = profile.max_sequences if phase is Phase.DECODE else profile.max_tokens
+        tokens = min(tokens, profile.part_tokens or tokens)
         return cls(spec, node, check_tp(node, tp, spec), profile, tokens)
 
     @cached_property
@@ -138,6 +139,15 @@ class MemoryModel:
         free = self.free_bytes(start, end)
         sequence_bytes = self.kv_bytes_per_sequence(start, end, context)
         return max(0, math.floor(free / sequence_bytes * context))
+
+    def slots(self, start: int, end: int, context: float) -> int:
+        """Return how many requests of `context` tokens have room beside layers [start, end) at a time.
+
+        No more than the engine runs.
+        """
+        needed = self.kv_bytes_per_sequence(start, end, context)
+        room = max(0.0, self.free_bytes(start, end))
+        return min(self.engine.max_sequences, math.floor(room / needed))
 
     def sequences_by_layers(self, context: float, position: Position) -> Array:
         """Return how many sequences of `context` tokens fit beside j layers, for j = 0..layers.

@@ -84,6 +84,16 @@ class MixedCapacityModel:
         )
         self._tail = lengths.input_tail if lengths.input_tail > lengths.input_mean else 0.0
         longest = max(1.0, self._tail, float(prompts.max_model_len))
+        self._booked_spread = booked_spread(lengths, Phase.BOTH)
+        if model.engine.slots:
+            # All of one size, whatever a request needs of it.
+            self._booked_spread = 1.0
+            self._places = PerPosition(
+                lambda position: np.minimum(
+                    np.floor(memory.sequences_by_layers(longest, position)),
+                    model.engine.max_sequences,
+                )
+            )
         self._longest_fits = PerPosition(
             lambda position: memory.sequences_by_layers(longest, position) >= 1.0
         )
@@ -205,7 +215,7 @@ class MixedCapacityModel:
         stay = rate * (lengths.output_mean * token_s + prompt_s)
         taken = self._places[position]
         if self._waits:
-            taken = places_taken(taken, booked_spread(lengths, Phase.BOTH))
+            taken = places_taken(taken, self._booked_spread)
         with np.errstate(divide="ignore", invalid="ignore"):
             return (
                 rate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Generic, Protocol
@@ -242,8 +242,20 @@ def analytic(
     size = check_tp(node, tp, spec)
     table = constants if constants is not None else default_constants()
     profile = profile_on(engine, node)
-    fitted = _constants_of(table, node.gpu, profile.keeps_busy)
-    ops = model_ops(spec, node, size, fitted, fused=profile.fuses_all_reduce)
+    fitted, kernels = _constants_of(table, node.gpu, profile.keeps_busy), profile.kernels
+    if kernels is not None:
+        usual = _constants_of(default_constants(), node.gpu, profile.keeps_busy)
+        fitted = fitted.with_kernels(kernels, node.gpu, usual)
+    split = size
+    if profile.layer_split_s is not None:
+        # One GPU works after the other, on layers of its own.
+        host, split = profile.host, 1
+        passed_on_s = (size - 1) * profile.layer_split_s
+        profile = replace(
+            profile, host=host.model_copy(update={"step_s": host.step_s + passed_on_s})
+        )
+    formats = kernels.formats if kernels is not None else None
+    ops = model_ops(spec, node, split, fitted, fused=profile.fuses_all_reduce, formats=formats)
     used = op_classes_of(spec, node.gpu)
     grounds = name_grounds(spec, node.gpu, fitted).summary(used)
     return AnalyticStepModel(spec, node, size, profile, ops, grounds)

@@ -41,6 +41,7 @@ from atoll.plan.handover import (
     hop_link,
     kv_bytes_by_layers,
 )
+from atoll.plan.plan import Instance
 from atoll.plan.problem import Problem, Service
 from atoll.workload.builtin import lengths_like
 from atoll.workload.lengths import LengthMix
@@ -162,6 +163,25 @@ def memory_model(
     """Return what fits on a node that runs this phase."""
     spec = catalog.model(service.model).llm
     return _memory_model(spec, node, tp, problem.engine_of(service), phase)
+
+
+def count_slots(problem: Problem, catalog: Catalog, instance: Instance) -> int | None:
+    """Return how many requests an instance runs at a time where its engine keeps room for the longest.
+
+    None where its engine books what each needs.
+    """
+    if instance.engine is None:
+        return None
+    service, run = problem.service(instance.service), problem.run_by(instance.engine)
+    if service.is_graph or not run.engine_of(service).on(None).slots:
+        return None
+    longest = float(longest_context(catalog, service))
+    return min(
+        memory_model(run, catalog, service, instance.phase, catalog.node(node.kind), node.tp).slots(
+            node.start, node.end, longest
+        )
+        for node in instance.nodes
+    )
 
 
 @lru_cache(maxsize=1024)

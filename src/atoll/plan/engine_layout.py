@@ -27,9 +27,11 @@ def describe_engine(instance: Instance, catalog: Catalog) -> str | None:
     if instance.engine is None:
         return None
     gpus = {catalog.node(node.kind).gpu.architecture for node in instance.nodes}
-    standing = find_engine(instance.engine).standing(engine_layout(instance), gpus)
+    engine = find_engine(instance.engine)
+    standing = engine.standing(engine_layout(instance), gpus)
     sizes = sorted({node.tp for node in instance.nodes})
-    split = f" TP {'+'.join(map(str, sizes))}" if sizes != [1] else ""
+    word = "TP" if engine.splits_by == "tensor" else "layers over"
+    split = f" {word} {'+'.join(map(str, sizes))}" if sizes != [1] else ""
     return f"{instance.engine}{split}, {standing}"
 
 
@@ -56,6 +58,12 @@ def launch_of(plan: Plan, instance: Instance) -> EngineLaunch:
     """Return what the engine of an instance is started with: its service's limits, on its own GPUs."""
     launch = plan.engines.get(instance.service, EngineLaunch())
     own: dict[str, object] = {"handover": handover_of(plan.instances, instance)}
+    if instance.slots is not None:
+        # A step has room for a token of each.
+        tokens = launch.max_num_batched_tokens
+        own["max_num_seqs"] = instance.slots
+        own["max_num_batched_tokens"] = tokens and max(tokens, instance.slots)
+        return launch.model_copy(update=own)
     if any(_lacks_bf16(node) for node in instance.nodes):
         own["dtype"] = "fp16"
     return launch.model_copy(update=own)

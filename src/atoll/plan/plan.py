@@ -152,7 +152,8 @@ class Instance(Frozen):
     request still needs (overlapping ranges); without it ranges must meet end to start. `kept` says
     that it ran before and costs no initialisation. An executor has one node, whose layers are not told apart
     ([0, 1)), and its throughput is requests/s that paths lead over it. `engine` is the program that runs it;
-    None where layouts are free of what engines can run.
+    None where layouts are free of what engines can run. `slots` is how many requests it runs at a time where
+    its engine cuts the KV cache into so many equal parts.
     """
 
     id: Name
@@ -167,13 +168,15 @@ class Instance(Frozen):
     kept: bool = False
     partial: bool = False
     engine: Name | None = None
+    slots: int | None = Field(default=None, ge=1)
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out an engine that is not known, so that plans and problems without keep their hash."""
         fields: dict[str, object] = write(self)
-        if self.engine is None:
-            fields.pop("engine", None)
+        for name in ("engine", "slots"):
+            if fields.get(name) is None:
+                fields.pop(name, None)
         return fields
 
     @property

@@ -22,11 +22,12 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from atoll.catalog.dtypes import GGUF_OUTER
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
 from atoll.engines.limits import EngineLaunch, EngineLimits
-from atoll.engines.table import EngineChoice
+from atoll.engines.table import EngineChoice, find_engine
 from atoll.perf.components.measured import MeasuredRate
 from atoll.plan.choice import NO_LEVEL, Choice, ModelMix, fit_mixes, levels_of
 from atoll.plan.cluster import Cluster
@@ -579,15 +580,22 @@ class Problem(Frozen):
         found = {each.name: catalog.model(each.model).checkpoint for each in self.services}
         return {name: known for name, known in found.items() if known is not None}
 
-    def list_unpublished(self) -> tuple[str, ...]:
-        """Return a line for each service whose model has no known weights in the precision asked for."""
-        catalog = self.catalog()
-        models = {service.name: catalog.model(service.model) for service in self.services}
-        return tuple(
-            f"no weights of {model.name} are known: name those of {name} with --model {name}=SOURCE"
-            for name, model in models.items()
-            if model.precision is not None and model.checkpoint is None
-        )
+    def list_unpublished(self, instances: Iterable[Instance]) -> tuple[str, ...]:
+        """Return a line for each service whose model has no known weights as its instances load them."""
+        catalog, lines = self.catalog(), []
+        run_by = {(one.service, one.engine) for one in instances if one.engine is not None}
+        for service in self.services:
+            model, name = catalog.model(service.model), service.name
+            loaders = [find_engine(engine) for of, engine in sorted(run_by) if of == name]
+            if model.precision is not None and model.checkpoint is None:
+                own = f"name those of {name} with --model {name}=SOURCE"
+                lines.append(f"no weights of {model.name} are known: {own}")
+            elif model.gguf is None and any(engine.weights == "gguf" for engine in loaders):
+                own = f"name those of {name} with --model {name}=FILE.gguf"
+                others = sorted(model.checkpoints.keys() & GGUF_OUTER.keys())
+                asked = "".join(f", or ask for {model.name}@{each}" for each in others)
+                lines.append(f"no GGUF weights of {model.name} are known: {own}{asked}")
+        return tuple(lines)
 
     def started_as(self, engines: Mapping[str, EngineLaunch]) -> Problem:
         """Return the problem with the tokens per step that a plan starts engines with, where none are set.

@@ -69,7 +69,8 @@ class UnitMaker:
     def row(self, instance: Instance, index: int) -> UnitRow:
         """Return what each unit of a node can do."""
         node = instance.nodes[index]
-        key = (instance.role, instance.engine, node.kind, node.tp, node.start, node.end)
+        run_by = (instance.engine, instance.slots)
+        key = (instance.role, run_by, node.kind, node.tp, node.start, node.end)
         if key not in self._rows:
             profile = self._profile(instance, index)
             if profile is None:
@@ -120,7 +121,9 @@ class UnitMaker:
                 field="plan",
                 hint="plan again, or give the node fewer layers",
             )
-        return self._apply_limits(*self.times.operators(model), room, phase, model.engine)
+        return self._apply_limits(
+            *self.times.operators(model), room, phase, model.engine, sequences=instance.slots
+        )
 
     def _build_measured(self, instance: Instance, index: int, profile: NodeProfile) -> UnitRow:
         node = instance.nodes[index]

@@ -121,7 +121,7 @@ def test_limits_that_an_engine_does_not_keep_are_named() -> None:
         "scheduling async",
     ]
     assert all(line.startswith("chat: the engine 'atoll' does not keep ") for line in said)
-    assert len(list_warnings(made, ["chat"], LocalOptions(engine="llamacpp"))) == 4
+    assert len(list_warnings(made, ["chat"], LocalOptions(engine="llamacpp"))) == 3
     assert list_warnings(made, ["chat"], LocalOptions(engine="vllm")) == ()
     same = EngineLaunch(kv_cache_dtype="fp32", scheduling="sync", promised_ttft_s=1.5)
     kept = made.model_copy(update={"engines": {"chat": same}})

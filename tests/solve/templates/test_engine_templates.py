@@ -41,6 +41,8 @@ CASES = [
     ("phi-4-14b", "vllm, atoll"),
     ("qwen3-32b@int4", "vllm, atoll"),
     ("llama-3.1-8b@fp8", "sglang, vllm, atoll"),
+    ("llama-3.1-8b@q4_k_m", "vllm, llamacpp"),
+    ("phi-4-14b", "vllm, llamacpp"),
 ]
 
 
@@ -89,7 +91,10 @@ def carried(problem: Problem, engine: str, role: RoleId) -> dict[Kinds, float]:
     found: dict[Kinds, float] = {}
     for size in range(1, problem.settings.max_nodes_per_instance + 1):
         for some in itertools.combinations_with_replacement(sorted(kinds), size):
-            if size == 1:
+            if size == 1 and rules.max_copies == 1:
+                gpus = parse_node_type(some[0]).gpu_count
+                found[some] = float(rates(problem, engine, role, some[0], gpus)[3, 0, -1])
+            elif size == 1:
                 found[some] = float(free[some[0]][3, 0, -1])
             elif pipelines == "free":
                 found[some] = best_cut(free, some).throughput

@@ -81,11 +81,12 @@ class WeightsRecord(Frozen):
     engine: str = AUTO
     stand_in: bool = False
     quantization: str | None = None
+    gguf: str | None = None
 
     def as_weights(self) -> ServiceWeights:
         """Return them in the words of commands."""
         return ServiceWeights(
-            self.source, self.names, self.engine, self.stand_in, self.quantization
+            self.source, self.names, self.engine, self.stand_in, self.quantization, self.gguf
         )
 
 

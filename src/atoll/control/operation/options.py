@@ -218,6 +218,7 @@ def choose_weights(
             engine=runs,
             stand_in=source.stand_in is not None,
             quantization=source.quantization,
+            gguf=source.gguf,
         )
     return {name: found[name] for name in names}
 

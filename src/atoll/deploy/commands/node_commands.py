@@ -3,7 +3,7 @@
 | Instance | Runs |
 |---|---|
 | one node, or equal nodes in a row, uneven layers too | `vllm serve` with its TP, PP and DP options |
-| a .gguf file on one node | llama.cpp |
+| GGUF weights on one node | llama.cpp |
 | unlike nodes, several nodes in a stage, overlapping ranges | Atoll's stage engine |
 | prefill or decode alone | vLLM or SGLang where the plan says so: both listen, and gateways ask both |
 | | else Atoll's stage engine: decode listens, prefill helps it (`helpers`) |
@@ -53,7 +53,8 @@ class ServiceWeights:
 
     The source is a path on the nodes, hf://ORG/NAME, s3:// or gs://. `engine` is asked for where it is not
     "auto". `stand_in`: they are those of another model, for the stage engine to try a plan with.
-    `quantization` is the format that the engine turns them into as it loads them, None: as they are.
+    `quantization` is the format that the engine turns them into as it loads them, None: as they are. `gguf`
+    is their source for engines that load GGUF files alone, None: the same.
     """
 
     source: str
@@ -61,6 +62,13 @@ class ServiceWeights:
     engine: str = AUTO
     stand_in: bool = False
     quantization: str | None = None
+    gguf: str | None = None
+
+    def for_engine(self, engine: Engine) -> ServiceWeights:
+        """Return the weights as an engine loads them."""
+        if engine.weights != "gguf" or self.gguf is None:
+            return self
+        return replace(self, source=self.gguf, quantization=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +163,7 @@ def node_commands(
     if not weights.names:
         raise InputError("requests have no name to ask for", field="names")
     engine = choose_engine(instance, weights)
+    weights = weights.for_engine(engine)
     if weights.quantization is not None:
         own = launch or EngineLaunch()
         launch = own.model_copy(update={"quantization": weights.quantization})

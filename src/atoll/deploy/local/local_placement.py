@@ -185,7 +185,11 @@ class _Placer:
                         engine=profile,
                         phase=instance.phase,
                     )
-                    if not memory.fits(node.start, node.end, float(launch.max_model_len or 0)):
+                    longest = float(launch.max_model_len or 0)
+                    held = memory.fits(node.start, node.end, longest)
+                    if held and instance.slots is not None:
+                        held = memory.slots(node.start, node.end, longest) >= instance.slots
+                    if not held:
                         return f"too small for {name}"
             except (
                 AtollError

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.errors import InputError
+from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.engines.table import ENGINES
+from atoll.plan.capacities import count_slots
 from atoll.plan.engine_layout import engine_layout
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
@@ -38,6 +39,23 @@ def check_engine(instance: Instance, problem: Problem, catalog: Catalog) -> Iter
             why = f"{engine.title} runs a node on {engine.max_node_gpus} of its {node.gpus} GPUs"
         if why is not None:
             yield violation("engine", f"{here} {node.id}", why)
+    yield from _check_slots(instance, problem, catalog)
+
+
+def _check_slots(instance: Instance, problem: Problem, catalog: Catalog) -> Iterator[Violation]:
+    """Yield that an instance runs more requests at a time than have room."""
+    try:
+        room = count_slots(problem, catalog, instance)
+    except UsageError:  # A split that there is not: the rules of nodes say so.
+        return
+    stated = instance.slots
+    if room is None and stated is not None:
+        yield violation(
+            "engine", instance.id, f"{instance.engine} has no slots, {stated} are stated"
+        )
+    elif room is not None and (stated is None or stated > room):
+        message = f"{stated or 'no'} slots are stated, and {room} have room for the longest request"
+        yield violation("engine", instance.id, message)
 
 
 def check_connectors(plan: Plan) -> Iterator[Violation]:

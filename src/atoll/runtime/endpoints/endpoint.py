@@ -107,7 +107,9 @@ def server_endpoint(
     engine.check_layout(layout)
     given = share or MachineShare()
     threads = given.threads(instance.id) if engine.on_cores else None
-    if engine.weights == "gguf":
+    if engine.weights == "gguf" and served.source.startswith("hf://"):
+        engine.check_source(served.source)
+    elif engine.weights == "gguf":
         served = replace(served, source=str(gguf_file(engine, served.source)))
     made = engine.command(layout, served, ServerHost(str(port), sys.executable, threads))
     command = Command(
@@ -115,6 +117,9 @@ def server_endpoint(
     )
     if threads is not None:
         command = replace(command, cpus=given.cpus.get(instance.id, ()), threads=threads)
+    slots = engine.max_inflight
+    if slots is not None and served.launch is not None:
+        slots = engine.settle(served.launch).max_num_seqs
     url = f"http://127.0.0.1:{port}"
     limits = RestartLimits(
         ready_s=engine.ready_s, unwell=engine.failed_probes, term_s=engine.stop_s
@@ -126,7 +131,7 @@ def server_endpoint(
             models=served.names[: engine.max_names],
             weight=weight,
             kind=engine.kind,
-            max_inflight=engine.max_inflight,
+            max_inflight=slots,
         ),
         (instance.id,),
         server=ProcessSpec(instance.id, command, TokenProbe(url, served.names[0]), limits),

@@ -51,6 +51,12 @@ class NeededWeights:
         return f"{self.service} ({self.model})" if self.model else self.service
 
     @property
+    def gguf(self) -> str | None:
+        """Where engines that load GGUF files alone find the weights; None: nobody knows."""
+        known = self.spec.gguf if self.spec is not None else None
+        return None if known is None else known.source
+
+    @property
     def advice(self) -> str:
         """How to name the weights."""
         known = self.checkpoint
@@ -61,12 +67,14 @@ class NeededWeights:
 class WeightSource:
     """Where the weights of a service come from; `stand_in` says instead of what where they are others.
 
-    `quantization` is the format that an engine turns them into as it loads them.
+    `quantization` is the format that an engine turns them into as it loads them, `gguf` where those find
+    them that load GGUF files alone.
     """
 
     source: str
     stand_in: str | None = None
     quantization: str | None = None
+    gguf: str | None = None
 
 
 def list_needed(
@@ -121,14 +129,17 @@ def choose_sources(
             # The same repository, at whatever revision, is turned into the same format.
             same = known is not None and source.partition("@")[0] == f"hf://{known.repository}"
             at_load = known.quantization if known is not None and same else None
-            chosen[each.service] = WeightSource(source, quantization=at_load)
+            gguf = each.gguf if same else None
+            chosen[each.service] = WeightSource(source, quantization=at_load, gguf=gguf)
         elif _is_stand_in_itself(each):
             chosen[each.service] = WeightSource(stand_in_source)
         elif stand_in:
             instead = f"{STAND_IN_MODEL} instead of {each.model or 'its own model'}"
             chosen[each.service] = WeightSource(stand_in_source, instead)
         elif published and known is not None:
-            chosen[each.service] = WeightSource(known.source, quantization=known.quantization)
+            chosen[each.service] = WeightSource(
+                known.source, quantization=known.quantization, gguf=each.gguf
+            )
         else:
             missing.append(each)
     if missing:

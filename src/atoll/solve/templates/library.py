@@ -67,7 +67,8 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
     """Return which layouts of a role are searched, the preferred engine first.
 
     Free ones where the problem names no engines. An engine without pipelines has single nodes, one with rows
-    of equal nodes those beside, for each number of GPUs that nodes have.
+    of equal nodes those beside, for each number of GPUs that nodes have; so has one that runs no copies side
+    by side, all GPUs of a node then hold one.
     """
     service, kinds = problem.service_of(str(role)), problem.kinds
     usable = [c for c, kind in enumerate(kinds) if service.allows(kind)]
@@ -94,12 +95,17 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
         if pipelines == "free":
             searches.append(EngineSearch(name, own))
             continue
-        searches.append(EngineSearch(name, own, max_nodes=1))
+        rows, copies = pipelines == "rows", engine.max_copies != 1
+        if copies:
+            searches.append(EngineSearch(name, own, max_nodes=1))
         sizes = sorted({catalog.node(kinds[c]).count for c in own})
-        for gpus in sizes if pipelines == "rows" else ():
+        for gpus in sizes if rows or not copies else ():
             if gpus in tp_sizes(spec, gpus):
                 alike = tuple(c for c in own if catalog.node(kinds[c]).count == gpus)
-                searches.append(EngineSearch(name, alike, tp=gpus, rows=True))
+                if not copies:
+                    searches.append(EngineSearch(name, alike, tp=gpus, max_nodes=1))
+                if rows:
+                    searches.append(EngineSearch(name, alike, tp=gpus, rows=True))
     return tuple(searches)
 
 
