@@ -269,14 +269,17 @@ def handover_engine(problem: Problem, catalog: Catalog, service: Service) -> Eng
     limits, spec = service.engine_limits, catalog.model(service.model).llm
     named = [find_engine(name) for name in problem.settings.engines]
     able = [engine for engine in named if engine.connector is not None]
+    mix = service.lengths.mix()
     kinds = [catalog.node(kind) for kind in problem.kinds if service.allows(kind)]
+    # The largest first: most models fit on it, and one is enough.
+    kinds.sort(key=lambda node: -node.memory_bytes)
     # Executors of any-to-any models are Atoll's own, and hand over as its engine does.
     for engine in able if not service.is_graph else ():
         choice, most = EngineChoice(engine.name, limits), engine.max_node_gpus
         if any(
             (most is None or node.count <= most)
             and engine.refuses(spec, node.gpu) is None
-            and max_layers(spec, node, choice, service.lengths.mix()) >= spec.layers
+            and max_layers(spec, node, choice, mix) >= spec.layers
             for node in kinds
         ):
             return choice

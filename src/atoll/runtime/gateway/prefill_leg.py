@@ -107,6 +107,7 @@ class LegOwner(Protocol):
     model: str
     sent: Request
     body: bytes
+    begun: bool
     attempts: Attempts
 
     def on_prefilled(self, fields: Mapping[str, object] | None) -> None:
@@ -223,7 +224,7 @@ class PrefillLeg:
             attempts.reopen(self, member)
             return
         if isinstance(attempts.upstream, HttpUpstream):
-            attempts.note_death(silent=True)
+            attempts.note_death(silent=not self._owner.begun)
         attempts.upstream = None
         self._replace(reason)
 
@@ -231,7 +232,7 @@ class PrefillLeg:
 
     def member_down(self, reason: str) -> None:
         """Leave a backend that is known to be dead."""
-        self.attempts.note_death(silent=True)
+        self.attempts.note_death(silent=not self._owner.begun)
         self._replace(reason, blame=False)
 
     def tick(self, now_s: float) -> None:

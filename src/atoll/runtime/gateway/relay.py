@@ -728,6 +728,8 @@ class Relay:
         if self._done:
             return
         self._done = True
+        # A prefill backend that was asked at once and has not answered yet is waited for no longer.
+        self._drop_leg()
         context, member = self._context, self.attempts.member
         # Only requests with requirements wait in the queue or have shares.
         if self.requirements is not None:

@@ -413,6 +413,17 @@ def test_a_prefill_that_nobody_meets_is_replaced_with_its_number() -> None:
     serve([bad, good, last], test)
 
 
+def test_a_prefill_that_never_answers_is_not_waited_for_when_decode_is_done() -> None:
+    first, last = sglang("prefill", faults=[Fault("stall_before")]), sglang("decode")
+
+    async def test(bench: Bench) -> None:
+        assert (await bench.post(CHAT, chat(LONG, max_tokens=3))).status == 200
+        await until(lambda: first.running == 0)
+        assert [m.inflight for m in bench.gateway.pool.members.values()] == [0, 0]
+
+    serve([first, last], test)
+
+
 def test_what_sglang_cannot_hand_over_is_refused_by_name() -> None:
     first, last = sglang("prefill"), sglang("decode")
 
