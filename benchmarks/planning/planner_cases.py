@@ -31,6 +31,8 @@ class CaseMaker:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = np.random.default_rng([13, seed])
+        # Of their own, so that fleets are what they were before there were engines to choose from.
+        self.engine_rng = np.random.default_rng([31, seed])
 
     def chance(self, probability: float) -> bool:
         return bool(self.rng.random() < probability)
@@ -55,6 +57,7 @@ class CaseMaker:
                 memory_ratio=self.pick((6.0, 12.0, 40.0)),
                 init_penalty=self.pick((0.0, 0.05, 0.3, 1.0), (0.5, 0.2, 0.2, 0.1)),
                 on_shortage=self.pick(("fraction", "priority", "fail"), (0.6, 0.25, 0.15)),
+                engines=self._engines(),
             ),
             overlays=self._links(regions),
         )
@@ -62,6 +65,14 @@ class CaseMaker:
         running = self._running(sized) if self.chance(0.5) else ()
         limits = self._limits(sized, regions)
         return sized.replace(running=running, limits=limits)
+
+    def _engines(self) -> tuple[str, ...]:
+        """Any layout, or those of one to three engines, in any order of preference."""
+        if self.engine_rng.random() < 0.5:
+            return ()
+        names = ("vllm", "atoll", "sglang")
+        size = int(self.engine_rng.integers(1, 1 + len(names)))
+        return tuple(names[i] for i in self.engine_rng.permutation(len(names))[:size])
 
     def _services(self) -> tuple[Service, ...]:
         services = []

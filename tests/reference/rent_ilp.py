@@ -40,6 +40,7 @@ from atoll.plan.capacities import node_capacity
 from atoll.plan.handover import cut_sizes, handover
 from atoll.plan.plan import Instance
 from atoll.plan.problem import Offer, Problem, Service
+from tests.reference.engine_layouts import engine_cuts
 from tests.reference.quiet import silence_output
 from tests.reference.rent_layouts import Kinds, best_cuts, rates_by_kind, worth_having
 
@@ -409,6 +410,9 @@ class RentReference:
 
 def layouts(problem: Problem, catalog: Catalog, role: RoleId) -> dict[Kinds, float]:
     """Return what every set of nodes worth having carries of a role, by its kinds."""
+    if problem.settings.engines:
+        found = worth_having(engine_cuts(problem, catalog, role))
+        return {kinds: cut.throughput for kinds, cut in found.items()}
     model = catalog.model(problem.service_of(role).model).llm
     cuts = best_cuts(
         rates_by_kind(problem, catalog, role),
@@ -426,7 +430,7 @@ def own_throughput(problem: Problem, catalog: Catalog, instance: Instance) -> fl
     stages: dict[tuple[int, int], float] = defaultdict(float)
     for node in instance.nodes:
         stages[node.start, node.end] += node_capacity(
-            problem,
+            problem.run_by(instance.engine),
             catalog,
             service,
             instance.role_id,

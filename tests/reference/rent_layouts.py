@@ -38,8 +38,13 @@ class Cut:
     throughput: float
 
 
-def rates_by_kind(problem: Problem, catalog: Catalog, role: RoleId) -> dict[str, Floats]:
-    """Return, by kind, what a node carries per position, number of stages and layers, per second."""
+def rates_by_kind(
+    problem: Problem, catalog: Catalog, role: RoleId, *, tp: int | None = None
+) -> dict[str, Floats]:
+    """Return, by kind, what a node carries per position, number of stages and layers, per second.
+
+    With `tp` all of its GPUs that it splits layers over are so many.
+    """
     service = problem.service_of(role)
     tables: dict[str, Floats] = {}
     cuts = cut_sizes(problem, catalog)
@@ -64,6 +69,7 @@ def rates_by_kind(problem: Problem, catalog: Catalog, role: RoleId) -> dict[str,
                     kind,
                     problem.settings.stages,
                     source=NodeSource(source.node, worst),
+                    tp=tp,
                 )
                 for source in {source.node.interconnect.name: source for source in sources}.values()
             ]

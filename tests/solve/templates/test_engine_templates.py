@@ -6,14 +6,10 @@ import itertools
 from collections import Counter
 from functools import cache
 
-import numpy as np
 import pytest
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.ids import Phase, RoleId, parse_node_type
-from atoll.engines.table import find_engine
-from atoll.perf.layers import tp_sizes
-from atoll.plan.capacities import role_table
+from atoll.core.ids import Phase
 from atoll.plan.files.fleet_file import parse_fleet
 from atoll.plan.handover import handover_engine
 from atoll.plan.problem import Problem
@@ -21,8 +17,9 @@ from atoll.plan.validate.check import check
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.templates.generate import PREFERENCE, TemplateLibrary
-from atoll.solve.templates.library import engine_tables, role_library, slowest_sources
-from tests.reference.rent_layouts import Floats, Kinds, best_cut, cut_layers
+from atoll.solve.templates.library import engine_tables, role_library
+from tests.reference.engine_layouts import engine_rates
+from tests.reference.rent_layouts import Kinds
 
 FLEET = """\
 services:
@@ -55,78 +52,6 @@ def asked(model: str, engines: str) -> Problem:
     return parse_fleet(FLEET.format(model=model, engines=engines))
 
 
-def rates(problem: Problem, engine: str, role: RoleId, kind: str, tp: int | None) -> Floats:
-    """What a node of a kind carries, wherever it comes from, on an engine."""
-    service, stages = problem.service_of(role), problem.settings.stages
-    run = problem.run_by(engine)
-    found: Floats = np.minimum.reduce(
-        [
-            role_table(run, catalog(), service, role, kind, stages, source=source, tp=tp)
-            for source in slowest_sources(problem, catalog(), kind)
-        ]
-    )
-    return found
-
-
-def usable(problem: Problem, engine: str, role: RoleId) -> list[str]:
-    """Kinds that an engine runs the model on, as its file says it."""
-    spec, rules = catalog().model(problem.service_of(role).model).llm, find_engine(engine)
-    return [
-        kind
-        for kind in problem.kinds
-        if rules.refuses(spec, catalog().node(kind).gpu) is None
-        and parse_node_type(kind).gpu_count <= (rules.max_node_gpus or 99)
-    ]
-
-
-def carried(problem: Problem, engine: str, role: RoleId) -> dict[Kinds, float]:
-    """The most that every set of nodes carries on an engine, by trying everything that it runs."""
-    rules, kinds = find_engine(engine), usable(problem, engine, role)
-    chosen = handover_engine(problem, catalog(), problem.service_of(role)).name
-    if role.phase is not Phase.BOTH and rules.connector != find_engine(chosen).connector:
-        return {}
-    pipelines = rules.pipelines_in(role.phase)
-    spec = catalog().model(problem.service_of(role).model).llm
-    free = {kind: rates(problem, engine, role, kind, None) for kind in kinds}
-    found: dict[Kinds, float] = {}
-    for size in range(1, problem.settings.max_nodes_per_instance + 1):
-        for some in itertools.combinations_with_replacement(sorted(kinds), size):
-            if size == 1 and rules.max_copies == 1:
-                gpus = parse_node_type(some[0]).gpu_count
-                found[some] = float(rates(problem, engine, role, some[0], gpus)[3, 0, -1])
-            elif size == 1:
-                found[some] = float(free[some[0]][3, 0, -1])
-            elif pipelines == "free":
-                found[some] = best_cut(free, some).throughput
-            elif pipelines == "rows":
-                sizes = {parse_node_type(kind).gpu_count for kind in some}
-                (gpus, *unlike) = sorted(sizes)
-                if not unlike and gpus in tp_sizes(spec, gpus):
-                    found[some] = best_row(problem, engine, role, some, gpus)
-    limit = problem.settings.memory_ratio * spec.weight_bytes
-    return {
-        some: rate
-        for some, rate in found.items()
-        if rate > 0.0
-        and (len(some) == 1 or sum(catalog().node(k).memory_bytes for k in some) <= limit)
-    }
-
-
-def best_row(problem: Problem, engine: str, role: RoleId, some: Kinds, tp: int) -> float:
-    """The most that nodes in a row carry, one a stage, in any order and with any layers."""
-    best = 0.0
-    for order in set(itertools.permutations(some)):
-        last = len(order) - 1
-        places = [0 if at == 0 else 2 if at == last else 1 for at in range(len(order))]
-        tables = [
-            rates(problem, engine, role, kind, tp)[place, last]
-            for kind, place in zip(order, places, strict=True)
-        ]
-        found = cut_layers(tables, len(tables[0]) - 1)
-        best = max(best, 0.0 if found is None else found[1])
-    return best
-
-
 def by_nodes(library: TemplateLibrary) -> dict[Kinds, int]:
     kinds = library.tables.node_types
     return {
@@ -142,7 +67,9 @@ def test_every_set_of_nodes_carries_what_its_best_engine_does(
 ) -> None:
     problem = asked(model, engines)
     role = next(r for r in problem.roles if r.phase is phase)
-    wanted = {name: carried(problem, name, role) for name in problem.settings.engines}
+    wanted = {
+        name: engine_rates(problem, catalog(), name, role) for name in problem.settings.engines
+    }
     library = role_library(problem, engine_tables(problem, catalog(), role), 3)
     found = by_nodes(library)
     best = {
