@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from atoll.api.fleet_plan import FleetPlan
 from atoll.core.errors import InfeasibleError, InputError, UsageError
 from atoll.core.extras import require_extras
-from atoll.engines.table import read_engines
+from atoll.engines.table import read_engines, settle_placed
 from atoll.solve.effort import DEADLINE_S, LEVELS, Effort
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.solve_progress import SolveStats
@@ -313,7 +313,11 @@ class Fleet:
         problem = self.problem
         if engines is not None:
             names = read_engines(engines, field="engines")
-            problem = problem.replace(settings={**dict(problem.settings), "engines": names})
+            settings = {**dict(problem.settings), "engines": names}
+            if problem.cluster is not None:
+                one = settle_placed(names, problem.settings.engine, field="engines")
+                settings |= {"engine": one, "engines": ()}
+            problem = problem.replace(settings=settings)
         if weights is not None and weights != problem.weights:
             problem = problem.replace(weights=weights)
         if attainment is None:

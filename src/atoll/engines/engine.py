@@ -396,18 +396,26 @@ class Engine:
 
     def refuses(self, spec: TransformerSpec, gpu: GpuType) -> str | None:
         """Return why it cannot compute a model on a kind of GPU; None: it can."""
+        without = self.refuses_hardware(gpu)
+        if without is not None:
+            return without
         platform, capability = platform_of(gpu)
-        least = self.platforms.get(platform)
-        if least is None:
-            return f"{self.title} does not run on {gpu.name}"
-        if capability < least:
-            return f"{self.title} needs compute capability {least:g}, and {gpu.name} has {capability:g}"
         for dtype in {spec.attention_dtype.name, spec.mlp_dtype.name, spec.expert_dtype.name}:
             known = self.formats.get(dtype)
             if known is None or platform not in known.platforms:
                 return f"{self.title} has no {dtype} on {gpu.name}"
             if capability < (known.rocm if platform == "rocm" else known.capability):
                 return f"{self.title} has no {dtype} on {gpu.name}"
+        return None
+
+    def refuses_hardware(self, gpu: GpuType) -> str | None:
+        """Return why it runs on no GPU of a kind, whatever the model; None: it does."""
+        platform, capability = platform_of(gpu)
+        least = self.platforms.get(platform)
+        if least is None:
+            return f"{self.title} does not run on {gpu.name}"
+        if capability < least:
+            return f"{self.title} needs compute capability {least:g}, and {gpu.name} has {capability:g}"
         return None
 
     def standing(self, layout: EngineLayout, architectures: Collection[str]) -> Standing:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.core.errors import UnknownNameError
+from atoll.core.errors import InputError, UnknownNameError
 from atoll.engines.engine import Engine
 from atoll.engines.limits import EngineLimits
 from atoll.engines.profile import NO_LIMITS, EngineProfile
@@ -75,6 +75,17 @@ def read_engines(names: Iterable[str], *, field: str) -> tuple[str, ...]:
     if asked == (FREE,):
         return ()
     return tuple(find_planned(name, field=field).name for name in asked)
+
+
+def settle_placed(names: Sequence[str], engine: str, *, field: str) -> str:
+    """Return the engine that machines of a fixed cluster are placed for: the one named, else `engine`."""
+    if len(names) > 1:
+        raise InputError(
+            f"machines of a fixed cluster are placed for one engine, not for {', '.join(names)}",
+            field=field,
+            hint="name one",
+        )
+    return names[0] if names else engine
 
 
 def _is_planned(engine: Engine) -> bool:

@@ -42,6 +42,7 @@ from atoll.perf.step import Position, analytic, range_counts
 from atoll.plan.capacities import node_capacity
 from atoll.plan.cluster import Cluster, NodeProfile
 from atoll.plan.context_length import max_model_len
+from atoll.plan.plan import Instance
 from atoll.plan.problem import COMPONENT, Problem, Service
 from atoll.workload.lengths import LengthMix
 
@@ -101,6 +102,12 @@ def service_profiles(
         if profile is not None and max_layers(profile, cluster, service) > 0:
             profiles[kind] = profile
     return profiles
+
+
+def is_measured(problem: Problem, catalog: Catalog, instance: Instance) -> bool:
+    """Return whether times of an instance are measured: whatever ran then is to run now."""
+    service = problem.service(instance.service)
+    return any(measured_profile(problem, catalog, service, node.kind) for node in instance.nodes)
 
 
 def measured_profile(

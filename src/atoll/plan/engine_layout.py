@@ -11,7 +11,7 @@ from atoll.core.errors import AtollError
 from atoll.core.ids import Phase, parse_node_type
 from atoll.engines.engine import EngineLayout, Irregularity, platform_of
 from atoll.engines.limits import EngineLaunch, Handover
-from atoll.engines.table import find_engine
+from atoll.engines.table import find_engine, list_planned
 from atoll.plan.plan import Instance, Node, Plan
 
 if TYPE_CHECKING:
@@ -35,6 +35,16 @@ def describe_engine(instance: Instance, catalog: Catalog) -> str | None:
     return f"{instance.engine}{split}, {standing}"
 
 
+def describe_limits(instance: Instance, spec: TransformerSpec, catalog: Catalog) -> str:
+    """Return which engines alone run an instance, and what of it others do not: "only atoll (vllm: ...)"."""
+    limits = {e.name: list_limits(e, instance, spec, catalog) for e in list_planned()}
+    able = " or ".join(name for name, lacks in limits.items() if not lacks)
+    lacking = "; ".join(f"{name}: {', '.join(lacks)}" for name, lacks in limits.items() if lacks)
+    if not lacking:
+        return "any engine"
+    return f"only {able} ({lacking})" if able else f"no engine ({lacking})"
+
+
 def list_limits(
     engine: Engine, instance: Instance, spec: TransformerSpec, catalog: Catalog
 ) -> tuple[str, ...]:
@@ -45,8 +55,10 @@ def list_limits(
     ):
         found.append("several GPUs in a node")
     for kind in sorted({parse_node_type(node.kind).gpu for node in instance.nodes}):
-        refusal = engine.refuses(spec, catalog.gpu(kind))
-        if refusal is not None:
+        gpu = catalog.gpu(kind)
+        if engine.refuses_hardware(gpu) is not None:
+            found.append(f"an instance on {kind}")
+        elif engine.refuses(spec, gpu) is not None:
             formats = sorted(
                 {spec.attention_dtype.name, spec.mlp_dtype.name, spec.expert_dtype.name}
             )

@@ -53,7 +53,7 @@ def test_what_only_one_engine_runs_is_named_with_both_prices() -> None:
     assert {one.engine for one in now.instances} == {"atoll"}
     assert now.usd_per_hour < without.usd_per_hour
     assert line(told, "except atoll") == (
-        "no engine allowed here runs bf16 weights on V100-32 except atoll; "
+        "no engine allowed here runs an instance on V100-32 except atoll; "
         f"with it {format_price(now.usd_per_hour)}, without {format_price(without.usd_per_hour)}"
     )
     # Nothing depends on the other one.
@@ -64,7 +64,7 @@ def test_an_engine_that_is_not_allowed_is_offered() -> None:
     told = explained("V100-32:1", "vllm")
     now, with_it = planned("V100-32:1", "vllm"), planned("V100-32:1", "vllm, atoll")
     assert line(told, "atoll runs", "none of the others") == (
-        "atoll runs bf16 weights on V100-32, which none of the others does; "
+        "atoll runs an instance on V100-32, which none of the others does; "
         f"with it {format_price(with_it.usd_per_hour)}, without {format_price(now.usd_per_hour)}"
     )
     (cost,) = [cost for cost in told.engines if cost.engine == "atoll"]
@@ -76,7 +76,7 @@ def test_an_engine_that_is_not_allowed_is_offered() -> None:
 def test_of_any_layout_it_says_what_no_engine_runs_together() -> None:
     told = explained("V100-32:2", "vllm, atoll, sglang")
     free = line(told, "any layout")
-    assert "bf16 weights on V100-32, which only atoll and llamacpp run" in free
+    assert "an instance on V100-32, which only atoll and llamacpp run" in free
     assert "several GPUs in a node, which only vllm, sglang and llamacpp run" in free
     free_plan = planned("V100-32:2", "free")
     assert free.startswith(

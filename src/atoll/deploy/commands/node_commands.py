@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
-from atoll.core.ids import Phase
+from atoll.core.ids import Phase, parse_node_type
 from atoll.deploy.commands.instance_member import HELPERS, PEERS
 from atoll.deploy.commands.prefill_helpers import offer_of
 from atoll.deploy.commands.stage_node import StageOrder
@@ -140,9 +141,18 @@ def choose_engine(instance: Instance, weights: ServiceWeights) -> Engine:
         asked.check_layout(layout)
         return asked
     for engine in list_launched():
-        if engine.takes(weights.source, stand_in=weights.stand_in) and engine.runs(layout):
+        takes = engine.takes(weights.source, stand_in=weights.stand_in)
+        if takes and engine.runs(layout) and _runs_on(engine, instance):
             return engine
     raise InputError(f"no engine runs {instance.id}", field="engine")
+
+
+def _runs_on(engine: Engine, instance: Instance) -> bool:
+    """Whether an engine runs on the GPUs of an instance, as far as the catalog knows them."""
+    gpus = Catalog.default().gpus
+    kinds = {parse_node_type(node.node_type).gpu for node in instance.nodes} & gpus.keys()
+    # One that says of no hardware that it runs there leaves that to whoever starts it.
+    return not engine.platforms or all(engine.refuses_hardware(gpus[k]) is None for k in kinds)
 
 
 def node_commands(

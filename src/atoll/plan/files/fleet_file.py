@@ -21,7 +21,13 @@ from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import load_yaml_file, parse_yaml, read_text_limited
 from atoll.core.ids import slug
 from atoll.engines.limits import EngineLimits
-from atoll.engines.table import find_engine, list_planned, profile_engine, read_engines
+from atoll.engines.table import (
+    find_engine,
+    list_planned,
+    profile_engine,
+    read_engines,
+    settle_placed,
+)
 from atoll.plan.choice import Choice
 from atoll.plan.context_length import check_max_model_len
 from atoll.plan.files.classes_file import (
@@ -130,6 +136,10 @@ def _problem(
         services, choices = shared_services(document, services, choices)
     settings = fleet.settings.model_dump(exclude={"engine_limits"})
     settings["engines"] = _engines(document, placed=cluster is not None)
+    if cluster is not None:
+        with document.at("settings", "engines"):
+            named = settle_placed(settings["engines"], settings["engine"], field="settings.engines")
+        settings |= {"engine": named, "engines": ()}
     limits = fleet.limits
     return Problem.parse(
         {

@@ -15,6 +15,7 @@ from atoll.report.plan.cluster_tables import (
     describe_shortage,
     describe_unused,
     find_bottlenecks,
+    list_unrun,
     sum_site_flows,
     tabulate_machines,
 )
@@ -51,6 +52,7 @@ def gather_cluster_plan(
         "shortage": describe_shortage(plan),
         "cards": _list_figures(plan, problem),
         "placements": list(_draw_placements(plan, problem, catalog)),
+        "unrun": list_unrun(plan, problem, catalog),
         "reasons": "; ".join(plan.reasons),
         "notes": plan.notes,
         "unused": describe_unused(plan, problem),

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.units import format_share, format_throughput, pluralize
-from atoll.plan.cluster_profiles import cluster_of, request_tokens
+from atoll.engines.table import find_engine
+from atoll.plan.cluster_profiles import cluster_of, is_measured, request_tokens
+from atoll.plan.engine_layout import describe_engine, describe_limits
 from atoll.plan.plan import SINK, SOURCE, Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
 from atoll.report.plan.rented_tables import CUT_SHORT, format_gap
@@ -36,6 +38,7 @@ class MachineRow:
     node_type: str
     site: str
     layers: str
+    run_by: str
     tokens_per_s: float
     use: float
 
@@ -92,13 +95,45 @@ def list_machines(plan: Plan, problem: Problem, catalog: Catalog) -> list[Machin
             machine = None if folded else (node.host, node.gpu_ids)
             key = (node.start, node.end, site, node.node_type, node.gpus, machine)
             groups.setdefault(key, []).append(node)
+        run_by = describe_engine(instance, catalog)
+        if run_by is None and is_measured(problem, catalog, instance):
+            run_by = "as measured"
+        elif run_by is None:
+            run_by = _describe_limits(instance, problem, catalog).partition(" (")[0]
         rows += [
-            _fold_machines(instance, nodes, [use[n.id] for n in nodes]) for nodes in groups.values()
+            _fold_machines(instance, nodes, [use[n.id] for n in nodes], run_by)
+            for nodes in groups.values()
         ]
     return rows
 
 
-def _fold_machines(instance: Instance, nodes: Sequence[Node], use: Sequence[Use]) -> MachineRow:
+def _describe_limits(instance: Instance, problem: Problem, catalog: Catalog) -> str:
+    spec = catalog.model(problem.service(instance.service).model).llm
+    return describe_limits(instance, spec, catalog)
+
+
+def list_unrun(plan: Plan, problem: Problem, catalog: Catalog) -> list[str]:
+    """Return a sentence for each instance that the engine it is placed for does not run."""
+    engine = problem.settings.engine
+    if not find_engine(engine).launches:
+        return []
+    told = {
+        instance.id: _describe_limits(instance, problem, catalog)
+        for instance in plan.instances
+        if instance.engine is None and not is_measured(problem, catalog, instance)
+    }
+    lines = []
+    for name, text in told.items():
+        who, _, why = text.partition(" (")
+        able = who.removeprefix("only ")
+        hint = "" if able == who else f"; --engines {able.partition(' ')[0]} places with its own"
+        lines.append(f"{name}: {who} runs it, and its times are those of {engine} ({why}{hint}.")
+    return lines
+
+
+def _fold_machines(
+    instance: Instance, nodes: Sequence[Node], use: Sequence[Use], run_by: str
+) -> MachineRow:
     first = nodes[0]
     carried, able = sum(u.tokens_per_s for u in use), sum(u.capacity for u in use)
     return MachineRow(
@@ -107,6 +142,7 @@ def _fold_machines(instance: Instance, nodes: Sequence[Node], use: Sequence[Use]
         node_type=first.node_type if first.gpu_ids is None else f"{first.gpus}/{first.node_type}",
         site=instance.region_of(first),
         layers=f"[{first.start}, {first.end})",
+        run_by=run_by,
         tokens_per_s=carried,
         use=carried / able if able > 0 else 0.0,
     )
@@ -164,6 +200,7 @@ def draw_cluster_plan(
         machines.draw("Machines"),
         _draw_services(plan, problem),
     ]
+    parts += [Text(line) for line in list_unrun(plan, problem, catalog)]
     if plan.reasons:
         parts.append(Text(f"What binds: {'; '.join(plan.reasons)}."))
     parts += [Text(f"Simulated: {note}.") for note in plan.notes]
@@ -184,20 +221,21 @@ def draw_cluster_plan(
 
 def tabulate_machines(plan: Plan, problem: Problem, catalog: Catalog, *, service: bool) -> Grid:
     """Return a row for each machine, or equal ones together; with its service if asked for."""
-    columns = ("machine", "type", "site", "layers", "tokens/s", "in use")
+    columns = ("machine", "type", "site", "engine", "layers", "tokens/s", "in use")
     rows = [
         (
             *([row.service] if service else []),
             row.machine,
             row.node_type,
             row.site,
+            row.run_by,
             row.layers,
             f"{row.tokens_per_s:,.0f}",
             format_share(row.use),
         )
         for row in list_machines(plan, problem, catalog)
     ]
-    return Grid(("service", *columns) if service else columns, rows, columns[3:])
+    return Grid(("service", *columns) if service else columns, rows, columns[4:])
 
 
 def _draw_services(plan: Plan, problem: Problem) -> RenderableType:

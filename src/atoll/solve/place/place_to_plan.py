@@ -11,14 +11,17 @@ import numpy as np
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
+from atoll.engines.table import find_engine
 from atoll.perf.memory_model import position_of
 from atoll.plan.cluster_capacities import wire_seconds
 from atoll.plan.cluster_profiles import (
     activation_bytes,
     cluster_of,
+    is_measured,
     profile_tps,
     request_tokens,
 )
+from atoll.plan.engine_layout import list_limits
 from atoll.plan.plan import SINK, SOURCE, Flow, Goal, Instance, Node, Plan, Status
 from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.check import goal_value
@@ -63,7 +66,7 @@ def plan_of(
     "optimal" where it is within 0.1 % of the bound.
     """
     instances = [
-        instance
+        _name_engine(instance, problem, catalog)
         for entry in placed
         if entry.flows.value > 0
         for instance in instances_of(problem, catalog, entry)
@@ -85,6 +88,17 @@ def plan_of(
     value = goal_value(build("feasible", 0.0, None), problem)
     proven = bound is not None and bound - value <= bound * _PROVEN
     return build("optimal" if proven else "feasible", value, bound)
+
+
+def _name_engine(instance: Instance, problem: Problem, catalog: Catalog) -> Instance:
+    """The instance with the engine that it is placed for, where that runs it; else any layout is free."""
+    engine = find_engine(problem.settings.engine)
+    spec = catalog.model(problem.service(instance.service).model).llm
+    if not engine.launches or is_measured(problem, catalog, instance):
+        return instance
+    if list_limits(engine, instance, spec, catalog):
+        return instance
+    return instance.model_copy(update={"engine": engine.name})
 
 
 def fit_links(problem: Problem, catalog: Catalog, placed: Sequence[Placed]) -> list[Placed]:
