@@ -38,7 +38,8 @@ def problem_of(nodes: str, settings: str = "") -> Problem:
 @cache
 def planned(nodes: str, settings: str = "") -> tuple[Problem, Plan]:
     problem = problem_of(nodes, settings)
-    return problem, solve(problem, PlanRequest(effort=Effort(work=0.02, cached=False)))
+    plan = solve(problem, PlanRequest(effort=Effort(work=0.02, cached=False)))
+    return problem, plan.model_copy(update={"models": {"chat": "qwen3-32b"}})
 
 
 def shown(problem: Problem, plan: Plan) -> set[str]:
@@ -65,7 +66,10 @@ def test_what_no_engine_runs_says_so_and_has_no_command() -> None:
     )
     assert "unlike tensor parallel sizes in one pipeline" in line
     assert "atoll: several GPUs in a node" in line
-    error = refuse_missing(write_commands(plan, Catalog.default()))
+    (commands,) = write_commands(plan, Catalog.default())
+    assert commands.refusal is not None
+    assert "the stage engine runs a node on one" in commands.refusal
+    error = refuse_missing([commands])
     assert error is not None
     assert error.exit_code == 8
 
@@ -78,7 +82,7 @@ def test_what_another_engine_runs_is_its_and_planned_for_it_when_asked() -> None
     assert line.endswith("--engines atoll places with its own.")
     # The command is of the one that runs there.
     (commands,) = write_commands(plan, Catalog.default())
-    assert all("stage_node" in each for each in commands.lines)
+    assert ["stage_node" in each for each in commands.lines] == [True] * 3
     problem, plan = planned(OLD, "engines: [atoll]")
     assert {one.engine for one in plan.instances} == {"atoll"}
     assert shown(problem, plan) == {"atoll, tested"}
