@@ -119,7 +119,7 @@ def test_the_plans_engine_runs_on_the_gpu_until_ctrl_c(site: Path) -> None:
     (instance,) = plan.instances
     known = plan.problem.catalog().model("qwen3-8b@fp8").checkpoint
     assert known is not None
-    weights = ServiceWeights(f"hf://{known.repository}", ("chat",), quantization=known.quantization)
+    weights = ServiceWeights(known.source, ("chat",), quantization=known.quantization)
     launch = launch_of(plan, instance)
     (command,) = node_commands(instance, weights, CommandSettings(), launch=launch)
     port = words[words.index("--port") + 1]
