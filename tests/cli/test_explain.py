@@ -22,6 +22,14 @@ pool:
       A100-40:8: {count: 1, whole: true}
 settings: {engines: [free], max_nodes_per_instance: 3}
 """
+DEAR = """
+services:
+  chat: {model: llama-3.1-8b, ttft: 1s, tpot: 50ms, rate: 20/s, lengths: azure-conv, phases: together}
+pool:
+  offers:
+    - {region: r/a, node_type: L40S:1, available: 9, usd_per_hour: 1.00}
+    - {region: r/a, node_type: H100:1, available: 9, usd_per_hour: 5.075}
+"""
 CLUSTER = """\
 services:
   chat: {model: llama-3.1-8b, ttft: 5s, tpot: 300ms, rate: 1/s, lengths: 512x128}
@@ -150,6 +158,16 @@ def test_a_simple_plan_of_a_cluster_is_compared_with_what_carries_most(
     assert "settings.simplicity" in run(capsys, *asked)
     out = run(capsys, "explain", "plan.json", "--fleet", "cluster.yaml", "--plans", "1")
     assert "; planning for the most tokens/s would carry " in out
+
+
+def test_a_simple_plan_of_a_pool_is_compared_with_the_cheapest(
+    capsys: Captured, folder: Path
+) -> None:
+    (folder / "dear.yaml").write_text(DEAR, encoding="utf-8")
+    run(capsys, "plan", "dear.yaml", "--capacity-only", "-o", "plan.json")
+    asked = ("explain", "plan.json", "--fleet", "dear.yaml", "--plans", "1")
+    assert "; planning for the least cost would save $0.075/h" in run(capsys, *asked)
+    assert json.loads(run(capsys, *asked, "--json"))["simple"]
 
 
 def test_a_cluster_is_explained(capsys: Captured, folder: Path) -> None:

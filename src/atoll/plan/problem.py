@@ -326,9 +326,11 @@ class Settings(Frozen):
     fraction of every service's demand, or weigh services by priority. Capacity is what keeps promises for
     half of all requests, or about for the share of them that each service asks for (`sized_for`).
 
-    On a fixed cluster whose demand can be met, every machine, hop and slice more must shorten requests by
-    more than the share `simplicity` of their time, or it is not used (`solve.place.simple_placement`); 0: all
-    are.
+    A plan of rented or owned nodes may cost the share `simplicity` more than the cheapest to have fewer
+    machines, hops, slices, shapes and phases apart (`solve.rent.simple_allocation`). Every machine more that
+    costs nothing, and on a fixed cluster whose demand can be met every machine, hop and slice more, must
+    shorten requests by more than that share of their time (`solve.place.simple_placement`). 0: the cheapest
+    plan, and all machines of a cluster.
 
     Instances are run by one of `engines`, each by the first that carries as much as any, and have a layout
     that it runs. Without any, layouts are free and take the times of `engine`: nobody may run them.

@@ -30,7 +30,7 @@ from atoll.prove.choice_promises import keep_chosen_promises
 from atoll.prove.graph_promises import keep_graph_promises
 from atoll.prove.headroom import keep_quickly
 from atoll.prove.place_promises import add_simulations, keep_on_cluster
-from atoll.prove.rent_promises import keep_promises
+from atoll.prove.rent_promises import keep_promises, plan_simply
 from atoll.solve.deadline import Deadline
 from atoll.solve.family import family_of, solvers
 from atoll.solve.plan_request import FindPlan, PlanRequest
@@ -82,6 +82,9 @@ def _find(problem: Problem, request: PlanRequest) -> Plan:
         request = add_simulations(problem, request)
     quick = request.solver in family_of(problem).quick
     sized = quick or request.solver in (None, solvers(problem)[0])
+    plain = problem.family == "rent" and problem.is_settled
+    if request.capacity_only and sized and not quick and plain:
+        return plan_simply(problem, request)
     if request.capacity_only or not sized:
         return solve(problem, request)
     from atoll.core.compiling import compile_entries

@@ -8,6 +8,9 @@ it would use next. Others count as those like them on average, until a plan uses
 count with nothing, which gives the plan, and at last with all of their analytic throughput, which gives a
 bound for the *simulated* capacities. Then the whole plan is simulated, and how much each phase may lose is
 searched between what was enough and what was not (`sizing`).
+
+Of plans that cost at most the share `settings.simplicity` more than what was found, the simplest one is taken
+in the end (`solve.rent.simple_allocation`), if it keeps its promises as well.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from atoll.prove.sizing import Allowance, Sizing
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import node_set
 from atoll.solve.registry import solve
+from atoll.solve.simplicity import describe_simplicity, is_simpler
 
 if TYPE_CHECKING:
     from atoll.plan.plan import Instance, Plan
@@ -61,11 +65,14 @@ _MAX_HEADROOM_STEPS = 8
 """How often a tenth more of everything is tried."""
 _ENOUGH_SIMULATIONS = 400
 """After so many simulations of templates a plan that keeps its promises is good enough."""
+_SIMPLE_ROUNDS = 4
+"""Plans on the way to a simpler one of simulated templates alone, at most."""
 _TRIAL_SEED = 1
 _TRIAL_RUNS = 3
 """Simulations of a plan in a trial, at least."""
 _MAX_RUNS = 9
 """The same at most, while it is not sure what is kept."""
+_ROUNDING = 1e-9
 _MIN_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
 
 
@@ -76,6 +83,34 @@ def keep_promises(problem: Problem, request: PlanRequest) -> Plan:
     the best plan so far, `cut_short`.
     """
     return _Prover(problem, request).run()
+
+
+def plan_simply(problem: Problem, request: PlanRequest) -> Plan:
+    """Return the simplest plan for capacity that costs little more than the cheapest, and says how much."""
+    deadline = Deadline(request.deadline_s)
+    cheapest = solve(problem, request)
+    rest = replace(request, deadline_s=deadline.share(1.0))
+    simple = _find_simplest(problem, rest, cheapest)
+    if not is_simpler(simple, cheapest, problem):
+        return cheapest
+    return _say_simple(simple, cheapest, problem)
+
+
+def _say_simple(simple: Plan, cheapest: Plan, problem: Problem) -> Plan:
+    """The plan with what its simplicity costs; what keeps the cheapest from being cheaper does so here."""
+    said = describe_simplicity(simple, cheapest, problem)
+    return simple.model_copy(update={"notes": (*simple.notes, said), "reasons": cheapest.reasons})
+
+
+def _find_simplest(problem: Problem, request: PlanRequest, best: Plan) -> Plan:
+    """Return the simplest plan for what `best` and simplicity may cost; `best` where none serves all."""
+    simplicity = problem.settings.simplicity
+    if simplicity <= 0.0 or best.status not in ("optimal", "feasible") or best.cut_short:
+        return best
+    max_usd = (best.objective or 0.0) * (1.0 + simplicity)
+    simple = solve(problem, replace(request, effort=replace(request.effort, simpler_than=best)))
+    fits = (simple.objective or 0.0) <= max_usd * (1.0 + _ROUNDING)
+    return simple if fits and simple.status in ("optimal", "feasible") else best
 
 
 class _Prover:
@@ -98,6 +133,8 @@ class _Prover:
         self._samples: dict[tuple[str, object], KeptSample] = {}
         """By service and where its instances stand: in a plan of their own nodes they are on their own."""
         self._tried: dict[object, dict[str, KeptShares]] = {}
+        self._kept: dict[object, Plan] = {}
+        """Plans that keep their promises, with what they keep."""
         self._short: dict[object, set[str]] = {}
         self._on_the_way: dict[object, Plan] = {}
         """Plans that counted on templates which were simulated only afterwards."""
@@ -106,15 +143,19 @@ class _Prover:
 
     def run(self) -> Plan:
         self._say("planning for capacity")
-        self.first = self._plan(self.problem, self.effort)
+        self.first = self.simple = self._plan(self.problem, self.effort)
         if not self.first.instances:
             return self.first
         late = False
         try:
+            simple = self._simplify_first()
+            if simple is not None:
+                return simple
             if not self._search() and self.simulations <= _ENOUGH_SIMULATIONS:
                 self._probe()
                 self._look_back()
                 self._add_headroom()
+            self._simplify_best()
         except SimulationCutShortError:
             late = True
         if self.best is not None:
@@ -199,6 +240,46 @@ class _Prover:
             if plan.status not in ("optimal", "feasible") or not self._saves(plan):
                 return
 
+    def _simplify_first(self) -> Plan | None:
+        """Return the simplest plan for capacity, if it costs no more than the cheapest and keeps promises."""
+        simple = self.simple = self._simplest(self.problem, self.effort, self.first)
+        # One that costs more waits until the cheapest was tried: both may be too small.
+        dearer = (simple.objective or 0.0) > (self.first.objective or 0.0) * (1.0 + _ROUNDING)
+        if dearer or not is_simpler(simple, self.first, self.problem) or self._find_short(simple):
+            return None
+        return _say_simple(self._kept[_standing(simple)], self.first, self.problem)
+
+    def _simplify_best(self) -> None:
+        """Take the simplest plan that costs little more than the best and keeps promises, if there is one."""
+        best = self.best
+        # What must survive a loss is sized for the instances that it has.
+        if best is None or self.problem.limits.survive:
+            return
+        capacity_does = _standing(best) == _standing(self.first)
+        simple = self.simple if capacity_does else self._simplest_sized(best)
+        if is_simpler(simple, best, self.problem) and not self._find_short(simple):
+            self.best = _say_simple(self._kept[_standing(simple)], best, self.problem)
+
+    def _simplest_sized(self, best: Plan) -> Plan:
+        """Return the simplest plan of templates that were simulated, and simulate those it needs first."""
+        sizing = self.sizing
+        self._settle()
+        for _ in range(_SIMPLE_ROUNDS):
+            effort = replace(self.effort, derating=sizing.derating("likely"))
+            used = self._used(self._simplest(sizing.problem, effort, best))
+            new = {key: one for key, one in used.items() if key not in sizing.curves}
+            if not self._measure(new, used):
+                break
+        effort = replace(self.effort, derating=sizing.derating("nothing"))
+        return self._simplest(sizing.problem, effort, best)
+
+    def _simplest(self, problem: Problem, effort: Effort, best: Plan) -> Plan:
+        """Plan as simply as can be for what `best` costs and the share that simplicity may cost."""
+        seconds = self.deadline.share(0.5)
+        return _find_simplest(
+            problem, replace(self.request, effort=effort, deadline_s=seconds), best
+        )
+
     def _settle(self) -> None:
         """Let every phase lose what was enough."""
         for allowance in self.sizing.allowances.values():
@@ -230,12 +311,16 @@ class _Prover:
 
         A plan of which all do is the best so far.
         """
+        short = self._find_short(plan)
+        self._note_enough(name for name in self.sizing.allowances if name not in short)
+        return short
+
+    def _find_short(self, plan: Plan) -> set[str]:
+        """As `_try`, for plans with more capacity than they were sized for: nothing is learnt from them."""
         key = _standing(plan)
         if key not in self._tried:
             self._tried[key], self._short[key] = self._judge(plan)
-        short = self._short[key]
-        self._note_enough(name for name in self.sizing.allowances if name not in short)
-        return short
+        return self._short[key]
 
     def _judge(self, plan: Plan) -> tuple[dict[str, KeptShares], set[str]]:
         targets = self._targets()
@@ -281,6 +366,8 @@ class _Prover:
                 for p in stamped.promises
                 if p.service in short
             }
+            if not short:
+                self._kept[_standing(plan)] = stamped
             if not short and (self.best is None or self._saves(plan)):
                 self.best = stamped
         worst = min((k.both - targets[n] for n, k in kept.items()), default=0.0)
@@ -480,7 +567,8 @@ class _Prover:
         # A plan that is chosen for what it keeps on these would be flattered by them.
         self.fresh_seed += 100
         objective = plan.objective or 0.0
-        bound = self.first.bound if plan is self.first else self._bound()
+        unsized = plan is self.first or plan is self.simple
+        bound = self.first.bound if unsized else self._bound()
         bound = None if bound is None else min(bound, objective)
         gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
         status = plan.status

@@ -46,8 +46,9 @@ def describe_explanation(explanation: Explanation) -> str:
         text += f", serves {served} of the demand"
     again = explanation.again
     if again is not None and not again.nothing:
-        # A cluster is placed again for what carries the most, which a simple plan need not.
-        how = "again" if explanation.goal in ("cost", "latency") else "for the most tokens/s"
+        # What is planned again is the cheapest, or on a cluster what carries the most; a simple plan is not.
+        how = "for the least cost" if explanation.simple else "again"
+        how = how if explanation.goal in ("cost", "latency") else "for the most tokens/s"
         text += f"; planning {how} would {again.text}"
     return f"{text}. Planned again {pluralize(explanation.plans, 'time')}."
 

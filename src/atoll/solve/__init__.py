@@ -15,6 +15,7 @@ graph/      components of any-to-any models on executors
 joint/      the joint problem of GH and AGH, to be compared with
 weighted    energy and carbon beside rent
 explain/    what binds, what loosening it is worth, what would repair a plan
+simplicity  pieces of a plan, and how long requests wait beside them
 assembly    chosen layouts into a plan: flows, routes, cost
 comparison  a plan beside those of other solvers
 lp, cover   HiGHS, and covering functions, shared by the solvers

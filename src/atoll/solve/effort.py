@@ -75,7 +75,8 @@ class Effort:
     programs, integer nodes, evaluations, simulations. Templates carry what `derating` leaves of them, and
     executors of any-to-any services take `slowdown` times as long, by service, parts and kind of node ("*":
     kinds that are not named): what simulation found. `rent_limit` is a budget where prices of the problem
-    stand for more than rent.
+    stand for more than rent. `simpler_than` is a plan of rented nodes: asked for is the simplest one that
+    costs at most the share `settings.simplicity` more, instead of the cheapest.
     The rest is for fixed clusters: `objective` is what
     the plan is best at (None: what lasts), `partial` lets a node run only some of its layers, `promise`
     allows no pipeline slower than ttft and tpot (False: best effort), and `rank` values the best few plans,
@@ -92,6 +93,7 @@ class Effort:
     work: float = 1.0
     derating: Derating | None = None
     rent_limit: RentLimit | None = None
+    simpler_than: Plan | None = None
     slowdown: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

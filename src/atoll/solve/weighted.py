@@ -139,13 +139,17 @@ class _Weighing:
         self.guess_w = {
             key: guess_machine_w(problem, catalog, offer) for key, offer in self.offers.items()
         }
+        # What simplicity may cost is a share of rent, which is not what counts here.
+        self._cheapest = problem.settings.model_copy(update={"simplicity": 0.0})
         self.found: list[WeighedPlan] = []
         self.asked = 0
 
     def run(self, find: FindPlan, keep: FindPlan | None) -> Plan:
         """Return the best plan found; `found` holds all of them."""
         # Without weights: what is asked for below plans at prices alone.
-        plain = self.problem.replace(weights=ObjectiveWeights(), grid=PowerGrid())
+        plain = self.problem.replace(
+            weights=ObjectiveWeights(), grid=PowerGrid(), settings=self._cheapest
+        )
         cheapest = find(plain, self._step(self.request.effort))
         if not cheapest.instances:
             return self._rename(cheapest)
@@ -246,7 +250,11 @@ class _Weighing:
             effort = replace(effort, rent_limit=RentLimit(rents, budget))
             limits = limits.model_copy(update={"budget_usd_per_hour": None})
         surrogate = self.problem.replace(
-            offers=offers, limits=limits, weights=ObjectiveWeights(), grid=PowerGrid()
+            offers=offers,
+            limits=limits,
+            weights=ObjectiveWeights(),
+            grid=PowerGrid(),
+            settings=self._cheapest,
         )
         return surrogate, effort, scale
 

@@ -29,9 +29,9 @@ from atoll.solve.place.simple_placement import (
     choose_simple,
     penalised_time,
     place_simply,
-    slowdown,
 )
 from atoll.solve.plan_request import PlanRequest
+from atoll.solve.simplicity import slowdown
 
 HOME = """
 services:

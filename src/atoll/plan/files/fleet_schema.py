@@ -478,8 +478,10 @@ class SettingsSpec(Frozen):
     )
     simplicity: Annotated[float, Field(strict=True, ge=0, le=1)] = Field(
         default=0.02,
-        description="On a fixed cluster, the share of their time by which a machine, hop or slice more must "
-        "shorten requests to be used; 0: all machines are.",
+        description="The share by which a plan may cost more than the cheapest to have fewer machines, hops, "
+        "slices, shapes and phases apart; and the share of their time by which a machine more that costs "
+        "nothing, or on a fixed cluster a machine, hop or slice more, must shorten requests to be used. "
+        "0: the cheapest plan, all machines of a cluster.",
     )
 
 

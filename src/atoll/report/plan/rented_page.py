@@ -49,6 +49,7 @@ from atoll.report.robustness_report import (
     list_levels,
 )
 from atoll.solve.comparison import Compared
+from atoll.solve.simplicity import SAID
 
 TEMPLATE = "rented_plan.html.j2"
 
@@ -254,7 +255,8 @@ def _list_settings(plan: Plan, problem: Problem) -> list[tuple[str, object]]:
     values = {
         "solver": plan.solver,
         "what binds": "; ".join(plan.reasons) or None,
-        "simulated": "; ".join(plan.notes) or None,
+        "simulated": "; ".join(n for n in plan.notes if not n.startswith(SAID)) or None,
+        "simplicity": next((n.removeprefix(SAID) for n in plan.notes if n.startswith(SAID)), None),
         "budget": None if budget is None else format_price(budget),
         "largest spot share": None
         if limits.spot_share is None

@@ -21,6 +21,7 @@ from atoll.report.robustness_report import draw_robustness, judge_robustness
 from atoll.report.terminal import table, tighten
 from atoll.solve.comparison import Compared
 from atoll.solve.explain.plan_explanation import served_share
+from atoll.solve.simplicity import SAID
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -189,7 +190,8 @@ def draw_rented_plan(
     parts.append(Text(f"{plan.problem_name}: {describe_plan(plan)}", style="bold"))
     if plan.reasons and plan.bound is not None and shortage is None:
         parts.append(Text(f"What keeps it from being cheaper: {'; '.join(plan.reasons)}."))
-    parts += [Text(f"Simulated: {note}.") for note in plan.notes]
+    parts += [Text(f"Simulated: {note}.") for note in plan.notes if not note.startswith(SAID)]
+    parts += [Text(f"{note.capitalize()}.") for note in plan.notes if note.startswith(SAID)]
     return Group(*parts)
 
 

@@ -49,6 +49,7 @@ from atoll.solve.place.bottleneck import bottleneck
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.resizing import lower_priors, sized_like
+from atoll.solve.simplicity import SAID
 from atoll.solve.templates.library import Libraries, template_libraries
 
 _SHARE = 0.5
@@ -302,6 +303,7 @@ def _read_off(
         constraints=tight_constraints(plan, problem),
         demand=tuple(s for s in slacks(plan, problem) if s.demand_per_s or s.capacity_per_s),
         left_out=left_out,
+        simple=any(note.startswith(SAID) for note in plan.notes),
     )
     if problem.family != "graph":
         return found

@@ -427,7 +427,8 @@ class Explanation(Frozen):
     """Everything asked about one plan of one problem.
 
     The plan explained is the one all figures compare with; of an infeasible one nothing can be read off, and
-    then it is the plan that serves the most. `again` is what planning again without any change gains over it.
+    then it is the plan that serves the most. `again` is what planning again without any change gains over it;
+    `simple` says that it is one that costs more than the cheapest for being simple.
     `bound` is proven of the objective of any plan. `repairs` is None where none were looked for; where demand
     is met they are changes that are cheaper, or carry more. `plans` counts how often was planned again, and
     `left_out` names the questions that were not asked. With a `goal` other than cost, a fixed cluster's,
@@ -456,12 +457,13 @@ class Explanation(Frozen):
     fits: tuple[PartFit, ...] = ()
     choices: tuple[ChoiceQuality, ...] = ()
     engines: tuple[EngineCost, ...] = ()
+    simple: bool = False
 
     @model_serializer(mode="wrap")
     def _without_executors(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what only any-to-any models and choices have."""
         fields: dict[str, object] = write(self)
-        later = ("ways", "parts", "fits", "choices", "engines")
+        later = ("ways", "parts", "fits", "choices", "engines", "simple")
         return {name: value for name, value in fields.items() if value or name not in later}
 
     @property

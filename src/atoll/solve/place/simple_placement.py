@@ -15,7 +15,6 @@ little to do, and slack spread over more where they would be full.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -43,32 +42,7 @@ from atoll.solve.place.replicas import (
     maximise,
     set_up,
 )
-
-LOADS = (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02)
-"""Loads at whose tangents the program counts how long requests take."""
-
-
-_SERVERS = 4
-_EXPONENT = 2.0 - math.sqrt(2.0 * _SERVERS + 2.0)
-
-
-def slowdown(capacity: float) -> float:
-    """Return how many times longer requests take than without a queue, by the tangents of the program.
-
-    `capacity` is in multiples of the demand.
-    """
-    return max(base + slope * capacity for base, slope in _tangents())
-
-
-def _tangents() -> list[tuple[float, float]]:
-    """The lines (value at z = 0, slope) below f, a convex function that falls to 1."""
-    lines = [(1.0, 0.0)]
-    for load in LOADS:
-        z = 1.0 / load
-        wait = z**_EXPONENT / (_SERVERS * (z - 1.0))
-        slope = wait * (_EXPONENT / z - 1.0 / (z - 1.0))
-        lines.append((1.0 + wait - slope * z, slope))
-    return lines
+from atoll.solve.simplicity import slowdown, tangents
 
 
 def place_simply(
@@ -142,7 +116,7 @@ def choose_simple(
     for s, asked in enumerate(program.demand):
         row = {i: c.tokens_per_s / asked for i, c in enumerate(columns) if c.service == s}
         rows.append((row | {served + s: -1.0}, 0.0, np.inf))
-        rows += [({slow + s: 1.0, served + s: -slope}, base, np.inf) for base, slope in _tangents()]
+        rows += [({slow + s: 1.0, served + s: -slope}, base, np.inf) for base, slope in tangents()]
         cost[slow + s] = 1.0
     least, whole = np.zeros(len(cost)), np.ones(len(cost))
     # The share of its demand that every service gets.

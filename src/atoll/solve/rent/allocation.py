@@ -36,12 +36,15 @@ from atoll.solve.rent.allocation_types import (
     Status,
     Supply,
 )
+from atoll.solve.rent.greedy_allocation import served_share
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution, items_of
-from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents
+from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents, market_prices
 from atoll.solve.rent.rent_search import SearchOutcome, minimise
 from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
+from atoll.solve.rent.simple_allocation import MOST, SimpleGoal, find_simplest
+from atoll.solve.rent.simple_allocation import WORK as SIMPLE_WORK
 
 WORK = 450_000
 """Effort of an allocation, in simplex iterations (see `incumbent.Work`)."""
@@ -82,6 +85,29 @@ def allocate(
         services, supply, limits, init_penalty, running, Deadline(deadline_s), Work(work), gap,
         seed, log,
     ).run(on_shortage)  # fmt: skip
+
+
+def simplify(
+    services: Sequence[ServiceDemand],
+    supply: Supply,
+    limits: AllocationLimits,
+    chosen: Sequence[AllocatedInstances],
+    bound: float,
+    goal: SimpleGoal,
+    *,
+    init_penalty: float = 0.0,
+    running: Sequence[RunningColumn] = (),
+    deadline_s: float = 300.0,
+    seed: int = 0,
+) -> Allocation | None:
+    """Return the simplest allocation found that costs no more than its goal allows; None if there is none.
+
+    `chosen` is what to begin with, the cheapest known, and `bound` what is proven of any cost.
+    """
+    return _Allocator(
+        services, supply, limits, init_penalty, running, Deadline(deadline_s), Work(SIMPLE_WORK), 0.0,
+        seed, None,
+    ).simplify(chosen, bound, goal)  # fmt: skip
 
 
 @dataclass
@@ -135,6 +161,48 @@ class _Allocator:
         fraction[self.active] = served.fraction * (1.0 - _SHARE_TOLERANCE)
         active = [m for m in self.active if fraction[m] > _SHARE_TOLERANCE]
         return self._serve(active, self._model(active, fraction), served, served)
+
+    def simplify(
+        self, chosen: Sequence[AllocatedInstances], bound: float, goal: SimpleGoal
+    ) -> Allocation | None:
+        self._parts.append(self.work)
+        model = self.model
+        prices = market_prices(model)
+        found = None
+        if not self.hopeless:
+            found = find_simplest(
+                model,
+                self._model(self.active, np.full(len(self.services), MOST)),
+                self._start(chosen),
+                self.running,
+                prices,
+                goal,
+                deadline=self.deadline,
+                work=self.work,
+                seed=self.seed,
+            )
+        if found is None:
+            return None
+        outcome = SearchOutcome(prices, np.zeros(len(self.active)), 0, 0)
+        return self._assemble("feasible", self.active, model, found, bound, None, outcome)
+
+    def _start(self, chosen: Sequence[AllocatedInstances]) -> Solution | None:
+        """The solution of instances that are known, None where they do not serve everything by themselves."""
+        picked: list[dict[int, int]] = [{} for _ in self.active]
+        for one in chosen:
+            at = self.active.index(one.service)
+            items = self.model.items[at]
+            source = one.template if one.running is None else one.running
+            own = (items.phase == one.phase) & (items.region == one.region)
+            found = np.flatnonzero(
+                own & (items.source == source) & (items.kept == (one.running is not None))
+            )
+            for item in found[:1].tolist():
+                picked[at][item] = picked[at].get(item, 0) + one.number
+        for items, number in zip(self.model.items, picked, strict=True):
+            if served_share(items, number, self.model.regions) < 1.0 - _SHARE_TOLERANCE:
+                return None
+        return cheapest_supply(self.model, tuple(picked), self.seed)
 
     def _standing(self, share: float) -> Incumbent:
         part = Work(self.work.part(share))

@@ -88,7 +88,8 @@ class AllocationLimits:
 class RunningColumn:
     """`number` equal instances that run now: keeping them costs no initialisation.
 
-    `gpus` of each offer k that one of them uses, by k; `throughput` is that of its own layout.
+    `gpus` of each offer k that one of them uses, by k; `throughput` is that of its own layout, and `nodes`
+    how many it has of each kind, by kind.
     """
 
     service: int
@@ -97,6 +98,7 @@ class RunningColumn:
     gpus: tuple[tuple[int, int], ...]
     number: int
     throughput: float
+    nodes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
 from atoll.solve.deadline import Deadline
-from atoll.solve.derating import Derating
+from atoll.solve.derating import Derating, find_templates
 from atoll.solve.effort import RentLimit
 from atoll.solve.rent import allocation_types as types
-from atoll.solve.rent.allocation import WORK, allocate
+from atoll.solve.rent.allocation import WORK, allocate, simplify
+from atoll.solve.rent.simple_allocation import SimpleGoal
 from atoll.solve.templates.library import Libraries
 
 SOLVER = "optimal"
@@ -170,6 +171,58 @@ def draft(
     return Draft(problem, catalog, libraries, allocation, groups, derating)
 
 
+def redraft(
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    cheapest: Plan,
+    *,
+    deadline_s: float,
+    derating: Derating | None = None,
+    rent_limit: RentLimit | None = None,
+) -> Draft | None:
+    """Return the simplest allocation that costs little more than a plan; None if none was found.
+
+    How much that may be, `settings.simplicity` says. What is proven of the plan's cost holds of it, too.
+    """
+    simplicity, objective = problem.settings.simplicity, cheapest.objective or 0.0
+    running = running_columns(problem, catalog, derating)
+    allocation = simplify(
+        service_demands(problem, catalog, libraries, derating),
+        supply_of(problem, catalog, rent_limit),
+        limits_of(problem, rent_limit),
+        _chosen(problem, libraries, cheapest, [group for _, group in running]),
+        cheapest.bound or 0.0,
+        SimpleGoal(simplicity, objective * (1.0 + simplicity)),
+        init_penalty=problem.settings.init_penalty,
+        running=[column for column, _ in running],
+        deadline_s=deadline_s,
+        seed=problem.settings.seed,
+    )
+    if allocation is None:
+        return None
+    groups = [group for _, group in running]
+    return Draft(problem, catalog, libraries, allocation, groups, derating)
+
+
+def _chosen(
+    problem: Problem, libraries: Libraries, plan: Plan, running: Sequence[Sequence[Instance]]
+) -> list[types.AllocatedInstances]:
+    """The instances of a plan as an allocation has them; those that no template makes are left out."""
+    names = [service.name for service in problem.services]
+    kept = {one.id: number for number, group in enumerate(running) for one in group}
+    found: list[types.AllocatedInstances] = []
+    for one in plan.instances:
+        place = (names.index(one.service), _PHASES[one.phase], problem.regions.index(one.region), 1)
+        if one.kept and one.id in kept:
+            found.append(types.AllocatedInstances(*place, running=kept[one.id]))
+            continue
+        library = libraries.roles[one.role]
+        rows = find_templates(library.counts, libraries.kinds, [one.node_counts])[one.node_counts]
+        found += [types.AllocatedInstances(*place, template=int(row)) for row in rows[:1]]
+    return found
+
+
 def service_demands(
     problem: Problem, catalog: Catalog, libraries: Libraries, derating: Derating | None = None
 ) -> list[types.ServiceDemand]:
@@ -305,7 +358,11 @@ def running_columns(
     columns = []
     # In the same order whatever the order of what runs.
     for (index, phase, region, used, rate), group in sorted(groups.items()):
-        column = types.RunningColumn(index, phase, region, used, len(group), rate)
+        # Of equal ones the first stands for all.
+        nodes = tuple((problem.kinds.index(kind), n) for kind, n in group[0].node_counts)
+        column = types.RunningColumn(
+            index, phase, region, used, len(group), rate, tuple(sorted(nodes))
+        )
         columns.append((column, group))
     return columns
 

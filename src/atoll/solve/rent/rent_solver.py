@@ -16,6 +16,7 @@ from atoll.core.units import format_price, format_share
 from atoll.perf import capacity_kernel as _capacity_kernel  # noqa: F401 - compiled before time is taken
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.solve.assembly import infeasible
 from atoll.solve.deadline import Deadline
 from atoll.solve.family import SolverFamily
 from atoll.solve.plan_request import PlanRequest
@@ -62,7 +63,8 @@ def solve(problem: Problem, request: PlanRequest) -> Plan:
             tables = effort.derating.scale(tables)
         plan = BASELINES[name](problem, catalog, tables)
         return plan if tables.complete else plan.model_copy(update={"cut_short": True})
-    return _TimedSearch(problem, catalog, request, deadline).run()
+    search = _TimedSearch(problem, catalog, request, deadline)
+    return search.run() if effort.simpler_than is None else search.simplify(effort.simpler_than)
 
 
 class _TimedSearch:
@@ -106,6 +108,21 @@ class _TimedSearch:
         # A search that came to its end by itself is not shaped by the first one.
         if first is not None and late and first.merit > draft.merit:
             draft = first
+        return self._finish(draft)
+
+    def simplify(self, cheapest: Plan) -> Plan:
+        """Return the simplest plan that costs little more than another; "infeasible" where none was found."""
+        draft = optimal.redraft(
+            self.problem,
+            self.catalog,
+            self._libraries(lambda: False, None),
+            cheapest,
+            deadline_s=self.deadline.share(1.0),
+            derating=self.effort.derating,
+            rent_limit=self.effort.rent_limit,
+        )
+        if draft is None:
+            return infeasible(self.problem, solver=DEFAULT, reasons=())
         return self._finish(draft)
 
     def _libraries(self, until: Callable[[], bool], tell: OnProgress | None) -> Libraries:
