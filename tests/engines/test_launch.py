@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
-from atoll.engines.engine import Engine, EngineLayout, ServedModel, ServerCommand, ServerHost
+from atoll.engines.engine import (
+    Engine,
+    EngineLayout,
+    ServedModel,
+    ServerCommand,
+    ServerHost,
+    Standing,
+)
 from atoll.engines.limits import MIXED_TOKENS, EngineLaunch, Handover
 from atoll.engines.llamacpp import ENGINE as LLAMACPP
 from atoll.engines.sglang import ENGINE as SGLANG
+from atoll.engines.stage import ENGINE as STAGE
 from atoll.engines.vllm import ENGINE as VLLM
 from atoll.engines.vllm import KV_KEPT_S
 
@@ -221,6 +229,22 @@ def test_an_engine_takes_the_cuts_that_its_connector_does(
     phase: Phase, stages: int, engine: Engine, runs: bool
 ) -> None:
     assert engine.runs(EngineLayout("one", stages, 1, 1, (8,) * stages, phase=phase)) is runs
+
+
+@pytest.mark.parametrize(
+    ("engine", "nodes", "standing"),
+    [
+        (VLLM, 1, Standing.TESTED),
+        (VLLM, 2, Standing.WRITTEN),
+        (SGLANG, 1, Standing.WRITTEN),
+        (STAGE, 2, Standing.TESTED),
+    ],
+)
+def test_pairs_stand_as_far_as_they_were_tried(
+    engine: Engine, nodes: int, standing: Standing
+) -> None:
+    layout = EngineLayout("one", nodes, 1, 1, (8,) * nodes, phase=Phase.PREFILL)
+    assert engine.standing(layout, {"ada"}) is standing
 
 
 def test_a_pipeline_cannot_be_fetched_from() -> None:

@@ -423,10 +423,10 @@ class Engine:
         alone = layout.nodes == 1 and layout.tp == 1 and layout.copies == 1 and not layout.alone
         if alone and self.served_on.issuperset(architectures):
             return Standing.SERVED
-        tried = "one node" if layout.nodes == 1 and layout.tp == 1 else "several nodes"
+        tried = {"one node" if layout.nodes == 1 and layout.tp == 1 else "several nodes"}
         if layout.alone:
-            tried = "phases apart"
-        return Standing.TESTED if tried in self.tested else Standing.WRITTEN
+            tried.add("phases apart")
+        return Standing.TESTED if tried <= self.tested else Standing.WRITTEN
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
         """Return the command that serves an instance on one machine, its layout checked."""

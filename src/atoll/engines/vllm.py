@@ -120,7 +120,7 @@ class Vllm(Engine):
     }
     connector = Connector("nixl", frozenset({Phase.PREFILL}), pushes=True)
     served_on = frozenset({"Hopper"})
-    tested = frozenset({"one node"})
+    tested = frozenset({"one node", "phases apart"})
     settings: ClassVar = {
         "max-model-len": is_whole,
         "max-num-seqs": is_whole,
