@@ -152,7 +152,7 @@ def test_cluster_files(
 
 
 PLANS: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
-    ("layers", lambda p: p["instances"][0]["nodes"][0].update(end=999), "holds [0, 999)"),
+    ("layers", lambda p: p["instances"][0]["nodes"][-1].update(end=999), ", 999)"),
     ("service", lambda p: p["instances"][0].update(service="nobody"), "no role of nobody"),
     ("routes", lambda p: p.update(routes=[]), "by no route"),
     ("gpu", lambda p: p["instances"][0]["nodes"][0].update(node_type="ZZ:1"), "unknown gpu"),

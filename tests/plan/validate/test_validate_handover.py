@@ -28,9 +28,10 @@ ACROSS = ("chat-prefill-0", "chat-decode-0")
 
 
 def joined(bandwidth: str, latency: str = "1ms", **changes: object) -> Problem:
-    """The small problem with a link of its own between its two regions."""
+    """The small problem with a link of its own between its two regions, and interfaces that carry more."""
     link = {"between": [EAST, WEST], "bandwidth": bandwidth, "latency": latency}
-    return problem(overlays=({"links": {"regions": [link]}},), **changes)
+    links = {"regions": [link], "nics": {"L40S:1": "20Gbit/s"}}
+    return problem(overlays=({"links": links},), **changes)
 
 
 def made(asked: Problem, *chosen: NewInstance) -> Plan:
