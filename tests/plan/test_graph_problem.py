@@ -23,8 +23,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 HASHES = {
     "cluster-mixed": "6b5afa494b379acc8a5513e88429c596222a2740844b20819d40ada7c9b71786",
     "cluster-shared": "e1685aa4f2b788d0cce8ee63e502cfe954ff932ef6b15edf1ae969c9593e49e0",
-    "coral-core": "12296a65499cad3e850cd20922cc107b86a0d87bb78f9c972f3120a4c9ff0742",
-    "coral-extended": "cea9c87fb45460279f65643e9f6ead71e2dc19e06ac01bbe8307b58232b1cc9b",
+    "coral-core": "e7bf68c63e710371bc7593bddec77c23053ecad6d678943b9cda336dae62b352",
+    "coral-extended": "9a5f0f78c04bdbe65cf3d9be04697e8960d2b9a50c4f70840b061d44e9cc7788",
     "demo-local": "b5554fde9684d9c34959ac455cf49bbf35e70d0b0a9745475995e2da7e722da8",
     "owned-cluster": "90ae1633f887c446809cc34c5258e39bad33c24ef888fdfed2e21869e956355f",
     "quickstart": "d39a6f93a2f9639354ddcca3ad7ccda1feeaaf1d100598c8f0a54323f7e40dc9",
