@@ -237,7 +237,8 @@ def test_interfaces_between_machines_hold() -> None:
         "llm.decode": {"L40S": {"request": "1000/s"}},
     }
     own = seeing(rate="40/s", rates=measured, paths=[["vision", "llm.prefill", "llm.decode"]])
-    problem = fleet({"see": own}, (offer("L40S:1", 1.9, 32),))
+    links = {"nics": {"L40S:1": "20Gbit/s"}}
+    problem = fleet({"see": own}, (offer("L40S:1", 1.9, 32),), catalog={"links": links})
     facts = problem.catalog()
     plan = planned(problem)
     assert served(plan) == 1.0

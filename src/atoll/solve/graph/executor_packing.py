@@ -92,23 +92,26 @@ def local_paths(
     """Return routes of single requests over executors of boxes: service, class, requests/s, (part, executor).
 
     Every executor runs a part for as many as its box's flows say. From part to part a request stays on its
-    executor if that has room, or on its machine. `seats` has the executors by box (offer and slot, as its
-    index in `boxes`) and type.
+    executor if that has room, or on its machine, and always in its region. `seats` has the executors by box
+    (offer and slot, as its index in `boxes`) and type.
     """
-    spreads: dict[tuple[str, str, int], dict[str, Spread]] = {}
+    spreads: dict[tuple[str, str, int, str], dict[str, Spread]] = {}
     place: dict[str, int] = {}
     for number, box in enumerate(boxes):
         for (service, klass, route, part, executor), rate in box.flows:
             names = seats[box.offer[0], number, executor]
-            at = spreads.setdefault((service, klass, route), {}).setdefault(part, {})
+            # Requests stay in a region.
+            at = spreads.setdefault((service, klass, route, box.offer[0]), {}).setdefault(part, {})
             for name in names:
                 place[name] = number
                 at[name] = at.get(name, 0.0) + rate / len(names)
     demands = {demand.key: demand for demand in program.classes}
     found = []
-    for (service, klass, route), by_part in sorted(spreads.items()):
+    for (service, klass, route, _), by_part in sorted(spreads.items()):
         order = demands[service, klass].routes[route]
         total = min(sum(by_part.get(part, {}).values()) for part in order)
+        if total <= 0.0:  # rounding of what another region serves
+            continue
         routes: list[tuple[tuple[str, ...], float]] = [((), total)]
         for part in order:
             room = by_part[part]
