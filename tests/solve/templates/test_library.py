@@ -64,19 +64,22 @@ def test_templates_are_made_of_kinds() -> None:
 def test_a_kind_counts_as_its_slowest_source(sold: tuple[str, ...], slowest: str) -> None:
     """A machine of its own, or a slice with a share of a larger one's interface."""
     regions = {machine: WEST if machine == "L40S:8" else EAST for machine in sold}
+    links = {"nics": {"L40S:1": "20Gbit/s"}}
     fleet = asked(*(offer(regions[machine], machine, 1.0) for machine in sold))
+    fleet = fleet.replace(overlays=({"links": links},))
+    facts = fleet.catalog()
     share = {"L40S:1": 2.5e9, "L40S:2": 2.5e9 / 2, "L40S:4": 12.5e9 / 4, "L40S:8": 50e9 / 8}
-    (source,) = slowest_sources(fleet, catalog(), "L40S:1")
+    (source,) = slowest_sources(fleet, facts, "L40S:1")
     assert source.link.bandwidth_bytes_per_s == share[slowest]
     chat, role = fleet.services[0], parse_role("chat/llm/decode")
-    tables = role_tables(fleet, catalog(), role)
+    tables = role_tables(fleet, facts, role)
     at = tables.node_types.index("L40S:1")
-    cuts = cut_sizes(fleet, catalog())
+    cuts = cut_sizes(fleet, facts)
     cut = {own.node_type for own in fleet.offers if 1 in cuts[own.key]}
     assert cut == {machine for machine in sold if share[machine] >= share[slowest]}
     for machine in cut:
         own = role_table(
-            fleet, catalog(), chat, role, "L40S:1", 2, region=regions[machine], machine=machine
+            fleet, facts, chat, role, "L40S:1", 2, region=regions[machine], machine=machine
         )
         assert (tables.rates[1, :, at] <= own[:3, 1]).all()
         if machine == slowest:
