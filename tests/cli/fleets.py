@@ -17,7 +17,7 @@ settings: {max_nodes_per_instance: 3}
 """More demand than these nodes can serve."""
 
 FLEET = BUSY.replace("rate: 16/s", "rate: 10/s")
-"""The same with demand that can be met."""
+"""The same with demand that can be met with layouts of all kinds, and nearly with those that engines run."""
 
 FREE = FLEET.replace("settings: {", "settings: {engines: [free], ")
 """The same with any layout, also one that no engine runs."""

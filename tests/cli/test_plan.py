@@ -62,6 +62,7 @@ def made(name: str) -> tuple[Problem, Plan]:
 
 
 def test_a_plan_is_shown_and_written(run: Run) -> None:
+    Path("fleet.yaml").write_text(FLEET.replace("rate: 10/s", "rate: 9/s"), encoding="utf-8")
     out = run("plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     problem, plan = made("fleet")
     layouts = {instance.describe() for instance in plan.instances}

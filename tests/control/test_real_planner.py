@@ -51,5 +51,8 @@ def test_a_fleet_follows_its_demand_up_and_down_and_survives_a_restart() -> None
     for _ in range(80):
         again.tick()
     assert small < large
-    assert small <= sum(one.usd_per_hour for one in world.ready()) < large
+    # Not always as much as before: what stood then was kept as demand rose to it, and here machines that cost
+    # nothing are free again.
+    assert sum(one.usd_per_hour for one in world.ready()) < large
+    assert world.lanes()["chat/llm/prefill"] >= 5120.0
     assert world.lanes()["mini/llm/both"] >= 5.0

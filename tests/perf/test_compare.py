@@ -39,18 +39,18 @@ def test_cheapest_request_first_and_every_node_once() -> None:
 
 
 def test_a_copy_is_the_best_equal_pipeline() -> None:
-    (choice,) = choices("L40S:1")
+    (choice,) = choices("L40S:8")
     roles = [
         RoleLoad("prefill", LLAMA, Phase.PREFILL, PROMISE.ttft_s, LENGTHS),
         RoleLoad("decode", LLAMA, Phase.DECODE, PROMISE.tpot_s, LENGTHS),
     ]
     # Stages hand over through the interfaces of the nodes.
-    link = CATALOG.links.between("", "", "L40S:1", "L40S:1")
+    link = CATALOG.links.between("", "", "L40S:8", "L40S:8")
     assert link != CATALOG.links.in_region
-    tables = capacity_table(roles, [node_type("L40S:1")], MAX_STAGES, link=link)
+    tables = capacity_table(roles, [node_type("L40S:8")], MAX_STAGES, link=link)
     for name, copy in (("prefill", choice.prefill), ("decode", choice.decode)):
         assert copy is not None
-        table = tables[name, "L40S:1"]
+        table = tables[name, "L40S:8"]
         rates = {s: table.at(math.ceil(32 / s), s) for s in range(1, MAX_STAGES + 1)}
         assert copy.tokens_per_s == rates[copy.nodes]
         assert copy.tokens_per_s / copy.nodes == max(rate / s for s, rate in rates.items())

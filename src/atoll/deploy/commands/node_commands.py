@@ -213,7 +213,8 @@ def plan_commands(
     only: str | None = None,
 ) -> dict[str, tuple[NodeCommand, ...]]:
     """Return the commands of every instance of a plan whose service has weights, or of one, by instance."""
-    refuse_unserved(plan, only=weights)
+    services = {one.service for one in plan.instances if only in (None, one.id)}
+    refuse_unserved(plan, only=services & set(weights))
     return {
         instance.id: node_commands(
             instance,
