@@ -16,7 +16,16 @@ from atoll.runtime.gateway.attempt import Attempts
 from atoll.runtime.gateway.relay import Relay
 from atoll.runtime.gateway.settings import GatewayLimits
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
-from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Reply, chat, read_reply, running
+from tests.runtime.gateway.harness import (
+    CHAT,
+    COMPLETIONS,
+    QUICK,
+    Bench,
+    Reply,
+    chat,
+    read_reply,
+    running,
+)
 
 STAND_IN = "small instead of large"
 EMBEDDINGS = "/v1/embeddings"
@@ -190,7 +199,7 @@ def test_slow_request_is_cut_off(part: bytes) -> None:
             while bench.gateway.connections:
                 await asyncio.sleep(0.05)
 
-    with_bench(go)
+    with_bench(go, deadlines=QUICK)
 
 
 def test_silent_connection_is_closed() -> None:
@@ -199,7 +208,7 @@ def test_silent_connection_is_closed() -> None:
         assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
-    with_bench(go)
+    with_bench(go, deadlines=QUICK)
 
 
 def test_full_gateway_says_when_to_come_back() -> None:
@@ -214,8 +223,8 @@ def test_full_gateway_says_when_to_come_back() -> None:
         await first
         assert (await bench.post(CHAT, chat())).status == 200
 
-    with_bench(go, limits=GatewayLimits(requests=1), attempts=1)
-    with_bench(go, max_inflight=1, attempts=1)
+    with_bench(go, limits=GatewayLimits(requests=1), attempts=1, deadlines=QUICK)
+    with_bench(go, max_inflight=1, attempts=1, deadlines=QUICK)
 
 
 def test_too_many_connections() -> None:

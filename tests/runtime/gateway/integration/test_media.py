@@ -272,7 +272,7 @@ def test_a_silent_graph_server_is_given_up() -> None:
         await bench.settled()
         assert bench.records[0].outcome == "truncated"
 
-    with_graph_servers(go, ScriptedGraphServer(step_s=1.0))
+    with_graph_servers(go, ScriptedGraphServer(step_s=1.0), deadlines=QUICK)
 
 
 def test_sound_that_waits_for_an_executor_is_not_given_up() -> None:
