@@ -31,14 +31,18 @@ from atoll.deploy.commands.paste import paste_lines
 from atoll.deploy.commands.prefill_helpers import PrefillOffer
 from atoll.deploy.commands.stage_node import StageOrder
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
+from atoll.deploy.kubernetes.kube_target import KubernetesTarget
 from atoll.deploy.kubernetes.manifests import render_instance
+from atoll.deploy.local.local_settings import LocalSettings
 from atoll.deploy.slurm.script import group_machines, write_script
 from atoll.deploy.slurm.slurm_pool import GpuChoice
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
+from atoll.deploy.slurm.slurm_target import SlurmTarget
 from atoll.deploy.target import Labels, StartOrder
 from atoll.engines.limits import EngineLaunch
 from atoll.plan.engine_layout import handover_of
 from atoll.plan.plan import Instance
+from atoll.runtime.endpoints.compile_cache import own_folder
 from atoll.runtime.join.engine_command import read_command
 from atoll.runtime.join.join_options import JoinOptions
 from tests.runtime.local.test_placing import instance, plan
@@ -381,6 +385,50 @@ def test_weights_of_a_store_are_pulled_before_the_engine() -> None:
     assert flag(inner, "--cache") == "/scratch"
     assert after(inner)[:3] == ("vllm", "serve", "{weights}")
     assert read_command(inner, port=9000).engine == "vllm"
+
+
+def test_compilations_are_kept_where_the_target_has_a_folder() -> None:
+    stored = ServiceWeights("s3://models/qwen", ("chat",))
+    settings = replace(FABRIC, compile_cache="/shared/compiled")
+    made = on(instance([(0, 32)]), ["L4:1"])
+    (command,) = node_commands(made, stored, settings)
+    kept = after(after(command.argv))
+    assert kept[:4] == (
+        *("python3", "-m", "atoll.runtime.endpoints.compile_cache"),
+        "/shared/compiled",
+    )
+    # Of the weights as they are named, not of where they lie on a node.
+    assert kept[4] == "vllm"
+    assert kept[5].startswith("qwen-L4-")
+    assert after(kept)[:3] == ("vllm", "serve", "{weights}")
+    assert read_command(after(command.argv), port=9000).engine == "vllm"
+    ranks = node_commands(on(instance([(0, 20), (20, 32)]), ["L4:1", "L4:1"]), HUB, settings)
+    keys = {flag(rank.argv, "/shared/compiled") for rank in ranks}
+    assert (len(ranks), keys) == (2, {"vllm"})
+    (stage,) = node_commands(made, replace(HUB, engine="atoll"), settings)
+    assert "/shared/compiled" not in stage.argv
+
+
+def test_targets_say_where_compilations_are_kept() -> None:
+    local = LocalSettings().programs()["compile_cache"]
+    assert str(local) == str(own_folder())
+    assert LocalSettings(compile_cache="none").programs()["compile_cache"] is None
+    slurm = SlurmTarget(work_folder="/home/me/atoll")
+    assert slurm.programs()["compile_cache"] is None
+    own = SlurmTarget(work_folder="/home/me/atoll", compile_cache="/scratch/compiled")
+    assert own.programs()["compile_cache"] == "/scratch/compiled"
+    assert KubernetesTarget().programs() == {}
+    for volume in ({"compile_cache_claim": "compiled"}, {"compile_cache_path": "/var/compiled"}):
+        target = KubernetesTarget.parse(volume)
+        (command,) = node_commands(
+            on(instance([(0, 32)]), ["L4:1"]), HUB, CommandSettings(**target.programs())
+        )
+        order = StartOrder(instance([(0, 32)]), LABELS, (command,))
+        pod = render_instance(order, target, Catalog.default())[-1]["spec"]["template"]["spec"]
+        (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "compiled"]
+        assert mount["mountPath"] in command.argv
+        (made,) = [v for v in pod["volumes"] if v["name"] == "compiled"]
+        assert made.keys() & {"persistentVolumeClaim", "hostPath"}
 
 
 @given(

@@ -162,7 +162,10 @@ class DeployerSettings(Frozen):
         return Claim.NONE
 
     def programs(self) -> dict[str, object]:
-        """Return what `atoll` and `python` are on its machines, where that is not what they are called."""
+        """Return what `atoll` and `python` are on its machines, where that is not what they are called.
+
+        Also `compile_cache`, the folder there that keeps what engines compile, if it has one.
+        """
         return {}
 
     def is_untouched(self, folder: Path) -> bool:

@@ -265,6 +265,8 @@ class Engine:
     """Settings that an order to a node may carry; each is checked before it becomes an argument."""
     settings_are_flags: ClassVar[bool] = False
     """Whether settings become options of the command as they are."""
+    compile_caches: ClassVar[Mapping[str, str]] = {}
+    """Variables that name folders for what it compiles, each with the name of one."""
     default_dtype: ClassVar[str] = ""
     """Number format it computes in unless told; "": that of the weights."""
 

@@ -122,6 +122,15 @@ class Sglang(Engine):
         "revision": is_revision,
     }
     settings_are_flags = True
+    # The second holds what older versions do not put below the first.
+    compile_caches: ClassVar = {
+        "SGLANG_CACHE_DIR": "sglang",
+        "SGLANG_DG_CACHE_DIR": "deep_gemm",
+        "TVM_FFI_CACHE_DIR": "tvm_ffi",
+        "TRITON_CACHE_DIR": "triton",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    }
     program = re.compile(r"sglang(\..*)?")
     default_port = 30000
     # The address by which its own health checks mean nobody.

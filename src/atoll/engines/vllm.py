@@ -134,6 +134,13 @@ class Vllm(Engine):
         "revision": is_revision,
     }
     settings_are_flags = True
+    # The first holds compiled graphs, DeepGEMM's kernels and FlashInfer's tuning.
+    compile_caches: ClassVar = {
+        "VLLM_CACHE_ROOT": "vllm",
+        "TRITON_CACHE_DIR": "triton",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    }
     program = re.compile(r"vllm(\..*)?")
     default_port = 8000
     detail_paths = ("/version",)

@@ -54,7 +54,7 @@ def list_limits(
         node.gpus > engine.max_node_gpus for node in instance.nodes
     ):
         found.append("several GPUs in a node")
-    for kind in sorted({parse_node_type(node.kind).gpu for node in instance.nodes}):
+    for kind in sorted(gpu_kinds(instance)):
         gpu = catalog.gpu(kind)
         if engine.refuses_hardware(gpu) is not None:
             found.append(f"an instance on {kind}")
@@ -103,6 +103,11 @@ def _lacks_bf16(node: Node) -> bool:
     except AtollError:  # of a fleet file's own catalog, which is not at hand
         return False
     return platform_of(gpu)[1] < _BF16_CAPABILITY
+
+
+def gpu_kinds(instance: Instance) -> frozenset[str]:
+    """Return the kinds of GPUs that an instance stands on."""
+    return frozenset(parse_node_type(node.node_type).gpu for node in instance.nodes)
 
 
 def engine_layout(instance: Instance) -> EngineLayout:

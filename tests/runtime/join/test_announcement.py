@@ -231,7 +231,8 @@ def test_an_order_becomes_a_command_without_a_shell(tmp_path: Path) -> None:
     check(order)
     prepared = engine_for_order(order, JoinOptions(), hardware, RunDirectory(tmp_path))
     assert prepared.command is not None
-    text = " ".join(prepared.command.arguments)
+    kept, _, text = " ".join(prepared.command.arguments).partition(" -- ")
+    assert " -m atoll.runtime.endpoints.compile_cache " in kept
     assert text.startswith("vllm serve org/m --host 127.0.0.1 --port ")
     assert "--served-model-name chat --tensor-parallel-size 1 " in text
     assert text.endswith("--max-model-len 4096")

@@ -21,7 +21,7 @@ from typing import Literal
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
-from atoll.core.ids import Phase, parse_node_type
+from atoll.core.ids import Phase
 from atoll.deploy.commands.instance_member import HELPERS, PEERS
 from atoll.deploy.commands.prefill_helpers import offer_of
 from atoll.deploy.commands.stage_node import StageOrder
@@ -30,9 +30,10 @@ from atoll.deploy.target import Labels, NodeCommand
 from atoll.engines.engine import Engine, ServedModel, ServerCommand, ServerHost
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.table import AUTO, find_launched, list_launched
-from atoll.plan.engine_layout import engine_layout, launch_of
+from atoll.plan.engine_layout import engine_layout, gpu_kinds, launch_of
 from atoll.plan.plan import Instance, Node, Plan
 from atoll.plan.unserved import refuse_unserved
+from atoll.runtime.endpoints.compile_cache import KeptLaunch
 from atoll.runtime.endpoints.devices import assign_devices
 
 FABRIC_VARIABLE = "ATOLL_FABRIC"
@@ -78,7 +79,8 @@ class CommandSettings:
 
     `fabric`, `hub_token` and `secrets` name files here. `atoll` and `python` are the programs on the nodes.
     `drain_s` is how long a stopping node may finish what runs, `ready_s` how long an engine may take to
-    start. `device`, `dtype`, `kv_bytes` and `alone` are for the stage engine.
+    start. `compile_cache` is the folder on the nodes that keeps what engines compile as they start; None:
+    their own. `device`, `dtype`, `kv_bytes` and `alone` are for the stage engine.
     """
 
     fabric: str | None = None
@@ -87,6 +89,7 @@ class CommandSettings:
     atoll: tuple[str, ...] = ("atoll",)
     python: str = "python3"
     cache: str | None = None
+    compile_cache: str | None = None
     drain_s: float = 600.0
     ready_s: float = 1800.0
     device: Literal["cpu", "cuda"] = "cuda"
@@ -150,7 +153,7 @@ def choose_engine(instance: Instance, weights: ServiceWeights) -> Engine:
 def _runs_on(engine: Engine, instance: Instance) -> bool:
     """Whether an engine runs on the GPUs of an instance, as far as the catalog knows them."""
     gpus = Catalog.default().gpus
-    kinds = {parse_node_type(node.node_type).gpu for node in instance.nodes} & gpus.keys()
+    kinds = gpu_kinds(instance) & gpus.keys()
     # One that says of no hardware that it runs there leaves that to whoever starts it.
     return not engine.platforms or all(engine.refuses_hardware(gpus[k]) is None for k in kinds)
 
@@ -188,11 +191,13 @@ def node_commands(
         # Ranks of a pipeline over machines meet at the first port.
         port = "@port2" if order.machines > 1 else "@port"
         host = replace(host, address=f"@host:{first}", handover_port=f"{port}:{first}")
-    command = engine.command(layout, ServedModel(order.source, weights.names, launch), host)
+    served = ServedModel(order.source, weights.names, launch)
+    command = engine.command(layout, served, host)
+    kept = KeptLaunch(engine, layout, replace(served, source=weights.source), gpu_kinds(instance))
     if order.machines > 1:
-        return order.rank_commands(engine, command)
+        return order.rank_commands(kept, command)
     words, environment = _apart_from(command)
-    argv = order.join(order.with_weights(words), handover=order.handover_labels(engine))
+    argv = order.join(order.prepare(words, kept), handover=order.handover_labels(engine))
     if layout.alone:
         argv = order.meet(instance.nodes[0], instance.nodes[:1], argv, copies=layout.copies)
     return (order.command(instance.nodes, argv, environment),)
@@ -261,14 +266,14 @@ class _InstanceOrder:
 
     # The engines
 
-    def rank_commands(self, engine: Engine, command: ServerCommand) -> tuple[NodeCommand, ...]:
+    def rank_commands(self, kept: KeptLaunch, command: ServerCommand) -> tuple[NodeCommand, ...]:
         """Return one rank of a pipeline per node: the first listens, the others work for it."""
-        nodes = [stage.nodes[0] for stage in self.instance.layout()]
+        engine, nodes = kept.engine, [stage.nodes[0] for stage in self.instance.layout()]
         commands = []
         for rank, node in enumerate(nodes):
             ranked = engine.rank_command(command, rank, len(nodes), nodes[0].id)
             words, environment = _apart_from(replace(command, arguments=tuple(ranked)))
-            argv = self.with_weights(words)
+            argv = self.prepare(words, kept)
             if not rank:
                 argv = self.join(argv, handover=self.handover_labels(engine))
             commands.append(self.command([node], self.meet(node, nodes, argv), environment))
@@ -338,6 +343,12 @@ class _InstanceOrder:
         return tuple(commands)
 
     # What stands before an engine
+
+    def prepare(self, words: Sequence[str], kept: KeptLaunch) -> list[str]:
+        """Return a command that pulls stored weights and finds kept compilations first."""
+        return self.with_weights(
+            kept.wrap(words, self.settings.python, self.settings.compile_cache)
+        )
 
     def with_weights(self, words: Sequence[str]) -> list[str]:
         """Return a command that pulls stored weights first."""

@@ -19,7 +19,9 @@ class KubernetesSettings(DeployerSettings):
     that differs, and `market` how nodes without a label of spot machines are paid for; `usd_per_hour`
     is by node type, "L4:1" or "L4:1/spot". `secrets` maps an environment variable to "SECRET/KEY" of a
     Secret that exists; other secrets are made from their files. `weights_claim` (a claim that many pods may
-    mount) or `weights_path` (a folder of the node) keeps weights between instances.
+    mount) or `weights_path` (a folder of the node) keeps weights between instances, `compile_cache_claim` or
+    `compile_cache_path` what engines compile as they start: code that is executed, so let nobody else write
+    there. Without, every pod compiles anew.
 
     `drain_s` is how long streams may take to end, `schedule_s` how long a pod may wait for a node before it
     counts as failed. `evictable` lets the cluster move a pod without asking; otherwise draining a machine
@@ -39,6 +41,8 @@ class KubernetesSettings(DeployerSettings):
     image_pull_secrets: tuple[str, ...] = ()
     weights_claim: str | None = None
     weights_path: str | None = None
+    compile_cache_claim: str | None = None
+    compile_cache_path: str | None = None
     shared_memory: str = "16Gi"
     drain_s: int = Field(default=600, ge=1, le=86_400)
     schedule_s: float = Field(default=300.0, ge=0)

@@ -8,7 +8,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import workload_name
-from atoll.deploy.kubernetes.manifests import write_manifests
+from atoll.deploy.kubernetes.manifests import COMPILED, write_manifests
 from atoll.deploy.target import Claim, Deployer, StartOrder, TargetSite
 
 
@@ -22,6 +22,11 @@ class KubernetesTarget(KubernetesSettings):
     def claim(self, region: str) -> Claim:
         """Claim the regions that are named."""
         return Claim.NAMED if region in (self.region, *self.regions.values()) else Claim.NONE
+
+    def programs(self) -> dict[str, object]:
+        """Return where pods find what engines compiled before, if a volume keeps it."""
+        kept = self.compile_cache_claim or self.compile_cache_path
+        return {"compile_cache": COMPILED} if kept else {}
 
     def render_orders(
         self, orders: Sequence[StartOrder], deployer: Deployer, catalog: Catalog

@@ -32,6 +32,7 @@ INSTANCE = "instance"
 PORT = 8000
 SECRETS = "/run/secrets/atoll"
 _WEIGHTS = "/var/cache/atoll"
+COMPILED = "/var/cache/atoll-compiled"
 _PERIOD_S = 5
 # From the end of the time to drain to the kubelet's SIGKILL.
 _GRACE_MORE_S = 30
@@ -284,14 +285,18 @@ def _volumes(
         projected = {"defaultMode": 0o440, "sources": sources}
         volumes.append({"name": "secrets", "projected": projected})
         mounts.append({"name": "secrets", "mountPath": SECRETS, "readOnly": True})
-    if settings.weights_claim:
-        claim = {"claimName": settings.weights_claim}
-        volumes.append({"name": "weights", "persistentVolumeClaim": claim})
-    elif settings.weights_path:
-        folder = {"path": settings.weights_path, "type": "DirectoryOrCreate"}
-        volumes.append({"name": "weights", "hostPath": folder})
-    if settings.weights_claim or settings.weights_path:
-        mounts.append({"name": "weights", "mountPath": _WEIGHTS})
+    kept = (
+        ("weights", settings.weights_claim, settings.weights_path, _WEIGHTS),
+        ("compiled", settings.compile_cache_claim, settings.compile_cache_path, COMPILED),
+    )
+    for called, claim, path, where in kept:
+        if claim:
+            volumes.append({"name": called, "persistentVolumeClaim": {"claimName": claim}})
+        elif path:
+            folder = {"path": path, "type": "DirectoryOrCreate"}
+            volumes.append({"name": called, "hostPath": folder})
+        if claim or path:
+            mounts.append({"name": called, "mountPath": where})
     return volumes, mounts
 
 

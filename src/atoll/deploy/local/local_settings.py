@@ -10,6 +10,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.paths import state_dir
 from atoll.deploy.target import Claim, Deployer, DeployerSettings, StartOrder, TargetSite
 from atoll.plan.name_types import Name
+from atoll.runtime.endpoints.compile_cache import own_folder
 
 _FIRST_PORT = 8000
 """Port of the first command in a dry run; each further instance gets the next one."""
@@ -19,10 +20,13 @@ class LocalSettings(DeployerSettings):
     """This machine as a target.
 
     `pretend` lets processes of this machine stand for the machines of the pool, whatever those are.
+    `compile_cache` is the folder that keeps what engines compile as they start; left out, one in Atoll's
+    cache folder; "none": engines keep it where they do by themselves.
     """
 
     region: Name = "local"
     pretend: bool = False
+    compile_cache: str | None = None
 
     @property
     def pretends(self) -> bool:
@@ -46,7 +50,12 @@ class LocalSettings(DeployerSettings):
 
     def programs(self) -> dict[str, object]:
         """Run what this process runs."""
-        return {"atoll": (sys.executable, "-m", "atoll"), "python": sys.executable}
+        folder = self.compile_cache or str(own_folder())
+        return {
+            "atoll": (sys.executable, "-m", "atoll"),
+            "python": sys.executable,
+            "compile_cache": None if folder == "none" else folder,
+        }
 
     def is_untouched(self, folder: Path) -> bool:
         """Whether nothing was ever started; opening would make its folder."""

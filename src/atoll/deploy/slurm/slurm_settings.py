@@ -73,9 +73,11 @@ class SlurmSettings(DeployerSettings):
     otherwise; `notice_s` before it ends nodes are told (SIGUSR1). `options` are further ones of sbatch.
     `work_folder` must be seen by this machine and the compute nodes under the same path: scripts, logs and
     secrets stand there. `python` runs on compute nodes, `atoll` is what stands for the command `atoll` there,
-    and `modules` are loaded first. `gpu_names` gives the catalog's GPU for a gres type that is not called the
-    same ({"a100": "A100-40"}; "gpu" is for gres without a type). `usd_per_gpu_hour` is by catalog name and 0
-    where it is not given. `deadline_s` ends any call of Slurm's commands; ended jobs are listed for `keep_s`.
+    and `modules` are loaded first. `compile_cache` is a folder of compute nodes, shared or each one's own,
+    for what engines compile as they start; left out, they keep it in your home. `gpu_names` gives the
+    catalog's GPU for a gres type that is not called the same ({"a100": "A100-40"}; "gpu" is for gres without
+    a type). `usd_per_gpu_hour` is by catalog name and 0 where it is not given. `deadline_s` ends any call of
+    Slurm's commands; ended jobs are listed for `keep_s`.
     """
 
     region: Name = "slurm"
@@ -91,6 +93,7 @@ class SlurmSettings(DeployerSettings):
     python: str = Field(default="python3", min_length=1)
     atoll: tuple[str, ...] = Field(default=("atoll",), min_length=1)
     modules: tuple[ModuleName, ...] = ()
+    compile_cache: Annotated[str, AfterValidator(_plain_folder)] | None = None
     gpu_names: dict[str, str] = Field(default_factory=dict)
     usd_per_gpu_hour: dict[str, NotNegative] = Field(default_factory=dict)
     deadline_s: float = Field(default=30.0, gt=0)

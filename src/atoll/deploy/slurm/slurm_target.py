@@ -31,7 +31,8 @@ class SlurmTarget(SlurmSettings):
 
     def programs(self) -> dict[str, object]:
         """Return what is installed on compute nodes."""
-        return {"atoll": self.atoll, "python": self.python}
+        programs = {"atoll": self.atoll, "python": self.python}
+        return {**programs, "compile_cache": self.compile_cache}
 
     def render_orders(
         self, orders: Sequence[StartOrder], deployer: Deployer, catalog: Catalog

@@ -4,6 +4,7 @@ Begin with `endpoint`. `atoll.engines` says what an engine's command is, this pa
 
     endpoint        the types, and the endpoint of an engine that is one server
     stage_endpoint  Atoll's own engine: a process a node, and one that listens
+    compile_cache   what engines compile as they start, kept for the next start
     probes          is a process ready, is it well: a real token
     devices         which machine and GPUs a node of a plan runs on
 

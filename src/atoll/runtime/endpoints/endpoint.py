@@ -10,8 +10,9 @@ from atoll.core.errors import InputError
 from atoll.core.files import atomic_write
 from atoll.core.frozen import Frozen
 from atoll.engines.engine import Engine, ServedModel, ServerHost
-from atoll.plan.engine_layout import engine_layout
+from atoll.plan.engine_layout import engine_layout, gpu_kinds
 from atoll.plan.plan import Instance
+from atoll.runtime.endpoints.compile_cache import KeptLaunch, own_folder
 from atoll.runtime.endpoints.devices import show_nodes
 from atoll.runtime.endpoints.probes import TokenProbe
 from atoll.runtime.pool.member import Backend
@@ -112,8 +113,11 @@ def server_endpoint(
     elif engine.weights == "gguf":
         served = replace(served, source=str(gguf_file(engine, served.source)))
     made = engine.command(layout, served, ServerHost(str(port), sys.executable, threads))
+    kept = KeptLaunch(engine, layout, served, gpu_kinds(instance))
     command = Command(
-        made.arguments, home.log(instance.id), {**show_nodes(instance.nodes), **made.environment}
+        tuple(kept.wrap(made.arguments, sys.executable, own_folder())),
+        home.log(instance.id),
+        {**show_nodes(instance.nodes), **made.environment},
     )
     if threads is not None:
         command = replace(command, cpus=given.cpus.get(instance.id, ()), threads=threads)
