@@ -420,9 +420,8 @@ def test_targets_say_where_compilations_are_kept() -> None:
     assert KubernetesTarget().programs() == {}
     for volume in ({"compile_cache_claim": "compiled"}, {"compile_cache_path": "/var/compiled"}):
         target = KubernetesTarget.parse(volume)
-        (command,) = node_commands(
-            on(instance([(0, 32)]), ["L4:1"]), HUB, CommandSettings(**target.programs())
-        )
+        settings = CommandSettings(compile_cache=str(target.programs()["compile_cache"]))
+        (command,) = node_commands(on(instance([(0, 32)]), ["L4:1"]), HUB, settings)
         order = StartOrder(instance([(0, 32)]), LABELS, (command,))
         pod = render_instance(order, target, Catalog.default())[-1]["spec"]["template"]["spec"]
         (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "compiled"]
