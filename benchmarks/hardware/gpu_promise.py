@@ -13,17 +13,22 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.hardware.gpu_promise_cases import CASES, SERVICE, SHARES, Case
+from benchmarks.hardware.gpu_promise_cases import CASES, SERVICE, SHARES, SYSTEM_TOKENS, Case
 from benchmarks.report import ROOT, Figure, finish, options
+
+if TYPE_CHECKING:
+    from atoll.workload.requests import PrefixBlocks
 
 RESULTS = ROOT / "benchmarks" / "results"
 HELD_SHARES = (0.5, 0.8)
 """Rates at which bars hold; at the planned rate itself a queue amplifies what is off."""
 Floats = NDArray[np.float64]
+_BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ def _runs(case: Case, path: Path) -> Iterator[Run]:
             input=np.array([int(row["input"]) for row in run], dtype=np.int32),
             output=np.array([int(row["output"]) for row in run], dtype=np.int32),
             models=(SERVICE,),
+            prefix=_systems(case, len(run)) if case.systems else None,
         )
         report = simulate(plan, fleet.problem, fleet.catalog, requests)
         columns = report.requests
@@ -109,6 +115,16 @@ def _runs(case: Case, path: Path) -> Iterator[Run]:
         )
         simulated = Seen(1e3 * columns.ttft_s, 1e3 * columns.tpot_s)
         yield Run(case, share, served, simulated)
+
+
+def _systems(case: Case, requests: int) -> PrefixBlocks:
+    """Return the blocks of the system prompts that prompts begin with."""
+    from atoll.workload.requests import PrefixBlocks
+
+    each = SYSTEM_TOKENS // _BLOCK_TOKENS
+    first = each * np.array([case.system(at) for at in range(requests)], dtype=np.int64)
+    ids = (first[:, None] + np.arange(each)).ravel()
+    return PrefixBlocks(each * np.arange(requests + 1), ids, _BLOCK_TOKENS)
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ SHARES = (0.5, 0.8, 1.0)
 """Rates of a case's runs, as shares of the planned one."""
 SECONDS = 90.0
 SERVICE = "chat"
+SYSTEM_TOKENS = 1024
+"""Length of a system prompt: two blocks as traces count them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Case:
     """A fleet of one service on one GPU, and how its engine is told what its folder of weights does not say.
 
     `rate_per_s` is the planned rate. Cases with the same `server` load one server, one after the other.
+    Every prompt of a case with `systems` begins with one of so many system prompts (`system`).
     """
 
     name: str
@@ -35,6 +38,11 @@ class Case:
     options: tuple[str, ...] = ()
     node: str = "H200:1"
     engine: str = "vllm"
+    systems: int = 0
+
+    def system(self, request: int) -> int | None:
+        """Return the number of the system prompt of a run's so-many-th request, if it has one."""
+        return 7 * request % self.systems if self.systems else None
 
     @property
     def fleet(self) -> str:
@@ -64,6 +72,7 @@ CASES = {
             options=("--quantization", "fp8"),
         ),
         Case("moe", "qwen3-30b-a3b", 800, 30, 10.0, "azure-conv", "moe"),
+        Case("3b-prefix", "llama-3.2-3b", 300, 12, 30.0, "azure-conv", "3b", systems=8),
     )
 }
 
@@ -88,6 +97,18 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 131072,
         "vocab_size": 128256,
         "tie_word_embeddings": False,
+    },
+    "llama-3.2-3b": {
+        **_LLAMA,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131072,
+        "vocab_size": 128256,
+        "tie_word_embeddings": True,
     },
     "qwen3-30b-a3b": {
         **_LLAMA,

@@ -3,6 +3,7 @@
     python -m benchmarks.gpu_promise_serve plan FOLDER              (anywhere: plans, arrivals)
     python -m benchmarks.gpu_promise_serve up CASE FOLDER OUT       (where the GPU is: `atoll up`)
     python -m benchmarks.gpu_promise_serve load CASE FOLDER OUT
+    python -m benchmarks.gpu_promise_serve steps CASE FOLDER OUT    (times of single steps)
     python -m benchmarks.gpu_promise_serve down CASE FOLDER OUT
 
 `up` and `load` need vLLM, Atoll and nothing to plan or simulate with. A program called `vllm` before the real
@@ -30,8 +31,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.hardware.gpu_promise_cases import CASES, SECONDS, SERVICE, SHARES, Case, write_model
-from benchmarks.simulation.streaming import stream_answer
+from benchmarks.hardware.gpu_promise_cases import (
+    CASES,
+    SECONDS,
+    SERVICE,
+    SHARES,
+    SYSTEM_TOKENS,
+    Case,
+    write_model,
+)
+from benchmarks.hardware.gpu_step_times import StepTime, measure_steps
+from benchmarks.simulation.streaming import draw_prompt, stream_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,9 +78,9 @@ def plan(folder: Path) -> None:
             with (folder / f"{name}-{share:g}.csv").open("w", newline="") as stream:
                 rows = csv.writer(stream)
                 rows.writerow(("arrival_s", "input", "output"))
-                for at, prompt, answer in zip(
-                    drawn.arrival_s, drawn.input, drawn.output, strict=True
-                ):
+                columns = zip(drawn.arrival_s, drawn.input, drawn.output, strict=True)
+                for at, own, answer in columns:
+                    prompt = own + (SYSTEM_TOKENS if case.systems else 0)
                     if prompt + answer <= limit:  # a server refuses longer ones
                         rows.writerow((f"{at:.4f}", prompt, answer))
 
@@ -141,7 +151,7 @@ def load(case: Case, folder: Path, out: Path) -> None:
     rows = []
     for share in SHARES:
         before = _metrics()
-        found = asyncio.run(_run(_arrivals(folder, case, share), seed=round(1000 * share)))
+        found = asyncio.run(_run(case, _arrivals(folder, case, share), seed=round(1000 * share)))
         after = _metrics()
         rows += [(f"{share:g}", *row) for row in found]
         note[f"metrics_{share:g}"] = {name: after[name] - before.get(name, 0.0) for name in after}
@@ -168,18 +178,23 @@ def _arrivals(folder: Path, case: Case, share: float) -> list[tuple[float, int, 
 async def _warm_up(case: Case, folder: Path) -> None:
     # Kernels compile at their first use: prompts and batches of all sizes come before what counts.
     arrivals = [row for row in _arrivals(folder, case, 1.0) if row[0] < _WARM_UP_S]
-    await _run(arrivals, seed=7_000_000)
+    await _run(case, arrivals, seed=7_000_000)
 
 
-async def _run(arrivals: Sequence[tuple[float, int, int]], seed: int) -> list[tuple[Any, ...]]:
+async def _run(
+    case: Case, arrivals: Sequence[tuple[float, int, int]], seed: int
+) -> list[tuple[Any, ...]]:
     begun_s = time.monotonic() + 0.5
 
     async def later(at: int) -> tuple[Any, ...]:
         arrival_s, prompt, answer = arrivals[at]
+        system = case.system(at)
+        begin = () if system is None else draw_prompt(system, SYSTEM_TOKENS)
         await asyncio.sleep(max(0.0, begun_s + arrival_s - time.monotonic()))
         try:
             found = await asyncio.wait_for(
-                stream_answer(_GATEWAY, SERVICE, seed * 100_000 + at, prompt, answer), 120.0
+                stream_answer(_GATEWAY, SERVICE, seed * 100_000 + at, prompt, answer, begin=begin),
+                120.0,
             )
         except (SystemExit, OSError, TimeoutError, ValueError) as error:
             return (arrival_s, prompt, answer, "", "", type(error).__name__)
@@ -224,6 +239,17 @@ def _summary(rows: Sequence[tuple[Any, ...]]) -> str:
     )
 
 
+def steps(case: Case, folder: Path, out: Path) -> None:
+    """Measure the times of the server's steps, past the gateway."""
+    asyncio.run(_warm_up(case, folder))
+    found = asyncio.run(measure_steps(_engine(), SERVICE))
+    with (out / f"gpu_steps_{case.server}.csv").open("w", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(StepTime._fields)
+        writer.writerows((*step[:-1], f"{step.ms:.3f}") for step in found)
+    print(case.server, *(f"{s.sequences}+{s.prompt}:{s.ms:.2f}" for s in found), flush=True)
+
+
 def down(case: Case, folder: Path) -> None:
     """End what `up` began."""
     command = [*(sys.executable, "-m", "atoll", "down"), *("--state", str(_state(case, folder)))]
@@ -233,7 +259,7 @@ def down(case: Case, folder: Path) -> None:
 def main() -> None:
     """Do what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("verb", choices=("plan", "up", "load", "down"))
+    parser.add_argument("verb", choices=("plan", "up", "load", "steps", "down"))
     parser.add_argument("case", nargs="?", choices=sorted(CASES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=Path())
@@ -246,7 +272,7 @@ def main() -> None:
     if given.verb == "down":
         down(case, folder)
     else:
-        {"up": up, "load": load}[given.verb](case, folder, given.out)
+        {"up": up, "load": load, "steps": steps}[given.verb](case, folder, given.out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll.core.rng import stream
@@ -48,13 +48,13 @@ def _pieces(line: bytes) -> Iterator[dict[str, Any]]:
 
 
 async def stream_answer(
-    url: str, model: str, seed: int, prompt: int, output: int
+    url: str, model: str, seed: int, prompt: int, output: int, *, begin: Sequence[int] = ()
 ) -> StreamedAnswer:
-    """Stream one answer of exactly so many tokens."""
+    """Stream one answer of exactly so many tokens to a prompt of so many, that has this beginning."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     asked = {
         "model": model,
-        "prompt": draw_prompt(seed, prompt),
+        "prompt": [*begin, *draw_prompt(seed, prompt - len(begin))],
         "max_tokens": output,
         "ignore_eos": True,
         "temperature": 0,
