@@ -57,6 +57,7 @@ def build_problem(
     ranges: Sequence[tuple[str, int, int]] = RANGES,
     profiles: Mapping[str, NodeProfile] | None = None,
     hop_s: float = 0.0,
+    engine: str = "atoll",
 ) -> tuple[Problem, Plan]:
     """Return the demo's fleet with a node for each range, measured or not yet, and the plan of those."""
     from atoll.engines.limits import EngineLaunch
@@ -99,7 +100,8 @@ def build_problem(
         for offer in demo.offers
         if offer.node_type in {kind for kind, _, _ in ranges}
     )
-    problem = demo.replace(cluster=cluster, offers=offers)
+    settings = demo.settings.model_copy(update={"engine": engine})
+    problem = demo.replace(cluster=cluster, offers=offers, settings=settings)
     plan = Plan(
         problem_hash=problem.content_hash(),
         problem_name=problem.name,

@@ -185,7 +185,9 @@ def _simulate(
     from benchmarks.simulation.real_stage import build_problem
 
     table = ServerTable(steps, beside_s)
-    problem, plan = build_problem(((KIND, 0, LAYERS),), {KIND: table.profile(_KV_TOKENS)})
+    # On cores vLLM prepares no step ahead, and what it takes beside steps is measured here.
+    profiles = {KIND: table.profile(_KV_TOKENS)}
+    problem, plan = build_problem(((KIND, 0, LAYERS),), profiles, engine="none")
     front = SimComponent("front", servers=64, item_s=max(beside_s, 1e-9))
     options = SimOptions(
         token_budget=TOKENS,

@@ -8,9 +8,10 @@ from pydantic import ValidationError
 
 from atoll.catalog import Catalog
 from atoll.core.errors import UnknownNameError
+from atoll.core.ids import Phase
 from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime
 from atoll.engines.profile import EngineProfile
-from atoll.engines.table import ENGINES, EngineChoice, profile_engine
+from atoll.engines.table import ENGINES, EngineChoice, is_asked_in_turn, profile_engine
 
 PLANNED = sorted(name for name, engine in ENGINES.items() if engine.defaults is not None)
 GPUS = [Catalog.default().gpu(name) for name in ("B200", "H200", "A100-80", "L40S", "L4", "T4")]
@@ -49,12 +50,30 @@ def test_host_time_of_the_stage_engine_is_what_it_showed_beside_an_h200() -> Non
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_host_time_is_what_servers_show(name: str) -> None:
-    """Asynchronous: 0.2 to 0.6 ms. Otherwise about 1 ms and 0.05 ms for each running sequence."""
-    overlapped = profile_engine(name, limits=EngineLimits(scheduling="async"))
-    assert all(0.2e-3 <= overlapped.host_seconds(n) <= 0.6e-3 for n in (1.0, 64.0, 256.0))
+    """Where steps are prepared: 0.05 ms and 0.001 for each sequence. Otherwise about 1 ms and 0.05 ms."""
+    overlapped = profile_engine(name)
+    assert overlapped == profile_engine(name, limits=EngineLimits(scheduling="async"))
+    assert overlapped.host_seconds(1.0) == pytest.approx(0.051e-3)
+    assert overlapped.host_seconds(250.0) == pytest.approx(0.3e-3)
     plain = profile_engine(name, limits=EngineLimits(scheduling="sync"))
     assert plain.host_seconds(1.0) == pytest.approx(1.05e-3)
     assert plain.host_seconds(128.0) == pytest.approx(7.4e-3)
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_only_servers_prepare_steps_and_take_time_beside_them(name: str) -> None:
+    server = name in ("vllm", "sglang")
+    for scheduling in ("async", "sync"):
+        profile = profile_engine(name, limits=EngineLimits(scheduling=scheduling))
+        assert profile.schedules_ahead == (server and scheduling == "async")
+        assert profile.request_s == (0.01 if server else 0.0)
+
+
+def test_who_decodes_is_asked_after_prefill_by_vllm_and_beside_it_by_sglang() -> None:
+    for phase in Phase.PREFILL, Phase.BOTH:
+        assert all(is_asked_in_turn(name, phase) for name in PLANNED)
+    decode = {name: is_asked_in_turn(name, Phase.DECODE) for name in PLANNED}
+    assert decode == {name: name != "sglang" for name in PLANNED}
 
 
 def test_batches_of_vllm_depend_on_the_gpu() -> None:
@@ -105,6 +124,8 @@ def test_what_is_set_counts_and_the_rest_is_the_engines() -> None:
         prefix_caching=False,
         prefill_layer_s=own.prefill_layer_s,
         fuses_all_reduce=True,
+        schedules_ahead=True,
+        request_s=0.01,
     )
     assert limits.given == {
         "gpu_memory_utilization": 0.5,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.catalog.link_table import Link
 from atoll.core.ids import Phase
 from atoll.engines.limits import EngineLimits
-from atoll.engines.table import EngineChoice
+from atoll.engines.table import EngineChoice, profile_engine
 from atoll.perf.capacity import CapacityModel, RoleLoad
 from atoll.perf.operators import Array
 from atoll.perf.step import Position, analytic
@@ -58,6 +58,27 @@ def test_waiting_takes_capacity_and_stays_regular(
     assert (found <= rates(replace(role, waits=False), node, link) * (1.0 + 1e-9)).all()
     assert (np.diff(found[:, 1:], axis=1) <= 0.0).all()
     assert (rates(role, node, link, factor) >= found * (1.0 - 1e-9)).all()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_an_engine_takes_beside_steps_comes_off_the_promise_once(waits: bool) -> None:
+    """In a pipeline, too: each stage gives its part. A token does not wait for it."""
+    spec, on = MODELS["llama-3.1-8b"], node_type("L40S:1")
+    plain = profile_engine("none", on.gpu)
+    for phase, asked_s, left_s in ((Phase.PREFILL, 0.31, 0.3), (Phase.DECODE, 0.03, 0.03)):
+        role = RoleLoad("x", spec, phase, asked_s, LengthMix.fixed(512, 128), waits=waits)
+        late = CapacityModel(role, analytic(spec, on, engine=replace(plain, request_s=0.01)))
+        soon = CapacityModel(role, analytic(spec, on, engine=plain))
+        for stages in STAGES:
+            position = Position.WHOLE if stages == 1 else Position.FIRST
+            found = late.throughput([stages], [asked_s / stages], position)
+            expected = soon.throughput([stages], [left_s / stages], position)
+            assert found.max() > 0.0
+            np.testing.assert_allclose(found, expected, rtol=1e-9)
+        within = late.detail(16, 2, asked_s / 2, Position.FIRST)
+        other = soon.detail(16, 2, left_s / 2, Position.FIRST)
+        assert within.limit == other.limit
+        assert within.batch == pytest.approx(other.batch)
 
 
 def test_a_token_goes_round_with_as_many_batches_in_flight_as_there_are_stages() -> None:

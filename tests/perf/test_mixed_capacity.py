@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from atoll.catalog.link_table import Link
 from atoll.core.ids import Phase
 from atoll.engines.limits import MIXED_TOKENS
+from atoll.engines.profile import EngineProfile
+from atoll.engines.table import profile_engine
 from atoll.perf.batch import Batch
 from atoll.perf.capacity import CapacityModel, RoleLoad
 from atoll.perf.mixed_capacity import MixedCapacityModel
@@ -96,6 +98,61 @@ def test_both_phases_never_carry_more_than_each_of_them_could_alone(
         alone = CapacityModel(RoleLoad("x", llm, phase, slo_s, mix), analytic(llm, node_type(node)))
         most = alone.throughput([1], [slo_s], Position.WHOLE)[0, -1] / tokens
         assert rate <= most * 1.05 + 1e-9
+
+
+def with_engine(engine: EngineProfile, ttft_s: float, mix: LengthMix) -> MixedCapacityModel:
+    """Where time to the first token is what limits it."""
+    llm = MODELS["llama-3.1-8b"]
+    prompts = RoleLoad("p", llm, Phase.PREFILL, ttft_s, mix, together=True, waits=True)
+    answers = RoleLoad("d", llm, Phase.DECODE, 10.0, mix, together=True, waits=True)
+    steps = analytic(llm, node_type("H100:1"), engine=engine)
+    return MixedCapacityModel(prompts, answers, steps, link=LINKS[1])
+
+
+@pytest.mark.parametrize("tail", [0.0, 4000.0])
+def test_what_an_engine_takes_beside_steps_comes_off_the_promise(tail: float) -> None:
+    plain, mix = profile_engine("none"), replace(LengthMix.fixed(512, 64), input_tail=tail)
+    late, soon = replace(plain, request_s=0.05), plain
+    for stages, ends in ((1, (Position.WHOLE,)), (3, ENDS)):
+        found = with_engine(late, 0.25, mix).throughputs([stages], ends)
+        expected = with_engine(soon, 0.2, mix).throughputs([stages], ends)
+        assert found.max() > 0.0
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_prompts_wait_for_the_step_that_is_prepared_on_a_single_node() -> None:
+    plain, mix = profile_engine("none"), LengthMix.fixed(512, 64)
+    ahead = replace(plain, schedules_ahead=True)
+    whole = [Position.WHOLE]
+    found = float(with_engine(ahead, 0.2, mix).throughputs([1], whole)[0, 0, -1])
+    llm, steps = (
+        MODELS["llama-3.1-8b"],
+        analytic(MODELS["llama-3.1-8b"], node_type("H100:1"), engine=plain),
+    )
+
+    def rate_and_step(sequences: float) -> tuple[float, float]:
+        share, prompts = min(1.0, sequences / 64), max(1.0, sequences / 64)
+        plain_s, mixed_s = (
+            step_seconds(
+                steps, Batch(512 * p, p, 0.0, sequences, mix.decode_context), 0, llm.layers
+            )
+            for p in (0.0, prompts)
+        )
+        step_s = (1.0 - share) * plain_s + share * mixed_s
+        return sequences / (64 * step_s), step_s
+
+    # By halving: the sequences at which so many requests/s come, and what a step takes then.
+    low, high = 1.0, 200.0
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if rate_and_step(middle)[0] < found else (low, middle)
+    step_s = rate_and_step(low)[1]
+    assert step_s > 0.01
+    soon = with_engine(plain, 0.2 - step_s, mix).throughputs([1], whole)[0, 0, -1]
+    assert found == pytest.approx(soon, rel=0.01)
+    # Pipelines prepare none.
+    two, same = (with_engine(one, 0.4, mix).throughputs([2], ENDS) for one in (ahead, plain))
+    np.testing.assert_array_equal(two, same)
 
 
 def test_a_step_with_its_share_of_prompts_takes_the_promised_time() -> None:

@@ -70,10 +70,12 @@ def test_prefill_leaves_time_to_hand_over() -> None:
     spec = catalog().model("llama-3.1-8b").llm
     transfer = handover(problem(), catalog(), APART)
     assert transfer is not None
-    assert prefill_promise_s(problem(), catalog(), APART) == 1.5 - transfer.seconds
+    # vLLM asks who decodes when the prompt is computed, and that takes 10 ms.
+    left_s = 1.5 - 0.01 - transfer.seconds
+    assert prefill_promise_s(problem(), catalog(), APART) == left_s
     assert prefill_promise_s(problem(), catalog(), TOGETHER) == 1.5
     mix = APART.lengths.mix()
-    load = RoleLoad("x", spec, Phase.PREFILL, 1.5 - transfer.seconds, mix, waits=True)
+    load = RoleLoad("x", spec, Phase.PREFILL, left_s, mix, waits=True)
     # Of the sizes that there are, this one's interface holds nothing up.
     (expected,) = capacity_table([load], [catalog().node("L40S:8")], 1).values()
     table = role_table(problem(), catalog(), APART, PREFILL, "L40S:8", 1)

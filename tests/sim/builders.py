@@ -20,6 +20,8 @@ CATALOG = Catalog.default()
 REGION = "here"
 LAYERS = 80
 """Layers of the model that clusters run."""
+READ_S = 10e-3
+"""What vLLM takes for a request beside steps, on every instance that is asked."""
 
 
 def service(name: str = "m", model: str = "llama-3.1-8b", *, apart: bool = False) -> Service:

@@ -29,6 +29,7 @@ from atoll.solve.registry import solve
 from atoll.workload.requests import Requests
 from tests.sim.builders import (
     CATALOG,
+    READ_S,
     placed,
     planned,
     poisson,
@@ -43,6 +44,8 @@ OWN = problem(service(apart=True))
 SPEC = CATALOG.model("llama-3.1-8b").llm
 KV = SPEC.layers * SPEC.kv_bytes_per_token_layer
 """Bytes of KV cache of a token."""
+READ_TWICE_S = 2 * READ_S
+"""vLLM asks who computes the prompt first, then who decodes."""
 NODE = "A100-80:1"
 ALL = (0, SPEC.layers, (NODE,))
 EAST, WEST = "us-east-1", "us-west-2"
@@ -72,7 +75,7 @@ def test_the_first_token_comes_when_the_cache_has_arrived() -> None:
 
     found = simulate(whole(OWN), OWN, CATALOG, requests([0.0], 800, 12), NO_WAY)
 
-    first = prompt_s(800) + link.latency_s + 800 * KV / link.bandwidth_bytes_per_s
+    first = READ_TWICE_S + prompt_s(800) + link.time_s(800 * KV)
     assert found.requests.ttft_s[0] == pytest.approx(first, abs=1e-5)
     assert found.requests.e2e_s[0] == pytest.approx(first + later, abs=1e-5)
     # The move is part of the time to the first token, not of the time between tokens.
@@ -93,7 +96,7 @@ def test_layers_with_a_window_move_no_more_than_it() -> None:
     found = simulate(whole(own, node="H100:1"), own, CATALOG, requests([0.0], 3000, 2), NO_WAY)
 
     move = link.time_s(kept * spec.kv_bytes_per_token_layer)
-    assert found.requests.ttft_s[0] == pytest.approx(prompt + move, abs=2e-5)
+    assert found.requests.ttft_s[0] == pytest.approx(READ_TWICE_S + prompt + move, abs=2e-5)
 
 
 @pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "deepseek-v3"])
@@ -108,7 +111,8 @@ def test_states_and_latents_move_as_planned(model: str) -> None:
 
     moved = kv_bytes(spec, 0, spec.layers, 500.0)
     assert moved > 500 * spec.kv_bytes_per_token or spec.delta is None
-    assert found.requests.ttft_s[0] == pytest.approx(prompt + link.time_s(moved), abs=1e-5)
+    expected = READ_TWICE_S + prompt + link.time_s(moved)
+    assert found.requests.ttft_s[0] == pytest.approx(expected, abs=1e-5)
 
 
 FLEET = """\
@@ -138,15 +142,15 @@ def test_pairs_planned_on_vllm_move_what_and_where_was_planned(tokens: int) -> N
         found = simulate(plan, own, CATALOG, requests([0.0], tokens, answer), NO_WAY)
         return float(found.requests.ttft_s[0])
 
-    # An answer of one token needs no move: what the others wait longer is the move.
-    assert first_s(2) - first_s(1) == pytest.approx(planned_s, rel=1e-3)
+    # An answer of one token needs no move: what the others wait longer is the move, and who decodes.
+    assert first_s(2) - first_s(1) - READ_S == pytest.approx(planned_s, rel=1e-3)
     carried, _ = run_links(plan, own, requests([0.0], tokens, 2), NO_WAY)
     assert sum(carried.values()) >= kv_bytes(SPEC, 0, SPEC.layers, float(tokens))
 
 
 def test_an_answer_of_one_token_needs_no_move() -> None:
     found = simulate(whole(OWN), OWN, CATALOG, requests([0.0], 800, 1), NO_WAY)
-    assert found.requests.ttft_s[0] == pytest.approx(prompt_s(800), abs=1e-5)
+    assert found.requests.ttft_s[0] == pytest.approx(READ_S + prompt_s(800), abs=1e-5)
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -163,7 +167,7 @@ def test_a_slice_has_its_share_of_the_interface(gpus: int) -> None:
     found = simulate(plan, OWN, CATALOG, requests([0.0], 800, 2), NO_WAY)
 
     share = link.bandwidth_bytes_per_s * gpus / 8
-    expected = prompt_s(800, node="L40S:1") + link.latency_s + 800 * KV / share
+    expected = READ_TWICE_S + prompt_s(800, node="L40S:1") + link.latency_s + 800 * KV / share
     assert found.requests.ttft_s[0] == pytest.approx(expected, abs=1e-5)
 
 
@@ -180,7 +184,7 @@ def test_every_node_moves_its_own_layers() -> None:
         [placed(OWN, "p", Phase.PREFILL, *cut), placed(OWN, "d", Phase.DECODE, ALL)],
         {("p", "d"): 1.0},
     )
-    prompt = prompt_s(800, 0, 20) + prompt_s(800, 20, SPEC.layers)
+    prompt = READ_TWICE_S + prompt_s(800, 0, 20) + prompt_s(800, 20, SPEC.layers)
     prompt += link.time_s(800 * (SPEC.hidden * 2.0 + 4.0))
     work = requests([0.0], 800, 2)
 
@@ -225,7 +229,7 @@ def test_an_idle_move_takes_what_planners_count_it_with(
         sent_s = float(built.sim.run["clock_s"][0])
     took = float(built.sim.request["first_s"][0]) - sent_s
     counted = transfer_s(CATALOG, OWN.services[0], *sides, tokens=float(tokens))
-    assert took == pytest.approx(counted, rel=1e-9)
+    assert took == pytest.approx(READ_S + counted, rel=1e-9)
 
 
 def test_caches_for_one_node_take_turns_at_its_interface() -> None:
@@ -241,7 +245,7 @@ def test_caches_for_one_node_take_turns_at_its_interface() -> None:
     link = CATALOG.links.between("here", "here", NODE, NODE)
     move = 800 * KV / link.bandwidth_bytes_per_s
     found = simulate(plan, OWN, CATALOG, requests([0.0, 0.0], 800, 2), NO_WAY)
-    first = prompt_s(800) + link.latency_s
+    first = READ_TWICE_S + prompt_s(800) + link.latency_s
     assert sorted(found.requests.ttft_s) == pytest.approx(
         [first + move, first + 2 * move], abs=2e-5
     )
@@ -256,7 +260,7 @@ def test_a_planned_pair_across_regions_shares_their_link() -> None:
     link = CATALOG.links.between(EAST, WEST)
     move = 100 * KV / link.bandwidth_bytes_per_s
     found = simulate(plan, OWN, CATALOG, requests([0.0, 0.0], 100, 2), NO_WAY)
-    first = prompt_s(100) + link.latency_s
+    first = READ_TWICE_S + prompt_s(100) + link.latency_s
     # Nodes of their own on both sides, and one link between the coasts.
     assert sorted(found.requests.ttft_s) == pytest.approx(
         [first + move, first + 2 * move], abs=2e-5
@@ -430,7 +434,7 @@ def cluster(*links: ClusterLink) -> tuple[Problem, Plan]:
 def test_slices_of_one_machine_of_a_cluster_talk_over_their_share() -> None:
     own, plan = cluster(ClusterLink(src="*", dst="*", bytes_per_s=8e9, latency_s=0.0))
     found = simulate(plan, own, CATALOG, requests([0.0], 800, 2))
-    expected = prompt_s(800, node="L40S:1") + 800 * KV / 4e9
+    expected = READ_TWICE_S + prompt_s(800, node="L40S:1") + 800 * KV / 4e9
     assert found.requests.ttft_s[0] == pytest.approx(expected, abs=1e-5)
 
     rules = [("source", "*"), ("*", "sink")]
@@ -439,7 +443,7 @@ def test_slices_of_one_machine_of_a_cluster_talk_over_their_share() -> None:
     )
     found = simulate(plan, own, CATALOG, requests([0.0], 800, 2))
     nic = CATALOG.links.between("here", "here", "L40S:8", "L40S:8")
-    expected = prompt_s(800, node="L40S:1") + nic.latency_s
+    expected = READ_TWICE_S + prompt_s(800, node="L40S:1") + nic.latency_s
     expected += 800 * KV / (nic.bandwidth_bytes_per_s / 2)
     assert found.requests.ttft_s[0] == pytest.approx(expected, abs=1e-5)
 

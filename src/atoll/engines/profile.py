@@ -1,8 +1,9 @@
 """Time and memory that an engine takes beside the kernels, and the size of its batches.
 
-Servers that prepare the next step while the GPU works (asynchronous scheduling) show 0.2 to 0.6 ms of host
-time; others about 1 ms and 0.05 ms for every running sequence. Limits that nobody sets are the engine's own,
-which depend on the GPU. `atoll profile` measures the host time on the machine itself.
+Servers that prepare the next step while the GPU works (asynchronous scheduling) leave next to nothing between
+steps, but a prompt that comes waits for the step that is prepared already; others show about 1 ms of host
+time and 0.05 ms for every running sequence. Limits that nobody sets are the engine's own, which depend on the
+GPU. `atoll profile` measures the host time on the machine itself.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
 NO_HOST_TIME = HostTime()
 NO_LIMITS = EngineLimits()
 SERVER_HOST_TIME: Mapping[Scheduling, HostTime] = {
-    "async": HostTime(step_s=0.3e-3, sequence_s=1e-6),
+    "async": HostTime(step_s=0.05e-3, sequence_s=1e-6),
     "sync": HostTime(step_s=1.0e-3, sequence_s=0.05e-3),
 }
 """Host time of the usual servers of one process per GPU."""
+SERVER_REQUEST_S = 10e-3
+"""What a request waits for beside steps: HTTP, tokens, messages between processes. About what vLLM 0.22 took
+on an H200 (`benchmarks.gpu_promise`); an assumption for SGLang."""
 COMPILED_LAYER_S = 0.1e-3
 """Least time of a layer in pieces that are launched one by one; an assumption."""
 
@@ -72,6 +76,10 @@ class EngineProfile:
     need memory for that. With `layer_split_s` the GPUs of a node hold layers in a row, one works at a time,
     and each hand-over takes that long; without, they split each layer. `kernels` are its own, None: those
     that GPUs were measured with.
+
+    One that `schedules_ahead` has prepared the next step when one begins: what comes meanwhile joins the step
+    after that. Pipelines do not: there the steps under way are those in the stages. `request_s` is what a
+    request waits for beside steps, once on every instance that it is sent to.
     """
 
     name: str
@@ -89,6 +97,8 @@ class EngineProfile:
     part_tokens: int | None = None
     layer_split_s: float | None = None
     kernels: KernelSpeeds | None = None
+    schedules_ahead: bool = False
+    request_s: float = 0.0
 
     def host_seconds(self, sequences: Num) -> Num:
         """Return host seconds of a step with so many sequences."""
@@ -100,7 +110,8 @@ class EngineDefaults:
     """Limits and times of an engine that nobody configured.
 
     `batch` returns the limits of sequences and tokens of a step on a GPU (None: a large one), `kernels` its
-    own kernels there. `hosts` are host times by scheduling.
+    own kernels there. `hosts` are host times by scheduling; one that `schedules_ahead` does so if that is
+    "async".
     """
 
     hosts: Mapping[Scheduling, HostTime]
@@ -115,6 +126,8 @@ class EngineDefaults:
     part_tokens: int | None = None
     layer_split_s: float | None = None
     kernels: Callable[[GpuType | None], KernelSpeeds] | None = None
+    schedules_ahead: bool = False
+    request_s: float = 0.0
 
     def profile(
         self, name: str, gpu: GpuType | None, limits: EngineLimits | None = None
@@ -126,9 +139,10 @@ class EngineDefaults:
         # A step has room for a token of every sequence.
         budget = chosen.max_num_batched_tokens or max(own_tokens, sequences)
         share, caching = chosen.gpu_memory_utilization, chosen.prefix_caching
+        scheduling = chosen.scheduling or self.scheduling
         return EngineProfile(
             name,
-            host=chosen.host or self.hosts[chosen.scheduling or self.scheduling],
+            host=chosen.host or self.hosts[scheduling],
             memory_share=self.memory_share if share is None else share,
             max_sequences=min(sequences, budget),
             max_tokens=budget,
@@ -141,4 +155,6 @@ class EngineDefaults:
             part_tokens=self.part_tokens,
             layer_split_s=self.layer_split_s,
             kernels=None if self.kernels is None else self.kernels(gpu),
+            schedules_ahead=self.schedules_ahead and scheduling == "async",
+            request_s=self.request_s,
         )

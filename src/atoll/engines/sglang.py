@@ -38,7 +38,12 @@ from atoll.engines.options import (
     take_number,
     write_launch,
 )
-from atoll.engines.profile import COMPILED_LAYER_S, SERVER_HOST_TIME, EngineDefaults
+from atoll.engines.profile import (
+    COMPILED_LAYER_S,
+    SERVER_HOST_TIME,
+    SERVER_REQUEST_S,
+    EngineDefaults,
+)
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
@@ -150,6 +155,8 @@ class Sglang(Engine):
         prefix_caching=True,
         prefill_layer_s=COMPILED_LAYER_S,
         fuses_all_reduce=True,
+        schedules_ahead=True,
+        request_s=SERVER_REQUEST_S,
     )
     admits_by_prompts = True
 

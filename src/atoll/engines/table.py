@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import InputError, UnknownNameError
+from atoll.core.ids import Phase
 from atoll.engines.engine import Engine
 from atoll.engines.limits import EngineLimits
 from atoll.engines.profile import NO_LIMITS, EngineProfile
@@ -116,6 +117,12 @@ def profile_engine(
     defaults = _find_among(name, lambda engine: engine.defaults is not None).defaults
     assert defaults is not None
     return defaults.profile(name, gpu, limits)
+
+
+def is_asked_in_turn(name: str, phase: Phase) -> bool:
+    """Return whether instances of a phase are asked alone: some that decode are, others beside prefill."""
+    connector = find_engine(name).connector
+    return phase is not Phase.DECODE or connector is None or connector.recomputes
 
 
 def _find_among(name: str, which: Callable[[Engine], bool], field: str | None = None) -> Engine:

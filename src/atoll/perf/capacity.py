@@ -15,6 +15,9 @@ activation bytes of a request. Throughput never rises with j and never falls wit
 falls with j, and the budget only cuts the choice of B. t is tabulated on a grid of B and linear
 between its points, which keeps all of this exact.
 
+A first token takes the engine some time beside steps (`EngineProfile.request_s`): of the budget of prefill an
+S-th of that is gone.
+
 Prompts longer than the T tokens that a step takes run in pieces, in pipelines one behind the other. Where
 that goes for mean ones B = T / length < 1 of them is in a step, and 1 / B pieces pass S stages in
 1 / B + S - 1 steps: t(B) counts (1 / B + S - 1) / S times. The longest prompt that must be in time is cut in
@@ -282,6 +285,11 @@ class CapacityModel:
         # Half a step in progress, once in the whole pipeline: a share of it for each stage.
         return 0.5 / stages if self._role.phase is Phase.PREFILL else np.zeros_like(stages)
 
+    def _left(self, stages: Array, budgets_s: Array) -> Array:
+        """Seconds of the budgets that are left for steps and hand-overs."""
+        beside_s = self._model.engine.request_s if self._role.phase is Phase.PREFILL else 0.0
+        return budgets_s - beside_s / stages
+
     def _own_steps(self, stages: Array) -> Array:
         """Steps that a request takes at a stage: one, or more where it runs in pieces."""
         return np.asarray((self._pieces - 1.0 + stages) / stages)
@@ -314,7 +322,8 @@ class CapacityModel:
         """Return tokens/s at several positions at once, (positions, stage counts, layers + 1)."""
         from atoll.perf.capacity_kernel import fill_rates
 
-        depth, budgets = np.array(stages, dtype=np.float64), np.array(budgets_s, dtype=np.float64)
+        depth = np.array(stages, dtype=np.float64)
+        budgets = self._left(depth, np.array(budgets_s, dtype=np.float64))
         ends = self._ends_at(tuple(positions))
         own = self._own_steps(depth)
         passes = own + self._more_steps(depth)
@@ -361,7 +370,8 @@ class CapacityModel:
 
     def detail(self, layers: int, stages: int, budget_s: float, position: Position) -> Capacity:
         """Return the capacity with exactly `layers` layers and which limit binds."""
-        best = self._best(np.array([float(stages)]), np.array([budget_s]), [position])
+        depth = np.array([float(stages)])
+        best = self._best(depth, self._left(depth, np.array([budget_s])), [position])
         tokens = float(self.throughput([stages], [budget_s], position)[0, layers])
         at = (0, 0, layers)
         largest = len(self._grid) - 1

@@ -11,12 +11,13 @@ most the engine's `mixed_tokens`; with that many, prompts pass at one per s(B) s
 much of that is used. A request keeps its promise, in each of S stages with hand-over u, if
 
     T (1 + V / (o t(B, 0))) + W + u <= TPOT / S       W = M / 2T where S > 1 (the step in progress), else 0
-    t(B, p) + M / 2T + K s H(rho) + u <= TTFT / S
+    t(B, p) + M / 2T + K s H(rho) + u <= (TTFT - a) / S
 
 (`perf.queueing` for K and H; a prompt longer than a step goes on in the next ones). V is the work of prompts
 that came while a request waited for its own, r x (1 + r K / (1 - r)) with x = (t(B, p) - t(B, 0)) / p for
 each and r = 1 - t(B, 0) / T: they are done before it gets on, which matters to short answers, and o is the
-length of a median one.
+length of a median one. a is what the engine takes beside steps (`EngineProfile.request_s`) and, for a single
+node that prepares a step when the one before it begins, that step T where any runs.
 
 From both follows how long a request stays; as many as are there at a time (Little's law) must find room for
 prompt and answer as the engine books them. Everything on the left rises with B and with the number of layers,
@@ -182,7 +183,8 @@ class MixedCapacityModel:
             count = depth[..., 0]
             hop_tail = np.where(count > 1.0, self._tail_hop_s, 0.0)
             step_s = self._tail_pieces[position].stage_seconds(count)
-            in_time = (step_s + hop_tail) * count <= self._prompts.slo_s
+            left_s = self._prompts.slo_s - self._model.engine.request_s
+            in_time = (step_s + hop_tail) * count <= left_s
             fits = fits & in_time
         return np.where(fits, _largest(passed, rate), 0.0)
 
@@ -212,6 +214,10 @@ class MixedCapacityModel:
             paced = mean * (1.0 + backlog / (_median(lengths) * plain))
         token_s = (paced + np.where(depth > 1.0, residual, 0.0) + hop) * depth
         prompt_s = (first + hop_first) * depth
+        # Before it gets KV cache: so `stay` is without it.
+        engine = self._model.engine
+        prepared = np.where(depth > 1.0, 0.0, mean * np.minimum(self._grid, 1.0))
+        before_s = engine.request_s + (prepared if engine.schedules_ahead else 0.0)
         stay = rate * (lengths.output_mean * token_s + prompt_s)
         taken = self._places[position]
         if self._waits:
@@ -221,7 +227,7 @@ class MixedCapacityModel:
                 rate,
                 token_s / self._answers.slo_s,
                 stay / taken[:, None],
-                (prompt_s + queue * depth) / self._prompts.slo_s,
+                (prompt_s + queue * depth + before_s) / self._prompts.slo_s,
             )
 
     def _hop_s(self, tokens: float) -> float:

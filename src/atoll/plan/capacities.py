@@ -27,7 +27,7 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import TransformerSpec
 from atoll.core.ids import Phase, RoleId, parse_role
 from atoll.core.rng import stream
-from atoll.engines.table import EngineChoice
+from atoll.engines.table import EngineChoice, is_asked_in_turn
 from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node
 from atoll.perf.layers import tp_sizes
 from atoll.perf.memory_model import MemoryModel
@@ -130,7 +130,15 @@ def prompt_quantile(mix: LengthMix, share: float) -> float:
 def prefill_promise_s(problem: Problem, catalog: Catalog, service: Service) -> float:
     """Return what a prefill instance that hands its KV over has of TTFT; 0 or less: nothing."""
     transfer = handover(problem, catalog, service)
-    return service.ttft_s - (transfer.seconds if transfer is not None else 0.0)
+    if transfer is None:
+        return service.ttft_s
+    return service.ttft_s - asked_again_s(problem, service) - transfer.seconds
+
+
+def asked_again_s(problem: Problem, service: Service) -> float:
+    """Return what goes by beside steps where who decodes is asked only when the prompt is computed."""
+    engine = problem.engine_of(service)
+    return engine.on(None).request_s if is_asked_in_turn(engine.name, Phase.DECODE) else 0.0
 
 
 def tokens_per_unit(service: Service, phase: Phase) -> float:

@@ -98,7 +98,7 @@ def wake(z: Sim, u: int, now: float) -> None:
     if z.unit[u].busy or not z.unit[u].alive:
         return
     if z.unit[u].solo:
-        solo_start(z, u, now)
+        solo_start(z, u, now, now)
     else:
         stage_start(z, u, now)
 
@@ -191,6 +191,7 @@ def deliver(z: Sim, head: int, now: float) -> None:
             if c.hop == 0:
                 land(z, r, u)
             if c.state == PREFILL:
+                c.came_s = now
                 wait_prompt(z, u, r)
             else:
                 wait_at(z, u, token_list(u), r)
@@ -252,6 +253,7 @@ def cache_here(z: Sim, r: int, now: float) -> None:
     if z.unit[u].solo:
         prompt_done(z, r, now, now + last.back_s)
         c.context = 0
+        c.came_s = now
         wait_at(z, u, token_list(u), r)
         wake(z, u, now)
         return

@@ -242,7 +242,7 @@ def begin_part(z: Sim, r: int, part: int, now: float) -> None:
     if z.instance[c.instance].part == ANSWERS:
         # It only decodes: whoever asks has computed the prompt.
         c.state = MOVING
-        push(z, now, KV_HERE, r)
+        push(z, now + z.unit[z.edge[z.way[r, 0]].reach].front_s, KV_HERE, r)
         return
     post(z, now, z.way[r, 0], r, c.target)
 

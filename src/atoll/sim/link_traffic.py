@@ -13,6 +13,7 @@ from atoll.sim.sim_arrays import (
     DELIVER,
     KV_HERE,
     LAYER_WIDTH,
+    PREFILL,
     PROMPTS,
     TOUCHED,
     Sim,
@@ -59,14 +60,18 @@ def carry(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> flo
 def send(z: Sim, now: float, e: int, head: int, tokens: float) -> None:
     """Send the requests of the list at `head` over an edge as one message of so many tokens.
 
-    Sender and receiver each take their messages in turn; it is there when both are done with it.
+    Sender and receiver each take their messages in turn; it is there when both are done with it. Requests
+    that come in are read before they wait for a step; no message has such ones and others.
     """
     edge = z.edge[e]
     size = tokens * edge.token_bytes
     left = carry(z, edge.link, now, size, edge.bytes_per_s)
     if edge.into >= 0:
         left = max(left, carry(z, edge.into, now, size, z.link[edge.into].bytes_per_s))
-    push(z, left + edge.latency_s, DELIVER, head)
+    there = left + edge.latency_s
+    if z.request[head].state == PREFILL and z.request[head].hop == 0:
+        there += z.unit[edge.reach].front_s
+    push(z, there, DELIVER, head)
 
 
 @kernel
@@ -352,7 +357,7 @@ def move_cache(z: Sim, r: int, now: float) -> None:
     """Send the KV cache of a request from its prefill units to its decode units, layers to layers.
 
     Each piece takes its turn at the interfaces of both nodes and on the link that regions share, or, in a
-    cluster, on the link that joins the two.
+    cluster, on the link that joins the two. Engines that are asked one after the other read it there, too.
     """
     c = z.request[r]
     path = z.run[0].path
@@ -384,4 +389,4 @@ def move_cache(z: Sim, r: int, now: float) -> None:
                 left = max(left, carry_cache(z, out, now, piece, z.link[out].bytes_per_s))
                 left = max(left, carry_cache(z, into, now, piece, z.link[into].bytes_per_s))
             there = max(there, left + site.latency_s)
-    push(z, there, KV_HERE, r)
+    push(z, there + z.unit[z.edge[z.way[r, path]].reach].front_s, KV_HERE, r)

@@ -75,7 +75,8 @@ RUN = make_record(
     flag="actual single paired",
 )
 UNIT = make_record(
-    # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time.
+    # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time,
+    # and each is read for `front_s`. One that is `ahead` prepares a step at `begun_s` of the one before.
     i8="instance node site vertex start end kind row kinds max_sequences max_prompts budget stages"
     # The step under way (a list of requests), sequences that run and what they attend to.
     " batch joining steps running context owned paced gaps cached_rows"
@@ -86,17 +87,18 @@ UNIT = make_record(
     " step_count prompt_tokens decode_tokens",
     # Of what is used and of what waits, `*_moment` is the sum of each change times when it came: x(t) t less
     # that is the integral of x up to t; `*_mark` is what it was at the last sample.
-    f8="step_s token_s shared_s back_s room step_end last_end used peak cached_s busy_s batch_sum"
-    " used_moment used_mark queue_moment queue_mark",
-    flag="solo chunked alive busy",
+    f8="step_s token_s shared_s back_s front_s room begun_s step_end last_end used peak cached_s busy_s"
+    " batch_sum used_moment used_mark queue_moment queue_mark",
+    flag="solo chunked alive busy ahead",
 )
 REQUEST = make_record(
     # `target` is what the prompt pass computes, `context` the tokens a unit holds after this pass, `before`
     # ahead of it; `charged` hops of the pass are counted. `join` is the step at which a solo unit took it in.
-    # `over` is the edge it was last sent over; `piece` the tokens of its prompt in this step, that come after
-    # `computed`; `service_s` what the prompt alone takes. Its `blocks` whole blocks are those from `block` of
-    # `Sim.block_id` on; while it is `sharing` them they are counted.
-    f8="arrival_s start_s first_s last_s end_s sent_s gap_s service_s",
+    # `over` is the edge it was last sent over, `came_s` when it came to wait for a step; `piece` the tokens
+    # of its prompt in this step, that come after `computed`; `service_s` what the prompt alone takes. Its
+    # `blocks` whole blocks are those from `block` of `Sim.block_id` on; while it is `sharing` them they are
+    # counted.
+    f8="arrival_s came_s start_s first_s last_s end_s sent_s gap_s service_s",
     i8="prompt answer target context before computed made after join instance"
     " service klass items hop charged retries level pending state part slot of over piece block blocks",
     flag="marked sharing",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 
 import numpy as np
@@ -196,8 +196,8 @@ def _units(
 ) -> a.Records:
     units = np.zeros(len(rows), a.UNIT)
     units["vertex"] = np.flatnonzero(lower.vertices["item"] >= 0)
-    for name in ("kind", "row", "room", "max_sequences", "max_prompts", "budget", "chunked"):
-        units[name] = [getattr(row, name) for row in rows]
+    for field in fields(UnitRow):
+        units[field.name] = [getattr(row, field.name) for row in rows]
     units["instance"] = [unit.instance for unit in lower.units]
     units["node"] = [unit.node for unit in lower.units]
     units["site"] = [

@@ -47,6 +47,7 @@ def begin_step(z: Sim, u: int, now: float, took: float, sequences: int) -> None:
     make_way(z, u)
     unit.peak = max(unit.peak, unit.used)
     unit.busy = True
+    unit.begun_s = now
     unit.step_end = now + took
     unit.busy_s += took
     unit.step_count += 1
@@ -158,10 +159,11 @@ def fits(z: Sim, u: int, tokens: int) -> bool:
 
 
 @kernel
-def prefer(z: Sim, u: int, now: float) -> None:
+def prefer(z: Sim, u: int, now: float, until_s: float) -> None:
     """Put the prompt that goes next first in the queue of a unit, unless one has begun (`routing.decisions`).
 
-    Chunks of one prompt stay in their order. Only the `WINDOW` that have been there longest are looked at.
+    Chunks of one prompt stay in their order. Only the `WINDOW` that have been there longest are looked at,
+    and of these what came until `until_s`.
     """
     at, order = prompt_list(u), z.instance[z.unit[u].instance].order
     r = z.list[at].head
@@ -177,7 +179,7 @@ def prefer(z: Sim, u: int, now: float) -> None:
         # One that has had its first token holds up the others of its answer.
         promise_s = 0.0 if c.made > 0 else z.service[c.service].promise_s
         key = urgency(order, now, c.arrival_s, promise_s, c.service_s)
-        if best < 0 or key < min_key:
+        if c.came_s <= until_s and (best < 0 or key < min_key):
             best, before, min_key = r, previous, key
         previous = r
         r = z.request[r].after
@@ -205,8 +207,8 @@ def admit(z: Sim, u: int, r: int, now: float) -> None:
 
 
 @kernel
-def take_ready(z: Sim, u: int, now: float) -> None:
-    """Take in requests whose KV cache came from elsewhere."""
+def take_ready(z: Sim, u: int, now: float, until_s: float) -> None:
+    """Take in requests whose KV cache came from elsewhere until then."""
     unit = z.unit[u]
     at = token_list(u)
     while z.list[at].head >= 0 and unit.running < unit.max_sequences:
@@ -214,6 +216,9 @@ def take_ready(z: Sim, u: int, now: float) -> None:
         c = z.request[r]
         if c.marked:
             start_over(z, next_waiting(z, at, u))
+        elif c.came_s > until_s:
+            # Those behind it came later still.
+            return
         elif fits(z, u, c.target):
             next_waiting(z, at, u)
             hold(z, u, c.target)
@@ -227,8 +232,8 @@ def take_ready(z: Sim, u: int, now: float) -> None:
 
 
 @kernel
-def take_prompts(z: Sim, u: int, now: float) -> int:
-    """Take prompts, or the next piece of one, into the step; return how many are in it.
+def take_prompts(z: Sim, u: int, now: float, until_s: float) -> int:
+    """Take prompts that came until then, or the next piece of one, into the step; return how many are in it.
 
     Requests whose prompt ends with this step go to the unit's batch list.
     """
@@ -238,7 +243,7 @@ def take_prompts(z: Sim, u: int, now: float) -> int:
     budget = unit.budget - unit.running
     n = 0
     while z.list[at].head >= 0 and budget > 0 and n < unit.max_prompts:
-        prefer(z, u, now)
+        prefer(z, u, now, until_s)
         r = z.list[at].head
         c = z.request[r]
         if c.marked:
@@ -248,6 +253,9 @@ def take_prompts(z: Sim, u: int, now: float) -> int:
         if unit.running + n >= unit.max_sequences:
             break
         if c.context == 0:
+            # `prefer` found none that came before, and in order of arrival those behind it came later still.
+            if c.came_s > until_s:
+                break
             if c.target + 1 > unit.room:
                 end(z, next_waiting(z, at, u), now, DROPPED)
                 continue
@@ -278,13 +286,17 @@ def take_prompts(z: Sim, u: int, now: float) -> int:
 
 
 @kernel
-def solo_start(z: Sim, u: int, now: float) -> None:
-    """Begin the next step of a unit, or let it rest."""
+def solo_start(z: Sim, u: int, now: float, until_s: float) -> None:
+    """Begin the next step of a unit with what came until then, or let it rest."""
     unit = z.unit[u]
     # The order is who goes first: what runs, then what was computed elsewhere, then new prompts.
     make_room(z, u, now)
-    take_ready(z, u, now)
-    n = take_prompts(z, u, now)
+    take_ready(z, u, now, until_s)
+    n = take_prompts(z, u, now, until_s)
+    if n == 0 and unit.running == 0 and until_s < now:
+        # Nothing was prepared: it takes what there is now.
+        take_ready(z, u, now, now)
+        n = take_prompts(z, u, now, now)
     running = unit.running
     if n == 0 and running == 0:
         unit.busy = False
@@ -348,7 +360,8 @@ def solo_end(z: Sim, u: int, now: float) -> None:
         z.request[r].after = -1
         prompt_ended(z, u, r, now)
         r = following
-    solo_start(z, u, now)
+    # The step that begins now was prepared when the one before it began.
+    solo_start(z, u, now, unit.begun_s if unit.ahead else now)
 
 
 @kernel

@@ -220,7 +220,7 @@ def take_prompts(z: Sim, u: int, now: float, taken: int) -> tuple[int, bool]:
     left = unit.budget - taken
     min_tokens = max(1, unit.budget // SMALLEST_CHUNK)
     n, whole, blocked = 0, True, False
-    prefer(z, u, now)
+    prefer(z, u, now, now)
     previous, r = -1, z.list[prompt_list(u)].head
     while r >= 0 and n < unit.max_prompts:
         following, hop = z.request[r].after, z.request[r].hop
@@ -257,7 +257,7 @@ def take_prompts(z: Sim, u: int, now: float, taken: int) -> tuple[int, bool]:
         if hop > 0 and z.instance[unit.instance].order == BY_ARRIVAL:
             r = following
         else:
-            prefer(z, u, now)
+            prefer(z, u, now, now)
             previous, r = -1, z.list[prompt_list(u)].head
     return n, whole
 

@@ -10,6 +10,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
 from atoll.engines.profile import EngineProfile
+from atoll.engines.table import is_asked_in_turn
 from atoll.perf.batch import Batch
 from atoll.perf.step import analytic, step_seconds
 from atoll.plan.capacities import kv_context, memory_model
@@ -36,6 +37,8 @@ class UnitRow:
     max_prompts: int
     budget: int
     chunked: bool
+    ahead: bool
+    front_s: float
 
 
 class UnitMaker:
@@ -173,6 +176,8 @@ class UnitMaker:
             max_prompts=PROMPTS_IN_STEP if prompts is None else min(prompts, PROMPTS_IN_STEP),
             budget=budget,
             chunked=engine,
+            ahead=engine and profile.schedules_ahead,
+            front_s=profile.request_s if engine and is_asked_in_turn(profile.name, phase) else 0.0,
         )
 
     def _max_sequences(self, measured: int | None, profile: EngineProfile) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.ids import Phase
+from atoll.engines.limits import HostTime
+from atoll.engines.table import profile_engine
 from atoll.perf.capacity import CapacityModel, RoleLoad
 from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
 from atoll.perf.components.class_loads import llm_lengths
@@ -33,7 +37,7 @@ PROMISED = TEXT.model_copy(update={"ttft_s": 1.0, "tpot_s": 0.05})
 
 
 class TestPlainLlm:
-    """An executor of the llm alone is what the capacity models say of a plain one."""
+    """An executor of the llm alone is what the capacity models say of a plain one that prepares no steps."""
 
     @pytest.mark.parametrize("tp", [1, 2])
     def test_both_phases(self, tp: int) -> None:
@@ -42,10 +46,11 @@ class TestPlainLlm:
         one = node(f"A100-80:{tp}")
         prompts = RoleLoad("p", spec, Phase.PREFILL, 1.0, lengths)
         answers = RoleLoad("a", spec, Phase.DECODE, 0.05, lengths)
-        mixed = MixedCapacityModel(prompts, answers, analytic(spec, one, tp=tp))
+        mixed = MixedCapacityModel(prompts, answers, analytic(spec, one, tp=tp, engine="atoll"))
         rate = mixed.throughputs([1], [Position.WHOLE])[0, 0, spec.layers] * (2 // tp)
-        found = work("qwen3-32b", ["llm"], "A100-80:2", PROMISED, tp=tp)
-        memory = MemoryModel.of(spec, on, tp=tp, engine=analytic(spec, on, tp=tp).engine)
+        found = work("qwen3-32b", ["llm"], "A100-80:2", PROMISED, tp=tp, engine="atoll")
+        engine = analytic(spec, on, tp=tp, engine="atoll").engine
+        memory = MemoryModel.of(spec, on, tp=tp, engine=engine)
         assert found.kv_tokens == memory.kv_tokens(0, spec.layers) * (2 // tp)
         if rate == 0.0:
             assert found.seconds == {}
@@ -62,10 +67,30 @@ class TestPlainLlm:
     def test_phases_apart(self, part: str, phase: Phase, slo: float, tokens: float) -> None:
         spec, lengths = model("qwen3-32b").llm, llm_lengths(model("qwen3-32b"), PROMISED)
         role = RoleLoad("r", spec, phase, slo, lengths)
-        capacity = CapacityModel(role, analytic(spec, node("A100-80:2"), tp=2))
+        step = analytic(spec, node("A100-80:2"), tp=2, engine="atoll")
+        capacity = CapacityModel(role, step)
         rate = capacity.throughput([1], [slo], Position.WHOLE)[0, spec.layers] / tokens
-        found = work("qwen3-32b", [part], "A100-80:2", PROMISED, tp=2)
+        found = work("qwen3-32b", [part], "A100-80:2", PROMISED, tp=2, engine="atoll")
         assert found.seconds["text", part] == 1.0 / rate
+
+    def test_servers_count_as_executors_run_them(self) -> None:
+        """No step is prepared, nothing goes by beside steps, and the host takes what executors' does."""
+        spec, lengths = model("qwen3-32b").llm, llm_lengths(model("qwen3-32b"), PROMISED)
+        plain = profile_engine("vllm", node("A100-80:2").gpu)
+        host = HostTime(step_s=0.3e-3, sequence_s=1e-6)
+        own = replace(plain, host=host, schedules_ahead=False, request_s=0.0)
+        prompts = RoleLoad("p", spec, Phase.PREFILL, 1.0, lengths)
+        answers = RoleLoad("a", spec, Phase.DECODE, 0.05, lengths)
+        steps = [analytic(spec, node("A100-80:2"), tp=2, engine=engine) for engine in (own, plain)]
+        rates = [
+            MixedCapacityModel(prompts, answers, step).throughputs([1], [Position.WHOLE])[
+                0, 0, spec.layers
+            ]
+            for step in steps
+        ]
+        found = work("qwen3-32b", ["llm"], "A100-80:2", PROMISED, tp=2)
+        assert found.seconds["text", "llm"] == 1.0 / rates[0]
+        assert rates[0] != rates[1]
 
     def test_without_a_promise_the_whole_kv_cache_is_used(self) -> None:
         promised = work(

@@ -22,19 +22,21 @@ def run_both(
     node: str, rate: float, admission: Admission
 ) -> tuple[Requests, SimReport, TaskResult]:
     """Return requests, and what both simulators make of them."""
-    own = problem(service(), nodes=(node,))
+    # Of an engine that puts a step together when it begins, and takes no time beside steps, as executors do.
+    own = problem(service(), nodes=(node,), engine="atoll")
     came = poisson(2000, rate, seed=4, prompt=512, answer=200)
     options = SimOptions(
         coordinator_s=0.0,
         token_budget=2048,
         max_sequences=256,
         admission=admission,
+        order="arrival",
         high_water=1.0,
         known_outputs=True,
         prefix_caching=False,
     )
     plan = simulate(whole(own, node=node), own, CATALOG, came, options)
-    model = analytic(CATALOG.model("llama-3.1-8b").llm, CATALOG.node(node))
+    model = analytic(CATALOG.model("llama-3.1-8b").llm, CATALOG.node(node), engine="atoll")
     part = TokenPart(model, kv_tokens=int(plan.nodes[0].kv_tokens), admission=admission)
     klass = ClassSpec("s", "a", 1.0, {"llm": PartNeed()})
     fleet = TaskFleet((executor("e", llm=part),), (klass,), (path("a", ("llm", "e")),))

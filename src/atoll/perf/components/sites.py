@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ModelSpec
 from atoll.catalog.nodes import NodeType
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
+from atoll.engines.limits import HostTime
 from atoll.engines.profile import EngineProfile
 from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import copy_node, piece_times
@@ -47,6 +48,8 @@ from atoll.workload.classes import RequestClass
 from atoll.workload.lengths import LengthMix
 
 NEVER_S = float("inf")
+_EXECUTOR_HOST_TIME = HostTime(step_s=0.3e-3, sequence_s=1e-6)
+"""Host time of executors, which are Atoll's own; an assumption, near what its stage engine takes."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,14 @@ def tp_choices(
     return (tp,)
 
 
+def _executor_profile(engine: str | EngineChoice, node: NodeType) -> EngineProfile:
+    """The profile of an engine as executors run it: they prepare a step when the one before has ended."""
+    profile = profile_on(engine, node)
+    measured = engine.limits.host if isinstance(engine, EngineChoice) else None
+    host = measured or (_EXECUTOR_HOST_TIME if profile.schedules_ahead else profile.host)
+    return replace(profile, host=host, schedules_ahead=False, request_s=0.0)
+
+
 def open_site(
     model: ModelSpec,
     parts: Sequence[str],
@@ -252,7 +263,7 @@ def open_site(
     host: Host = ENGINE_HOST,
 ) -> ExecutorSite | None:
     """Return the parts at one tensor-parallel size; None where they do not fit in memory."""
-    profile = profile_on(engine, node)
+    profile = _executor_profile(engine, node)
     kernels = Kernels.of(copy_node(node, tp), tp, profile, constants)
     needs = {klass.name: class_parts(model, klass) for klass in classes}
     batches: dict[tuple[str, str], BatchTime] = {}

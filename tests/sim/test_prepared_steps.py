@@ -1,0 +1,99 @@
+"""Engines that prepare the next step when one begins: who joins which step, on nodes of 1 ms a token.
+
+Requests are read for 10 ms before they wait for a step, on vLLM; times below are worked out by hand.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.engines.limits import EngineLimits, Scheduling
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Problem, Settings
+from atoll.sim.api import simulate
+from atoll.sim.sim_options import SimOptions
+from tests.sim.builders import CATALOG, cluster_plan, cluster_problem, requests
+
+TOKENS_PER_S = 1000.0
+
+
+def one_node(engine: str, scheduling: Scheduling | None = None) -> tuple[Problem, Plan]:
+    """A node with all layers, which takes one prompt a step."""
+    bare = cluster_problem((80 * TOKENS_PER_S,), latency_s=0.0, bytes_per_s=1e15)
+    limits = EngineLimits(scheduling=scheduling)
+    own = bare.model_copy(
+        update={
+            "settings": Settings(engine=engine),
+            "services": (bare.services[0].model_copy(update={"engine_limits": limits}),),
+        }
+    )
+    return own, cluster_plan(own, [(0, 80)], [("source", "n0", 1.0), ("n0", "sink", 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("engine", "scheduling", "first_ms", "second_ms"),
+    [
+        # Read by 10 ms; its step ends at 110, the one prepared for its next token at 111, that of both 132.
+        ("vllm", None, 110.0, 132.0),
+        ("sglang", "async", 110.0, 132.0),
+        # The second has come when the step of both is put together, at 110.
+        ("vllm", "sync", 110.0, 131.0),
+        # Not read, and not prepared whatever is asked for.
+        ("atoll", None, 100.0, 121.0),
+        ("atoll", "async", 100.0, 121.0),
+        ("llamacpp", None, 100.0, 121.0),
+        ("none", None, 100.0, 121.0),
+    ],
+)
+def test_a_prompt_waits_for_the_step_that_is_prepared(
+    engine: str, scheduling: Scheduling | None, first_ms: float, second_ms: float
+) -> None:
+    own, plan = one_node(engine, scheduling)
+    found = simulate(plan, own, CATALOG, requests([0.0, 0.05], [100, 20], [4, 1])).requests
+    came_ms = 1e3 * (found.arrival_s + found.ttft_s)
+    assert came_ms == pytest.approx([first_ms, second_ms], abs=1e-3)
+
+
+def test_where_nothing_is_prepared_the_next_step_takes_what_has_come() -> None:
+    own, plan = one_node("vllm")
+    found = simulate(plan, own, CATALOG, requests([0.0, 0.05], [100, 20], [1, 1])).requests
+    assert 1e3 * found.ttft_s[1] == pytest.approx(110.0 + 20.0 - 50.0, abs=1e-3)
+
+
+def test_a_prompt_that_has_begun_goes_on_in_the_prepared_step() -> None:
+    own, plan = one_node("vllm")
+    work = requests([0.0, 0.05], [150, 20], [1, 1])
+    found = simulate(plan, own, CATALOG, work, SimOptions(token_budget=100)).requests
+    # Its second piece ends at 160, and nothing else was prepared.
+    assert 1e3 * (found.arrival_s + found.ttft_s) == pytest.approx([160.0, 180.0], abs=1e-3)
+
+
+def test_orders_choose_among_those_that_came_before_a_step_was_prepared() -> None:
+    own, plan = one_node("vllm")
+    # The shortest has come at 110.5 ms, when the step that begins at 111 has been prepared for 0.5 ms.
+    work = requests([0.0, 0.02, 0.1005], [100, 50, 5], [10, 1, 1])
+    found = simulate(plan, own, CATALOG, work, SimOptions(order="shortest")).requests
+    came_ms = 1e3 * (found.arrival_s + found.ttft_s)
+    assert came_ms == pytest.approx([110.0, 111.0 + 51.0, 162.0 + 6.0], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("engine", "scheduling", "end_ms"),
+    [
+        # Its KV cache is there at 10.5, in the first step of another; steps end at 11, 12 (prepared) and 14.
+        ("vllm", None, 14.0),
+        ("vllm", "sync", 13.0),
+        # Asked beside prefill, and not read again: there at 0.5, and steps end at 1, 2 and 4.
+        ("sglang", None, 4.0),
+        ("atoll", None, 3.0),
+    ],
+)
+def test_kv_cache_that_comes_waits_for_the_prepared_step_as_well(
+    engine: str, scheduling: Scheduling | None, end_ms: float
+) -> None:
+    own, both = one_node(engine, scheduling)
+    (instance,) = both.instances
+    decodes = instance.model_copy(update={"role": "m/llm/decode"})
+    plan = both.model_copy(update={"instances": (decodes,)})
+    found = simulate(plan, own, CATALOG, requests([0.0, 0.0005], [100, 100], [10, 2])).requests
+    assert 1e3 * (found.arrival_s[1] + found.e2e_s[1]) == pytest.approx(end_ms, abs=1e-3)
