@@ -27,7 +27,7 @@ class Site:
             **environment,
         }
 
-    def run(self, *words: str, code: int = 0) -> str:
+    def run(self, *words: str, code: int = 0, patience_s: float = 2 * PATIENCE_S) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "atoll", *words],
             cwd=self.folder,
@@ -35,7 +35,7 @@ class Site:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S * 2,
+            timeout=patience_s,
             check=False,
         )
         assert done.returncode == code, f"{words}: {done.stdout}{done.stderr}"
@@ -74,10 +74,10 @@ class Site:
         return events
 
 
-def until(reached: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + PATIENCE_S
+def until(reached: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    end_s = time.monotonic() + patience_s
     while not reached():
-        assert time.monotonic() < end_s, f"not {what} after {PATIENCE_S} s"
+        assert time.monotonic() < end_s, f"not {what} after {patience_s} s"
         time.sleep(0.5)
 
 

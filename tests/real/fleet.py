@@ -194,7 +194,7 @@ class Fleet:
     def kill(self, name: str) -> None:
         """End a node, its engine included, as a power cut would."""
         process = self._processes.pop(name)
-        for group in _groups_below(process.pid):
+        for group in groups_below(process.pid):
             os.killpg(group, signal.SIGKILL)
         process.wait()
 
@@ -225,7 +225,7 @@ class Fleet:
     def stop(self) -> None:
         """End everything: nodes first, so that engines end with them."""
         for name, process in reversed(self._processes.items()):
-            groups = _groups_below(process.pid)
+            groups = groups_below(process.pid)
             process.terminate()
             try:
                 process.wait(30)
@@ -287,7 +287,7 @@ def _command(engine: RealEngine, model: CountingModel) -> tuple[list[str], dict[
     }
 
 
-def _groups_below(pid: int) -> list[int]:
+def groups_below(pid: int) -> list[int]:
     """Return the process groups of a process and all below it, the deepest first."""
     children: dict[int, list[int]] = {}
     groups: dict[int, int] = {}
