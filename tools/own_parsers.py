@@ -15,7 +15,7 @@ from itertools import pairwise
 from atoll.engines.limits import Handover
 from tools.real_engines import UnavailableError, find_engine
 
-_ASK_S = 300.0
+_ASK_S = 1200.0
 _VLLM = """
 try:
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args

@@ -92,7 +92,8 @@ class PlanKind:
             *((node.id, SINK) for node in nodes if node.end == last),
         ]
         return Instance(
-            id=f"chat-{phase}-0",
+            # As refusals name it, in a line of its own.
+            id={"both": "it"}.get(phase, phase),
             service="chat",
             role=f"chat/llm/{phase}",
             region="aws/us-east-2",
@@ -129,7 +130,8 @@ LAYOUTS = (
         (("L40S:1", 0, 16, 1), ("L4:1", 16, LAYERS, 1), ("L4:1", 16, LAYERS, 1)),
     ),
     PlanKind(
-        "layer ranges that overlap", (("L40S:1", 0, 20, 1), ("L4:1", 20, 32, 1), ("L40S:1", 12, 32, 1))
+        "layer ranges that overlap",
+        (("L40S:1", 0, 20, 1), ("L4:1", 20, 32, 1), ("L40S:1", 12, 32, 1)),
     ),
     PlanKind("prefill and decode apart", prefill=ONE, decode=ONE),
     PlanKind("apart, with unlike tensor parallel sizes", prefill=ONE, decode=TWO),
@@ -150,12 +152,43 @@ MODELS = (
 KINDS = (*LAYOUTS, *MODELS)
 
 _UP = "tests/real/test_fleets.py::test_no_answer_is_lost_to_kills_drains_and_new_plans"
-_STAGES = "tests/deploy/local/test_local_stage.py::test_two_unlike_nodes_serve_drain_and_leave"
-_HELPED = "tests/deploy/local/test_local_phases.py::test_prompts_are_computed_elsewhere_while_there_is_somebody"
-_JOBS = "tests/deploy/slurm/test_slurm_fleet.py::test_cancelled_jobs_are_replaced_while_streams_go_on"
+_EXACT = "tests/engine/test_exact.py::"
+_LAYOUTS = f"{_EXACT}test_any_layout_is_exact"
+_UNLIKE = "tests/deploy/local/test_local_stage.py::test_two_unlike_nodes_serve_drain_and_leave"
+_HELPERS = (
+    "tests/deploy/local/test_local_phases.py"
+    "::test_prompts_are_computed_elsewhere_while_there_is_somebody"
+)
+_JOBS = (
+    "tests/deploy/slurm/test_slurm_fleet.py::test_cancelled_jobs_are_replaced_while_streams_go_on"
+)
 TESTED: Mapping[tuple[str, str, str], str] = {
     ("vllm", "one GPU", "local"): _UP,
+    ("vllm", "prefill and decode apart", COMMANDS): (
+        "tests/real/test_pairs.py::test_tokens_are_those_of_one_server"
+    ),
     ("llamacpp", "one GPU", "local"): _UP,
+    ("atoll", "one GPU", COMMANDS): _LAYOUTS,
+    ("atoll", "one GPU", "local"): (
+        "tests/e2e/test_operating.py::test_a_fleet_lives_grows_survives_its_controller_and_ends"
+    ),
+    ("atoll", "one GPU", "slurm"): (
+        "tests/e2e/test_operating_slurm.py::test_a_plan_over_slurm_and_this_machine"
+    ),
+    ("atoll", "a pipeline on the GPUs of a machine", COMMANDS): _LAYOUTS,
+    ("atoll", "a pipeline over machines, uneven layers", COMMANDS): _LAYOUTS,
+    ("atoll", "a pipeline over machines, uneven layers", "local"): _UNLIKE,
+    ("atoll", "a pipeline over unlike GPUs", COMMANDS): _LAYOUTS,
+    ("atoll", "a pipeline over unlike GPUs", "local"): _UNLIKE,
+    ("atoll", "a pipeline over unlike GPUs", "slurm"): _JOBS,
+    ("atoll", "several machines in a stage", COMMANDS): _LAYOUTS,
+    ("atoll", "layer ranges that overlap", COMMANDS): _LAYOUTS,
+    ("atoll", "prefill and decode apart", COMMANDS): (
+        f"{_EXACT}test_prompts_and_answers_on_different_nodes_are_exact"
+    ),
+    ("atoll", "apart, prefill a pipeline", "local"): _HELPERS,
+    ("atoll", "apart, decode a pipeline", "local"): _HELPERS,
+    ("atoll", "a mixture of experts", COMMANDS): f"{_EXACT}test_every_architecture_is_exact",
 }
 """Tests that run the real engine, on cores: by engine, kind of plan and column."""
 SERVED: Mapping[tuple[str, str, str], str] = {
@@ -184,11 +217,22 @@ def judge(engine: Engine, kind: PlanKind, column: str, catalog: Catalog) -> Cell
     except AtollError as error:
         return Cell(REFUSED, error.message)
     key = (engine.name, kind.title, column)
+    unkept = engine.list_unkept(launch_for(kind, catalog), "bf16")
+    if unkept:
+        return Cell(Standing.WRITTEN, f"without {'; '.join(unkept)}")
+    proofs = [f"`{TESTED[key]}`"] if key in TESTED else []
     if key in SERVED:
-        return Cell(Standing.SERVED, f"`{RECORD.relative_to(ROOT)}`, {SERVED[key]}")
-    if key in TESTED:
-        return Cell(Standing.TESTED, f"`{TESTED[key]}`")
+        proofs.insert(0, f"`{RECORD.relative_to(ROOT)}` ({SERVED[key]})")
+        return Cell(Standing.SERVED, ", ".join(proofs))
+    if proofs:
+        return Cell(Standing.TESTED, proofs[0])
     return Cell(Standing.WRITTEN)
+
+
+def launch_for(kind: PlanKind, catalog: Catalog) -> EngineLaunch:
+    """Return what engines are told beside their layout."""
+    dtype = catalog.model(kind.model).llm.kv_dtype.name
+    return EngineLaunch(kv_cache_dtype=None if dtype == "bf16" else dtype)
 
 
 def write_orders(engine: Engine, kind: PlanKind, catalog: Catalog) -> list[StartOrder]:
@@ -209,16 +253,20 @@ def write_orders(engine: Engine, kind: PlanKind, catalog: Catalog) -> list[Start
             refusal = engine.refuses(spec, catalog.gpu(parse_node_type(node.node_type).gpu))
             if refusal is not None:
                 raise UsageError(refusal)
-        kv = "fp8" if spec.kv_dtype.name == "fp8" else None
-        launch = EngineLaunch(kv_cache_dtype=kv, handover=handover_of(instances, one))
+        launch = launch_for(kind, catalog)
+        launch = launch.model_copy(update={"handover": handover_of(instances, one)})
         labels = Labels(
             fleet="lab", instance=one.id, plan="p", placement="l", service="chat", role=one.role
         )
         commands = node_commands(one, weights, settings, labels=labels, launch=launch)
         # What planners ask is what commands say.
         lacks = list_limits(engine, one, spec, catalog)
-        assert not lacks, f"{engine.name} has commands for {kind.title}, and plans avoid it: {lacks}"
-        orders.append(StartOrder(one, labels, tuple(replace(each, secrets=()) for each in commands)))
+        assert not lacks, (
+            f"{engine.name} has commands for {kind.title}, and plans avoid it: {lacks}"
+        )
+        orders.append(
+            StartOrder(one, labels, tuple(replace(each, secrets=()) for each in commands))
+        )
     return orders
 
 
@@ -236,7 +284,7 @@ def _render_slurm(column: str, order: StartOrder, catalog: Catalog) -> None:
     """Write the batch script, on partitions that have everything."""
     del column, catalog
     parts = group_machines(order)
-    settings = SlurmSettings.parse({"work_folder": "/work"})
+    settings = SlurmSettings.parse({"work_folder": "/shared"})
     write_script(order, parts, [GpuChoice("gpu", ("long",))] * len(parts), settings, "/home")
 
 
@@ -257,7 +305,8 @@ _TRIALS: Mapping[str, Callable[[str, StartOrder, Catalog], None]] = {
 def best_of(cells: Iterable[Cell]) -> str:
     """Return the word of a row that says most."""
     words = {cell.word for cell in cells}
-    return next(word for word in (*Standing, REFUSED) if word in words)
+    order: tuple[str, ...] = (*Standing, REFUSED)
+    return next(word for word in order if word in words)
 
 
 def standing_of(engine: Engine, kind: PlanKind, catalog: Catalog) -> Standing:
@@ -308,7 +357,7 @@ def draw_tables(catalog: Catalog) -> str:
     lines: list[str] = []
     for engine in list_planned():
         notes = _Notes()
-        lines += [f"## {engine.title[0].upper()}{engine.title[1:]}", ""]
+        lines += [f"## {engine.title} (`{engine.name}`)", ""]
         lines += [f"| | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
         for kind in KINDS:
             cells = [notes.mark(judge(engine, kind, column, catalog)) for column in COLUMNS]

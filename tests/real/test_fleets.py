@@ -1,4 +1,4 @@
-"""Fleets of real engines under `atoll up`, on cores: engines and machines die and the plan changes under load.
+"""Fleets of real engines under `atoll up`, on cores: engines and machines die, plans change, under load.
 
 Clients count without end, and every number of every answer must come once.
 """
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import pytest
@@ -34,11 +34,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine]
 FLEET = """\
 name: lab
 services:
-  counting: {{model: llama-3.1-8b, ttft: 1500ms, tpot: 80ms, rate: {rate}, lengths: 512x128, only: [{gpu}]}}
+  counting: {{model: phi-4-14b, ttft: 1500ms, tpot: 80ms, rate: {rate}, lengths: 512x128, only: [{gpu}]}}
 pool:
   offers:
-    - {{region: here, node_type: L4:1, available: 4, usd_per_hour: 0.80}}
-    - {{region: here, node_type: A10G:1, available: 4, usd_per_hour: 1.00}}
+    - {{region: here, node_type: L40S:1, available: 4, usd_per_hour: 1.00}}
+    - {{region: here, node_type: A100-80:1, available: 4, usd_per_hour: 2.00}}
 settings: {{max_nodes_per_instance: 1}}
 """
 START_S = 1200.0
@@ -85,14 +85,17 @@ class Counters:
     _over: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
-    def __enter__(self) -> Counters:
+    def __enter__(self) -> Self:
         self._threads = [threading.Thread(target=self._ask) for _ in range(CLIENTS)]
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self._over.set()
         for thread in self._threads:
@@ -185,9 +188,7 @@ def instance_of(stream: Stream) -> str:
 
 
 @pytest.fixture
-def fleet(
-    engine: RealEngine, model: CountingModel, tmp_path: Path
-) -> Iterator[OperatedFleet]:
+def fleet(engine: RealEngine, model: CountingModel, tmp_path: Path) -> Iterator[OperatedFleet]:
     """A fleet of an engine that is ended in the end, whatever happens."""
     environment = {**CORES, **engine.environment}
     paths = [str(ROOT / "src"), environment.get("PYTHONPATH", "")]
@@ -222,7 +223,7 @@ def _vllm_for_cores(engine: RealEngine, folder: Path) -> Path:
 
 
 def test_no_answer_is_lost_to_kills_drains_and_new_plans(fleet: OperatedFleet) -> None:
-    first = fleet.up("1/s", "L4")
+    first = fleet.up("6/s", "L40S")
     assert len(first) == 2
     with Counters(fleet.door()) as clients:
         # An engine dies in mid-stream: the answer goes on elsewhere, and the node starts it anew.
@@ -239,13 +240,13 @@ def test_no_answer_is_lost_to_kills_drains_and_new_plans(fleet: OperatedFleet) -
         assert join_text(stream) == count(0, LONG)
         assert fleet.cut_streams() > before
         until(lambda: fleet.site.ready() == {victim}, f"{heir} is missed")
-        second = fleet.up("1/s", "L4")
+        second = fleet.up("6/s", "L40S")
         assert len(second) == 2
         assert second & first == {victim}
 
         # Another plan, on other GPUs: what stands is drained once the new ones serve, and ends.
         stream = fleet.stream_at(victim)
-        third = fleet.up("1/s", "A10G")
+        third = fleet.up("6/s", "A100-80")
         assert join_text(stream) == count(0, LONG)
         assert not third & second
         until(lambda: fleet.site.ready() == third, "what was replaced has ended", START_S)

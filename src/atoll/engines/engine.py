@@ -248,7 +248,9 @@ class Engine:
     served_on: ClassVar[frozenset[str]] = frozenset()
     """Architectures of GPUs on which it served in our results, whole models on one GPU."""
     tested: ClassVar[frozenset[str]] = frozenset()
-    """Layouts in which our tests run it: "one node", "several nodes", "phases apart"."""
+    """Layouts in which our tests run it: "one node" (of one GPU), "several nodes", "phases apart".
+
+    docs/engines.md names the tests."""
     ready_s: ClassVar[float] = 1800.0
     """How long it may take from start to a first token."""
     failed_probes: ClassVar[int] = 3
@@ -422,10 +424,10 @@ class Engine:
 
     def standing(self, layout: EngineLayout, architectures: Collection[str]) -> Standing:
         """Return what is known of it in a layout on GPUs of these architectures."""
-        alone = layout.nodes == 1 and layout.tp == 1 and layout.copies == 1 and not layout.alone
-        if alone and self.served_on.issuperset(architectures):
+        single = layout.nodes == layout.tp == layout.copies == 1
+        if single and not layout.alone and self.served_on.issuperset(architectures):
             return Standing.SERVED
-        tried = {"one node" if layout.nodes == 1 and layout.tp == 1 else "several nodes"}
+        tried = {"one node" if single else "several nodes"}
         if layout.alone:
             tried.add("phases apart")
         return Standing.TESTED if tried <= self.tested else Standing.WRITTEN
