@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,36 @@ def planning_is_timed_by_its_own_work(
     """
     if any(request.path.is_relative_to(folder) for folder in _PLANNING):
         monkeypatch.setattr(time, "perf_counter", time.process_time)
+
+
+# Memory of the processes that run tests: told where one grows large, with the files by which it grew.
+_LARGE_MIB = 4096
+_RSS = "rss_mib"
+_STATM = Path("/proc/self/statm")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note the resident memory of this process, in MiB, after each test."""
+    report = yield
+    if call.when == "teardown" and _STATM.exists():
+        pages = int(_STATM.read_text().split()[1])
+        report.user_properties.append((_RSS, pages * os.sysconf("SC_PAGE_SIZE") // 2**20))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which files a process grew by, where one came to hold much."""
+    last, grown, most = dict[str, int](), Counter[str](), 0
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, mib in getattr(report, "user_properties", ()):
+                if name == _RSS:
+                    worker = getattr(report, "worker_id", "")
+                    grown[report.nodeid.partition("::")[0]] += mib - last.get(worker, mib)
+                    last[worker], most = mib, max(most, mib)
+    if most > _LARGE_MIB:
+        files = ", ".join(f"{file} {mib / 1024:+.1f}" for file, mib in grown.most_common(6))
+        terminalreporter.write_line(f"a process of tests grew to {most / 1024:.1f} GiB: {files}")
