@@ -74,7 +74,11 @@ class SimulateSettings(VerbSettings):
     then: tuple[str, ...] = option(
         (), '"10min PLAN.json": that plan counts from then on; repeatable.'
     )
-    startup: Duration = option("2min", "From renting an instance to its first request.")
+    startup: Duration | None = option(
+        None,
+        "From ordering an instance to its first request; unless given, as the fleet file says or engines "
+        "were measured to take.",
+    )
     warm_up: Duration = option("0s", "Leave the first so long out of the figures.")
     until: Duration | None = option(None, "Stop the clock; else all requests finish.")
     attain: Share | None = option(None, "Fail (code 5) if a smaller share keeps its promises.")
@@ -123,6 +127,7 @@ def simulate(asked: SimulateSettings) -> None:
     chosen_routing = _parse_routing(asked.routing, queries=asked.query_ms is not None)
     workload = None if asked.trace is None else _workload(asked.trace)
     epochs = [_epoch(text) for text in asked.then]
+    from atoll.plan.startup import StartupTimes
     from atoll.solve.registry import require_packages
 
     require_packages()
@@ -136,9 +141,12 @@ def simulate(asked: SimulateSettings) -> None:
     for epoch in epochs:
         _check_plan(FleetPlan.of(epoch.plan, opened_fleet.problem), target)
     plan = _start_engines_with(plan, limits, asked.kv_cache_dtype)
+    times = StartupTimes(plan.problem)
+    own_s = max((times.of(each) for epoch in epochs for each in epoch.plan.instances), default=0.0)
     chosen = replace(
         options,
         epochs=tuple(epochs),
+        startup_s=own_s if asked.startup is None else asked.startup,
         failures=tuple(_of_host(failure, plan.problem.hosts) for failure in options.failures),
     )
     with bar("simulating", 1.0) as step:
@@ -312,7 +320,6 @@ def _options(asked: SimulateSettings) -> SimOptions:
         policy=asked.policy,
         batching="engine" if asked.batching == "engine" else "best-effort",
         failures=tuple(_failure(text) for text in asked.failures),
-        startup_s=asked.startup,
         from_s=asked.warm_up,
         until_s=math.inf if asked.until is None else asked.until,
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from atoll.core.errors import InputError
 from atoll.core.ids import Phase
 from atoll.engines.limits import EngineLaunch
-from atoll.engines.profile import EngineDefaults
+from atoll.engines.profile import EngineDefaults, StartTime
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
@@ -307,6 +307,8 @@ class Engine:
     # Planning with it
     defaults: ClassVar[EngineDefaults | None] = None
     """Times and limits that plans reckon with; None: nobody plans with it."""
+    start: ClassVar[StartTime] = StartTime(123.0, "not measured: as vLLM")
+    """How long it takes to start."""
     admits_by_prompts: ClassVar[bool] = False
     """Whether a request runs as soon as the KV cache has room for its prompt; else also for its answer."""
     orders_by_promise: ClassVar[bool] = False

@@ -45,7 +45,7 @@ from atoll.engines.options import (
     split_options,
     write_launch,
 )
-from atoll.engines.profile import COMPILED_LAYER_S, EngineDefaults, KernelSpeeds
+from atoll.engines.profile import COMPILED_LAYER_S, EngineDefaults, KernelSpeeds, StartTime
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
@@ -166,6 +166,7 @@ class LlamaCpp(Engine):
         layer_split_s=_HOP_S,
         kernels=_kernels,
     )
+    start = StartTime(10.0, "not measured: it compiles nothing and maps its weights")
     admits_by_prompts = True
 
     def takes(self, source: str, *, stand_in: bool) -> bool:

@@ -35,6 +35,19 @@ COMPILED_LAYER_S = 0.1e-3
 
 
 @dataclass(frozen=True, slots=True)
+class StartTime:
+    """Seconds from the start of a server to its first token, without those of reading weights.
+
+    `cold_s` is where it compiles everything, `kept_s` where it finds what an earlier start compiled; None: as
+    cold, nobody measured it. `source` says where they are from.
+    """
+
+    cold_s: float
+    source: str
+    kept_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpeeds:
     """Speeds of kernels of an engine's own, where they are not those that GPUs were measured with.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from atoll.core.ids import Phase
 from atoll.engines.engine import Connector, Engine, Irregularity, WeightFormat, is_whole, one_of
 from atoll.engines.limits import EngineLaunch, HostTime
-from atoll.engines.profile import EngineDefaults
+from atoll.engines.profile import EngineDefaults, StartTime
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
@@ -74,6 +74,7 @@ class StageEngine(Engine):
         prefix_caching=True,
         prefill_layer_s=_EAGER_LAYER_S,
     )
+    start = StartTime(26.0, "an 8B model of random weights on an H200, November 2026")
     orders_by_promise = True
 
     def takes(self, source: str, *, stand_in: bool) -> bool:

@@ -334,6 +334,7 @@ class Settings(Frozen):
 
     Instances are run by one of `engines`, each by the first that carries as much as any, and have a layout
     that it runs. Without any, layouts are free and take the times of `engine`: nobody may run them.
+    `startup_s` is the time from ordering an instance to its first request, None: as `plan.startup` has it.
     """
 
     max_nodes_per_instance: int = Field(default=6, ge=1, le=8)
@@ -346,6 +347,7 @@ class Settings(Frozen):
     on_shortage: Shortage = "fraction"
     sized_for: Sizing = "half"
     simplicity: float = Field(default=0.02, ge=0.0, le=1.0)
+    startup_s: NotNegative | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -355,6 +357,7 @@ class Settings(Frozen):
             "sized_for": self.sized_for != "half",
             "engines": bool(self.engines),
             "simplicity": self.simplicity != 0.02,
+            "startup_s": self.startup_s is not None,
         }
         return {name: value for name, value in fields.items() if later.get(name, True)}
 

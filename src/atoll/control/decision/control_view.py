@@ -16,6 +16,7 @@ from atoll.core.frozen import Frozen
 from atoll.deploy.target import InstanceStatus
 from atoll.plan.plan import Instance, NotNegative, OfferKey, Plan, Route, Share
 from atoll.plan.problem import Lengths, Offer, Positive, Problem
+from atoll.plan.startup import StartupTimes
 
 DAY_S = 86_400.0
 
@@ -252,6 +253,11 @@ class ControlPolicy(Frozen):
         default=0.1, description="Plan for this share more each time a promise is found broken."
     )
     boost_most: float = Field(default=2.0, ge=1, description="Most times the forecast to plan for.")
+
+    @classmethod
+    def for_problem(cls, problem: Problem, **own: float) -> ControlPolicy:
+        """Return a policy for a fleet: a start may take a quarter more than its instances are known to."""
+        return cls.parse({"startup_s": 1.25 * StartupTimes(problem).longest_s, **own})
 
     @property
     def horizon_s(self) -> float:

@@ -68,8 +68,8 @@ class LiveOperation:
         self.request = request
         self.options = request.options
         self.listener = listener
-        self.policy = ControlPolicy(epoch_s=request.every_s)
         self.file = FleetSource(request.file)
+        self.policy = ControlPolicy.for_problem(self.file.problem, epoch_s=request.every_s)
         self.home = home_for(self.file.problem, request.options.state)
         known = self.home.read()
         if not self.file.problem.is_settled:

@@ -52,7 +52,7 @@ class AtollOperator:
         self, problem: Problem, plan: MakePlan, policy: ControlPolicy | None = None
     ) -> None:
         self.problem, self.plan = problem, plan
-        self.policy = policy or ControlPolicy()
+        self.policy = policy or ControlPolicy.for_problem(problem)
         self.memory = Memory()
         self.plans = self.turns = self.adopted = 0
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from atoll.control.virtual.market import MarketSeries
 from atoll.control.virtual.virtual_demand import DAY_MINUTES, MINUTE_S, DemandSeries
 from atoll.control.virtual.world import EPOCH_S, VirtualWorld, WorldSettings
 from atoll.plan.problem import Problem
+from atoll.plan.startup import StartupTimes
 
 Floats = NDArray[np.float64]
 
@@ -113,6 +115,11 @@ class VirtualSetting:
         """Days of traffic."""
         return self.demand.minutes / DAY_MINUTES
 
+    @cached_property
+    def startup(self) -> StartupTimes:
+        """How long its instances take to start."""
+        return StartupTimes(self.problem)
+
 
 @dataclass
 class _Shortage:
@@ -154,7 +161,8 @@ class _Ledger:
         law = setting.machines
         # Known once half of the minutes around have passed, seen and ordered within a turn, then up.
         known_s = 0.5 * _SEEN_MINUTES * MINUTE_S
-        self._grace_s = known_s + setting.turn_s + law.startup_s * (1.0 + law.startup_spread)
+        startup_s = setting.startup.longest_s if law.startup_s is None else law.startup_s
+        self._grace_s = known_s + setting.turn_s + startup_s * (1.0 + law.startup_spread)
 
     def serve(self, seconds: float) -> None:
         """Let a stretch pass in which nothing changes; it lies within a minute."""
@@ -269,7 +277,7 @@ def operate(
 
     `on_progress` is told now and then which share is done.
     """
-    world = VirtualWorld(setting.market, setting.machines, setting.seed)
+    world = VirtualWorld(setting.market, setting.machines, setting.seed, startup=setting.startup.of)
     ledger = _Ledger(setting, world)
     profiles = _build_profiles(setting, 0)
     operator.turn(world, ledger.report(0, profiles))

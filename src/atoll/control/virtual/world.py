@@ -28,6 +28,8 @@ from atoll.deploy.target import FailureKind, InstanceState, InstanceStatus, Labe
 from atoll.plan.plan import Instance, OfferKey, count_machines
 from atoll.plan.problem import Offer
 
+_STARTUP_S = 240.0
+"""Start-up of instances of which nothing is known."""
 HOUR_S = 3600.0
 WEEK_S = 604_800.0
 EPOCH_S = 2860 * WEEK_S
@@ -38,13 +40,14 @@ EPOCH_S = 2860 * WEEK_S
 class WorldSettings:
     """How machines behave.
 
-    Start-up takes between 1 - `startup_spread` and 1 + `startup_spread` times `startup_s`. Every node fails
+    Start-up takes between 1 - `startup_spread` and 1 + `startup_spread` times `startup_s`, None: what the
+    world is told that an instance takes. Every node fails
     `failures_per_h` times an hour, every spot node is taken back `preemptions_per_h` times, `notice_s` after
     that was said; so are spot nodes beyond what a market has left. A start fails with chance
     `failed_starts`. An instance that is drained is gone after `drain_s`, and stays listed for `listed_s`.
     """
 
-    startup_s: float = 240.0
+    startup_s: float | None = None
     startup_spread: float = 0.2
     failures_per_h: float = 0.001
     preemptions_per_h: float = 0.01
@@ -78,9 +81,14 @@ class VirtualWorld:
     """Instances on a market; `time_s` is Unix time, `elapsed_s` since the start."""
 
     def __init__(
-        self, market: MarketSeries, settings: WorldSettings | None = None, seed: int = 0
+        self,
+        market: MarketSeries,
+        settings: WorldSettings | None = None,
+        seed: int = 0,
+        startup: Callable[[Instance], float] = lambda _instance: _STARTUP_S,
     ) -> None:
         self.market, self.settings = market, settings or WorldSettings()
+        self._startup = startup
         self.elapsed_s = 0.0
         self.usd = 0.0
         self.counts = WorldCounts()
@@ -155,7 +163,8 @@ class VirtualWorld:
             self._put(name, given, instance, "failed", _REFUSED, "capacity")
             return
         self._put(name, given, instance, "starting")
-        wait_s = law.startup_s * (1.0 + law.startup_spread * (2.0 * startup - 1.0))
+        startup_s = self._startup(instance) if law.startup_s is None else law.startup_s
+        wait_s = startup_s * (1.0 + law.startup_spread * (2.0 * startup - 1.0))
         if fails < law.failed_starts:
             self._plan("fail", name, 0.5 * wait_s)
             return

@@ -135,6 +135,7 @@ def _problem(
     if fleet.share_instances:
         services, choices = shared_services(document, services, choices)
     settings = fleet.settings.model_dump(exclude={"engine_limits"})
+    settings["startup_s"] = settings.pop("startup")
     settings["engines"] = _engines(document, placed=cluster is not None)
     if cluster is not None:
         with document.at("settings", "engines"):

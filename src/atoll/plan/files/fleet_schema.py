@@ -483,6 +483,11 @@ class SettingsSpec(Frozen):
         "nothing, or on a fixed cluster a machine, hop or slice more, must shorten requests to be used. "
         "0: the cheapest plan, all machines of a cluster.",
     )
+    startup: Duration | None = Field(
+        default=None,
+        description="Time from ordering an instance to its first request; what its engine was measured to "
+        "take, and reading weights, if left out.",
+    )
 
 
 FactsField = Annotated[
