@@ -15,9 +15,13 @@ from atoll.solve.derating import node_set
 from tests.control import world as small
 
 CALM = WorldSettings(
-    startup_spread=0.0, failures_per_h=0.0, preemptions_per_h=0.0, failed_starts=0.0
+    startup_s=240.0,
+    startup_spread=0.0,
+    failures_per_h=0.0,
+    preemptions_per_h=0.0,
+    failed_starts=0.0,
 )
-"""Machines that never fail."""
+"""Machines that never fail, with instances that start in four minutes."""
 
 
 def templates(services: tuple[str, ...] = ("chat", "code")) -> tuple[SizedTemplate, ...]:
