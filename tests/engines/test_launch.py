@@ -45,6 +45,7 @@ def launches(draw: st.DrawFn) -> EngineLaunch:
         max_model_len=draw(st.none() | st.integers(1, 1 << 20)),
         dtype=draw(st.sampled_from([None, "fp16", "bf16"])),
         quantization=draw(st.sampled_from([None, "fp8"])),
+        load_format=draw(st.sampled_from([None, "runai_streamer"])),
         tool_parser=draw(st.sampled_from([None, *PARSERS])),
         reasoning_parser=draw(st.sampled_from([None, "qwen3", "openai_gptoss"])),
         promised_ttft_s=draw(st.none() | st.floats(0.01, 10.0)),

@@ -45,8 +45,8 @@ class EngineLimits(Frozen):
     `max_num_seqs` and `max_num_batched_tokens` bound a step, `gpu_memory_utilization` is the share of GPU
     memory that the engine takes. `max_model_len` are the tokens of prompt and answer that a request may have
     at most: an engine starts only where the KV cache has room for one such request. `scheduling` is "async"
-    where the next step is prepared while the GPU works.
-    `host` is the host time as measured on the machine.
+    where the next step is prepared while the GPU works. `load_format` is the loader of weights, as the engine
+    calls it. `host` is the host time as measured on the machine.
     """
 
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
@@ -55,6 +55,7 @@ class EngineLimits(Frozen):
     max_model_len: int | None = Field(default=None, ge=1)
     prefix_caching: bool | None = None
     scheduling: Scheduling | None = None
+    load_format: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,31}$")
     host: HostTime | None = None
 
     @model_validator(mode="after")

@@ -71,6 +71,7 @@ _OPTIONS: LaunchOptions = {
     "max_model_len": ValueOption("--context-length"),
     "dtype": ValueOption("--dtype", {"fp16": "half", "bf16": "bfloat16"}),
     "quantization": ValueOption("--quantization"),
+    "load_format": ValueOption("--load-format"),
     "tool_parser": ValueOption("--tool-call-parser", _TOOL_PARSERS),
     "reasoning_parser": ValueOption("--reasoning-parser", _REASONING_PARSERS),
     "prefix_caching": SwitchOption({False: "--disable-radix-cache"}, default=True),

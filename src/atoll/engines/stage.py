@@ -93,6 +93,8 @@ class StageEngine(Engine):
             unkept.append(f"gpu_memory_utilization {share}: --kv says how much it takes")
         if launch.scheduling == "async":
             unkept.append("scheduling async: it prepares a step when the one before has ended")
+        if launch.load_format is not None:
+            unkept.append(f"load_format {launch.load_format}: it maps safetensors")
         return tuple(unkept)
 
 

@@ -86,6 +86,7 @@ _OPTIONS: LaunchOptions = {
     "max_model_len": ValueOption("--max-model-len"),
     "dtype": ValueOption("--dtype", {"fp16": "half", "bf16": "bfloat16"}),
     "quantization": ValueOption("--quantization"),
+    "load_format": ValueOption("--load-format"),
     "tool_parser": ValueOption("--tool-call-parser", before=("--enable-auto-tool-choice",)),
     "reasoning_parser": ValueOption("--reasoning-parser"),
     "prefix_caching": SwitchOption(

@@ -68,6 +68,8 @@ def test_a_launch_has_one_name_whatever_its_service_is_called() -> None:
     assert LAUNCH.key.startswith("name-H200-")
     named = replace(LAUNCH, served=replace(LAUNCH.served, names=("other", "names")))
     assert named.key == LAUNCH.key
+    dummy = EngineLaunch(max_num_seqs=8, load_format="dummy")
+    assert replace(LAUNCH, served=replace(LAUNCH.served, launch=dummy)).key == LAUNCH.key
     others = (
         replace(LAUNCH, gpus=frozenset({"L4"})),
         replace(LAUNCH, engine=SGLANG),

@@ -152,6 +152,11 @@ class EngineSpec(Frozen):
         default=None,
         description="Whether the next step is prepared while the GPU works (async), or after it (sync).",
     )
+    load_format: Annotated[StrictStr, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")] | None = Field(
+        default=None,
+        description="Loader of weights, as the engine calls it: safetensors, runai_streamer, dummy, ...; the "
+        "engine's own choice if left out.",
+    )
     host: HostTimeSpec | None = Field(
         default=None,
         description="Host time of a step as measured; the engine's assumed if left out.",

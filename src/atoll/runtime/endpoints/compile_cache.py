@@ -73,8 +73,11 @@ class KeptLaunch:
         from atoll.engines.engine import ServerHost
 
         host = ServerHost("{port}", "python", address="{host}", handover_port="{port}")
-        # What requests call the model changes nothing.
-        served = replace(self.served, names=("model",))
+        # What requests call the model changes nothing, nor how weights are loaded.
+        launch = self.served.launch
+        if launch is not None:
+            launch = launch.model_copy(update={"load_format": None})
+        served = replace(self.served, names=("model",), launch=launch)
         made = self.engine.command(self.layout, served, host)
         said = json.dumps([made.arguments, sorted(made.environment.items())])
         model = served.repository[0].rstrip("/").rpartition("/")[2]
