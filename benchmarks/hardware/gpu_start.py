@@ -255,10 +255,10 @@ def measure(folder: Path, model: str, *, weights: bool, repeats: int, out: Path)
     size = write_weights(home) if weights else 0
     disk = measure_disk(home) if weights else None
     print(f"weights: {size / 1e9:.1f} GB" + (f", disk {disk / 1e9:.2f} GB/s" if disk else ""))
-    # So that nothing outside `kept` helps a cold start.
-    shutil.rmtree(kept, ignore_errors=True)
-    outside = {"HOME": str(folder / "home")}
-    Path(outside["HOME"]).mkdir(parents=True, exist_ok=True)
+    # So that nothing from before helps a cold start. The home stays: Python may find packages there.
+    outside = {name: str(folder / "cache" / name) for name in ("XDG_CACHE_HOME", "CUDA_CACHE_PATH")}
+    for path in (kept, folder / "cache"):
+        shutil.rmtree(path, ignore_errors=True)
     known = _versions()
     loaders = [name for name in LOADERS if _is_here(name) and (weights or name == "dummy")]
     first = loaders[0]
@@ -387,7 +387,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one start of each kind")
     parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure, with files there")
-    parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--model", default="llama-3.1-8b", help="weights are written for Llamas")
     parser.add_argument("--no-weights", action="store_true", help="without writing any")
     parser.add_argument("--out", type=Path, default=RESULT, help="rows are added to this file")
     given = parser.parse_args()
@@ -395,7 +395,7 @@ def main() -> None:
         repeats = 1 if given.quick else 2
         folder = given.measure.absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        weights = not given.no_weights
+        weights = not given.no_weights and given.model.startswith("llama")
         measure(folder, given.model, weights=weights, repeats=repeats, out=given.out)
     show(list(read_starts(given.out)))
 
