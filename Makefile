@@ -66,6 +66,12 @@ test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow
 	@$(try_engines)
 	@$(BIN)/python tools/check.py --full
 
+.PHONY: test-real
+test-real: $(VENV)/engine $(VENV)/dev ## Of these only the tests with real engines (vLLM on the CPU, llama.cpp)
+	@$(try_llamacpp)
+	@$(try_engines)
+	@$(BIN)/python tools/check.py --real
+
 .PHONY: bench
 bench: $(VENV)/engine $(VENV)/dev ## All benchmarks, in full (about three hours)
 	@$(try_aic)
