@@ -34,11 +34,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine]
 FLEET = """\
 name: lab
 services:
-  counting: {{model: phi-4-14b, ttft: 1500ms, tpot: 80ms, rate: {rate}, lengths: 512x128, only: [{gpu}]}}
+  counting: {{model: phi-4-14b, ttft: 30s, tpot: 1s, rate: 0.5/s, lengths: 512x128, only: [{gpu}]}}
 pool:
   offers:
     - {{region: here, node_type: L40S:1, available: 4, usd_per_hour: 1.00}}
     - {{region: here, node_type: A100-80:1, available: 4, usd_per_hour: 2.00}}
+limits: {{survive: 1}}
 settings: {{max_nodes_per_instance: 1}}
 """
 START_S = 1200.0
@@ -125,9 +126,9 @@ class OperatedFleet:
     url: str = ""
     admin_socket: str = ""
 
-    def up(self, rate: str, gpu: str) -> set[str]:
+    def up(self, gpu: str) -> set[str]:
         """Bring the fleet to what its file says now, and return its instances."""
-        (self.site.folder / "lab.yaml").write_text(FLEET.format(rate=rate, gpu=gpu))
+        (self.site.folder / "lab.yaml").write_text(FLEET.format(gpu=gpu))
         told = ("--on", "local", "--pretend", "--port", "0", "--yes", "--json")
         weights = ("--engine", self.engine.name, "--model", f"counting={self.weights}")
         came = json.loads(
@@ -223,7 +224,7 @@ def _vllm_for_cores(engine: RealEngine, folder: Path) -> Path:
 
 
 def test_no_answer_is_lost_to_kills_drains_and_new_plans(fleet: OperatedFleet) -> None:
-    first = fleet.up("6/s", "L40S")
+    first = fleet.up("L40S")
     assert len(first) == 2
     with Counters(fleet.door()) as clients:
         # An engine dies in mid-stream: the answer goes on elsewhere, and the node starts it anew.
@@ -240,13 +241,13 @@ def test_no_answer_is_lost_to_kills_drains_and_new_plans(fleet: OperatedFleet) -
         assert join_text(stream) == count(0, LONG)
         assert fleet.cut_streams() > before
         until(lambda: fleet.site.ready() == {victim}, f"{heir} is missed")
-        second = fleet.up("6/s", "L40S")
+        second = fleet.up("L40S")
         assert len(second) == 2
         assert second & first == {victim}
 
         # Another plan, on other GPUs: what stands is drained once the new ones serve, and ends.
         stream = fleet.stream_at(victim)
-        third = fleet.up("6/s", "A100-80")
+        third = fleet.up("A100-80")
         assert join_text(stream) == count(0, LONG)
         assert not third & second
         until(lambda: fleet.site.ready() == third, "what was replaced has ended", START_S)

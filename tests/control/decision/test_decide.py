@@ -166,6 +166,23 @@ def test_a_budget_that_is_cut_is_kept_to() -> None:
     assert 0.0 < after <= 6.0
 
 
+def test_what_stands_where_its_service_may_not_is_replaced_though_that_costs_more() -> None:
+    dear = (OFFERS[0], offer("L40S:1", 9.0))
+    loop = settled(service(rate=4.0), offers=dear)
+    assert {one.nodes[0].node_type for one in loop.world.ready()} == {"H100:1"}
+    loop.world.asked = problem(service(rate=4.0, only=("L40S",)))
+
+    def plan(asked: Problem) -> Plan:
+        # The planner of these tests knows nothing of `only`.
+        return plan_greedily(asked.model_copy(update={"offers": dear[1:], "running": ()}))
+
+    loop.plan = plan
+    done = loop.settle()
+    assert {one.nodes[0].node_type for one in loop.world.ready()} == {"L40S:1"}
+    at = [type(action) for action in done]
+    assert at.index(StartInstance) < at.index(DrainInstance)
+
+
 def test_a_failing_offer_is_backed_off_longer_each_time_and_another_serves() -> None:
     loop = Loop(World(problem(), broken={H100: "capacity"}))
     loop.settle()

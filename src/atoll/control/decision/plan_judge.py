@@ -1,8 +1,9 @@
 """Whether a new plan takes the place of the one in force.
 
-Needed changes are made at once: more of the demand is served, or what stands exceeds the fleet's limits. All
-others must pay for themselves, and must not leave a lane short on the way. A plan that serves less than what
-stands is refused, whatever it saves: that there is no better one may be the planner's fault, or pass.
+Needed changes are made at once: more of the demand is served, or what stands exceeds the fleet's limits or is
+where its service may not stand. All others must pay for themselves, and must not leave a lane short on the
+way. A plan that serves less than what stands is refused, whatever it saves: that there is no better one may
+be the planner's fault, or pass.
 """
 
 from __future__ import annotations
@@ -68,6 +69,9 @@ def judge(
     exceeded = _exceeds(problem, rerated)
     if exceeded:
         return Verdict(True, f"what runs exceeds the fleet's {exceeded}")
+    forbidden = _find_forbidden(problem, living)
+    if forbidden:
+        return Verdict(True, f"what runs is on {', '.join(forbidden)}, which the fleet rules out")
     worst_now, worst_then = _worst_share(now, demand), _worst_share(then, demand)
     losing = _loses(now, then, demand)
     if worst_then > worst_now + (MIN_SHARE_GAIN if losing else ROUNDING):
@@ -164,3 +168,16 @@ def _exceeds(problem: Problem, living: Sequence[Instance]) -> str | None:
     if most is not None and count_machines(living).total() > most:
         return "number of machines"
     return None
+
+
+def _find_forbidden(problem: Problem, living: Sequence[Instance]) -> list[str]:
+    """Return the kinds of nodes that services stand on and may not, as after `only` was changed."""
+    services = {service.name: service for service in problem.services}
+    return sorted(
+        {
+            node.kind
+            for one in living
+            for node in one.nodes
+            if one.service in services and not services[one.service].allows(node.kind)
+        }
+    )
