@@ -34,12 +34,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine]
 FLEET = """\
 name: lab
 services:
-  counting: {{model: phi-4-14b, ttft: 30s, tpot: 1s, rate: 0.5/s, lengths: 512x128, only: [{gpu}]}}
+  counting: {{model: phi-4-14b, ttft: 20s, tpot: 500ms, rate: 11/s, lengths: 512x128, only: [{gpu}]}}
 pool:
   offers:
     - {{region: here, node_type: L40S:1, available: 4, usd_per_hour: 1.00}}
     - {{region: here, node_type: A100-80:1, available: 4, usd_per_hour: 2.00}}
-limits: {{survive: 1}}
 settings: {{max_nodes_per_instance: 1}}
 """
 START_S = 1200.0
