@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from atoll.engines.limits import Handover
-from tools.real_engines import UnavailableError, find_engine
+from tools.real_engines import UnavailableError, find_parser
 
 _ASK_S = 1200.0
 _VLLM = """
@@ -31,7 +31,11 @@ def read(words):
     validate_parsed_serve_args(found)
     way = found.kv_transfer_config
     said = "" if way is None else f"{way.kv_connector} {way.kv_role}"
-    return [found.tensor_parallel_size, found.max_model_len, found.max_num_batched_tokens, said]
+    place = f"{found.node_rank} of {found.nnodes} at {found.master_addr}:{found.master_port}"
+    return [
+        *(found.tensor_parallel_size, found.max_model_len, found.max_num_batched_tokens, said),
+        *(found.pipeline_parallel_size, place if found.nnodes > 1 else ""),
+    ]
 """
 _SGLANG = """
 import argparse
@@ -41,7 +45,11 @@ ServerArgs.add_cli_args(parser)
 def read(words):
     found = parser.parse_args(words[3:])
     said = found.disaggregation_mode.removeprefix("null")
-    return [found.tensor_parallel_size, found.context_length, found.chunked_prefill_size, said]
+    place = f"{found.node_rank} of {found.nnodes} at {found.dist_init_addr}"
+    return [
+        *(found.tp_size, found.context_length, found.chunked_prefill_size, said),
+        *(found.pp_size, place if found.nnodes > 1 else ""),
+    ]
 """
 _PARSERS = {"vllm": _VLLM, "sglang": _SGLANG}
 _LLAMA_SERVER = "llama-server"
@@ -77,7 +85,8 @@ print("READ" + json.dumps(answers))
 class ReadCommand:
     """A command as the engine's parser read it: GPUs that split a layer, tokens of a request and of a step.
 
-    `handover` is how it says that KV cache travels, "": both phases run together.
+    `handover` is how it says that KV cache travels, "": both phases run together. `stages` are those of a
+    pipeline, `place` is its place among several machines ("1 of 2 at 10.0.0.8:4100"), "": there is one.
     `refusal` says what the parser says instead; "": it took the command.
     """
 
@@ -85,6 +94,8 @@ class ReadCommand:
     max_model_len: int | None = None
     max_tokens: int | None = None
     handover: str = ""
+    stages: int = 1
+    place: str = ""
     refusal: str = ""
 
 
@@ -92,7 +103,7 @@ def read_commands(engine: str, commands: Sequence[Sequence[str]]) -> list[ReadCo
     """Have an engine's parser read commands; UnavailableError where it is not here to ask."""
     if engine not in _PARSERS:
         return _read_llama_server(commands)
-    real = find_engine(engine, build=False)
+    real = find_parser(engine, build=False)
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [real.python, "-c", _PARSERS[engine] + _READ_ALL],

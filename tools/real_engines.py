@@ -30,6 +30,8 @@ NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
 """Carries KV cache between instances of vLLM, on CPU cores too."""
 LLAMACPP = "xllamacpp>=0.2"
 SGLANG = "sglang"
+SGLANG_PARSER = ("sglang==0.5.23", "orjson", "triton", "IPython", "traitlets")
+"""What reads SGLang's commands without its kernels, beside what vLLM's environment has."""
 # Built for another torch, or for one with CUDA; vLLM imports them if they are there, and dies of it.
 _UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 _READY = "ready.json"
@@ -70,6 +72,30 @@ def find_nixl(*, build: bool) -> Path:
         _pip(Path(vllm.python), "install", "--no-deps", "--target", str(folder), *NIXL)
         (folder / _READY).write_text("{}")
     return folder
+
+
+def find_parser(name: str, *, build: bool) -> RealEngine:
+    """Return what imports an engine's argument parser, also where the engine itself cannot run.
+
+    Raises UnavailableError.
+    """
+    if name != "sglang":
+        return find_engine(name, build=build)
+    vllm = find_engine("vllm", build=build)
+    folder = (
+        engines_folder() / f"{SGLANG_PARSER[0].replace('==', '-')}-parser-py{_python_version()}"
+    )
+    if not (folder / _READY).is_file():
+        _refuse_unless(build, folder)
+        _say(f"building {folder}")
+        _pip(
+            Path(vllm.python),
+            *("install", "--no-compile", "--no-deps", "--only-binary", ":all:"),
+            *("--target", str(folder), *SGLANG_PARSER),
+        )
+        (folder / _READY).write_text("{}")
+    version = SGLANG_PARSER[0].partition("==")[2]
+    return RealEngine(name, version, vllm.python, {"PYTHONPATH": str(folder)})
 
 
 def rename_distribution(packages: Path, old: str, new: str, local: str) -> None:
@@ -214,7 +240,17 @@ def main() -> int:
             _say(f"{name} {engine.version} can run")
         except (UnavailableError, subprocess.TimeoutExpired, OSError) as error:
             _say(f"{name} cannot run: {error}")
+            if name == "sglang":
+                _build_parser(name, build=not options.no_build)
     return 0
+
+
+def _build_parser(name: str, *, build: bool) -> None:
+    try:
+        parser = find_parser(name, build=build)
+        _say(f"the parser of {name} {parser.version} can be asked")
+    except (UnavailableError, subprocess.TimeoutExpired, OSError) as error:
+        _say(f"the parser of {name} cannot be asked: {error}")
 
 
 if __name__ == "__main__":

@@ -110,12 +110,15 @@ def commands_of(plan: FleetPlan, instance: Instance, lines: Sequence[str]) -> li
             max_model_len=kept.max_model_len,
             max_tokens=kept.max_num_batched_tokens,
             handover="" if way is None else own_parsers.HANDOVERS[engine.name][way],
+            stages=len(engine_layout(instance).layers),
         )
     members = {
         node.id: MemberAddress(host="10.0.0.1", ports=(29500, 29501)) for node in instance.nodes
     }
     found = []
-    for line in lines:
+    for rank, line in enumerate(lines):
+        if not engine.staged and len(lines) > 1:
+            expected = replace(expected, place=f"{rank} of {len(lines)} at 10.0.0.1:29500")
         words = [word for word in shlex.split(line) if not _is_assignment(word)]
         # Whatever prepares the engine's command has it behind the last mark.
         last = max((at for at, word in enumerate(words) if word == "--"), default=-1)

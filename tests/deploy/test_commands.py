@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -10,13 +11,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.deploy.commands.instance_member import fill_in
-from atoll.deploy.commands.meeting import ADDRESS_VARIABLE, MemberAddress, own_address
+from atoll.deploy.commands.meeting import (
+    ADDRESS_VARIABLE,
+    MemberAddress,
+    hold_address,
+    own_address,
+)
 from atoll.deploy.commands.node_commands import (
     STAND_IN_LABEL,
     CommandSettings,
@@ -141,7 +147,10 @@ def test_equal_nodes_on_several_machines_are_ranks_of_one_pipeline() -> None:
     assert "join" not in second.argv
     assert second.argv[-1] == "--headless"
     assert "{port}" not in second.argv
-    assert after(second.argv)[:2] == ("vllm", "serve")
+    # Each is told its own address, and the first is not started again without the others.
+    assert after(second.argv)[:4] == ("env", "VLLM_HOST_IP=@host:n1", "vllm", "serve")
+    assert after(after(first.argv))[:2] == ("env", "VLLM_HOST_IP=@host:n0")
+    assert "--no-restart" in first.argv
 
 
 def test_what_is_joined_is_what_atoll_join_understands() -> None:
@@ -224,7 +233,7 @@ def test_what_an_engine_cannot_carry_is_refused_with_a_way_out() -> None:
     mixed = on(instance([(0, 16), (16, 32)]), ["L4:2", "L40S:1"])
     with pytest.raises(InputError, match="mixes tensor parallel sizes"):
         node_commands(mixed, replace(HUB, engine="vllm"), PLAIN)
-    with pytest.raises(InputError, match="SGLang runs on one"):
+    with pytest.raises(InputError, match="mixes tensor parallel sizes, which SGLang cannot"):
         node_commands(mixed, replace(HUB, engine="sglang"), PLAIN)
     with pytest.raises(InputError, match="needs a GGUF file"):
         node_commands(instance([(0, 32)]), replace(HUB, engine="llamacpp"), PLAIN)
@@ -286,6 +295,62 @@ def test_prefill_pipelines_send_and_all_of_their_service_know() -> None:
     for words in (fill_in(first.argv, members), fill_in(second.argv, members)):
         assert flag(words, "--master-port") == "4100"
         assert "VLLM_NIXL_SIDE_CHANNEL_PORT=4200" in words
+
+
+def test_sglang_over_machines_meets_where_its_first_node_is() -> None:
+    made = on(instance([(0, 20), (20, 32)]), ["L40S:2", "L40S:2"])
+    weights = replace(HUB, engine="sglang")
+    first, second = node_commands(made, weights, FABRIC, labels=LABELS)
+    members = {
+        "n0": MemberAddress(host="10.0.0.8", ports=(4100, 4200)),
+        "n1": MemberAddress(host="10.0.0.9", ports=(4300, 4400)),
+    }
+    for rank, command in enumerate((first, second)):
+        words = fill_in(command.argv, members)
+        assert flag(words, "--dist-init-addr") == "10.0.0.8:4100"
+        assert (flag(words, "--nnodes"), flag(words, "--node-rank")) == ("2", str(rank))
+        assert flag(words, "--pp-size") == flag(words, "--tp") == "2"
+        assert f"SGLANG_HOST_IP={members[f'n{rank}'].host}" in words
+        assert dict(command.env) == {"SGLANG_PP_LAYER_PARTITION": "20,12"}
+    # The others say at a port of their own that they are well; nobody asks them for more.
+    assert flag(first.argv, "--port") == "{port}"
+    assert flag(fill_in(second.argv, members), "--port") == "4400"
+    assert "--no-restart" in first.argv
+    # A prefill pipeline is met at the port that its label says, which is not that of its ranks.
+    apart = on(instance([(0, 20), (20, 32)], phase="prefill"), ["L40S:2", "L40S:2"])
+    prefill, _ = node_commands(apart, weights, FABRIC, labels=LABELS)
+    filled = fill_in(prefill.argv, members)
+    assert flag(filled, "--disaggregation-bootstrap-port") == "4200"
+    assert "atoll.bootstrap=10.0.0.8 4200" in filled
+
+
+@given(st.lists(st.sampled_from(["vllm", "vllm-push", "sglang", "sglang-prefill"]), min_size=2))
+@settings(max_examples=25, deadline=None)
+def test_instances_on_the_same_machines_never_share_a_port(kinds: list[str]) -> None:
+    kinds = kinds[:12]
+    taken = list[str]()
+    with contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
+        for kind in kinds:
+            engine, _, way = kind.partition("-")
+            phase = "prefill" if way else "both"
+            made = on(instance([(0, 20), (20, 32)], phase=phase), ["L40S:1", "L40S:1"])
+            launch = EngineLaunch(handover="prefill-push") if way == "push" else None
+            weights = replace(HUB, engine=engine)
+            commands = node_commands(made, weights, PLAIN, launch=launch)
+            members = {each.node: stack.enter_context(hold_address()) for each in commands}
+            listens = set[str]()
+            for command in commands:
+                words = fill_in(command.argv, members)
+                assert not [word for word in words if re.search(r"@(host|port)", word)]
+                # Of all words with a port, whichever option they stand behind.
+                ports = [str(port) for each in members.values() for port in each.ports]
+                listens |= {port for port in ports for word in words if port in word}
+            assert (
+                len(listens) == {"vllm": 1, "vllm-push": 2, "sglang": 2, "sglang-prefill": 3}[kind]
+            )
+            taken += listens
+    assert len(set(taken)) == len(taken)
 
 
 def replace_engine(made: Instance, name: str) -> Instance:

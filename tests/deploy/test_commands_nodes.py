@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,17 +18,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError, InputError, UsageError
-from atoll.deploy.commands import meeting, stored_weights
-from atoll.deploy.commands.instance_member import fill_in, read_peers
+from atoll.deploy.commands import instance_member, meeting, stored_weights
+from atoll.deploy.commands.instance_member import InstanceMember, fill_in, read_peers
 from atoll.deploy.commands.meeting import (
     FabricMeeting,
     FolderMeeting,
     MemberAddress,
     PoolMember,
     PoolWord,
+    digest_members,
+    find_interface,
     gather_members,
+    hold_address,
     own_address,
 )
 from atoll.deploy.commands.prefill_helpers import assemble_helpers, offer_of
@@ -282,6 +290,179 @@ def test_a_command_ends_when_its_member_is_killed(tmp_path: Path) -> None:
         member.kill()
         member.wait()
     wait(lambda: log.read_text().endswith("n1 ended\n"))
+
+
+LONG = (sys.executable, "-c", "import time; time.sleep(600)")
+DRAINS = """
+import pathlib, signal, sys, time
+told = []
+def end(*_):
+    told.append(1)
+    if len(told) > 1: sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
+pathlib.Path(sys.argv[1]).touch()
+while True: time.sleep(0.05)
+"""
+
+
+async def run_member(
+    folder: Path, node: str, words: Sequence[str], address: MemberAddress = HERE
+) -> int:
+    member = InstanceMember(FolderMeeting(folder, "i"), node, ("n0", "n1"), 600.0)
+    return await member.run(words, address, 60.0)
+
+
+async def came(path: Path) -> None:
+    async with asyncio.timeout(60):
+        while not path.exists():
+            await asyncio.sleep(0.02)
+
+
+async def test_when_a_node_is_lost_the_leader_ends_at_once_and_streams_are_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    begun = tmp_path / "begun"
+    leads = (sys.executable, "-c", DRAINS, str(begun))
+    # A rank that dies once the leader has begun.
+    dies = ("sh", "-c", f"while [ ! -e {begun} ]; do sleep 0.05; done; exit 137")
+    leader = asyncio.create_task(run_member(tmp_path, "n0", leads))
+    async with asyncio.timeout(60):
+        assert await run_member(tmp_path, "n1", dies, THERE) == 137
+        with pytest.raises(AtollError, match="n1 of this instance has ended"):
+            await leader
+    assert list((tmp_path / "i").iterdir()) == []
+
+
+async def test_a_node_whose_machine_is_gone_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = FolderMeeting(tmp_path, "i")
+    await gone.enter("n1", THERE)
+    now_s, seen = 1000.0, FolderMeeting(tmp_path, "i")
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: now_s)
+        assert await seen.members() == {"n1": THERE}
+        now_s += 4.0
+        os.utime(tmp_path / "i" / "n1.json", ns=(1, 1))
+        assert await seen.members() == {"n1": THERE}
+        now_s += 4.0
+        assert await seen.members() == {"n1": THERE}
+        now_s += 2.0
+        assert await seen.members() == {}
+        await gone.stay()
+        assert await seen.members() == {"n1": THERE}
+    monkeypatch.setattr(meeting, "_STALE_S", 0.2)
+    monkeypatch.setattr(instance_member, "_MISSING_S", 0.2)
+    async with asyncio.timeout(60):
+        with pytest.raises(AtollError, match="n1 of this instance has ended"):
+            await run_member(tmp_path, "n0", LONG)
+
+
+async def test_nodes_that_start_anew_begin_together(tmp_path: Path) -> None:
+    before = {"n0": HERE, "n1": THERE}
+    leader, anew = FolderMeeting(tmp_path, "i"), FolderMeeting(tmp_path, "i")
+    old = HERE.model_copy(update={"begun": digest_members(before)})
+    await leader.enter("n0", old)
+    await anew.enter("n1", THERE)
+    assert (await gather_members(anew, ("n0", "n1"), 5.0))["n0"] == old
+    # Started anew it has other ports; the leader still works with the one that was.
+    await anew.enter("n1", MemberAddress(host="10.0.0.2", ports=(6000, 6001)))
+    with pytest.raises(AtollError, match="n0 did not come"):
+        await gather_members(anew, ("n0", "n1"), 0.0)
+    await leader.enter("n0", MemberAddress(host="127.0.0.1", ports=(7000, 7001)))
+    assert (await gather_members(anew, ("n0", "n1"), 5.0))["n0"].ports == (7000, 7001)
+
+
+async def test_nodes_that_somebody_starts_again_find_together(tmp_path: Path) -> None:
+    # As in pods, whose commands are started again where they stand, each at its own time.
+    ports = itertools.count(4000)
+    says = f"echo $$ @port:n0 @port:n1 >> {tmp_path}/$0; exec sleep 600"
+
+    async def pod(node: str) -> None:
+        while True:
+            address = MemberAddress(host="127.0.0.1", ports=(next(ports), next(ports)))
+            with contextlib.suppress(AtollError):
+                await run_member(tmp_path, node, ("sh", "-c", says, node), address)
+
+    def starts(node: str) -> list[tuple[int, str]]:
+        path = tmp_path / node
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(int(line.partition(" ")[0]), line.partition(" ")[2]) for line in lines]
+
+    async def begun(times: int) -> None:
+        while [len(starts("n0")), len(starts("n1"))] != [times, times]:
+            await asyncio.sleep(0.02)
+
+    pods = [asyncio.create_task(pod(node)) for node in ("n0", "n1")]
+    try:
+        async with asyncio.timeout(60):
+            await begun(1)
+            os.kill(starts("n1")[0][0], signal.SIGKILL)
+            await begun(2)
+        before, after = zip(starts("n0"), starts("n1"), strict=True)
+        assert before[0][1] == before[1][1]
+        assert after[0][1] == after[1][1] != before[0][1]
+    finally:
+        for each in pods:
+            each.cancel()
+        await asyncio.gather(*pods, return_exceptions=True)
+    assert not [pid for pid, _ in (*starts("n0"), *starts("n1")) if Path(f"/proc/{pid}").exists()]
+
+
+async def test_a_leader_sees_that_a_node_was_started_anew(tmp_path: Path) -> None:
+    begun, other = tmp_path / "begun", FolderMeeting(tmp_path, "i")
+    await other.enter("n1", THERE)
+    leads = (sys.executable, "-c", DRAINS, str(begun))
+    leader = asyncio.create_task(run_member(tmp_path, "n0", leads))
+    await came(begun)
+    await other.enter("n1", MemberAddress(host="10.0.0.2", ports=(6000, 6001)))
+    async with asyncio.timeout(60):
+        with pytest.raises(AtollError, match="n1 of this instance has ended"):
+            await leader
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux keeps ports so")
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=24))
+@settings(max_examples=25, deadline=None)
+def test_ports_of_many_nodes_of_a_host_are_their_own(counts: list[int]) -> None:
+    def listen(port: int) -> socket.socket:
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        return server
+
+    with contextlib.ExitStack() as stack:
+        held, others = list[int](), list[int]()
+        for count in counts:
+            address = stack.enter_context(hold_address("127.0.0.1:9", count))
+            first, second = address.ports
+            held += [*range(first, first + count), second]
+            # Engines open ports of their own meanwhile, wherever there is one.
+            others.append(stack.enter_context(listen(0)).getsockname()[1])
+        assert len({*held, *others}) == len(held) + len(others)
+        # Whoever was told a port listens there, late, and nobody else can by chance.
+        for port in held:
+            with pytest.raises(OSError, match="in use"), socket.socket() as stranger:
+                stranger.bind(("127.0.0.1", port))
+            stack.enter_context(listen(port))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux names interfaces so")
+async def test_engines_speak_from_the_address_that_others_were_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_interface("127.0.0.1") == "lo"
+    assert find_interface("203.0.113.7") is None
+    shows = ("sh", "-c", f'echo "$GLOO_SOCKET_IFNAME" > {tmp_path}/said')
+    other = FolderMeeting(tmp_path, "i")
+    await other.enter("n1", THERE)
+    assert await run_member(tmp_path, "n0", shows) == 0
+    assert (tmp_path / "said").read_text() == "lo\n"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert await run_member(tmp_path, "n0", shows) == 0
+    assert (tmp_path / "said").read_text() == "eth7\n"
 
 
 def wait(done: Callable[[], bool], max_s: float = 60.0) -> None:

@@ -162,8 +162,17 @@ _HELPERS = (
 _JOBS = (
     "tests/deploy/slurm/test_slurm_fleet.py::test_cancelled_jobs_are_replaced_while_streams_go_on"
 )
+_RANKS = (
+    "tests/real/test_pipelines.py"
+    "::test_pipelines_over_machines_answer_as_one_process_and_dead_ranks_are_replaced"
+)
 TESTED: Mapping[tuple[str, str, str], str] = {
     ("vllm", "one GPU", "local"): _UP,
+    ("vllm", "a pipeline on the GPUs of a machine", COMMANDS): (
+        "tests/real/test_pipelines.py::test_a_pipeline_on_one_machine_answers_as_one_process"
+    ),
+    ("vllm", "a pipeline over machines, uneven layers", "local"): _RANKS,
+    ("vllm", "a pipeline over unlike GPUs", "local"): _RANKS,
     ("vllm", "prefill and decode apart", COMMANDS): (
         "tests/real/test_pairs.py::test_tokens_are_those_of_one_server"
     ),

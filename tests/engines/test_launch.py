@@ -91,17 +91,21 @@ def test_a_command_is_read_back_as_what_was_planned(
     assert engine.command(layout, again, ServerHost("8000", "python3")) == command
 
 
-def test_ranks_of_a_pipeline_are_read_as_one_server() -> None:
+@pytest.mark.parametrize("engine", [VLLM, SGLANG], ids=lambda engine: engine.name)
+def test_ranks_of_a_pipeline_are_read_as_one_server(engine: Engine) -> None:
     layout = EngineLayout("one", 2, 2, 1, (20, 12))
-    served = ServedModel("org/model", ("chat", "other"), EngineLaunch(max_model_len=4096))
-    command = VLLM.command(layout, served, ServerHost("8000", "python3"))
+    served = ServedModel("org/model", ("chat",), EngineLaunch(max_model_len=4096))
+    command = engine.command(layout, served, ServerHost("8000", "python3"))
+    late = {"vllm": None, "sglang": "@port2:n1"}[engine.name]
     for rank in range(2):
-        words = tuple(VLLM.rank_command(command, rank, 2, "n0"))
-        parsed = VLLM.parse(ServerCommand(words, command.environment))
+        ranked = engine.rank_command(command, rank, ("n0", "n1"))
+        assert f"@host:n{rank}" in ranked.environment.values()
+        parsed = engine.parse(ranked)
+        assert parsed.tp == 2
         assert parsed.layers == (20, 12)
-        assert parsed.served.names == ("chat", "other")
-        assert parsed.served.launch == VLLM.settle(EngineLaunch(max_model_len=4096))
-        assert parsed.port == (None if rank else "8000")
+        assert parsed.served.names == ("chat",)
+        assert parsed.served.launch == engine.settle(EngineLaunch(max_model_len=4096))
+        assert parsed.port == (late if rank else "8000")
 
 
 TOLD = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "prefix_caching")
@@ -221,7 +225,8 @@ def test_sglang_meets_at_the_prefill_side() -> None:
         (Phase.PREFILL, 2, VLLM, True),
         (Phase.DECODE, 2, VLLM, False),
         (Phase.DECODE, 1, VLLM, True),
-        (Phase.PREFILL, 2, SGLANG, False),
+        (Phase.PREFILL, 2, SGLANG, True),
+        (Phase.DECODE, 2, SGLANG, False),
         (Phase.PREFILL, 1, SGLANG, True),
         (Phase.PREFILL, 1, LLAMACPP, False),
     ],

@@ -8,6 +8,8 @@ import pytest
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase
+from atoll.deploy.commands.instance_member import fill_in
+from atoll.deploy.commands.meeting import MemberAddress
 from atoll.engines.engine import Engine, EngineLayout, ServedModel, ServerHost
 from atoll.engines.limits import EngineLaunch, Scheduling
 from atoll.engines.llamacpp import ENGINE as LLAMACPP
@@ -22,6 +24,10 @@ LAYOUTS = (
 )
 
 
+MEMBERS = {
+    "n0": MemberAddress(host="10.0.0.8", ports=(4100, 4200)),
+    "n1": MemberAddress(host="10.0.0.9", ports=(4300, 4400)),
+}
 SCHEDULINGS: tuple[Scheduling | None, ...] = (None, "sync", "async")
 
 
@@ -70,6 +76,16 @@ def test_its_own_parser_reads_what_a_plan_says(engine: Engine) -> None:
             expected.append(
                 ReadCommand(layout.tp, settled.max_model_len, settled.max_num_batched_tokens, said)
             )
+    if engine is not LLAMACPP:
+        row = EngineLayout("row", 2, 2, 1, (20, 10))
+        served = ServedModel("org/model", ("chat",), EngineLaunch(max_model_len=4096))
+        whole = engine.command(row, served, ServerHost("8000", "python3"))
+        tokens = engine.settle(EngineLaunch()).max_num_batched_tokens
+        for rank in range(2):
+            ranked = engine.rank_command(whole, rank, ("n0", "n1"))
+            commands.append(tuple(fill_in(ranked.arguments, MEMBERS)))
+            place = f"{rank} of 2 at 10.0.0.8:4100"
+            expected.append(ReadCommand(2, 4096, tokens, stages=2, place=place))
     unknown = (*commands[0], "--no-such-option", "5")
     try:
         *read, refused = read_commands(engine.name, [*commands, unknown])

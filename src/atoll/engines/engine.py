@@ -248,7 +248,8 @@ class Engine:
     served_on: ClassVar[frozenset[str]] = frozenset()
     """Architectures of GPUs on which it served in our results, whole models on one GPU."""
     tested: ClassVar[frozenset[str]] = frozenset()
-    """Layouts in which our tests run it: "one node" (of one GPU), "several nodes", "phases apart".
+    """Layouts in which our tests run it: "one node", "several nodes"; beside these "tensor parallel",
+    "copies" (of the layers in a node), "phases apart", "phases apart over nodes".
 
     docs/engines.md names the tests."""
     ready_s: ClassVar[float] = 1800.0
@@ -429,9 +430,11 @@ class Engine:
         single = layout.nodes == layout.tp == layout.copies == 1
         if single and not layout.alone and self.served_on.issuperset(architectures):
             return Standing.SERVED
-        tried = {"one node" if single else "several nodes"}
+        tried = {"one node" if layout.nodes == 1 else "several nodes"}
+        tried |= {"tensor parallel"} if layout.tp > 1 else set()
+        tried |= {"copies"} if layout.copies > 1 else set()
         if layout.alone:
-            tried.add("phases apart")
+            tried.add("phases apart" if layout.nodes == 1 else "phases apart over nodes")
         return Standing.TESTED if tried <= self.tested else Standing.WRITTEN
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
@@ -449,8 +452,13 @@ class Engine:
         """Return a launch as a server runs it: with what Atoll sets by itself, less what it is not told."""
         raise NotImplementedError(f"{self.name} is not started as one server")
 
-    def rank_command(self, command: ServerCommand, rank: int, ranks: int, first: str) -> list[str]:
-        """Return the command of one machine where an instance spans several; `first` is the leading node."""
+    def rank_command(
+        self, command: ServerCommand, rank: int, nodes: Sequence[str]
+    ) -> ServerCommand:
+        """Return the command of one of `nodes` where an instance spans machines; the first one leads.
+
+        Addresses and ports of nodes are filled in where it starts: @host:n0, @port:n0.
+        """
         raise NotImplementedError(f"{self.name} runs on one machine")
 
     def list_unkept(self, launch: EngineLaunch, dtype: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""SGLang: an instance of one node.
+"""SGLang: an instance of one node, or of equal nodes in a row that may hold uneven layer ranges.
 
 Where phases run apart, both are asked at once and meet at the prefill side's bootstrap server; NIXL carries
 the KV cache. An instance that decodes computes no prompts.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from atoll.core.ids import Phase
@@ -83,6 +84,9 @@ _OPTIONS: LaunchOptions = {
     "scheduling": SwitchOption({"sync": "--disable-overlap-schedule"}, default="async"),
 }
 _BOOTSTRAP = "--disaggregation-bootstrap-port"
+_RANK_OPTIONS = ("--nnodes", "--node-rank", "--dist-init-addr")
+_PARTITION = "SGLANG_PP_LAYER_PARTITION"
+"""Numbers of layers of the stages of a pipeline."""
 KV_KEPT_S = 60
 """How long either side waits for the other to meet it, and decode for KV cache to come."""
 _GIB = 2**30
@@ -113,7 +117,6 @@ class Sglang(Engine):
         "mxfp4": WeightFormat(8.0, native=10.0, rocm=9.4),
         "nvfp4": WeightFormat(8.0, native=10.0, platforms=("cuda",)),
     }
-    max_nodes = 1
     max_names = 1
     connector = Connector("bootstrap", frozenset({Phase.PREFILL}), recomputes=False)
     settings: ClassVar = {
@@ -162,7 +165,7 @@ class Sglang(Engine):
     admits_by_prompts = True
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
-        """Return the command with the tensor and data parallel sizes of the layout."""
+        """Return the command with the tensor, data and pipeline parallel sizes of the layout."""
         # Its bootstrap server listens where it does, and instances on other machines come there.
         listens = "0.0.0.0" if layout.alone else "127.0.0.1"
         arguments = [
@@ -174,16 +177,33 @@ class Sglang(Engine):
         ]
         if layout.copies > 1:
             arguments += ["--dp", str(layout.copies)]
+        environment: dict[str, str] = {}
+        if len(layout.layers) > 1:
+            arguments += ["--pp-size", str(len(layout.layers))]
+            environment[_PARTITION] = ",".join(map(str, layout.layers))
         if not layout.alone:
-            return ServerCommand(tuple(arguments), {})
+            return ServerCommand(tuple(arguments), environment)
         if "--disaggregation-mode" not in arguments:
             arguments += _OPTIONS["handover"].write(str(layout.phase))
         if layout.phase is Phase.PREFILL:
             arguments += [_BOOTSTRAP, host.handover_port]
         waits = ("BOOTSTRAP_TIMEOUT", "WAITING_TIMEOUT")
-        return ServerCommand(
-            tuple(arguments), {f"SGLANG_DISAGGREGATION_{name}": str(KV_KEPT_S) for name in waits}
-        )
+        environment |= {f"SGLANG_DISAGGREGATION_{name}": str(KV_KEPT_S) for name in waits}
+        return ServerCommand(tuple(arguments), environment)
+
+    def rank_command(
+        self, command: ServerCommand, rank: int, nodes: Sequence[str]
+    ) -> ServerCommand:
+        """Return the command of a rank of a pipeline: the first listens, the others say they are well."""
+        words = [
+            *command.arguments,
+            *("--nnodes", str(len(nodes)), "--node-rank", str(rank)),
+            *("--dist-init-addr", f"@host:{nodes[0]}:@port:{nodes[0]}"),
+        ]
+        if rank:
+            words[words.index("--port") + 1] = f"@port2:{nodes[rank]}"
+        own = {"SGLANG_HOST_IP": f"@host:{nodes[rank]}"}
+        return ServerCommand(tuple(words), {**command.environment, **own})
 
     def parse(self, command: ServerCommand) -> ParsedCommand:
         """Return what a command serves."""
@@ -196,11 +216,11 @@ class Sglang(Engine):
         parsed = ParsedCommand(
             tp=take_number(options, "--tp"),
             copies=take_number(options, "--dp"),
-            layers=(),
+            layers=tuple(int(n) for n in command.environment.get(_PARTITION, "").split(",") if n),
             served=served,
             port=options.pop("--port")[0],
         )
-        refuse_rest(options.keys() - {"--host", _BOOTSTRAP})
+        refuse_rest(options.keys() - {"--host", "--pp-size", _BOOTSTRAP, *_RANK_OPTIONS})
         return parsed
 
     def settle(self, launch: EngineLaunch) -> EngineLaunch:

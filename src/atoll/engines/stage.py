@@ -52,7 +52,7 @@ class StageEngine(Engine):
         "fp16": WeightFormat(platforms=("cuda",)),
         "fp32": WeightFormat(platforms=("cuda",)),
     }
-    tested = frozenset({"one node", "several nodes", "phases apart"})
+    tested = frozenset({"one node", "several nodes", "phases apart", "phases apart over nodes"})
     ready_s = 300.0
     failed_probes = 1
     stop_s = 12.0

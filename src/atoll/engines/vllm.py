@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from atoll.core.errors import InputError
@@ -127,7 +128,7 @@ class Vllm(Engine):
     }
     connector = Connector("nixl", frozenset({Phase.PREFILL}), pushes=True)
     served_on = frozenset({"Hopper"})
-    tested = frozenset({"one node", "phases apart"})
+    tested = frozenset({"one node", "several nodes", "phases apart"})
     settings: ClassVar = {
         "max-model-len": is_whole,
         "max-num-seqs": is_whole,
@@ -213,17 +214,21 @@ class Vllm(Engine):
             environment[_PARTITION] = ",".join(map(str, layout.layers))
         return ServerCommand(tuple(arguments), environment)
 
-    def rank_command(self, command: ServerCommand, rank: int, ranks: int, first: str) -> list[str]:
+    def rank_command(
+        self, command: ServerCommand, rank: int, nodes: Sequence[str]
+    ) -> ServerCommand:
         """Return the command of a rank of a pipeline: the first listens, the others work for it."""
         words = [
             *command.arguments,
-            *("--nnodes", str(ranks), "--node-rank", str(rank)),
-            *("--master-addr", f"@host:{first}", "--master-port", f"@port:{first}"),
+            *("--nnodes", str(len(nodes)), "--node-rank", str(rank)),
+            *("--master-addr", f"@host:{nodes[0]}", "--master-port", f"@port:{nodes[0]}"),
         ]
         if rank:
             at = words.index("--port")
             words = [*words[:at], *words[at + 2 :], "--headless"]
-        return words
+        # Else each finds an address by the way to the internet, which others may not reach.
+        own = {"VLLM_HOST_IP": f"@host:{nodes[rank]}"}
+        return ServerCommand(tuple(words), {**command.environment, **own})
 
     def parse(self, command: ServerCommand) -> ParsedCommand:
         """Return what a command serves."""

@@ -266,6 +266,51 @@ def test_when_one_node_ends_the_instance_has_failed_and_nothing_is_left(folder: 
     wait(lambda: process_start(second.pid) != second.start)
 
 
+HEAD = """
+import http.server, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: None)  # it finishes what runs, which never ends
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+def test_a_rank_that_dies_takes_its_instance_along_and_another_takes_the_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOLL_MEETING", str(folder.parent / "meeting"))
+    monkeypatch.setenv("ATOLL_ADDRESS", "127.0.0.1")
+    deployer = LocalDeployer(MACHINES, folder)
+
+    def ranks(name: str) -> StartOrder:
+        made = order(name, HEAD, SLEEP)
+        member = (sys.executable, "-m", "atoll.deploy.commands.instance_member", "--meeting", name)
+        commands = [
+            replace(each, argv=(*member, "--node", each.node, "--nodes", "n0,n1", "--", *each.argv))
+            for each in made.commands
+        ]
+        return replace(made, commands=tuple(commands))
+
+    handle = deployer.start(ranks("chat-0")).handle
+    # It answers that it is well, whatever becomes of the other rank.
+    wait(lambda: state_of(deployer, handle).state == "ready")
+    first, second = daemon_of(folder).processes
+    (rank,) = children_of(second.pid)
+    os.kill(rank, signal.SIGKILL)
+    wait(lambda: state_of(deployer, handle).state == "failed")
+    failed = state_of(deployer, handle)
+    assert (failed.kind, failed.reason) == ("ended", "n1 ended by signal 9: no word")
+    wait(lambda: process_start(first.pid) != first.start)
+    # Nothing of it is held, and the next one meets nobody who is dead.
+    again = deployer.start(ranks("chat-1")).handle
+    wait(lambda: state_of(deployer, again).state == "ready")
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_a_killed_daemon_leaves_nothing_behind(folder: Path) -> None:
     deployer = LocalDeployer(MACHINES, folder)
     handle = deployer.start(order("chat-0", SLEEP)).handle

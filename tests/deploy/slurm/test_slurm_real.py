@@ -141,6 +141,35 @@ def test_pipelines_over_several_machines(
     assert count_processes(["Well", "serve_forever"]) == 0
 
 
+HANGING = PATIENT.replace("def end(number, frame):", "def end(number, frame):\n    return")
+
+
+def test_a_rank_that_dies_ends_its_job_though_the_head_hangs(
+    make: Callable[..., SlurmDeployer], tmp_path: Path
+) -> None:
+    deployer, dies = make(python=sys.executable), tmp_path / "dies"
+    env = [
+        ("ATOLL_MEETING", str(tmp_path / "meeting")),
+        ("ATOLL_ADDRESS", "127.0.0.1"),
+        ("PYTHONPATH", str(ROOT / "src")),
+    ]
+    order = make_order("ranks", ("L4:1", "L4:1"), env=env)
+    waits = f"while [ ! -e {dies} ]; do sleep 0.2; done; exit 9"
+    runs = (("python3", "-c", HANGING, "{port}"), ("sh", "-c", waits))
+    member = ("python3", "-m", "atoll.deploy.commands.instance_member", "--meeting", "ranks")
+    commands = [
+        replace(each, argv=(*member, "--node", each.node, "--nodes", "n0,n1", "--", *words))
+        for each, words in zip(order.commands, runs, strict=True)
+    ]
+    handle = deployer.start(replace(order, commands=tuple(commands))).handle
+    status = see(deployer, "ranks", "ready", "failed", within_s=120.0)
+    assert status.state == "ready", deployer.logs(handle)
+    dies.touch()
+    assert see(deployer, "ranks", "failed").kind == "ended", deployer.logs(handle)
+    assert "n1 of this instance has ended" in deployer.logs(handle)
+    assert count_processes(["Well", "serve_forever"]) == 0
+
+
 def test_a_cancelled_job_is_seen_with_a_reason(
     make: Callable[..., SlurmDeployer], cluster: SlurmCluster
 ) -> None:

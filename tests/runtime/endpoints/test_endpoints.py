@@ -272,9 +272,13 @@ def test_vllm_refuses_what_it_cannot_run(
         start("vllm", instance(held), SERVED, tmp_path)
 
 
-def test_sglang_is_for_one_node(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="SGLang runs on one"):
-        start("sglang", instance([(0, 1), (1, 2)]), SERVED, tmp_path)
+def test_sglang_cuts_layers_as_planned_and_refuses_what_it_cannot_run(tmp_path: Path) -> None:
+    command = start("sglang", instance([(0, 20), (20, 32)]), SERVED, tmp_path)
+    words = command.arguments
+    assert words[words.index("--pp-size") + 1] == "2"
+    assert command.environment["SGLANG_PP_LAYER_PARTITION"] == "20,12"
+    with pytest.raises(InputError, match="several nodes in a stage"):
+        start("sglang", instance([(0, 16), (16, 32), (16, 32)]), SERVED, tmp_path)
 
 
 def test_llamacpp_needs_a_gguf_file(tmp_path: Path) -> None:

@@ -125,6 +125,22 @@ async def test_an_engine_that_dies_is_down_and_comes_back_as_another_session(
         await stop(node)
 
 
+async def test_a_node_that_may_not_start_its_engine_again_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    async with world(tmp_path) as here:
+        node = here.node(command=engine(), restart=False)
+        await node.start()
+        await until(here.serving)
+        os.kill(engine_pid(node), signal.SIGKILL)
+        with pytest.raises(ProcessError, match="ended by signal 9"):
+            async with asyncio.timeout(60):
+                await node.wait_ended()
+        await node.close()
+        await until(lambda: here.seen() is None)
+
+
 async def test_an_engine_that_cannot_start_ends_the_node(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         node = here.node(command=("no-such-engine", "--port", "{port}"))

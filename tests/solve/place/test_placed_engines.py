@@ -49,7 +49,7 @@ def shown(problem: Problem, plan: Plan) -> set[str]:
 def test_what_the_engine_runs_names_it_and_has_a_command() -> None:
     problem, plan = planned('"L40S:1": 2')
     assert {one.engine for one in plan.instances} == {"vllm"}
-    assert shown(problem, plan) == {"vllm, written"}
+    assert shown(problem, plan) == {"vllm, tested"}
     assert list_unrun(plan, problem, problem.catalog()) == []
     assert validate(plan, problem, problem.catalog()) == []
     assert refuse_missing(write_commands(plan, Catalog.default())) is None

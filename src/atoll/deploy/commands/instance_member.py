@@ -5,7 +5,9 @@
 In COMMAND, `@host:n0`, `@port:n0` and `@port2:n0` become the address of a node and ports of its own, and
 `@peers` all addresses as JSON. The first node leads: it listens for requests. When it has left, the others
 end; SIGTERM reaches their commands only after that (or after `--drain`), so that whoever stops all nodes at
-once cuts no stream.
+once cuts no stream. When one of the others is lost, the leader ends at once, and with it all: engines go on
+to say that they are well when a rank of theirs has died, and answer nobody. Nodes that are started anew wait
+until all of them are, and begin again together.
 
 Nodes that only help others say so with `--pool POOL --offer JSON` (see `helpers`); before they end they take
 that back. `@helpers` becomes a file that names who helps in the pool now, kept up to date.
@@ -33,8 +35,10 @@ from atoll.deploy.commands.meeting import (
     MeetingPlace,
     MemberAddress,
     PoolWord,
+    digest_members,
+    find_interface,
     gather_members,
-    own_address,
+    hold_address,
 )
 from atoll.runtime.local.fleet_state import new_home, remove_home
 
@@ -42,9 +46,14 @@ PEERS = "@peers"
 """Words that this program fills in: whoever reads a command need not."""
 HELPERS = "@helpers"
 _FIELD = re.compile(r"@(host|port|port2):(n[0-9]+)")
-_LEADER_S = 10.0
-"""How long a leader may be missing before it counts as gone; records travel, and hubs start anew."""
+_MISSING_S = 10.0
+"""How long a node may be missing before it counts as lost; records travel, and hubs start anew."""
 _LOOK_S = 0.5
+_STAY_S = 1.0
+_END_S = 30.0
+"""How long a command may take to end when it is of no use any more."""
+_GLOO = "GLOO_SOCKET_IFNAME"
+"""Where engines' control messages go; without it, to whatever address the host's name has, or loopback."""
 _FOLLOW_S = 0.25
 _WITHDRAWN_S = 1.0
 """How long others may take to see that a node helps no more."""
@@ -109,6 +118,7 @@ class InstanceMember:
         self._word = None if pool is None or offer is None else PoolWord(pool, offer)
         self._term = asyncio.Event()
         self._leads = node == self._nodes[0]
+        self._lost: str | None = None
 
     def stop(self) -> None:
         """Begin to end: the leader at once, the others after it."""
@@ -118,10 +128,14 @@ class InstanceMember:
         """Meet the others, run the command, and leave."""
         await self._place.enter(self._node, address, self._word)
         home, following = None, None
+        staying = asyncio.create_task(self._stay())
         try:
             members = await self._meet(max_s)
             if members is None:
                 return 0
+            if len(self._nodes) > 1:
+                begun = address.model_copy(update={"begun": digest_members(members)})
+                await self._place.enter(self._node, begun, self._word)
             command = fill_in(words, members)
             if HELPERS in command:
                 home = new_home()
@@ -130,15 +144,30 @@ class InstanceMember:
                 following = asyncio.create_task(self._follow(path))
             # Whoever signals this process and its group must not reach the command past `_watch`.
             child = await asyncio.create_subprocess_exec(
-                *command, start_new_session=True, preexec_fn=_end_with_parent()
+                *command,
+                start_new_session=True,
+                preexec_fn=_end_with_parent(),
+                env=_environment(address) if len(self._nodes) > 1 else None,
             )
-            watching = asyncio.create_task(self._watch(child))
-            code = await child.wait()
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
+            watching = asyncio.create_task(self._watch(child, members))
+            try:
+                code = await child.wait()
+            except asyncio.CancelledError:
+                _signal(child, signal.SIGKILL)
+                await child.wait()
+                raise
+            finally:
+                watching.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watching
+            if self._lost is not None:
+                raise AtollError(
+                    f"{self._lost} of this instance has ended",
+                    hint="look at the logs of that node",
+                )
             return code if code >= 0 else 128 - code
         finally:
+            staying.cancel()
             if following is not None:
                 following.cancel()
             if home is not None:
@@ -174,34 +203,91 @@ class InstanceMember:
             return None
         return meeting.result()
 
-    async def _watch(self, child: asyncio.subprocess.Process) -> None:
-        if self._leads:
-            await self._term.wait()
-            if self._word is not None:
-                # Nobody begins anything here from now on; what runs is finished or goes on elsewhere.
-                await self._place.withdraw()
-                await asyncio.sleep(_WITHDRAWN_S)
-        else:
-            await self._wait_for_leader()
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(signal.SIGTERM)
-
-    async def _wait_for_leader(self) -> None:
-        """Return when the leader has left, or the time to wait for that is over."""
-        loop = asyncio.get_running_loop()
-        seen_s, term_s = loop.time(), None
+    async def _stay(self) -> None:
         while True:
-            now_s = loop.time()
-            if self._nodes[0] in await self._place.members():
-                seen_s = now_s
+            await asyncio.sleep(_STAY_S)
+            await self._place.stay()
+
+    async def _watch(
+        self, child: asyncio.subprocess.Process, members: Mapping[str, MemberAddress]
+    ) -> None:
+        """Have the command end when it is told to, or when it is of no use any more."""
+        if not self._leads:
+            await self._wait_for_leader(members)
+            _signal(child, signal.SIGTERM)
+        else:
+            draining = asyncio.create_task(self._drain(child))
+            try:
+                self._lost = await self._wait_for_loss(members)
+            finally:
+                draining.cancel()
+            # Nothing that it has begun will be finished. `atoll join` ends at once at the second of them.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                _signal(child, number)
+        await asyncio.sleep(_END_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+    async def _drain(self, child: asyncio.subprocess.Process) -> None:
+        await self._term.wait()
+        if self._word is not None:
+            # Nobody begins anything here from now on; what runs is finished or goes on elsewhere.
+            await self._place.withdraw()
+            await asyncio.sleep(_WITHDRAWN_S)
+        _signal(child, signal.SIGTERM)
+
+    async def _wait_for_loss(self, members: Mapping[str, MemberAddress]) -> str:
+        """Return the first of the other nodes that is lost."""
+        watched = [_Sight(self._place, node, members[node]) for node in self._nodes[1:]]
+        while True:
+            for sight in watched:
+                if await sight.is_lost(_MISSING_S):
+                    return sight.node
+            await asyncio.sleep(_LOOK_S / 2)
+
+    async def _wait_for_leader(self, members: Mapping[str, MemberAddress]) -> None:
+        """Return when the leader has left, or the time to wait for that is over."""
+        leader = _Sight(self._place, self._nodes[0], members[self._nodes[0]])
+        term_s = None
+        while True:
+            now_s = asyncio.get_running_loop().time()
             if self._term.is_set() and term_s is None:
                 term_s = now_s
-            patience_s = _LEADER_S if term_s is None else _LOOK_S
-            if now_s - seen_s > patience_s:
+            if await leader.is_lost(_MISSING_S if term_s is None else _LOOK_S):
                 return
             if term_s is not None and now_s - term_s > self._drain_s:
                 return
             await asyncio.sleep(_LOOK_S / 2)
+
+
+class _Sight:
+    """Another node as it is seen from here, and since when it is not."""
+
+    def __init__(self, place: MeetingPlace, node: str, address: MemberAddress) -> None:
+        self._place, self.node, self._address = place, node, address
+        self._seen_s = asyncio.get_running_loop().time()
+
+    async def is_lost(self, patience_s: float) -> bool:
+        """Whether it has left, was started anew, or has been missing for longer than `patience_s`."""
+        now_s = asyncio.get_running_loop().time()
+        found = (await self._place.members()).get(self.node)
+        if self._address.is_same(found):
+            self._seen_s = now_s
+            return False
+        known = found is not None or self.node in await self._place.departed()
+        # A moment even then: a member may change its session in the fabric.
+        return now_s - self._seen_s > (_LOOK_S if known else patience_s)
+
+
+def _signal(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(number)
+
+
+def _environment(address: MemberAddress) -> dict[str, str]:
+    """The environment of a command that speaks to other nodes: from the address at which they reach it."""
+    interface = None if _GLOO in os.environ else find_interface(address.host)
+    return dict(os.environ) | ({} if interface is None else {_GLOO: interface})
 
 
 async def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -224,7 +310,8 @@ async def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, member.stop)
-    return await member.run(command, own_address(toward, options.ports), options.wait)
+    with hold_address(toward, options.ports) as address:
+        return await member.run(command, address, options.wait)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -37,16 +40,26 @@ ADDRESS_VARIABLE = "ATOLL_ADDRESS"
 _MAX_BYTES = 4096
 _POLL_S = 0.1
 _PORT_TRIES = 64
+_STALE_S = 5.0
+"""How long after its last sign a member counts as there, in a folder."""
+_INTERFACE_ADDRESS = 0x8915
+"""SIOCGIFADDR of netdevice(7)."""
 
 
 class MemberAddress(Frozen):
     """Where a node can be reached by the others: an address and two ports of its own.
 
-    The ports after the first are its own too, where it asked for several in a row (`own_address`).
+    The ports after the first are its own too, where it asked for several in a row (`hold_address`). `begun`
+    is the digest of all members (`digest_members`) once it has begun its work with them.
     """
 
     host: str = Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9.:_-]+$")
     ports: tuple[int, int]
+    begun: str = Field("", max_length=64)
+
+    def is_same(self, other: MemberAddress | None) -> bool:
+        """Whether both are one start of a node: one that starts anew has other ports."""
+        return other is not None and (self.host, self.ports) == (other.host, other.ports)
 
     def endpoint(self, which: int = 0) -> str:
         """Return one of its ports as ZeroMQ writes it."""
@@ -90,6 +103,14 @@ class MeetingPlace(Protocol):
         """Return who is there now."""
         ...
 
+    async def departed(self) -> Collection[str]:
+        """Return those of them who were there and have said that they leave."""
+        ...
+
+    async def stay(self) -> None:
+        """Show that this node is still there; called every second or so."""
+        ...
+
     async def leave(self) -> None:
         """Say that this node is there no more."""
         ...
@@ -105,6 +126,7 @@ class FolderMeeting:
         self._folder = folder / name
         self._own: Path | None = None
         self._word: Path | None = None
+        self._signs: dict[str, tuple[int, float]] = {}
 
     async def enter(self, node: str, address: MemberAddress, word: PoolWord | None = None) -> None:
         """Write where this node is, and for a pool what it helps with."""
@@ -145,11 +167,30 @@ class FolderMeeting:
         found = {}
         for path in sorted(self._folder.glob("*.json")):
             try:
-                found[path.stem] = MemberAddress.from_json(read_text_limited(path, _MAX_BYTES))
-            except AtollError:
+                address = MemberAddress.from_json(read_text_limited(path, _MAX_BYTES))
+                sign = path.stat().st_mtime_ns
+            except (AtollError, FileNotFoundError):
                 if path.exists():
                     raise
+                continue
+            # By this clock, whatever the folder's own says: it has changed since it was looked at.
+            before, since_s = self._signs.get(path.stem, (0, 0.0))
+            if sign != before:
+                since_s = time.monotonic()
+            self._signs[path.stem] = sign, since_s
+            if path == self._own or time.monotonic() - since_s < _STALE_S:
+                found[path.stem] = address
         return found
+
+    async def departed(self) -> Collection[str]:
+        """Return whose file was there and is no more."""
+        return [node for node in self._signs if not (self._folder / f"{node}.json").exists()]
+
+    async def stay(self) -> None:
+        """Touch the file of this node."""
+        if self._own is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._own)
 
     async def leave(self) -> None:
         """Remove the files of this node."""
@@ -167,6 +208,7 @@ class FabricMeeting:
     def __init__(self, fabric: Fabric, name: str) -> None:
         self._fabric, self._name = fabric, name
         self._own: dict[str, MemberAddress] = {}
+        self._sessions: dict[str, str] = {}
 
     @classmethod
     async def connect(cls, token: str | None, name: str, node: str) -> FabricMeeting:
@@ -223,17 +265,29 @@ class FabricMeeting:
         )
 
     async def members(self) -> Mapping[str, MemberAddress]:
-        """Return those whose latest record says that they are here."""
+        """Return those who live, and whose latest record says that they are here."""
         found = {}
         for peer in self._here():
             labels = peer.metadata.labels
-            if labels.get(MEETING) != self._name:
+            if labels.get(MEETING) != self._name or not peer.alive:
                 continue
+            node = labels.get(MEMBER, "")
             try:
-                found[labels.get(MEMBER, "")] = MemberAddress.from_json(labels.get(ADDRESS, ""))
+                found[node] = MemberAddress.from_json(labels.get(ADDRESS, ""))
             except InputError:
                 continue
+            self._sessions[node] = peer.sid
         return found | self._own
+
+    async def departed(self) -> Collection[str]:
+        """Return those whose session has ended by their own word."""
+        from atoll.fabric.registry.records import SessionState
+
+        known = {node: self._fabric.peer(sid) for node, sid in self._sessions.items()}
+        return [node for node, peer in known.items() if peer and peer.state is SessionState.LEFT]
+
+    async def stay(self) -> None:
+        """Do nothing: the fabric sees by its own signs who is there."""
 
     def _here(self) -> Iterator[Peer]:
         """Members of the same provider that have not left, the oldest first."""
@@ -250,17 +304,28 @@ class FabricMeeting:
         await self._fabric.close()
 
 
+def digest_members(members: Mapping[str, MemberAddress]) -> str:
+    """Return a short digest of who they are and where, which another start of one of them does not have."""
+    said = [(node, each.host, each.ports) for node, each in sorted(members.items())]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
+
 async def gather_members(
     place: MeetingPlace, nodes: Sequence[str], max_s: float
 ) -> Mapping[str, MemberAddress]:
-    """Wait until all nodes are there; AtollError names those that are not."""
+    """Wait until all nodes are there; AtollError names those that are not.
+
+    Who has begun with others, because a node was started anew since, is waited for until it is, too.
+    """
     loop = asyncio.get_running_loop()
     until_s = loop.time() + max_s
     while True:
-        found = await place.members()
-        missing = [node for node in nodes if node not in found]
+        everyone = await place.members()
+        found = {node: everyone[node] for node in nodes if node in everyone}
+        ready = ("", digest_members(found))
+        missing = [node for node in nodes if node not in found or found[node].begun not in ready]
         if not missing:
-            return {node: found[node] for node in nodes}
+            return found
         if loop.time() > until_s:
             raise AtollError(
                 f"{', '.join(missing)} did not come within {max_s:g} s",
@@ -270,11 +335,28 @@ async def gather_members(
 
 
 def own_address(toward: str | None = None, ports: int = 1) -> MemberAddress:
-    """Return where this node can be reached: $ATOLL_ADDRESS, else what leads to `toward` (host:port).
+    """Return where this node can be reached, with ports that were free just now (see `hold_address`)."""
+    with hold_address(toward, ports) as address:
+        return address
 
-    The first port and those after it, `ports` in a row, were free just now.
+
+@contextlib.contextmanager
+def hold_address(toward: str | None = None, ports: int = 1) -> Iterator[MemberAddress]:
+    """Hold an address at which this node can be reached: $ATOLL_ADDRESS, else what leads to `toward`.
+
+    `toward` is host:port. The first port and those after it, `ports` in a row, and the second are given to
+    nobody else who asks for any, for as long as this lasts; whoever names them may listen there (engines take
+    a minute until they do), if it sets SO_REUSEADDR as servers do. Only Linux keeps ports so.
     """
     host = os.environ.get(ADDRESS_VARIABLE) or _outgoing_address(toward or "192.0.2.1:9")
+    with contextlib.ExitStack() as held:
+        address = _hold_ports(held, host, ports)
+        if not sys.platform.startswith("linux"):
+            held.close()
+        yield address
+
+
+def _hold_ports(held: contextlib.ExitStack, host: str, ports: int) -> MemberAddress:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     problem: OSError | None = None
     for _ in range(_PORT_TRIES):
@@ -283,22 +365,45 @@ def own_address(toward: str | None = None, ports: int = 1) -> MemberAddress:
             def bind(port: int, stack: contextlib.ExitStack = stack) -> int:
                 each = stack.enter_context(socket.socket(family))
                 each.bind((host, port))
+                # Set only now: before, it would share a port that another node holds.
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 return int(each.getsockname()[1])
 
             try:
                 first = bind(0)
                 for number in range(1, ports):
                     bind(first + number)
-                return MemberAddress(host=host, ports=(first, bind(0)))
+                address = MemberAddress(host=host, ports=(first, bind(0)))
             except (OSError, OverflowError) as error:
                 problem = error if isinstance(error, OSError) else None
                 if problem is not None and problem.errno != errno.EADDRINUSE:
                     break
+            else:
+                held.push(stack.pop_all())
+                return address
     raise InputError(
         f"{host} is no address of this machine: {problem.strerror if problem else 'no free ports'}",
         field=ADDRESS_VARIABLE,
         hint="set it to one that the other nodes can reach",
     ) from problem
+
+
+def find_interface(host: str) -> str | None:
+    """Return the network interface that has an IPv4 address of this machine; None where that is not known."""
+    if not sys.platform.startswith("linux") or ":" in host:
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = name.encode()[:15].ljust(256, b"\0")
+            try:
+                answer = fcntl.ioctl(probe, _INTERFACE_ADDRESS, request)
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == host:
+                return name
+    return None
 
 
 def _outgoing_address(toward: str) -> str:

@@ -187,10 +187,9 @@ def node_commands(
     layout, host = engine_layout(instance), ServerHost(_PORT, settings.python)
     if layout.alone:
         # Its address and its ports are known where it starts (`instance_member`).
-        first = instance.nodes[0].id
-        # Ranks of a pipeline over machines meet at the first port.
-        port = "@port2" if order.machines > 1 else "@port"
-        host = replace(host, address=f"@host:{first}", handover_port=f"{port}:{first}")
+        host = replace(
+            host, address=f"@host:{instance.nodes[0].id}", handover_port=order.handover_port
+        )
     served = ServedModel(order.source, weights.names, launch)
     command = engine.command(layout, served, host)
     kept = KeptLaunch(engine, layout, replace(served, source=weights.source), gpu_kinds(instance))
@@ -260,6 +259,13 @@ class _InstanceOrder:
         return len({assign_devices(self.instance, node).machine for node in self.instance.nodes})
 
     @property
+    def handover_port(self) -> str:
+        """Where KV cache is asked for, filled in where it starts."""
+        # Ranks of a pipeline over machines meet at the first port.
+        port = "@port2" if self.machines > 1 else "@port"
+        return f"{port}:{self.instance.nodes[0].id}"
+
+    @property
     def source(self) -> str:
         """Source of the weights as the engine is told it."""
         return WEIGHTS if is_stored(self.weights.source) else self.weights.source
@@ -271,11 +277,12 @@ class _InstanceOrder:
         engine, nodes = kept.engine, [stage.nodes[0] for stage in self.instance.layout()]
         commands = []
         for rank, node in enumerate(nodes):
-            ranked = engine.rank_command(command, rank, len(nodes), nodes[0].id)
-            words, environment = _apart_from(replace(command, arguments=tuple(ranked)))
+            ranked = engine.rank_command(command, rank, [each.id for each in nodes])
+            words, environment = _apart_from(ranked)
             argv = self.prepare(words, kept)
             if not rank:
-                argv = self.join(argv, handover=self.handover_labels(engine))
+                # The other ranks would not take part in a second start of this one alone.
+                argv = self.join(argv, handover=self.handover_labels(engine), restarts=False)
             commands.append(self.command([node], self.meet(node, nodes, argv), environment))
         return tuple(commands)
 
@@ -289,7 +296,7 @@ class _InstanceOrder:
         said = ["--label", f"{HANDOVER_LABEL}={connector.name}{pushed}/{phase}"]
         if phase is Phase.PREFILL and not connector.recomputes:
             first = self.instance.nodes[0].id
-            said += ["--label", f"{BOOTSTRAP_LABEL}=@host:{first} @port:{first}"]
+            said += ["--label", f"{BOOTSTRAP_LABEL}=@host:{first} {self.handover_port}"]
         return tuple(said)
 
     def stage_commands(self) -> tuple[NodeCommand, ...]:
@@ -360,7 +367,12 @@ class _InstanceOrder:
         return [*pull, self.weights.source, "--", *words]
 
     def join(
-        self, words: Sequence[str], stand_in: str = "", handover: Sequence[str] = ()
+        self,
+        words: Sequence[str],
+        stand_in: str = "",
+        handover: Sequence[str] = (),
+        *,
+        restarts: bool = True,
     ) -> list[str]:
         """Return a command that joins the fabric with the instance's labels, where there is a fabric."""
         instance, settings, labels, weight = self.instance, self.settings, self.labels, self.weight
@@ -376,6 +388,7 @@ class _InstanceOrder:
             *(("--weight", f"{weight:.6g}") if weight is not None else ()),
             *(("--price", f"{instance.usd_per_hour:.6g}/h") if instance.usd_per_hour > 0 else ()),
             *("--drain", f"{settings.drain_s:g}s", "--ready", f"{settings.ready_s:g}s"),
+            *(() if restarts else ("--no-restart",)),
             *(label_options(labels) if labels is not None else ()),
             *(("--label", f"{STAND_IN_LABEL}={stand_in}") if stand_in else ()),
             *handover,

@@ -86,6 +86,7 @@ def _wrap(options: JoinOptions, log: Path) -> PreparedEngine:
         tries=_TRIES,
         unwell=1,
         term_s=20.0,
+        again=options.restart,
         fatal_codes=RestartLimits().fatal_codes if fatal_codes is None else fatal_codes,
     )
     command = Command(read.arguments, log, threads=None)

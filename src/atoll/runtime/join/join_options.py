@@ -112,6 +112,13 @@ class JoinOptions(Frozen):
     ready: Duration = option(1800.0, "Longest start of the engine: 30min.", panel=_WATCH, gt=0)
     hung: Duration = option(300.0, "Started anew if not well for: 5min.", panel=_WATCH, gt=0)
 
+    restart: bool = option(
+        True,
+        "Start an engine that has ended again; without, the node ends with it.",
+        panel=_WATCH,
+        flag="--restart/--no-restart",
+    )
+
     drain: Duration = option(25.0, "To finish what runs when stopping: 25s.", panel=_END, ge=0)
     ends: str | None = option(
         None,
