@@ -25,7 +25,7 @@ from atoll.deploy.commands.paste import format_line
 from atoll.deploy.slurm.script import group_machines, write_script
 from atoll.deploy.slurm.slurm_pool import GpuChoice
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
-from atoll.deploy.target import Deployer, Labels, StartOrder
+from atoll.deploy.target import Deployer, DeployError, Labels, StartOrder
 from atoll.deploy.target_table import TARGETS, TargetSettings
 from atoll.engines.engine import Engine, Standing
 from atoll.engines.limits import EngineLaunch
@@ -286,7 +286,13 @@ class _NoDeployer:
 def _render(column: str, order: StartOrder, catalog: Catalog) -> None:
     """Have a target write what it would start."""
     nobody: Deployer = _NoDeployer()  # type: ignore[assignment]
-    TargetSettings().section(column).render_orders([order], nobody, catalog)
+    try:
+        TargetSettings().section(column).render_orders([order], nobody, catalog)
+    except DeployError as error:
+        # It does not refuse the plan: there is nobody here to ask.
+        if error.kind == "unreachable":
+            raise RuntimeError(f"{column} needs a row in _TRIALS") from error
+        raise
 
 
 def _render_slurm(column: str, order: StartOrder, catalog: Catalog) -> None:
