@@ -43,6 +43,9 @@ try_reference = $(MAKE) $(VENV)/reference || echo "skipped: CP-SAT and Gurobi (e
 # And llama.cpp, which nodes of the end-to-end test run.
 try_llamacpp = $(MAKE) $(VENV)/llamacpp || echo "skipped: everything that needs the extra 'llamacpp' (not installed)"
 
+# And Ray, of which tests start a cluster on this machine.
+try_ray = $(MAKE) $(VENV)/ray || echo "skipped: a real Ray (extra 'ray' not installed)"
+
 # And engines of others, in environments of their own that are kept (tools/real_engines.py says where).
 try_engines = $(BIN)/python tools/real_engines.py || echo "skipped: engines of others"
 
@@ -63,6 +66,7 @@ test-full: $(VENV)/engine $(VENV)/dev $(VENV)/notebook ## The same with the slow
 	@$(try_aic)
 	@$(try_reference)
 	@$(try_llamacpp)
+	@$(try_ray)
 	@$(try_engines)
 	@$(BIN)/python tools/check.py --full
 
@@ -147,4 +151,4 @@ $(VENV)/$(1): $(VENV)/ready
 	@$$(call pip_install,-e '.[$(1)]')
 	@touch $$@
 endef
-$(foreach name,aic docs llamacpp notebook reference,$(eval $(call extra,$(name))))
+$(foreach name,aic docs llamacpp notebook ray reference,$(eval $(call extra,$(name))))

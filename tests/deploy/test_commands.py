@@ -153,6 +153,25 @@ def test_equal_nodes_on_several_machines_are_ranks_of_one_pipeline() -> None:
     assert "--no-restart" in first.argv
 
 
+def test_where_ray_starts_workers_one_server_has_the_nodes_of_all() -> None:
+    made = on(instance([(0, 20), (20, 32)]), ["L40S:2", "L40S:2"])
+    by_ray = replace(FABRIC, executor="ray")
+    first, second = node_commands(made, HUB, by_ray, labels=LABELS)
+    assert first.argv[:2] == ("atoll", "join")
+    assert after(first.argv)[:4] == ("python3", "-m", "atoll.deploy.ray.ray_server", "--")
+    assert flag(first.argv, "--distributed-executor-backend") == "ray"
+    assert flag(first.argv, "--pipeline-parallel-size") == "2"
+    assert not {"--nnodes", "--master-addr", "--meeting"} & set(first.argv)
+    assert first.env == (("VLLM_PP_LAYER_PARTITION", "20,12"),)
+    assert (second.argv, second.gpus, second.secrets, second.env) == ((), 2, (), ())
+    # Ray's workers pull no weights: ranks do, each on its machine.
+    stored = node_commands(made, replace(HUB, source="s3://bucket/name"), by_ray, labels=LABELS)
+    assert all(flag(command.argv, "--nnodes") == "2" for command in stored)
+    # One machine needs no workers elsewhere.
+    (alone,) = node_commands(on(instance([(0, 32)]), ["L40S:2"]), HUB, by_ray)
+    assert after(alone.argv)[:2] == ("vllm", "serve")
+
+
 def test_what_is_joined_is_what_atoll_join_understands() -> None:
     made = on(instance([(0, 32)]), ["L40S:1"], market="spot")
     made = made.model_copy(update={"region": "aws/us-east-2"})

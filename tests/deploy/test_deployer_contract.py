@@ -22,6 +22,7 @@ from tests.deploy import test_skypilot
 from tests.deploy.kubernetes.builders import build_order
 from tests.deploy.kubernetes.test_kube_deployer import Cluster
 from tests.deploy.local import test_local_deployer
+from tests.deploy.ray.builders import FakeRay, make_deployer
 from tests.deploy.slurm.builders import make_order
 from tests.deploy.slurm.test_slurm_deployer import Stage
 from tests.deploy.toy_target import ToyDeployer, ToyTargets
@@ -43,6 +44,11 @@ def stage_kubernetes(folder: Path) -> Staged:
     return Cluster().deployer, build_order()
 
 
+def stage_ray(folder: Path) -> Staged:
+    del folder
+    return make_deployer(FakeRay()), build_order()
+
+
 def stage_skypilot(folder: Path) -> Staged:
     del folder
     sky = test_skypilot.SmallSky()
@@ -58,6 +64,7 @@ STAGES: dict[str, Callable[[Path], Staged]] = {
     "local": stage_local,
     "slurm": stage_slurm,
     "kubernetes": stage_kubernetes,
+    "ray": stage_ray,
     "skypilot": stage_skypilot,
     "toy": stage_toy,
 }

@@ -106,6 +106,8 @@ def test_ranks_of_a_pipeline_are_read_as_one_server(engine: Engine) -> None:
         assert parsed.served.names == ("chat",)
         assert parsed.served.launch == engine.settle(EngineLaunch(max_model_len=4096))
         assert parsed.port == (late if rank else "8000")
+    spread = ServerCommand((*command.arguments, *engine.ray_options), command.environment)
+    assert engine.parse(spread) == engine.parse(command)
 
 
 TOLD = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "prefix_caching")

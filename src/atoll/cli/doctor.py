@@ -87,6 +87,7 @@ EXTRAS: tuple[Extra, ...] = (
     Extra("postgres", ("psycopg",), "keeping accounts in PostgreSQL"),
     Extra("parquet", ("pyarrow",), "exporting usage as Parquet"),
     Extra("kubernetes", ("kubernetes",), "instances as pods of a Kubernetes cluster"),
+    Extra("ray", ("ray",), "the machines of a Ray cluster that instances run on"),
     Extra("skypilot", ("skypilot",), "instances on machines that SkyPilot rents"),
     Extra(
         "otel",

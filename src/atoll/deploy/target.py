@@ -63,7 +63,8 @@ class NodeCommand:
 
     `env` is for everyone to see. `secrets` are files by the environment variable that names them; what is in
     them goes by file or the target's own secrets, never into a command line, a log or `env`. `gpus` are taken
-    of the node, `{port}` in `argv` is a free port there.
+    of the node, `{port}` in `argv` is a free port there. A node without `argv` is for what the first node's
+    command starts there.
     """
 
     node: str

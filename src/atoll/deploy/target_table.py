@@ -18,6 +18,7 @@ from atoll.core.files import load_yaml
 from atoll.core.frozen import Frozen
 from atoll.deploy.kubernetes.kube_target import KubernetesTarget
 from atoll.deploy.local.local_settings import LocalSettings
+from atoll.deploy.ray.ray_target import RayTarget
 from atoll.deploy.skypilot import SkypilotSettings
 from atoll.deploy.slurm.slurm_target import SlurmTarget
 from atoll.deploy.target import DeployerSettings
@@ -31,6 +32,7 @@ class TargetSettings(Frozen):
     local: LocalSettings = LocalSettings()
     slurm: SlurmTarget | None = None
     kubernetes: KubernetesTarget = KubernetesTarget()
+    ray: RayTarget = RayTarget()
     skypilot: SkypilotSettings = SkypilotSettings()
 
     @field_validator("names")

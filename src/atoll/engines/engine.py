@@ -270,6 +270,8 @@ class Engine:
     """Whether settings become options of the command as they are."""
     compile_caches: ClassVar[Mapping[str, str]] = {}
     """Variables that name folders for what it compiles, each with the name of one."""
+    ray_options: ClassVar[tuple[str, ...]] = ()
+    """Options with which its server has Ray start the workers of all machines; none: it cannot."""
     default_dtype: ClassVar[str] = ""
     """Number format it computes in unless told; "": that of the weights."""
 

@@ -96,6 +96,7 @@ _OPTIONS: LaunchOptions = {
     "handover": ValueOption("--kv-transfer-config", _HANDOVERS),
     "scheduling": SwitchOption({"async": "--async-scheduling", "sync": "--no-async-scheduling"}),
 }
+_EXECUTOR = "--distributed-executor-backend"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless")
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
 """Numbers of layers of the stages of a pipeline."""
@@ -149,6 +150,7 @@ class Vllm(Engine):
         "TORCHINDUCTOR_CACHE_DIR": "inductor",
         "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     }
+    ray_options = (_EXECUTOR, "ray")
     program = re.compile(r"vllm(\..*)?")
     default_port = 8000
     detail_paths = ("/version",)
@@ -246,7 +248,9 @@ class Vllm(Engine):
             served=served,
             port=None if port is None else port[0],
         )
-        refuse_rest(options.keys() - {"--host", "--pipeline-parallel-size", *_RANK_OPTIONS})
+        refuse_rest(
+            options.keys() - {"--host", "--pipeline-parallel-size", _EXECUTOR, *_RANK_OPTIONS}
+        )
         return parsed
 
     def settle(self, launch: EngineLaunch) -> EngineLaunch:

@@ -1,4 +1,4 @@
-"""A fleet on a real Slurm: a hub, a gateway, the controller, and clients that stream all the time."""
+"""A fleet on a real cluster: a hub, a gateway, the controller, and clients that stream all the time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from atoll.deploy.commands.node_commands import CommandSettings, ServiceWeights,
 from atoll.deploy.slurm.runner import ProcessRunner
 from atoll.deploy.slurm.slurm_deployer import SlurmDeployer
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
-from atoll.deploy.target import InstanceStatus, StartOrder
+from atoll.deploy.target import Deployer, InstanceStatus, StartOrder
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.runtime.local.local_endpoints import free_ports
@@ -209,13 +209,11 @@ def learn_answers(model: Path) -> list[tuple[str, str]]:
 
 
 @dataclass
-class SlurmFleet:
+class StreamedFleet:
     """Everything that a fleet needs, in a folder; `shapes` are what the planner answers."""
 
-    cluster: SlurmCluster
     folder: Path
     model: Path
-    partition: str
     shapes: list[Shape]
     url: str = ""
     clients: list[StreamingClient] = field(default_factory=list)
@@ -236,15 +234,12 @@ class SlurmFleet:
             says='"url"',
         )
         self.url = json.loads(said)["url"]
-        settings = SlurmSettings(
-            work_folder=str(self.folder / "work"),
-            partitions=(self.partition,),
-            python=sys.executable,
-            atoll=(sys.executable, "-m", "atoll"),
-            notice_s=20,
-        )
-        self.target = SlurmDeployer(settings, runner=ProcessRunner(self.cluster.environment))
+        self.target = self.make_target()
         self.control = self.make_controller()
+
+    def make_target(self) -> Deployer:
+        """Return where instances stand."""
+        raise NotImplementedError
 
     def make_controller(self) -> FleetController:
         """Return a controller that knows nothing yet."""
@@ -252,9 +247,9 @@ class SlurmFleet:
         place = FleetPlace(
             FLEET,
             make_problem(float(len(self.shapes))),
-            {"slurm": self.target},
+            {self.target.name: self.target},
             QuietGateways(),
-            lambda _instance: "slurm",
+            lambda _instance: self.target.name,
             self._order,
         )
         return FleetController(
@@ -343,6 +338,9 @@ class SlurmFleet:
         """No client has seen anything but whole, right answers."""
         assert [client.wrong for client in self.clients] == [[] for _ in self.clients]
 
+    def wait_empty(self) -> None:
+        """Wait until nothing of this fleet is left that the next one would find."""
+
     def close(self) -> None:
         """End clients, jobs, gateway and hub."""
         for client in self.clients:
@@ -350,11 +348,7 @@ class SlurmFleet:
         for each in self.statuses().values():
             if each.state not in ("gone", "failed"):
                 self.target.stop(each.handle, 2**31)
-        for _ in range(200):
-            # The next fleet must not find jobs of this one.
-            if not self.cluster.run("squeue", "--noheader").strip():
-                break
-            time.sleep(0.3)
+        self.wait_empty()
         for process in reversed(self._processes):
             process.send_signal(signal.SIGTERM)
             try:
@@ -364,3 +358,29 @@ class SlurmFleet:
                 process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+
+
+@dataclass
+class SlurmFleet(StreamedFleet):
+    """A fleet in a partition of a real Slurm."""
+
+    cluster: SlurmCluster = field(kw_only=True)
+    partition: str = field(kw_only=True)
+
+    def make_target(self) -> Deployer:
+        """Return the partition."""
+        settings = SlurmSettings(
+            work_folder=str(self.folder / "work"),
+            partitions=(self.partition,),
+            python=sys.executable,
+            atoll=(sys.executable, "-m", "atoll"),
+            notice_s=20,
+        )
+        return SlurmDeployer(settings, runner=ProcessRunner(self.cluster.environment))
+
+    def wait_empty(self) -> None:
+        """Wait until no job is left."""
+        for _ in range(200):
+            if not self.cluster.run("squeue", "--noheader").strip():
+                break
+            time.sleep(0.3)

@@ -44,7 +44,7 @@ def make(
     made: list[SlurmFleet] = []
 
     def build(partition: str, shapes: list[Shape]) -> SlurmFleet:
-        fleet = SlurmFleet(cluster, tmp_path, model, partition, shapes)
+        fleet = SlurmFleet(tmp_path, model, shapes, cluster=cluster, partition=partition)
         made.append(fleet)
         fleet.open()
         return fleet

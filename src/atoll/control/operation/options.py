@@ -47,7 +47,7 @@ class OperationOptions(Frozen):
     """
 
     on: str | None = _where(
-        "Targets: local (default), slurm, kubernetes, ...; several with commas."
+        "Targets: local (default), slurm, kubernetes, ray, ...; several with commas."
     )
     target_file: Path | None = _where(
         "YAML with the settings of targets: slurm: {partitions: [gpu], account: lab}."
@@ -64,6 +64,9 @@ class OperationOptions(Frozen):
     image: str | None = _where("kubernetes, skypilot: image that instances run in.")
     kubeconfig: Path | None = _where("kubernetes: else $KUBECONFIG or ~/.kube/config.")
     context: str | None = _where("kubernetes: context of the kubeconfig.")
+    ray_address: str | None = _where(
+        "ray: the head's dashboard; else http://127.0.0.1:8265.", metavar="URL"
+    )
     models: tuple[str, ...] = _what(
         "Weights of a service (NAME=SOURCE) or of all: a folder on the nodes, hf://ORG/NAME, s3://...; "
         "default: the catalog's.",
@@ -154,6 +157,7 @@ def choose_targets(
         kubeconfig=_text(options.kubeconfig),
         context=options.context,
     )
+    tell("ray", address=options.ray_address)
     for target in ("kubernetes", "skypilot"):
         if target in names:
             tell(target, image=options.image)

@@ -80,7 +80,9 @@ class CommandSettings:
     `fabric`, `hub_token` and `secrets` name files here. `atoll` and `python` are the programs on the nodes.
     `drain_s` is how long a stopping node may finish what runs, `ready_s` how long an engine may take to
     start. `compile_cache` is the folder on the nodes that keeps what engines compile as they start; None:
-    their own. `device`, `dtype`, `kv_bytes` and `alone` are for the stage engine.
+    their own. `executor` says who starts an engine's workers on other machines: the command of each
+    ("ranks"), or Ray, where the engine can ask it to. `device`, `dtype`, `kv_bytes` and `alone` are for the
+    stage engine.
     """
 
     fabric: str | None = None
@@ -92,6 +94,7 @@ class CommandSettings:
     compile_cache: str | None = None
     drain_s: float = 600.0
     ready_s: float = 1800.0
+    executor: Literal["ranks", "ray"] = "ranks"
     device: Literal["cpu", "cuda"] = "cuda"
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     kv_bytes: int | None = None
@@ -194,6 +197,10 @@ def node_commands(
     command = engine.command(layout, served, host)
     kept = KeptLaunch(engine, layout, replace(served, source=weights.source), gpu_kinds(instance))
     if order.machines > 1:
+        # Workers that Ray starts pull no weights, and know no addresses to hand KV cache over at.
+        plain = not layout.alone and not is_stored(weights.source)
+        if settings.executor == "ray" and engine.ray_options and plain:
+            return order.ray_commands(kept, command)
         return order.rank_commands(kept, command)
     words, environment = _apart_from(command)
     argv = order.join(order.prepare(words, kept), handover=order.handover_labels(engine))
@@ -285,6 +292,15 @@ class _InstanceOrder:
                 argv = self.join(argv, handover=self.handover_labels(engine), restarts=False)
             commands.append(self.command([node], self.meet(node, nodes, argv), environment))
         return tuple(commands)
+
+    def ray_commands(self, kept: KeptLaunch, command: ServerCommand) -> tuple[NodeCommand, ...]:
+        """Return the command of a server that has Ray start its workers; the other nodes run nothing else."""
+        nodes = [stage.nodes[0] for stage in self.instance.layout()]
+        server = (self.settings.python, "-m", "atoll.deploy.ray.ray_server", "--")
+        words = self.prepare([*server, *command.arguments, *kept.engine.ray_options], kept)
+        leading = self.command(nodes[:1], self.join(words), command.environment)
+        others = [replace(self.command([node], (), {}), secrets=()) for node in nodes[1:]]
+        return (leading, *others)
 
     def handover_labels(self, engine: Engine) -> tuple[str, ...]:
         """Return what gateways have to know of an instance that runs one phase alone."""
