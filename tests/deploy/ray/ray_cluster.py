@@ -27,7 +27,25 @@ from atoll.runtime.supervise.supervisor import descendants
 _START_S = 300.0
 """A busy machine is slow to start Ray's many processes."""
 
-_TRIES = 3
+_PATIENT = """
+import time
+import ray._private.services as services
+from ray.scripts.scripts import main
+
+ask = services.get_node
+
+def ask_patiently(*words):
+    for _ in range(600):
+        try:
+            return ask(*words)
+        except RuntimeError:
+            time.sleep(0.5)
+    return ask(*words)
+
+services.get_node = ask_patiently
+main()
+"""
+"""`ray`, which by itself gives up on a machine that the head does not know within 30 s."""
 
 Machine = tuple[str, str, int]
 """A machine's name, the type that Ray knows its GPUs by, and how many it has."""
@@ -50,7 +68,6 @@ class RayCluster:
         gcs, dashboard, self._client = free_ports(3)
         self.address, self.url = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{dashboard}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._options: dict[str, tuple[str, ...]] = {}
 
     def start(self) -> None:
         """Start the head, then every machine, and wait until it is known."""
@@ -95,10 +112,9 @@ class RayCluster:
         return [node["node_name"] for node in nodes if node["state"] == "ALIVE"]
 
     def _begin(self, name: str, *options: str) -> None:
-        self._options[name] = options
         listen, grpc, runtime = free_ports(3)
         argv = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+            *(sys.executable, "-c", _PATIENT, "start", "--block"),
             *("--node-name", name, "--node-ip-address", "127.0.0.1"),
             *("--dashboard-agent-listen-port", str(listen)),
             *("--dashboard-agent-grpc-port", str(grpc), "--runtime-env-agent-port", str(runtime)),
@@ -120,18 +136,10 @@ class RayCluster:
             )
 
     def _await(self, name: str) -> None:
-        """Wait until the head knows a machine; one that Ray gave up on after its 30 s is started again."""
-        until_s, started, again = time.monotonic() + _START_S, set[int](), _TRIES
+        until_s, process = time.monotonic() + _START_S, self._processes[name]
         while name not in self.list_living():
-            process = self._processes[name]
             said = (self.folder / f"{name}.log").read_text("utf-8", "replace")
-            if process.poll() is not None:
-                late = "timed out during startup" in said
-                assert late * again, f"{name} ended: {said[-3000:]}"
-                _end(started)
-                again -= 1
-                self._begin(name, *self._options[name])
-            started |= set(descendants(process.pid))
+            assert process.poll() is None, f"{name} ended: {said[-3000:]}"
             assert time.monotonic() < until_s, f"{name} does not come: {said[-3000:]}"
             time.sleep(0.3)
 

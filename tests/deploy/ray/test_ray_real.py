@@ -266,7 +266,7 @@ def test_vllm_has_its_workers_in_the_bundles_of_its_group(
         assert (first[0], second) == ("a", "b1")
         # Machines of one host see each other's logs, and each passes a line on.
         line = next(x for x in deployer.logs(handle).splitlines() if "workers [" in x)
-        workers = json.loads(line[line.index("[") :])
+        workers = json.loads(line.partition("workers ")[2])
         assert [host for host, _ in workers] == [first, first, second, second]
         assert len({(host, *gpus) for host, gpus in workers}) == 4
         if name == "wide":

@@ -97,6 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
         group = os.environ.get(GROUP_VARIABLE)
         if group is None:
             raise UsageError(f"${GROUP_VARIABLE} is not set", hint="the Ray target sets it")
+        # What the server writes is for a log: no colours, and every line.
+        os.environ |= {"RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"}
         return run_server(load_ray(show_actors=True), group, words)
     except AtollError as error:
         sys.stderr.write(f"error: {error}\n")
