@@ -240,7 +240,7 @@ def test_a_lost_machine_is_a_lost_instance(
 
 
 def test_vllm_has_its_workers_in_the_bundles_of_its_group(
-    make: Callable[..., RayDeployer], cluster: RayCluster, tmp_path: Path
+    make: Callable[..., RayDeployer], tmp_path: Path
 ) -> None:
     """vLLM does not know Ray on CPUs: a stand-in asks Ray for what vLLM 0.32 asks for, in the same way."""
     package = tmp_path / "vllm" / "entrypoints" / "cli"
@@ -256,23 +256,14 @@ def test_vllm_has_its_workers_in_the_bundles_of_its_group(
     ]
     settings = CommandSettings(python=sys.executable, executor="ray")
     weights = ServiceWeights("hf://org/name", ("chat",), engine="vllm")
-    for name in ("wide", "again"):
-        order = make_order(name, nodes=nodes)
-        commands = node_commands(order.instance, weights, settings)
-        assert [bool(command.argv) for command in commands] == [True, False]
-        handle = deployer.start(replace(order, commands=commands)).handle
-        found = see(deployer, name, "ready")
-        first, second = found.hosts
-        assert (first[0], second) == ("a", "b1")
-        # Machines of one host see each other's logs, and each passes a line on.
-        line = next(x for x in deployer.logs(handle).splitlines() if "workers [" in x)
-        workers = json.loads(line.partition("workers ")[2])
-        assert [host for host, _ in workers] == [first, first, second, second]
-        assert len({(host, *gpus) for host, gpus in workers}) == 4
-        if name == "wide":
-            deployer.drain(handle, 1)
-            assert see(deployer, name, "gone").reason == "was drained"
-            assert "was told" in deployer.logs(handle)
-    cluster.kill("b1")
-    failed = see(deployer, "again", "failed")
-    assert failed.reason == "n1 was lost: b1 has left the cluster"
+    order = make_order("wide", nodes=nodes)
+    commands = node_commands(order.instance, weights, settings)
+    assert [bool(command.argv) for command in commands] == [True, False]
+    handle = deployer.start(replace(order, commands=commands)).handle
+    first, second = see(deployer, "wide", "ready").hosts
+    assert (first[0], second) == ("a", "b1")
+    # Machines of one host see each other's logs, and each passes a line on.
+    line = next(x for x in deployer.logs(handle).splitlines() if "workers [" in x)
+    workers = json.loads(line.partition("workers ")[2])
+    assert [host for host, _ in workers] == [first, first, second, second]
+    assert len({(host, *gpus) for host, gpus in workers}) == 4
