@@ -34,6 +34,7 @@ from atoll.plan.engine_layout import engine_layout, handover_of, list_limits
 from atoll.plan.files.read import read_problem
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node
 from atoll.plan.unserved import refuse_unserved
+from tests.deploy.ray.builders import FakeRay, make_deployer
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "engines.md"
@@ -303,6 +304,12 @@ def _render_slurm(column: str, order: StartOrder, catalog: Catalog) -> None:
     write_script(order, parts, [GpuChoice("gpu", ("long",))] * len(parts), settings, "/home")
 
 
+def _render_ray(column: str, order: StartOrder, catalog: Catalog) -> None:
+    """Write the order of the job, for a cluster that will have everything."""
+    del column, catalog
+    make_deployer(FakeRay(), autoscales=True).dry_run(order)
+
+
 def _print(column: str, order: StartOrder, catalog: Catalog) -> None:
     """Print the lines to paste."""
     del column, catalog
@@ -312,6 +319,7 @@ def _print(column: str, order: StartOrder, catalog: Catalog) -> None:
 
 _TRIALS: Mapping[str, Callable[[str, StartOrder, Catalog], None]] = {
     COMMANDS: _print,
+    "ray": _render_ray,
     "slurm": _render_slurm,
 }
 """Targets that need more than settings to write what they would start."""
