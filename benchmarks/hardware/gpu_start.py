@@ -64,8 +64,13 @@ COLUMNS = (
     *("date_utc", "model", "load_format", "start", "total_s"),
     *(f"{phase}_s" for phase in PHASES),
     *SAID,
-    *("cache_mb", "weights_gb", "disk_gb_per_s", "gpu", "vllm", "torch", "python"),
+    *("kept_graphs", "cache_mb", "weights_gb", "disk_gb_per_s", "gpu", "vllm", "torch", "python"),
 )
+KEPT_GRAPHS = {
+    "refused": re.compile(r"Compiling model again due to a load failure"),
+    "loaded": re.compile(r"Directly load (AOT compilation|the compiled graph)"),
+}
+"""What became of graphs that an earlier start compiled."""
 _WAIT_S = 480.0
 _DROP_BYTES = 64 * 2**20
 
@@ -106,6 +111,14 @@ def read_said(lines: Iterable[LogLine]) -> dict[str, float]:
             if match is not None:
                 found.setdefault(name, float(match[1]))
     return found
+
+
+def read_kept(lines: Sequence[LogLine]) -> str:
+    """Return whether graphs of an earlier start were "loaded" or "refused"; "": there were none."""
+    for word, pattern in KEPT_GRAPHS.items():
+        if any(pattern.search(line.text) for line in lines):
+            return word
+    return ""
 
 
 # Measuring
@@ -276,6 +289,7 @@ def measure(folder: Path, model: str, *, weights: bool, repeats: int, out: Path)
             "total_s": f"{ready_s:.2f}",
             **{f"{name}_s": f"{s:.2f}" for name, s in split_phases(lines, ready_s).items()},
             **read_said(lines),
+            "kept_graphs": read_kept(lines),
             "cache_mb": round(_count_bytes(kept) / 1e6),
             "weights_gb": round(size / 1e9, 2),
             "disk_gb_per_s": "" if disk is None else round(disk / 1e9, 2),

@@ -15,6 +15,7 @@ from benchmarks.hardware.gpu_start import (
     PHASES,
     LogLine,
     launch_words,
+    read_kept,
     read_said,
     read_starts,
     show,
@@ -64,6 +65,13 @@ def test_what_vllm_says_itself_is_kept_beside() -> None:
     said = {"said_weights_s": 10.25, "said_compile_s": 49.5, "said_graphs_s": 12.0}
     assert read_said(lines_of(COLD)) == said | {"said_engine_s": 74.0}
     assert read_said(lines_of(KEPT)) == {}
+
+
+def test_graphs_of_an_earlier_start_are_loaded_or_refused() -> None:
+    assert read_kept(lines_of(COLD)) == ""
+    assert read_kept(lines_of(KEPT)) == "loaded"
+    again = LogLine(3.0, "Compiling model again due to a load failure from /kept/model, reason: x")
+    assert read_kept([again, *lines_of(COLD)]) == "refused"
 
 
 def test_a_server_is_timed_until_it_answers_and_ended(tmp_path: Path) -> None:
