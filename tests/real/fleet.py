@@ -21,7 +21,7 @@ from tools.real_engines import RealEngine
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 MODEL = "counting"
-READY_S = 300.0
+READY_S = 900.0
 _ATOLL = (sys.executable, "-m", "atoll")
 _ASK_S = 120.0
 
