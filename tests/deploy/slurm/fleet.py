@@ -215,6 +215,8 @@ class StreamedFleet:
     folder: Path
     model: Path
     shapes: list[Shape]
+    atoll: tuple[str, ...] = ("atoll",)
+    python: str = "python3"
     url: str = ""
     clients: list[StreamingClient] = field(default_factory=list)
     controllers: int = 0
@@ -268,6 +270,8 @@ class StreamedFleet:
         del plan
         settings = CommandSettings(
             fabric=str(self.folder / "fabric.token"),
+            atoll=self.atoll,
+            python=self.python,
             device="cpu",
             dtype="float32",
             kv_bytes=8 * 2**20,
