@@ -359,14 +359,18 @@ def test_text_alone_is_planned_by_the_planner_of_plain_services() -> None:
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-32b"])
 def test_an_executor_of_an_llm_carries_what_a_copy_of_it_does(model: str) -> None:
-    """Phases together on one node: the same capacity, whichever planner counts it; apart, waiting counts."""
+    """Phases together on one node: the same capacity, whichever planner counts it; apart, waiting counts.
+
+    Neither the engine nor executors prepare steps ahead here: vLLM does, and executors never do.
+    """
     own = chatting(model=model, phases="together")
-    settings_ = {"max_nodes_per_instance": 1}
+    settings_ = {"max_nodes_per_instance": 1, "engine": "none"}
     plain = fleet({"a": own}, BOXES, settings=settings_)
     # A path makes it a service of executors.
     del own["lengths"]
     classes = {"text": {"share": 1, "input": 900, "output": 150}}
-    graph = fleet({"a": {**own, "classes": classes, "paths": [["llm"]]}}, BOXES)
+    by_executors = {**own, "classes": classes, "paths": [["llm"]]}
+    graph = fleet({"a": by_executors}, BOXES, settings={"engine": "none"})
     assert graph.graph_services
     library = template_libraries(plain, plain.catalog())
     rows = library.roles["a/llm/both"]
