@@ -41,6 +41,17 @@ class Site:
         assert done.returncode == code, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout if code == 0 else done.stderr
 
+    def end(self) -> None:
+        """Take the fleet down, however it stands; nothing of it may be left."""
+        subprocess.run(
+            [sys.executable, "-m", "atoll", "down", "lab", "--yes", "--now"],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            check=False,
+        )
+        assert processes_of(self.folder / "state") == []
+
     @contextlib.contextmanager
     def running(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         with (self.folder / "said.log").open("ab") as log:

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,14 +43,7 @@ def test_a_fleet_lives_grows_survives_its_controller_and_ends(tmp_path: Path, ti
     try:
         live(site, tiny)
     finally:
-        subprocess.run(
-            [sys.executable, "-m", "atoll", "down", "lab", "--yes", "--now"],
-            env=site.environment,
-            cwd=tmp_path,
-            capture_output=True,
-            check=False,
-        )
-    assert processes_of(tmp_path / "state") == []
+        site.end()
 
 
 def live(site: Site, tiny: Path) -> None:

@@ -22,6 +22,14 @@ Json = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 MODEL = "counting"
 READY_S = 900.0
+CORES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""What vLLM is told on cores that others use too."""
 _ATOLL = (sys.executable, "-m", "atoll")
 _ASK_S = 120.0
 

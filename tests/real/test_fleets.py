@@ -12,8 +12,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,7 +25,7 @@ import pytest
 from tests.e2e.operated_site import Site, processes_of, until
 from tests.real.counting_model import CountingModel, count, write_counting_model
 from tests.real.features import CHAT, Lacks, chat, join_text
-from tests.real.fleet import ROOT, Door, Json, Stream, groups_below
+from tests.real.fleet import CORES, ROOT, Door, Json, Stream, groups_below
 from tools.real_engines import RealEngine, UnavailableError, find_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -48,13 +46,6 @@ LONG, SHORT = 900, 120
 CLIENTS = 2
 PAUSE_S = 0.5
 _NUMBERS = itertools.count()
-CORES = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 @pytest.fixture(scope="module")
@@ -201,14 +192,7 @@ def fleet(engine: RealEngine, model: CountingModel, tmp_path: Path) -> Iterator[
     try:
         yield OperatedFleet(site, engine, weights)
     finally:
-        subprocess.run(
-            [sys.executable, "-m", "atoll", "down", "lab", "--yes", "--now"],
-            env=site.environment,
-            cwd=tmp_path,
-            capture_output=True,
-            check=False,
-        )
-    assert processes_of(tmp_path / "state") == []
+        site.end()
 
 
 def _vllm_for_cores(engine: RealEngine, folder: Path) -> Path:

@@ -23,20 +23,13 @@ from atoll.runtime.gateway.prefill_leg import prefill_body
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings
 from atoll.runtime.pool.member import Backend
 from atoll.runtime.pool.pool import BackendPool
-from tests.real.fleet import Door, free_port
+from tests.real.fleet import CORES, Door, free_port
 from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Json, Reply
 from tools.real_engines import UnavailableError, find_engine, find_nixl
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 SIDES: tuple[Handover, ...] = ("prefill", "decode")
 READY_S = 900.0
-CORES = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
 
 
 @pytest.fixture(scope="module")

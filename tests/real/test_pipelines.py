@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,8 +21,8 @@ from atoll.deploy.commands.meeting import hold_address
 from atoll.engines.engine import EngineLayout, ServedModel, ServerCommand, ServerHost
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.vllm import ENGINE as VLLM
-from tests.e2e.operated_site import Site, processes_of
-from tests.real.fleet import Door
+from tests.e2e.operated_site import Site
+from tests.real.fleet import CORES, Door
 from tests.runtime.gateway.harness import COMPLETIONS
 from tools.real_engines import UnavailableError, find_engine
 
@@ -43,13 +42,6 @@ LAUNCH = EngineLaunch(max_model_len=512, max_num_seqs=4)
 # On cores, vLLM 0.32 makes room for what the stage before sends as it warms up, which it leaves out where
 # it is to compile nothing (`--enforce-eager`): so it traces the model, and runs it as it stands.
 ON_CORES = ("--dtype", "float32", "--compilation-config", '{"mode":2,"backend":"eager"}')
-CORES = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-}
 FLEET = """\
 name: lab
 services:
@@ -152,14 +144,7 @@ def site(tmp_path: Path, model: Path, programs: Path) -> Iterator[Site]:
     try:
         yield here
     finally:
-        subprocess.run(
-            [sys.executable, "-m", "atoll", "down", "lab", "--yes", "--now"],
-            env=here.environment,
-            cwd=tmp_path,
-            capture_output=True,
-            check=False,
-        )
-    assert processes_of(tmp_path / "state") == []
+        here.end()
 
 
 def cut_in_two(plan: dict[str, Any]) -> dict[str, Any]:
