@@ -16,10 +16,10 @@ from typing import NamedTuple
 from benchmarks.simulation.streaming import StreamedAnswer, stream_answer
 
 BATCHES = (1, 4, 8, 16, 32, 64, 96)
-MIXED_BATCHES = (1, 16, 48)
-PROMPTS = (128, 448, 640, 1024, 1536, 1920)
+MIXED_BATCHES = (1, 16)
+PROMPTS = (32, 128, 256, 448, 640, 1024, 1536, 1920)
 CONTEXT = 640
-_ANSWER = 600
+_ANSWER = 400
 _EACH = 5
 _SETTLE_S = 0.3
 
