@@ -27,6 +27,9 @@ Figure = Literal["running", "waiting", "kv", "tokens"]
 ResumeRule = Literal["repeat", "text", "tokens"]
 """How a broken stream goes on elsewhere: only by repeating a request that gives the same answer again, from
 the text so far, or from its tokens with the exact state."""
+CountRule = Literal["none", "usage", "timings"]
+"""How events of a stream say how many tokens an answer has by then, where that is asked for: not at all, by
+`usage` (`stream_options.continuous_usage_stats`), or by `timings` (`timings_per_token`)."""
 _HUB = "hf://"
 WeightsForm = Literal["repository", "gguf", "folder"]
 """Source that an engine loads: a repository's name or a folder, a .gguf file here, or a folder here."""
@@ -298,6 +301,7 @@ class Engine:
     resume: ClassVar[ResumeRule] = "text"
     continues_messages: ClassVar[bool] = False
     """Whether it goes on from a last message of the assistant without being told to."""
+    counts: ClassVar[CountRule] = "none"
     completion_tokens: ClassVar[int | None] = 16
     """Tokens it makes for /v1/completions without `max_tokens`, as OpenAI does; None: as many as it likes."""
     apart_proof: ClassVar[Mapping[str, object]] = {}

@@ -151,6 +151,7 @@ class LlamaCpp(Engine):
         "tokens": ("llamacpp:tokens_predicted_total",),
     }
     continues_messages = True
+    counts = "timings"
     completion_tokens = None
     tokenizes_messages = False
     defaults = EngineDefaults(

@@ -143,6 +143,7 @@ class Sglang(Engine):
     program = re.compile(r"sglang(\..*)?")
     default_port = 30000
     # The address by which its own health checks mean nobody.
+    counts = "usage"
     apart_proof: ClassVar = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
     detail_paths = ("/get_server_info", "/server_info", "/get_model_info", "/model_info")
     metrics: ClassVar = {

@@ -160,6 +160,7 @@ class Vllm(Engine):
         "kv": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         "tokens": ("vllm:generation_tokens_total",),
     }
+    counts = "usage"
     vllm_tokens = True
     defaults = EngineDefaults(
         SERVER_HOST_TIME,

@@ -121,6 +121,8 @@ class StreamOptions(Struct):
     """Options of a stream besides text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Of vLLM and SGLang: the usage of its answer with every event."""
 
 
 class Message(Struct, gc=False):

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -204,10 +205,12 @@ class ScriptedEngine:
         state = body.get("atoll", {}).get("resume")
         return prompt, state["text"] if state else ""
 
-    async def _generate(self, path: str, body: Json) -> AsyncIterator[tuple[int | None, str]]:
-        """Word ids, and at the end None with the reason."""
+    async def _generate(
+        self, path: str, body: Json, index: int = 0
+    ) -> AsyncIterator[tuple[int | None, str]]:
+        """Word ids of one of the answers, and at the end None with the reason."""
         prompt, said = self._prompt(path, body)
-        text = prompt + said
+        text = prompt + said + "#" * index
         usual = 16 if path == "/v1/completions" else 1000
         most = body.get("max_completion_tokens") or body.get("max_tokens") or usual
         left = most - (tokens_of(said) if said else 0)
@@ -281,30 +284,33 @@ class ScriptedEngine:
         if fault.what == "die_after_head":
             await _die(writer)
         chunks = _Chunks(self, writer, path, body)
+        answers = {index: self._generate(path, body, index) for index in range(body.get("n") or 1)}
         if path == "/v1/chat/completions":
-            await chunks.send(chunks.event([chunks.choice(None, [], role=True)]))
-        made, pending, reason = 0, list[int](), "stop"
+            for index in answers:
+                await chunks.send(chunks.piece([], index, role=True))
+        reasons: dict[int, str] = {}
+        pending: dict[int, list[int]] = {index: [] for index in answers}
         if fault.what == "diverge":
-            pending.append(0)
-        async for word, why in self._generate(path, body):
-            if word is None:
-                reason = why
-                break
-            if fault.after == made:
-                event = chunks.event([chunks.choice(None, [word])])
-                await _misbehave(writer, fault.what, event, chunks)
-                if fault.what == "end_early":
-                    return
-            pending.append(word)
-            made += 1
-            if len(pending) >= self.batch:
-                await chunks.send(chunks.event([chunks.choice(None, pending)]))
-                pending = []
-        if pending:
-            await chunks.send(chunks.event([chunks.choice(None, pending)]))
+            pending[0].append(0)
+        while len(reasons) < len(answers):
+            for index in answers.keys() - reasons.keys():
+                word, why = await anext(answers[index])
+                if word is None:
+                    reasons[index] = why
+                    await chunks.flush(pending[index], index, 1)
+                    continue
+                if index == 0 and fault.after == chunks.made[0] + len(pending[0]):
+                    event = chunks.event([chunks.choice(None, [word])])
+                    await _misbehave(writer, fault.what, event, chunks)
+                    if fault.what == "end_early":
+                        return
+                pending[index].append(word)
+                await chunks.flush(pending[index], index, self.batch)
         if fault.what == "stall_at_end":
             await _stall(writer)
-        await chunks.send(chunks.event([chunks.choice(reason, [])]))
+        for index, reason in reasons.items():
+            await chunks.send(chunks.piece([], index, reason))
+        made = sum(chunks.made.values())
         await self._end(writer, chunks, fault.what, self._usage(path, body, made))
 
     async def _end(
@@ -330,7 +336,32 @@ class _Chunks:
         self.engine = engine
         self.writer = writer
         self.body = body
+        self.path = path
         self.chat = path != "/v1/completions"
+        self.made: Counter[int] = Counter()
+        """Tokens of each answer so far."""
+
+    def piece(
+        self, words: list[int], index: int, reason: str | None = None, *, role: bool = False
+    ) -> bytes:
+        """One more event of an answer; it says how many tokens there are by then, if that was asked."""
+        self.made[index] = made = self.made[index] + len(words)
+        usage = self.engine._usage(self.path, self.body, made)
+        more: Json = {}
+        if self.engine.kind in ("vllm", "sglang", "atoll"):
+            if (self.body.get("stream_options") or {}).get("continuous_usage_stats"):
+                more["usage"] = usage | {"completion_tokens_details": {"reasoning_tokens": 0}}
+        elif self.engine.kind == "llamacpp" and (reason or self.body.get("timings_per_token")):
+            prompt = usage["prompt_tokens"]
+            more["timings"] = {"cache_n": 1, "prompt_n": prompt - 1, "predicted_n": made}
+        choice = self.choice(reason, words, role=role) | {"index": index}
+        return self.event([choice], **more)
+
+    async def flush(self, words: list[int], index: int, least: int) -> None:
+        """Send words that wait, if there are so many."""
+        if len(words) >= least:
+            await self.send(self.piece(words, index))
+            words.clear()
 
     def event(self, choices: list[Json], **more: Any) -> bytes:
         engine = self.engine

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from atoll.runtime.gateway.events import (
     DeliveredChoice,
     StreamJournal,
+    TokenTally,
     UnfinishedEvent,
     event_of,
     payload,
     read_chunk,
     split_events,
-    tokens_in,
 )
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -132,13 +132,35 @@ CHOICES = st.fixed_dictionaries(
 def test_tokens_counted_piece_by_piece_are_those_of_the_journal(
     pieces: list[list[list[dict[str, object]]]],
 ) -> None:
-    journal, counted = StreamJournal(), 0
+    journal, tally = StreamJournal(), TokenTally()
     for piece in pieces:
         data = b"".join(event_of({"choices": choices}) for choices in piece)
         journal.append(data)
-        counted += tokens_in(data)
-    assert counted == journal.read().tokens
-    assert tokens_in(b": a comment\n\ndata: [DONE]\n\ndata: nonsense\n\n") == 0
+        assert tally.add(data) == tally.total
+    assert tally.total == journal.read().tokens
+    assert tally.add(b": a comment\n\ndata: [DONE]\n\ndata: nonsense\n\n") == tally.total
+
+
+def test_tokens_are_those_that_the_engine_counts_up_to_the_last_text() -> None:
+    def piece(text: str, said: int) -> dict[str, object]:
+        return {"choices": [{"delta": {"content": text}}], "usage": {"completion_tokens": said}}
+
+    journal, tally = StreamJournal(), TokenTally()
+    # The fourth and the ninth token are the beginnings of characters whose ends have not come.
+    for text, said, tokens in (
+        ("", 0, 0),
+        ("abc", 3, 3),
+        ("", 4, 3),
+        ("\u6c34d", 8, 8),
+        ("", 9, 8),
+    ):
+        data = event_of(piece(text, said))
+        journal.append(data)
+        assert tally.add(data) == tokens == journal.read().tokens
+    # An engine that says nothing goes on.
+    data = event_of({"choices": [{"delta": {"content": "e"}}]})
+    journal.append(data)
+    assert tally.add(data) == 9 == journal.read().tokens
 
 
 def test_a_journal_says_how_much_it_has_read() -> None:

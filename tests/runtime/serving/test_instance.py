@@ -106,6 +106,27 @@ def test_resumed_anywhere_it_is_the_same_answer(
         assert found[-2]["choices"][0]["finish_reason"] == choice["finish_reason"]
 
 
+def test_every_event_says_how_many_tokens_there_are_if_asked(running: Running) -> None:
+    expected = whole(running)
+    choice, cut = expected["choices"][0], 17
+    resume = {"text": choice["text"][:cut], "token_ids": choice["token_ids"][:cut], "tokens": cut}
+    for more, before in (({}, 0), ({"n": 2}, 0), ({"atoll": {"resume": resume}}, cut)):
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        found = chunks(
+            post(running.instance_url, asked(stream=True, stream_options=options, **more))[1]
+        )
+        made = dict.fromkeys(range(2), before)
+        for chunk in found[:-1]:
+            (part,) = chunk["choices"]
+            made[part["index"]] += len(part["token_ids"])
+            usage = expected["usage"] | {"completion_tokens": made[part["index"]]}
+            usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+            assert chunk["usage"] == usage
+        assert found[-1]["usage"]["completion_tokens"] == sum(made.values()) - (
+            0 if "n" in more else before
+        )
+
+
 def test_stop_strings_are_never_shown(running: Running) -> None:
     text = whole(running)["choices"][0]["text"]
     stop = text[10:13]

@@ -19,7 +19,8 @@ What happens to a request, in order:
 5. It is sent (`attempt`) on a kept or a new connection: over HTTP (`http.upstream`), or to a node of a
    fabric, through the tunnel or straight (`federation.upstreams`).
 6. The answer comes back (`relay`). Events of a stream pass to the client as bytes, kept in a journal
-   (`events`); the end is held back until it is all there (`backend_answer`).
+   (`events`), without the engine's counts of tokens if nobody asked for these (`token_counts`); the end is
+   held back until it is all there (`backend_answer`).
 7. If the backend fails, the relay lets go of it and goes back to 4, as often as its `RetryBudget` allows. A
    stream that had begun goes on where it broke off (`resume`), and the client sees one stream.
 8. It ends: answered, failed or given up by its client. Its backend has room for the next, and what it used

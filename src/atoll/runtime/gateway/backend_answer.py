@@ -25,6 +25,7 @@ from atoll.runtime.gateway.events import (
     split_events,
 )
 from atoll.runtime.gateway.resume import Rewriter
+from atoll.runtime.gateway.token_counts import EventCounts
 from atoll.runtime.openai import ApiError, Usage, usage_of
 
 _TYPES = frozenset(
@@ -75,8 +76,12 @@ class Answer:
     ended = False
     """Whether the end mark is there."""
     held: tuple[bytes, ...] = ()
-    """The end of the answer, as far as it is there."""
+    """Events that end the answer, or one of several, as far as they are there."""
+    usage_event = b""
+    """The last event, for those who asked for the usage."""
     usage: Usage | None = None
+    counts: EventCounts | None = None
+    """How the backend says how many tokens its events bring, if it does."""
     rewriter: Rewriter | None = None
     """Of a stream that was moved here."""
     size = 0
@@ -104,7 +109,15 @@ class Answer:
         self.note = content_type if status < 400 else retry_after
         if status == 200 and content_type.startswith(b"text/event-stream"):
             self.streaming = True
-            self.plain = self.rewriter is None
+            self.plain = self.rewriter is None and not (self.counts and self.counts.translated)
+
+    def show(self, events: bytes) -> bytes:
+        """Return events as the client should see them, but for the one with the usage of all."""
+        return events if self.counts is None else self.counts.strip(events)
+
+    def show_end(self) -> bytes:
+        """Return the end of the answer as the client should see it."""
+        return self.show(b"".join(self.held)) + self.usage_event
 
     def read(self, data: bytes, *, wants_usage: bool) -> Iterator[bytes]:
         """Take events apart, at the end of a stream and in one that was moved; yield those to send now.
@@ -148,19 +161,24 @@ class Answer:
             shown = data_field[:_SHOWN_BYTES].decode(errors="replace")
             fault = None if chunk is None else fault_in(chunk["error"])
             raise BrokenStreamError(f"error in the stream: {shown}", fault)
+        # What it says of the tokens of one answer so far is not yet what the request used.
+        said = None if self.counts is None else self.counts.take(chunk)
         # The stream was moved here: the client sees only what is news, under the names of its first chunk.
         if self.rewriter is not None:
             chunk = self.rewriter.chunk(chunk)
             if chunk is None:
                 return
-            event = event_of(chunk)
+            if said is not None:
+                self.rewriter.count(said)
         usage = chunk.get("usage")
         if isinstance(usage, dict):
             self.usage = usage_of(usage)
+        if self.rewriter is not None or (self.counts is not None and self.counts.translated):
+            event = event_of(chunk if said is None else chunk | {"usage": said})
         # A chunk with nothing but the usage is for those who asked for it; here it is counted in any case.
         if isinstance(usage, dict) and not chunk.get("choices"):
             if wants_usage:
-                self.held += (event,)
+                self.usage_event = event
         elif finishes(chunk):
             self.finished = True
             # From here on every event is read: the end has to be held back.

@@ -156,7 +156,7 @@ class DeliveredChoice:
     """One answer (choice) as far as the client has it."""
 
     tokens: int = 0
-    """Tokens: those named by the engine, else those with log-probabilities, else chunks with text."""
+    """Tokens (`count_tokens`)."""
     token_ids: list[int] | None = field(default_factory=list)
     """None once a piece of text came without the ids of its tokens."""
     finished: bool = False
@@ -203,8 +203,9 @@ class DeliveredChoice:
             for p, s in self.strings.items()
         )
 
-    def add(self, choice: Chunk) -> None:
-        """Take in a choice of one more chunk."""
+    def add(self, choice: Chunk, said: int | None = None) -> None:
+        """Take in a choice of one more chunk; `said`: tokens that the answer has by then, by its engine."""
+        self.tokens = count_tokens(choice, self.tokens, said)
         some = False
         for place, piece in strings_of(choice):
             self._pieces.setdefault(place, []).append(piece)
@@ -214,13 +215,10 @@ class DeliveredChoice:
             self._pack()
         ids = choice.get("token_ids")
         if isinstance(ids, list):
-            self.tokens += len(ids)
             if self.token_ids is not None:
                 self.token_ids += ids
         elif some:
             self.token_ids = None
-            # Without ids or probabilities, a chunk with text counts as one token.
-            self.tokens += _logprobs(choice) or 1
         if choice.get("finish_reason") is not None:
             self.finished = True
         delta = choice.get("delta")
@@ -248,26 +246,59 @@ def _audio_chars(choice: Chunk) -> int:
     return len(data) if isinstance(data, str) else 0
 
 
-def tokens_in(data: bytes) -> int:
-    """Return the tokens that whole events bring, counted as `DeliveredChoice` counts them."""
-    # A single event, the usual case, need not be split.
-    if data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
-        payloads = [data[6:-2]]
-    else:
-        payloads = [
-            data_field
-            for event in split_events(data)[0]
-            if (data_field := payload(event)) is not None
-        ]
-    total = 0
-    for data_field in payloads:
-        for choice in choices_of(read_chunk(data_field) or {}):
-            ids = choice.get("token_ids")
-            if isinstance(ids, list):
-                total += len(ids)
-            elif any(piece for _, piece in strings_of(choice)):
-                total += _logprobs(choice) or 1
-    return total
+def count_tokens(choice: Chunk, before: int, said: int | None) -> int:
+    """Return the tokens of an answer with a choice of one more chunk; `before` it had so many.
+
+    They are those named by the engine, else `said`, its own count, else those with log-probabilities, else
+    chunks with text. Tokens whose text has not come are not counted: the next backend makes them again.
+    """
+    ids = choice.get("token_ids")
+    if isinstance(ids, list):
+        return before + len(ids)
+    if not any(piece for _, piece in strings_of(choice)):
+        return before
+    return before + (_logprobs(choice) or 1) if said is None else max(before, said)
+
+
+def said_tokens(chunk: Chunk) -> int | None:
+    """Return the tokens of the answer that a chunk is of, by its engine's own count."""
+    usage, timings = chunk.get("usage"), chunk.get("timings")
+    said = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if said is None and isinstance(timings, dict):
+        said = timings.get("predicted_n")
+    # Of several answers in one chunk it says nothing.
+    return said if isinstance(said, int) and len(choices_of(chunk)) == 1 else None
+
+
+class TokenTally:
+    """Tokens of the answers of a stream, counted as `DeliveredChoice` does while its events pass."""
+
+    __slots__ = ("_answers", "total")
+
+    def __init__(self) -> None:
+        self._answers: dict[int, int] = {}
+        self.total = 0
+
+    def add(self, data: bytes) -> int:
+        """Take in whole events; return the tokens of all answers."""
+        answers = self._answers
+        # A single event, the usual case, need not be split.
+        if data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2:
+            payloads = [data[6:-2]]
+        else:
+            payloads = [
+                data_field
+                for event in split_events(data)[0]
+                if (data_field := payload(event)) is not None
+            ]
+        for data_field in payloads:
+            chunk = read_chunk(data_field) or {}
+            said = said_tokens(chunk)
+            for choice in choices_of(chunk):
+                index = index_of(choice)
+                answers[index] = count_tokens(choice, answers.get(index, 0), said)
+        self.total = sum(answers.values())
+        return self.total
 
 
 def _logprobs(choice: Chunk) -> int:
@@ -300,8 +331,9 @@ class Delivered:
         """Take in one more chunk."""
         if self.head is None:
             self.head = chunk
+        said = said_tokens(chunk)
         for choice in choices_of(chunk):
-            self.answers.setdefault(index_of(choice), DeliveredChoice()).add(choice)
+            self.answers.setdefault(index_of(choice), DeliveredChoice()).add(choice, said)
 
 
 class StreamJournal:

@@ -31,14 +31,15 @@ from atoll.runtime.gateway.dialects.translated import AnsweredClient
 from atoll.runtime.gateway.events import (
     DONE,
     StreamJournal,
+    TokenTally,
     audio_chars_in,
     comment_of,
-    tokens_in,
 )
 from atoll.runtime.gateway.prefill_leg import PrefillLeg, refuse_pair, with_fields
 from atoll.runtime.gateway.requirements import Requirements
 from atoll.runtime.gateway.resume import DivergedError, resume
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings
+from atoll.runtime.gateway.token_counts import ask_counts
 from atoll.runtime.gateway.traffic_tally import ModelTally
 from atoll.runtime.http.http_server import Request
 from atoll.runtime.http.upstream import HttpUpstream
@@ -121,8 +122,8 @@ class Relay:
     """Work of each backend that is done with the request, where anybody wants to know."""
     _counted = 0
     """Tokens in `shares`."""
-    _sent = 0
-    """Tokens that were written down."""
+    _sent = TokenTally()
+    """Tokens that were written down; a tally of its own from the first event on."""
     _spoken = 0
     """Characters of base64 sound that were written down."""
     _retry: RetryBudget | None = None
@@ -173,6 +174,14 @@ class Relay:
 
     def choose(self, now_s: float) -> Member | None:
         """Return the backend to try next, and make ready what it is to get."""
+        member = self._choose(now_s)
+        if member is not None and self.stream and isinstance(self.request, Generation):
+            self.body, self._answer.counts = ask_counts(
+                self.request, self.body, member.backend.kind
+            )
+        return member
+
+    def _choose(self, now_s: float) -> Member | None:
         attempts = self.attempts
         again = bool(attempts.backends)
         if self._handed is not None:
@@ -189,10 +198,8 @@ class Relay:
         # The usual request: the pool alone decides, and there is nothing to prepare.
         if self.requirements is None and not self.begun:
             found = self._context.pool.pick(self.model, attempts.avoid, squeeze=again, now_s=now_s)
-            if found is None or not found.phase:
-                return found
             self.body = self._body
-            return self._pair(found)
+            return found if found is None or not found.phase else self._pair(found)
         member, model = self._pick(attempts.avoid, now_s, squeeze=again)
         while member is not None and not self._prepare(member, model):
             # It cannot go on with the stream; another may.
@@ -495,7 +502,7 @@ class Relay:
             self.journal.append(data)
             if self.slot is not None:
                 self._count(data)
-            self.client.send(data)
+            self.client.send(answer.show(data))
         else:
             self._read(data)
 
@@ -601,7 +608,7 @@ class Relay:
 
     def _begin(self) -> None:
         self.begun = True
-        self.journal = StreamJournal()
+        self.journal, self._sent = StreamJournal(), TokenTally()
         self.first_s = now_s = self._context.loop.time()
         member = self.attempts.member
         if member is not None:
@@ -645,12 +652,12 @@ class Relay:
 
     def _count(self, events: bytes) -> None:
         """Write down what the client is about to have."""
-        new, slot = tokens_in(events), self.slot
+        slot = self.slot
         if slot is None:
             return
-        if new:
-            self._sent += new
-            self._context.record_delivery(slot, self._sent)
+        before, sent = self._sent.total, self._sent.add(events)
+        if sent != before:
+            self._context.record_delivery(slot, sent)
         spoken = audio_chars_in(events)
         if spoken:
             self._spoken += spoken
@@ -662,7 +669,7 @@ class Relay:
         self.journal.append(event)
         if self.slot is not None:
             self._count(event)
-        self.client.send(event)
+        self.client.send(self._answer.show(event))
 
     def _read(self, data: bytes) -> None:
         """Pass on what a piece brings that has to be read: the end, or a stream that was moved."""
@@ -702,7 +709,7 @@ class Relay:
             usage = self._answer.usage
             if usage is not None and usage.has_media:
                 self._context.record_media(self.slot, usage)
-        self.client.end_stream(last + DONE)
+        self.client.end_stream(self._answer.show_end() + DONE)
         self._finish(200, "ok")
 
     # The end

@@ -20,7 +20,14 @@ import msgspec
 
 from atoll.engines.engine import Engine
 from atoll.engines.table import find_engine
-from atoll.runtime.gateway.events import Chunk, Delivered, DeliveredChoice, choices_of, index_of
+from atoll.runtime.gateway.events import (
+    Chunk,
+    Delivered,
+    DeliveredChoice,
+    choices_of,
+    index_of,
+    strings_of,
+)
 from atoll.runtime.openai import ChatRequest, CompletionRequest, Generation
 
 # What tells a client that chunks are of one stream.
@@ -49,8 +56,8 @@ class Continuation:
         """Return the chunk as the client should see it, or None: nothing of it is news."""
         _same_stream(chunk, self._head)
         usage = chunk.get("usage")
-        if isinstance(usage, dict) and not self._whole:
-            _move_tokens(usage, self._before, mute=self.mute)
+        if isinstance(usage, dict):
+            self.count(usage)
         kept = []
         for choice in choices_of(chunk):
             if self.mute:
@@ -62,6 +69,11 @@ class Continuation:
             return None
         chunk["choices"] = kept
         return chunk
+
+    def count(self, usage: Chunk) -> None:
+        """Make a usage that of the whole answer, as the client has it."""
+        if not self._whole:
+            _move_tokens(usage, self._before, mute=self.mute)
 
 
 class ReplayFilter:
@@ -78,6 +90,7 @@ class ReplayFilter:
         }
         # Calls among them have their id and type at the client.
         self._begun = set(self._left)
+        self._greeted = set(delivered.answers)
         self._finished = {index for index, a in delivered.answers.items() if a.finished}
 
     def chunk(self, chunk: Chunk) -> Chunk | None:
@@ -91,20 +104,24 @@ class ReplayFilter:
             if choice.get("finish_reason") is not None and self._open(index):
                 # It ends before all that the client has came again.
                 raise DivergedError("the repeated answer is shorter")
-            is_new = self._cut(index, choice)
-            _without_role(choice)
-            if is_new or _says_something(choice):
+            if index in self._greeted:
+                _without_role(choice)
+            if self._cut(index, choice):
                 kept.append(choice)
         if not kept and not isinstance(chunk.get("usage"), dict):
             return None
         chunk["choices"] = kept
         return chunk
 
+    def count(self, usage: Chunk) -> None:
+        """Leave a usage as it is: the whole answer was made again."""
+
     def _open(self, index: int) -> bool:
         return any(text for (i, _), text in self._left.items() if i == index)
 
     def _cut(self, index: int, choice: Chunk) -> bool:
         """Take the known part off every text of a choice; return whether anything new is left."""
+        repeated = self._open(index)
         if isinstance(choice.get("text"), str):
             choice["text"] = self._new(index, ("text",), choice["text"])
         delta = choice.get("delta")
@@ -117,6 +134,9 @@ class ReplayFilter:
                 delta["tool_calls"] = [c for c in calls if self._cut_call(index, c)]
                 if not delta["tool_calls"]:
                     del delta["tool_calls"]
+        if repeated and not any(piece for _, piece in strings_of(choice)):
+            # The client has the tokens with their text.
+            choice.pop("token_ids", None)
         return _says_something(choice)
 
     def _cut_call(self, index: int, call: Any) -> bool:

@@ -46,3 +46,5 @@ class ParsedRequest:
     best_of: int = 1
     """Answers to each prompt of which `n` are kept."""
     n: int = 1
+    counts: bool = False
+    """Whether every event is to say how many tokens its choice has by then."""

@@ -143,6 +143,7 @@ class ResponseWriter:
         }
         self._greeting = "" if parsed.choices[0].calls is None else None
         self._offsets: dict[int, int] = {}
+        self._made = [len(choice.generated) for choice in parsed.choices]
 
     def usage(self, completion_tokens: int) -> dict[str, int]:
         """Return what the request used."""
@@ -165,7 +166,8 @@ class ResponseWriter:
                         "logprobs": None,
                         "finish_reason": None,
                     }
-                ]
+                ],
+                **self._counts(index),
             )
             for index in range(len(self._parsed.choices))
         )
@@ -183,7 +185,11 @@ class ResponseWriter:
         choice["logprobs"] = self._logprobs(piece.index, piece.logprobs)
         choice["finish_reason"] = piece.finish
         choice["token_ids"] = piece.tokens
-        return self._event([choice])
+        self._made[piece.index] += len(piece.tokens)
+        return self._event([choice], **self._counts(piece.index))
+
+    def _counts(self, index: int) -> dict[str, object]:
+        return {"usage": self.usage(self._made[index])} if self._parsed.counts else {}
 
     def end(self, completion_tokens: int) -> bytes:
         """Return the last events: the usage, if asked for, and the end."""

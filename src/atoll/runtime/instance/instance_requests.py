@@ -163,6 +163,7 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         choices=tuple(choices),
         best_of=count,
         n=request.n or 1,
+        counts=bool(getattr(options, "continuous_usage_stats", False)),
     )
 
 
