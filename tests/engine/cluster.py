@@ -13,6 +13,7 @@ from atoll.engine.kv import BlockPool
 from atoll.engine.model_stage import StageModel
 from atoll.engine.node_core import CoreSettings, NodeCore
 from atoll.engine.pipeline_routes import LayerRouter, NodeSpec, Router
+from atoll.engine.ranked_stage import RankedStage
 from atoll.engine.scheduler_core import (
     GenerateRequest,
     SchedulerCore,
@@ -20,6 +21,7 @@ from atoll.engine.scheduler_core import (
     TokenEvent,
 )
 from tests.engine.memory_hub import MemoryHub
+from tests.engine.thread_ranks import ranked_stage
 
 
 @dataclass
@@ -32,27 +34,35 @@ class NodeSetup:
     block_size: int = 4
     prefix_caching: bool = True
     settings: CoreSettings = field(default_factory=lambda: CoreSettings(token_budget=24, chunk=7))
+    tp: int = 1
+
+    @property
+    def kind(self) -> tuple[int, ...]:
+        """By which setups are alike that can have the same stage."""
+        return self.start, self.end, self.blocks, self.block_size, self.tp
 
 
 class StageCache:
     """Loads every (folder, start, end) once; caches are emptied by whoever opens a pool."""
 
     def __init__(self) -> None:
-        self._stages: dict[tuple[str, int, int, int, int], list[StageModel]] = {}
+        self._stages: dict[tuple[str, tuple[int, ...]], list[StageModel | RankedStage]] = {}
 
-    def get(self, folder: Path, setup: NodeSetup, number: int) -> StageModel:
-        key = (str(folder), setup.start, setup.end, setup.blocks, setup.block_size)
-        copies = self._stages.setdefault(key, [])
-        while len(copies) <= number:
-            copies.append(
-                StageModel(
-                    folder,
-                    setup.start,
-                    setup.end,
-                    blocks=setup.blocks,
-                    block_size=setup.block_size,
-                )
+    def get(self, folder: Path, setup: NodeSetup, number: int) -> StageModel | RankedStage:
+        copies = self._stages.setdefault((str(folder), setup.kind), [])
+
+        def make(ranks: Any = None) -> StageModel:
+            return StageModel(
+                folder,
+                setup.start,
+                setup.end,
+                blocks=setup.blocks,
+                block_size=setup.block_size,
+                ranks=ranks,
             )
+
+        while len(copies) <= number:
+            copies.append(make() if setup.tp == 1 else ranked_stage(make, setup.tp))
         return copies[number]
 
 
@@ -80,14 +90,13 @@ class Cluster:
         self.dead: set[str] = set()
         self.hub = MemoryHub(lost=lambda source, to: source in self.dead or to in self.dead)
         self.nodes: dict[str, NodeCore] = {}
-        used: dict[tuple[int, int, int, int], int] = {}
+        used: dict[tuple[int, ...], int] = {}
         specs = []
         for number, setup in enumerate(setups):
             name = f"n{number}"
             box = self.hub.mailbox(f"mem://{name}")
-            kind = (setup.start, setup.end, setup.blocks, setup.block_size)
-            stage = STAGES.get(folder, setup, used.get(kind, 0))
-            used[kind] = used.get(kind, 0) + 1
+            stage = STAGES.get(folder, setup, used.get(setup.kind, 0))
+            used[setup.kind] = used.get(setup.kind, 0) + 1
             self.nodes[box.endpoint] = NodeCore(
                 name,
                 box.endpoint,

@@ -7,6 +7,7 @@ four matrix products and a handful of small steps instead of some forty.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,10 +23,21 @@ PLAIN_LAYERS = frozenset(
 
 
 class FusedLayer:
-    """One decoder layer; takes and returns (hidden states, residual), both [rows, width]."""
+    """One decoder layer; takes and returns (hidden states, residual), both [rows, width].
 
-    def __init__(self, layer: Any, ops: Any, *, keep: bool = False) -> None:
+    `total` adds up what the ranks of a node have found, where they are several.
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        ops: Any,
+        *,
+        keep: bool = False,
+        total: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self._ops = ops
+        self._total = total
         attention, mlp = layer.self_attn, layer.mlp
         self.index: int = attention.layer_idx
         self._size: int = attention.head_dim
@@ -37,9 +49,11 @@ class FusedLayer:
         self._qkv = _join_linears(
             ops, attention.q_proj, attention.k_proj, attention.v_proj, parts=not normed, keep=keep
         )
-        self._out = _join_linears(ops, attention.o_proj, parts=True, keep=keep)
+        # What other ranks add to must be a sum already.
+        parts = total is None
+        self._out = _join_linears(ops, attention.o_proj, parts=parts, keep=keep)
         self._gate_up = _join_linears(ops, mlp.gate_proj, mlp.up_proj, gated=True, keep=keep)
-        self._down = _join_linears(ops, mlp.down_proj, parts=True, keep=keep)
+        self._down = _join_linears(ops, mlp.down_proj, parts=parts, keep=keep)
         self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
         self._head_norms = (attention.q_norm, attention.k_norm) if normed else None
 
@@ -57,8 +71,11 @@ class FusedLayer:
         q = ops.rope_store(qkv, rope[0], rope[1], paged.slots, keys, values, self._heads)
         attended = paged.attend(q, keys, values, self._scale, self._window)
         x = self._out(attended.reshape(attended.shape[0], -1))
+        if self._total is not None:
+            x = self._total(x)
         x, residual = ops.add_norm(x, residual, after.weight, after.variance_epsilon)
-        return self._down(self._gate_up(x)), residual
+        x = self._down(self._gate_up(x))
+        return x if self._total is None else self._total(x), residual
 
     def _norm_heads(self, qkv: Tensor, kv_heads: int) -> None:
         """Norm every query and key head in place (Qwen 3)."""
@@ -106,9 +123,13 @@ def _join_linears(
 
 
 def fuse(
-    layers: dict[int, Any], device: torch.device, *, keep: bool = False
+    layers: dict[int, Any],
+    device: torch.device,
+    *,
+    keep: bool = False,
+    total: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[int, FusedLayer] | None:
-    """Return fused layers where every layer has the plain shape, else None.
+    """Return fused layers where every layer has the plain shape, else None; `total` as in `FusedLayer`.
 
     The layers' own weights are let go, so that they are not held twice.
     """
@@ -120,7 +141,7 @@ def fuse(
         from atoll.engine import torch_ops as ops  # type: ignore[no-redef]
     fused = {}
     for index, layer in layers.items():
-        fused[index] = FusedLayer(layer, ops, keep=keep)
+        fused[index] = FusedLayer(layer, ops, keep=keep, total=total)
         for module in (layer.self_attn, layer.mlp):
             for name, child in list(module.named_children()):
                 if isinstance(child, torch.nn.Linear):

@@ -22,6 +22,8 @@ from atoll.engine import attention
 from atoll.engine.attention import KvCache, PagedBatch, RowSpan
 from atoll.engine.fused import FusedLayer, fuse
 from atoll.engine.kv import BlockTable
+from atoll.engine.rank_cut import RankCut
+from atoll.engine.rank_group import RankGroup
 from atoll.engine.weight_packing import KEPT_BYTES, can_pack, pack, pack_linears
 from atoll.engine.weights.reader import Progress, WeightReader
 
@@ -77,7 +79,13 @@ class StageOutput:
 
 
 class StageModel:
-    """Layers [start, end) with their KV cache, ready to run."""
+    """Layers [start, end) with their KV cache, ready to run.
+
+    One that is a rank of several has a part of every layer, and what it computes is computed by all together.
+    """
+
+    _ranks: RankGroup | None = None
+    _cut: RankCut | None = None
 
     def __init__(
         self,
@@ -91,12 +99,17 @@ class StageModel:
         device: str = "cpu",
         dtype: str = "float32",
         progress: Progress | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         """Build and load; the KV cache has `blocks` blocks, or as many as fit `kv_bytes`.
 
-        With neither, a CPU gives 512 MiB and a GPU nine tenths of what the weights leave free.
+        With neither, a CPU gives 512 MiB and a GPU nine tenths of what the weights leave free. Of several
+        `ranks` each holds a part of every layer, and all must be asked for the same in the same order.
         """
-        self.config = load_config(folder)
+        self.config, self._ranks = load_config(folder), ranks
+        if ranks is not None:
+            self._cut = RankCut(self.config, ranks.rank, ranks.size)
+            self.config = self._cut.config
         self._build(start, end, device, dtype)
         self._load(WeightReader(folder), progress)
         self._allocate(blocks, kv_bytes, block_size)
@@ -159,7 +172,7 @@ class StageModel:
         self.layer_types = list(kinds)
         self.softcap = getattr(self.config, "final_logit_softcapping", None)
         self.width = self.config.hidden_size
-        self.vocabulary = self.config.vocab_size
+        self.vocabulary = self.config.vocab_size if self._cut is None else self._cut.vocabulary
 
     def _allocate(self, blocks: int | None, kv_bytes: int | None, block_size: int) -> None:
         layers = [(i, *self._kv_shape(i)) for i in range(self.start, self.end)]
@@ -171,6 +184,9 @@ class StageModel:
             if room is None and self.device.type == "cuda":
                 room = int(0.9 * torch.cuda.mem_get_info(self.device)[0])
             blocks = max(1, (room or _CPU_KV_BYTES) // per_block)
+        if self._ranks is not None:
+            # Ranks number their blocks alike, so the one with the least room says how many there are.
+            blocks = int(self._ranks.gather(torch.tensor([blocks], device=self.device)).min())
         self.cache = KvCache(layers, blocks, block_size, self.device, self.dtype)
         self.graphs: Any = None
         if self.device.type == "cuda" and self.fused is not None:
@@ -218,7 +234,11 @@ class StageModel:
                     self._set(name, self.embed.weight.data)
                     continue
                 source = "model.embed_tokens.weight"
-            tensor = reader.read(source)
+            piece = None if self._cut is None else self._cut.piece(name)
+            if piece is not None and not piece.ranges:
+                self._set(name, torch.zeros(parameter.shape, dtype=self.dtype, device=self.device))
+                continue
+            tensor = reader.read(source, piece)
             if tuple(tensor.shape) != tuple(parameter.shape):
                 raise InputError(
                     f"the tensor {source!r} has shape {tuple(tensor.shape)}, the model wants "
@@ -253,7 +273,8 @@ class StageModel:
             # memory.
             size = sum(p.numel() for _, p in self._parameters()) * self.dtype.itemsize
             keep = size <= KEPT_BYTES
-            self.fused = fuse(self.layers, self.device, keep=keep)
+            total = None if self._ranks is None else self._ranks.sum
+            self.fused = fuse(self.layers, self.device, keep=keep, total=total)
             if can_pack(self.device, self.dtype):
                 for layer in self.layers.values():
                     pack_linears(layer, keep=keep)
@@ -263,6 +284,23 @@ class StageModel:
                 from atoll.engine.triton_ops import RowLinear
 
                 self.head = RowLinear(self.head.weight.data, self.head.bias)
+        if self._ranks is not None and self._cut is not None:
+            self._join_ranks(self._ranks, self._cut)
+
+    def _join_ranks(self, ranks: RankGroup, cut: RankCut) -> None:
+        """Have the ranks put together what each has only a part of."""
+        if self.embed is not None:
+            self.embed = _RankEmbedding(self.embed, cut, ranks)
+        if self.fused is not None:
+            return
+
+        def add_up(module: Any, given: Any, found: Any) -> Any:
+            del module, given
+            return (ranks.sum(found[0]), *found[1:]) if isinstance(found, tuple) else ranks.sum(found)
+
+        for layer in self.layers.values():
+            layer.self_attn.register_forward_hook(add_up)
+            layer.mlp.register_forward_hook(add_up)
 
     def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
         """Run every `SequenceRows` through its own layer range; neighbours share the layers they share.
@@ -363,9 +401,37 @@ class StageModel:
         if self.norm is None or self.head is None:
             raise UsageError(f"the stage [{self.start}, {self.end}) has no head")
         logits: Tensor = self.head(hidden if normed else self._last_norm(hidden))
+        if self._ranks is not None and self._cut is not None:
+            short = self._cut.tokens_a_rank - logits.shape[1]
+            logits = self._ranks.gather(torch.nn.functional.pad(logits, (0, short)))
+            logits = logits.transpose(0, 1).flatten(1)[:, : self.vocabulary]
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
+
+    @property
+    def kv_shape(self) -> tuple[int, int]:
+        """KV heads, of all ranks together, and the size of one."""
+        if self._cut is not None:
+            return self._cut.kv_heads, self._cut.head_size
+        return self._kv_shape(self.start)
+
+    def read_kv(self, layers: Sequence[int], table: BlockTable, start: int, end: int) -> Tensor:
+        """Copy positions [start, end) of some layers: [layers, 2, positions, kv heads, head size]."""
+        with torch.inference_mode():
+            data = self.cache.read(layers, table, start, end)
+            if self._ranks is None or self._cut is None:
+                return data
+            of_ranks = self._ranks.gather(data)
+            heads = [of_ranks[rank, ..., number, :] for rank, number in self._cut.kv_holders]
+            return torch.stack(heads, dim=-2)
+
+    def write_kv(self, layers: Sequence[int], table: BlockTable, start: int, data: Tensor) -> None:
+        """Put back what `read_kv` of another stage returned, from position `start` on."""
+        with torch.inference_mode():
+            if self._cut is not None:
+                data = data[..., list(self._cut.own_kv_heads), :]
+            self.cache.write(layers, table, start, data)
 
     def run_layers(self, hidden: Tensor, low: int, high: int, paged: Any) -> Tensor:
         """Run layers [low, high) over [rows, width] hidden states."""
@@ -404,6 +470,20 @@ class StageModel:
         if self._rope_by_type:
             return {kind: self.rotary(hidden, positions, kind) for kind in kinds}
         return dict.fromkeys(kinds, self.rotary(hidden, positions))
+
+
+class _RankEmbedding:
+    """Vectors of tokens, of which every rank has some."""
+
+    def __init__(self, embed: Any, cut: RankCut, ranks: RankGroup) -> None:
+        self._embed, self._ranks = embed, ranks
+        self._first, self._end = cut.tokens
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Return [tokens, width]."""
+        elsewhere = (tokens < self._first) | (tokens >= self._end)
+        own = (tokens - self._first).masked_fill(elsewhere, 0)
+        return self._ranks.sum(self._embed(own).masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
 
 def load_config(folder: str | Path) -> Any:

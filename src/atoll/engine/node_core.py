@@ -51,6 +51,7 @@ from atoll.engine.guidance import MatcherFactory
 from atoll.engine.kv import BlockPool, OutOfBlocks
 from atoll.engine.model_stage import SequenceRows, StageModel, StageOutput
 from atoll.engine.prompt_reader import PromptReader
+from atoll.engine.ranked_stage import RankedStage
 from atoll.engine.rows import RowSlice
 from atoll.engine.token_sampling import SampledToken, Sampler, choose_batch
 
@@ -84,7 +85,7 @@ class NodeCore:
         self,
         name: str,
         endpoint: str,
-        stage: StageModel,
+        stage: StageModel | RankedStage,
         pool: BlockPool,
         send: Send,
         clock: Callable[[], float],
@@ -402,7 +403,7 @@ class NodeCore:
         if resident is None:
             return
         inside = resident.hop.start <= first < last <= resident.hop.end
-        inside = inside and message.data.shape[3:] == self.stage.cache.keys[first].shape[1:]
+        inside = inside and message.data.shape[3:] == self.stage.kv_shape
         end = position + message.data.shape[2]
         # The blocks were taken when the sequence was opened; nothing may be written past them.
         if (
@@ -412,9 +413,7 @@ class NodeCore:
             self._fail(resident.body, f"KV of layers [{first}, {last}) came unasked")
             self._drop(resident)
             return
-        with torch.inference_mode():
-            layers = range(first, last)
-            self.stage.cache.write(layers, resident.table, position, message.data)
+        self.stage.write_kv(range(first, last), resident.table, position, message.data)
         resident.kv_missing -= (last - first) * (end - position)
         if resident.kv_missing == 0:
             # The first token of the answer may have come before the last of the KV.
@@ -591,9 +590,7 @@ class NodeCore:
                 first, last = max(hop.start, resident.hop.start), min(hop.end, resident.hop.end)
                 if first >= last:
                     continue
-                with torch.inference_mode():
-                    layers = range(first, last)
-                    data = self.stage.cache.read(layers, resident.table, start, unit.end)
+                data = self.stage.read_kv(range(first, last), resident.table, start, unit.end)
                 row = (body.seq, body.epoch, number, first, last, start)
                 self._post(hop.endpoint, KvTransfer(table_of([row], KvTransfer.columns), data))
 

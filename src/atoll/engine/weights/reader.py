@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from atoll.engine.engine_errors import WeightsError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from atoll.engine.rank_cut import Piece
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -38,12 +41,15 @@ class WeightReader:
         """Return the names stored on disk, sorted."""
         return tuple(sorted(self._where))
 
-    def read(self, name: str) -> Tensor:
-        """Return one tensor as a torch tensor on the CPU, in the type it is stored in."""
+    def read(self, name: str, piece: Piece | None = None) -> Tensor:
+        """Return one tensor, or a piece of it, on the CPU, in the type it is stored in.
+
+        Of a piece nothing else is read from disk.
+        """
         import torch
 
         if name in self._where:
-            return self._read(name)
+            return self._read(name, piece)
         parts = self._find_stacked(name)
         if parts is None:
             raise WeightsError(
@@ -51,7 +57,25 @@ class WeightReader:
                 path=self.folder,
                 hint="download the model again",
             )
-        return torch.stack([torch.cat([self._read(n) for n in expert]) for expert in parts])
+        if piece is None:
+            return torch.stack([torch.cat([self._read(n) for n in expert]) for expert in parts])
+        return torch.stack([self._read_expert(expert, piece) for expert in parts])
+
+    def _read_expert(self, parts: list[str], piece: Piece) -> Tensor:
+        """Return a piece of one expert, whose parts lie under one another; the stack is dimension 0."""
+        import torch
+
+        if piece.dim != 1:
+            inside = replace(piece, dim=piece.dim - 1)
+            return torch.cat([self._read(name, inside) for name in parts])
+        rows, first = [], 0
+        for name in parts:
+            end = first + self._shape(name)[0]
+            own = [(max(a, first), min(b, end)) for a, b in piece.ranges]
+            inside = replace(piece, dim=0, ranges=tuple((a - first, b - first) for a, b in own if a < b))
+            rows.append(self._read(name, inside))
+            first = end
+        return torch.cat(rows)
 
     def _find_stacked(self, name: str) -> list[list[str]] | None:
         """Return, per expert, the stored tensors that make up the stacked tensor `name`."""
@@ -65,10 +89,18 @@ class WeightReader:
             experts.append([f"{stem}.{len(experts)}.{kind}.weight" for kind in kinds])
         return experts or None
 
-    def _read(self, name: str) -> Tensor:
+    def _shape(self, name: str) -> list[int]:
+        shape: list[int] = self._open(self.folder / self._where[name]).get_slice(name).get_shape()
+        return shape
+
+    def _read(self, name: str, piece: Piece | None = None) -> Tensor:
         path = self.folder / self._where[name]
         try:
-            tensor: Tensor = self._open(path).get_tensor(name)
+            tensor: Tensor
+            if piece is None:
+                tensor = self._open(path).get_tensor(name)
+            else:
+                tensor = _cut(self._open(path).get_slice(name), piece)
         except WeightsError:
             raise
         except Exception as error:  # the library raises its own, unrelated types
@@ -84,6 +116,25 @@ class WeightReader:
         if key not in self._files:
             self._files[key] = _safe_open(path)
         return self._files[key]
+
+
+def _cut(stored: Any, piece: Piece) -> Tensor:
+    import torch
+
+    before = (slice(None),) * piece.dim
+    parts = [stored[(*before, slice(start, end))] for start, end in _joined(piece.ranges)]
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, dim=piece.dim)
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges with neighbours made one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _safe_open(path: Path) -> Any:

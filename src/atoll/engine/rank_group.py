@@ -1,0 +1,72 @@
+"""What the ranks of a node do together: add up, put together, hand out. One process is a rank, on one GPU."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class RankGroup(Protocol):
+    """The ranks of a node; all of them call the same operations in the same order."""
+
+    rank: int
+    size: int
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors, in place where it can be."""
+        ...
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return all ranks' tensors, of one shape, as [ranks, ...]."""
+        ...
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Fill `tensor` with what the first rank has in it."""
+        ...
+
+
+class ProcessRanks:
+    """Ranks that are processes of this machine: NCCL between GPUs, gloo between CPUs."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, store: Any) -> None:
+        """Meet the others at a `store` that all of them have connected to."""
+        import torch.distributed as dist
+
+        self.rank, self.size = rank, size
+        self._dist = dist
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            device_id=device if on_gpu else None,
+        )
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors."""
+        tensor = tensor.contiguous()
+        self._dist.all_reduce(tensor)
+        return tensor
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return all ranks' tensors as [ranks, ...]."""
+        tensor = tensor.contiguous()
+        gathered = torch.empty(
+            (self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device
+        )
+        self._dist.all_gather_into_tensor(gathered, tensor)
+        return gathered
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Fill `tensor` with what the first rank has in it."""
+        self._dist.broadcast(tensor, 0)
+        return tensor
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._dist.destroy_process_group()
