@@ -250,9 +250,14 @@ async def test_smollm2_itself_reads_text_and_vectors_alike(tmp_path: Path) -> No
         asked = {"temperature": 0.0, "max_tokens": 16}
         plain = await ask(component, asked | {"messages": [{"role": "user", "content": text}]})
         assert "Paris" in plain[1]["text"]
-        embed = component.engine._node.core.stage.embed
-        assert embed is not None
         import torch
+
+        from atoll.engine.model_stage import StageModel
+
+        stage = component.engine._node.core.stage
+        assert isinstance(stage, StageModel)
+        embed = stage.embed
+        assert embed is not None
 
         with torch.inference_mode():
             rows = embed(torch.tensor(codec.encode(text, special=False))).numpy()

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,12 @@ START_S = 120.0
 class Nodes:
     """Node processes of one model; whatever happens, none outlives the test."""
 
-    def __init__(self, folder: Path, work: Path) -> None:
+    def __init__(
+        self, folder: Path, work: Path, cuts: Sequence[tuple[int, int]] = CUTS, tp: int = 1
+    ) -> None:
         self.processes = []
         self.files = []
-        for number, (start, end) in enumerate(CUTS):
+        for number, (start, end) in enumerate(cuts):
             config = {
                 "name": f"n{number}",
                 "model": str(folder),
@@ -46,6 +48,7 @@ class Nodes:
                 "end": end,
                 "kv_blocks": 64,
                 "block_size": 4,
+                "tp": tp,
                 "ready_file": str(work / f"{number}.ready"),
                 "log_level": "WARNING",
             }
@@ -65,8 +68,11 @@ class Nodes:
             assert time.monotonic() < deadline, "the nodes do not start"
             assert all(process.poll() is None for process in self.processes)
             time.sleep(0.05)
-        found = [NodeReady.from_json(file.read_text()) for file in self.files]
+        found = self.ready()
         return [NodeSpec(name=r.name, endpoint=r.endpoint, start=r.start, end=r.end) for r in found]
+
+    def ready(self) -> list[NodeReady]:
+        return [NodeReady.from_json(file.read_text()) for file in self.files]
 
     def close(self) -> None:
         for process in self.processes:
@@ -164,3 +170,86 @@ def test_a_node_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith(
         "error: /no/such: model: there is no such model (fix: "
     )
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and not just what is left of one that nobody has asked for."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_a_lost_rank_ends_its_node(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    model = tiny("llama")
+    nodes = Nodes(model.folder, tmp_path, ((0, 4),), tp=2)
+
+    async def main() -> None:
+        scheduler = Scheduler(nodes.specs(), LayerRouter(LAYERS), eos=(2,), max_length=240)
+        await scheduler.start()
+        try:
+            await scheduler.ready(30.0)
+            answers = await asyncio.gather(*(collect(scheduler, p, 12) for p in PROMPTS[:6]))
+            for prompt, events in zip(PROMPTS, answers, strict=False):
+                assert [e.token for e in events] == model.answer(prompt, 12)
+        finally:
+            await scheduler.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 240.0))
+        (rank,) = nodes.ready()[0].rank_pids
+        os.kill(rank, signal.SIGKILL)
+        assert nodes.processes[0].wait(30.0) == 1
+    finally:
+        nodes.close()
+
+
+@pytest.mark.slow
+def test_answers_go_on_where_a_rank_is_lost(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    model = tiny("llama")
+    nodes = Nodes(model.folder, tmp_path, ((0, 4), (0, 4)), tp=2)
+
+    async def main() -> None:
+        specs = nodes.specs()
+        (rank,) = nodes.ready()[0].rank_pids
+        scheduler = Scheduler(specs, LayerRouter(LAYERS), eos=(2,), max_length=240)
+        await scheduler.start()
+        try:
+            await scheduler.ready(30.0)
+            answers = [asyncio.create_task(collect(scheduler, p, 24)) for p in PROMPTS[5:9]]
+            sampling = SamplingParams(max_tokens=24, ignore_eos=True)
+            tokens = []
+            async for event in scheduler.generate(GenerateRequest(tuple(PROMPTS[9]), sampling)):
+                tokens.append(event.token)
+                if len(tokens) == 5:
+                    os.kill(rank, signal.SIGKILL)
+            assert tokens == model.answer(PROMPTS[9], 24)
+            for prompt, answer in zip(PROMPTS[5:9], answers, strict=True):
+                assert [e.token for e in await answer] == model.answer(prompt, 24)
+        finally:
+            await scheduler.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 240.0))
+        # The other node ends when it is told to, and its ranks with it.
+        nodes.processes[1].terminate()
+        assert nodes.processes[1].wait(60.0) == 0
+        assert not any(map(is_running, nodes.ready()[1].rank_pids))
+    finally:
+        nodes.close()
+
+
+@pytest.mark.slow
+def test_ranks_end_with_a_node_that_is_killed(tiny: Callable[[str], Any], tmp_path: Path) -> None:
+    nodes = Nodes(tiny("llama").folder, tmp_path, ((0, 4),), tp=2)
+    try:
+        nodes.specs()
+        (ready,) = nodes.ready()
+        nodes.processes[0].kill()
+        nodes.processes[0].wait(30.0)
+        deadline = time.monotonic() + 30.0
+        while any(map(is_running, ready.rank_pids)):
+            assert time.monotonic() < deadline, "a rank outlives its node"
+            time.sleep(0.02)
+    finally:
+        nodes.close()

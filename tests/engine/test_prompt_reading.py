@@ -20,7 +20,8 @@ from tests.engine.models import LAYERS, VOCABULARY
 
 WHOLE = [NodeSetup(0, LAYERS)]
 CUT = [NodeSetup(0, 1), NodeSetup(1, 3), NodeSetup(3, LAYERS)]
-LAYOUTS = pytest.mark.parametrize("setups", [WHOLE, CUT], ids=["whole", "cut"])
+RANKS = [NodeSetup(0, 2), NodeSetup(2, LAYERS, tp=2)]
+LAYOUTS = pytest.mark.parametrize("setups", [WHOLE, CUT, RANKS], ids=["whole", "cut", "ranks"])
 # Longer than a chunk and a block; one shares a beginning with another.
 PROMPTS = (
     [5],

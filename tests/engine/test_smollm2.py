@@ -17,6 +17,7 @@ from atoll.core.errors import AtollError
 from atoll.core.request_parameters import OutputFormat, SamplingParams
 from atoll.engine.engine_messages import ReadOrder
 from atoll.engine.guidance import MatcherFactory
+from atoll.engine.model_stage import StageModel
 from atoll.engine.node_core import CoreSettings
 from atoll.engine.prompts import chat_prompt
 from atoll.engine.scheduler_core import GenerateRequest
@@ -93,7 +94,9 @@ def test_vectors_of_its_own_tokens_change_nothing_over_uneven_nodes(
     folder: Path, codec: TextCodec, wanted: dict[str, list[int]]
 ) -> None:
     cluster = Cluster(folder, LAYERS, [node(0, 11), node(11, 30)], eos=codec.eos, max_length=512)
-    embed = cluster.nodes["mem://n0"].stage.embed
+    stage = cluster.nodes["mem://n0"].stage
+    assert isinstance(stage, StageModel)
+    embed = stage.embed
     assert embed is not None
     for question in QUESTIONS:
         tokens = codec.encode(question, special=False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.engine.model_stage import StageModel
-from atoll.engine.ranked_stage import Follower, Order, RankedStage
+from atoll.engine.ranked_stage import Follower, RankedStage, RankOrder
 
 _WAIT_S = 60.0
 
@@ -72,7 +72,7 @@ def ranked_stage(make: Callable[[Any], StageModel], size: int) -> RankedStage:
     for group, orders in zip(groups[1:], queues, strict=True):
         threading.Thread(target=run, args=(group, orders), daemon=True).start()
 
-    def tell(order: Order) -> None:
+    def tell(order: RankOrder) -> None:
         # As bytes, as between processes: nothing may be shared.
         for orders in queues:
             orders.put(pickle.dumps(order))

@@ -7,6 +7,8 @@ one layer range); their decisions, without sockets, are `scheduler_core` and `no
     model_stage, attention, fused     layers of a model over paged KV
     triton_ops, torch_ops, cuda_graphs, weight_packing
                                       fast operations for GPUs and for CPUs
+    rank_cut, rank_group, ranked_stage, rank_crew, rank_process
+                                      several GPUs a node: parts of tensors, what ranks do together
     token_sampling, guidance          the next token, and answers that must match a schema
     engine_messages, frames, mailbox  messages between processes
     text, prompts, embeds             tokens and text, conversations, vectors in prompts

@@ -180,10 +180,11 @@ class StageModel:
         per_block = sum(2 * block_size * heads * size for _, heads, size in layers)
         per_block *= self.dtype.itemsize
         if blocks is None:
-            room = kv_bytes
-            if room is None and self.device.type == "cuda":
+            # What is said is for all ranks together; what is left free is each one's own.
+            room = (kv_bytes or _CPU_KV_BYTES) // (1 if self._ranks is None else self._ranks.size)
+            if kv_bytes is None and self.device.type == "cuda":
                 room = int(0.9 * torch.cuda.mem_get_info(self.device)[0])
-            blocks = max(1, (room or _CPU_KV_BYTES) // per_block)
+            blocks = max(1, room // per_block)
         if self._ranks is not None:
             # Ranks number their blocks alike, so the one with the least room says how many there are.
             blocks = int(self._ranks.gather(torch.tensor([blocks], device=self.device)).min())
@@ -296,7 +297,9 @@ class StageModel:
 
         def add_up(module: Any, given: Any, found: Any) -> Any:
             del module, given
-            return (ranks.sum(found[0]), *found[1:]) if isinstance(found, tuple) else ranks.sum(found)
+            return (
+                (ranks.sum(found[0]), *found[1:]) if isinstance(found, tuple) else ranks.sum(found)
+            )
 
         for layer in self.layers.values():
             layer.self_attn.register_forward_hook(add_up)

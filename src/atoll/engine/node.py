@@ -17,8 +17,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -29,6 +30,11 @@ from atoll.engine.batcher import MaxInFlight
 from atoll.engine.engine_messages import Heartbeat, Message, NodeStats, SchedulerHello, Stop
 from atoll.engine.frames import encode
 from atoll.engine.mailbox import ZmqMailbox, dealer, import_zmq
+
+if TYPE_CHECKING:
+    from atoll.engine.model_stage import StageModel
+    from atoll.engine.rank_group import RankGroup
+    from atoll.engine.ranked_stage import RankedStage
 
 _LOG = logging.getLogger("atoll.engine.node")
 # How long messages are waited for: with nothing to run, and while decodes wait for a group that is out.
@@ -45,14 +51,15 @@ class NodeConfig(Frozen):
     """Settings of a node: its layers and how it holds them.
 
     model: see `atoll.engine.weights.sources`. bind: the inbox; a port of `*` takes a free one.
-    ready_file: written once the node can serve (a `NodeReady`). threads and cpus: how many threads
-    a step may use and which cores (none: any). kv_blocks or kv_bytes: room for KV (neither: 512 MiB
-    on a CPU, most of what is left on a GPU). token_budget: rows in a batch; chunk: rows of one
-    prompt in a batch; max_sequences: sequences in a batch, and on one node alone also those that run
-    (none: as many as the budget has rows); promised_ttft_s: the time to the first token by which prompts
-    are ordered (none: by arrival); max_in_flight: decode groups under way at a time, as measured step
-    times say (auto), any number (free or 0), or so many. drain_s: how long a stopping node waits for what
-    still runs.
+    ready_file: written once the node can serve (a `NodeReady`). tp: processes that split every layer, each on
+    a GPU of its own (those from `device` on) or on the cores. threads and cpus: how many threads a step may
+    use, all processes together, and which cores (none: any). kv_blocks or kv_bytes: room for KV, of all
+    processes together (neither: 512 MiB on a CPU, most of what is left on a GPU). token_budget: rows in a
+    batch; chunk: rows of one prompt in a batch; max_sequences: sequences in a batch, and on one node alone
+    also those that run (none: as many as the budget has rows); promised_ttft_s: the time to the first token
+    by which prompts are ordered (none: by arrival); max_in_flight: decode groups under way at a time, as
+    measured step times say (auto), any number (free or 0), or so many. drain_s: how long a stopping node
+    waits for what still runs.
     """
 
     name: str
@@ -63,6 +70,7 @@ class NodeConfig(Frozen):
     ready_file: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "cpu"
+    tp: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)
     cpus: tuple[int, ...] = ()
     kv_blocks: int | None = Field(default=None, ge=1)
@@ -82,7 +90,7 @@ class NodeConfig(Frozen):
 
 
 class NodeReady(Frozen):
-    """Report of a node once it can serve."""
+    """Report of a node once it can serve; `rank_pids` are its processes beside `pid`."""
 
     name: str
     endpoint: str
@@ -92,6 +100,7 @@ class NodeReady(Frozen):
     layers: int
     blocks: int
     block_size: int
+    rank_pids: tuple[int, ...] = ()
 
 
 class HeartbeatThread(threading.Thread):
@@ -156,30 +165,18 @@ class NodeProcess:
     """
 
     def __init__(self, config: NodeConfig, context: Any = None) -> None:
-        import torch
-
         from atoll.engine.batch_pacing import place_key
         from atoll.engine.guidance import MatcherFactory
         from atoll.engine.kv import BlockPool
-        from atoll.engine.model_stage import StageModel
         from atoll.engine.node_core import CoreSettings, NodeCore
         from atoll.engine.text import TextCodec
         from atoll.engine.weights.sources import resolve
 
-        torch.set_num_threads(config.threads)
         self.config = config
         folder = resolve(config.model)
-        stage = StageModel(
-            folder,
-            config.start,
-            config.end,
-            blocks=config.kv_blocks,
-            kv_bytes=config.kv_bytes,
-            block_size=config.block_size,
-            device=config.device,
-            dtype=config.dtype,
-            progress=_progress,
-        )
+        self._leave: list[Callable[[], None]] = []
+        self._rank_pids: tuple[int, ...] = ()
+        stage = load_stage(config, folder) if config.tp == 1 else self._lead(folder)
         matchers = None
         # Only the last stage chooses tokens, so it alone needs to know what guides allow.
         if config.end == stage.total and (folder / "tokenizer.json").is_file():
@@ -217,7 +214,24 @@ class NodeProcess:
             layers=stage.total,
             blocks=stage.cache.blocks,
             block_size=config.block_size,
+            rank_pids=self._rank_pids,
         )
+
+    def _lead(self, folder: Path) -> RankedStage:
+        """Start the other ranks, and return the stage that all of them compute together."""
+        from atoll.engine.model_stage import load_config
+        from atoll.engine.rank_crew import RankCrew
+        from atoll.engine.rank_cut import RankCut
+        from atoll.engine.rank_group import ProcessRanks, rank_device
+        from atoll.engine.ranked_stage import RankedStage
+
+        config = self.config
+        # Before any process is started: what cannot be split is said once.
+        RankCut(load_config(folder), 0, config.tp)
+        crew = RankCrew(config.tp, config.to_json())
+        ranks = ProcessRanks(0, config.tp, rank_device(config.device, 0), crew.store)
+        self._leave, self._rank_pids = [crew.close, ranks.close], crew.pids
+        return RankedStage(load_stage(config, folder, ranks), ranks, crew.tell)
 
     def stop(self, *, at_once: bool = False) -> None:
         """Leave the loop when nothing runs any more, or after the current step."""
@@ -255,6 +269,8 @@ class NodeProcess:
         finally:
             self.heartbeat.stop()
             self.mailbox.close()
+            for leave in self._leave:
+                leave()
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -266,12 +282,38 @@ class NodeProcess:
                 self.core.handle(message)
 
 
+def load_stage(config: NodeConfig, folder: Path, ranks: RankGroup | None = None) -> StageModel:
+    """Load the layers of a node, or the part of a rank of it."""
+    import torch
+
+    from atoll.engine.model_stage import StageModel
+
+    torch.set_num_threads(max(1, config.threads // config.tp))
+    device = config.device
+    if ranks is not None:
+        from atoll.engine.rank_group import rank_device
+
+        device = str(rank_device(device, ranks.rank))
+    return StageModel(
+        folder,
+        config.start,
+        config.end,
+        blocks=config.kv_blocks,
+        kv_bytes=config.kv_bytes,
+        block_size=config.block_size,
+        device=device,
+        dtype=config.dtype,
+        progress=_progress if ranks is None or ranks.rank == 0 else None,
+        ranks=ranks,
+    )
+
+
 def _progress(done: int, total: int, name: str) -> None:
     if done == total or done % max(1, total // 10) == 0:
         _LOG.info("loading weights: %d of %d (%s)", done, total, name)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends (Linux; elsewhere nothing)."""
     if not sys.platform.startswith("linux"):
         return
@@ -294,7 +336,7 @@ def main(arguments: list[str] | None = None) -> int:
             level=config.log_level, format=f"%(asctime)s %(levelname)s {config.name}: %(message)s"
         )
         if config.die_with_parent:
-            _die_with_parent()
+            die_with_parent()
         if config.cpus:
             os.sched_setaffinity(0, config.cpus)
         process = _start(config)

@@ -1,8 +1,8 @@
 """Which part of every tensor a rank holds: tensor parallelism over the GPUs of a node.
 
-Matrices whose outputs are heads, columns of the MLP or tokens are cut by rows; those that take these in are cut
-by columns, and the ranks' results are added up. Everything else is on every rank. This module is the only place
-that knows; `StageModel` builds its layers from the rank's `config` and reads its `piece` of every tensor.
+Matrices whose outputs are heads, columns of the MLP or tokens are cut by rows; those that take these in are
+cut by columns, and the ranks' results are added up. Everything else is on every rank. Only this
+module knows: `StageModel` builds its layers from the rank's `config` and reads its `piece` of every tensor.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ARCHITECTURES = frozenset(
 )
 """Model types whose tensors are known here."""
 _UNITS = (128, 64, 32, 16)
-"""Columns of an MLP are handed out in such units if they can be: kernels and groups of 4-bit weights want it."""
+"""Columns of an MLP are handed out in the largest that fits: kernels and groups of 4-bit weights want it."""
 _MIN_ROUND_VOCABULARY = 4096
 
 Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """Ranges [start, end) along one dimension of a tensor, one after another; without any: zeros."""
 
     dim: int
@@ -64,8 +64,8 @@ class RankCut:
         self._query_heads: int = heads
         own = heads // size
         self._queries = (rank * own, (rank + 1) * own)
-        # Query heads that share a KV head, as many as any rank has of each. Where ranks cut through a group, or
-        # there are more ranks than KV heads, several have a copy of one.
+        # Query heads that share a KV head, as many as any rank has of each. Where ranks cut through a group,
+        # or there are more ranks than KV heads, several have a copy of one.
         group = heads // self.kv_heads
         shared = math.gcd(group, own)
         self._kv_of_ranks = [
@@ -113,13 +113,13 @@ class RankCut:
         config.pad_token_id = None
         return config
 
-    def piece(self, name: str) -> Piece | None:
+    def piece(self, name: str) -> TensorPiece | None:
         """Return what this rank holds of the parameter `name`; None: all of it."""
         *_, owner, leaf = name.split(".")
         if owner == "experts":
             return self._expert_piece(leaf)
         if leaf == "sinks":
-            return Piece(0, (self._queries,))
+            return TensorPiece(0, (self._queries,))
         columns = self._own_columns
         by_rows: dict[str, tuple[Range, ...]] = {
             "q_proj": (self._head_rows(self._queries),),
@@ -137,31 +137,31 @@ class RankCut:
             "lm_head": (self.tokens,),
         }
         if owner in by_rows:
-            return Piece(0, by_rows[owner])
+            return TensorPiece(0, by_rows[owner])
         by_columns = {"o_proj": self._head_rows(self._queries), "down_proj": columns}
         if owner not in by_columns:
             return None
-        return Piece(1, (by_columns[owner],)) if leaf == "weight" else self._once()
+        return TensorPiece(1, (by_columns[owner],)) if leaf == "weight" else self._once()
 
-    def _expert_piece(self, leaf: str) -> Piece | None:
+    def _expert_piece(self, leaf: str) -> TensorPiece | None:
         """All experts, cut as the MLP of a dense layer is; each is a matrix of a stack."""
         own = self._own_expert_columns
         # GPT-OSS has inputs before outputs, and the rows of gate and up in turn.
         inputs, outputs = (1, 2) if self._transposed else (2, 1)
-        both = (own, _shift(own, self._expert_columns))
+        both: tuple[Range, ...] = (own, _shift(own, self._expert_columns))
         if self._transposed:
-            both = ((2 * own[0], 2 * own[1]),)  # type: ignore[assignment]
+            both = ((2 * own[0], 2 * own[1]),)
         pieces = {
-            "gate_up_proj": Piece(outputs, both),
-            "gate_up_proj_bias": Piece(1, both),
-            "down_proj": Piece(inputs, (own,)),
+            "gate_up_proj": TensorPiece(outputs, both),
+            "gate_up_proj_bias": TensorPiece(1, both),
+            "down_proj": TensorPiece(inputs, (own,)),
             "down_proj_bias": self._once(),
         }
         return pieces[leaf]
 
-    def _once(self) -> Piece | None:
+    def _once(self) -> TensorPiece | None:
         """What is added to a sum is added by the first rank alone."""
-        return None if self._rank == 0 else Piece(0, ())
+        return None if self._rank == 0 else TensorPiece(0, ())
 
     def _head_rows(self, heads: Range) -> Range:
         return heads[0] * self.head_size, heads[1] * self.head_size

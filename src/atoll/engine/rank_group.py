@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +39,9 @@ class ProcessRanks:
         self.rank, self.size = rank, size
         self._dist = dist
         on_gpu = device.type == "cuda"
+        # All ranks are on this machine; the name it has in a network may lead nowhere.
+        if sys.platform.startswith("linux"):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if on_gpu:
             torch.cuda.set_device(device)
         dist.init_process_group(
@@ -56,10 +61,8 @@ class ProcessRanks:
     def gather(self, tensor: Tensor) -> Tensor:
         """Return all ranks' tensors as [ranks, ...]."""
         tensor = tensor.contiguous()
-        gathered = torch.empty(
-            (self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device
-        )
-        self._dist.all_gather_into_tensor(gathered, tensor)
+        gathered = torch.empty((self.size, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        self._dist.all_gather(list(gathered.unbind()), tensor)
         return gathered
 
     def broadcast(self, tensor: Tensor) -> Tensor:
@@ -70,3 +73,9 @@ class ProcessRanks:
     def close(self) -> None:
         """Leave the group."""
         self._dist.destroy_process_group()
+
+
+def rank_device(device: str, rank: int) -> torch.device:
+    """Return the device of a rank: of GPUs the next ones after that of the first."""
+    first = torch.device(device)
+    return first if first.type == "cpu" else torch.device(first.type, (first.index or 0) + rank)

@@ -1,8 +1,8 @@
 """A stage that several ranks compute together: the first of them leads, the others follow.
 
 The first rank speaks for the node. Before it computes anything it tells the others what, over a pipe to each;
-hidden states and KV that came from elsewhere it hands out as the group does. Whoever follows computes the same on
-its own part of the layers, and throws the result away.
+hidden states and KV that came from elsewhere it broadcasts. Whoever follows computes the same on its own part
+of the layers, and throws the result away.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_TABLES = 4096
 Shape = tuple[int, ...]
 
 
-class Order(NamedTuple):
+class RankOrder(NamedTuple):
     """What all ranks are to do: a method of `StageModel`, what it is given, and changed block tables.
 
     `tables` has blocks by number; `forget` says that all numbers before are void. `shape` is that of a tensor
@@ -42,7 +42,7 @@ class RankedStage:
     """The stage of the first rank, with the methods of `StageModel` that a node asks for."""
 
     def __init__(
-        self, stage: StageModel, ranks: RankGroup, tell: Callable[[Order], None]
+        self, stage: StageModel, ranks: RankGroup, tell: Callable[[RankOrder], None]
     ) -> None:
         self._stage, self._ranks, self._tell = stage, ranks, tell
         self.start, self.end, self.total = stage.start, stage.end, stage.total
@@ -70,11 +70,17 @@ class RankedStage:
 
     def write_kv(self, layers: Sequence[int], table: BlockTable, start: int, data: Tensor) -> None:
         """Put KV back; see `StageModel.write_kv`."""
-        data = self._given(self._order("write_kv", (tuple(layers), id(table), start), (table,), data))
+        data = self._given(
+            self._order("write_kv", (tuple(layers), id(table), start), (table,), data)
+        )
         self._stage.write_kv(layers, table, start, data)
 
     def _order(
-        self, method: str, arguments: tuple[Any, ...], tables: Sequence[BlockTable], data: Tensor | None
+        self,
+        method: str,
+        arguments: tuple[Any, ...],
+        tables: Sequence[BlockTable],
+        data: Tensor | None,
     ) -> Tensor | None:
         """Tell the other ranks, and hand out `data`, which is returned as they have it."""
         forget = len(self._sent) > _MAX_TABLES
@@ -86,11 +92,12 @@ class RankedStage:
             if self._sent.get(id(table)) != table.blocks:
                 changed[id(table)] = self._sent[id(table)] = list(table.blocks)
         shape = None if data is None else tuple(data.shape)
-        self._tell(Order(method, arguments, changed, forget, shape))
+        self._tell(RankOrder(method, arguments, changed, forget, shape))
         if data is None:
             return None
-        data = data.to(device=self._stage.device, dtype=self._stage.dtype)
-        return self._ranks.broadcast(data.contiguous())
+        with torch.inference_mode():
+            data = data.to(device=self._stage.device, dtype=self._stage.dtype)
+            return self._ranks.broadcast(data.contiguous())
 
     @staticmethod
     def _given(data: Tensor | None) -> Tensor:
@@ -105,7 +112,8 @@ class Follower:
         self._stage, self._ranks = stage, ranks
         self._tables: dict[int, BlockTable] = {}
 
-    def follow(self, order: Order) -> None:
+    @torch.inference_mode()
+    def follow(self, order: RankOrder) -> None:
         """Do one order."""
         if order.forget:
             self._tables.clear()
@@ -123,8 +131,7 @@ class Follower:
             batch = [self._rows(each) for each in arguments[0]]
             stage.forward(_with_states(batch, data))
         elif order.method == "logits":
-            with torch.inference_mode():
-                stage.logits(data, normed=arguments[0])
+            stage.logits(data, normed=arguments[0])
         elif order.method == "read_kv":
             layers, number, start, end = arguments
             stage.read_kv(layers, self._tables[number], start, end)

@@ -13,7 +13,7 @@ from atoll.engine.engine_errors import WeightsError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from atoll.engine.rank_cut import Piece
+    from atoll.engine.rank_cut import TensorPiece
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -41,7 +41,7 @@ class WeightReader:
         """Return the names stored on disk, sorted."""
         return tuple(sorted(self._where))
 
-    def read(self, name: str, piece: Piece | None = None) -> Tensor:
+    def read(self, name: str, piece: TensorPiece | None = None) -> Tensor:
         """Return one tensor, or a piece of it, on the CPU, in the type it is stored in.
 
         Of a piece nothing else is read from disk.
@@ -61,7 +61,7 @@ class WeightReader:
             return torch.stack([torch.cat([self._read(n) for n in expert]) for expert in parts])
         return torch.stack([self._read_expert(expert, piece) for expert in parts])
 
-    def _read_expert(self, parts: list[str], piece: Piece) -> Tensor:
+    def _read_expert(self, parts: list[str], piece: TensorPiece) -> Tensor:
         """Return a piece of one expert, whose parts lie under one another; the stack is dimension 0."""
         import torch
 
@@ -72,7 +72,9 @@ class WeightReader:
         for name in parts:
             end = first + self._shape(name)[0]
             own = [(max(a, first), min(b, end)) for a, b in piece.ranges]
-            inside = replace(piece, dim=0, ranges=tuple((a - first, b - first) for a, b in own if a < b))
+            inside = replace(
+                piece, dim=0, ranges=tuple((a - first, b - first) for a, b in own if a < b)
+            )
             rows.append(self._read(name, inside))
             first = end
         return torch.cat(rows)
@@ -93,7 +95,7 @@ class WeightReader:
         shape: list[int] = self._open(self.folder / self._where[name]).get_slice(name).get_shape()
         return shape
 
-    def _read(self, name: str, piece: Piece | None = None) -> Tensor:
+    def _read(self, name: str, piece: TensorPiece | None = None) -> Tensor:
         path = self.folder / self._where[name]
         try:
             tensor: Tensor
@@ -118,7 +120,7 @@ class WeightReader:
         return self._files[key]
 
 
-def _cut(stored: Any, piece: Piece) -> Tensor:
+def _cut(stored: Any, piece: TensorPiece) -> Tensor:
     import torch
 
     before = (slice(None),) * piece.dim
