@@ -270,7 +270,7 @@ def test_what_an_engine_cannot_carry_is_refused_with_a_way_out() -> None:
 
 
 def test_both_sides_of_a_pair_on_vllm_listen_and_say_how_kv_cache_travels() -> None:
-    settings = replace(PLAIN, fabric="/token")
+    settings = replace(PLAIN, fabric="/token", compile_cache="/kept")
     weights = replace(HUB, engine="vllm")
     (prefill,) = node_commands(instance([(0, 32)], phase="prefill"), weights, settings, weight=1.0)
     (decode,) = node_commands(instance([(0, 32)], phase="decode"), weights, settings, weight=1.0)
@@ -279,6 +279,8 @@ def test_both_sides_of_a_pair_on_vllm_listen_and_say_how_kv_cache_travels() -> N
         # The member finds its address and a free port, and fills them in.
         assert words[2] == "atoll.deploy.commands.instance_member"
         assert flag(words, "--label") == f"atoll.handover=nixl/{phase}"
+        # vLLM compiles anew for another port: those of a launch are what its compilations are kept under.
+        assert flag(words, "--ports-of") == words[words.index("/kept") + 2]
         at = words.index("env")
         assert words[at + 1 : at + 3] == [
             "VLLM_NIXL_SIDE_CHANNEL_HOST=@host:n0",
@@ -313,6 +315,7 @@ def test_prefill_pipelines_send_and_all_of_their_service_know() -> None:
     }
     for words in (fill_in(first.argv, members), fill_in(second.argv, members)):
         assert flag(words, "--master-port") == "4100"
+        assert (flag(words, "--ports-of") is None) == (flag(words, "--node") == "n1")
         assert "VLLM_NIXL_SIDE_CHANNEL_PORT=4200" in words
 
 

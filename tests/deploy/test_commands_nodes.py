@@ -34,6 +34,7 @@ from atoll.deploy.commands.meeting import (
     find_interface,
     gather_members,
     hold_address,
+    list_lasting,
     own_address,
 )
 from atoll.deploy.commands.prefill_helpers import assemble_helpers, offer_of
@@ -447,6 +448,41 @@ def test_ports_of_many_nodes_of_a_host_are_their_own(counts: list[int]) -> None:
             with pytest.raises(OSError, match="in use"), socket.socket() as stranger:
                 stranger.bind(("127.0.0.1", port))
             stack.enter_context(listen(port))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux keeps ports so")
+def test_ports_of_a_launch_are_the_same_at_its_next_start() -> None:
+    wanted = list_lasting("llama-H100-3f2a")
+    assert wanted == list_lasting("llama-H100-3f2a") != list_lasting("llama-H100-77aa")
+    assert len({*wanted}) == len(wanted)
+
+    def hold(stack: contextlib.ExitStack, count: int) -> int:
+        address = stack.enter_context(hold_address("127.0.0.1:9", count, first=wanted))
+        # A start is known by the other one.
+        assert address.ports[1] not in wanted
+        return address.ports[0]
+
+    def starts(count: int) -> list[int]:
+        with contextlib.ExitStack() as stack:
+            return [hold(stack, count) for _ in range(3)]
+
+    once = starts(1)
+    assert len({*once}) == 3
+    assert {*once} <= {*wanted}
+    assert starts(1) == starts(8) == once
+    # Connections that linger after a server has left are in nobody's way, but a server that is there is.
+    with contextlib.ExitStack() as stack:
+        port = hold(stack, 1)
+        server = stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        server.accept()[0].close()
+        assert client.recv(1) == b""
+        server.close()
+        client.close()
+    assert starts(1) == once
+    with socket.create_server(("127.0.0.1", once[1])):
+        assert starts(1)[0] == once[0]
+        assert once[1] not in starts(1)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux names interfaces so")

@@ -39,6 +39,7 @@ from atoll.deploy.commands.meeting import (
     find_interface,
     gather_members,
     hold_address,
+    list_lasting,
 )
 from atoll.runtime.local.fleet_state import new_home, remove_home
 
@@ -310,7 +311,10 @@ async def _serve(options: argparse.Namespace, command: Sequence[str]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, member.stop)
-    with hold_address(toward, options.ports) as address:
+    wanted = [] if options.ports_of is None else list_lasting(options.ports_of)
+    # Ranks of a pipeline know by its first port which start of a node it is.
+    first, second = ((), wanted) if len(nodes) > 1 else (wanted, ())
+    with hold_address(toward, options.ports, first=first, second=second) as address:
         return await member.run(command, address, options.wait)
 
 
@@ -321,6 +325,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--node", required=True, help="this node")
     parser.add_argument("--nodes", required=True, help="all nodes, the leading one first")
     parser.add_argument("--ports", type=int, default=1, help="ports in a row, from @port:NODE on")
+    parser.add_argument(
+        "--ports-of", default=None, help="launch whose KV cache is asked for at the same port again"
+    )
     parser.add_argument("--drain", type=float, default=600.0, help="seconds")
     parser.add_argument("--wait", type=float, default=1800.0, help="seconds for the others to come")
     parser.add_argument("--pool", default=None, help="whom to help, or by whom to be helped")

@@ -40,6 +40,8 @@ ADDRESS_VARIABLE = "ATOLL_ADDRESS"
 _MAX_BYTES = 4096
 _POLL_S = 0.1
 _PORT_TRIES = 64
+_LASTING = range(20_000, 28_000, 16)
+"""First ports of rows that are found again: below those that Linux and Kubernetes give to whoever asks."""
 _STALE_S = 5.0
 """How long after its last sign a member counts as there, in a folder."""
 _INTERFACE_ADDRESS = 0x8915
@@ -340,52 +342,89 @@ def own_address(toward: str | None = None, ports: int = 1) -> MemberAddress:
         return address
 
 
+def list_lasting(key: str) -> list[int]:
+    """Return the ports to ask for first where those of one start should be those of the next one.
+
+    Where several of a key stand on a host they are the first ports of rows that are next to each other.
+    """
+    begin = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) % len(_LASTING)
+    return [*_LASTING[begin:], *_LASTING[:begin]]
+
+
 @contextlib.contextmanager
-def hold_address(toward: str | None = None, ports: int = 1) -> Iterator[MemberAddress]:
+def hold_address(
+    toward: str | None = None,
+    ports: int = 1,
+    *,
+    first: Sequence[int] = (),
+    second: Sequence[int] = (),
+) -> Iterator[MemberAddress]:
     """Hold an address at which this node can be reached: $ATOLL_ADDRESS, else what leads to `toward`.
 
     `toward` is host:port. The first port and those after it, `ports` in a row, and the second are given to
     nobody else who asks for any, for as long as this lasts; whoever names them may listen there (engines take
-    a minute until they do), if it sets SO_REUSEADDR as servers do. Only Linux keeps ports so.
+    a minute until they do), if it sets SO_REUSEADDR as servers do. Only Linux keeps ports so, and only there
+    those are tried before any others that `first` and `second` name (`list_lasting`). Not both: a node that
+    starts anew is known by a port that is another.
     """
     host = os.environ.get(ADDRESS_VARIABLE) or _outgoing_address(toward or "192.0.2.1:9")
+    linux = sys.platform.startswith("linux")
     with contextlib.ExitStack() as held:
-        address = _hold_ports(held, host, ports)
-        if not sys.platform.startswith("linux"):
+        finder = _PortFinder(host, held)
+        address = MemberAddress(
+            host=host,
+            ports=(
+                finder.find(ports, first if linux and ports <= _LASTING.step else ()),
+                finder.find(1, second if linux else ()),
+            ),
+        )
+        if not linux:
             held.close()
         yield address
 
 
-def _hold_ports(held: contextlib.ExitStack, host: str, ports: int) -> MemberAddress:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    problem: OSError | None = None
-    for _ in range(_PORT_TRIES):
-        with contextlib.ExitStack() as stack:
+class _PortFinder:
+    """Finds free ports of a host, and holds them."""
 
-            def bind(port: int, stack: contextlib.ExitStack = stack) -> int:
-                each = stack.enter_context(socket.socket(family))
-                each.bind((host, port))
-                # Set only now: before, it would share a port that another node holds.
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                return int(each.getsockname()[1])
+    def __init__(self, host: str, held: contextlib.ExitStack) -> None:
+        self._host, self._held = host, held
+        self._family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-            try:
-                first = bind(0)
-                for number in range(1, ports):
-                    bind(first + number)
-                address = MemberAddress(host=host, ports=(first, bind(0)))
-            except (OSError, OverflowError) as error:
-                problem = error if isinstance(error, OSError) else None
-                if problem is not None and problem.errno != errno.EADDRINUSE:
-                    break
-            else:
-                held.push(stack.pop_all())
-                return address
-    raise InputError(
-        f"{host} is no address of this machine: {problem.strerror if problem else 'no free ports'}",
-        field=ADDRESS_VARIABLE,
-        hint="set it to one that the other nodes can reach",
-    ) from problem
+    def find(self, count: int, wanted: Sequence[int]) -> int:
+        """Return the first of so many ports in a row: one of those wanted, else any."""
+        problem: OSError | None = None
+        for port in (*wanted, *[0] * _PORT_TRIES):
+            with contextlib.ExitStack() as stack:
+                try:
+                    found = self._take(stack, port, claim=True) if port else self._take(stack, 0)
+                    for number in range(1, count):
+                        self._take(stack, found + number, claim=port != 0)
+                except (OSError, OverflowError) as error:
+                    problem = error if isinstance(error, OSError) else None
+                    if problem is not None and problem.errno != errno.EADDRINUSE:
+                        break
+                else:
+                    self._held.push(stack.pop_all())
+                    return found
+        raise InputError(
+            f"{self._host} is no address of this machine:"
+            f" {problem.strerror if problem else 'no free ports'}",
+            field=ADDRESS_VARIABLE,
+            hint="set it to one that the other nodes can reach",
+        ) from problem
+
+    def _take(self, stack: contextlib.ExitStack, port: int, *, claim: bool = False) -> int:
+        each = stack.enter_context(socket.socket(self._family))
+        if claim:
+            # Connections of the start before may linger at a port for a minute, which only SO_REUSEADDR
+            # overlooks; with it others who hold the port would be overlooked too, but for this name.
+            name = stack.enter_context(socket.socket(socket.AF_UNIX))
+            name.bind(f"\0atoll-port-{port}")
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.bind((self._host, port))
+        # Set only now: before, it would share a port that another node holds.
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return int(each.getsockname()[1])
 
 
 def find_interface(host: str) -> str | None:

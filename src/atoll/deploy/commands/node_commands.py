@@ -205,7 +205,8 @@ def node_commands(
     words, environment = _apart_from(command)
     argv = order.join(order.prepare(words, kept), handover=order.handover_labels(engine))
     if layout.alone:
-        argv = order.meet(instance.nodes[0], instance.nodes[:1], argv, copies=layout.copies)
+        node = instance.nodes[0]
+        argv = order.meet(node, [node], argv, copies=layout.copies, ports_of=kept.key)
     return (order.command(instance.nodes, argv, environment),)
 
 
@@ -290,7 +291,9 @@ class _InstanceOrder:
             if not rank:
                 # The other ranks would not take part in a second start of this one alone.
                 argv = self.join(argv, handover=self.handover_labels(engine), restarts=False)
-            commands.append(self.command([node], self.meet(node, nodes, argv), environment))
+            lasting = kept.key if not rank and kept.layout.alone else None
+            argv = self.meet(node, nodes, argv, ports_of=lasting)
+            commands.append(self.command([node], argv, environment))
         return tuple(commands)
 
     def ray_commands(self, kept: KeptLaunch, command: ServerCommand) -> tuple[NodeCommand, ...]:
@@ -420,8 +423,13 @@ class _InstanceOrder:
         pool: Sequence[str] = (),
         *,
         copies: int = 1,
+        ports_of: str | None = None,
     ) -> list[str]:
-        """Return a command that first finds the other nodes of the instance; each copy has a port."""
+        """Return a command that first finds the other nodes of the instance; each copy has a port.
+
+        `ports_of` is the launch that hands KV cache over at the same ports whenever it starts: vLLM counts
+        them as part of what it compiles for, and would compile again.
+        """
         # A name that no other instance has or had, where the labels give one.
         labels, settings = self.labels, self.settings
         name = self.instance.id if labels is None else f"{labels.fleet}.{labels.instance}"
@@ -430,6 +438,7 @@ class _InstanceOrder:
             *("--meeting", name.replace("/", "."), "--node", node.id),
             *("--nodes", ",".join(each.id for each in nodes)),
             *(("--ports", str(copies)) if copies > 1 else ()),
+            *(("--ports-of", ports_of) if ports_of is not None else ()),
             *pool,
             *("--drain", f"{settings.drain_s:g}", "--wait", f"{settings.ready_s:g}", "--", *words),
         ]
