@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -11,10 +12,22 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from atoll.runtime.endpoints.compile_cache import FOLDER_VARIABLE
+
 # Fixed examples by default, so a red run is red again; HYPOTHESIS_PROFILE=explore looks further.
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have stand-ins for engines leave nothing among what the user's own engines have compiled."""
+    # Processes of pytest-xdist have it from the one that starts them.
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="atoll-compiled-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ[FOLDER_VARIABLE] = folder.name
+
 
 _PLANNING = tuple(Path(__file__).parent / name for name in ("cli", "prove", "research", "solve"))
 

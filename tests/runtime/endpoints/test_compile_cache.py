@@ -24,6 +24,7 @@ from atoll.runtime.endpoints.compile_cache import (
     KeptLaunch,
     enter,
     find_version,
+    own_folder,
     prune,
     set_caches,
 )
@@ -36,6 +37,18 @@ LAUNCH = KeptLaunch(
     frozenset({"H200"}),
 )
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def test_the_folder_is_named_or_among_other_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No test writes where the user's own engines keep what they compiled.
+    assert Path.home() not in own_folder().parents
+    monkeypatch.setenv("ATOLL_CACHE", str(tmp_path))
+    monkeypatch.setenv("ATOLL_COMPILED", "/scratch/compiled")
+    assert own_folder() == Path("/scratch/compiled")
+    monkeypatch.delenv("ATOLL_COMPILED")
+    assert own_folder() == tmp_path / "compiled"
 
 
 def fill(folder: Path, name: str, size: int, age_s: float = 0.0) -> Path:

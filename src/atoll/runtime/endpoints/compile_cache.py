@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from atoll.engines.engine import Engine, EngineLayout, ServedModel
 
 _MODULE = "atoll.runtime.endpoints.compile_cache"
+FOLDER_VARIABLE = "ATOLL_COMPILED"
 MAX_BYTES = 20 * 2**30
 MAX_FOLDERS = 64
 MAX_AGE_S = 30 * 86_400.0
@@ -54,8 +55,9 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
 def own_folder() -> Path:
-    """Return the folder for kept compilations on this machine."""
-    return cache_dir() / "compiled"
+    """Return the folder for kept compilations on this machine: $ATOLL_COMPILED, else that of caches."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return Path(folder) if folder else cache_dir() / "compiled"
 
 
 @dataclass(frozen=True, slots=True)
