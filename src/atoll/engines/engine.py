@@ -27,9 +27,10 @@ Figure = Literal["running", "waiting", "kv", "tokens"]
 ResumeRule = Literal["repeat", "text", "tokens"]
 """How a broken stream goes on elsewhere: only by repeating a request that gives the same answer again, from
 the text so far, or from its tokens with the exact state."""
-CountRule = Literal["none", "usage", "timings"]
+CountRule = Literal["none", "usage", "timings", "ids"]
 """How events of a stream say how many tokens an answer has by then, where that is asked for: not at all, by
-`usage` (`stream_options.continuous_usage_stats`), or by `timings` (`timings_per_token`)."""
+`usage` (`stream_options.continuous_usage_stats`), by `timings` (`timings_per_token`), or by naming those that
+they bring (`return_token_ids`)."""
 _HUB = "hf://"
 WeightsForm = Literal["repository", "gguf", "folder"]
 """Source that an engine loads: a repository's name or a folder, a .gguf file here, or a folder here."""
@@ -302,6 +303,8 @@ class Engine:
     continues_messages: ClassVar[bool] = False
     """Whether it goes on from a last message of the assistant without being told to."""
     counts: ClassVar[CountRule] = "none"
+    recounts: ClassVar[CountRule | None] = None
+    """How instead, where it reads all of an answer again for each event to tell reasoning from the rest."""
     completion_tokens: ClassVar[int | None] = 16
     """Tokens it makes for /v1/completions without `max_tokens`, as OpenAI does; None: as many as it likes."""
     apart_proof: ClassVar[Mapping[str, object]] = {}

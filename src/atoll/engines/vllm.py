@@ -161,6 +161,7 @@ class Vllm(Engine):
         "tokens": ("vllm:generation_tokens_total",),
     }
     counts = "usage"
+    recounts = "ids"
     vllm_tokens = True
     defaults = EngineDefaults(
         SERVER_HOST_TIME,

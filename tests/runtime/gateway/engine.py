@@ -86,6 +86,8 @@ class ScriptedEngine:
     running: int = 0
     batch: int = 1
     """Tokens a chunk."""
+    reasons: bool = False
+    """Whether it tells reasoning from the rest where it counts in chats, as vLLM with such a parser."""
     name: str = "engine"
     url: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -350,10 +352,13 @@ class _Chunks:
         more: Json = {}
         if self.engine.kind in ("vllm", "sglang", "atoll"):
             if (self.body.get("stream_options") or {}).get("continuous_usage_stats"):
-                more["usage"] = usage | {"completion_tokens_details": {"reasoning_tokens": 0}}
+                details = {"reasoning_tokens": 0} if self.engine.reasons and self.chat else None
+                more["usage"] = usage | {"completion_tokens_details": details}
         elif self.engine.kind == "llamacpp" and (reason or self.body.get("timings_per_token")):
             prompt = usage["prompt_tokens"]
             more["timings"] = {"cache_n": 1, "prompt_n": prompt - 1, "predicted_n": made}
+        if role and self.body.get("return_token_ids"):
+            more["prompt_token_ids"] = [7, 8, 9]
         choice = self.choice(reason, words, role=role) | {"index": index}
         return self.event([choice], **more)
 
@@ -383,7 +388,7 @@ class _Chunks:
             found["delta"] = {"role": "assistant", "content": ""}
         else:
             found["delta"] = {"content": text} if words else {}
-        if self.engine.kind == "atoll" and words:
+        if words and (self.engine.kind == "atoll" or self.body.get("return_token_ids")):
             found["token_ids"] = words
         if self.body.get("logprobs") and words:
             found["logprobs"] = {"content": [_logprob(w) for w in words]}

@@ -25,7 +25,7 @@ from atoll.runtime.gateway.events import (
     split_events,
 )
 from atoll.runtime.gateway.resume import Rewriter
-from atoll.runtime.gateway.token_counts import EventCounts
+from atoll.runtime.gateway.token_counts import EventCounts, counts_reasoning
 from atoll.runtime.openai import ApiError, Usage, usage_of
 
 _TYPES = frozenset(
@@ -82,6 +82,8 @@ class Answer:
     usage: Usage | None = None
     counts: EventCounts | None = None
     """How the backend says how many tokens its events bring, if it does."""
+    recounts = False
+    """Whether it tells reasoning from the rest in them."""
     rewriter: Rewriter | None = None
     """Of a stream that was moved here."""
     size = 0
@@ -163,6 +165,8 @@ class Answer:
             raise BrokenStreamError(f"error in the stream: {shown}", fault)
         # What it says of the tokens of one answer so far is not yet what the request used.
         said = None if self.counts is None else self.counts.take(chunk)
+        if said is not None and counts_reasoning(said):
+            self.recounts = True
         # The stream was moved here: the client sees only what is news, under the names of its first chunk.
         if self.rewriter is not None:
             chunk = self.rewriter.chunk(chunk)

@@ -177,7 +177,7 @@ class Relay:
         member = self._choose(now_s)
         if member is not None and self.stream and isinstance(self.request, Generation):
             self.body, self._answer.counts = ask_counts(
-                self.request, self.body, member.backend.kind
+                self.request, self.body, member.backend.kind, recounts=member.recounts
             )
         return member
 
@@ -716,6 +716,8 @@ class Relay:
 
     def _note_success(self) -> None:
         """Have the pool know that the backend answered, and how fast."""
+        if self._answer.recounts and self.attempts.member is not None:
+            self.attempts.member.recounts = True
         self.attempts.note_success(self.model, self._answer.usage)
 
     def _fail(self, error: ApiError) -> None:

@@ -16,21 +16,20 @@ import msgspec
 from atoll.engines.engine import CountRule
 from atoll.engines.table import find_engine
 from atoll.runtime.gateway.events import Chunk, choices_of, finishes
-from atoll.runtime.openai import Generation, StreamOptions
+from atoll.runtime.openai import ChatRequest, Generation, StreamOptions
 
 _ENDS = re.compile(rb'"finish_reason":\s*"')
 _OPTIONS = re.compile(rb'"stream_options"\s*:\s*\{(?=\s*")')
 _CONTINUOUS = b'"continuous_usage_stats"'
 
 
-class _Numbers:
-    """A field of events that holds numbers, in objects of at most two levels."""
+class _Field:
+    """A field of events, and how it is taken out of them."""
 
-    def __init__(self, name: bytes) -> None:
+    def __init__(self, name: bytes, value: bytes) -> None:
         # Inside of text the quotes would be escaped. Patterns that begin with fixed text are found fastest.
         self._tight, self._spaced = (
-            re.compile(begin % name + rb"[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
-            for begin in (rb',"%b":\{', rb', "%b": \{')
+            re.compile(begin % name + value) for begin in (rb',"%b":', rb', "%b": ')
         )
 
     def drop(self, events: bytes) -> bytes:
@@ -39,19 +38,25 @@ class _Numbers:
         return rest if len(rest) < len(events) else self._spaced.sub(b"", events)
 
 
-_USAGE, _TIMINGS = _Numbers(b"usage"), _Numbers(b"timings")
+_NUMBERS = rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
+"""An object of numbers, in at most two levels."""
+_LIST = rb"\[[0-9, ]*\]"
+_USAGE, _TIMINGS = _Field(b"usage", _NUMBERS), _Field(b"timings", _NUMBERS)
+_IDS, _PROMPT_IDS = _Field(b"token_ids", _LIST), _Field(b"prompt_token_ids", _LIST)
+_FLAGS: dict[CountRule, str] = {"timings": "timings_per_token", "ids": "return_token_ids"}
+"""Fields of a request that ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventCounts:
     """What an engine says of tokens in events of choices, and what of it a client asked for.
 
-    `usage`: the client wants the usage with every event; `timings`: it wants those of llama.cpp.
+    `usage`: the client wants the usage with every event; `own`: it has set the engine's own flag (`_FLAGS`).
     """
 
     rule: CountRule
     usage: bool = False
-    timings: bool = False
+    own: bool = False
 
     @property
     def translated(self) -> bool:
@@ -60,17 +65,19 @@ class EventCounts:
 
     def strip(self, events: bytes) -> bytes:
         """Return events of choices as the client should see them."""
+        if self.rule == "ids":
+            return events if self.own else _IDS.drop(_PROMPT_IDS.drop(events))
         if self.rule == "timings":
             # At the end of an answer llama.cpp says this without being asked.
             if _ENDS.search(events) is not None:
                 return events
-            if not self.timings:
+            if not self.own:
                 events = _TIMINGS.drop(events)
         return events if self.usage else _USAGE.drop(events)
 
     def take(self, chunk: Chunk) -> Chunk | None:
         """Take out of a chunk what it says of the tokens of its answer so far; return it as a usage."""
-        if not choices_of(chunk):
+        if self.rule == "ids" or not choices_of(chunk):
             return None
         if self.rule == "usage":
             usage = chunk.pop("usage", None)
@@ -79,7 +86,7 @@ class EventCounts:
         made = timings.get("predicted_n") if isinstance(timings, dict) else None
         if not isinstance(timings, dict) or not isinstance(made, int) or finishes(chunk):
             return None
-        if not self.timings:
+        if not self.own:
             del chunk["timings"]
         read = [timings.get(key) for key in ("cache_n", "prompt_n")]
         prompt = sum(tokens for tokens in read if isinstance(tokens, int))
@@ -93,29 +100,42 @@ class EventCounts:
 _UNASKED: dict[CountRule, EventCounts] = {
     "usage": EventCounts("usage"),
     "timings": EventCounts("timings"),
+    "ids": EventCounts("ids"),
 }
 
 
-def ask_counts(request: Generation, body: bytes, kind: str) -> tuple[bytes, EventCounts | None]:
+def counts_reasoning(usage: Chunk) -> bool:
+    """Whether the usage in an event of a choice tells reasoning from the rest."""
+    return isinstance(usage.get("completion_tokens_details"), dict)
+
+
+def ask_counts(
+    request: Generation, body: bytes, kind: str, *, recounts: bool = False
+) -> tuple[bytes, EventCounts | None]:
     """Return a stream's request with the question for counts, and how a backend of a kind answers it.
 
-    `body` asks for the usage already; None: such a backend does not count.
+    `body` asks for the usage already. `recounts`: the backend is known to count reasoning. None: such a
+    backend does not count.
     """
-    rule = find_engine(kind).counts
+    engine = find_engine(kind)
+    rule = engine.counts
     if rule == "none":
         return body, None
     options = request.stream_options
     usage = isinstance(options, StreamOptions) and bool(options.continuous_usage_stats)
+    # Reasoning is told from the rest in chats alone.
+    if recounts and engine.recounts and not usage and isinstance(request, ChatRequest):
+        rule = engine.recounts
     if rule == "usage":
         if usage:
             return body, EventCounts(rule, usage=True)
         return _with_continuous(body), _UNASKED[rule]
-    timings = b'"timings_per_token"' in body and bool(
-        msgspec.json.decode(body).get("timings_per_token")
-    )
-    if not timings:
-        body = _with_timings(body)
-    return body, EventCounts(rule, usage, timings) if usage or timings else _UNASKED[rule]
+    flag = _FLAGS[rule]
+    named = b'"%b"' % flag.encode() in body
+    own = named and bool(msgspec.json.decode(body).get(flag))
+    if not own:
+        body = _with_flag(body, flag, named=named)
+    return body, EventCounts(rule, usage, own) if usage or own else _UNASKED[rule]
 
 
 def _with_continuous(body: bytes) -> bytes:
@@ -128,9 +148,9 @@ def _with_continuous(body: bytes) -> bytes:
     return msgspec.json.encode(data)
 
 
-def _with_timings(body: bytes) -> bytes:
-    if b'"timings_per_token"' in body:
+def _with_flag(body: bytes, flag: str, *, named: bool) -> bytes:
+    if named:
         data: Chunk = msgspec.json.decode(body)
-        return msgspec.json.encode(data | {"timings_per_token": True})
+        return msgspec.json.encode(data | {flag: True})
     start = body.index(b"{") + 1
-    return b'{"timings_per_token":true,' + body[start:]
+    return b'{"%b":true,' % flag.encode() + body[start:]

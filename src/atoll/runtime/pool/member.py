@@ -137,6 +137,7 @@ class Member:
         "outlier",
         "phase",
         "reason",
+        "recounts",
         "removed",
         "requests",
         "since_s",
@@ -159,6 +160,8 @@ class Member:
         """Taken out of service by a person: it gets nothing more, and what runs there goes on."""
         self.since_s = 0.0
         """Unix time since which it is as it is."""
+        self.recounts = False
+        """Whether it was seen to count reasoning in events (`Engine.recounts`)."""
         self.masked = False
         """Not to be used for the moment, though what runs there goes on."""
         self.removed = False
