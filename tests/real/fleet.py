@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,8 @@ class Door:
 
     def _ask(self, method: str, path: str, body: Json | None) -> Answer:
         connection, response = self._send(method, path, body)
-        try:
+        with closing(connection), response:
             raw = response.read()
-        finally:
-            connection.close()
         try:
             said = json.loads(raw)
         except ValueError:
@@ -79,8 +78,13 @@ class Door:
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_ASK_S)
         headers = {"content-type": "application/json", **self.headers}
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        return connection, connection.getresponse()
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            return connection, connection.getresponse()
+        except BaseException:
+            # It does so by itself only where the other side has closed it.
+            connection.close()
+            raise
 
 
 class Stream:
@@ -108,6 +112,8 @@ class Stream:
 
     def close(self) -> None:
         """Leave before the end."""
+        # The connection has let go of an answer after which it is closed.
+        self._response.close()
         self._connection.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,16 +98,20 @@ def kill_in_midstream(fleet: Fleet, victim: str, heir: str) -> dict[str, Mapping
 
     Both must be serving. The victim is gone afterwards.
     """
-    clients = {kind.name: Client(_begin_at(fleet, victim, heir, kind)) for kind in KINDS}
-    threads = [threading.Thread(target=client.read) for client in clients.values()]
-    for thread in threads:
-        thread.start()
-    for client in clients.values():
-        client.begun.wait()
-    in_time = {name: not client.over.is_set() for name, client in clients.items()}
-    fleet.kill(victim)
-    for thread in threads:
-        thread.join()
+    with ExitStack() as open_streams:
+        clients: dict[str, Client] = {}
+        for kind in KINDS:
+            client = clients[kind.name] = Client(_begin_at(fleet, victim, heir, kind))
+            open_streams.callback(client.stream.close)
+        threads = [threading.Thread(target=client.read) for client in clients.values()]
+        for thread in threads:
+            thread.start()
+        for client in clients.values():
+            client.begun.wait()
+        in_time = {name: not client.over.is_set() for name, client in clients.items()}
+        fleet.kill(victim)
+        for thread in threads:
+            thread.join()
     return {
         kind.name: _judge(kind, clients[kind.name], in_time[kind.name], victim) for kind in KINDS
     }

@@ -14,6 +14,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -148,12 +149,12 @@ class OperatedFleet:
 
     def cut_streams(self) -> int:
         """Return how many streams went on elsewhere so far, by the gateway's count."""
-        connection = http.client.HTTPConnection("gateway")
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(self.admin_socket)
-        connection.request("GET", "/metrics")
-        page = connection.getresponse().read().decode()
-        connection.close()
+        with closing(http.client.HTTPConnection("gateway")) as connection:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect(self.admin_socket)
+            connection.request("GET", "/metrics")
+            with connection.getresponse() as response:
+                page = response.read().decode()
         found = re.findall(r'failovers_total\{[^}]*when="after"[^}]*\} (\d+)', page)
         return sum(map(int, found))
 

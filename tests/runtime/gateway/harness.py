@@ -6,7 +6,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,8 @@ class Bench:
             return await asyncio.wait_for(read_reply(reader), 60)
         finally:
             writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
     async def settled(self) -> None:
         """Wait until nothing runs any more."""
@@ -151,38 +153,36 @@ async def running(
 ) -> AsyncIterator[Bench]:
     stalling = any(f.what.startswith("stall") for e in engines for f in getattr(e, "faults", ()))
     pool = BackendPool()
-    for number, engine in enumerate(engines):
-        engine.name = f"e{number}"
-        url = engine.url or await engine.start()
-        pool.add(
-            Backend(
-                id=engine.name,
-                url=url,
-                models=(engine.model,),
-                kind=engine.kind,
-                max_inflight=max_inflight,
-                metadata=(metadata or {}) | engine.metadata,
+    async with AsyncExitStack() as ending:
+        ending.push_async_callback(asyncio.sleep, 0.01)
+        for number, engine in enumerate(engines):
+            engine.name = f"e{number}"
+            ending.push_async_callback(engine.stop)
+            url = engine.url or await engine.start()
+            pool.add(
+                Backend(
+                    id=engine.name,
+                    url=url,
+                    models=(engine.model,),
+                    kind=engine.kind,
+                    max_inflight=max_inflight,
+                    metadata=(metadata or {}) | engine.metadata,
+                )
             )
+        folder = Path(tempfile.mkdtemp(prefix="atoll-"))
+        ending.callback(folder.rmdir)
+        settings = GatewaySettings(
+            port=0,
+            deadlines=deadlines or (QUICK if stalling else Deadlines()),
+            limits=limits or GatewayLimits(),
+            health=health or HealthSettings(enabled=False),
+            **({"admin_socket": str(folder / "admin.sock")} | more),
         )
-    folder = Path(tempfile.mkdtemp(prefix="atoll-"))
-    settings = GatewaySettings(
-        port=0,
-        deadlines=deadlines or (QUICK if stalling else Deadlines()),
-        limits=limits or GatewayLimits(),
-        health=health or HealthSettings(enabled=False),
-        **({"admin_socket": str(folder / "admin.sock")} | more),
-    )
-    records: list[UsageRecord] = []
-    gateway = Gateway(pool, settings, on_usage=records.append)
-    try:
+        records: list[UsageRecord] = []
+        gateway = Gateway(pool, settings, on_usage=records.append)
+        ending.push_async_callback(gateway.close)
         _, port = await gateway.start()
         yield Bench(gateway, list(engines), port, records)
-    finally:
-        await gateway.close()
-        folder.rmdir()
-        for engine in engines:
-            await engine.stop()
-        await asyncio.sleep(0.01)
 
 
 CHAT = "/v1/chat/completions"
