@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # Sizes nobody lists are still allowed up to here: "L40S:3" is a machine someone may own.
 _MAX_GPUS = 16
 _LONGEST_SHOWN = 40
+MAX_SHARES = 8
+"""Shares that a GPU may be offered in."""
 
 
 class Catalog:
@@ -46,6 +48,7 @@ class Catalog:
         "_node_rules",
         "_nodes",
         "_prices",
+        "_shares",
         "_variants",
     )
 
@@ -70,6 +73,7 @@ class Catalog:
         self._gpu_index: dict[str, str] | None = None
         self._model_index: dict[str, str] | None = None
         self._nodes: FrozenMap[str, NodeType] | None = None
+        self._shares: dict[str, GpuType] = {}
         self._variants: dict[str, ModelSpec] = {}
 
     @classmethod
@@ -146,6 +150,9 @@ class Catalog:
 
         The error for one that is not known names the nearest and holds the overlay that would add it.
         """
+        whole, slash, shares = name.rpartition("/")
+        if slash and shares.isdecimal() and len(shares) == 1:
+            return self._share(whole, int(shares))
         if self._gpu_index is None:
             self._gpu_index = index_names((gpu.name, gpu.aliases) for gpu in self.gpus.values())
         gpu = find(name, self.gpus, self._gpu_index)
@@ -169,7 +176,9 @@ class Catalog:
         node_id = format_node_type(gpu.name, count)
         if node_id in self.nodes:
             return self.nodes[node_id]
-        rule = self.node_rules.get(gpu.name)
+        rule = self.node_rules.get(gpu.whole.name)
+        if gpu.shares > 1 and count <= _MAX_GPUS * gpu.shares:
+            return self._node(node_id)
         if count > _MAX_GPUS or rule is None or (count > 1 and rule.interconnect == "none"):
             known = [n for n in self.nodes if parse_node_type(n).gpu == gpu.name]
             raise UnknownNameError("node type", node_type, known)
@@ -202,7 +211,9 @@ class Catalog:
 
     def _node(self, node_id: str) -> NodeType:
         name, count = parse_node_type(node_id)
+        gpu = self.gpu(name)
         rule = self.node_rules.get(name)
+        # Shares of a GPU split no layer between them, so nothing has to join them.
         joint = self.node_overrides.get(node_id)
         if joint is None:
             joint = "none" if count == 1 or rule is None else rule.interconnect
@@ -210,7 +221,19 @@ class Catalog:
             raise UnknownNameError(
                 "interconnect", joint, self.interconnects, field=f"nodes.{node_id}"
             )
-        return NodeType(self.gpus[name], count, self.interconnects[joint])
+        return NodeType(gpu, count, self.interconnects[joint])
+
+    def _share(self, whole: str, shares: int) -> GpuType:
+        """One of the equal shares of a GPU type; the same object each time."""
+        gpu = self.gpu(whole)
+        if gpu.part_of is not None or not 2 <= shares <= MAX_SHARES:
+            raise InputError(
+                f"a {gpu.name} in {shares} shares", hint=f"offer a whole GPU in 2 to {MAX_SHARES}"
+            )
+        name = f"{gpu.name}/{shares}"
+        if name not in self._shares:
+            self._shares[name] = gpu.in_shares(shares)
+        return self._shares[name]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Catalog):

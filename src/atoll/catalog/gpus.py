@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from atoll.catalog.facts import Fact
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.resources import Table, data_yaml, fact_of, section
+from atoll.core.errors import InputError
 
 GB = 1_000_000_000
 MIB = 1 << 20
@@ -23,6 +24,17 @@ _SCALED = {
 }
 
 
+_DIVIDED = (
+    "fp16_tflops",
+    "fp8_tflops",
+    "bandwidth_bytes_per_s",
+    "tdp_w",
+    "nvlink_bytes_per_s",
+    "pcie_bytes_per_s",
+)
+"""Rates that the shares of a GPU have together."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuType:
     """One kind of GPU. TFLOPS are dense with FP32 accumulation; links count one direction.
@@ -31,7 +43,8 @@ class GpuType:
     has no NVLink. `like` names the GPU type whose performance constants stand in, or that an overlay
     derived this one from; `compute_share` is how much smaller a share of its peak it reaches than that one.
     `note` is for whoever plans with it: engines that run on it, memory that is shared. `facts` holds, for
-    every field, where the number comes from.
+    every field, where the number comes from. `part_of` is the GPU that this is one of `shares` equal shares
+    of: processes take turns on it, each with its part of the memory.
     """
 
     name: str
@@ -52,6 +65,43 @@ class GpuType:
     compute_share: float = 1.0
     like: str | None = field(default=None, compare=False)
     note: str | None = field(default=None, compare=False)
+    part_of: GpuType | None = field(default=None, repr=False)
+    shares: int = 1
+
+    @property
+    def whole(self) -> GpuType:
+        """The GPU that is there: itself, or the one that this is a share of."""
+        return self if self.part_of is None else self.part_of
+
+    def in_shares(self, shares: int) -> GpuType:
+        """Return one of `shares` equal shares: of memory for good, of all else while all are busy.
+
+        What the GPU can run, and how its kernels come about, is as it is.
+        """
+        if "MIG" in self.name.upper():
+            raise InputError(
+                f"{self.name} is a part of a GPU already",
+                hint="offer MIG slices as they are, whole",
+            )
+        divided = {
+            name: value / shares for name in _DIVIDED if (value := getattr(self, name)) is not None
+        }
+        facts = {
+            name: Fact(fact.value / shares, f"1/{shares} of: {fact.source}", fact.confidence)
+            if name in (*_DIVIDED, "memory_bytes") and isinstance(fact.value, int | float)
+            else fact
+            for name, fact in self.facts.items()
+        }
+        return replace(
+            self,
+            name=f"{self.name}/{shares}",
+            aliases=(),
+            memory_bytes=self.memory_bytes // shares,
+            facts=FrozenMap(facts),
+            part_of=self,
+            shares=shares,
+            **divided,
+        )
 
     @property
     def fp16_flops(self) -> float:

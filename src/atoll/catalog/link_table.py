@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.nodes import NodeType
 from atoll.catalog.resources import Table, data_yaml, fact_of, section
 from atoll.core.errors import InputError
+from atoll.core.ids import parse_node_type
 
 GBIT = 1e9 / 8
 Pair = tuple[str, str]
@@ -57,6 +59,8 @@ class LinkTable:
     Regions go by their own name or with their cloud, as in gcp/us-central1, which then is looked up first.
     Pairs are directed; an entry given for both directions is stored twice. `nics` holds bytes/s by node type,
     `region_nics` those of machines that a cloud or region has with other interfaces, by place and node type.
+    `share_bytes_per_s` is what a process that has a share of a GPU sends or receives at most: what it hands
+    to its neighbour goes over the host.
     """
 
     in_region: Link
@@ -65,6 +69,7 @@ class LinkTable:
     node_pairs: Mapping[Pair, Link] = field(default_factory=FrozenMap)
     nics: Mapping[str, float] = field(default_factory=FrozenMap)
     region_nics: Mapping[Pair, float] = field(default_factory=FrozenMap)
+    share_bytes_per_s: float = math.inf
     facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
     _found: dict[tuple[str, str, str | None, str | None], Link] = field(
         default_factory=dict, init=False, compare=False, repr=False
@@ -107,6 +112,10 @@ class LinkTable:
         Without a figure it carries what `in_region` does or, if more, what the best smaller size of its GPU
         does: no size carries less than a smaller one for want of a figure.
         """
+        named = parse_node_type(node) if "/" in node else None
+        if named is not None and named.shares > 1:
+            whole = self.nic_bytes_per_s(region, str(named.whole))
+            return min(whole, named.gpu_count * self.share_bytes_per_s)
         here = dict(self.nics)
         for place in (_cloud_of(region), _without_cloud(region)):
             here |= {name: known for (at, name), known in self.region_nics.items() if at == place}
@@ -194,4 +203,12 @@ def default_links() -> LinkTable:
         for region, entries in section(data, "region_nics").items()
         for node, entry in cast(Table, entries).items()
     }
-    return LinkTable(in_region, between, pairs, nics=nics, region_nics=region_nics, facts=facts)
+    return LinkTable(
+        in_region,
+        between,
+        pairs,
+        nics=nics,
+        region_nics=region_nics,
+        share_bytes_per_s=fact("between_shares", data["between_shares_gbit"], GBIT),
+        facts=facts,
+    )

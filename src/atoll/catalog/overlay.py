@@ -318,8 +318,13 @@ def _links(catalog: Catalog, document: Document) -> LinkTable:
             facts[f"{name}.bandwidth_bytes_per_s"] = _fact(value, None, None, document)
         if change is not None and change.latency is not None:
             facts[f"{name}.latency_s"] = _fact(link.latency_s, None, None, document)
-    table = LinkTable(
-        in_region, between, table.region_pairs, table.node_pairs, nics, region_nics, facts
+    table = replace(
+        table,
+        in_region=in_region,
+        between_regions=between,
+        nics=nics,
+        region_nics=region_nics,
+        facts=facts,
     )
     return table.with_pairs(
         regions=_pairs(entry.regions or [], table, document, "regions"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from atoll.core.errors import InputError, shorten
 
 _SLUG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-_GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?: [A-Za-z0-9._-]+)*")
+_GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?: [A-Za-z0-9._-]+)*(?:/[2-8])?")
 _COUNT = re.compile(r"[1-9][0-9]{0,4}")
 MAX_LETTERS = 200
 """Characters of a name, at most."""
@@ -50,13 +50,36 @@ def slug(name: str, *, field: str | None = None) -> str:
 
 
 class NodeTypeId(NamedTuple):
-    """One machine with `gpu_count` GPUs of one type; written "L40S:2"."""
+    """One machine with `gpu_count` GPUs of one type; written "L40S:2".
+
+    A GPU that is offered in equal shares is as many GPUs of a type of their own: one H200 in two shares is
+    "H200/2:2".
+    """
 
     gpu: str
     gpu_count: int
 
     def __str__(self) -> str:
         return f"{self.gpu}:{self.gpu_count}"
+
+    @property
+    def whole_gpu(self) -> str:
+        """The type of the GPUs that are there: "H200" for shares of it."""
+        return self.gpu.partition("/")[0]
+
+    @property
+    def shares(self) -> int:
+        """Of how many equal shares of a GPU each one is: 2 for "H200/2", 1 for whole GPUs."""
+        return int(self.gpu.partition("/")[2] or 1)
+
+    @property
+    def whole(self) -> NodeTypeId:
+        """The machine with its GPUs as they are there: "H200:1" for "H200/2:2"."""
+        return NodeTypeId(self.whole_gpu, -(-self.gpu_count // self.shares))
+
+    def in_shares(self, shares: int) -> NodeTypeId:
+        """Return the machine with each of its GPUs in so many equal shares."""
+        return NodeTypeId(f"{self.gpu}/{shares}", self.gpu_count * shares)
 
 
 @lru_cache(maxsize=4096)

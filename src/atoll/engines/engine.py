@@ -108,6 +108,7 @@ class Irregularity(StrEnum):
     UNLIKE_NODES = "mixes tensor parallel sizes"
     OVERLAP = "has layer ranges that overlap"
     COPIES = "has several copies of its layers on each of several nodes"
+    SHARES = "is a pipeline over shares of GPUs"
 
     @property
     def limit(self) -> str:
@@ -121,6 +122,7 @@ _LIMITS = {
     Irregularity.UNLIKE_NODES: "unlike tensor parallel sizes in one pipeline",
     Irregularity.OVERLAP: "layer ranges that overlap",
     Irregularity.COPIES: "copies of layers on several nodes",
+    Irregularity.SHARES: "pipelines over shares of GPUs",
 }
 
 
@@ -239,6 +241,8 @@ class Engine:
     """GPUs of a node that it computes on, where it computes on GPUs."""
     max_copies: ClassVar[int | None] = None
     """Copies of the layers that a server of it runs side by side on the GPUs of a node."""
+    on_shares: ClassVar[bool] = False
+    """Whether it runs beside others on a GPU with a share of its memory, whoever starts first."""
     splits_by: ClassVar[Literal["tensor", "layers"]] = "tensor"
     """What GPUs that hold a copy together have of it: parts of each layer, or layers in a row."""
     allows: ClassVar[frozenset[Irregularity]] = frozenset()
@@ -432,6 +436,8 @@ class Engine:
             return f"{self.title} does not run on {gpu.name}"
         if capability < least:
             return f"{self.title} needs compute capability {least:g}, and {gpu.name} has {capability:g}"
+        if gpu.shares > 1 and not self.on_shares:
+            return f"{self.title} takes what is free on a GPU when it starts, so it runs on no {gpu.name}"
         return None
 
     def standing(self, layout: EngineLayout, architectures: Collection[str]) -> Standing:

@@ -82,7 +82,8 @@ class EngineLaunch(EngineLimits):
     calls and thoughts out of a model's answers, by vLLM's names.
 
     `handover` is an instance's own: the phase that it runs alone, and whether prefill sends KV cache where it
-    belongs ("push", which pipelines must) instead of keeping it until it is fetched.
+    belongs ("push", which pipelines must) instead of keeping it until it is fetched. So is `kv_bytes`: the KV
+    cache of an instance that has a share of a GPU.
 
     `promised_ttft_s` is the time to the first token that the service promises: prompts wait in an order that
     keeps most of such promises where an engine can do that.
@@ -94,6 +95,7 @@ class EngineLaunch(EngineLimits):
     tool_parser: str | None = Field(default=None, max_length=32)
     reasoning_parser: str | None = Field(default=None, max_length=32)
     handover: Handover | None = None
+    kv_bytes: int | None = Field(default=None, ge=1)
     promised_ttft_s: float | None = Field(default=None, gt=0)
 
     def options(self) -> dict[str, object]:

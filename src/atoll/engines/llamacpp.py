@@ -128,6 +128,7 @@ class LlamaCpp(Engine):
     launches = True
     weights = "gguf"
     on_cores = True
+    on_shares = True
     max_nodes = 1
     max_copies = 1
     splits_by = "layers"

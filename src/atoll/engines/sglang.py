@@ -94,7 +94,7 @@ _GIB = 2**30
 
 def _batch(gpu: GpuType | None) -> tuple[int, int]:
     # It cuts prompts by memory, and runs 2,048 requests or more.
-    size = 70 * _GIB if gpu is None else gpu.memory_bytes
+    size = 70 * _GIB if gpu is None else gpu.whole.memory_bytes
     return 2048, 8192 if size >= 60 * _GIB else 4096 if size >= 35 * _GIB else 2048
 
 

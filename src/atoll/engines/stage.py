@@ -43,6 +43,7 @@ class StageEngine(Engine):
     staged = True
     weights = "folder"
     on_cores = True
+    on_shares = True
     max_node_gpus = 1
     allows = frozenset(Irregularity)
     connector = Connector("atoll", frozenset({Phase.PREFILL, Phase.DECODE}))

@@ -84,6 +84,7 @@ _OPTIONS: LaunchOptions = {
     "max_num_seqs": ValueOption("--max-num-seqs"),
     "gpu_memory_utilization": ValueOption("--gpu-memory-utilization"),
     "kv_cache_dtype": ValueOption("--kv-cache-dtype", _KV_DTYPES),
+    "kv_bytes": ValueOption("--kv-cache-memory-bytes"),
     "max_model_len": ValueOption("--max-model-len"),
     "dtype": ValueOption("--dtype", {"fp16": "half", "bf16": "bfloat16"}),
     "quantization": ValueOption("--quantization"),
@@ -105,7 +106,7 @@ _PARTITION = "VLLM_PP_LAYER_PARTITION"
 def _batch(gpu: GpuType | None) -> tuple[int, int]:
     # Its server takes more on GPUs of 70 GiB and up, but not on an A100.
     large = gpu is None or (
-        gpu.memory_bytes >= _LARGE_GPU_BYTES and not gpu.name.startswith("A100")
+        gpu.whole.memory_bytes >= _LARGE_GPU_BYTES and not gpu.name.startswith("A100")
     )
     return (_LARGE_GPU_SEQUENCES, 8192) if large else (_SEQUENCES, 2048)
 
@@ -127,6 +128,7 @@ class Vllm(Engine):
         "mxfp4": WeightFormat(8.0, native=10.0, rocm=9.4),
         "nvfp4": WeightFormat(8.0, native=10.0, platforms=("cuda",)),
     }
+    on_shares = True
     connector = Connector("nixl", frozenset({Phase.PREFILL}), pushes=True)
     served_on = frozenset({"Hopper"})
     tested = frozenset({"one node", "several nodes", "phases apart"})

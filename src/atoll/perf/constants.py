@@ -159,6 +159,19 @@ class GpuConstants:
         }
         return replace(self, ops={**self.ops, **changed}) if changed else self
 
+    def in_turns(self, shares: int) -> GpuConstants:
+        """Return the constants for one of `shares` processes that take turns on the GPU, all of them busy.
+
+        Its peaks are divided already (`GpuType.in_shares`); what kernels take at least is not.
+        """
+        if shares == 1:
+            return self
+        slower = {
+            op: replace(c, t0_us=c.t0_us * shares, serial_ns=c.serial_ns * shares)
+            for op, c in self.ops.items()
+        }
+        return replace(self, ops=slower)
+
     def with_kernels(
         self, kernels: KernelSpeeds, gpu: GpuType, usual: GpuConstants
     ) -> GpuConstants:
@@ -222,6 +235,8 @@ class ConstantTable:
         That is the GPU it was declared to be like; else one of the same architecture, else any, nearest in
         compute per byte. What is taken over is tagged a proxy.
         """
+        if gpu.part_of is not None:
+            return self.for_gpu(gpu.part_of)
         constants = self._gpus.get(gpu.name)
         missing = [op for op in OpClass if constants is None or op not in constants.ops]
         if constants is not None and not missing:

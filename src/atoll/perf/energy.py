@@ -59,7 +59,7 @@ def power_model(gpu: GpuType) -> PowerModel:
         limit_w=gpu.tdp_w,
         byte_j=_MEMORY_SHARE * rest_w / gpu.bandwidth_bytes_per_s,
         flop_j=_COMPUTE_SHARE * rest_w / gpu.fp16_flops,
-        tag=Tag.MEASURED if gpu.name == _MEASURED_GPU else Tag.PROXY,
+        tag=Tag.MEASURED if gpu.whole.name == _MEASURED_GPU else Tag.PROXY,
     )
 
 

@@ -127,8 +127,11 @@ def tp_sizes(spec: TransformerSpec, gpus: int) -> tuple[int, ...]:
 
 
 def default_tp(spec: TransformerSpec, node: NodeType) -> int:
-    """Return the largest of `tp_sizes`: it holds most layers and answers soonest, and often carries less."""
-    return tp_sizes(spec, node.count)[-1]
+    """Return the largest of `tp_sizes`: it holds most layers and answers soonest, and often carries less.
+
+    Shares of a GPU split no layer.
+    """
+    return tp_sizes(spec, node.count if node.gpu.shares == 1 else 1)[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,10 +242,12 @@ def analytic(
     size = check_tp(node, tp, spec)
     table = constants if constants is not None else default_constants()
     profile = profile_on(engine, node)
-    fitted, kernels = _constants_of(table, node.gpu, profile.keeps_busy), profile.kernels
+    gpu, kernels = node.gpu.whole, profile.kernels
+    fitted = _constants_of(table, gpu, profile.keeps_busy)
     if kernels is not None:
-        usual = _constants_of(default_constants(), node.gpu, profile.keeps_busy)
-        fitted = fitted.with_kernels(kernels, node.gpu, usual)
+        usual = _constants_of(default_constants(), gpu, profile.keeps_busy)
+        fitted = fitted.with_kernels(kernels, gpu, usual)
+    fitted = fitted.in_turns(node.gpu.shares)
     split = size
     if profile.layer_split_s is not None:
         # One GPU works after the other, on layers of its own.
@@ -280,6 +282,12 @@ def check_tp(node: NodeType, tp: int | None, spec: TransformerSpec) -> int:
     """Return a valid tensor-parallel size: `tp`, or the most that divide node and model evenly."""
     if tp is None:
         return default_tp(spec, node)
+    if tp > 1 and node.gpu.shares > 1:
+        raise UsageError(
+            f"tensor-parallel size {tp} on shares of a {node.gpu.whole.name}, which take turns",
+            hint="use 1, or offer the GPUs whole (leave 'shares' out)",
+            field="tp",
+        )
     if tp < 1 or node.count % tp:
         raise UsageError(
             f"tensor-parallel size {tp} does not divide the {node.count} GPUs of {node.id}",

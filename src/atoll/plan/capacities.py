@@ -41,7 +41,7 @@ from atoll.plan.handover import (
     hop_link,
     kv_bytes_by_layers,
 )
-from atoll.plan.plan import Instance
+from atoll.plan.plan import Instance, Node
 from atoll.plan.problem import Problem, Service
 from atoll.workload.builtin import lengths_like
 from atoll.workload.lengths import LengthMix
@@ -190,6 +190,21 @@ def count_slots(problem: Problem, catalog: Catalog, instance: Instance) -> int |
         )
         for node in instance.nodes
     )
+
+
+def share_kv_bytes(
+    problem: Problem, catalog: Catalog, instance: Instance, node: Node
+) -> int | None:
+    """Return the KV cache of a node that has a share of a GPU, in bytes; None where its GPUs are whole.
+
+    It is what planned requests have room in. Where an engine keeps slots these say how much it takes.
+    """
+    if node.gpu_shares == 1 or instance.slots is not None:
+        return None
+    service, run = problem.service(instance.service), problem.run_by(instance.engine)
+    kind = catalog.node(node.kind)
+    room = memory_model(run, catalog, service, instance.phase, kind, node.tp)
+    return max(1, int(room.free_bytes(node.start, node.end)))
 
 
 @lru_cache(maxsize=1024)

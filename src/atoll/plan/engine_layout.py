@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from atoll.core.errors import AtollError
 from atoll.core.ids import Phase, parse_node_type
 from atoll.engines.engine import EngineLayout, Irregularity, platform_of
 from atoll.engines.limits import EngineLaunch, Handover
-from atoll.engines.table import find_engine, list_planned
+from atoll.engines.table import find_engine, list_planned, profile_engine
 from atoll.plan.plan import Instance, Node, Plan
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def launch_of(plan: Plan, instance: Instance) -> EngineLaunch:
     """Return what the engine of an instance is started with: its service's limits, on its own GPUs."""
     launch = plan.engines.get(instance.service, EngineLaunch())
     own: dict[str, object] = {"handover": handover_of(plan.instances, instance)}
+    own |= _share_limits(launch, instance)
     if instance.slots is not None:
         # A step has room for a token of each.
         tokens = launch.max_num_batched_tokens
@@ -79,6 +81,19 @@ def launch_of(plan: Plan, instance: Instance) -> EngineLaunch:
     if any(_lacks_bf16(node) for node in instance.nodes):
         own["dtype"] = "fp16"
     return launch.model_copy(update=own)
+
+
+def _share_limits(launch: EngineLaunch, instance: Instance) -> dict[str, object]:
+    """Return what an engine is told of the memory of a GPU that it has a share of."""
+    node = instance.nodes[0]
+    if node.gpu_shares == 1 or instance.engine is None:
+        return {}
+    if find_engine(instance.engine).staged:
+        return {}  # each node is told its own
+    memory = profile_engine(instance.engine, None, launch).memory_share
+    # Rounded down: all shares together take no more than one engine alone.
+    part = math.floor(1e4 * memory / node.gpu_shares) / 1e4
+    return {"gpu_memory_utilization": part, "kv_bytes": node.kv_bytes}
 
 
 def handover_of(instances: Iterable[Instance], instance: Instance) -> Handover | None:
@@ -119,6 +134,8 @@ def engine_layout(instance: Instance) -> EngineLayout:
         Irregularity.UNLIKE_NODES: len({(node.gpus, node.tp) for node in instance.nodes}) > 1,
         Irregularity.OVERLAP: any(a.end != b.start for a, b in pairwise(stages)),
         Irregularity.COPIES: len(instance.nodes) > 1 and first.gpus > first.tp,
+        Irregularity.SHARES: len(instance.nodes) > 1
+        and any(node.gpu_shares > 1 for node in instance.nodes),
     }
     return EngineLayout(
         instance=instance.id,

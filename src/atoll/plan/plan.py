@@ -63,7 +63,8 @@ class Node(Frozen):
     Where that is less than the machine, `gpu_ids` are its GPUs; they form one copy of the layers for every
     `tp` of them. `slot` says which of the machines of an offer it is on, counted from 0, where machines are
     cut. `host` is the machine's name where it is one of a fixed cluster, and `region` where it stands if
-    that is not the region of its instance.
+    that is not the region of its instance. `kv_bytes` is its KV cache, told to engines where its GPU is a
+    share of one: what is free there when they start says nothing.
     """
 
     id: NodeId
@@ -76,6 +77,7 @@ class Node(Frozen):
     region: Name | None = None
     slot: int | None = Field(default=None, ge=0)
     gpu_ids: tuple[GpuIndex, ...] | None = Field(default=None, min_length=1)
+    kv_bytes: int | None = Field(default=None, ge=1)
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -102,6 +104,11 @@ class Node(Frozen):
     def kind(self) -> str:
         """Its part of the machine as a node type of its own: two GPUs of an "L40S:8" are "L40S:2"."""
         return format_node_type(parse_node_type(self.node_type).gpu, self.gpus)
+
+    @property
+    def gpu_shares(self) -> int:
+        """Of how many equal shares of a GPU it has one; 1 where its GPUs are whole."""
+        return parse_node_type(self.node_type).shares
 
     @property
     def share(self) -> float:

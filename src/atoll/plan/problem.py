@@ -230,8 +230,15 @@ class Service(Frozen):
         return self.ttft_s if phase is Phase.PREFILL else self.tpot_s
 
     def allows(self, kind: str) -> bool:
-        """Return whether the service may stand on this kind of node."""
-        names = {kind, parse_node_type(kind).gpu}
+        """Return whether the service may stand on this kind of node.
+
+        A node has one share of a GPU: several would take turns, and gain nothing over one. Executors of
+        any-to-any models share whole GPUs by plans of their own.
+        """
+        node = parse_node_type(kind)
+        if node.shares > 1 and (node.gpu_count > 1 or self.is_graph):
+            return False
+        names = {kind, node.gpu, node.whole_gpu}
         return not names & set(self.avoid) and (not self.only or bool(names & set(self.only)))
 
 
@@ -254,7 +261,8 @@ class Offer(Frozen):
     """Nodes that can be had: so many of one type, in one region, on one market, at one price.
 
     `available` counts those in use now. `instance` is what the seller calls the machine. Unless it is
-    `whole`, a machine with several GPUs may be cut into slices for several instances; it is paid whole.
+    `whole`, a machine with several GPUs may be cut into slices for several instances; it is paid whole. GPUs
+    that are offered in shares are as many GPUs of a type of their own ("H200/2:2" is one H200 in two).
     """
 
     region: Name
@@ -264,6 +272,17 @@ class Offer(Frozen):
     usd_per_hour: NotNegative
     instance: str | None = None
     whole: bool = False
+
+    @model_validator(mode="after")
+    def _shares_are_whole_gpus(self) -> Self:
+        node = parse_node_type(self.node_type)
+        if node.gpu_count % node.shares:
+            message = f"{self.node_type} is {node.gpu_count} shares of GPUs in {node.shares} each"
+            raise refuse(InputError(message, hint="offer all shares of a GPU"))
+        if node.shares > 1 and self.whole:
+            message = f"{node.whole} is offered in shares and never cut"
+            raise refuse(InputError(message, hint="leave out 'shares' or 'whole'"))
+        return self
 
     @property
     def key(self) -> OfferKey:

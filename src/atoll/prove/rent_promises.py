@@ -184,6 +184,8 @@ class _Prover:
             if number == _MAX_TIGHTER:
                 break
             plan = self._size_tighter(plan, short)
+            if not plan.instances:
+                break  # nothing on offer is that fast
         return True
 
     def _probe(self) -> None:

@@ -17,7 +17,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InternalError
 from atoll.core.ids import parse_node_type, parse_role
 from atoll.perf.memory_model import position_of
-from atoll.plan.capacities import best_tp, count_slots, node_capacity
+from atoll.plan.capacities import best_tp, count_slots, node_capacity, share_kv_bytes
 from atoll.plan.plan import (
     PROVEN_GAP,
     SINK,
@@ -260,18 +260,23 @@ def build_instance(problem: Problem, catalog: Catalog, choice: NewInstance, *, i
         usd_per_hour=price(problem, choice.region, nodes),
         engine=choice.layout.engine,
     )
-    bare = _with_slots(problem, catalog, bare)
+    bare = _with_room(problem, catalog, bare)
     return _with_flows(bare, node_capacities(problem, catalog, bare))
 
 
-def _with_slots(problem: Problem, catalog: Catalog, instance: Instance) -> Instance:
+def _with_room(problem: Problem, catalog: Catalog, instance: Instance) -> Instance:
+    """Return the instance with the slots of its engine, and the KV cache of its shares of GPUs."""
     slots = count_slots(problem, catalog, instance)
     # Where not one request has room its nodes carry nothing, and the validator says so.
-    return (
-        instance
-        if slots == instance.slots
-        else instance.model_copy(update={"slots": slots or None})
+    if slots != instance.slots:
+        instance = instance.model_copy(update={"slots": slots or None})
+    if all(node.gpu_shares == 1 for node in instance.nodes):
+        return instance
+    nodes = tuple(
+        node.model_copy(update={"kv_bytes": share_kv_bytes(problem, catalog, instance, node)})
+        for node in instance.nodes
     )
+    return instance.model_copy(update={"nodes": nodes})
 
 
 def keep(problem: Problem, catalog: Catalog, running: Instance) -> Instance:
@@ -283,7 +288,7 @@ def keep(problem: Problem, catalog: Catalog, running: Instance) -> Instance:
     capacities = node_capacities(problem, catalog, running)
     usd = price(problem, running.region, running.nodes)
     priced = running.model_copy(update={"usd_per_hour": usd, "kept": True})
-    priced = _with_slots(problem, catalog, priced)
+    priced = _with_room(problem, catalog, priced)
     if is_stage_layout(running):
         return _with_flows(priced, capacities)
     through = {node.id: 0.0 for node in running.nodes}

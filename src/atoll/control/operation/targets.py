@@ -82,9 +82,10 @@ def bound_offers(pool: Iterable[Offer], there: Iterable[Offer]) -> tuple[Offer, 
     bounded = []
     for offer in pool:
         count, prices = 0, []
-        gpu, gpus = parse_node_type(offer.node_type)
+        # A GPU in shares is one GPU there.
+        gpu, gpus = parse_node_type(offer.node_type).whole
         for machine in found:
-            has, size = parse_node_type(machine.node_type)
+            has, size = parse_node_type(machine.node_type).whole
             if (
                 machine.region == offer.region
                 and has == gpu

@@ -1,7 +1,7 @@
 """The GPUs of this machine, cut into machines as plans see them, and who holds which.
 
-Deciding only: what is held comes in, what a new instance gets goes out. No GPU is given twice, and an
-instance gets all that it asks for or nothing.
+Deciding only: what is held comes in, what a new instance gets goes out. No GPU is given twice, but in equal
+shares to those that ask for a share, and an instance gets all that it asks for or nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from atoll.core.frozen import Frozen
 from atoll.core.ids import format_node_type, parse_node_type
@@ -36,11 +37,12 @@ class PoolMachine(Frozen):
 
 
 class HeldSlots(Frozen):
-    """Slots of a machine that a node of an instance holds, counted from 0."""
+    """Slots of a machine that a node of an instance holds, counted from 0; of each one of `shares` shares."""
 
     node: str
     machine: str
     slots: tuple[int, ...]
+    shares: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,11 @@ def allocate_slots(
     Named machines first, then the largest requests; each goes to the machine of its own type with the least
     room that is enough, else to a larger one of the same GPUs.
     """
-    free = {machine.name: set(range(machine.slots)) for machine in machines}
+    room = {machine.name: dict.fromkeys(range(machine.slots), Fraction(1)) for machine in machines}
     for each in held:
-        free.get(each.machine, set()).difference_update(each.slots)
+        slots_room = room.get(each.machine, {})
+        for slot in slots_room.keys() & set(each.slots):
+            slots_room[slot] -= Fraction(1, each.shares)
     order = sorted(
         range(len(requests)),
         key=lambda at: (requests[at].host is None, -requests[at].gpus, at),
@@ -71,42 +75,65 @@ def allocate_slots(
     given: dict[int, HeldSlots] = {}
     for at in order:
         request = requests[at]
-        machine = _choose(machines, free, request)
+        machine = _choose(machines, room, request)
         if machine is None:
             return request
-        slots = _pick(free[machine.name], request.gpus)
-        free[machine.name].difference_update(slots)
-        given[at] = HeldSlots(node=request.node, machine=machine.name, slots=slots)
+        shares = _shares_of(machine, request) or 1
+        slots = _pick(_with_room(room[machine.name], shares), request.gpus)
+        for slot in slots:
+            room[machine.name][slot] -= Fraction(1, shares)
+        given[at] = HeldSlots(node=request.node, machine=machine.name, slots=slots, shares=shares)
     return tuple(given[at] for at in range(len(requests)))
 
 
+def _shares_of(machine: PoolMachine, request: SlotRequest) -> int | None:
+    """Return in how many shares a machine's GPUs are for a request: 1 where it asks for such GPUs.
+
+    None: it asks for others.
+    """
+    asked, has = parse_node_type(request.node_type), parse_node_type(machine.node_type).gpu
+    if asked.gpu == has:
+        return 1
+    return asked.shares if asked.whole_gpu == has else None
+
+
+def _with_room(room: Mapping[int, Fraction], shares: int) -> list[int]:
+    """Return the slots that have room for a share, those with least of it first."""
+    fitting = [slot for slot, left in room.items() if left >= Fraction(1, shares)]
+    return sorted(fitting, key=lambda slot: (room[slot], slot))
+
+
 def _choose(
-    machines: Sequence[PoolMachine], free: Mapping[str, set[int]], request: SlotRequest
+    machines: Sequence[PoolMachine],
+    room: Mapping[str, Mapping[int, Fraction]],
+    request: SlotRequest,
 ) -> PoolMachine | None:
-    gpu = parse_node_type(request.node_type).gpu
     names = {machine.name for machine in machines}
     fitting = [
-        machine
+        (sum(room[machine.name].values()), machine)
         for machine in machines
-        if parse_node_type(machine.node_type).gpu == gpu
-        and len(free[machine.name]) >= request.gpus
+        if (shares := _shares_of(machine, request)) is not None
+        and len(_with_room(room[machine.name], shares)) >= request.gpus
         # A host that does not stand here is a name of somebody else's machine.
         and (request.host not in names or machine.name == request.host)
     ]
     return min(
         fitting,
-        key=lambda m: (m.node_type != request.node_type, len(free[m.name]), m.name),
-        default=None,
-    )
+        key=lambda found: (found[1].node_type != request.node_type, found[0], found[1].name),
+        default=(0, None),
+    )[1]
 
 
-def _pick(free: set[int], count: int) -> tuple[int, ...]:
-    """The first aligned run of free slots, whose GPUs are the likeliest to share links; else any."""
-    for start in range(0, max(free, default=-1) + 1, max(count, 1)):
+def _pick(free: Sequence[int], count: int) -> tuple[int, ...]:
+    """The first aligned run of free slots, whose GPUs are the likeliest to share links; else any.
+
+    One slot is the first of those given.
+    """
+    for start in range(0, max(free, default=-1) + 1, count) if count > 1 else ():
         run = range(start, start + count)
-        if free.issuperset(run):
+        if set(free).issuperset(run):
             return tuple(run)
-    return tuple(sorted(free)[:count])
+    return tuple(sorted(free[:count]))
 
 
 def visible_devices(machine: PoolMachine, slots: Sequence[int]) -> dict[str, str]:

@@ -112,7 +112,8 @@ class _Placer:
     def refuse(self, each: PlannedEndpoint) -> str | None:
         """Say why an endpoint gets no GPU, whatever is free; "" where it was planned for none."""
         weights = self.weights[each.service]
-        if not _kinds(each.instances) & Catalog.default().gpus.keys():
+        whole = {kind.partition("/")[0] for kind in _kinds(each.instances)}
+        if not whole & Catalog.default().gpus.keys():
             return ""
         if not self.gpus.machines:
             return "no GPU is here"
@@ -206,7 +207,11 @@ class _Placer:
             return False
         self.held += given
         machines = {machine.name: machine.gpu_ids or () for machine in self.gpus.machines}
-        slots = {each.node: [machines[each.machine][at] for at in each.slots] for each in given}
+        # Plans count shares where a GPU is offered in some: the first of it stands for the GPU.
+        slots = {
+            each.node: [machines[each.machine][at] * each.shares for at in each.slots]
+            for each in given
+        }
         for instance in instances:
             shown = tuple(
                 node.model_copy(
@@ -255,7 +260,9 @@ class _Placer:
             **known,
             engine=choose_engine(placed, weights).name,
             gpu=", ".join(sorted(_kinds([placed]))),
-            gpus=tuple(gpu for node in placed.nodes for gpu in node.gpu_ids or ()),
+            gpus=tuple(
+                gpu // node.gpu_shares for node in placed.nodes for gpu in node.gpu_ids or ()
+            ),
             tp=max(node.tp for node in placed.nodes),
             reason="" if same else self._why_not_here(each),
         )
@@ -267,7 +274,7 @@ class _Placer:
             for node in instance.nodes:
                 wanted[parse_node_type(node.kind).gpu] += node.gpus
         here = {parse_node_type(m.node_type).gpu: m for m in self.gpus.machines}
-        lacking = [kind for kind in wanted if kind not in here]
+        lacking = [kind for kind in wanted if kind.partition("/")[0] not in here]
         if lacking:
             missing = f"no {' or '.join(lacking)} is here"
         else:

@@ -11,7 +11,7 @@ from atoll.core.files import load_yaml_file
 from atoll.core.ids import parse_node_type, slug
 from atoll.plan.cluster import ANY, Cluster, ClusterLink, ClusterNode, NodeProfile
 from atoll.plan.files.fleet_schema import FleetDocument, MachinesSpec, ProfilesFile
-from atoll.plan.files.offers_file import can_be_cut
+from atoll.plan.files.offers_file import can_be_cut, machine_type
 from atoll.plan.plan import SINK, SOURCE
 from atoll.plan.problem import Offer
 
@@ -53,7 +53,7 @@ def _machines(
         for name, value in machines.items():
             here = ("cluster", "nodes", site, name)
             with document.at(*here):
-                kind = catalog.node(name).id
+                kind = machine_type(catalog, name)
                 if kind in kinds:
                     raise InputError(f"{kind} is given twice", hint="put them in one line")
             kinds.add(kind)

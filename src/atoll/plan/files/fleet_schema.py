@@ -34,6 +34,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from atoll.catalog.catalog import MAX_SHARES
 from atoll.catalog.document import SchemaDocument
 from atoll.core.errors import InputError
 from atoll.core.files import YamlFile
@@ -287,6 +288,9 @@ class CloudSpec(Frozen):
     )
 
 
+SharesField = Annotated[int, Field(strict=True, ge=1, le=MAX_SHARES)]
+
+
 class OwnedSpec(Frozen):
     """Machines of one's own: how many, and what one costs an hour if that should count."""
 
@@ -294,6 +298,11 @@ class OwnedSpec(Frozen):
     usd_per_hour: Price = Field(default=0.0, description="What one costs, power and all.")
     whole: StrictBool = Field(
         default=False, description="Never cut a machine into slices for several instances."
+    )
+    shares: SharesField = Field(
+        default=1,
+        description="In how many equal shares each of its GPUs is offered, 2 to 8: so many processes take "
+        "turns on a GPU, each with its part of the memory. 1: GPUs are had whole.",
     )
 
 
@@ -314,6 +323,11 @@ class OfferSpec(Frozen):
     instance: StrictStr | None = Field(default=None, description="What the seller calls it.")
     whole: StrictBool = Field(
         default=False, description="Never cut a machine into slices for several instances."
+    )
+    shares: SharesField = Field(
+        default=1,
+        description="In how many equal shares each of its GPUs is offered, 2 to 8: so many processes take "
+        "turns on a GPU, each with its part of the memory. 1: GPUs are had whole.",
     )
 
 

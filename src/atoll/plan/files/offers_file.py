@@ -34,6 +34,10 @@ def offers_of(document: FleetDocument, catalog: Catalog) -> tuple[Offer, ...]:
                 hint=f"join it with entry {written[offer.key]} of the list",
             )
         written[offer.key] = index
+        # What is offered in shares is the machine that may be priced whole above.
+        whole = str(parse_node_type(offer.node_type).whole)
+        if (offer.region, whole, offer.market) not in written:
+            offers.pop((offer.region, whole, offer.market), None)
         offers[offer.key] = offer
     if not offers:
         raise document.error("the pool is empty", "pool", hint="add cloud, owned or offers")
@@ -179,10 +183,13 @@ def _owned_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offer]:
         kinds: set[str] = set()
         for name, entry in machines.items():
             with document.at("pool", "owned", region, name):
-                kind = catalog.node(name).id
+                kind = machine_type(catalog, name)
                 if kind in kinds:
                     raise InputError(f"{kind} is given twice", hint="add them up in one line")
             kinds.add(kind)
+            if not isinstance(entry, int):
+                with document.at("pool", "owned", region, name, "shares"):
+                    kind = _in_shares(catalog, kind, entry.shares, entry.whole)
             yield Offer(
                 region=region,
                 node_type=kind,
@@ -200,9 +207,32 @@ def _explicit_offers(document: FleetDocument, catalog: Catalog) -> Iterator[Offe
         with document.at(*here, "region"):
             slug(entry.region)
         with document.at(*here, "node_type"):
-            kind = catalog.node(entry.node_type).id
+            kind = machine_type(catalog, entry.node_type)
+        with document.at(*here, "shares"):
+            kind = _in_shares(catalog, kind, entry.shares, entry.whole)
         whole = entry.whole or not can_be_cut(catalog, kind)
-        yield Offer.parse({**entry.model_dump(), "node_type": kind, "whole": whole})
+        fields = entry.model_dump(exclude={"shares"})
+        yield Offer.parse({**fields, "node_type": kind, "whole": whole})
+
+
+def machine_type(catalog: Catalog, name: str) -> str:
+    """Return the canonical name of a machine's type; shares of its GPUs are told beside it."""
+    node = parse_node_type(catalog.node(name).id)
+    if node.shares > 1:
+        raise InputError(
+            f"{name!r} names a share of a GPU",
+            hint=f"write {node.whole_gpu}:COUNT, and 'shares: {node.shares}' in its entry",
+        )
+    return str(node)
+
+
+def _in_shares(catalog: Catalog, kind: str, shares: int, whole: bool) -> str:
+    """Return a machine's type with its GPUs in so many shares."""
+    if shares == 1:
+        return kind
+    if whole:
+        raise InputError(f"{kind} in shares, and never cut", hint="leave out 'shares' or 'whole'")
+    return catalog.node(str(parse_node_type(kind).in_shares(shares))).id
 
 
 def can_be_cut(catalog: Catalog, node_type: str) -> bool:

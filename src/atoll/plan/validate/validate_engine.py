@@ -8,7 +8,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.engines.table import ENGINES
-from atoll.plan.capacities import count_slots
+from atoll.plan.capacities import count_slots, share_kv_bytes
 from atoll.plan.engine_layout import engine_layout
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
@@ -40,6 +40,24 @@ def check_engine(instance: Instance, problem: Problem, catalog: Catalog) -> Iter
         if why is not None:
             yield violation("engine", f"{here} {node.id}", why)
     yield from _check_slots(instance, problem, catalog)
+    yield from _check_share_memory(instance, problem, catalog)
+
+
+def _check_share_memory(
+    instance: Instance, problem: Problem, catalog: Catalog
+) -> Iterator[Violation]:
+    """Yield nodes whose KV cache is more than their share of a GPU has room for.
+
+    With it no more is taken of a GPU than it has: shares are equal, and each is held once (`check_gpus`).
+    """
+    for node in instance.nodes:
+        try:
+            room = share_kv_bytes(problem, catalog, instance, node)
+        except UsageError:  # A split that there is not: the rules of nodes say so.
+            return
+        if (room is None) != (node.kv_bytes is None) or (node.kv_bytes or 0) > (room or 0):
+            message = f"{node.kv_bytes} bytes of KV cache are stated, {room} have room"
+            yield violation("memory", f"{instance.id} {node.id}", message)
 
 
 def _check_slots(instance: Instance, problem: Problem, catalog: Catalog) -> Iterator[Violation]:

@@ -28,6 +28,9 @@ def check_gpus(plan: Plan) -> Iterator[Violation]:
             elif node.slot is None and node.host is None:
                 yield violation("slice", where, "GPUs of a machine, yet no slot says of which")
                 continue
+            if node.gpu_shares > 1 and node.gpus > 1:
+                message = f"{node.gpus} shares of GPUs in one node, which would take turns"
+                yield violation("slice", where, message)
             gpu_ids = tuple(range(node.machine_gpus)) if node.gpu_ids is None else node.gpu_ids
             outside = sorted({gpu for gpu in gpu_ids if gpu >= node.machine_gpus})
             if outside:

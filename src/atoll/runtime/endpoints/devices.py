@@ -36,7 +36,8 @@ def assign_devices(instance: Instance, node: Node) -> DeviceAssignment:
     where a machine is not shared, the offer and the node itself. A node that has a whole machine sees all of
     it: nothing is set.
     """
-    ids = tuple(range(node.gpus)) if node.gpu_ids is None else node.gpu_ids
+    named = range(node.gpus) if node.gpu_ids is None else node.gpu_ids
+    ids = tuple(gpu // node.gpu_shares for gpu in named)
     slot = f"{instance.id}.{node.id}" if node.slot is None else str(node.slot)
     offer = f"{instance.region_of(node)}/{node.node_type}/{node.market}"
     return DeviceAssignment(
@@ -47,13 +48,16 @@ def assign_devices(instance: Instance, node: Node) -> DeviceAssignment:
 
 
 def visible_gpus(nodes: Iterable[Node]) -> dict[str, str]:
-    """Return what to set for one process over nodes on one machine; nothing where one has all of it."""
+    """Return what to set for one process over nodes on one machine; nothing where one has all of it.
+
+    Of a GPU in shares the plan counts these, the driver the GPU.
+    """
     ids: list[int] = []
     for node in nodes:
         if node.gpu_ids is None:
             return {}
-        ids += node.gpu_ids
-    return {VISIBLE: ",".join(map(str, ids))}
+        ids += [gpu // node.gpu_shares for gpu in node.gpu_ids]
+    return {VISIBLE: ",".join(map(str, dict.fromkeys(ids)))}
 
 
 def show_gpus(numbers: Sequence[int]) -> dict[str, str]:

@@ -104,8 +104,10 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
                 alike = tuple(c for c in own if catalog.node(kinds[c]).count == gpus)
                 if not copies:
                     searches.append(EngineSearch(name, alike, tp=gpus, max_nodes=1))
-                if rows:
-                    searches.append(EngineSearch(name, alike, tp=gpus, rows=True))
+                # Ranks of a pipeline do not find each other on one GPU.
+                apart_gpus = tuple(c for c in alike if catalog.node(kinds[c]).gpu.shares == 1)
+                if rows and apart_gpus:
+                    searches.append(EngineSearch(name, apart_gpus, tp=gpus, rows=True))
     return tuple(searches)
 
 
