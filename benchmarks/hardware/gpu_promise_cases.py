@@ -25,7 +25,8 @@ class Case:
     """A fleet of one service on one GPU, and how its engine is told what its folder of weights does not say.
 
     `rate_per_s` is the planned rate. Cases with the same `server` load one server, one after the other.
-    Every prompt of a case with `systems` begins with one of so many system prompts (`system`).
+    Every prompt of a case with `systems` begins with one of so many system prompts (`system`). Its GPU is
+    offered in `shares`, which as many servers have; `apart`: one runs prefill, the other decode.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Case:
     node: str = "H200:1"
     engine: str = "vllm"
     systems: int = 0
+    shares: int = 1
+    apart: bool = False
 
     def system(self, request: int) -> int | None:
         """Return the number of the system prompt of a run's so-many-th request, if it has one."""
@@ -54,9 +57,12 @@ class Case:
             "rate": f"{self.rate_per_s:g}/s",
             "lengths": self.lengths,
         }
+        if self.apart:
+            service["phases"] = "apart"
+        machines = 1 if self.shares == 1 else {"count": 1, "shares": self.shares}
         whole = {
             "services": {SERVICE: service},
-            "pool": {"owned": {"local": {self.node: 1}}},
+            "pool": {"owned": {"local": {self.node: machines}}},
             "settings": {"engines": [self.engine]},
         }
         return json.dumps(whole, indent=1)  # JSON is YAML
@@ -73,6 +79,12 @@ CASES = {
         ),
         Case("moe", "qwen3-30b-a3b", 800, 30, 10.0, "azure-conv", "moe"),
         Case("3b-prefix", "llama-3.2-3b", 300, 12, 30.0, "azure-conv", "3b", systems=8),
+        Case("3b-shared", "llama-3.2-3b", 500, 20, 30.0, "azure-conv", "3b-shared", shares=2),
+        Case(
+            *("3b-pair", "llama-3.2-3b", 3000, 30, 2.0, "azure-conv", "3b-pair"),
+            shares=2,
+            apart=True,
+        ),
     )
 }
 

@@ -109,12 +109,13 @@ def up(case: Case, folder: Path, out: Path) -> None:
     note: dict[str, Any] = {
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "ready_s": round(time.monotonic() - begun_s, 1),
-        "server": _server(),
+        "server": next(iter(_servers().values())),
+        "servers": list(_servers().values()),
         "versions": {name: _version(name) for name in ("torch", "triton")},
         "python": sys.version.split()[0],
         "gpu": _said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
     }
-    with urllib.request.urlopen(f"{_engine()}/version", timeout=10.0) as answer:
+    with urllib.request.urlopen(f"{_engines()[0]}/version", timeout=10.0) as answer:
         note["versions"]["vllm"] = json.load(answer)["version"]
     (out / f"gpu_promise_server_{case.server}.json").write_text(json.dumps(note, indent=1))
 
@@ -134,20 +135,26 @@ def _said(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _server() -> str:
-    lines = _said("pgrep", "-af", "vllm.* serve .*--port").splitlines()
-    return min((line.partition(" ")[2] for line in lines if "pgrep" not in line), key=len)
+def _servers() -> dict[str, str]:
+    """Return the commands of all servers by their ports; programs before them have longer ones."""
+    found: dict[str, str] = {}
+    for line in _said("pgrep", "-af", "vllm.* serve .*--port").splitlines():
+        command = line.partition(" ")[2]
+        for port in re.findall(r"--port (\d+)", command)[:1] if "pgrep" not in line else ():
+            found[port] = min(command, found.get(port, command), key=len)
+    return dict(sorted(found.items()))
 
 
-def _engine() -> str:
-    port = re.findall(r"--port (\d+)", _server())[0]
-    return f"http://127.0.0.1:{port}"
+def _engines() -> list[str]:
+    return [f"http://127.0.0.1:{port}" for port in _servers()]
 
 
 def load(case: Case, folder: Path, out: Path) -> None:
     """Send the arrivals of every run, and write what came back."""
     asyncio.run(_warm_up(case, folder))
-    note: dict[str, Any] = {"case": case.name, "gateway": asyncio.run(_compare(_engine()))}
+    note: dict[str, Any] = {"case": case.name}
+    if not case.apart:  # one that runs one phase answers nobody alone
+        note["gateway"] = asyncio.run(_compare(_engines()[0]))
     rows = []
     for share in SHARES:
         before = _metrics()
@@ -216,15 +223,17 @@ async def _compare(engine: str) -> dict[str, float]:
 
 
 def _metrics() -> dict[str, float]:
-    with (
-        contextlib.suppress(OSError),
-        urllib.request.urlopen(f"{_engine()}/metrics", timeout=10.0) as answer,
-    ):
-        return {
-            found["name"]: float(found["value"])
-            for found in _METRIC.finditer(answer.read().decode())
-        }
-    return {}
+    """Return what all servers have counted, added up."""
+    total: dict[str, float] = {}
+    for engine in _engines():
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{engine}/metrics", timeout=10.0) as answer,
+        ):
+            for found in _METRIC.finditer(answer.read().decode()):
+                name = found["name"]
+                total[name] = total.get(name, 0.0) + float(found["value"])
+    return total
 
 
 def _summary(rows: Sequence[tuple[Any, ...]]) -> str:
@@ -242,7 +251,7 @@ def _summary(rows: Sequence[tuple[Any, ...]]) -> str:
 def steps(case: Case, folder: Path, out: Path) -> None:
     """Measure the times of the server's steps, past the gateway."""
     asyncio.run(_warm_up(case, folder))
-    found = asyncio.run(measure_steps(_engine(), SERVICE))
+    found = asyncio.run(measure_steps(_engines()[0], SERVICE))
     with (out / f"gpu_steps_{case.server}.csv").open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(StepTime._fields)

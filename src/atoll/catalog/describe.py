@@ -77,7 +77,7 @@ def _gpu_rows(gpu: GpuType) -> Iterator[FactRow]:
     if gpu.note is not None:
         yield FactRow("note", gpu.note)
     for field in fields(gpu):
-        if field.name in ("name", "aliases", "facts", "like", "note"):
+        if field.name in ("name", "aliases", "facts", "like", "note", "part_of", "shares"):
             continue
         if field.name == "compute_share" and field.name not in gpu.facts:
             continue

@@ -69,8 +69,8 @@ class LinkTable:
     node_pairs: Mapping[Pair, Link] = field(default_factory=FrozenMap)
     nics: Mapping[str, float] = field(default_factory=FrozenMap)
     region_nics: Mapping[Pair, float] = field(default_factory=FrozenMap)
-    share_bytes_per_s: float = math.inf
     facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
+    share_bytes_per_s: float = math.inf
     _found: dict[tuple[str, str, str | None, str | None], Link] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from atoll.core.errors import AtollError
 from atoll.core.frozen import Frozen
@@ -140,8 +140,11 @@ class TargetSite:
 class DeployerSettings(Frozen):
     """Settings of one target, and what the rest of Atoll asks of it before and beside its deployer.
 
-    A target overrides `open` and `claim`, and the others where the answers here do not fit.
+    A target overrides `open` and `claim`, and the others where the answers here do not fit. One that
+    `shares_gpus` gives a GPU to several instances at a time, each a share.
     """
+
+    shares_gpus: ClassVar[bool] = False
 
     @property
     def pretends(self) -> bool:

@@ -18,7 +18,7 @@ from atoll.core.ids import Phase
 from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import CapacityTable, RoleLoad, table_of
 from atoll.perf.constants import ConstantTable, default_constants
-from atoll.perf.layers import tp_sizes
+from atoll.perf.layers import node_splits
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.step import Position, analytic
 from atoll.workload.lengths import LengthMix
@@ -91,7 +91,7 @@ def compare(
         hop = link if link is not None else catalog.links.between("", "", node.id, node.id)
         models = [
             analytic(spec, node, tp=tp, engine=engine, constants=table)
-            for tp in tp_sizes(spec, node.count)
+            for tp in node_splits(spec, node)
         ]
         best = {
             phase: _best_copy([table_of(load, m, MAX_STAGES, link=hop) for m in models], price)

@@ -126,12 +126,14 @@ def tp_sizes(spec: TransformerSpec, gpus: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if size == 1 or splits_evenly(spec, size))
 
 
-def default_tp(spec: TransformerSpec, node: NodeType) -> int:
-    """Return the largest of `tp_sizes`: it holds most layers and answers soonest, and often carries less.
+def node_splits(spec: TransformerSpec, node: NodeType) -> tuple[int, ...]:
+    """Return `tp_sizes` of a node; shares of a GPU take turns, and split no layer between them."""
+    return tp_sizes(spec, node.count) if node.gpu.shares == 1 else (1,)
 
-    Shares of a GPU split no layer.
-    """
-    return tp_sizes(spec, node.count if node.gpu.shares == 1 else 1)[-1]
+
+def default_tp(spec: TransformerSpec, node: NodeType) -> int:
+    """Return the largest of `node_splits`: it holds most and answers soonest, and often carries less."""
+    return node_splits(spec, node)[-1]
 
 
 @dataclass(frozen=True, slots=True)

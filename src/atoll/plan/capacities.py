@@ -29,7 +29,7 @@ from atoll.core.ids import Phase, RoleId, parse_role
 from atoll.core.rng import stream
 from atoll.engines.table import EngineChoice, is_asked_in_turn
 from atoll.perf.capacity import CapacityModel, CapacityTable, RoleLoad, copy_node
-from atoll.perf.layers import tp_sizes
+from atoll.perf.layers import node_splits
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.mixed_capacity import MixedCapacityModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
@@ -285,7 +285,7 @@ def _rows_by_tp(
 ) -> tuple[tuple[int, Array], ...]:
     """Per tensor-parallel size, ascending: what a node carries by layers, KV not counted."""
     rows = []
-    for tp in tp_sizes(loads[0].spec, source.node.count):
+    for tp in node_splits(loads[0].spec, source.node):
         copy, share = copy_node(source.node, tp), source.link.share(tp, source.node.count)
         if stages == 1 and position is Position.WHOLE:
             rates = _copy_table(loads, copy, engine, None, 1)[-1, 0]
@@ -346,7 +346,7 @@ def _split_rates(
     spec = catalog.model(service.model).llm
     loads = phase_loads(problem, catalog, service, role_id)
     if not loads or not 1 <= layers <= spec.layers:
-        return [(tp, 0.0) for tp in tp_sizes(spec, source.node.count)]
+        return [(tp, 0.0) for tp in node_splits(spec, source.node)]
     alone, piped = _kv_limits(problem, catalog, service, role_id.phase, source.link)
     limit = float((piped if stages > 1 else alone)[layers])
     rows = _rows_by_tp(loads, source, problem.engine_of(service), stages, position)
@@ -530,7 +530,7 @@ def role_table(
     best = np.zeros((len(POSITIONS), stages, spec.layers + 1))
     if not loads:
         return best
-    for size in tp_sizes(spec, node.count):
+    for size in node_splits(spec, node):
         if tp not in (None, size):
             continue
         copy, share = copy_node(node, size), link.share(size, node.count)

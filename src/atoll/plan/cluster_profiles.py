@@ -35,7 +35,7 @@ from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId, parse_node_type
 from atoll.engines.table import EngineChoice
 from atoll.perf.batch import Batch
-from atoll.perf.layers import tp_sizes
+from atoll.perf.layers import node_splits
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.operators import ACTIVATION_BYTES, Array
 from atoll.perf.step import Position, analytic, range_counts
@@ -150,7 +150,7 @@ def profile_tps(problem: Problem, catalog: Catalog, service: Service) -> dict[st
     }
     worth: dict[str, dict[int, float]] = {}
     for kind in sorted({*counts, *problem.kinds}):
-        sizes = tp_sizes(spec, catalog.node(kind).count)
+        sizes = node_splits(spec, catalog.node(kind))
         worth[kind] = {
             tp: _worth(problem, catalog, service, kind, tp, max_stages)
             for tp in (sizes[-1:] if kind in measured else sizes)

@@ -24,6 +24,7 @@ from atoll.catalog.checkpoints import Checkpoint
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import Phase, RoleId, format_node_type, parse_node_type, parse_role
+from atoll.core.units import pluralize
 from atoll.engines.limits import EngineLaunch
 from atoll.plan.choice import ModelMix
 from atoll.plan.footprint import PowerUse
@@ -121,7 +122,14 @@ class Node(Frozen):
             return self.node_type if self.host is None else f"{self.node_type}, {self.host}"
         machine = self.host if self.host is not None else f"machine {self.slot}"
         named = "GPU" if self.gpus == 1 else "GPUs"
-        return f"{_slice_name(self)}, {machine}, {named} {format_gpus(self.gpu_ids)}"
+        return f"{_slice_name(self)}, {machine}, {named} {self.format_slice()}"
+
+    def format_slice(self) -> str:
+        """Write the GPUs of its slice, or which share it has of one: "4-5", "0, share 1"."""
+        shares = self.gpu_shares
+        if shares == 1 or self.gpu_ids is None:
+            return format_gpus(self.gpu_ids or ())
+        return "; ".join(f"{gpu // shares}, share {gpu % shares}" for gpu in self.gpu_ids)
 
 
 def format_gpus(gpu_ids: Iterable[int]) -> str:
@@ -515,8 +523,17 @@ class Plan(Frozen):
 
     @property
     def gpus(self) -> int:
-        """GPUs in use."""
+        """GPUs in use, shares of a GPU one by one."""
         return sum(instance.gpus for instance in self.instances)
+
+    def describe_gpus(self) -> str:
+        """Return how many GPUs are in use: "4 GPUs", "1 GPU and 2 shares of GPUs"."""
+        nodes = [node for instance in self.instances for node in instance.nodes]
+        shares = sum(node.gpus for node in nodes if node.gpu_shares > 1)
+        whole = self.gpus - shares
+        words = [pluralize(whole, "GPU")] if whole or not shares else []
+        words += [pluralize(shares, "share") + " of GPUs"] if shares else []
+        return " and ".join(words)
 
     def of_role(self, role: str | RoleId) -> tuple[Instance, ...]:
         """Return the instances of one role."""

@@ -21,7 +21,7 @@ from atoll.core.ids import Phase, parse_node_type
 from atoll.engines.table import EngineChoice
 from atoll.perf.capacity import copy_node
 from atoll.perf.energy import dynamic_joules, min_dynamic_joules, power_model
-from atoll.perf.layers import tp_sizes
+from atoll.perf.layers import node_splits, tp_sizes
 from atoll.perf.operating_point import OperatingPoint, operating_point
 from atoll.perf.step import AnalyticStepModel, Position, analytic
 from atoll.plan.capacities import node_capacity, node_source
@@ -307,7 +307,7 @@ def min_request_joules(problem: Problem, catalog: Catalog, service: Service) -> 
     rows = 1.0
     for kind in problem.kinds_for(service.name):
         node = catalog.node(kind)
-        for tp in tp_sizes(spec, node.count):
+        for tp in node_splits(spec, node):
             model = _model_of(spec, copy_node(node, tp), problem.engine_of(service))
             engine = model.engine
             # The largest step that any engine here could take: it bounds what a token costs from below.

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.frozen import Frozen
 from atoll.core.ids import parse_node_type
@@ -281,12 +282,22 @@ def _write_pool(pool: Mapping[str, Any], problem: Problem, change: DialChange) -
     catalog = problem.catalog()
     # What is written out anew replaces what the file has of that GPU.
     kept = [
-        offer
-        for offer in pool.get("offers") or ()
-        if parse_node_type(catalog.node(str(offer["node_type"])).id).gpu not in changed
+        offer for offer in pool.get("offers") or () if _offered_gpu(catalog, offer) not in changed
     ]
-    offers = [offer.model_dump(exclude_none=True) for offer in written]
-    return {**pool, "offers": [*kept, *offers]}
+    return {**pool, "offers": [*kept, *map(_write_offer, written)]}
+
+
+def _offered_gpu(catalog: Catalog, offer: Mapping[str, Any]) -> str:
+    """The GPU type of an offer in a file: of its shares where it has any."""
+    node = parse_node_type(catalog.node(str(offer["node_type"])).id)
+    shares = int(offer.get("shares", 1))
+    return (node if shares == 1 else node.in_shares(shares)).gpu
+
+
+def _write_offer(offer: Offer) -> dict[str, Any]:
+    fields, node = offer.model_dump(exclude_none=True), parse_node_type(offer.node_type)
+    shares = {"shares": node.shares} if node.shares > 1 else {}
+    return {**fields, "node_type": str(node.whole), **shares}
 
 
 def _write_cluster(

@@ -52,7 +52,9 @@ def judge_certainty(
     deadline: Deadline | None = None,
 ) -> Certainty:
     """Return how sure a plan is of its promises, from so many draws of the constants."""
-    names = sorted({parse_node_type(n.node_type).gpu for i in plan.instances for n in i.nodes})
+    names = sorted(
+        {parse_node_type(n.node_type).whole_gpu for i in plan.instances for n in i.nodes}
+    )
     gpus = [catalog.gpu(name) for name in names]
     table = default_constants()
     luck = stream(problem.settings.seed, "constants")

@@ -150,6 +150,22 @@ def test_the_pool_bounds_what_is_there() -> None:
     assert counts(bound_offers([offer("a", "L4:4", 5, "spot")], there)) == [0]
     free = bound_offers([offer("a", "L4:2", 1, usd=0.0), offer("a", "L4:1", 1, usd=0.5)], there)
     assert [each.usd_per_hour for each in free] == [4.0, 0.5]
+    # A GPU in shares is one GPU there.
+    halves = offer("a", "L4/2:2", 50)
+    assert counts(bound_offers([halves], there)) == [8]
+    assert counts(bound_offers([halves], [offer("a", "L4/2:2", 3)])) == [3]
+
+
+def test_targets_that_give_gpus_whole_refuse_shares_by_name(tmp_path: Path) -> None:
+    pool = [offer("cluster", "L4/2:2", 1)]
+    for name in ("slurm", "kubernetes", "ray", "skypilot"):
+        chosen = settings(name)
+        with pytest.raises(DeployError) as error:
+            open_targets(chosen, pool, tmp_path)
+        assert error.value.kind == "settings"
+        said = f"{name} gives a GPU to one instance, and L4:1 in cluster is offered in 2 shares"
+        assert said in str(error.value)
+    assert open_targets(settings("local"), pool, tmp_path)["local"].pool == tuple(pool)
 
 
 markets = st.sampled_from(["owned", "on-demand", "spot"])

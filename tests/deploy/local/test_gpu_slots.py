@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,3 +137,50 @@ def test_the_gpus_that_the_driver_shows(monkeypatch: pytest.MonkeyPatch) -> None
     assert found == {"L4:2": (5, 7), "L40S:1": (6,)}
     gpus.clear()
     assert find_machines() == ()
+
+
+def test_shares_of_a_gpu_are_given_until_it_is_full_and_then_the_next_one() -> None:
+    half = SlotRequest("n0", "L40S/2:2", 1)
+    held: list[HeldSlots] = []
+    for _ in range(4):
+        given_slots = allocate_slots([BOX], held, [half])
+        assert not isinstance(given_slots, SlotRequest)
+        held += given_slots
+    assert [(each.slots, each.shares) for each in held] == [
+        ((0,), 2),
+        ((0,), 2),
+        ((1,), 2),
+        ((1,), 2),
+    ]
+    assert visible_devices(BOX, held[-1].slots)["CUDA_VISIBLE_DEVICES"] == "9"
+    # One that wants a GPU for itself gets none that has a share given, and the other way round.
+    (whole,) = _given(allocate_slots([BOX], held[:1], [SlotRequest("n0", "L40S:8", 1)]))
+    assert whole.slots == (1,)
+    (part,) = _given(allocate_slots([BOX], [whole], [half]))
+    assert part.slots == (0,)
+    one = PoolMachine(name="one", node_type="L40S:1", gpu_ids=(0,))
+    full = [each.model_copy(update={"machine": "one"}) for each in held[:2]]
+    assert allocate_slots([one], full, [half]) == half
+
+
+def _given(found: tuple[HeldSlots, ...] | SlotRequest) -> tuple[HeldSlots, ...]:
+    assert not isinstance(found, SlotRequest)
+    return found
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.booleans()), max_size=40))
+def test_shares_of_a_gpu_never_add_up_to_more_than_it(orders: list[tuple[int, bool]]) -> None:
+    machine = PoolMachine(name="box", node_type="L40S:2", gpu_ids=(0, 1))
+    held: list[HeldSlots] = []
+    for shares, leaves in orders:
+        if leaves and held:
+            held.pop(0)
+        kind = "L40S:1" if shares == 1 else f"L40S/{shares}:1"
+        found = allocate_slots([machine], held, [SlotRequest("n0", kind, 1)])
+        if not isinstance(found, SlotRequest):
+            held += found
+        for slot in (0, 1):
+            taken = [Fraction(1, each.shares) for each in held if slot in each.slots]
+            assert sum(taken) <= 1
+            if isinstance(found, SlotRequest):
+                assert sum(taken) + Fraction(1, shares) > 1

@@ -16,6 +16,7 @@ from atoll.deploy.local.gpu_slots import HeldSlots, PoolMachine
 from atoll.deploy.local.local_placement import LocalGpus, LocalPlacement, place_here
 from atoll.engines.limits import EngineLaunch
 from atoll.plan.plan import Instance, Plan, Route
+from atoll.runtime.endpoints.devices import visible_gpus
 from atoll.runtime.local.instance_runner import list_lines
 from tests.runtime.local.test_placing import instance, plan
 
@@ -178,3 +179,25 @@ def test_the_stage_engine_needs_a_pytorch_for_gpus(monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert "a node on one GPU" in place(wide, L40S).runners[0].reason
+
+
+def test_instances_on_shares_of_a_gpu_run_beside_each_other_and_a_third_is_left_out() -> None:
+    halves = [on("H200/2:2", f"chat-{at}").nodes[0] for at in range(3)]
+    made = [
+        on("H200/2:2", f"chat-{at}").model_copy(
+            update={"nodes": (node.model_copy(update={"gpu_ids": (at % 2,), "slot": at // 2}),)}
+        )
+        for at, node in enumerate(halves)
+    ]
+    here = place(plan(*made), H200)
+    assert [(r.engine, r.gpu, r.gpus) for r in here.runners] == [
+        ("vllm", "H200/2", (0,)),
+        ("vllm", "H200/2", (0,)),
+        ("", "", ()),
+    ]
+    assert list_lines(here.runners)[0] == "chat-0, chat-1 run on 1x H200/2 (GPU 0) with vllm"
+    assert "left out because no H200/2 is free (found: 1x H200: taken)" in str(
+        list_lines(here.runners)[1]
+    )
+    for one in here.plan.instances:
+        assert visible_gpus(one.nodes) == {"CUDA_VISIBLE_DEVICES": "0"}

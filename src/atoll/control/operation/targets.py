@@ -141,9 +141,19 @@ class PoolTarget:
 
 
 def own_offers(name: str, settings: TargetSettings, pool: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Return a target's part of a pool."""
+    """Return a target's part of a pool; DeployError where it has GPUs in shares, and gives them whole."""
     regions = own_regions(name, settings, pool)
-    return tuple(offer for offer in pool if offer.region in regions)
+    own = tuple(offer for offer in pool if offer.region in regions)
+    for offer in () if settings.section(name).shares_gpus else own:
+        node = parse_node_type(offer.node_type)
+        if node.shares > 1:
+            raise DeployError(
+                f"{name} gives a GPU to one instance, and {node.whole} in {offer.region} is offered in"
+                f" {node.shares} shares",
+                kind="settings",
+                hint="leave out 'shares', or bring it up with --on local",
+            )
+    return own
 
 
 def open_targets(

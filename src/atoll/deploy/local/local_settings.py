@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.paths import state_dir
@@ -24,6 +25,7 @@ class LocalSettings(DeployerSettings):
     cache folder; "none": engines keep it where they do by themselves.
     """
 
+    shares_gpus: ClassVar[bool] = True
     region: Name = "local"
     pretend: bool = False
     compile_cache: str | None = None

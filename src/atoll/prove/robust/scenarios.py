@@ -128,6 +128,8 @@ def _constants(
     table = default_constants()
     if not uncertain:
         return (table,)
-    gpus = [catalog.gpu(gpu) for gpu in sorted({parse_node_type(k).gpu for k in problem.kinds})]
+    gpus = [
+        catalog.gpu(gpu) for gpu in sorted({parse_node_type(k).whole_gpu for k in problem.kinds})
+    ]
     luck = stream(problem.settings.seed, "robust", name, "constants")
     return tuple(sample_constants(table, luck, gpus) for _ in range(draws))

@@ -133,7 +133,7 @@ class Rungs:
     def _spreads(self) -> dict[str, float]:
         """By GPU, the relative standard deviation of its times: the mean of the operators that matter."""
         table, found = default_constants(), {}
-        for name in sorted({parse_node_type(kind).gpu for kind in self.problem.kinds}):
+        for name in sorted({parse_node_type(kind).whole_gpu for kind in self.problem.kinds}):
             ops = table.for_gpu(self.catalog.gpu(name)).ops
             found[name] = sum(ops[op].error for op in _OPS) / len(_OPS)
         return found

@@ -111,7 +111,7 @@ def format_gap(gap: float) -> str:
 
 def describe_plan(plan: Plan) -> str:
     """Say in a line or two what the plan costs and what is proven of it."""
-    size = f"{pluralize(plan.nodes, 'node')}, {pluralize(plan.gpus, 'GPU')}"
+    size = f"{pluralize(plan.nodes, 'node')}, {plan.describe_gpus()}"
     cost = f"{format_price(plan.usd_per_hour)} on {size}"
     if plan.idle_gpus:
         idle = format_price(plan.idle_usd)
@@ -460,7 +460,7 @@ def list_slices(plan: Plan) -> Grid:
         taken: set[int] = set()
         for node, instance in sorted(slices, key=lambda entry: entry[0].gpu_ids or ()):
             taken |= set(node.gpu_ids or ())
-            rows.append((*here, format_gpus(node.gpu_ids or ()), instance.id, instance.holds(node)))
+            rows.append((*here, node.format_slice(), instance.id, instance.holds(node)))
         idle = sorted(set(range(slices[0][0].machine_gpus)) - taken)
         if idle:
             rows.append((*here, format_gpus(idle), "idle", None))
