@@ -6,6 +6,7 @@ import math
 
 from atoll.core.compiling import entry
 from atoll.routing.decisions import BY_ARRIVAL
+from atoll.sim.gpu_turns import end_turn, leave_turn
 from atoll.sim.heap import (
     KINDS,
     append,
@@ -294,7 +295,8 @@ def fail(z: Sim, u: int, now: float) -> None:
     if unit.solo:
         solo_fail(z, u)
     if unit.busy:
-        # The step was counted in full when it began: take back what it does not run.
+        leave_turn(z, u, now)
+        # The step was counted in full when it began, or not yet: take back what it does not run.
         unit.busy_s -= unit.step_end - now
     unit.busy = False
     unit.joining = -1
@@ -455,8 +457,8 @@ def sample(z: Sim, at: int, now: float) -> None:
     bin_s = z.run[0].bin_s
     for u in range(len(z.unit)):
         unit = z.unit[u]
-        # `busy_s` has all of the step in progress already.
-        ahead = max(0.0, unit.step_end - now) if unit.busy else 0.0
+        # `busy_s` has all of the step in progress already, or nothing of it (`begin_turn`).
+        ahead = unit.step_end - now if unit.busy else 0.0
         z.unit_bin[BUSY_S, at, u] = unit.busy_s - ahead
         # The moments give integrals over time (`hold`, `queue_at`).
         queued = z.vertex[unit.vertex].queue * now - unit.queue_moment
@@ -539,12 +541,19 @@ def advance(z: Sim, max_events: int) -> bool:
         if run.feed == OPEN and run.next < total:
             arrival = z.request[run.next].arrival_s
         event = z.heap[0].time if run.heaped > 0 else math.inf
-        now = min(arrival, event)
+        turn, turns = math.inf, -1
+        for g in range(len(z.gpu)):
+            if z.gpu[g].next_s < turn:
+                turn, turns = z.gpu[g].next_s, g
+        now = min(arrival, event, turn)
         if now > run.until_s or now == math.inf:
             return True
-        if arrival <= event:
+        if arrival <= min(event, turn):
             run.clock_s = now
             arrive(z, run.next, now)
+        elif turn < event:
+            run.clock_s = now
+            end_turn(z, turns, now)
         else:
             value = pop(z)
             # A sample only looks: the clock stays where something last happened.

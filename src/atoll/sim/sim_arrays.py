@@ -83,13 +83,17 @@ UNIT = make_record(
     # Blocks of prompts that are kept for reuse: the row of `Sim.block` (-1: none are), how many are free to
     # go, and the ends of their list.
     " cache kept oldest newest"
+    # The GPU that it has one of `shares` shares of (-1: it has its GPUs alone), and the next unit there.
+    " gpu shares beside"
     # Totals.
     " step_count prompt_tokens decode_tokens",
     # Of what is used and of what waits, `*_moment` is the sum of each change times when it came: x(t) t less
     # that is the integral of x up to t; `*_mark` is what it was at the last sample.
     f8="step_s token_s shared_s back_s front_s room begun_s step_end last_end used peak cached_s busy_s"
-    " batch_sum used_moment used_mark queue_moment queue_mark",
-    flag="solo chunked alive busy ahead",
+    " batch_sum used_moment used_mark queue_moment queue_mark"
+    # Of a step on a share (`gpu_turns`): what is left to compute, and what its host and its launches take.
+    " left_s host_s launch_s",
+    flag="solo chunked alive busy ahead computing",
 )
 REQUEST = make_record(
     # `target` is what the prompt pass computes, `context` the tokens a unit holds after this pass, `before`
@@ -129,6 +133,8 @@ SERVICE = make_record(
 )
 # How many requests use a block on a unit: 0 it is not there, -1 it is there and free to go, the oldest first.
 BLOCK = make_record(i8="users older newer")
+# A GPU in shares: its first unit, how many compute, and who is done `next` and when, as of `clock_s`.
+GPU = make_record(i8="first busy next", f8="clock_s next_s")
 # Free of KV caches from `free_s` on, of messages from `quick_s` on.
 LINK = make_record(f8="bytes_per_s free_s quick_s busy_s bytes")
 EVENT = make_record(f8="time", i8="order value")
@@ -184,6 +190,7 @@ class Sim(NamedTuple):
     unit_bin: Annotated[Singles, _SINGLE, 3]
     service_bin: Annotated[Longs, _LONG, 3]
     gap_count: Annotated[Longs, _LONG, 2]
+    gpu: Annotated[Records, GPU, 1]
     block: Annotated[Records, BLOCK, 2]
     block_id: Annotated[Longs, _LONG, 1]
 

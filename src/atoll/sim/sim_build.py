@@ -75,6 +75,7 @@ def build(
     unit = _units(lower, instances, rows, sites, problem, options)
     for name in ("kinds", "step_s", "token_s", "shared_s"):
         unit[name] = times.fixed[name][unit["kind"], unit["row"]]
+    gpu = _shared_gpus(unit, lower, instances)
     pace, unit["paced"] = _pace(lower, unit, instances, maker, options)
     nics = interfaces(catalog, instances)
     run = _run(options, ordered, sites, lower, len(nics), len(problem.services))
@@ -128,6 +129,7 @@ def build(
         unit_bin=np.zeros((3, bins, len(unit)), np.float32),
         service_bin=np.zeros((5, bins, services), np.int64),
         gap_count=np.zeros((services, GAP_BINS), np.int64),
+        gpu=gpu,
         block=block,
         block_id=block_id,
     )
@@ -225,6 +227,28 @@ def _units(
     tails = lower.vertices["item"][_tails(lower)[leaving]]
     units["back_s"][tails] = lower.edges["latency_s"][leaving]
     return units
+
+
+def _shared_gpus(unit: a.Records, lower: Lower, instances: Sequence[Instance]) -> a.Records:
+    """Return the GPUs in shares; units of one are linked. A share of nobody knows which is never alone."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    unit["gpu"] = unit["beside"] = -1
+    unit["shares"] = 1
+    for u, each in enumerate(lower.units):
+        instance = instances[each.instance]
+        node = instance.nodes[each.index]
+        if node.gpu_shares == 1 or node.gpu_ids is None or (node.slot, node.host) == (None, None):
+            continue
+        machine = (instance.region_of(node), node.node_type, node.market, node.slot, node.host)
+        found.setdefault((*machine, node.gpu_ids[0] // node.gpu_shares), []).append(u)
+        unit["shares"][u] = node.gpu_shares
+    gpus = np.zeros(len(found), a.GPU)
+    gpus["next_s"], gpus["next"] = np.inf, -1
+    for g, units in enumerate(found.values()):
+        gpus["first"][g] = units[0]
+        unit["gpu"][units] = g
+        unit["beside"][units[:-1]] = units[1:]
+    return gpus
 
 
 def _pace(

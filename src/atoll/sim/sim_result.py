@@ -372,7 +372,7 @@ def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
         row = sim.unit[at]
         group = groups.get((unit.instance, unit.index), 0)
         groups[unit.instance, unit.index] = group + 1
-        ahead = max(0.0, float(row["step_end"]) - clock_s) if row["busy"] else 0.0
+        ahead = float(row["step_end"]) - clock_s if row["busy"] else 0.0
         summaries.append(
             NodeSummary(
                 instance=instance.id,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from atoll.routing.compiled import urgency
 from atoll.routing.decisions import BY_ARRIVAL
+from atoll.sim.gpu_turns import begin_turn
 from atoll.sim.heap import (
     end_push,
     end_remove,
@@ -41,17 +42,20 @@ def next_waiting(z: Sim, at: int, u: int) -> int:
 
 
 @kernel
-def begin_step(z: Sim, u: int, now: float, took: float, sequences: int) -> None:
-    """Start a step that takes so long."""
+def begin_step(z: Sim, u: int, now: float, took: float, sequences: int, prompts: int) -> None:
+    """Start a step that takes so long; on a share of a GPU, that long with all shares busy."""
     unit = z.unit[u]
     make_way(z, u)
     unit.peak = max(unit.peak, unit.used)
     unit.busy = True
     unit.begun_s = now
-    unit.step_end = now + took
-    unit.busy_s += took
     unit.step_count += 1
     unit.batch_sum += sequences
+    if unit.gpu >= 0:
+        begin_turn(z, u, now, took, prompts, sequences + prompts)
+        return
+    unit.step_end = now + took
+    unit.busy_s += took
     push(z, now + took, STEP, u)
 
 
@@ -304,7 +308,7 @@ def solo_start(z: Sim, u: int, now: float, until_s: float) -> None:
     took = whole_seconds(z, u, unit.end, n, running, float(unit.context))
     # Every running sequence writes one token to the cache in this step.
     hold(z, u, running)
-    begin_step(z, u, now, took, running)
+    begin_step(z, u, now, took, running, n)
 
 
 @kernel

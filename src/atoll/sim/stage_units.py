@@ -333,7 +333,7 @@ def stage_start(z: Sim, u: int, now: float) -> None:
     else:
         took = partial_seconds(z, u, layers, n, sequences)
     unit.decode_tokens += sequences
-    begin_step(z, u, now, took, sequences)
+    begin_step(z, u, now, took, sequences, n)
 
 
 @kernel

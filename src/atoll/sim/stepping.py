@@ -184,16 +184,32 @@ def layers_seconds(
 
 
 @kernel
+def host_seconds(z: Sim, u: int, outputs: float) -> float:
+    """Return what the host of a unit with operators takes for a step with so many outputs."""
+    c = z.coefficient[z.unit[u].row, 0]
+    return c[0] + c[16] * outputs
+
+
+@kernel
+def launch_seconds(z: Sim, u: int) -> float:
+    """Return the least time of the layers of a unit with operators in a step with prompts."""
+    unit = z.unit[u]
+    row, total = unit.row, 0.0
+    for k in range(unit.kinds):
+        count = z.prefix[row, unit.end, k] - z.prefix[row, unit.start, k]
+        total += count * z.coefficient[row, k + 1, _LAUNCH]
+    return total
+
+
+@kernel
 def fixed_seconds(z: Sim, u: int, layers: int, tokens: float, outputs: float) -> float:
     """Return what a step of a unit of a model with so many layers takes beside them."""
     unit = z.unit[u]
     if unit.kind == CURVES:
         return unit.step_s + unit.token_s * tokens
     c = z.coefficient[unit.row, 0]
-    return (
-        c[0]
-        + c[16] * outputs
-        + outer_seconds(c, tokens, outputs, unit.start == 0, unit.end == layers)
+    return host_seconds(z, u, outputs) + outer_seconds(
+        c, tokens, outputs, unit.start == 0, unit.end == layers
     )
 
 
