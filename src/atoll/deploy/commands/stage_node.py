@@ -109,7 +109,9 @@ def build_stage(
         instance = instance.model_copy(update={"role": both})
     planned = next(each.kv_bytes for each in instance.nodes if each.id == node)
     # Which GPUs it sees was said by whoever started this process.
-    seen = tuple(each.model_copy(update={"gpu_ids": None}) for each in instance.nodes)
+    seen = tuple(
+        each.model_copy(update={"gpu_ids": None, "node_type": each.kind}) for each in instance.nodes
+    )
     instance = instance.model_copy(update={"nodes": seen})
     leader = instance.nodes[0].id
     process = engine_name(instance.id, node)
