@@ -16,13 +16,15 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 endif
 
-# Torch first and exactly: what follows would otherwise bring the version it likes best, and with it
-# gigabytes for GPUs that may not be there.
+# Torch exactly, and with all that needs it or before it: what follows would otherwise bring the version it likes
+# best, and with it gigabytes for GPUs that may not be there.
 TORCH := torch==2.13.0
 BASE_EXTRAS := plan,serve,fabric
 # A comma in a call would end its argument: extras have names.
 ENGINE_EXTRAS := engine,components
 DEMO_EXTRAS := $(ENGINE_EXTRAS),$(BASE_EXTRAS)
+# The tools of developers come with the engine where both are asked for: each run of pip looks at every package anew.
+test test-full test-real bench screenshots lint: DEV_EXTRA := ,dev
 
 # Pip is quiet when it succeeds and shows all it said when it fails. It compiles nothing: Python does so for what
 # it imports, a fifth of the files, and the rest would take 250 MB.
@@ -117,13 +119,15 @@ clean: ## Remove the virtual environment and every cache
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	@find src tests tools benchmarks research -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The environment and what planning, simulating and serving need; all else is added to it.
+# The environment and what planning, simulating and serving need; all else is added to it. The pip that Python
+# brings takes twice the time of a new one to choose versions, but does.
 $(VENV)/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "error: Atoll needs Python 3.11 or newer, and '$(PYTHON)' is" \
 			"$$($(PYTHON) --version 2>/dev/null || echo not there) (fix: make PYTHON=python3.12 ...)" >&2; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || { \
-		echo "setup: creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+		echo "setup: creating $(VENV)"; $(PYTHON) -m venv --clear $(VENV); \
+		$(BIN)/python -m pip install --no-compile --disable-pip-version-check --no-input --upgrade pip >$(VENV)/pip.log 2>&1 || true; }
 	@echo "setup: installing Atoll into $(VENV) (about a minute the first time)"
 	@$(call pip_install,-e '.[$(BASE_EXTRAS)]')
 	@touch $@
@@ -133,11 +137,10 @@ $(VENV)/engine: $(VENV)/ready
 	@echo "setup: installing the extras 'engine' and 'components' into $(VENV) (torch, several minutes)"
 	@echo "setup: compiling planner and simulator beside it (once)"
 	@$(warm_up) >$(VENV)/warm_up.log 2>&1 & warming=$$!; \
-		$(call pip_install,$(TORCH)); \
-		$(call pip_install,-e '.[$(ENGINE_EXTRAS)]'); \
+		$(call pip_install,$(TORCH) -e '.[$(ENGINE_EXTRAS)$(DEV_EXTRA)]'); \
 		wait $$warming || { cat $(VENV)/warm_up.log >&2; echo "setup: not compiled, see above; the first plan will" >&2; }
 	@$(BIN)/python -c 'from transformers import LlamaForCausalLM' 2>>$(VENV)/warm_up.log || true
-	@touch $@
+	@touch $@ $(if $(DEV_EXTRA),$(VENV)/dev)
 
 $(VENV)/dev: $(VENV)/ready
 	@echo "setup: installing the tools of developers into $(VENV)"

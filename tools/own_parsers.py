@@ -104,11 +104,14 @@ def read_commands(engine: str, commands: Sequence[Sequence[str]]) -> list[ReadCo
     if engine not in _PARSERS:
         return _read_llama_server(commands)
     real = find_parser(engine, build=False)
+    environment = {**os.environ, **real.environment}
+    # The engine's own environment has its bytecode; elsewhere all of torch would be compiled anew.
+    environment.pop("PYTHONPYCACHEPREFIX", None)
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [real.python, "-c", _PARSERS[engine] + _READ_ALL],
             input=json.dumps([list(words) for words in commands]),
-            env={**os.environ, **real.environment},
+            env=environment,
             cwd=folder,
             capture_output=True,
             text=True,

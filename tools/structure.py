@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,19 @@ def parse_modules(package: Path) -> dict[str, ast.Module]:
     return modules
 
 
+def walk_statements(tree: ast.Module) -> Iterator[ast.stmt | ast.ExceptHandler | ast.match_case]:
+    """Yield all statements of a module, those inside others too; imports and classes are such.
+
+    Expressions, which most of a tree consists of, are left out.
+    """
+    waiting: list[ast.stmt | ast.ExceptHandler | ast.match_case] = [*tree.body]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            waiting += getattr(node, block, ())
+
+
 def find_imports(modules: Mapping[str, ast.Module]) -> Imports:
     """Return for every module which others of `modules` it imports, anywhere in it.
 
@@ -46,7 +60,7 @@ def find_imports(modules: Mapping[str, ast.Module]) -> Imports:
     found: Imports = {}
     for module, tree in modules.items():
         names: set[str] = set()
-        for node in ast.walk(tree):
+        for node in walk_statements(tree):
             if isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
                 inside = (f"{node.module}.{alias.name}" for alias in node.names)
                 names |= {name if name in modules else node.module for name in inside}
@@ -98,7 +112,7 @@ def find_shared_names(modules: Mapping[str, ast.Module]) -> dict[str, list[str]]
     """Return the names that two classes or more have, with the modules they are in."""
     places: defaultdict[str, list[str]] = defaultdict(list)
     for module, tree in modules.items():
-        for node in ast.walk(tree):
+        for node in walk_statements(tree):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     return {name: places[name] for name in sorted(places) if len(places[name]) > 1}
@@ -137,4 +151,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # trees are all there is, and all of them are kept: looking for garbage takes half the time
     sys.exit(main())

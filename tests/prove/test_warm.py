@@ -14,6 +14,15 @@ from atoll.solve.place.search.flow_search import search
 from atoll.solve.place.sustained.sustained import best_flows, evaluator, site_of
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+# Small, yet all that is compiled for renting has work to do.
+FLEET = """
+services:
+  code: {model: gpt-oss-20b, ttft: 1500ms, tpot: 100ms, rate: 6/s, lengths: azure-code}
+  small: {model: llama-3.1-8b, ttft: 800ms, tpot: 50ms, rate: 8/s, lengths: 512x128}
+pool:
+  cloud: {regions: [aws/us-east-2], gpus: [L4, L40S], available: 4}
+settings: {max_nodes_per_instance: 2}
+"""
 
 
 def place(cluster: str) -> None:
@@ -62,7 +71,8 @@ def test_entries_are_called_with_the_types_they_name(
 ) -> None:
     """Another type would compile a second version, which `warm` does not know."""
     monkeypatch.setenv("ATOLL_CACHE", str(tmp_path))
-    fleet, plan = str(EXAMPLES / "quickstart.yaml"), str(tmp_path / "plan.json")
+    fleet, plan = str(tmp_path / "fleet.yaml"), str(tmp_path / "plan.json")
+    Path(fleet).write_text(FLEET)
     assert run(["plan", fleet, "-o", plan]) == 0
     assert run(["plan", fleet, "--solver", "fast", "-o", str(tmp_path / "fast.json")]) == 0
     assert run(["simulate", plan, "--fleet", fleet, "--for", "5s"]) == 0
