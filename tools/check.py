@@ -1,7 +1,7 @@
 """Run every check, show what failed, end with a summary; the exit code says if all passed.
 
-The static checks run side by side, two at a time, and say nothing unless they fail; then come the tests. The
-summary says what was skipped, and why.
+The static checks and the parts of the tests run side by side, two at a time, and say nothing unless they
+fail. The summary says what was skipped, and why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import sysconfig
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -46,6 +47,13 @@ class Outcome:
     tests: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def line(self) -> str:
+        """The outcome in one line."""
+        word = "ok    " if self.passed else "FAILED"
+        ran = f"  {self.tests} tests, {self.skipped.total()} skipped" if self.tests else ""
+        return f"  {word}  {self.check.name:16} {self.seconds:6.1f} s{ran}"
+
 
 # The longest first: the others fit beside it.
 STATIC = (
@@ -62,49 +70,75 @@ STATIC = (
 REAL = "tests/real"
 _REAL_TESTS = Check("real engines", ("pytest", "-q", "-rs", REAL))
 
+# Folders of tests, each row a process, those that take longest first; all other folders are the last part.
+# Workers that share all tests would each import and collect all of them, and each start what modules share.
+_PARTS = (
+    ("runtime",),
+    ("solve",),
+    ("deploy", "control"),
+    ("cli", "prove"),
+    ("components", "e2e", "engine", "engines"),
+    ("benchmarks", "dashboard", "examples"),
+)
+
 
 def list_tests(*, full: bool) -> tuple[Check, ...]:
-    """Return the tests: all of them, or those that are fast and need nothing that may be missing."""
-    selection = ("--ignore", REAL) if full else ("-m", "not slow and not aic")
-    most = Check("pytest", ("pytest", "-q", "-rs", "-n", "2", *selection))
-    return (most, _REAL_TESTS) if full else (most,)
+    """Return the tests in parts: all but `REAL`, or those that are fast and need nothing that may lack."""
+    selection = () if full else ("-m", "not slow and not aic")
+    named = {name for part in _PARTS for name in part}
+    others = sorted(
+        path.name
+        for path in (ROOT / "tests").iterdir()
+        if (path.name.startswith("test_") or (path.is_dir() and path.name[0] not in "._"))
+        and path.name not in named
+        and not (full and path == ROOT / REAL)
+    )
+    return tuple(
+        Check(name, ("pytest", "-q", "-rs", *selection, *(f"tests/{each}" for each in part)))
+        for name, part in (*((f"tests {part[0]}", part) for part in _PARTS), ("tests", others))
+    )
 
 
 def run(check: Check, *, aloud: bool = False, more: tuple[str, ...] = ()) -> Outcome:
     """Run one check from the repository root; `aloud` shows what it says as it says it."""
     start = time.perf_counter()
-    done = subprocess.run(
-        [str(SCRIPTS / check.command[0]), *check.command[1:], *more],
-        cwd=ROOT,
-        check=False,
-        text=True,
-        stdout=None if aloud else subprocess.PIPE,
-        stderr=None if aloud else subprocess.STDOUT,
-    )
-    seconds = time.perf_counter() - start
-    return Outcome(check, done.returncode == 0, done.stdout or "", seconds)
+    # A file, not a pipe: nobody waits for a process that a test left behind.
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        done = subprocess.run(
+            [str(SCRIPTS / check.command[0]), *check.command[1:], *more],
+            cwd=ROOT,
+            check=False,
+            stdout=None if aloud else said,
+            stderr=None if aloud else subprocess.STDOUT,
+        )
+        seconds = time.perf_counter() - start
+        said.seek(0)
+        return Outcome(check, done.returncode == 0, said.read(), seconds)
 
 
-def run_tests(check: Check) -> Outcome:
+def run_tests(check: Check, *, aloud: bool = False) -> Outcome:
     """Run tests, and count them and what they skipped."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "tests.xml")
-        outcome = run(check, aloud=True, more=("--junit-xml", str(report)))
+        outcome = run(check, aloud=aloud, more=("--junit-xml", str(report)))
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
     skips = (each.get("message", "") for case in cases for each in case.iter("skipped"))
     return replace(outcome, tests=len(cases), skipped=Counter(" ".join(s.split()) for s in skips))
 
 
-def run_static() -> list[Outcome]:
-    """Run the static checks two at a time; what a failed one said is shown as soon as it ends."""
-    outcomes = []
-    print(", ".join(check.name for check in STATIC), "...", flush=True)
+def run_all(checks: Sequence[Check]) -> list[Outcome]:
+    """Run checks two at a time; that one ended, and what it said if it failed, is shown at once."""
     with ThreadPoolExecutor(2) as pool:
-        for outcome in pool.map(run, STATIC):
+        running = [
+            pool.submit(run_tests if check.command[0] == "pytest" else run, check)
+            for check in checks
+        ]
+        for ended in as_completed(running):
+            outcome = ended.result()
+            print(outcome.line, flush=True)
             if not outcome.passed:
-                print(f"\n{outcome.check.name}:\n{outcome.said}", flush=True)
-            outcomes.append(outcome)
-    return outcomes
+                print(f"\n{outcome.said}", flush=True)
+    return [each.result() for each in running]
 
 
 def main() -> int:
@@ -113,11 +147,13 @@ def main() -> int:
     parser.add_argument("--no-tests", action="store_true", help="only the static checks")
     parser.add_argument("--real", action="store_true", help="only the tests of real engines")
     options = parser.parse_args()
-    outcomes = [] if options.real else run_static()
-    checks = (_REAL_TESTS,) if options.real else list_tests(full=options.full)
-    for check in () if options.no_tests else checks:
-        print(f"{check.name} ...", flush=True)
-        outcomes.append(run_tests(check))
+    outcomes = []
+    if not options.real:
+        tests = () if options.no_tests else list_tests(full=options.full)
+        outcomes = run_all([*STATIC, *tests])
+    if options.real or (options.full and not options.no_tests):
+        print(f"{_REAL_TESTS.name} ...", flush=True)
+        outcomes.append(run_tests(_REAL_TESTS, aloud=True))
     print()
     if _REAL_TESTS in [outcome.check for outcome in outcomes]:
         run(Check("engines", ("python", "tools/real_engines.py", "--no-build")), aloud=True)
@@ -127,9 +163,7 @@ def main() -> int:
         for reason, number in outcome.skipped.most_common():
             print(f"  skipped  {number:4} of {outcome.check.name}: {reason}")
     for outcome in outcomes:
-        word = "ok    " if outcome.passed else "FAILED"
-        ran = f"  {outcome.tests} tests, {outcome.skipped.total()} skipped" if outcome.tests else ""
-        print(f"  {word}  {outcome.check.name:12} {outcome.seconds:6.1f} s{ran}")
+        print(outcome.line)
     failed = [outcome.check.name for outcome in outcomes if not outcome.passed]
     print(f"\n{'all checks passed' if not failed else 'FAILED: ' + ', '.join(failed)}")
     return 1 if failed else 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.check import REAL, Check, list_tests, run_tests
+from tools.check import REAL, ROOT, Check, list_tests, run_all, run_tests
 
 CASES = """
 import pytest
@@ -20,19 +20,37 @@ def test_that_cannot_run(number):
 """
 
 
-def test_skips_are_counted_by_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_skips_are_counted_by_reason(tmp_path: Path) -> None:
     path = tmp_path / "test_cases.py"
     path.write_text(CASES)
     outcome = run_tests(Check("some", ("pytest", "-q", "-p", "no:cacheprovider", str(path))))
-    assert "1 passed, 2 skipped" in capfd.readouterr().out
+    assert "1 passed, 2 skipped" in outcome.said
     assert (outcome.passed, outcome.tests) == (True, 3)
     assert outcome.skipped == {"there is no such engine": 2}
     path.write_text("def test_that_fails():\n    assert False\n")
     assert not run_tests(outcome.check).passed
 
 
-def test_real_engines_run_once_and_only_in_full() -> None:
-    assert REAL not in [word for check in list_tests(full=False) for word in check.command]
-    most, real = list_tests(full=True)
-    assert most.command[-2:] == ("--ignore", REAL)
-    assert real.command[-1] == REAL
+def test_checks_run_side_by_side_tell_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    works = Check("works", ("python", "-c", "print('unheard')"))
+    fails = Check("fails", ("python", "-c", "raise SystemExit('heard')"))
+    assert [outcome.passed for outcome in run_all([works, fails, works])] == [True, False, True]
+    said = capsys.readouterr().out
+    assert "heard\n" in said.replace("unheard", "")
+    assert "unheard" not in said
+    assert said.count("  ok      works") == 2
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_every_test_is_in_one_part(full: bool) -> None:
+    named = [word for check in list_tests(full=full) for word in check.command]
+    # Real engines run by themselves.
+    named += [REAL] if full else []
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        path = file.relative_to(ROOT)
+        assert sum(named.count(str(each)) for each in (path, *path.parents)) == 1, file
+
+
+def test_slow_tests_run_only_in_full() -> None:
+    assert all("not slow and not aic" in check.command for check in list_tests(full=False))
+    assert not any("-m" in check.command for check in list_tests(full=True))
