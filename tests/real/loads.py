@@ -5,37 +5,38 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from contextlib import closing, suppress
 
 from atoll.fabric.identity.access import Access
 from atoll.fabric.registry.peers import Load
 from atoll.fabric.registry.records import Metadata
 from atoll.fabric.transport.fabric import Fabric
 from tests.real.features import CHAT, COUNT, chat
-from tests.real.fleet import Fleet, Stream
+from tests.real.fleet import Door, Fleet
 
 RUNNING, WAITING, KV = "metrics read: running", "metrics read: waiting", "metrics read: KV use"
 _STREAMS = 8
 """Twice what the engines are told to run at a time."""
 _TOKENS = 900
-_LOOK_S = 30.0
+_LOOK_S = 60.0
+_PAUSE_S = 0.1
 
 
 def read_loads(fleet: Fleet, node: str) -> dict[str, Mapping[str, str]]:
     """Keep a node busy and return which figures its fabric gets to see."""
-    streams = [fleet.door(node).stream(CHAT, chat(COUNT, _TOKENS)) for _ in range(_STREAMS // 2)]
-    late = [
-        threading.Thread(target=_ask, args=(fleet, node, streams)) for _ in range(_STREAMS // 2)
+    over = threading.Event()
+    # They ask again and again: on a busy machine answers may end before anybody hears of a fabric's nodes.
+    clients = [
+        threading.Thread(target=_ask, args=(fleet.door(node), over)) for _ in range(_STREAMS)
     ]
-    for thread in late:
-        thread.start()
-    loads = asyncio.run(_watch(fleet, node))
-    # Those that wait come to their turn once the others have left.
-    for stream in [*streams]:
-        stream.close()
-    for thread in late:
-        thread.join()
-    for stream in streams:
-        stream.close()
+    for client in clients:
+        client.start()
+    try:
+        loads = asyncio.run(_watch(fleet, node))
+    finally:
+        over.set()
+        for client in clients:
+            client.join()
     seen = {
         RUNNING: any(load.running > 1 for load in loads),
         WAITING: any(load.waiting for load in loads),
@@ -64,10 +65,14 @@ async def _watch(fleet: Fleet, node: str) -> list[Load]:
     return heard
 
 
-def _ask(fleet: Fleet, node: str, streams: list[Stream]) -> None:
-    # An engine that is full lets a request wait for its first byte, and a node that is full refuses.
-    stream = fleet.door(node).stream(CHAT, chat(COUNT, _TOKENS))
-    streams.append(stream)
+def _ask(door: Door, over: threading.Event) -> None:
+    """Ask for one long stream after the other until all is over, and leave then."""
+    while not over.wait(_PAUSE_S):
+        # An engine that is full lets a request wait for its first byte, and a node that is full refuses.
+        with suppress(OSError), closing(door.stream(CHAT, chat(COUNT, _TOKENS))) as stream:
+            for _ in stream:
+                if over.is_set():
+                    break
 
 
 def _lack(name: str, told: bool) -> Mapping[str, str]:
