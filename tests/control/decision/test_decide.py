@@ -183,6 +183,57 @@ def test_what_stands_where_its_service_may_not_is_replaced_though_that_costs_mor
     assert at.index(StartInstance) < at.index(DrainInstance)
 
 
+def plan_with_spare(asked: Problem) -> Plan:
+    """The cheapest plan that carries the demand of its one service with its largest instance lost."""
+    (one,) = asked.services
+    for spare in range(1, 40):
+        rate = one.rate_per_s * (1.0 + spare / 20.0)
+        more = one.model_copy(update={"rate_per_s": rate})
+        made = plan_greedily(asked.model_copy(update={"services": (more,)}))
+        carried = [each.throughput_per_s for each in made.instances]
+        if sum(carried) - max(carried) >= one.demand_per_s:
+            return made
+    return plan_greedily(asked)
+
+
+def test_a_fleet_that_survives_a_loss_does_so_again_after_one() -> None:
+    few = (offer("L40S:1", 1.8, 3),)
+    asked = problem(service(rate=6.0), limits=Limits(survive=1))
+    loop = Loop(World(asked, few), plan=plan_with_spare)
+    loop.settle()
+    assert len(loop.world.ready()) == 3
+
+    def left() -> float:
+        carried = [one.throughput_per_s for one in loop.world.ready()]
+        return (sum(carried) - max(carried)) / loop.world.demand()["chat/llm/both"]
+
+    assert left() >= 1.0
+    # The machine does not come back, and two still carry all: only what a second loss would leave is less.
+    loop.world.lose(next(iter(loop.world.alive())))
+    loop.world.offers = (offer("L40S:1", 1.8, 2),)
+    loop.settle()
+    assert loop.world.lanes()["chat/llm/both"] >= loop.world.demand()["chat/llm/both"]
+    assert left() < 1.0
+    # Others are on offer, and dearer.
+    loop.world.offers = (offer("L40S:1", 1.8, 2), offer("L4:1", 2.0, 8))
+    told = [reason for _ in range(20) for reason in loop.tick().reasons]
+    assert left() >= 1.0
+    assert any("adopted: with an instance lost serves 100.0%" in reason for reason in told)
+    # And then it is left alone; a cheaper plan that could not lose anything is not taken.
+    settled_shape = loop.world.shape()
+    loop.plan = lambda asked: plan_greedily(asked.model_copy(update={"running": ()}))
+    told = [reason for _ in range(20) for reason in loop.tick().reasons]
+    assert loop.world.shape() == settled_shape
+    assert any("refused: it would serve" in reason for reason in told)
+    # Nobody who did not ask for it pays for it.
+    free = Loop(World(problem(service(rate=6.0)), few), plan=plan_with_spare)
+    free.settle()
+    free.world.lose(next(iter(free.world.alive())))
+    free.world.offers = (offer("L40S:1", 1.8, 2), offer("L4:1", 2.0, 8))
+    free.settle()
+    assert {one.nodes[0].node_type for one in free.world.ready()} == {"L40S:1"}
+
+
 def test_a_failing_offer_is_backed_off_longer_each_time_and_another_serves() -> None:
     loop = Loop(World(problem(), broken={H100: "capacity"}))
     loop.settle()

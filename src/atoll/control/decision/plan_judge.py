@@ -1,9 +1,9 @@
 """Whether a new plan takes the place of the one in force.
 
-Needed changes are made at once: more of the demand is served, or what stands exceeds the fleet's limits or is
-where its service may not stand. All others must pay for themselves, and must not leave a lane short on the
-way. A plan that serves less than what stands is refused, whatever it saves: that there is no better one may
-be the planner's fault, or pass.
+Needed changes are made at once: more of the demand is served, now or (`limits.survive`) with any one instance
+lost, or what stands exceeds the fleet's limits or is where its service may not stand. All others must pay for
+themselves, and must not leave a lane short on the way. A plan that serves less than what stands is refused,
+whatever it saves: that there is no better one may be the planner's fault, or pass.
 """
 
 from __future__ import annotations
@@ -87,6 +87,15 @@ def judge(
     if gains:
         text = f"more is served of {', '.join(gains)}"
         return _weigh_dips(text, max(gains.values()), policy, dips)
+    if problem.limits.survive:
+        left_now = _worst_after_loss(problem, mixed, rerated, demand)
+        left_then = _worst_after_loss(problem, mixed, new.instances, demand)
+        if left_then > left_now + MIN_SHARE_GAIN:
+            text = f"with an instance lost serves {left_then:.1%} of the demand instead of {left_now:.1%}"
+            return _weigh_dips(text, left_then - left_now, policy, dips)
+        if left_then < left_now - MIN_SHARE_GAIN:
+            text = f"serve {left_then:.1%} of the demand with an instance lost, not {left_now:.1%}"
+            return Verdict(False, f"refused: it would {text}")
     return _weigh_cost(problem, new, rerated, policy, dips)
 
 
@@ -151,6 +160,20 @@ def _worst_share(carried: Lanes, demand: Lanes) -> float:
     """Return the least share of its demand that any lane carries, 1 at most."""
     shares = [min(1.0, carried[lane] / need) for lane, need in demand.items() if need > 0.0]
     return min(shares, default=1.0)
+
+
+def _worst_after_loss(
+    problem: Problem, mixed: frozenset[str], instances: Sequence[Instance], demand: Lanes
+) -> float:
+    """Return the least share of its demand that any lane carries with any one instance lost, 1 at most."""
+    carried = CarriedLoad(problem, mixed, instances)
+    lanes = carried.lanes()
+    # Of instances that are alike one is enough to look at.
+    unlike = {(one.role, one.throughput_per_s): one for one in instances}
+    return min(
+        (_worst_share(lanes | carried.without(one), demand) for one in unlike.values()),
+        default=0.0,
+    )
 
 
 def _loses(now: Lanes, then: Lanes, demand: Lanes) -> tuple[str, ...]:
