@@ -53,8 +53,8 @@ def shared_problem(shares: int, engine: str) -> Problem:
     return problem(*services, nodes=(f"H200/{shares}:{shares}",), engine=engine)
 
 
-def all_busy(plan: Plan) -> Plan:
-    """The plan without a word on which shares are whose: each is reckoned as if all were busy."""
+def unplaced(plan: Plan) -> Plan:
+    """The plan without a word on which shares are whose."""
     return plan.model_copy(
         update={
             "instances": tuple(
@@ -166,7 +166,7 @@ def test_steps_on_one_gpu_end_when_processor_sharing_says(
     shares = len(asked)
     plan, arrivals = neighbours(shares, engine), asked_of(asked)
     found = ends_of(run(plan, shares, engine, arrivals))
-    fair = ends_of(run(all_busy(plan), shares, engine, arrivals))
+    fair = ends_of(run(plan, shares, engine, arrivals, turns=False))
     expected = by_virtual_time(shares, engine, asked, fair)
     assert np.array(found) == pytest.approx(np.array(expected), rel=1e-6, abs=1e-7)
     # Never later than as planned, with all shares busy all the time.
@@ -218,7 +218,10 @@ def test_a_loaded_pair_of_instances_answers_no_later_than_planned_and_the_same_e
     )
     plan = neighbours(2, "vllm")
     found, again = (run(plan, 2, "vllm", arrivals).requests for _ in range(2))
-    fair = run(all_busy(plan), 2, "vllm", arrivals).requests
+    fair = run(plan, 2, "vllm", arrivals, turns=False).requests
+    # Where nobody has said whose neighbour is whose, all are busy.
+    unknown = run(unplaced(plan), 2, "vllm", arrivals).requests
+    assert np.array_equal(unknown.ttft_s, fair.ttft_s)
     assert np.array_equal(found.ttft_s, again.ttft_s)
     assert np.array_equal(found.tpot_s, again.tpot_s)
     for name in ("ttft_s", "tpot_s"):

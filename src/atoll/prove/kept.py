@@ -268,6 +268,8 @@ def simulate_kept(
         from_s=max(seconds / 10.0, *(loss.time_s for loss in losses), 0.0),
         failures=(*losses, *spot_losses(plan, problem, seconds, seed)),
         constants=constants,
+        # Neighbours on a GPU may be of services that are not asked.
+        turns=False,
     )
     found = simulate(plan, problem, catalog, arrivals, options, progress=keep_deadline(deadline))
     names = {service.name for service in asked}

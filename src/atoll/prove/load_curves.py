@@ -190,7 +190,9 @@ def _measure(
         solver="loads",
     )
     requests, number = _requests(problem, jobs, names, seed)
-    found = simulate(plan, alone, catalog, requests, SimOptions(seed=seed), progress=watch)
+    # Its neighbours on a GPU, whoever they will be, are taken to be busy.
+    options = SimOptions(seed=seed, turns=False)
+    found = simulate(plan, alone, catalog, requests, options, progress=watch)
     columns = found.requests
     kept = []
     for at, job in enumerate(jobs):

@@ -75,7 +75,7 @@ def build(
     unit = _units(lower, instances, rows, sites, problem, options)
     for name in ("kinds", "step_s", "token_s", "shared_s"):
         unit[name] = times.fixed[name][unit["kind"], unit["row"]]
-    gpu = _shared_gpus(unit, lower, instances)
+    gpu = _shared_gpus(unit, lower, instances, options)
     pace, unit["paced"] = _pace(lower, unit, instances, maker, options)
     nics = interfaces(catalog, instances)
     run = _run(options, ordered, sites, lower, len(nics), len(problem.services))
@@ -229,12 +229,14 @@ def _units(
     return units
 
 
-def _shared_gpus(unit: a.Records, lower: Lower, instances: Sequence[Instance]) -> a.Records:
+def _shared_gpus(
+    unit: a.Records, lower: Lower, instances: Sequence[Instance], options: SimOptions
+) -> a.Records:
     """Return the GPUs in shares; units of one are linked. A share of nobody knows which is never alone."""
     found: dict[tuple[object, ...], list[int]] = {}
     unit["gpu"] = unit["beside"] = -1
     unit["shares"] = 1
-    for u, each in enumerate(lower.units):
+    for u, each in enumerate(lower.units if options.turns else ()):
         instance = instances[each.instance]
         node = instance.nodes[each.index]
         if node.gpu_shares == 1 or node.gpu_ids is None or (node.slot, node.host) == (None, None):

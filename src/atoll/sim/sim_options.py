@@ -101,6 +101,8 @@ class SimOptions:
     `order` is that in which prompts wait (`routing.decisions.urgency`); None is that of the engine.
     `prefix_caching`: blocks of prompts that the workload says are equal are computed once, for as long as
     they lie in the cache (None: as the engine is started).
+    `turns`: shares of a GPU take turns (`gpu_turns`), at full speed while neighbours rest; else all are
+    busy all the time, as plans reckon.
     `single_messages`: tokens of a step travel one by one, not together. `first_token`: the prompt pass yields
     a token. `handover_s` is the time a unit needs to take in a token's activations (curves only).
 
@@ -125,6 +127,7 @@ class SimOptions:
     order: Order | None = None
     prefix_caching: bool | None = None
     pacing: Pacing = "paced"
+    turns: bool = True
     high_water: float = BOOKED_SHARE
     output_ratio: float = 1.0
     known_outputs: bool = False

@@ -214,7 +214,8 @@ def _simulate(
     routes = spread_routes(problem, plan.instances, ())
     routed = plan.model_copy(update={"routes": routes})
     requests = _draw(problem, rates, seconds, seed)
-    report = simulate(routed, problem, catalog, requests, SimOptions(seed=seed))
+    options = SimOptions(seed=seed, turns=False)
+    report = simulate(routed, problem, catalog, requests, options)
     return report.requests, seconds
 
 
