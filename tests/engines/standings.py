@@ -114,6 +114,7 @@ def _row(*kinds: str, cuts: Sequence[int] = (0, 20, LAYERS), tp: int = 1) -> tup
 
 ONE: tuple[Part, ...] = (("H200:1", 0, LAYERS, 1),)
 TWO: tuple[Part, ...] = (("H200:2", 0, LAYERS, 2),)
+SHARE: tuple[Part, ...] = (("H200/2:2", 0, LAYERS, 1),)
 LAYOUTS = (
     PlanKind("one GPU", ONE),
     PlanKind("tensor parallel on the GPUs of a machine", TWO),
@@ -138,6 +139,9 @@ LAYOUTS = (
     PlanKind("apart, with unlike tensor parallel sizes", prefill=ONE, decode=TWO),
     PlanKind("apart, prefill a pipeline", prefill=_row("L4:1", "L4:1"), decode=ONE),
     PlanKind("apart, decode a pipeline", prefill=ONE, decode=_row("L4:1", "L4:1")),
+    PlanKind("one of several on a GPU, by memory share", SHARE, shared=True),
+    PlanKind("apart, on shares of a GPU", prefill=SHARE, decode=SHARE, shared=True),
+    PlanKind("a pipeline over shares of a GPU", _row("H200/2:2", "H200/2:2"), shared=True),
 )
 MODELS = (
     PlanKind("a mixture of experts", ONE, model="qwen3-30b-a3b"),

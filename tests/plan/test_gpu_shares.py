@@ -119,6 +119,22 @@ def test_offers_that_cannot_be_are_refused_with_the_fix(machines: object, said: 
     assert said in str(error.value)
 
 
+def test_engines_and_models_that_need_whole_gpus_are_refused_by_name() -> None:
+    with pytest.raises(InputError) as error:
+        problem(HALVES, engines=("sglang",))
+    assert "settings.engines: the pool offers shares of GPUs, and SGLang takes" in str(error.value)
+    assert "add vllm or atoll or llamacpp" in str(error.value)
+    assert problem(HALVES | {"L40S:1": 1}, engines=("sglang",)).offers
+    classes = {"image+text": {"share": 1.0, "images": {}}}
+    with pytest.raises(InputError, match="runs on whole GPUs"):
+        build_problem(
+            {
+                "services": {"see": {"model": "qwen2.5-omni-7b", "rate": 1.0, "classes": classes}},
+                "pool": {"owned": {"local": HALVES}},
+            }
+        )
+
+
 def test_an_offer_has_all_shares_of_its_gpus() -> None:
     with pytest.raises(InputError, match="all shares"):
         Offer.parse({"region": "a", "node_type": "H200/2:3", "available": 1, "usd_per_hour": 0.0})

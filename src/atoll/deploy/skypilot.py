@@ -151,6 +151,7 @@ def write_task(order: StartOrder, settings: SkypilotSettings) -> dict[str, Any]:
     Every node of a task runs the same script, which picks its command by rank. Secrets are copied as files
     that only their owner reads; the script sets the variables that name them.
     """
+    order.refuse_shares("SkyPilot")
     nodes = {node.id: node for node in order.instance.nodes}
     kinds = {(command.node_type, command.gpus) for command in order.commands}
     markets = {node.market for node in nodes.values()}

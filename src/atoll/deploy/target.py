@@ -94,6 +94,16 @@ class StartOrder:
         """Name of a file about it, without a suffix."""
         return self.labels.instance.replace("/", "-")
 
+    def refuse_shares(self, target: str) -> None:
+        """Raise DeployError where a node has a share of a GPU, for a target that gives them whole."""
+        for node in self.instance.nodes:
+            if node.gpu_shares > 1:
+                raise DeployError(
+                    f"{self.labels.instance} has a share of a GPU, and {target} gives GPUs whole",
+                    kind="settings",
+                    hint="leave out 'shares' of the fleet file, or bring it up with --on local",
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class InstanceStatus:

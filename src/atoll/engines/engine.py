@@ -131,7 +131,7 @@ class EngineLayout:
     """Nodes and layers of an instance, as far as an engine has to know them.
 
     `tp` GPUs split a layer and `copies` of it stand side by side, both as on the first node. `layers` are
-    the numbers of layers of the stages, in order.
+    the numbers of layers of the stages, in order. `on_share`: it has shares of GPUs, beside others.
     """
 
     instance: str
@@ -141,6 +141,7 @@ class EngineLayout:
     layers: tuple[int, ...]
     irregularities: tuple[Irregularity, ...] = ()
     phase: Phase = Phase.BOTH
+    on_share: bool = False
 
     @property
     def alone(self) -> bool:
@@ -255,9 +256,11 @@ class Engine:
     """Number formats of weights that it computes with, by the catalog's names."""
     served_on: ClassVar[frozenset[str]] = frozenset()
     """Architectures of GPUs on which it served in our results, whole models on one GPU."""
+    served_shares_on: ClassVar[frozenset[str]] = frozenset()
+    """The same, on a share of a GPU."""
     tested: ClassVar[frozenset[str]] = frozenset()
     """Layouts in which our tests run it: "one node", "several nodes"; beside these "tensor parallel",
-    "copies" (of the layers in a node), "phases apart", "phases apart over nodes".
+    "copies" (of the layers in a node), "shares" (of a GPU), "phases apart", "phases apart over nodes".
 
     docs/engines.md names the tests."""
     ready_s: ClassVar[float] = 1800.0
@@ -443,9 +446,11 @@ class Engine:
     def standing(self, layout: EngineLayout, architectures: Collection[str]) -> Standing:
         """Return what is known of it in a layout on GPUs of these architectures."""
         single = layout.nodes == layout.tp == layout.copies == 1
-        if single and not layout.alone and self.served_on.issuperset(architectures):
+        served_on = self.served_shares_on if layout.on_share else self.served_on
+        if single and not layout.alone and served_on.issuperset(architectures):
             return Standing.SERVED
         tried = {"one node" if layout.nodes == 1 else "several nodes"}
+        tried |= {"shares"} if layout.on_share else set()
         tried |= {"tensor parallel"} if layout.tp > 1 else set()
         tried |= {"copies"} if layout.copies > 1 else set()
         if layout.alone:

@@ -145,4 +145,5 @@ def engine_layout(instance: Instance) -> EngineLayout:
         layers=tuple(stage.end - stage.start for stage in stages),
         irregularities=tuple(each for each, holds in found.items() if holds),
         phase=instance.phase,
+        on_share=any(node.gpu_shares > 1 for node in instance.nodes),
     )

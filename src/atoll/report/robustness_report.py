@@ -63,7 +63,8 @@ def list_levels(found: Robustness) -> Grid:
     columns.append("")
     rows = []
     for at, level in enumerate(found.levels):
-        more = level.expected_usd_per_hour / found.nominal.expected_usd_per_hour - 1.0
+        nominal = found.nominal.expected_usd_per_hour
+        more = level.expected_usd_per_hour / nominal - 1.0 if nominal else 0.0
         row: list[object] = [
             "no risk" if level.asked is None else _percent(level.asked),
             _percent(level.holds),

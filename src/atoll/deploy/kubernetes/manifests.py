@@ -60,6 +60,7 @@ def render_instance(
     Secrets are referred to and not among them (`render_secret`).
     """
     _check(order)
+    order.refuse_shares("Kubernetes")
     name = workload_name(order.labels.fleet, order.labels.instance)
     several = len(order.commands) > 1
     sets = (

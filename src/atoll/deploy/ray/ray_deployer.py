@@ -224,6 +224,7 @@ class RayDeployer:
         }
 
     def _write_order(self, order: StartOrder, machines: Sequence[RayMachine]) -> RayOrder:
+        order.refuse_shares("Ray")
         by_name = {machine.name: machine.id for machine in machines}
         avoid = tuple(sorted(by_name[host] for host in order.avoid_hosts if host in by_name))
         usable = [machine for machine in machines if machine.id not in avoid]

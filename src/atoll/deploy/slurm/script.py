@@ -104,6 +104,7 @@ def group_machines(order: StartOrder) -> tuple[JobComponent, ...]:
 
     Slices of one machine (same slot or host) are one request; every other command has a machine of its own.
     """
+    order.refuse_shares("Slurm")
     nodes = {node.id: node for node in order.instance.nodes}
     shared: dict[tuple[object, ...], list[NodeCommand]] = {}
     for index, command in enumerate(order.commands):

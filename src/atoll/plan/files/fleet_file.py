@@ -19,7 +19,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.catalog.overlay import apply_overlay
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import load_yaml_file, parse_yaml, read_text_limited
-from atoll.core.ids import slug
+from atoll.core.ids import parse_node_type, slug
 from atoll.engines.limits import EngineLimits
 from atoll.engines.table import (
     find_engine,
@@ -59,6 +59,7 @@ from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import (
     Lengths,
     Limits,
+    Offer,
     Phases,
     Problem,
     Service,
@@ -141,6 +142,7 @@ def _problem(
         with document.at("settings", "engines"):
             named = settle_placed(settings["engines"], settings["engine"], field="settings.engines")
         settings |= {"engine": named, "engines": ()}
+    _check_shares(document, offers, settings["engines"])
     limits = fleet.limits
     return Problem.parse(
         {
@@ -166,6 +168,21 @@ def _problem(
         },
         path=document.path,
     )
+
+
+def _check_shares(document: FleetDocument, offers: Iterable[Offer], engines: Iterable[str]) -> None:
+    """Refuse a pool of nothing but shares of GPUs where no engine runs on such."""
+    named = [find_engine(name) for name in engines]
+    shares = [parse_node_type(offer.node_type).shares > 1 for offer in offers]
+    if shares and all(shares) and named and not any(engine.on_shares for engine in named):
+        able = " or ".join(engine.name for engine in list_planned() if engine.on_shares)
+        titles = " and ".join(engine.title for engine in named)
+        raise document.error(
+            f"the pool offers shares of GPUs, and {titles} takes what is free on a GPU",
+            "settings",
+            "engines",
+            hint=f"add {able}, or leave 'shares' out",
+        )
 
 
 def _name(document: FleetDocument) -> str:
@@ -216,6 +233,13 @@ def _service(
     )
     _check_context(document, here, entry.engine, service, model)
     if not any(service.allows(kind) for kind in node_types):
+        if service.is_graph and not (only or avoid):
+            raise document.error(
+                "an any-to-any model runs on whole GPUs, and the pool offers shares of them only",
+                *here,
+                "classes",
+                hint="leave 'shares' out of an entry of the pool",
+            )
         field = "only" if only else "avoid"
         raise document.error(
             "no node type of the pool is left for this model",
