@@ -158,6 +158,8 @@ KINDS = (*LAYOUTS, *MODELS)
 
 _UP = "tests/real/test_fleets.py::test_no_answer_is_lost_to_kills_drains_and_new_plans"
 _EXACT = "tests/engine/test_exact.py::"
+_MATRIX = "tests/engine/test_matrix.py::"
+_STORED = f"{_MATRIX}test_answers_are_those_of_transformers_with_the_same_weights"
 _LAYOUTS = f"{_EXACT}test_any_layout_is_exact"
 _UNLIKE = "tests/deploy/local/test_local_stage.py::test_two_unlike_nodes_serve_drain_and_leave"
 _HELPERS = (
@@ -203,6 +205,15 @@ TESTED: Mapping[tuple[str, str, str], str] = {
     ("atoll", "apart, prefill a pipeline", "local"): _HELPERS,
     ("atoll", "apart, decode a pipeline", "local"): _HELPERS,
     ("atoll", "a mixture of experts", COMMANDS): f"{_EXACT}test_every_architecture_is_exact",
+    ("atoll", "weights in fp8", COMMANDS): _STORED,
+    ("atoll", "weights made fp8 as they are loaded", COMMANDS): (
+        f"{_MATRIX}test_plain_weights_are_turned_into_fp8_as_they_are_loaded"
+    ),
+    ("atoll", "weights in int8", COMMANDS): _STORED,
+    ("atoll", "weights in int4 (AWQ, GPTQ)", COMMANDS): _STORED,
+    ("atoll", "weights in mxfp4", COMMANDS): (
+        f"{_MATRIX}test_mxfp4_experts_answer_as_transformers_own_loader"
+    ),
 }
 """Tests that run the real engine, on cores: by engine, kind of plan and column."""
 SERVED: Mapping[tuple[str, str, str], str] = {

@@ -5,6 +5,8 @@ one layer range); their decisions, without sockets, are `scheduler_core` and `no
 
     batcher, batch_pacing, kv         batches of a node, decode groups under way, the pool of KV blocks
     model_stage, attention, fused     layers of a model over paged KV
+    matrix, matrix_tiles, matrix_layers
+                                      weights in 8 and 4 bits, and layers over them
     triton_ops, torch_ops, cuda_graphs, weight_packing
                                       fast operations for GPUs and for CPUs
     rank_cut, rank_group, ranked_stage, rank_crew, rank_process

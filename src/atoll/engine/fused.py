@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atoll.engine.matrix import join
+from atoll.engine.matrix_layers import MatrixLinear, matrix_of
 from atoll.engine.weight_packing import PackedLinear, can_pack
 
 # Layers of exactly the plain shape. Others differ in a norm, an extra norm or the MLP.
@@ -43,7 +45,7 @@ class FusedLayer:
         self._size: int = attention.head_dim
         self._scale: float = attention.scaling
         self._window = _window(attention)
-        self._heads = attention.q_proj.weight.shape[0] // self._size
+        self._heads = attention.q_proj.out_features // self._size
         # Heads that are normed need their sums; whatever else reads a result in parts adds them up.
         normed = hasattr(attention, "q_norm")
         self._qkv = _join_linears(
@@ -102,21 +104,26 @@ def _join_linears(
     `parts` and `gated` as in `RowLinear`, `keep` as in `PackedLinear`; a result in parts never leaves a layer
     but to the next norm.
     """
-    weight = torch.cat([linear.weight.data for linear in linears])
     bias = None
     if any(linear.bias is not None for linear in linears):
+        like = next(linear.bias.data for linear in linears if linear.bias is not None)
         bias = torch.cat(
             [
-                torch.zeros(linear.weight.shape[0], dtype=weight.dtype, device=weight.device)
-                if linear.bias is None
-                else linear.bias.data
+                like.new_zeros(linear.out_features) if linear.bias is None else linear.bias.data
                 for linear in linears
             ]
         )
+    if any(isinstance(linear, MatrixLinear) for linear in linears):
+        joined: Any = MatrixLinear(
+            join([matrix_of(linear) for linear in linears]),
+            None if bias is None else torch.nn.Parameter(bias, requires_grad=False),
+        )
+        return (lambda rows: ops.silu_mul(joined(rows))) if gated else joined
+    weight = torch.cat([linear.weight.data for linear in linears])
     if weight.is_cuda:
         return ops.RowLinear(weight, bias, parts=parts, gated=gated)
     if can_pack(weight.device, weight.dtype):
-        joined: Any = PackedLinear(weight, bias, keep=keep)
+        joined = PackedLinear(weight, bias, keep=keep)
     else:
         joined = partial(torch.nn.functional.linear, weight=weight, bias=bias)
     return (lambda rows: ops.silu_mul(joined(rows))) if gated else joined
@@ -144,7 +151,7 @@ def fuse(
         fused[index] = FusedLayer(layer, ops, keep=keep, total=total)
         for module in (layer.self_attn, layer.mlp):
             for name, child in list(module.named_children()):
-                if isinstance(child, torch.nn.Linear):
+                if isinstance(child, torch.nn.Linear | MatrixLinear):
                     delattr(module, name)
     return fused
 

@@ -22,9 +22,11 @@ from atoll.engine import attention
 from atoll.engine.attention import KvCache, PagedBatch, RowSpan
 from atoll.engine.fused import FusedLayer, fuse
 from atoll.engine.kv import BlockTable
+from atoll.engine.matrix_layers import MatrixExperts, MatrixLinear, list_matrices
 from atoll.engine.rank_cut import RankCut
 from atoll.engine.rank_group import RankGroup
 from atoll.engine.weight_packing import KEPT_BYTES, can_pack, pack, pack_linears
+from atoll.engine.weights.matrix_reader import AtLoad, MatrixReader
 from atoll.engine.weights.reader import Progress, WeightReader
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -98,20 +100,24 @@ class StageModel:
         block_size: int = 16,
         device: str = "cpu",
         dtype: str = "float32",
+        quantization: AtLoad | None = None,
         progress: Progress | None = None,
         ranks: RankGroup | None = None,
     ) -> None:
         """Build and load; the KV cache has `blocks` blocks, or as many as fit `kv_bytes`.
 
-        With neither, a CPU gives 512 MiB and a GPU nine tenths of what the weights leave free. Of several
-        `ranks` each holds a part of every layer, and all must be asked for the same in the same order.
+        With neither, a CPU gives 512 MiB and a GPU nine tenths of what the weights leave free. `quantization`
+        is the format that matrices in 16 bits are turned into as they are loaded. Of several `ranks` each
+        holds a part of every layer, and all must be asked for the same in the same order.
         """
         self.config, self._ranks = load_config(folder), ranks
         if ranks is not None:
             self._cut = RankCut(self.config, ranks.rank, ranks.size)
             self.config = self._cut.config
         self._build(start, end, device, dtype)
-        self._load(WeightReader(folder), progress)
+        reader = WeightReader(folder)
+        self._load_matrices(MatrixReader(reader, quantization))
+        self._load(reader, progress)
         self._allocate(blocks, kv_bytes, block_size)
 
     @classmethod
@@ -225,6 +231,46 @@ class StageModel:
                 return
         raise UsageError(f"this stage has no parameter {name!r}")
 
+    def _load_matrices(self, reader: MatrixReader) -> None:
+        """Put layers over matrices in 8 and 4 bits where those stood that would hold them in 16."""
+        for index, layer in self.layers.items():
+            for name, child in list(layer.named_modules()):
+                made = self._read_layer(reader, f"model.layers.{index}.{name}", child)
+                if made is not None:
+                    path, _, leaf = name.rpartition(".")
+                    setattr(layer.get_submodule(path), leaf, made)
+
+    def _read_layer(
+        self, reader: MatrixReader, name: str, layer: torch.nn.Module
+    ) -> torch.nn.Module | None:
+        """A linear layer or experts over matrices; None: its weights are plain tensors."""
+        if type(layer) is torch.nn.Linear:
+            matrix = reader.read_linear(name)
+            if matrix is None:
+                return None
+            piece = None if self._cut is None else self._cut.piece(f"{name}.weight")
+            if piece is not None:
+                matrix = matrix.take(piece.dim, piece.ranges)
+            if (matrix.outputs, matrix.depth) != (layer.out_features, layer.in_features):
+                raise _unlike(name, (matrix.outputs, matrix.depth), layer.weight, reader.folder)
+            return MatrixLinear(matrix.own(self.device), layer._parameters["bias"])
+        if "gate_up_proj" not in layer._parameters:
+            return None
+        stacks: Any = layer
+        transposed = bool(getattr(stacks, "is_transposed", False))
+        read = reader.read_experts(name, stacks.num_experts, transposed=transposed)
+        if read is None:
+            return None
+        gate_up, down = read
+        if self._cut is not None:
+            outer, inner = (self._cut.piece(f"{name}.{n}_proj") for n in ("gate_up", "down"))
+            assert outer is not None
+            assert inner is not None
+            gate_up = [matrix.take(0, outer.ranges) for matrix in gate_up]
+            down = [matrix.take(1, inner.ranges) for matrix in down]
+        owned = ([matrix.own(self.device) for matrix in side] for side in (gate_up, down))
+        return MatrixExperts(stacks, *owned)
+
     def _load(self, reader: WeightReader, progress: Progress | None) -> None:
         wanted = list(self._parameters())
         for number, (name, parameter) in enumerate(wanted, 1):
@@ -241,12 +287,7 @@ class StageModel:
                 continue
             tensor = reader.read(source, piece)
             if tuple(tensor.shape) != tuple(parameter.shape):
-                raise InputError(
-                    f"the tensor {source!r} has shape {tuple(tensor.shape)}, the model wants "
-                    f"{tuple(parameter.shape)}",
-                    path=reader.folder,
-                    hint="config.json and the weights are of different models",
-                )
+                raise _unlike(source, tuple(tensor.shape), parameter, reader.folder)
             # What is not laid out anew later is copied, so that nothing keeps the whole file mapped.
             stays = parameter.dim() == 1 or name == "model.embed_tokens.weight"
             self._set(name, tensor.to(device=self.device, dtype=self.dtype, copy=stays))
@@ -272,8 +313,8 @@ class StageModel:
         with torch.inference_mode():
             # A small stage keeps its plain weights beside the packed ones; for a large one that is too much
             # memory.
-            size = sum(p.numel() for _, p in self._parameters()) * self.dtype.itemsize
-            keep = size <= KEPT_BYTES
+            self.weight_bytes = self._count_bytes()
+            keep = self.weight_bytes <= KEPT_BYTES
             total = None if self._ranks is None else self._ranks.sum
             self.fused = fuse(self.layers, self.device, keep=keep, total=total)
             if can_pack(self.device, self.dtype):
@@ -304,6 +345,13 @@ class StageModel:
         for layer in self.layers.values():
             layer.self_attn.register_forward_hook(add_up)
             layer.mlp.register_forward_hook(add_up)
+
+    def _count_bytes(self) -> int:
+        """Bytes of all weights; those that a tied head shares with the embedding count once."""
+        tensors = [parameter for _, parameter in self._parameters()]
+        for layer in self.layers.values():
+            tensors += [tensor for matrix in list_matrices(layer) for tensor in matrix.tensors()]
+        return sum({t.data_ptr(): t.numel() * t.itemsize for t in tensors}.values())
 
     def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
         """Run every `SequenceRows` through its own layer range; neighbours share the layers they share.
@@ -487,6 +535,14 @@ class _RankEmbedding:
         elsewhere = (tokens < self._first) | (tokens >= self._end)
         own = (tokens - self._first).masked_fill(elsewhere, 0)
         return self._ranks.sum(self._embed(own).masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+def _unlike(name: str, shape: tuple[int, ...], wanted: Tensor, folder: Path) -> InputError:
+    return InputError(
+        f"the tensor {name!r} has shape {shape}, the model wants {tuple(wanted.shape)}",
+        path=folder,
+        hint="config.json and the weights are of different models",
+    )
 
 
 def load_config(folder: str | Path) -> Any:

@@ -50,7 +50,8 @@ _PR_SET_PDEATHSIG = 1
 class NodeConfig(Frozen):
     """Settings of a node: its layers and how it holds them.
 
-    model: see `atoll.engine.weights.sources`. bind: the inbox; a port of `*` takes a free one.
+    model: see `atoll.engine.weights.sources`. quantization: the format that matrices in 16 bits are turned
+    into as they are loaded (none: as they are stored). bind: the inbox; a port of `*` takes a free one.
     ready_file: written once the node can serve (a `NodeReady`). tp: processes that split every layer, each on
     a GPU of its own (those from `device` on) or on the cores. threads and cpus: how many threads a step may
     use, all processes together, and which cores (none: any). kv_blocks or kv_bytes: room for KV, of all
@@ -69,6 +70,7 @@ class NodeConfig(Frozen):
     bind: str = "tcp://127.0.0.1:*"
     ready_file: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    quantization: Literal["fp8"] | None = None
     device: str = "cpu"
     tp: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)
@@ -303,6 +305,7 @@ def load_stage(config: NodeConfig, folder: Path, ranks: RankGroup | None = None)
         block_size=config.block_size,
         device=device,
         dtype=config.dtype,
+        quantization=config.quantization,
         progress=_progress if ranks is None or ranks.rank == 0 else None,
         ranks=ranks,
     )

@@ -152,6 +152,83 @@ def gated_linear(
 
 
 @triton.jit
+def _expand(
+    codes, scales, zeros, group_of, column, deep, wide, depth,
+    code_stride, scale_stride, zero_stride, skipped_rows, skipped_columns,
+    KIND: tl.constexpr, BITS: tl.constexpr, SIDE: tl.constexpr, GROUP: tl.constexpr,
+    SHIFT: tl.constexpr, HAS_ZEROS: tl.constexpr, INDEXED: tl.constexpr,
+):  # fmt: skip
+    """Weights [columns, depth] of a tile in float32; `column` are rows of the matrix, `deep` its columns.
+
+    Bytes are taken apart by hand: not all GPUs that run this have the format.
+    """
+    inside = wide[:, None] & (deep < depth)[None, :]
+    if INDEXED:
+        group = tl.load(group_of + deep, mask=deep < depth, other=0)
+    else:
+        group = (deep + skipped_columns) // GROUP
+    where = ((column + skipped_rows) // SIDE).to(tl.int64)[:, None] * scale_stride + group[None, :]
+    scale = tl.load(scales + where, mask=inside, other=0)
+    line = column.to(tl.int64)[:, None] * code_stride
+    if BITS == 4:
+        byte = tl.load(codes + line + deep[None, :] // 2, mask=inside, other=0).to(tl.int32)
+        code = (byte >> ((deep[None, :] % 2) * 4)) & 15
+    else:
+        code = tl.load(codes + line + deep[None, :], mask=inside, other=0).to(tl.int32)
+    if KIND == "int":
+        if HAS_ZEROS:
+            many: tl.constexpr = 8 // BITS
+            at = (column // many).to(tl.int64)[:, None] * zero_stride + group[None, :]
+            zero = tl.load(zeros + at, mask=inside, other=0).to(tl.int32)
+            if BITS == 4:
+                zero = (zero >> ((column[:, None] % 2) * 4)) & 15
+            zero += SHIFT
+        else:
+            zero = 1 << (BITS - 1)
+        weight = (code - zero).to(tl.float32) * scale.to(tl.float32)
+    elif KIND == "fp8":
+        # E4M3 in the place of a half's exponent and mantissa is too small by 2 ** 8.
+        half = (((code & 128) << 8) | ((code & 127) << 7)).to(tl.uint16)
+        weight = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0 * scale.to(tl.float32)
+    else:
+        exponent, mantissa = (code >> 1) & 3, code & 1
+        normal = (2 + mantissa) << tl.maximum(exponent - 1, 0)
+        twice = tl.where(exponent == 0, mantissa, normal)
+        value = tl.where(code >= 8, -twice, twice).to(tl.float32) * 0.5
+        weight = value * tl.exp2(scale.to(tl.float32) - 127.0)
+    return weight
+
+
+@triton.jit
+def expanded_linear(
+    x, codes, scales, zeros, group_of, out, rows, width, depth,
+    code_stride, scale_stride, zero_stride, skipped_rows, skipped_columns,
+    KIND: tl.constexpr, BITS: tl.constexpr, SIDE: tl.constexpr, GROUP: tl.constexpr,
+    SHIFT: tl.constexpr, HAS_ZEROS: tl.constexpr, INDEXED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """BLOCK outputs of all rows; weights in 8 or 4 bits stream by once and are expanded tile by tile."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wide = column < width
+    row = tl.arange(0, ROWS)
+    there = row < rows
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    acc = tl.zeros((BLOCK, ROWS), tl.float32)
+    for at in range(0, depth, STEP):
+        deep = at + tl.arange(0, STEP)
+        weight = _expand(
+            codes, scales, zeros, group_of, column, deep, wide, depth,
+            code_stride, scale_stride, zero_stride, skipped_rows, skipped_columns,
+            KIND, BITS, SIDE, GROUP, SHIFT, HAS_ZEROS, INDEXED,
+        )  # fmt: skip
+        given = there[None, :] & (deep < depth)[:, None]
+        a = tl.load(x + row[None, :] * depth + deep[:, None], mask=given, other=0.0)
+        acc = tl.dot(weight.to(a.dtype), a, acc, input_precision=precision)
+    target = out + row[None, :].to(tl.int64) * width + column[:, None]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :] & wide[:, None])
+
+
+@triton.jit
 def decode(
     q, keys, values, tables, lengths, out, scale, window, table_width,
     partial, maxima, sums,

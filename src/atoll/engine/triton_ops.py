@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from atoll.engine import triton_kernels as kernels
+from atoll.engine.matrix_tiles import MatrixTiles
 
 _TILE = 64
 _GROUP_MIN = 16
@@ -86,6 +87,30 @@ class RowLinear:
             STEP=_STEP, PDL=pdl, num_warps=4, num_stages=self._stages, launch_pdl=pdl, **split,
         )  # fmt: skip
         return out
+
+
+def stream_tiles(x: Tensor, tiles: MatrixTiles) -> Tensor:
+    """Return the product of a few rows [..., depth] with a matrix in 8 or 4 bits.
+
+    The weights stream by once and are expanded tile by tile.
+    """
+    codes, scales, zeros, order = tiles.codes, tiles.scales, tiles.zeros, tiles.group_of
+    outputs, depth = codes.shape[0], x.shape[-1]
+    flat = x.reshape(-1, depth).contiguous()
+    rows = flat.shape[0]
+    out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    # Half as many outputs where else processors would have nothing to do.
+    block = _BLOCK if outputs >= _WIDE_OUTPUTS else _BLOCK // 2
+    kernels.expanded_linear[(triton.cdiv(outputs, block),)](
+        flat, codes, scales, codes if zeros is None else zeros, codes if order is None else order,
+        out, rows, outputs, depth,
+        codes.stride(0), scales.stride(0), 0 if zeros is None else zeros.stride(0), *tiles.skipped,
+        KIND=tiles.kind, BITS=tiles.bits, SIDE=tiles.side, GROUP=tiles.group, SHIFT=tiles.shift,
+        HAS_ZEROS=zeros is not None, INDEXED=order is not None,
+        ROWS=max(16, triton.next_power_of_2(rows)), BLOCK=block, STEP=_STEP,
+        EXACT=x.dtype == torch.float32, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out.view(*x.shape[:-1], outputs)
 
 
 def add_norm(

@@ -5,6 +5,7 @@ How its processes are started is told in `runtime.endpoints.stage_endpoint`: the
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +16,7 @@ from atoll.engines.profile import EngineDefaults, StartTime
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
+    from atoll.catalog.transformer import TransformerSpec
 
 _HOST_TIME = HostTime(step_s=0.32e-3, sequence_s=0.01e-3)
 """Beside an H200, with a model of two small layers; another such host took 0.024 ms for every sequence."""
@@ -52,6 +54,11 @@ class StageEngine(Engine):
         "bf16": WeightFormat(native=8.0, platforms=("cuda",)),
         "fp16": WeightFormat(platforms=("cuda",)),
         "fp32": WeightFormat(platforms=("cuda",)),
+        # Below Ada, and everywhere for formats of 4 bits, weights are expanded in the kernel, tile by tile.
+        "fp8": WeightFormat(native=8.9, platforms=("cuda",)),
+        "int8": WeightFormat(native=math.inf, platforms=("cuda",)),
+        "int4": WeightFormat(native=math.inf, platforms=("cuda",)),
+        "mxfp4": WeightFormat(native=math.inf, platforms=("cuda",)),
     }
     tested = frozenset({"one node", "several nodes", "phases apart", "phases apart over nodes"})
     ready_s = 300.0
@@ -77,6 +84,14 @@ class StageEngine(Engine):
     )
     start = StartTime(26.0, "an 8B model of random weights on an H200, November 2026")
     orders_by_promise = True
+
+    def refuses(self, spec: TransformerSpec, gpu: GpuType) -> str | None:
+        """Return why it cannot compute a model on a kind of GPU; its attention keeps keys and values."""
+        if spec.mla is not None:
+            return f"{self.title} has no latent attention"
+        if spec.delta is not None:
+            return f"{self.title} has no linear attention"
+        return super().refuses(spec, gpu)
 
     def takes(self, source: str, *, stand_in: bool) -> bool:
         """Return True: it loads everything, and stands in for other models."""

@@ -115,7 +115,7 @@ def test_free_layouts_cost_no_more_than_those_that_run() -> None:
 
 
 def test_without_an_engine_for_the_weights_there_is_no_plan() -> None:
-    plan = solve(asked("llama-3.1-8b@fp8", "atoll"))
+    plan = solve(asked("llama-3.1-8b@nvfp4", "atoll"))
     assert plan.status == "infeasible"
 
 

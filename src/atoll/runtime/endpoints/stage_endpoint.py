@@ -133,6 +133,7 @@ def _limits(served: ServedModel) -> dict[str, Any]:
         "prefix_caching": launch.prefix_caching,
         "max_sequences": sequences,
         "promised_ttft_s": launch.promised_ttft_s,
+        "quantization": launch.quantization,
     }
     if tokens is not None:
         # Plans reckon with prompts that are cut by the budget alone.
