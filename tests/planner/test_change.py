@@ -110,6 +110,25 @@ def test_a_problem_is_changed_where_there_is_no_file(tmp_path: Path) -> None:
     _round_trip(tmp_path, changed)
 
 
+def test_gpus_in_shares_are_written_as_they_are_offered(tmp_path: Path) -> None:
+    path = tmp_path / "shares.yaml"
+    path.write_text(
+        "services: {chat: {model: llama-3.2-3b, ttft: 1s, tpot: 50ms, rate: 1/s, lengths: 512x64}}\n"
+        "pool:\n"
+        "  owned: {here: {'H200:1': {count: 2, shares: 2}, 'L4:1': 1}}\n"
+        "  offers: [{region: there, node_type: 'H200:2', available: 4, usd_per_hour: 6, shares: 4}]\n"
+    )
+    source = read_source(path)
+    change = DialChange(prices={"H200/4": 2.0}, available={"H200/2": 0.5, "L4": 2.0})
+    changed = apply_change(source, change)
+    assert [(o.node_type, o.available, o.usd_per_hour) for o in changed.problem.offers] == [
+        ("H200/2:2", 1, 0.0),
+        ("L4:1", 2, 0.0),
+        ("H200/4:8", 4, 12.0),
+    ]
+    _round_trip(tmp_path, changed)
+
+
 def test_the_first_machines_of_a_cluster_stay() -> None:
     source = read_source(find_example("cluster-mixed"))
     assert source.problem.cluster is not None

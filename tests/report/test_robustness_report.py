@@ -51,6 +51,9 @@ def test_a_row_for_each_level_with_what_it_costs_more() -> None:
     assert len(grid.columns) == len(grid.rows[0])
     assert "total $/h" not in list_levels(FOUND).columns
     assert len(draw_robustness(PLAN)) == 1
+    # Machines of one's own that cost nothing: nothing costs more.
+    free = [level.model_copy(update={"expected_usd_per_hour": 0.0}) for level in PRICED.levels]
+    assert "+0%" in list_levels(PRICED.model_copy(update={"levels": tuple(free)})).rows[1]
 
 
 def test_spot_is_spoken_of_where_there_is_some() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from atoll.deploy.local.daemon import (
+    DaemonOrder,
     DaemonState,
     ProcessId,
     announces_nothing,
@@ -141,6 +142,24 @@ def test_it_sees_only_its_gpus_and_none_is_given_twice(folder: Path) -> None:
     assert caught.value.kind == "capacity"
     deployer.stop("lab/chat-0", 0)
     assert deployer.start(order("chat-2")).hosts == ("a",)
+
+
+def test_shares_of_a_gpu_are_given_beside_each_other_and_kept_account_of(folder: Path) -> None:
+    deployer = LocalDeployer(MACHINES, folder, settle_s=0.05)
+    for at in range(4):
+        deployer.start(order(f"chat-{at}", SLEEP, node_type="L40S/2:2"))
+    held = sorted((each.slots, each.shares) for each in deployer.list_held())
+    assert held == [((0,), 2), ((0,), 2), ((1,), 2), ((1,), 2)]
+    env = [
+        DaemonOrder.from_json((folder / "f-lab" / f"i-chat-{at}" / "order.json").read_text())
+        .nodes[0]
+        .env["CUDA_VISIBLE_DEVICES"]
+        for at in range(4)
+    ]
+    assert env == ["4", "4", "5", "5"]
+    for kind in ("L40S/2:2", "L40S:2"):
+        with pytest.raises(DeployError, match="no room"):
+            deployer.start(order("chat-4", SLEEP, node_type=kind))
 
 
 def test_another_controller_adopts_what_runs_and_starts_nothing_twice(folder: Path) -> None:

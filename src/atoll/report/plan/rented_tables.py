@@ -115,7 +115,9 @@ def describe_plan(plan: Plan) -> str:
     cost = f"{format_price(plan.usd_per_hour)} on {size}"
     if plan.idle_gpus:
         idle = format_price(plan.idle_usd)
-        cost += f" and {pluralize(plan.idle_gpus, 'GPU')} idle ({idle})"
+        nodes = [node for one in plan.instances for node in one.nodes if node.gpu_ids is not None]
+        cut = "share" if nodes and all(node.gpu_shares > 1 for node in nodes) else "GPU"
+        cost += f" and {pluralize(plan.idle_gpus, cut)} idle ({idle})"
     if plan.init_usd > 0:
         cost += f", and {format_price(plan.init_usd)} for starting new instances"
     if plan.cut_short:
