@@ -222,6 +222,19 @@ def test_ranges_that_overlap_run_the_stage_engine_and_the_first_one_listens() ->
     assert "join" not in second.argv
 
 
+def test_unlike_tensor_parallel_sizes_are_split_as_planned_on_gpus_and_on_cores_if_asked() -> None:
+    made = on(instance([(0, 20), (20, 32)]), ["A10G:4", "L40S:1"])
+    cores = replace(PLAIN, device="cpu")
+    for told, split in (
+        (PLAIN, True),
+        (cores, False),
+        (replace(cores, split_on_cores=True), True),
+    ):
+        for command in node_commands(made, HUB, told):
+            order = StageOrder.from_json(str(flag(command.argv, "--order")))
+            assert (order.instance, order.split) == (made, split)
+
+
 def test_who_serves_other_weights_says_so_where_it_joins() -> None:
     other = ServiceWeights("pypi://small==1/model.gguf#hash", ("chat",), stand_in=True)
     (command,) = node_commands(instance([(0, 32)]), other, FABRIC, labels=LABELS)
@@ -256,9 +269,9 @@ def test_what_an_engine_cannot_carry_is_refused_with_a_way_out() -> None:
         node_commands(mixed, replace(HUB, engine="sglang"), PLAIN)
     with pytest.raises(InputError, match="needs a GGUF file"):
         node_commands(instance([(0, 32)]), replace(HUB, engine="llamacpp"), PLAIN)
-    wide = on(instance([(0, 16), (16, 32)]), ["L4:4", "L40S:1"])
-    with pytest.raises(InputError, match="over the 4 GPUs of n0"):
-        node_commands(wide, HUB, PLAIN)
+    copies = on(instance([(0, 16), (16, 32)]), ["L4:4", "L40S:1"], tp=1)
+    with pytest.raises(InputError, match="has 4 copies of its layers on n0, and the stage engine"):
+        node_commands(copies, replace(HUB, engine="atoll"), PLAIN)
     with pytest.raises(InputError, match="'vllm' or 'atoll' or 'sglang' does"):
         node_commands(instance([(0, 32)], phase="prefill"), replace(HUB, engine="llamacpp"), PLAIN)
     halves = instance([(0, 16), (16, 32)], phase="decode")

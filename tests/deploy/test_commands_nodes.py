@@ -544,6 +544,18 @@ def test_a_node_binds_its_own_address_and_the_leader_knows_all(tmp_path: Path) -
     assert [spec.name for spec in follower.processes] == ["i/n1"]
 
 
+@pytest.mark.parametrize("split", [True, False])
+def test_a_node_splits_its_layers_over_as_many_processes_as_planned(
+    tmp_path: Path, split: bool
+) -> None:
+    made = instance([(0, 20), (20, 32)])
+    wide = made.nodes[0].model_copy(update={"node_type": "CORE:2", "tp": 2})
+    made = made.model_copy(update={"nodes": (wide, made.nodes[1])})
+    order = StageOrder(instance=made, source="/m", names=("chat",), split=split)
+    nodes, _ = configurations(tmp_path, build_stage(order, "n0", 9, PEERS, tmp_path, 32, ()))
+    assert [node.tp for node in nodes] == [2 if split else 1, 1]
+
+
 def test_other_weights_than_planned_are_refused_unless_they_stand_in(tmp_path: Path) -> None:
     order = StageOrder(instance=instance([(0, 20), (20, 32)]), source="/m", names=("chat",))
     with pytest.raises(InputError, match="the weights have 16 layers, and i is planned for 32"):

@@ -160,6 +160,7 @@ _UP = "tests/real/test_fleets.py::test_no_answer_is_lost_to_kills_drains_and_new
 _EXACT = "tests/engine/test_exact.py::"
 _MATRIX = "tests/engine/test_matrix.py::"
 _STORED = f"{_MATRIX}test_answers_are_those_of_transformers_with_the_same_weights"
+_SPLIT = "tests/engine/test_ranks.py::"
 _LAYOUTS = f"{_EXACT}test_any_layout_is_exact"
 _UNLIKE = "tests/deploy/local/test_local_stage.py::test_two_unlike_nodes_serve_drain_and_leave"
 _HELPERS = (
@@ -190,6 +191,16 @@ TESTED: Mapping[tuple[str, str, str], str] = {
     ),
     ("atoll", "one GPU", "slurm"): (
         "tests/e2e/test_operating_slurm.py::test_a_plan_over_slurm_and_this_machine"
+    ),
+    ("atoll", "tensor parallel on the GPUs of a machine", COMMANDS): (
+        "tests/engine/test_process.py::test_a_lost_rank_ends_its_node"
+    ),
+    ("atoll", "a pipeline with unlike tensor parallel sizes", COMMANDS): (
+        f"{_SPLIT}test_any_layout_over_ranks_is_exact"
+    ),
+    ("atoll", "a pipeline with unlike tensor parallel sizes", "local"): _UNLIKE,
+    ("atoll", "apart, with unlike tensor parallel sizes", COMMANDS): (
+        f"{_SPLIT}test_kv_goes_between_unlike_ranks"
     ),
     ("atoll", "a pipeline on the GPUs of a machine", COMMANDS): _LAYOUTS,
     ("atoll", "a pipeline over machines, uneven layers", COMMANDS): _LAYOUTS,

@@ -50,6 +50,10 @@ def engine_rates(
     spec = catalog.model(problem.service_of(role).model).llm
     run = problem.run_by(engine)
     free = rates_by_kind(run, catalog, role)
+    if rules.max_node_copies == 1:
+        counts = {kind: parse_node_type(kind).gpu_count for kind in kinds}
+        whole = {gpus: rates_by_kind(run, catalog, role, tp=gpus) for gpus in {*counts.values()}}
+        free = {kind: whole[gpus][kind] for kind, gpus in counts.items()}
     # An engine with one copy on a node splits layers over all of its GPUs, however well that goes.
     split = {
         gpus: rates_by_kind(run, catalog, role, tp=gpus)
@@ -84,7 +88,6 @@ def usable_kinds(problem: Problem, catalog: Catalog, engine: str, role: RoleId) 
         kind
         for kind in problem.kinds_for(service.name)
         if rules.refuses(spec, catalog.node(kind).gpu) is None
-        and parse_node_type(kind).gpu_count <= (rules.max_node_gpus or 99)
     ]
 
 

@@ -238,8 +238,8 @@ class Engine:
     on_cores: ClassVar[bool] = False
     """Whether it computes on CPU cores, and is given some."""
     max_nodes: ClassVar[int | None] = None
-    max_node_gpus: ClassVar[int | None] = None
-    """GPUs of a node that it computes on, where it computes on GPUs."""
+    max_node_copies: ClassVar[int | None] = None
+    """Copies of its layers that a node has, where it computes on GPUs."""
     max_copies: ClassVar[int | None] = None
     """Copies of the layers that a server of it runs side by side on the GPUs of a node."""
     on_shares: ClassVar[bool] = False

@@ -46,7 +46,7 @@ class StageEngine(Engine):
     weights = "folder"
     on_cores = True
     on_shares = True
-    max_node_gpus = 1
+    max_node_copies = 1
     allows = frozenset(Irregularity)
     connector = Connector("atoll", frozenset({Phase.PREFILL, Phase.DECODE}))
     platforms: ClassVar = {"cuda": 7.0}
@@ -60,7 +60,15 @@ class StageEngine(Engine):
         "int4": WeightFormat(native=math.inf, platforms=("cuda",)),
         "mxfp4": WeightFormat(native=math.inf, platforms=("cuda",)),
     }
-    tested = frozenset({"one node", "several nodes", "phases apart", "phases apart over nodes"})
+    tested = frozenset(
+        {
+            "one node",
+            "several nodes",
+            "tensor parallel",
+            "phases apart",
+            "phases apart over nodes",
+        }
+    )
     ready_s = 300.0
     failed_probes = 1
     stop_s = 12.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from atoll.catalog.gpus import GpuType
 from atoll.catalog.nodes import NodeType
@@ -113,6 +113,10 @@ def splits_evenly(spec: TransformerSpec, tp: int) -> bool:
     if spec.delta is not None and spec.delta.key_heads % tp:
         return False
     return spec.heads % tp == 0 and (spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0)
+
+
+Split = int | Literal["all"] | None
+"""GPUs of a node that split a layer: so many, all of them, or as is best."""
 
 
 @lru_cache(maxsize=1024)

@@ -51,10 +51,9 @@ def list_limits(
 ) -> tuple[str, ...]:
     """Return what of an instance of a model an engine does not run: its layout, its nodes, its weights."""
     found = list(engine.list_limits(engine_layout(instance)))
-    if engine.max_node_gpus is not None and any(
-        node.gpus > engine.max_node_gpus for node in instance.nodes
-    ):
-        found.append("several GPUs in a node")
+    most = engine.max_node_copies
+    if most is not None and any(node.gpus > most * node.tp for node in instance.nodes):
+        found.append("several copies of the layers on the GPUs of a node")
     for kind in sorted(gpu_kinds(instance)):
         gpu = catalog.gpu(kind)
         if engine.refuses_hardware(gpu) is not None:

@@ -275,10 +275,9 @@ def handover_engine(problem: Problem, catalog: Catalog, service: Service) -> Eng
     kinds.sort(key=lambda node: -node.memory_bytes)
     # Executors of any-to-any models are Atoll's own, and hand over as its engine does.
     for engine in able if not service.is_graph else ():
-        choice, most = EngineChoice(engine.name, limits), engine.max_node_gpus
+        choice = EngineChoice(engine.name, limits)
         if any(
-            (most is None or node.count <= most)
-            and engine.refuses(spec, node.gpu) is None
+            engine.refuses(spec, node.gpu) is None
             and max_layers(spec, node, choice, mix) >= spec.layers
             for node in kinds
         ):

@@ -16,6 +16,7 @@ from typing import Protocol
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InternalError
 from atoll.core.ids import parse_node_type, parse_role
+from atoll.perf.layers import Split
 from atoll.perf.memory_model import position_of
 from atoll.plan.capacities import best_tp, count_slots, node_capacity, share_kv_bytes
 from atoll.plan.plan import (
@@ -74,8 +75,8 @@ class LayoutLike(Protocol):
         ...
 
     @property
-    def tp(self) -> int | None:
-        """GPUs of each node that split a layer; None: as is best."""
+    def tp(self) -> Split:
+        """GPUs of each node that split a layer."""
         ...
 
 
@@ -94,7 +95,7 @@ class PlainLayout:
 
     stages: tuple[PlainStage, ...]
     engine: str | None = None
-    tp: int | None = None
+    tp: Split = None
 
 
 @dataclass(frozen=True)
@@ -362,7 +363,7 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
                 market=market,
                 start=start,
                 end=end,
-                tp=choice.layout.tp
+                tp=(part.gpu_count if choice.layout.tp == "all" else choice.layout.tp)
                 or best_tp(
                     run,
                     catalog,

@@ -119,6 +119,11 @@ def test_who_pretends_computes_on_cores(made: Plan) -> None:
     text = " ".join(orders(pretending, SMALL).make(one, LABELS, made).commands[0].argv)
     assert '"device":"cpu"' in text
     assert '"alone":false' in text
+    assert '"split":false' in text
+    split = {"pretend": True, "split_on_cores": True}
+    splitting = TargetSettings.parse({"names": ["local"], "local": split})
+    text = " ".join(orders(splitting, SMALL).make(one, LABELS, made).commands[0].argv)
+    assert '"split":true' in text
     real = TargetSettings.parse({"names": ["local"]})
     text = " ".join(orders(real, SMALL).make(one, LABELS, made).commands[0].argv)
     assert '"device":"cuda"' in text

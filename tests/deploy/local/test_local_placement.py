@@ -175,10 +175,16 @@ def test_the_stage_engine_needs_a_pytorch_for_gpus(monkeypatch: pytest.MonkeyPat
     assert (runner.engine, runner.gpus) == ("atoll", (2, 5))
     monkeypatch.setattr(local_placement, "find_spec", lambda _name: None)
     assert "needs PyTorch" in place(made, L40S).runners[0].reason
-    wide = plan(on("L40S:2", engine="atoll"))
     monkeypatch.undo()
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    assert "a node on one GPU" in place(wide, L40S).runners[0].reason
+    wide = on("L40S:2", engine="atoll")
+    assert (
+        "1 copy of its layers on a node, and chat-0 has 2"
+        in place(plan(wide), L40S).runners[0].reason
+    )
+    split = wide.nodes[0].model_copy(update={"tp": 2})
+    (runner,) = place(plan(wide.model_copy(update={"nodes": (split,)})), L40S).runners
+    assert (runner.engine, runner.gpus, runner.tp) == ("atoll", (2, 5), 2)
 
 
 def test_instances_on_shares_of_a_gpu_run_beside_each_other_and_a_third_is_left_out() -> None:

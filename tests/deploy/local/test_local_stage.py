@@ -26,21 +26,17 @@ from tests.runtime.join.live import Answer, World, until, world
 from tests.runtime.local.test_placing import instance
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
+KINDS = ("CORE-L", "CORE-S")
 LABELS = Labels(
     fleet="lab", instance="chat-0", plan="p", placement="l", service="chat", role="chat/llm/both"
 )
-MACHINES = (
-    PoolMachine(name="large", node_type="CORE-L:1"),
-    PoolMachine(name="small", node_type="CORE-S:1"),
-)
 
 
-def order(folder: Path, token: Path) -> StartOrder:
+def order(folder: Path, token: Path, sizes: tuple[int, int]) -> StartOrder:
     made = instance([(0, 20), (20, 32)])
-    kinds = ("CORE-L:1", "CORE-S:1")
     nodes = [
-        node.model_copy(update={"node_type": kind})
-        for node, kind in zip(made.nodes, kinds, strict=True)
+        node.model_copy(update={"node_type": f"{kind}:{size}", "tp": size})
+        for node, kind, size in zip(made.nodes, KINDS, sizes, strict=True)
     ]
     made = made.model_copy(update={"nodes": tuple(nodes)})
     settings = CommandSettings(
@@ -51,6 +47,7 @@ def order(folder: Path, token: Path) -> StartOrder:
         dtype="float32",
         kv_bytes=2**24,
         alone=False,
+        split_on_cores=True,
         drain_s=30.0,
     )
     weights = ServiceWeights(str(folder), ("chat",), engine="atoll", stand_in=True)
@@ -89,16 +86,24 @@ async def ask(made: World, peer: Peer, body: dict[str, Any]) -> Answer:
 
 
 def run_with_instance(
-    tmp_path: Path, folder: Path, work: Callable[[World, LocalDeployer], Any]
+    tmp_path: Path,
+    folder: Path,
+    sizes: tuple[int, int],
+    work: Callable[[World, LocalDeployer], Any],
 ) -> None:
+    machines = tuple(
+        PoolMachine(name=kind.lower(), node_type=f"{kind}:{size}")
+        for kind, size in zip(KINDS, sizes, strict=True)
+    )
+
     async def live() -> None:
-        deployer = LocalDeployer(MACHINES, tmp_path / "local", drain_s=60.0)
+        deployer = LocalDeployer(machines, tmp_path / "local", drain_s=60.0)
         async with world(tmp_path) as made:
             token = tmp_path / "fabric.token"
             token.write_text(made.address)
             token.chmod(0o600)
             try:
-                await asyncio.to_thread(deployer.start, order(folder, token))
+                await asyncio.to_thread(deployer.start, order(folder, token, sizes))
                 await eventually(deployer, "ready")
                 await work(made, deployer)
             finally:
@@ -108,7 +113,10 @@ def run_with_instance(
     asyncio.run(live())
 
 
-def test_two_unlike_nodes_serve_drain_and_leave(tmp_path: Path, tiny_folder: Path) -> None:
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1)], ids=["one GPU", "tensor parallel"])
+def test_two_unlike_nodes_serve_drain_and_leave(
+    tmp_path: Path, tiny_folder: Path, sizes: tuple[int, int]
+) -> None:
     async def work(made: World, deployer: LocalDeployer) -> None:
         # Ready means that gateways know of it.
         await until(lambda: serving_peer(made) is not None, 5.0)
@@ -130,4 +138,4 @@ def test_two_unlike_nodes_serve_drain_and_leave(tmp_path: Path, tiny_folder: Pat
         await eventually(deployer, "gone")
         assert serving_peer(made) is None
 
-    run_with_instance(tmp_path, tiny_folder, work)
+    run_with_instance(tmp_path, tiny_folder, sizes, work)

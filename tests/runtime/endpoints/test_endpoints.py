@@ -228,6 +228,17 @@ def test_a_stage_node_sees_its_own_gpus(tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in endpoint.server.command.surroundings()
 
 
+@pytest.mark.parametrize(("device", "tp"), [("cuda", 2), ("cpu", 1)])
+def test_a_stage_node_splits_layers_over_its_gpus_alone(
+    tmp_path: Path, device: str, tp: int
+) -> None:
+    made = cut("L40S:8", 2, (2, 3), [(0, 2), (2, 4)])
+    home, share = RunDirectory(tmp_path), MachineShare(device=device)
+    endpoint = stage_endpoint("x", [made], SERVED, 9000, home, share, lambda _node: 0.0)
+    configs = [home.file(spec.name, ".json").read_text() for spec in endpoint.nodes]
+    assert [NodeConfig.from_json(text).tp for text in configs] == [tp, tp]
+
+
 def test_devices_of_a_node() -> None:
     whole, part = cut("H100:8", 4, None, [(0, 4)]), cut("H100:8", 2, (4, 5, 6, 7), [(0, 4)])
     found = assign_devices(whole, whole.nodes[0])

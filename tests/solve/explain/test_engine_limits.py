@@ -21,7 +21,7 @@ from atoll.solve.registry import solve
 
 FLEET = """\
 services:
-  chat: {{model: llama-3.1-8b, ttft: 2s, tpot: 100ms, rate: 0.5/s, lengths: 512x128, phases: together}}
+  chat: {{model: llama-3.1-8b, ttft: 2s, tpot: 100ms, rate: {rate}/s, lengths: 512x128, phases: together}}
 pool:
   offers:
     - {{region: here, node_type: {old}, available: 4, whole: true, usd_per_hour: 0.30}}
@@ -32,13 +32,14 @@ EFFORT = Effort(cached=False)
 
 
 @cache
-def explained(old: str, engines: str) -> Explanation:
+def explained(old: str, engines: str, rate: float = 0.5) -> Explanation:
     request = PlanRequest(effort=EFFORT, deadline_s=120.0)
-    return explain_problem(parse_fleet(FLEET.format(old=old, engines=engines)), request=request)
+    text = FLEET.format(old=old, engines=engines, rate=rate)
+    return explain_problem(parse_fleet(text), request=request)
 
 
-def planned(old: str, engines: str) -> Plan:
-    problem = parse_fleet(FLEET.format(old=old, engines=engines))
+def planned(old: str, engines: str, rate: float = 0.5) -> Plan:
+    problem = parse_fleet(FLEET.format(old=old, engines=engines, rate=rate))
     return solve(problem, PlanRequest(effort=EFFORT))
 
 
@@ -74,11 +75,14 @@ def test_an_engine_that_is_not_allowed_is_offered() -> None:
 
 
 def test_of_any_layout_it_says_what_no_engine_runs_together() -> None:
-    told = explained("V100-32:2", "vllm, atoll, sglang")
+    # Two copies on a machine carry what two machines do that split layers.
+    told = explained("V100-32:2", "vllm, atoll, sglang", 12.0)
     free = line(told, "any layout")
     assert "an instance on V100-32, which only atoll and llamacpp run" in free
-    assert "several GPUs in a node, which only vllm, sglang and llamacpp run" in free
-    free_plan = planned("V100-32:2", "free")
+    assert (
+        "several copies of the layers on the GPUs of a node, which only vllm and sglang run" in free
+    )
+    free_plan = planned("V100-32:2", "free", 12.0)
     assert free.startswith(
         f"any layout, run by none of these: {format_price(free_plan.usd_per_hour)}; it has "
     )

@@ -28,6 +28,7 @@ cluster:
 settings: {{{settings}}}
 """
 UNLIKE = '"RTX3090:2": 1, "L40S:1": 1'
+NOBODYS = '"RTX3090:2": 1, "MI250:1": 1'
 OLD = '"V100-32:1": 3'
 
 
@@ -56,7 +57,7 @@ def test_what_the_engine_runs_names_it_and_has_a_command() -> None:
 
 
 def test_what_no_engine_runs_says_so_and_has_no_command() -> None:
-    problem, plan = planned(UNLIKE)
+    problem, plan = planned(NOBODYS)
     (instance,) = plan.instances
     assert instance.engine is None
     assert shown(problem, plan) == {"no engine"}
@@ -65,13 +66,22 @@ def test_what_no_engine_runs_says_so_and_has_no_command() -> None:
         "chat-both-0: no engine runs it, and its times are those of vllm (vllm: "
     )
     assert "unlike tensor parallel sizes in one pipeline" in line
-    assert "atoll: several GPUs in a node" in line
+    assert "atoll: an instance on MI250" in line
     (commands,) = write_commands(plan, Catalog.default())
     assert commands.refusal is not None
-    assert "the stage engine runs a node on one" in commands.refusal
+    assert "no engine runs chat-both-0" in commands.refusal
     error = refuse_missing([commands])
     assert error is not None
     assert error.exit_code == 8
+
+
+def test_unlike_tensor_parallel_sizes_in_one_pipeline_have_commands() -> None:
+    problem, plan = planned(UNLIKE)
+    assert sorted(node.tp for one in plan.instances for node in one.nodes) == [1, 2]
+    assert shown(problem, plan) == {"only atoll"}
+    (commands,) = write_commands(plan, Catalog.default())
+    assert ["stage_node" in each for each in commands.lines] == [True] * 2
+    assert refuse_missing([commands]) is None
 
 
 def test_what_another_engine_runs_is_its_and_planned_for_it_when_asked() -> None:

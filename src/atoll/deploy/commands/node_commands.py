@@ -81,8 +81,8 @@ class CommandSettings:
     `drain_s` is how long a stopping node may finish what runs, `ready_s` how long an engine may take to
     start. `compile_cache` is the folder on the nodes that keeps what engines compile as they start; None:
     their own. `executor` says who starts an engine's workers on other machines: the command of each
-    ("ranks"), or Ray, where the engine can ask it to. `device`, `dtype`, `kv_bytes` and `alone` are for the
-    stage engine.
+    ("ranks"), or Ray, where the engine can ask it to. `device`, `dtype`, `kv_bytes`, `alone` and
+    `split_on_cores` are for the stage engine; with the last it splits layers as planned on cores, too.
     """
 
     fabric: str | None = None
@@ -99,6 +99,7 @@ class CommandSettings:
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     kv_bytes: int | None = None
     alone: bool = True
+    split_on_cores: bool = False
 
 
 def label_options(labels: Labels) -> tuple[str, ...]:
@@ -321,13 +322,13 @@ class _InstanceOrder:
     def stage_commands(self) -> tuple[NodeCommand, ...]:
         """Return the commands of the stage engine's nodes; prefill instances help those that decode."""
         instance, weights, settings = self.instance, self.weights, self.settings
-        wide = next((node for node in instance.nodes if node.gpus > 1), None)
-        if settings.device == "cuda" and wide is not None:
+        several = next((node for node in instance.nodes if node.gpus > node.tp), None)
+        if settings.device == "cuda" and several is not None:
             raise InputError(
-                f"{instance.id} splits layers over the {wide.gpus} GPUs of {wide.id}, and the stage engine"
-                " runs a node on one",
+                f"{instance.id} has {several.gpus // several.tp} copies of its layers on {several.id},"
+                " and the stage engine runs one on a node",
                 field="engine",
-                hint="plan with node types of one GPU, or with equal nodes for vLLM",
+                hint="plan anew with the engine 'atoll', or with equal nodes for vLLM",
             )
         order = StageOrder(
             instance=instance,
@@ -339,6 +340,7 @@ class _InstanceOrder:
             kv_bytes=settings.kv_bytes,
             alone=settings.alone,
             stand_in=weights.stand_in,
+            split=settings.device == "cuda" or settings.split_on_cores,
         )
         # Whoever has one phase only must be reached by others, also where it is one node.
         meets = len(instance.nodes) > 1 or instance.phase is not Phase.BOTH

@@ -48,7 +48,8 @@ class StageOrder(Frozen):
     """Order to all nodes of an instance: its layout, its weights, what requests call it, its limits.
 
     `alone` says that a node has its machine's cores for itself; else it computes with one thread.
-    `stand_in`: the weights are those of another model, over whose layers the ranges are stretched.
+    `stand_in`: the weights are those of another model, over whose layers the ranges are stretched. `split`:
+    each node splits its layers over as many processes as it has GPUs in the plan; else it is one.
     """
 
     instance: Instance
@@ -60,6 +61,7 @@ class StageOrder(Frozen):
     kv_bytes: int | None = None
     alone: bool = True
     stand_in: bool = False
+    split: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,9 @@ def build_stage(
     leader = instance.nodes[0].id
     process = engine_name(instance.id, node)
     kv_bytes = planned if order.kv_bytes is None else order.kv_bytes
-    share = MachineShare({process: cores}, kv_bytes, order.dtype, order.device)
+    share = MachineShare(
+        {process: cores}, kv_bytes, order.dtype, order.device, split_on_cores=order.split
+    )
     served = ServedModel(order.source, order.names, order.launch)
     directory = PeerDirectory(home, instance.id, leader, peers)
     endpoint = stage_endpoint(

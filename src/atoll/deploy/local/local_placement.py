@@ -126,9 +126,12 @@ class _Placer:
             missing = _find_missing(engine, instance)
             if missing is not None:
                 return missing
-            wide = max(node.gpus for node in instance.nodes)
-            if engine.max_node_gpus is not None and wide > engine.max_node_gpus:
-                return f"{engine.title} runs a node on one GPU, and {instance.id} has {wide} in one"
+            copies, most = max(n.gpus // n.tp for n in instance.nodes), engine.max_node_copies
+            if most is not None and copies > most:
+                return (
+                    f"{engine.title} runs {most} copy of its layers on a node, and {instance.id} has"
+                    f" {copies}"
+                )
         return None
 
     def place_as_planned(self, each: PlannedEndpoint) -> None:

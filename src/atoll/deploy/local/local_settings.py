@@ -22,13 +22,15 @@ class LocalSettings(DeployerSettings):
 
     `pretend` lets processes of this machine stand for the machines of the pool, whatever those are.
     `compile_cache` is the folder that keeps what engines compile as they start; left out, one in Atoll's
-    cache folder; "none": engines keep it where they do by themselves.
+    cache folder; "none": engines keep it where they do by themselves. `split_on_cores` has the stage engine
+    split layers that were planned over several GPUs over as many processes, also on cores.
     """
 
     shares_gpus: ClassVar[bool] = True
     region: Name = "local"
     pretend: bool = False
     compile_cache: str | None = None
+    split_on_cores: bool = False
 
     @property
     def pretends(self) -> bool:
@@ -57,6 +59,7 @@ class LocalSettings(DeployerSettings):
             "atoll": (sys.executable, "-m", "atoll"),
             "python": sys.executable,
             "compile_cache": None if folder == "none" else folder,
+            "split_on_cores": self.split_on_cores,
         }
 
     def is_untouched(self, folder: Path) -> bool:

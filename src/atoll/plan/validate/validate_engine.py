@@ -35,8 +35,9 @@ def check_engine(instance: Instance, problem: Problem, catalog: Catalog) -> Iter
     spec = catalog.model(problem.service(instance.service).model).llm
     for node in instance.nodes:
         why = engine.refuses(spec, catalog.node(node.kind).gpu)
-        if engine.max_node_gpus is not None and node.gpus > engine.max_node_gpus:
-            why = f"{engine.title} runs a node on {engine.max_node_gpus} of its {node.gpus} GPUs"
+        copies, most = node.gpus // node.tp, engine.max_node_copies
+        if most is not None and copies > most:
+            why = f"{engine.title} runs {most} of its {copies} copies of the layers"
         if why is not None:
             yield violation("engine", f"{here} {node.id}", why)
     yield from _check_slots(instance, problem, catalog)

@@ -11,7 +11,7 @@ from atoll.core.files import atomic_write
 from atoll.core.frozen import Frozen
 from atoll.engines.engine import Engine, ServedModel, ServerHost
 from atoll.plan.engine_layout import engine_layout, gpu_kinds
-from atoll.plan.plan import Instance
+from atoll.plan.plan import Instance, Node
 from atoll.runtime.endpoints.compile_cache import KeptLaunch, own_folder
 from atoll.runtime.endpoints.devices import show_nodes
 from atoll.runtime.endpoints.probes import TokenProbe
@@ -77,13 +77,19 @@ class Endpoint:
 class MachineShare:
     """The part of this machine that processes get: cores by process, and memory for KV per node.
 
-    `device` is what the stage engine computes on: "cpu", or "cuda" with the GPUs that a node has.
+    `device` is what the stage engine computes on: "cpu", or "cuda" with the GPUs that a node has. Over these
+    it splits layers as planned; over processes on cores with `split_on_cores`.
     """
 
     cpus: dict[str, tuple[int, ...]] = field(default_factory=dict)
     kv_bytes: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
+    split_on_cores: bool = False
+
+    def tp(self, node: Node) -> int:
+        """Return over how many processes of the stage engine a node splits its layers."""
+        return node.tp if self.device == "cuda" or self.split_on_cores else 1
 
     def threads(self, name: str) -> int:
         """Return how many threads a process may use."""

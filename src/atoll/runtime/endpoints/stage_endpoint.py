@@ -51,9 +51,10 @@ def stage_endpoint(
 
     One instance for both phases, or those of prefill and those of decode with the `routes` over them. Layer
     ranges must be those of the model that is served. A node is one process, however many copies of its
-    layers it has, and sees the GPUs that the plan gives it. A node silent for `dead_after_s` is given up
-    by the instance; a process silent for `silent_s` is started anew. `max_in_flight` paces its pipelines.
-    `helpers` is a file that names prefill instances for one that decodes (see `InstanceConfig`).
+    layers it has on cores, or one a GPU, and sees the GPUs that the plan gives it. A node silent for
+    `dead_after_s` is given up by the instance; a process silent for `silent_s` is started anew.
+    `max_in_flight` paces its pipelines. `helpers` is a file that names prefill instances for one that
+    decodes (see `InstanceConfig`).
     """
     nodes: list[ProcessSpec] = []
     held: list[tuple[str, str, int, int]] = []
@@ -72,6 +73,7 @@ def stage_endpoint(
                 ready_file=str(home.file(process, ".ready")),
                 dtype=share.dtype,
                 device=share.device,
+                tp=share.tp(node),
                 threads=share.threads(process),
                 cpus=share.cpus.get(process, ()),
                 kv_bytes=share.kv_bytes,

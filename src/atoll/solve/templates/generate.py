@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from atoll.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from atoll.perf.layers import Split
     from atoll.solve.array_types import Ints, Small
 
 # The kernel's groups are masks over at most so many nodes.
@@ -76,13 +77,13 @@ class Stage:
 class Layout:
     """Stages in order, first to last, and the throughput of the slowest, per second.
 
-    `engine` runs it, None where layouts are free; `tp` GPUs of each node split a layer, None as is best.
+    `engine` runs it, None where layouts are free; `tp` as in `EngineSearch`.
     """
 
     stages: tuple[Stage, ...]
     throughput: float
     engine: str | None = None
-    tp: int | None = None
+    tp: Split = None
 
 
 @dataclass(frozen=True)
@@ -162,13 +163,13 @@ class EngineSearch:
     """Layouts to search: those of an engine over some kinds of nodes.
 
     `columns` are these kinds among those of the role. `engine` None leaves layouts free; `tp` GPUs of each
-    node split a layer (None: as is best on each); in `rows` every stage is one node. Instances have at most
-    `max_nodes` nodes.
+    node split a layer ("all" that it has; None: as is best on each); in `rows` every stage is one node.
+    Instances have at most `max_nodes` nodes.
     """
 
     engine: str | None
     columns: tuple[int, ...]
-    tp: int | None = None
+    tp: Split = None
     rows: bool = False
     max_nodes: int = MAX_NODES
 

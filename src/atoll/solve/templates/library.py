@@ -32,8 +32,6 @@ from atoll.solve.templates.generate import (
 )
 from atoll.solve.templates.template_cache import TemplateCache
 
-MAX_NODE_GPUS = 1024
-"""GPUs of a node where an engine has no limit."""
 _FIRST_NODES = 3
 """Where time may run out, all roles get their sets of so few nodes before any gets larger ones."""
 
@@ -68,7 +66,7 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
 
     Free ones where the problem names no engines. An engine without pipelines has single nodes, one with rows
     of equal nodes those beside, for each number of GPUs that nodes have; so has one that runs no copies side
-    by side, all GPUs of a node then hold one.
+    by side, all GPUs of a node then hold one, also in pipelines of unlike nodes.
     """
     service, kinds = problem.service_of(str(role)), problem.kinds
     usable = [c for c, kind in enumerate(kinds) if service.allows(kind)]
@@ -82,18 +80,18 @@ def engine_searches(problem: Problem, catalog: Catalog, role: RoleId) -> tuple[E
         engine = find_engine(name)
         if apart and (connector is None or engine.connector != connector):
             continue
-        max_gpus = engine.max_node_gpus or MAX_NODE_GPUS
+        whole = engine.max_node_copies == 1
         own = tuple(
             c
             for c in usable
-            if (node := catalog.node(kinds[c])).count <= max_gpus
-            and engine.refuses(spec, node.gpu) is None
+            if engine.refuses(spec, (node := catalog.node(kinds[c])).gpu) is None
+            and (not whole or node.count in tp_sizes(spec, node.count))
         )
         if not own:
             continue
         pipelines = engine.pipelines_in(role.phase)
         if pipelines == "free":
-            searches.append(EngineSearch(name, own))
+            searches.append(EngineSearch(name, own, tp="all" if whole else None))
             continue
         rows, copies = pipelines == "rows", engine.max_copies != 1
         if copies:
@@ -143,9 +141,10 @@ def role_tables(
         if not service.allows(kind):
             continue
         nodes = slowest_sources(problem, catalog, kind) if sources is None else sources[kind]
+        split = catalog.node(kind).count if search.tp == "all" else search.tp
         table = np.minimum.reduce(
             [
-                role_table(run, catalog, service, role, kind, max_stages, source=node, tp=search.tp)
+                role_table(run, catalog, service, role, kind, max_stages, source=node, tp=split)
                 for node in nodes
             ]
         )
