@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from atoll.engine.engine_messages import Heartbeat, SchedulerHello
 from atoll.engine.kv import BlockPool
@@ -35,18 +35,21 @@ class NodeSetup:
     prefix_caching: bool = True
     settings: CoreSettings = field(default_factory=lambda: CoreSettings(token_budget=24, chunk=7))
     tp: int = 1
+    kv_dtype: Literal["fp8"] | None = None
 
     @property
-    def kind(self) -> tuple[int, ...]:
+    def kind(self) -> tuple[int | str | None, ...]:
         """By which setups are alike that can have the same stage."""
-        return self.start, self.end, self.blocks, self.block_size, self.tp
+        return self.start, self.end, self.blocks, self.block_size, self.tp, self.kv_dtype
 
 
 class StageCache:
     """Loads every (folder, start, end) once; caches are emptied by whoever opens a pool."""
 
     def __init__(self) -> None:
-        self._stages: dict[tuple[str, tuple[int, ...]], list[StageModel | RankedStage]] = {}
+        self._stages: dict[
+            tuple[str, tuple[int | str | None, ...]], list[StageModel | RankedStage]
+        ] = {}
 
     def get(self, folder: Path, setup: NodeSetup, number: int) -> StageModel | RankedStage:
         copies = self._stages.setdefault((str(folder), setup.kind), [])
@@ -58,6 +61,7 @@ class StageCache:
                 setup.end,
                 blocks=setup.blocks,
                 block_size=setup.block_size,
+                kv_dtype=setup.kv_dtype,
                 ranks=ranks,
             )
 
@@ -90,7 +94,7 @@ class Cluster:
         self.dead: set[str] = set()
         self.hub = MemoryHub(lost=lambda source, to: source in self.dead or to in self.dead)
         self.nodes: dict[str, NodeCore] = {}
-        used: dict[tuple[int, ...], int] = {}
+        used: dict[tuple[int | str | None, ...], int] = {}
         specs = []
         for number, setup in enumerate(setups):
             name = f"n{number}"

@@ -1,4 +1,4 @@
-"""Kernels that expand weights tile by tile, run by Triton's interpreter on cores.
+"""Kernels that expand weights and KV cache in 8 and 4 bits, run by Triton's interpreter on cores.
 
 It is set before Triton is imported, so the checks run in a process of their own.
 """
@@ -38,14 +38,53 @@ for variant in ALL:
             torch.testing.assert_close(half.float(), x @ expanded.t(), rtol=2e-2, atol=5e-2)
 """
 
+KV_CHECK = """
+import torch
+from atoll.engine import torch_ops, triton_ops
 
-def test_weights_expanded_in_the_kernel_give_what_plain_torch_gives() -> None:
+triton_ops.overlaps = lambda device: False
+FP8 = torch.float8_e4m3fn
+torch.manual_seed(1)
+rows, heads, kv_heads, size, page = 5, 4, 2, 16, 4
+for kind in (torch.float32, FP8):
+    keys, values = (torch.zeros(12 * page, kv_heads, size).to(kind) for _ in range(2))
+    own = [keys.clone(), values.clone()]
+    qkv = 3.0 * torch.randn(rows, (heads + 2 * kv_heads) * size)
+    qkv[0, -1], qkv[1, heads * size] = 1e4, 1e-3
+    angle = torch.randn(rows, size // 2).repeat(1, 2)
+    slots = torch.tensor([3, 40, 7, 0, 21])
+    q = triton_ops.rope_store(qkv, angle.cos(), angle.sin(), slots, keys, values, heads)
+    wanted = torch_ops.rope_store(qkv, angle.cos(), angle.sin(), slots, *own, heads)
+    torch.testing.assert_close(q, wanted, rtol=1e-5, atol=1e-5)
+    for found, expected in zip((keys, values), own):
+        # A number that stands between two may be rounded to either.
+        torch.testing.assert_close(found.float(), expected.float(), rtol=0.13, atol=2e-3)
+        assert (found.float() != expected.float()).float().mean() < 0.01
+    for store in (keys, values):
+        store.copy_(torch.randn(store.shape).to(kind))
+    tables = torch.randperm(12)[:10].view(2, 5).int()
+    lengths = torch.tensor([18, 7])
+    for splits in (1, 2):
+        out = triton_ops.paged_decode(
+            q[:2].contiguous(), keys, values, tables, lengths, 0.25, page, splits=splits
+        )
+        for row in range(2):
+            at = (tables[row].long()[:, None] * page + torch.arange(page)).flatten()[: lengths[row]]
+            k, v = (s.float()[at].repeat_interleave(heads // kv_heads, 1) for s in (keys, values))
+            weight = torch.softmax(torch.einsum("hs,phs->hp", q[row], k) * 0.25, -1)
+            plain = torch.einsum("hp,phs->hs", weight, v)
+            torch.testing.assert_close(out[row], plain, rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.mark.parametrize("check", [CHECK, KV_CHECK], ids=["weights", "kv"])
+def test_kernels_give_what_plain_torch_gives(check: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CHECK],
+        [sys.executable, "-c", check],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[:2000]

@@ -225,6 +225,9 @@ TESTED: Mapping[tuple[str, str, str], str] = {
     ("atoll", "weights in mxfp4", COMMANDS): (
         f"{_MATRIX}test_mxfp4_experts_answer_as_transformers_own_loader"
     ),
+    ("atoll", "KV cache in fp8", COMMANDS): (
+        "tests/engine/test_kv_bits.py::test_attention_reads_what_was_stored_rounded_to_8_bits"
+    ),
 }
 """Tests that run the real engine, on cores: by engine, kind of plan and column."""
 SERVED: Mapping[tuple[str, str, str], str] = {

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.engine.kv import BlockTable
+from atoll.engine.torch_ops import read_rows, store_rows
 
 IMPLEMENTATION = "atoll_paged"
 
@@ -32,7 +33,10 @@ class RowSpan:
 
 
 class KvCache:
-    """Keys and values of a range of layers: per layer two tensors [slots, kv heads, head size]."""
+    """Keys and values of a range of layers: per layer two tensors [slots, kv heads, head size].
+
+    In FP8 they have no scales: keys and values of models are far from 448, the largest number.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,10 @@ class KvCache:
         """Copy positions [start, end) of some layers: [layers, 2, positions, kv heads, head size]."""
         where = slots_of(table, start, end, self.block_size, self.keys[layers[0]].device)
         return torch.stack(
-            [torch.stack((self.keys[i][where], self.values[i][where])) for i in layers]
+            [
+                torch.stack((read_rows(self.keys[i], where), read_rows(self.values[i], where)))
+                for i in layers
+            ]
         )
 
     def write(self, layers: Sequence[int], table: BlockTable, start: int, data: Tensor) -> None:
@@ -66,8 +73,8 @@ class KvCache:
         device = self.keys[layers[0]].device
         where = slots_of(table, start, start + data.shape[2], self.block_size, device)
         for number, index in enumerate(layers):
-            self.keys[index][where] = data[number, 0].to(device)
-            self.values[index][where] = data[number, 1].to(device)
+            store_rows(self.keys[index], where, data[number, 0].to(device))
+            store_rows(self.values[index], where, data[number, 1].to(device))
 
 
 def slots_of(
@@ -112,7 +119,7 @@ class PagedBatch:
                 size = self.cache.block_size
                 index = slots_of(span.table, 0, end, size, stored.device)
                 self._gather[number] = index
-            part = stored.index_select(0, index[first:])
+            part = read_rows(stored, index[first:])
         return part.transpose(0, 1).unsqueeze(0)
 
     def mask(self, number: int, window: int | None, heads: int) -> Tensor:
@@ -153,8 +160,8 @@ class PagedBatch:
         group = query.shape[1] // kv_heads
         for number in spans:
             span = self.spans[number]
-            k = self.context(number, keys, window)
-            v = self.context(number, values, window)
+            k = self.context(number, keys, window).to(query.dtype)
+            v = self.context(number, values, window).to(query.dtype)
             q = query[span.row : span.row + span.count]
             # A whole prompt needs no mask of its own: the kernel's causal one is right from position 0.
             if plain and span.position == 0 and window is None and span.count > 1:
@@ -192,7 +199,9 @@ class PagedBatch:
     def _attend_alike(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         """Run whole prompts of one length together."""
         shape = (len(self.spans), self.spans[0].count, -1, query.shape[2])
-        k, v = (stored.index_select(0, self.slots).view(shape) for stored in (keys, values))
+        k, v = (
+            read_rows(stored, self.slots).to(query.dtype).view(shape) for stored in (keys, values)
+        )
         out = torch.nn.functional.scaled_dot_product_attention(
             query.view(shape).transpose(1, 2),
             k.transpose(1, 2),
@@ -279,8 +288,8 @@ def attend(
     # New keys are written first: a row attends to itself as well.
     cache = paged.cache
     keys, values = cache.keys[module.layer_idx], cache.values[module.layer_idx]
-    keys.index_copy_(0, paged.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, paged.slots, value[0].transpose(0, 1))
+    store_rows(keys, paged.slots, key[0].transpose(0, 1))
+    store_rows(values, paged.slots, value[0].transpose(0, 1))
     rows = query[0].transpose(0, 1)
     output = paged.attend(rows, keys, values, scaling, sliding_window, softcap, s_aux)
     return output.unsqueeze(0), None

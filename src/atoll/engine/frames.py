@@ -64,6 +64,7 @@ _DTYPES = {
     2: ("float32", 4),
     3: ("float16", 2),
     4: ("bfloat16", 2),
+    5: ("float8_e4m3fn", 1),
 }
 _CODES = {name: code for code, (name, _) in _DTYPES.items()}
 

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from atoll.core.errors import UsageError
 from atoll.engine.matrix_tiles import MatrixTiles
+from atoll.engine.torch_ops import FP8, FP8_MAX
 
-FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0
 SLAB_WEIGHTS = {"cpu": 2**20, "cuda": 2**24}
 """Weights that a product expands at a time, by the kind of device."""
 STREAMED_ROWS = 64

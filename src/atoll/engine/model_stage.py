@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from atoll.engine.kv import BlockTable
 from atoll.engine.matrix_layers import MatrixExperts, MatrixLinear, list_matrices
 from atoll.engine.rank_cut import RankCut
 from atoll.engine.rank_group import RankGroup
+from atoll.engine.torch_ops import FP8
 from atoll.engine.weight_packing import KEPT_BYTES, can_pack, pack, pack_linears
 from atoll.engine.weights.matrix_reader import AtLoad, MatrixReader
 from atoll.engine.weights.reader import Progress, WeightReader
@@ -101,14 +102,16 @@ class StageModel:
         device: str = "cpu",
         dtype: str = "float32",
         quantization: AtLoad | None = None,
+        kv_dtype: Literal["fp8"] | None = None,
         progress: Progress | None = None,
         ranks: RankGroup | None = None,
     ) -> None:
         """Build and load; the KV cache has `blocks` blocks, or as many as fit `kv_bytes`.
 
         With neither, a CPU gives 512 MiB and a GPU nine tenths of what the weights leave free. `quantization`
-        is the format that matrices in 16 bits are turned into as they are loaded. Of several `ranks` each
-        holds a part of every layer, and all must be asked for the same in the same order.
+        is the format that matrices in 16 bits are turned into as they are loaded, `kv_dtype` that of the KV
+        cache (none: `dtype`). Of several `ranks` each holds a part of every layer, and all must be asked for
+        the same in the same order.
         """
         self.config, self._ranks = load_config(folder), ranks
         if ranks is not None:
@@ -118,7 +121,7 @@ class StageModel:
         reader = WeightReader(folder)
         self._load_matrices(MatrixReader(reader, quantization))
         self._load(reader, progress)
-        self._allocate(blocks, kv_bytes, block_size)
+        self._allocate(blocks, kv_bytes, block_size, FP8 if kv_dtype == "fp8" else self.dtype)
 
     @classmethod
     def random(
@@ -146,7 +149,7 @@ class StageModel:
                 tensor.fill_(1.0)
             stage._set(name, tensor)
         stage._finish()
-        stage._allocate(blocks, None, block_size)
+        stage._allocate(blocks, None, block_size, stage.dtype)
         return stage
 
     def _build(self, start: int, end: int, device: str, dtype: str) -> None:
@@ -180,11 +183,13 @@ class StageModel:
         self.width = self.config.hidden_size
         self.vocabulary = self.config.vocab_size if self._cut is None else self._cut.vocabulary
 
-    def _allocate(self, blocks: int | None, kv_bytes: int | None, block_size: int) -> None:
+    def _allocate(
+        self, blocks: int | None, kv_bytes: int | None, block_size: int, kind: torch.dtype
+    ) -> None:
         layers = [(i, *self._kv_shape(i)) for i in range(self.start, self.end)]
         # Twice, for keys and values.
         per_block = sum(2 * block_size * heads * size for _, heads, size in layers)
-        per_block *= self.dtype.itemsize
+        per_block *= kind.itemsize
         if blocks is None:
             # What is said is for all ranks together; what is left free is each one's own.
             room = (kv_bytes or _CPU_KV_BYTES) // (1 if self._ranks is None else self._ranks.size)
@@ -194,7 +199,7 @@ class StageModel:
         if self._ranks is not None:
             # Ranks number their blocks alike, so the one with the least room says how many there are.
             blocks = int(self._ranks.gather(torch.tensor([blocks], device=self.device)).min())
-        self.cache = KvCache(layers, blocks, block_size, self.device, self.dtype)
+        self.cache = KvCache(layers, blocks, block_size, self.device, kind)
         self.graphs: Any = None
         if self.device.type == "cuda" and self.fused is not None:
             from atoll.engine.cuda_graphs import DecodeGraphs
@@ -473,9 +478,10 @@ class StageModel:
             data = self.cache.read(layers, table, start, end)
             if self._ranks is None or self._cut is None:
                 return data
-            of_ranks = self._ranks.gather(data)
+            # Not every way between ranks carries FP8; there and back nothing is lost.
+            of_ranks = self._ranks.gather(data.to(self.dtype))
             heads = [of_ranks[rank, ..., number, :] for rank, number in self._cut.kv_holders]
-            return torch.stack(heads, dim=-2)
+            return torch.stack(heads, dim=-2).to(data.dtype)
 
     def write_kv(self, layers: Sequence[int], table: BlockTable, start: int, data: Tensor) -> None:
         """Put back what `read_kv` of another stage returned, from position `start` on."""

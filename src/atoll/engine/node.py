@@ -51,7 +51,8 @@ class NodeConfig(Frozen):
     """Settings of a node: its layers and how it holds them.
 
     model: see `atoll.engine.weights.sources`. quantization: the format that matrices in 16 bits are turned
-    into as they are loaded (none: as they are stored). bind: the inbox; a port of `*` takes a free one.
+    into as they are loaded (none: as they are stored). kv_dtype: the format of the
+    KV cache (none: dtype). bind: the inbox; a port of `*` takes a free one.
     ready_file: written once the node can serve (a `NodeReady`). tp: processes that split every layer, each on
     a GPU of its own (those from `device` on) or on the cores. threads and cpus: how many threads a step may
     use, all processes together, and which cores (none: any). kv_blocks or kv_bytes: room for KV, of all
@@ -71,6 +72,7 @@ class NodeConfig(Frozen):
     ready_file: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     quantization: Literal["fp8"] | None = None
+    kv_dtype: Literal["fp8"] | None = None
     device: str = "cpu"
     tp: int = Field(default=1, ge=1)
     threads: int = Field(default=1, ge=1)
@@ -306,6 +308,7 @@ def load_stage(config: NodeConfig, folder: Path, ranks: RankGroup | None = None)
         device=device,
         dtype=config.dtype,
         quantization=config.quantization,
+        kv_dtype=config.kv_dtype,
         progress=_progress if ranks is None or ranks.rank == 0 else None,
         ranks=ranks,
     )

@@ -16,6 +16,25 @@ def _await_inputs(PDL: tl.constexpr):
 
 
 @triton.jit
+def _from_fp8(code):
+    """Numbers in float32 of E4M3 in bytes, taken apart by hand: not all GPUs have the format."""
+    code = code.to(tl.int32)
+    # In the place of a half's exponent and mantissa they are too small by 2 ** 8.
+    half = (((code & 128) << 8) | ((code & 127) << 7)).to(tl.uint16)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def _to_fp8(value):
+    """E4M3 in bytes of numbers, rounded to even; what it cannot hold becomes its largest number."""
+    small = tl.minimum(tl.maximum(value.to(tl.float32), -448.0), 448.0) * 0.00390625
+    half = small.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.int32)
+    size = half & 0x7FFF
+    size = (size + 63 + ((size >> 7) & 1)) >> 7
+    return (size | ((half >> 8) & 128)).to(tl.uint8)
+
+
+@triton.jit
 def add_norm(
     x, residual, weight, out, total, rows, eps,
     WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
@@ -56,7 +75,7 @@ def silu_mul(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 def rope_store(
     qkv, cos, sin, slots, q_out, keys, values, rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, MANY: tl.constexpr,
-    PARTS: tl.constexpr, PDL: tl.constexpr,
+    PARTS: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Turn and store MANY heads of a row, all of the same kind: queries, keys or values."""
     row = tl.program_id(0).to(tl.int64)
@@ -81,14 +100,22 @@ def rope_store(
         a, b = low.to(tl.float32), high.to(tl.float32)
         low = (a * c - b * s).to(kind)
         high = (b * c + a * s).to(kind)
+    where = heads * SIZE + half
     if first < HEADS:
         target = q_out + (row * HEADS + first) * SIZE
-    elif first < HEADS + KV_HEADS:
-        target = keys + (slot * KV_HEADS + first - HEADS) * SIZE
+        tl.store(target + where, low)
+        tl.store(target + where + SIZE // 2, high)
     else:
-        target = values + (slot * KV_HEADS + first - HEADS - KV_HEADS) * SIZE
-    tl.store(target + heads * SIZE + half, low)
-    tl.store(target + heads * SIZE + SIZE // 2 + half, high)
+        if first < HEADS + KV_HEADS:
+            kept = keys + (slot * KV_HEADS + first - HEADS) * SIZE
+        else:
+            kept = values + (slot * KV_HEADS + first - HEADS - KV_HEADS) * SIZE
+        if FP8:
+            tl.store(kept + where, _to_fp8(low))
+            tl.store(kept + where + SIZE // 2, _to_fp8(high))
+        else:
+            tl.store(kept + where, low)
+            tl.store(kept + where + SIZE // 2, high)
 
 
 @triton.jit
@@ -187,9 +214,7 @@ def _expand(
             zero = 1 << (BITS - 1)
         weight = (code - zero).to(tl.float32) * scale.to(tl.float32)
     elif KIND == "fp8":
-        # E4M3 in the place of a half's exponent and mantissa is too small by 2 ** 8.
-        half = (((code & 128) << 8) | ((code & 127) << 7)).to(tl.uint16)
-        weight = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0 * scale.to(tl.float32)
+        weight = _from_fp8(code) * scale.to(tl.float32)
     else:
         exponent, mantissa = (code >> 1) & 3, code & 1
         normal = (2 + mantissa) << tl.maximum(exponent - 1, 0)
@@ -234,7 +259,7 @@ def decode(
     partial, maxima, sums,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, EXACT: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -265,14 +290,18 @@ def decode(
         page = tl.load(tables + row * table_width + position // PAGE, mask=inside, other=0)
         slot = page.to(tl.int64) * PAGE + position % PAGE
         where = (slot * KV_HEADS + kv_head) * SIZE
-        k = tl.load(keys + where[:, None] + size[None, :], mask=inside[:, None], other=0.0)
+        k = tl.load(keys + where[:, None] + size[None, :], mask=inside[:, None], other=0)
+        if FP8:
+            k = _from_fp8(k).to(query.dtype)
         scores = tl.dot(query, tl.trans(k), input_precision=precision).to(tl.float32) * scale
         scores = tl.where(inside[None, :], scores, -1.0e30)
         new_best = tl.maximum(best, tl.max(scores, 1))
         weight = tl.exp(scores - new_best[:, None])
         fade = tl.exp(best - new_best)
         total = total * fade + tl.sum(weight, 1)
-        v = tl.load(values + where[:, None] + size[None, :], mask=inside[:, None], other=0.0)
+        v = tl.load(values + where[:, None] + size[None, :], mask=inside[:, None], other=0)
+        if FP8:
+            v = _from_fp8(v).to(query.dtype)
         acc = acc * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=precision)
         best = new_best
     if SPLITS == 1:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from atoll.engine import triton_kernels as kernels
 from atoll.engine.matrix_tiles import MatrixTiles
+from atoll.engine.torch_ops import FP8
 
 _TILE = 64
 _GROUP_MIN = 16
@@ -163,7 +164,8 @@ def rope_store(
     result is [rows, heads, size].
     """
     rows, kv_heads, size = qkv.shape[-2], keys.shape[1], keys.shape[2]
-    q = torch.empty((rows, heads, size), dtype=keys.dtype, device=qkv.device)
+    fp8 = keys.dtype == FP8
+    q = torch.empty((rows, heads, size), dtype=cos.dtype if fp8 else keys.dtype, device=qkv.device)
     many = math.gcd(_MANY_HEADS if rows > _STREAMED_ROWS else 2, heads, kv_heads)
     pdl = overlaps(qkv.device)
     kernels.rope_store[(rows, (heads + 2 * kv_heads) // many)](
@@ -172,14 +174,15 @@ def rope_store(
         sin,
         slots,
         q,
-        keys,
-        values,
+        keys.view(torch.uint8) if fp8 else keys,
+        values.view(torch.uint8) if fp8 else values,
         rows,
         HEADS=heads,
         KV_HEADS=kv_heads,
         SIZE=size,
         MANY=many,
         PARTS=parts_of(qkv),
+        FP8=fp8,
         PDL=pdl,
         launch_pdl=pdl,
         num_warps=many // 4 or 1,
@@ -216,7 +219,9 @@ def paged_decode(
     keys and values are [slots, kv heads, size]; tables int32 [rows, pages].
     """
     rows, heads, size = q.shape
-    kv_heads = keys.shape[1]
+    kv_heads, fp8 = keys.shape[1], keys.dtype == FP8
+    if fp8:
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     out = torch.empty_like(q)
     # With a single part nothing is put together afterwards: the buffers are stand-ins.
     shape = (rows, heads, splits) if splits > 1 else (1,)
@@ -230,8 +235,8 @@ def paged_decode(
         q, keys, values, tables, lengths, out, scale, window or 2**30, tables.shape[1],
         partial, maxima, sums,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAGE=page, GROUP=group, SPLITS=splits,
-        TILE=_TILE, EXACT=q.dtype == torch.float32, PDL=pdl, launch_pdl=pdl, num_warps=4,
-        num_stages=3,
+        TILE=_TILE, EXACT=q.dtype == torch.float32, FP8=fp8, PDL=pdl, launch_pdl=pdl,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         kernels.combine[(rows * heads,)](

@@ -107,10 +107,10 @@ class StageEngine(Engine):
         return True
 
     def list_unkept(self, launch: EngineLaunch, dtype: str) -> tuple[str, ...]:
-        """Return what it does otherwise than planned; its KV cache is in `dtype`."""
+        """Return what it does otherwise than planned; its KV cache is in `dtype` or FP8."""
         unkept = []
         kv, own = launch.kv_cache_dtype, format_name(dtype)
-        if kv is not None and kv != own:
+        if kv not in (None, own, "fp8"):
             unkept.append(f"kv_cache_dtype {kv}: its KV cache is in {own}")
         if launch.gpu_memory_utilization is not None:
             share = f"{100.0 * launch.gpu_memory_utilization:g}%"

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from atoll.core.errors import InputError
 from atoll.engine.matrix import (
-    FP8,
     Fp8Matrix,
     IntMatrix,
     Matrix,
@@ -39,6 +38,7 @@ from atoll.engine.matrix import (
     pack_nibbles,
     unpack_nibbles,
 )
+from atoll.engine.torch_ops import FP8
 from atoll.engine.weights.reader import WeightReader
 
 AtLoad = Literal["fp8"]

@@ -136,6 +136,7 @@ def _limits(served: ServedModel) -> dict[str, Any]:
         "max_sequences": sequences,
         "promised_ttft_s": launch.promised_ttft_s,
         "quantization": launch.quantization,
+        "kv_dtype": "fp8" if launch.kv_cache_dtype == "fp8" else None,
     }
     if tokens is not None:
         # Plans reckon with prompts that are cut by the budget alone.
