@@ -157,7 +157,10 @@ def test_the_same_view_has_the_same_decision_whatever_the_order(seed: int) -> No
         assert decide(view, memory, POLICY, plan_greedily) == expected
         other, _ = decide(shuffle(chance, loop.world).view(), memory, POLICY, plan_greedily)
         assert other == expected[0]
-        loop.tick()
+        decision, loop.memory = expected
+        for action in decision.actions:
+            loop.world.apply(action)
+        loop.world.advance()
 
 
 @given(seeds)
