@@ -11,9 +11,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
+from atoll.core.files import atomic_write
+from atoll.core.paths import cache_dir
 from atoll.engines.limits import Handover
-from tools.real_engines import UnavailableError, find_parser
+from tools.real_engines import RealEngine, UnavailableError, find_parser
 
 _ASK_S = 1200.0
 _VLLM = """
@@ -100,17 +103,35 @@ class ReadCommand:
 
 
 def read_commands(engine: str, commands: Sequence[Sequence[str]]) -> list[ReadCommand]:
-    """Have an engine's parser read commands; UnavailableError where it is not here to ask."""
+    """Have an engine's parser read commands; UnavailableError where it is not here to ask.
+
+    The same version reads the same commands alike, and takes ten seconds to import: answers are kept.
+    """
     if engine not in _PARSERS:
         return _read_llama_server(commands)
     real = find_parser(engine, build=False)
+    program, words = _PARSERS[engine] + _READ_ALL, [list(each) for each in commands]
+    asked = [real.version, real.python, program, words]
+    kept = cache_dir() / "parsers" / f"{engine}.json"
+    known = json.loads(kept.read_text("utf-8")) if kept.is_file() else {}
+    if known.get("asked") != asked:
+        known = {"asked": asked, "answers": _ask_parser(real, program, words)}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(kept, json.dumps(known))
+    return [
+        ReadCommand(refusal=each) if isinstance(each, str) else ReadCommand(*each)
+        for each in known["answers"]
+    ]
+
+
+def _ask_parser(real: RealEngine, program: str, commands: list[list[str]]) -> list[Any]:
     environment = {**os.environ, **real.environment}
     # The engine's own environment has its bytecode; elsewhere all of torch would be compiled anew.
     environment.pop("PYTHONPYCACHEPREFIX", None)
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [real.python, "-c", _PARSERS[engine] + _READ_ALL],
-            input=json.dumps([list(words) for words in commands]),
+            [real.python, "-c", program],
+            input=json.dumps(commands),
             env=environment,
             cwd=folder,
             capture_output=True,
@@ -119,10 +140,8 @@ def read_commands(engine: str, commands: Sequence[Sequence[str]]) -> list[ReadCo
             check=True,
         )
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("READ")]
-    return [
-        ReadCommand(refusal=each) if isinstance(each, str) else ReadCommand(*each)
-        for each in json.loads(line.removeprefix("READ"))
-    ]
+    answers: list[Any] = json.loads(line.removeprefix("READ"))
+    return answers
 
 
 def _read_llama_server(commands: Sequence[Sequence[str]]) -> list[ReadCommand]:

@@ -53,7 +53,7 @@ def launches() -> list[EngineLaunch]:
     parsers = {(model.tool_parser, model.reasoning_parser) for model in models}
     said += [
         EngineLaunch(max_model_len=2048, tool_parser=tool, reasoning_parser=reasoning)
-        for tool, reasoning in parsers
+        for tool, reasoning in sorted(parsers, key=str)
     ]
     return said
 

@@ -96,6 +96,11 @@ def explained(text: str, problem: Problem | None = None, **asked: object) -> Exp
     return explain(plan, planner(text, own), libraries=templates(text), **asked)  # type: ignore[arg-type]
 
 
+@cache
+def explained_shortage() -> Explanation:
+    return explained(SHORT, repairs=False)
+
+
 def with_offer(problem: Problem, kind: str, **changes: object) -> Problem:
     return problem.replace(
         offers=tuple(
@@ -166,7 +171,7 @@ def test_a_node_type_that_carries_nothing_says_why() -> None:
 
 def test_a_shortage_is_explained_by_what_is_served() -> None:
     problem = parse_fleet(SHORT)
-    found = explained(SHORT, repairs=False)
+    found = explained_shortage()
     assert found.short
     assert found.repairs is None
     now = solved(problem, SHORT)
@@ -297,7 +302,7 @@ def test_equal_questions_have_equal_answers() -> None:
 
 
 def test_an_explanation_survives_json() -> None:
-    found = explained(SHORT, repairs=False)
+    found = explained_shortage()
     assert Explanation.from_json(found.to_json()) == found
 
 
