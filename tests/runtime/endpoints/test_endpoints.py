@@ -105,6 +105,10 @@ def test_nodes_of_the_stage_engine_get_the_promise_and_the_limits(tmp_path: Path
     for node in stage_nodes(None, home):
         assert (node.max_sequences, node.token_budget, node.chunk) == (None, 512, 256)
         assert (node.prefix_caching, node.promised_ttft_s) == (True, None)
+    for node in stage_nodes(EngineLaunch(quantization="fp8", kv_cache_dtype="fp8"), home):
+        assert (node.quantization, node.kv_dtype) == ("fp8", "fp8")
+    for node in stage_nodes(EngineLaunch(kv_cache_dtype="bf16"), home):
+        assert (node.quantization, node.kv_dtype) == (None, None)
     # A step has room for a token of every sequence.
     (first, _) = stage_nodes(EngineLaunch(max_num_seqs=1000), home)
     assert (first.max_sequences, first.token_budget) == (1000, 1000)
@@ -121,13 +125,15 @@ def test_limits_that_an_engine_does_not_keep_are_named() -> None:
     made = plan(instance([(0, 4)])).model_copy(update={"engines": {"chat": launch}})
     said = list_warnings(made, ["chat"], LocalOptions())
     assert [line.partition("the plan's ")[2].partition(":")[0] for line in said] == [
-        "kv_cache_dtype fp8",
         "gpu_memory_utilization 85%",
         "scheduling async",
     ]
     assert all(line.startswith("chat: the engine 'atoll' does not keep ") for line in said)
     assert len(list_warnings(made, ["chat"], LocalOptions(engine="llamacpp"))) == 3
     assert list_warnings(made, ["chat"], LocalOptions(engine="vllm")) == ()
+    int8 = made.model_copy(update={"engines": {"chat": EngineLaunch(kv_cache_dtype="int8")}})
+    (line,) = list_warnings(int8, ["chat"], LocalOptions())
+    assert line.endswith("kv_cache_dtype int8: its KV cache is in fp32")
     same = EngineLaunch(kv_cache_dtype="fp32", scheduling="sync", promised_ttft_s=1.5)
     kept = made.model_copy(update={"engines": {"chat": same}})
     assert list_warnings(kept, ["chat"], LocalOptions()) == ()
