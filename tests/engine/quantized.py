@@ -128,7 +128,13 @@ def mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _compressed(weights: dict[str, Any], form: str) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
-    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"g": group}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,22 @@ def test_answers_are_those_of_transformers_with_the_same_weights(
     assert answers(stored, [(0, 1), (1, 4)]) == expected(expanded)
 
 
+@pytest.mark.parametrize(
+    ("variant", "needed"),
+    [
+        ("fp8-block", "accelerate"),
+        ("fp8-channel", "compressed_tensors"),
+        ("w4a16", "compressed_tensors"),
+    ],
+)
+def test_answers_are_those_of_transformers_own_loaders(
+    tiny: Callable[[str], Any], variant: str, needed: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(needed, reason="transformers loads the format with it")
+    stored, _ = write_quantized(tiny("llama").folder, variant, tmp_path)
+    assert answers(stored, [(0, 4)]) == expected(stored)
+
+
 @pytest.mark.parametrize("architecture", ["qwen2", "phi3", "gemma3", "qwen3-moe"])
 @pytest.mark.parametrize("variant", ["fp8-block", "awq"])
 def test_layers_of_other_shapes_answer_alike(
