@@ -102,6 +102,24 @@ def test_a_matrix_is_multiplied_slab_by_slab(
     assert max(largest) == 6 * 64
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("variant", ALL)
+def test_products_on_a_gpu_are_those_of_plain_torch(variant: str, tmp_path: Path) -> None:
+    made, dense = make(tmp_path, variant, weights(512, 768))
+    found, dense = made.own(torch.device("cuda")), dense.cuda()
+    cut = made.columns(256, 768).rows(64, 256).own(torch.device("cuda"))
+    for rows in (1, 17, 64, 200):
+        x = weights(rows, 768, seed=2).to("cuda", torch.bfloat16)
+        for matrix, given, expanded in (
+            (found, x, dense),
+            (cut, x[:, 256:].contiguous(), dense[64:256, 256:]),
+        ):
+            exact = given.float() @ expanded.t()
+            apart = (matrix.product(given).float() - exact).norm() / exact.norm()
+            # Rows in FP8 have three bits of mantissa, others the eight of bfloat16.
+            assert apart < (0.05 if isinstance(made, Fp8Matrix) else 0.01)
+
+
 @pytest.mark.parametrize("variant", ALL)
 def test_cuts_by_rows_and_columns_are_those_of_the_weights(variant: str, tmp_path: Path) -> None:
     found, dense = make(tmp_path, variant, weights())
