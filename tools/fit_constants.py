@@ -25,7 +25,7 @@ from atoll.catalog import Catalog
 from atoll.catalog.nodes import AllReduceCost
 from atoll.perf.calibration import Fit, fit, fit_narrow, op_classes, spread
 from atoll.perf.constants import PROXY_ERROR, OpClass, OpConstants, Tag
-from atoll.perf.measurements import SCHEMAS, Points, Schema, read_points
+from atoll.perf.measurements import BALANCED, ROUTING, SCHEMAS, Points, Schema, read_points
 from research.fitting.layer_fit import (
     ELEMENTWISE,
     LayerConditions,
@@ -145,12 +145,19 @@ def rtx4090(path: Path) -> Points:
 
 
 def expert_points(table: str) -> Points:
-    """Return the expert layers of one GPU from aiconfigurator-core's tables (one expert group)."""
+    """Return the expert layers of one GPU from aiconfigurator-core's tables (one expert group).
+
+    Where tokens choose experts in turn it is known how many they touch, so these are taken where a table has
+    them. Where they crowd on some by a power law, nobody says how many are read: a fit on those decoded 3 to
+    9 % faster than a server on an H200 (`benchmarks/results/gpu_steps_moe.csv`).
+    """
     import pandas as pd
 
     path = files("aiconfigurator_core") / "systems" / "data" / table / "moe_perf.parquet"
     frame = pd.read_parquet(str(path))
-    frame = frame[(frame.moe_ep_size == 1) & (frame.distribution == "power_law_1.2")]
+    known = BALANCED in set(frame.distribution)
+    routing = BALANCED if known else "power_law_1.2"
+    frame = frame[(frame.moe_ep_size == 1) & (frame.distribution == routing)]
     wanted = [
         (frame.moe_dtype == dtype) & frame.kernel_source.str.contains(kernel)
         for dtype, kernel in EXPERT_DTYPES.items()
@@ -164,7 +171,10 @@ def expert_points(table: str) -> Points:
         own,
         np.array([""] * len(frame)),
         {name: frame[name].to_numpy(dtype=np.float64) for name in own.sizes},
-        {"moe_dtype": frame.moe_dtype.to_numpy(dtype=np.str_)},
+        {
+            "moe_dtype": frame.moe_dtype.to_numpy(dtype=np.str_),
+            ROUTING: np.full(len(frame), routing),
+        },
         frame.latency.to_numpy(dtype=np.float64) * 1e-3,
     )
 

@@ -176,8 +176,8 @@ def test_tables_compare_and_pickle() -> None:
 def test_a_share_of_a_gpu_sends_over_the_host_and_no_faster_than_the_machine() -> None:
     links = default_links()
     halves = links.between("r", "r", "H200/2:2", "H200/2:2")
-    assert halves.bandwidth_bytes_per_s == 2 * links.share_bytes_per_s == 1e9
-    assert halves.share(1, 2).bandwidth_bytes_per_s == 0.5e9
+    assert halves.bandwidth_bytes_per_s == 2 * links.share_bytes_per_s == 0.85e9
+    assert halves.share(1, 2).bandwidth_bytes_per_s == 0.425e9
     # A machine whose interface is slower than its shares together is as slow as that.
     assert links.nic_bytes_per_s("aws/us-east-2", "L4/8:8") == links.nic_bytes_per_s(
         "aws/us-east-2", "L4:1"

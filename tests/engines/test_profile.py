@@ -122,10 +122,11 @@ def test_what_is_set_counts_and_the_rest_is_the_engines() -> None:
         max_tokens=own.max_tokens,
         mixed_tokens=own.mixed_tokens,
         prefix_caching=False,
-        prefill_layer_s=own.prefill_layer_s,
+        launch=own.launch,
         fuses_all_reduce=True,
         schedules_ahead=True,
         request_s=0.01,
+        stream_s=0.15e-3,
     )
     assert limits.given == {
         "gpu_memory_utilization": 0.5,

@@ -1,7 +1,7 @@
 """Shares of one GPU: steps take turns, at full speed while neighbours rest; a second formulation agrees.
 
 The simulator takes what is computed off what is left of each step. Here a step ends when the GPU's own clock,
-which runs at 1/k while k steps compute, has gone on by what the step computes.
+which runs at 1/k less what switching takes while k steps compute, has gone on by what the step computes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.catalog.gpus import SWITCHING_LOSS
 from atoll.core.ids import Phase
 from atoll.perf.batch import Batch
 from atoll.perf.step import analytic, step_seconds
@@ -97,6 +98,11 @@ def ends_of(report: SimReport) -> list[tuple[float, float]]:
 # The second formulation
 
 
+def pace(computing: int) -> float:
+    """How many times as long a step takes while so many compute."""
+    return computing if computing < 2 else computing / (1.0 - SWITCHING_LOSS)
+
+
 def steps_of(
     shares: int, engine: str, prompt: int, answer: int
 ) -> list[tuple[float, float, float]]:
@@ -108,8 +114,8 @@ def steps_of(
     for batch in batches:
         took = step_seconds(model, batch, 0, SPEC.layers)
         host = model.engine.host_seconds(1.0)
-        launch = SPEC.layers * model.engine.prefill_layer_s if batch.prefill_tokens else 0.0
-        found.append(((took - host) / shares, min(launch, took - host), host))
+        launch = SPEC.layers * model.engine.launch.layer_s if batch.prefill_tokens else 0.0
+        found.append(((took - host) / pace(shares), min(launch, took - host), host))
     return found
 
 
@@ -129,15 +135,15 @@ def by_virtual_time(
     queue: list[tuple[float, int, int]] = []
     for at, (first, _) in zip(arrived, fair, strict=True):
         computed, _, host = todo[at][0]
-        heapq.heappush(queue, (first - shares * computed - host, at, 0))
+        heapq.heappush(queue, (first - pace(shares) * computed - host, at, 0))
     now = clock = 0.0
     computing: dict[int, tuple[float, int, float]] = {}
     ends: dict[int, list[float]] = {at: [] for at in todo}
     while queue or computing:
         due = min(((mark, at) for at, (mark, _, _) in computing.items()), default=(math.inf, -1))
-        done = now + (due[0] - clock) * len(computing) if computing else math.inf
+        done = now + (due[0] - clock) * pace(len(computing)) if computing else math.inf
         at_s = min(done, queue[0][0] if queue else math.inf)
-        clock += (at_s - now) / len(computing) if computing else 0.0
+        clock += (at_s - now) / pace(len(computing)) if computing else 0.0
         now = at_s
         if done <= at_s:
             _, number, begun = computing.pop(due[1])
@@ -185,7 +191,7 @@ def test_alone_a_share_is_as_fast_as_the_whole_gpu_and_beside_others_it_is_not()
     both = ends_of(run(neighbours(2, "none"), 2, "none", asked_of([asked[0], asked[0]])))
     assert both[0] == pytest.approx(both[1], rel=1e-3)
     # But for some microseconds on the way there.
-    assert both[0] == pytest.approx((2 * own[0], 2 * own[1]), rel=1e-3)
+    assert both[0] == pytest.approx((pace(2) * own[0], pace(2) * own[1]), rel=1e-3)
     # On two GPUs they do not see each other.
     apart = neighbours(2, "none", gpus=(0, 2))
     assert ends_of(run(apart, 2, "none", asked_of([asked[0], asked[0]])))[0] == pytest.approx(own)

@@ -24,15 +24,18 @@ _SCALED = {
 }
 
 
-_DIVIDED = (
-    "fp16_tflops",
-    "fp8_tflops",
-    "bandwidth_bytes_per_s",
-    "tdp_w",
-    "nvlink_bytes_per_s",
-    "pcie_bytes_per_s",
-)
+SWITCHING_LOSS = 0.08
+"""Share of a GPU's time that is lost while several processes take turns on it: at this, the simulator says
+what clients of two servers on one H200 saw (`benchmarks.gpu_promise`, case 3b-shared)."""
+_SPEEDS = ("fp16_tflops", "fp8_tflops", "bandwidth_bytes_per_s")
+"""Rates that the shares of a GPU have together, less what switching between them takes."""
+_DIVIDED = ("tdp_w", "nvlink_bytes_per_s", "pcie_bytes_per_s")
 """Rates that the shares of a GPU have together."""
+
+
+def slowdown(shares: int) -> float:
+    """Return how many times as long a GPU takes for a process while `shares` of them take turns on it."""
+    return 1.0 if shares == 1 else shares / (1.0 - SWITCHING_LOSS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +86,18 @@ class GpuType:
                 f"{self.name} is a part of a GPU already",
                 hint="offer MIG slices as they are, whole",
             )
+        by = dict.fromkeys((*_DIVIDED, "memory_bytes"), float(shares))
+        by |= dict.fromkeys(_SPEEDS, slowdown(shares))
         divided = {
-            name: value / shares for name in _DIVIDED if (value := getattr(self, name)) is not None
+            name: value / by[name]
+            for name in (*_SPEEDS, *_DIVIDED)
+            if (value := getattr(self, name)) is not None
         }
         facts = {
-            name: Fact(fact.value / shares, f"1/{shares} of: {fact.source}", fact.confidence)
-            if name in (*_DIVIDED, "memory_bytes") and isinstance(fact.value, int | float)
+            name: Fact(
+                fact.value / by[name], f"1/{by[name]:.3g} of: {fact.source}", fact.confidence
+            )
+            if name in by and isinstance(fact.value, int | float)
             else fact
             for name, fact in self.facts.items()
         }

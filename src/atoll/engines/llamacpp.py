@@ -45,7 +45,13 @@ from atoll.engines.options import (
     split_options,
     write_launch,
 )
-from atoll.engines.profile import COMPILED_LAYER_S, EngineDefaults, KernelSpeeds, StartTime
+from atoll.engines.profile import (
+    COMPILED_LAYER_S,
+    EngineDefaults,
+    KernelSpeeds,
+    LaunchTime,
+    StartTime,
+)
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
@@ -162,7 +168,7 @@ class LlamaCpp(Engine):
         memory_share=0.9,
         # A slot keeps its last prompt, but nothing is shared between slots: plans do not count on it.
         prefix_caching=False,
-        prefill_layer_s=COMPILED_LAYER_S,
+        launch=LaunchTime(COMPILED_LAYER_S),
         slots=True,
         part_tokens=_PART_TOKENS,
         layer_split_s=_HOP_S,

@@ -30,8 +30,40 @@ SERVER_HOST_TIME: Mapping[Scheduling, HostTime] = {
 SERVER_REQUEST_S = 10e-3
 """What a request waits for beside steps: HTTP, tokens, messages between processes. About what vLLM 0.22 took
 on an H200 (`benchmarks.gpu_promise`); an assumption for SGLang."""
+SERVER_STREAM_S = 0.15e-3
+"""What each sequence that runs adds to that. Times to the first token on that H200 grew by 0.115 ms a running
+sequence outside of vLLM (gateway and client) and by 0.05 ms in its front, over fourteen runs with 5 to 125 of
+them; an assumption for SGLang."""
 COMPILED_LAYER_S = 0.1e-3
 """Least time of a layer in pieces that are launched one by one; an assumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTime:
+    """Least seconds of a layer in steps with prompts, which are launched in pieces.
+
+    Pieces of up to `graph_tokens` tokens are CUDA graphs, and a layer takes `layer_s`. Larger ones are
+    launched kernel by kernel, which takes `large_s`, and `experts_s` in a layer with experts, whose kernels
+    are called from Python.
+    """
+
+    layer_s: float = 0.0
+    large_s: float = 0.0
+    experts_s: float = 0.0
+    graph_tokens: int = 0
+
+    def beyond_graphs_s(self, *, experts: bool) -> float:
+        """Return the least seconds in a step that is larger than any graph."""
+        return max(self.layer_s, self.large_s, self.experts_s if experts else 0.0)
+
+
+NO_LAUNCH_TIME = LaunchTime()
+SERVER_LAUNCH = LaunchTime(COMPILED_LAYER_S, large_s=0.4e-3, experts_s=1.45e-3, graph_tokens=512)
+"""vLLM 0.22 on an H200. Llama 3.2 3B: steps of 656 to 1,552 tokens took 11.2 to 11.6 ms (28 layers) where
+one of 464 took 5.2 (`benchmarks/results/gpu_steps_3b.csv`). Qwen3-30B-A3B: steps of 641 to 1,936 tokens took
+57 to 94 ms (48 layers, 1.2 to 2.0 ms each, `gpu_steps_moe.csv`) where one of 464 took 22; another server
+computed a prompt of 1,024 tokens in 49 ms; at 1.45 ms the simulator says what clients of a third one saw
+(`benchmarks.gpu_promise`). It is time of the host, so it depends on its cores. An assumption for SGLang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +111,8 @@ class EngineProfile:
     needs beside weights, KV cache and activations (CUDA context, graphs, collectives). `max_sequences` and
     `max_tokens` bound one step's batch, `mixed_tokens` one where prompts and decoding share it.
 
-    Steps that only decode are replayed from CUDA graphs. Those with prompts are launched kernel by kernel,
-    and a layer takes `prefill_layer_s` at least. An engine that `fuses_all_reduce` sums and normalises in one
+    Steps that only decode are replayed from CUDA graphs. Those with prompts are launched in pieces, which
+    takes a layer the time of `launch` at least. An engine that `fuses_all_reduce` sums and normalises in one
     kernel where it can. One that `keeps_busy` runs step after step, so a GPU at its power limit lowers clocks
     (`OpConstants.sustained`).
 
@@ -92,7 +124,8 @@ class EngineProfile:
 
     One that `schedules_ahead` has prepared the next step when one begins: what comes meanwhile joins the step
     after that. Pipelines do not: there the steps under way are those in the stages. `request_s` is what a
-    request waits for beside steps, once on every instance that it is sent to.
+    request waits for beside steps, once on every instance that it is sent to, and `stream_s` more for each
+    sequence that runs there: tokens of all pass the same processes.
     """
 
     name: str
@@ -103,7 +136,7 @@ class EngineProfile:
     max_tokens: int = 8192
     mixed_tokens: int = MIXED_TOKENS
     prefix_caching: bool = False
-    prefill_layer_s: float = 0.0
+    launch: LaunchTime = NO_LAUNCH_TIME
     fuses_all_reduce: bool = False
     keeps_busy: bool = True
     slots: bool = False
@@ -112,6 +145,7 @@ class EngineProfile:
     kernels: KernelSpeeds | None = None
     schedules_ahead: bool = False
     request_s: float = 0.0
+    stream_s: float = 0.0
 
     def host_seconds(self, sequences: Num) -> Num:
         """Return host seconds of a step with so many sequences."""
@@ -132,7 +166,7 @@ class EngineDefaults:
     batch: Callable[[GpuType | None], tuple[int, int]]
     memory_share: float
     prefix_caching: bool
-    prefill_layer_s: float = 0.0
+    launch: LaunchTime = NO_LAUNCH_TIME
     fuses_all_reduce: bool = False
     keeps_busy: bool = True
     slots: bool = False
@@ -141,6 +175,7 @@ class EngineDefaults:
     kernels: Callable[[GpuType | None], KernelSpeeds] | None = None
     schedules_ahead: bool = False
     request_s: float = 0.0
+    stream_s: float = 0.0
 
     def profile(
         self, name: str, gpu: GpuType | None, limits: EngineLimits | None = None
@@ -161,7 +196,7 @@ class EngineDefaults:
             max_tokens=budget,
             mixed_tokens=chosen.max_num_batched_tokens or min(budget, max(MIXED_TOKENS, sequences)),
             prefix_caching=self.prefix_caching if caching is None else caching,
-            prefill_layer_s=self.prefill_layer_s,
+            launch=self.launch,
             fuses_all_reduce=self.fuses_all_reduce,
             keeps_busy=self.keeps_busy,
             slots=self.slots,
@@ -170,4 +205,5 @@ class EngineDefaults:
             kernels=None if self.kernels is None else self.kernels(gpu),
             schedules_ahead=self.schedules_ahead and scheduling == "async",
             request_s=self.request_s,
+            stream_s=self.stream_s,
         )

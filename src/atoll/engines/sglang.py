@@ -40,9 +40,10 @@ from atoll.engines.options import (
     write_launch,
 )
 from atoll.engines.profile import (
-    COMPILED_LAYER_S,
     SERVER_HOST_TIME,
+    SERVER_LAUNCH,
     SERVER_REQUEST_S,
+    SERVER_STREAM_S,
     EngineDefaults,
 )
 
@@ -158,10 +159,11 @@ class Sglang(Engine):
         _batch,
         memory_share=0.88,
         prefix_caching=True,
-        prefill_layer_s=COMPILED_LAYER_S,
+        launch=SERVER_LAUNCH,
         fuses_all_reduce=True,
         schedules_ahead=True,
         request_s=SERVER_REQUEST_S,
+        stream_s=SERVER_STREAM_S,
     )
     admits_by_prompts = True
 

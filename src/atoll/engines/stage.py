@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from atoll.core.ids import Phase
 from atoll.engines.engine import Connector, Engine, Irregularity, WeightFormat, is_whole, one_of
 from atoll.engines.limits import EngineLaunch, HostTime
-from atoll.engines.profile import EngineDefaults, StartTime
+from atoll.engines.profile import EngineDefaults, LaunchTime, StartTime
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
@@ -88,7 +88,7 @@ class StageEngine(Engine):
         _batch,
         memory_share=0.92,
         prefix_caching=True,
-        prefill_layer_s=_EAGER_LAYER_S,
+        launch=LaunchTime(_EAGER_LAYER_S),
     )
     start = StartTime(26.0, "an 8B model of random weights on an H200, November 2026")
     orders_by_promise = True

@@ -43,9 +43,10 @@ from atoll.engines.options import (
     write_launch,
 )
 from atoll.engines.profile import (
-    COMPILED_LAYER_S,
     SERVER_HOST_TIME,
+    SERVER_LAUNCH,
     SERVER_REQUEST_S,
+    SERVER_STREAM_S,
     EngineDefaults,
     StartTime,
 )
@@ -171,10 +172,11 @@ class Vllm(Engine):
         _batch,
         memory_share=0.9,
         prefix_caching=True,
-        prefill_layer_s=COMPILED_LAYER_S,
+        launch=SERVER_LAUNCH,
         fuses_all_reduce=True,
         schedules_ahead=True,
         request_s=SERVER_REQUEST_S,
+        stream_s=SERVER_STREAM_S,
     )
     start = StartTime(
         123.0,

@@ -19,7 +19,7 @@ from atoll.catalog.transformer import DTYPES
 from atoll.core.errors import InputError, MissingDependencyError
 from atoll.perf import operators
 from atoll.perf.constants import OpClass, OpConstants, Tag
-from atoll.perf.measurements import Points
+from atoll.perf.measurements import BALANCED, ROUTING, Points
 from atoll.perf.operators import Array
 
 MIN_POINTS = 8
@@ -133,6 +133,7 @@ def predict_experts(c: OpConstants, points: Points, gpu: GpuType) -> Array:
     names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size")
     shapes = np.stack([points.sizes[name] for name in names], axis=1)
     dtypes = points.labels["moe_dtype"]
+    balanced = points.labels.get(ROUTING, np.full(len(points), "")) == BALANCED
     for dtype in set(dtypes.tolist()):
         weight, peak = expert_dtype(dtype, gpu)
         for shape in np.unique(shapes[dtypes == dtype], axis=0):
@@ -149,7 +150,9 @@ def predict_experts(c: OpConstants, points: Points, gpu: GpuType) -> Array:
                 pad_k=c.pad_k,
                 pad_n=c.pad_n,
             )
-            out[mask] = op.seconds(points.sizes["num_tokens"][mask])
+            m = points.sizes["num_tokens"][mask]
+            in_turn = np.minimum(experts, m * top_k)
+            out[mask] = op.seconds_of(m, np.where(balanced[mask], in_turn, op.active(m)))
     return out
 
 
@@ -214,9 +217,9 @@ def _bounds(op: OpClass, gpu: GpuType) -> tuple[Predict, tuple[_Free, ...]]:
         efficiency = (_Free("e_b", 0.85, 0.1, 1.3), _pad("pad", 20.0, 2000.0))
         return predict_decode, (*efficiency, *shape, serial, *hot)
     if op in (OpClass.EXPERTS, OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4):
-        # Experts are chosen unevenly, so that fewer bytes move than are counted. With p free, the three trade
+        # Where experts are chosen unevenly, fewer bytes move than are counted. With p free, the three trade
         # against each other and all leave what is physical.
-        efficiency = (_Free("e_f", 0.5, 0.02, 1.3), _Free("e_b", 0.7, 0.1, 2.0))
+        efficiency = (_Free("e_f", 0.5, 0.02, 1.1), _Free("e_b", 0.7, 0.1, 2.0))
         return predict_experts, efficiency + shape[:1] + (_pad("pad", 4.0, 300.0), *pads)
     raise InputError(f"{op.value} is not fitted to single measurements", field="op")
 

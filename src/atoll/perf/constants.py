@@ -21,6 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.catalog.gpus import slowdown
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import load_yaml
 
@@ -166,8 +167,9 @@ class GpuConstants:
         """
         if shares == 1:
             return self
+        by = slowdown(shares)
         slower = {
-            op: replace(c, t0_us=c.t0_us * shares, serial_ns=c.serial_ns * shares)
+            op: replace(c, t0_us=c.t0_us * by, serial_ns=c.serial_ns * by)
             for op, c in self.ops.items()
         }
         return replace(self, ops=slower)

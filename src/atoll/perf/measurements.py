@@ -53,6 +53,10 @@ _TIME_COLUMNS = {
 _GROUP_COLUMNS = ("gpu", "system", "machine", "node")
 IMPLEMENTATION = "impl"
 """Optional column: which kernel ran. A label of the points only where a file has it."""
+ROUTING = "routing"
+"""Optional label of experts' points: how tokens chose them. Without it, each token at random."""
+BALANCED = "balanced"
+"""Tokens choose experts in turn: they touch as many as they can."""
 _DEFAULT_LABELS = {"gemm_dtype": "bfloat16", "moe_dtype": "bfloat16", "kernel_source": ""}
 
 

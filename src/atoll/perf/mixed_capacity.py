@@ -16,8 +16,9 @@ much of that is used. A request keeps its promise, in each of S stages with hand
 (`perf.queueing` for K and H; a prompt longer than a step goes on in the next ones). V is the work of prompts
 that came while a request waited for its own, r x (1 + r K / (1 - r)) with x = (t(B, p) - t(B, 0)) / p for
 each and r = 1 - t(B, 0) / T: they are done before it gets on, which matters to short answers, and o is the
-length of a median one. a is what the engine takes beside steps (`EngineProfile.request_s`) and, for a single
-node that prepares a step when the one before it begins, that step T where any runs.
+length of a median one. a is what the engine takes beside steps (`EngineProfile.request_s`, and `stream_s` for
+each of the B S sequences that run) and, for a single node that prepares a step when the one before it begins,
+that step T where any runs.
 
 From both follows how long a request stays; as many as are there at a time (Little's law) must find room for
 prompt and answer as the engine books them. Everything on the left rises with B and with the number of layers,
@@ -217,7 +218,8 @@ class MixedCapacityModel:
         # Before it gets KV cache: so `stay` is without it.
         engine = self._model.engine
         prepared = np.where(depth > 1.0, 0.0, mean * np.minimum(self._grid, 1.0))
-        before_s = engine.request_s + (prepared if engine.schedules_ahead else 0.0)
+        front_s = engine.request_s + engine.stream_s * self._grid * depth
+        before_s = front_s + (prepared if engine.schedules_ahead else 0.0)
         stay = rate * (lengths.output_mean * token_s + prompt_s)
         taken = self._places[position]
         if self._waits:

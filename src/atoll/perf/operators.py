@@ -342,8 +342,11 @@ class GroupedExperts:
 
     def seconds(self, m: Num) -> Num:
         """Return the time in seconds for m tokens; the launch is paid even for none."""
+        return self.seconds_of(m, self.active(m))
+
+    def seconds_of(self, m: Num, active: Num) -> Num:
+        """Return the time in seconds for m tokens that touch so many experts."""
         p = self.p
-        active = self.active(m)
         compute = self.flop_s * (m * self.top_k + self.pad * active)
         memory = self.expert_s * active + self.row_s * m
         total: Num = (compute**p + memory**p) ** (1.0 / p) + self.t0_s

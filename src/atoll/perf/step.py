@@ -21,6 +21,7 @@ from atoll.perf.batch import Batch
 from atoll.perf.constants import ConstantTable, GpuConstants, default_constants
 from atoll.perf.layers import (
     LayerKind,
+    LayerOps,
     ModelOps,
     default_tp,
     layer_kinds,
@@ -209,17 +210,20 @@ class AnalyticStepModel:
         return StepParts(
             host=self.engine.host_seconds(batch.outputs),
             embedding=self.ops.embedding_seconds(batch),
-            layers=tuple(self._launched(layer.seconds(batch), batch) for layer in self.ops.layers),
+            layers=tuple(self._launched(layer, batch) for layer in self.ops.layers),
             head=self.ops.head_seconds(batch),
         )
 
-    def _launched(self, seconds: Num, batch: Batch[Num]) -> Num:
+    def _launched(self, layer: LayerOps, batch: Batch[Num]) -> Num:
         """The time of a layer, no shorter than launching its kernels takes where there are prompts."""
-        min_s = self.engine.prefill_layer_s
-        prompts = batch.prefill_tokens
+        seconds, launch = layer.seconds(batch), self.engine.launch
+        large_s = launch.beyond_graphs_s(experts=layer.experts is not None)
+        prompts, tokens = batch.prefill_tokens, batch.tokens
         if isinstance(seconds, float):
+            min_s = large_s if tokens > launch.graph_tokens else launch.layer_s
             return max(seconds, min_s) if prompts > 0.0 else seconds
-        return np.where(prompts > 0.0, np.maximum(seconds, min_s), seconds)
+        least = np.where(tokens > launch.graph_tokens, large_s, launch.layer_s)
+        return np.where(prompts > 0.0, np.maximum(seconds, least), seconds)
 
 
 def engine_limit(engine: EngineProfile, phase: Phase) -> float:

@@ -1,10 +1,10 @@
 """GPUs that several units have a share of: whose steps run now, and how far each is.
 
 Processes on one GPU take turns. So a step of a unit runs at full speed while its neighbours rest, and at one
-k-th of it while k of them compute (processor sharing). Times of a unit are those with all shares busy, as
-plans reckon: what its host does is its own, the rest divided by the number of shares is what it computes with
-the GPU to itself. A step with prompts takes no less than launching its kernels does, whoever else computes;
-then it leaves the GPU to others before it ends.
+k-th of it, less what switching takes, while k of them compute (processor sharing). Times of a unit are those
+with all shares busy, as plans reckon: what its host does is its own, the rest divided by how much slower that
+is (`catalog.gpus.slowdown`) is what it computes with the GPU to itself. A step with prompts takes no less
+than launching its kernels does, whoever else computes; then it leaves the GPU to others before it ends.
 
 Ends of what is computed are not in the heap of events: they move whenever a neighbour begins or ends.
 """
@@ -14,9 +14,16 @@ from __future__ import annotations
 import math
 
 from atoll.sim.heap import push
-from atoll.sim.sim_arrays import STEP, Sim
+from atoll.sim.sim_arrays import LENGTH, STEP, Sim
 from atoll.sim.sim_kernel import kernel
 from atoll.sim.stepping import host_seconds, launch_seconds
+
+
+@kernel
+def turn_seconds(z: Sim, g: int) -> float:
+    """Return the seconds in which each unit that computes on a GPU now gets one second's work done."""
+    gpu = z.gpu[g]
+    return gpu.busy / (1.0 - gpu.loss) if gpu.busy > 1 else 1.0
 
 
 @kernel
@@ -24,7 +31,7 @@ def catch_up(z: Sim, g: int, now: float) -> None:
     """Note what the units of a GPU have computed until now."""
     gpu = z.gpu[g]
     if gpu.busy > 0:
-        each = (now - gpu.clock_s) / gpu.busy
+        each = (now - gpu.clock_s) / turn_seconds(z, g)
         u = gpu.first
         while u >= 0:
             unit = z.unit[u]
@@ -43,7 +50,7 @@ def look_ahead(z: Sim, g: int) -> None:
     while u >= 0:
         unit = z.unit[u]
         if unit.computing:
-            done_s = gpu.clock_s + unit.left_s * gpu.busy
+            done_s = gpu.clock_s + unit.left_s * turn_seconds(z, g)
             if done_s < gpu.next_s:
                 gpu.next_s = done_s
                 gpu.next = u
@@ -57,8 +64,13 @@ def begin_turn(z: Sim, u: int, now: float, took: float, prompts: int, outputs: i
     # What neighbours have computed until now was computed without it.
     catch_up(z, unit.gpu, now)
     unit.host_s = min(took, host_seconds(z, u, float(outputs)))
-    unit.launch_s = min(took - unit.host_s, launch_seconds(z, u)) if prompts > 0 else 0.0
-    unit.left_s = (took - unit.host_s) / unit.shares
+    unit.launch_s = 0.0
+    if prompts > 0:
+        tokens = float(outputs - prompts)
+        for i in range(prompts):
+            tokens += z.step[LENGTH, i]
+        unit.launch_s = min(took - unit.host_s, launch_seconds(z, u, tokens))
+    unit.left_s = (took - unit.host_s) / unit.slowdown
     unit.computing = True
     # Nobody knows yet when it ends: what is busy of it is counted from here, when it is known.
     unit.step_end = now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from atoll.sim.heap import append, hold, prompt_list, push, token_list, wait_way
-from atoll.sim.link_traffic import move_cache, post, share_at, unbook
+from atoll.sim.link_traffic import front_seconds, move_cache, post, share_at, unbook
 from atoll.sim.reuse import leave_blocks
 from atoll.sim.sim_arrays import (
     ANSWERS,
@@ -242,7 +242,7 @@ def begin_part(z: Sim, r: int, part: int, now: float) -> None:
     if z.instance[c.instance].part == ANSWERS:
         # It only decodes: whoever asks has computed the prompt.
         c.state = MOVING
-        push(z, now + z.unit[z.edge[z.way[r, 0]].reach].front_s, KV_HERE, r)
+        push(z, now + front_seconds(z, z.edge[z.way[r, 0]].reach), KV_HERE, r)
         return
     post(z, now, z.way[r, 0], r, c.target)
 

@@ -57,6 +57,13 @@ def carry(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> flo
 
 
 @kernel
+def front_seconds(z: Sim, u: int) -> float:
+    """Return what a request that comes to a unit now waits beside steps."""
+    unit = z.unit[u]
+    return unit.front_s + unit.stream_s * unit.running
+
+
+@kernel
 def send(z: Sim, now: float, e: int, head: int, tokens: float) -> None:
     """Send the requests of the list at `head` over an edge as one message of so many tokens.
 
@@ -70,7 +77,7 @@ def send(z: Sim, now: float, e: int, head: int, tokens: float) -> None:
         left = max(left, carry(z, edge.into, now, size, z.link[edge.into].bytes_per_s))
     there = left + edge.latency_s
     if z.request[head].state == PREFILL and z.request[head].hop == 0:
-        there += z.unit[edge.reach].front_s
+        there += front_seconds(z, edge.reach)
     push(z, there, DELIVER, head)
 
 
@@ -389,4 +396,4 @@ def move_cache(z: Sim, r: int, now: float) -> None:
                 left = max(left, carry_cache(z, out, now, piece, z.link[out].bytes_per_s))
                 left = max(left, carry_cache(z, into, now, piece, z.link[into].bytes_per_s))
             there = max(there, left + site.latency_s)
-    push(z, there + z.unit[z.edge[z.way[r, path]].reach].front_s, KV_HERE, r)
+    push(z, there + front_seconds(z, z.edge[z.way[r, path]].reach), KV_HERE, r)

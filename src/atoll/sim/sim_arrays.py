@@ -51,7 +51,7 @@ TOUCHED, KICKED = range(2)
 PROMPT_X, PROMPT_S, DECODE_X, DECODE_S = range(4)
 # The layout of `Sim.coefficient` (see `times.py`).
 DENSE_MAX = 8
-LAYER_WIDTH = 4 + 5 * DENSE_MAX + 6 + 6 + 9 + 4 + 1
+LAYER_WIDTH = 4 + 5 * DENSE_MAX + 6 + 6 + 9 + 4 + 3
 
 
 def make_record(*, i8: str = "", f8: str = "", flag: str = "") -> np.dtype[Any]:
@@ -76,23 +76,25 @@ RUN = make_record(
 )
 UNIT = make_record(
     # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time,
-    # and each is read for `front_s`. One that is `ahead` prepares a step at `begun_s` of the one before.
+    # and each is read for `front_s`, and `stream_s` more for each sequence that runs. One that is `ahead`
+    # prepares a step at `begun_s` of the one before.
     i8="instance node site vertex start end kind row kinds max_sequences max_prompts budget stages"
     # The step under way (a list of requests), sequences that run and what they attend to.
     " batch joining steps running context owned paced gaps cached_rows"
     # Blocks of prompts that are kept for reuse: the row of `Sim.block` (-1: none are), how many are free to
     # go, and the ends of their list.
     " cache kept oldest newest"
-    # The GPU that it has one of `shares` shares of (-1: it has its GPUs alone), and the next unit there.
-    " gpu shares beside"
+    # The GPU that it has a share of (-1: it has its GPUs alone), and the next unit there.
+    " gpu beside"
     # Totals.
     " step_count prompt_tokens decode_tokens",
     # Of what is used and of what waits, `*_moment` is the sum of each change times when it came: x(t) t less
     # that is the integral of x up to t; `*_mark` is what it was at the last sample.
-    f8="step_s token_s shared_s back_s front_s room begun_s step_end last_end used peak cached_s busy_s"
-    " batch_sum used_moment used_mark queue_moment queue_mark"
-    # Of a step on a share (`gpu_turns`): what is left to compute, and what its host and its launches take.
-    " left_s host_s launch_s",
+    f8="step_s token_s shared_s back_s front_s stream_s room begun_s step_end last_end used peak cached_s"
+    " busy_s batch_sum used_moment used_mark queue_moment queue_mark"
+    # On a share (`gpu_turns`): how much longer steps take with all shares busy; of a step what is left to
+    # compute, and what its host and its launches take.
+    " slowdown left_s host_s launch_s",
     flag="solo chunked alive busy ahead computing",
 )
 REQUEST = make_record(
@@ -134,7 +136,7 @@ SERVICE = make_record(
 # How many requests use a block on a unit: 0 it is not there, -1 it is there and free to go, the oldest first.
 BLOCK = make_record(i8="users older newer")
 # A GPU in shares: its first unit, how many compute, and who is done `next` and when, as of `clock_s`.
-GPU = make_record(i8="first busy next", f8="clock_s next_s")
+GPU = make_record(i8="first busy next", f8="clock_s next_s loss")
 # Free of KV caches from `free_s` on, of messages from `quick_s` on.
 LINK = make_record(f8="bytes_per_s free_s quick_s busy_s bytes")
 EVENT = make_record(f8="time", i8="order value")

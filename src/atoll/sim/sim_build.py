@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 
 from atoll.catalog.catalog import Catalog
+from atoll.catalog.gpus import SWITCHING_LOSS, slowdown
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.ids import Phase
 from atoll.core.rng import stream
@@ -235,7 +236,7 @@ def _shared_gpus(
     """Return the GPUs in shares; units of one are linked. A share of nobody knows which is never alone."""
     found: dict[tuple[object, ...], list[int]] = {}
     unit["gpu"] = unit["beside"] = -1
-    unit["shares"] = 1
+    unit["slowdown"] = 1.0
     for u, each in enumerate(lower.units if options.turns else ()):
         instance = instances[each.instance]
         node = instance.nodes[each.index]
@@ -243,9 +244,9 @@ def _shared_gpus(
             continue
         machine = (instance.region_of(node), node.node_type, node.market, node.slot, node.host)
         found.setdefault((*machine, node.gpu_ids[0] // node.gpu_shares), []).append(u)
-        unit["shares"][u] = node.gpu_shares
+        unit["slowdown"][u] = slowdown(node.gpu_shares)
     gpus = np.zeros(len(found), a.GPU)
-    gpus["next_s"], gpus["next"] = np.inf, -1
+    gpus["next_s"], gpus["next"], gpus["loss"] = np.inf, -1, SWITCHING_LOSS
     for g, units in enumerate(found.values()):
         gpus["first"][g] = units[0]
         unit["gpu"][units] = g

@@ -146,6 +146,12 @@ def at(x: Floats, y: Floats, value: float) -> float:
 
 
 @kernel
+def least_seconds(c: Floats, tokens: float) -> float:
+    """Return the least time of a layer in a step of so many tokens with prompts."""
+    return c[_LAUNCH + 1] if tokens > c[_LAUNCH + 2] else c[_LAUNCH]
+
+
+@kernel
 def layers_seconds(
     z: Sim, u: int, low: int, high: int, n: int, sequences: float, context: float
 ) -> float:
@@ -178,7 +184,7 @@ def layers_seconds(
         if sequences > 0.0:
             one += decode_seconds(c, sequences, context / sequences)
         if n > 0:
-            one = max(one, c[_LAUNCH])
+            one = max(one, least_seconds(c, tokens + sequences))
         total += one * count
     return total
 
@@ -191,13 +197,13 @@ def host_seconds(z: Sim, u: int, outputs: float) -> float:
 
 
 @kernel
-def launch_seconds(z: Sim, u: int) -> float:
-    """Return the least time of the layers of a unit with operators in a step with prompts."""
+def launch_seconds(z: Sim, u: int, tokens: float) -> float:
+    """Return the least time of the layers of a unit with operators in such a step with prompts."""
     unit = z.unit[u]
     row, total = unit.row, 0.0
     for k in range(unit.kinds):
         count = z.prefix[row, unit.end, k] - z.prefix[row, unit.start, k]
-        total += count * z.coefficient[row, k + 1, _LAUNCH]
+        total += count * least_seconds(z.coefficient[row, k + 1], tokens)
     return total
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from atoll.core.errors import InternalError
 from atoll.engines.limits import HostTime
+from atoll.engines.profile import LaunchTime
 from atoll.perf.layers import LayerOps, ModelOps, layer_kinds
 from atoll.perf.operators import AllReduce, Roofline
 from atoll.perf.step import AnalyticStepModel
@@ -76,7 +77,7 @@ class TimesBuilder:
             outer = outer_row(model.ops, model.engine.host)
             coefficient[i, 0, : len(outer)] = outer
             for k, ops in enumerate(model.ops.layers):
-                coefficient[i, k + 1] = layer_row(ops, model.engine.prefill_layer_s)
+                coefficient[i, k + 1] = layer_row(ops, model.engine.launch)
             layer_kind_names = layer_kinds(model.spec)
             for k, kind in enumerate(model.ops.kinds):
                 below = np.cumsum([0, *(each == kind for each in layer_kind_names)])
@@ -94,7 +95,7 @@ class TimesBuilder:
         return Times(coefficient, fixed, prefix, _pad(pairs, count))
 
 
-def layer_row(ops: LayerOps, min_s: float) -> Floats:
+def layer_row(ops: LayerOps, launch: LaunchTime) -> Floats:
     """Return the coefficients of a layer: window, passes, products, attention, experts, sums, launches."""
     if len(ops.dense) > DENSE_MAX:
         raise InternalError(f"a layer with {len(ops.dense)} products")
@@ -111,7 +112,12 @@ def layer_row(ops: LayerOps, min_s: float) -> Floats:
         row += [0.0] * 9
     else:
         row += [1.0, e.experts, e.top_k, e.flop_s, e.expert_s, e.row_s, e.pad, e.t0_s, e.p]
-    return np.array([*row, *_reduce(ops.all_reduce), min_s])
+    least = [
+        launch.layer_s,
+        launch.beyond_graphs_s(experts=e is not None),
+        float(launch.graph_tokens),
+    ]
+    return np.array([*row, *_reduce(ops.all_reduce), *least])
 
 
 def outer_row(ops: ModelOps, host: HostTime) -> Floats:

@@ -39,6 +39,7 @@ class UnitRow:
     chunked: bool
     ahead: bool
     front_s: float
+    stream_s: float
 
 
 class UnitMaker:
@@ -168,6 +169,7 @@ class UnitMaker:
             budget = NO_LIMIT
         elif budget is None:
             budget = profile.max_tokens if phase is Phase.PREFILL else profile.mixed_tokens
+        asked = engine and is_asked_in_turn(profile.name, phase)
         return UnitRow(
             kind=kind,
             row=row,
@@ -177,7 +179,8 @@ class UnitMaker:
             budget=budget,
             chunked=engine,
             ahead=engine and profile.schedules_ahead,
-            front_s=profile.request_s if engine and is_asked_in_turn(profile.name, phase) else 0.0,
+            front_s=profile.request_s if asked else 0.0,
+            stream_s=profile.stream_s if asked else 0.0,
         )
 
     def _max_sequences(self, measured: int | None, profile: EngineProfile) -> int:

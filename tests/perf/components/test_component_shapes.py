@@ -53,7 +53,7 @@ def test_further_codebooks_come_from_a_small_transformer() -> None:
     bare = step_seconds(found.predictor, Batch.decode(4.0, 7.5), 0, 5, host=False)
     with_it = step_seconds(found, batch, 0, found.spec.layers)
     own = super(TalkerStepModel, found).parts(batch)
-    least = 5 * found.engine.prefill_layer_s
+    least = 5 * found.engine.launch.layer_s
     assert found.parts(batch).head == pytest.approx(own.head + 15 * max(bare, least))
     assert with_it > 15 * least > 0.0
 

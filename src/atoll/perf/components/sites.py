@@ -248,7 +248,7 @@ def _executor_profile(engine: str | EngineChoice, node: NodeType) -> EngineProfi
     profile = profile_on(engine, node)
     measured = engine.limits.host if isinstance(engine, EngineChoice) else None
     host = measured or (_EXECUTOR_HOST_TIME if profile.schedules_ahead else profile.host)
-    return replace(profile, host=host, schedules_ahead=False, request_s=0.0)
+    return replace(profile, host=host, schedules_ahead=False, request_s=0.0, stream_s=0.0)
 
 
 def open_site(

@@ -32,7 +32,7 @@ class TalkerStepModel(AnalyticStepModel):
         layers = self.predictor.spec.layers
         after = step_seconds(self.predictor, own, 0, layers, host=False)
         # A loop inside a step is launched piece by piece.
-        after = larger(after, layers * self.engine.prefill_layer_s)
+        after = larger(after, layers * self.engine.launch.layer_s)
         return replace(found, head=found.head + self.further * after)
 
 
