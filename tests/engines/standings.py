@@ -234,6 +234,8 @@ SERVED: Mapping[tuple[str, str, str], str] = {
     ("vllm", "one GPU", "local"): "8b",
     ("vllm", "weights made fp8 as they are loaded", "local"): "8b-fp8",
     ("vllm", "a mixture of experts", "local"): "moe",
+    ("vllm", "one of several on a GPU, by memory share", "local"): "3b-shared",
+    ("vllm", "apart, on shares of a GPU", "local"): "3b-pair",
 }
 """Servers in `RECORD`, which `atoll up` brought up on a GPU and clients asked."""
 RECORD = ROOT / "benchmarks" / "results" / "gpu_promise.json"

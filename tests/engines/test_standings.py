@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.ids import parse_node_type
+from atoll.core.ids import Phase, parse_node_type
 from atoll.deploy.target_table import TARGETS
 from atoll.engines.engine import Engine, Standing
 from atoll.engines.table import find_planned, list_planned
@@ -51,16 +51,27 @@ def test_a_test_that_is_named_is_there(key: tuple[str, str, str]) -> None:
 def test_a_record_that_is_named_is_of_that_engine_layout_and_gpu(key: tuple[str, str, str]) -> None:
     engine, title, column = key
     kind, server = BY_TITLE[title], read_servers()[SERVED[key]]
-    (one,) = kind.instances(engine)
-    words = server["server"].split()
     program = find_planned(engine).program
     assert program is not None
-    assert program.fullmatch(words[0])
-    assert words[words.index("--tensor-parallel-size") + 1] == str(one.nodes[0].tp)
-    told = words[words.index("--quantization") + 1] if "--quantization" in words else None
-    assert told == kind.quantization
-    assert parse_node_type(one.nodes[0].node_type).gpu in server["gpu"]
+    commands = server.get("servers") or [server["server"]]
+    roles = {words[at + 1] for words in map(str.split, commands) for at in _handovers(words)}
+    for one in kind.instances(engine):
+        if one.phase in _ROLE:
+            assert any(_ROLE[one.phase] in role for role in roles)
+        assert parse_node_type(one.nodes[0].node_type).whole_gpu in server["gpu"]
+        for words in map(str.split, commands):
+            assert program.fullmatch(words[0])
+            assert words[words.index("--tensor-parallel-size") + 1] == str(one.nodes[0].tp)
+            told = words[words.index("--quantization") + 1] if "--quantization" in words else None
+            assert told == kind.quantization
     assert column == "local"
+
+
+def _handovers(words: list[str]) -> list[int]:
+    return [at for at, word in enumerate(words) if word == "--kv-transfer-config"]
+
+
+_ROLE = {Phase.PREFILL: "kv_producer", Phase.DECODE: "kv_consumer"}
 
 
 @pytest.mark.parametrize("engine", list_planned(), ids=lambda engine: engine.name)
@@ -72,7 +83,9 @@ def test_an_engine_says_that_it_served_where_a_record_is_kept(engine: Engine) ->
         for one in BY_TITLE[title].instances(name)
         for node in one.nodes
     }
-    assert engine.served_on == {CATALOG.gpu(gpu).architecture for gpu in gpus}
+    found = {CATALOG.gpu(gpu) for gpu in gpus}
+    assert engine.served_on == {gpu.architecture for gpu in found if gpu.shares == 1}
+    assert engine.served_shares_on == {gpu.architecture for gpu in found if gpu.shares > 1}
 
 
 @pytest.mark.parametrize("kind", LAYOUTS, ids=lambda kind: kind.title)

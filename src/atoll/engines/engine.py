@@ -447,7 +447,8 @@ class Engine:
         """Return what is known of it in a layout on GPUs of these architectures."""
         single = layout.nodes == layout.tp == layout.copies == 1
         served_on = self.served_shares_on if layout.on_share else self.served_on
-        if single and not layout.alone and served_on.issuperset(architectures):
+        whole = layout.on_share or not layout.alone
+        if single and whole and served_on.issuperset(architectures):
             return Standing.SERVED
         tried = {"one node" if layout.nodes == 1 else "several nodes"}
         tried |= {"shares"} if layout.on_share else set()

@@ -132,6 +132,7 @@ class Vllm(Engine):
     on_shares = True
     connector = Connector("nixl", frozenset({Phase.PREFILL}), pushes=True)
     served_on = frozenset({"Hopper"})
+    served_shares_on = frozenset({"Hopper"})
     tested = frozenset({"one node", "several nodes", "phases apart"})
     settings: ClassVar = {
         "max-model-len": is_whole,
