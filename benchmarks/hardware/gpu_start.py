@@ -357,14 +357,15 @@ def read_starts(path: Path = RESULT) -> Iterator[Start]:
         return
     with path.open() as stream:
         for row in csv.DictReader(stream):
-            phases = {phase: float(row[f"{phase}_s"]) for phase in PHASES}
+            # Starts that another benchmark timed have no phases.
+            phases = {phase: float(row[f"{phase}_s"] or "nan") for phase in PHASES}
             kind = row["start"]
             yield Start(row["model"], row["load_format"], kind, float(row["total_s"]), phases)
 
 
 def _mean(starts: Sequence[Start], phase: str | None = None) -> float | None:
     values = [one.ready_s if phase is None else one.phases[phase] for one in starts]
-    return round(statistics.fmean(values), 2) if values else None
+    return round(statistics.fmean(values), 2) if values and not math.isnan(values[0]) else None
 
 
 def show(starts: Sequence[Start]) -> None:
