@@ -87,9 +87,9 @@ class Matrix(ABC):
         """Bytes of memory: weights with their scales and zero points."""
         return sum(tensor.numel() * tensor.itemsize for tensor in self.tensors())
 
+    @abstractmethod
     def own(self, device: torch.device) -> Matrix:
         """Return it on a device, in memory of its own: not in that of a file or of a larger matrix."""
-        raise NotImplementedError
 
     def joined(self, others: Sequence[Matrix]) -> Matrix | None:
         """Return it with others of the same format below, as one; None: they do not fit together."""

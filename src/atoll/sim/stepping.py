@@ -146,7 +146,7 @@ def at(x: Floats, y: Floats, value: float) -> float:
 
 
 @kernel
-def least_seconds(c: Floats, tokens: float) -> float:
+def min_layer_seconds(c: Floats, tokens: float) -> float:
     """Return the least time of a layer in a step of so many tokens with prompts."""
     return c[_LAUNCH + 1] if tokens > c[_LAUNCH + 2] else c[_LAUNCH]
 
@@ -184,7 +184,7 @@ def layers_seconds(
         if sequences > 0.0:
             one += decode_seconds(c, sequences, context / sequences)
         if n > 0:
-            one = max(one, least_seconds(c, tokens + sequences))
+            one = max(one, min_layer_seconds(c, tokens + sequences))
         total += one * count
     return total
 
@@ -203,7 +203,7 @@ def launch_seconds(z: Sim, u: int, tokens: float) -> float:
     row, total = unit.row, 0.0
     for k in range(unit.kinds):
         count = z.prefix[row, unit.end, k] - z.prefix[row, unit.start, k]
-        total += count * least_seconds(z.coefficient[row, k + 1], tokens)
+        total += count * min_layer_seconds(z.coefficient[row, k + 1], tokens)
     return total
 
 
