@@ -358,6 +358,13 @@ class StageModel:
             tensors += [tensor for matrix in list_matrices(layer) for tensor in matrix.tensors()]
         return sum({t.data_ptr(): t.numel() * t.itemsize for t in tensors}.values())
 
+    def warm(self, budget: int, max_sequences: int | None, progress: Progress | None) -> None:
+        """Make ready whatever steps of at most `budget` rows need; on a CPU nothing has to be.
+
+        `max_sequences` are in a step at most (none: as many as it has rows).
+        """
+        del budget, max_sequences, progress
+
     def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
         """Run every `SequenceRows` through its own layer range; neighbours share the layers they share.
 
