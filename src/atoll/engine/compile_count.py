@@ -18,7 +18,7 @@ def note_compiled(*_: object, **__: object) -> None:
 
 
 def watch_triton() -> None:
-    """Count what Triton makes ready from now on: compiled anew or read from disk, both keep a step waiting."""
+    """Count what Triton makes ready from now on: compiled or read from disk, both keep a step waiting."""
     global _watching  # noqa: PLW0603 - as above
     if _watching:
         return
