@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 import torch
 
 from atoll.core.request_parameters import SamplingParams
+from atoll.core.rng import stream
 from atoll.engine.engine_errors import EngineError
 from atoll.engine.engine_messages import FINISH_CODES
 from atoll.engine.token_sampling import SampledToken, Sampler, choose_batch
@@ -105,19 +106,103 @@ def test_the_answer_ends_by_length_end_token_or_stop_token() -> None:
     assert finish(Sampler(SamplingParams(max_tokens=2, stop_token_ids=(0,)), (), [0], 1)) == "stop"
 
 
-@given(st.integers(1, 6), st.integers(0, 1000))
-def test_a_batch_chooses_as_each_would_alone(rows: int, seed: int) -> None:
+@st.composite
+def knobs_of_a_sequence(draw: st.DrawFn) -> SamplingParams:
+    """Of every two about one is simple, and of those about one is greedy."""
+    asked: dict[str, Any] = {
+        "temperature": draw(st.sampled_from((0.0, 0.3, 1.0, 1.7))),
+        "seed": draw(st.integers(0, 2**62)),
+        "top_k": draw(st.sampled_from((0, 1, 3, 29, 10**400))),
+        "top_p": draw(st.sampled_from((1.0, 0.9, 0.5, 0.01))),
+        "min_p": draw(st.sampled_from((0.0, 0.05, 0.6, 1.0))),
+    }
+    extra = {
+        "logprobs": 2,
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.4,
+        "logit_bias": ((3, 2.0),),
+        "min_tokens": 2,
+    }
+    for name in draw(st.sets(st.sampled_from(sorted(extra)), max_size=1)):
+        asked[name] = extra[name]
+    return SamplingParams(**asked)
+
+
+@given(
+    knobs=st.lists(knobs_of_a_sequence(), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+    sharp=st.sampled_from((0.0, 1.0, 8.0)),
+    kind=st.sampled_from((torch.float32, torch.bfloat16)),
+)
+def test_a_batch_chooses_as_each_would_alone(
+    knobs: list[SamplingParams], seed: int, sharp: float, kind: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(rows, 30, generator=generator)
-    knobs = [
-        SamplingParams(temperature=float(i % 2), seed=i, logprobs=2 if i % 3 else None)
-        for i in range(rows)
-    ]
-    together = choose_batch(logits, [Sampler(p, (), [1], 1) for p in knobs])
-    alone = [Sampler(p, (), [1], 1).choose(logits[i]) for i, p in enumerate(knobs)]
-    chosen = [c for c in together if isinstance(c, SampledToken)]
-    assert [c.token for c in chosen] == [c.token for c in alone]
-    assert [c.top for c in chosen] == [c.top for c in alone]
+    logits = (sharp * torch.randn(len(knobs), 30, generator=generator)).to(kind)
+    known = [[1] * (1 + i) for i in range(len(knobs))]
+    together = choose_batch(
+        logits, [Sampler(p, (2,), list(t), 1) for p, t in zip(knobs, known, strict=True)]
+    )
+    alone = [Sampler(p, (2,), list(known[i]), 1).choose(logits[i]) for i, p in enumerate(knobs)]
+    assert [_told(c) for c in together] == [_told(c) for c in alone]
+
+
+def _told(choice: Any) -> tuple[Any, ...]:
+    assert isinstance(choice, SampledToken)
+    return choice.token, choice.finish, repr(choice.logprob), choice.top
+
+
+@given(knobs_of_a_sequence(), st.integers(0, 1000), st.sampled_from((1.0, 8.0)))
+def test_a_token_is_drawn_as_it_was_before_batches_were(
+    knobs: SamplingParams, seed: int, sharp: float
+) -> None:
+    """One sequence alone, step by step: seeds give the tokens they always gave."""
+    logits = sharp * torch.randn(30, generator=torch.Generator().manual_seed(seed))
+    p = SamplingParams(
+        temperature=knobs.temperature or 0.7,
+        seed=knobs.seed,
+        top_k=knobs.top_k,
+        top_p=knobs.top_p,
+        min_p=knobs.min_p,
+    )
+    shares, order = torch.sort(torch.softmax(logits / p.temperature, -1), descending=True)
+    keep = [share > 0.0 for share in shares.tolist()]
+    before = (shares.cumsum(0) - shares).tolist()
+    for place, share in enumerate(shares):
+        keep[place] &= not p.top_k or place < p.top_k
+        keep[place] &= p.top_p == 1.0 or before[place] < float(torch.tensor(p.top_p))
+        keep[place] &= bool(share >= p.min_p * shares[0])
+    keep[0] = True
+    kept = [float(share) if stays else 0.0 for share, stays in zip(shares, keep, strict=True)]
+    point = stream(p.seed or 0, "token", "3").random() * sum(kept)
+    reached, found = 0.0, 0
+    for place, share in enumerate(kept):
+        reached += share
+        if share:
+            found = place
+        if reached > point:
+            break
+    assert Sampler(p, (), [1, 1, 1], 1).choose(logits).token == int(order[found])
+
+
+def test_tokens_of_a_batch_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time a result is asked for a GPU is waited for."""
+    knobs = [SamplingParams(temperature=float(i % 3), seed=i, top_p=0.9) for i in range(8)]
+    asked = []
+    whole = torch.Tensor.tolist
+
+    def tolist(tensor: torch.Tensor) -> Any:
+        asked.append(tensor.shape)
+        return whole(tensor)
+
+    def one_number(tensor: torch.Tensor) -> Any:
+        raise AssertionError(f"a single number of {tensor.shape} was asked for")
+
+    monkeypatch.setattr(torch.Tensor, "tolist", tolist)
+    for name in ("item", "__int__", "__float__", "__bool__", "nonzero"):
+        monkeypatch.setattr(torch.Tensor, name, one_number)
+    choose_batch(torch.randn(8, 30), [Sampler(p, (), [1], 1) for p in knobs])
+    assert asked == [(8,)]
 
 
 def test_one_that_cannot_go_on_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ the batch, on which node makes it, or on whether the sequence was moved half-way
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from atoll.core.errors import AtollError
 from atoll.core.request_parameters import SamplingParams
 from atoll.core.rng import stream
+from atoll.engine.device_copy import to_device
 from atoll.engine.engine_errors import EngineError
 from atoll.engine.engine_messages import FINISH_CODES
 from atoll.engine.guidance import Matcher, MatcherFactory
@@ -63,12 +65,11 @@ class Sampler:
         self._biases: tuple[Tensor, Tensor] | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the choice is simply the largest logit and nothing more is asked."""
+    def is_simple(self) -> bool:
+        """Whether logits, temperature and cuts alone decide, and nothing more is asked."""
         p = self.params
         return (
-            p.is_greedy
-            and p.logprobs is None
+            p.logprobs is None
             and self._matcher is None
             and not p.logit_bias
             and not self._penalises
@@ -92,7 +93,7 @@ class Sampler:
         """Choose from [vocabulary] logits and take the token as the next of the sequence."""
         scores = self._adjust(logits.float())
         p = self.params
-        token = int(scores.argmax()) if p.is_greedy else self._draw(scores / p.temperature)
+        token = int(choose_tokens(scores[None], [self], [len(self.tokens)]))
         if p.logprobs is None:
             return self.take(token)
         # Reported for the model's own distribution after penalties, before temperature and cuts.
@@ -169,44 +170,76 @@ class Sampler:
             self._biases = tokens, values
         return self._biases
 
-    def _draw(self, scores: Tensor) -> int:
-        """Draw from softmax(scores) cut by top-k, top-p and min-p, in that order."""
-        p = self.params
-        probabilities, order = torch.sort(
-            torch.softmax(scores, dim=-1), descending=True, stable=True
+
+def choose_tokens(logits: Tensor, choosers: Sequence[Sampler], positions: Sequence[int]) -> Tensor:
+    """Choose from [sequences, vocabulary] by temperature and cuts alone; waits for no result.
+
+    `positions` are those of the tokens that are chosen. Returns them [sequences], where the logits are.
+    """
+    tokens = logits.argmax(dim=-1)
+    drawn = [i for i, chooser in enumerate(choosers) if not chooser.params.is_greedy]
+    if not drawn:
+        return tokens
+    rows = to_device(torch.tensor(drawn), logits.device)
+    scores = logits if len(drawn) == len(choosers) else logits[rows]
+    params = [choosers[i].params for i in drawn]
+    return tokens.index_copy(0, rows, _draw(scores, params, [positions[i] for i in drawn]))
+
+
+def _draw(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
+    """Draw a token a row from softmax(logits / temperature) cut by top-k, top-p and min-p, in that order."""
+    size = logits.shape[1]
+    knobs = [
+        (
+            p.temperature,
+            min(p.top_k or size, size),
+            # Rounding may put the sum of all probabilities past 1: without a cut all are kept.
+            p.top_p if p.top_p < 1.0 else math.inf,
+            p.min_p,
+            stream(p.seed or 0, "token", str(position)).random(),
         )
-        keep = probabilities > 0
-        if p.top_k:
-            keep[p.top_k :] = False
-        if p.top_p < 1.0:
-            # The token that crosses the threshold stays.
-            keep &= probabilities.cumsum(0) - probabilities < p.top_p
-        if p.min_p > 0.0:
-            keep &= probabilities >= p.min_p * probabilities[0]
-        # Whatever the cuts say, the likeliest stays.
-        keep[0] = True
-        # Summed in double precision, so that small probabilities still count.
-        kept = torch.where(keep, probabilities, 0.0).double().cumsum(0)
-        uniform = stream(p.seed or 0, "token", str(len(self.tokens))).random()
-        index = int(torch.searchsorted(kept, uniform * float(kept[-1]), right=True))
-        # Rounding may put the point past the last token that is kept.
-        last = int(keep.nonzero()[-1])
-        return int(order[min(index, last)])
+        for p, position in zip(params, positions, strict=True)
+    ]
+    # One transfer, in double precision for the last of them.
+    sent = to_device(torch.tensor(knobs, dtype=torch.float64), logits.device)[:, :, None]
+    temperature, top_k, top_p, min_p = sent[:, :4].float().unbind(1)
+    probabilities, order = torch.sort(
+        torch.softmax(logits.float() / temperature, dim=-1), descending=True, stable=True
+    )
+    places = torch.arange(size, device=logits.device)
+    keep = (probabilities > 0) & (places < top_k)
+    # The token that crosses the threshold stays.
+    keep &= probabilities.cumsum(1) - probabilities < top_p
+    keep &= probabilities >= min_p * probabilities[:, :1]
+    # Whatever the cuts say, the likeliest stays.
+    keep[:, 0] = True
+    # Summed in double precision, so that small probabilities still count.
+    kept = torch.where(keep, probabilities, 0.0).double().cumsum(1)
+    index = torch.searchsorted(kept, sent[:, 4] * kept[:, -1:], right=True)
+    # Rounding may put the point past the last token that is kept.
+    last = torch.where(keep, places, 0).amax(1, keepdim=True)
+    return order.gather(1, torch.minimum(index, last))[:, 0]
 
 
 def choose_batch(logits: Tensor, choosers: Sequence[Sampler]) -> list[SampledToken | AtollError]:
-    """Choose for several sequences from [sequences, vocabulary]; the plain greedy ones in one go.
+    """Choose for several sequences from [sequences, vocabulary]; the simple ones in one go.
 
     A sequence that cannot go on (its guide allows nothing more) gets its error and no choice.
     """
-    largest: list[int] = []
-    if any(chooser.is_plain for chooser in choosers):
-        largest = logits.argmax(dim=-1).tolist()
+    simple = [i for i, chooser in enumerate(choosers) if chooser.is_simple]
+    tokens: dict[int, int] = {}
+    if simple:
+        scores = logits
+        if len(simple) < len(choosers):
+            scores = logits[to_device(torch.tensor(simple), logits.device)]
+        those = [choosers[i] for i in simple]
+        found = choose_tokens(scores, those, [len(chooser.tokens) for chooser in those])
+        tokens = dict(zip(simple, found.tolist(), strict=True))
     choices: list[SampledToken | AtollError] = []
     for i, chooser in enumerate(choosers):
         try:
-            plain = chooser.is_plain
-            choices.append(chooser.take(largest[i]) if plain else chooser.choose(logits[i]))
+            token = tokens.get(i)
+            choices.append(chooser.choose(logits[i]) if token is None else chooser.take(token))
         except AtollError as error:
             choices.append(error)
         except Exception as error:  # noqa: BLE001 - one sequence's choice must not end the node
