@@ -505,7 +505,14 @@ def test_compilations_are_kept_where_the_target_has_a_folder() -> None:
     ranks = node_commands(on(instance([(0, 20), (20, 32)]), ["L4:1", "L4:1"]), HUB, settings)
     keys = {flag(rank.argv, "/shared/compiled") for rank in ranks}
     assert (len(ranks), keys) == (2, {"vllm"})
-    (stage,) = node_commands(made, replace(HUB, engine="atoll"), settings)
+    (stage,) = node_commands(made, replace(stored, engine="atoll"), settings)
+    kept = after(after(stage.argv))
+    assert flag(kept, "/shared/compiled") == "atoll"
+    assert json.loads(kept[6]) == {"TRITON_CACHE_DIR": "triton"}
+    assert after(kept)[:3] == ("python3", "-m", "atoll.deploy.commands.stage_node")
+    assert read_command(after(stage.argv), port=9000).engine == "atoll"
+    # On cores it compiles nothing.
+    (stage,) = node_commands(made, replace(HUB, engine="atoll"), replace(settings, device="cpu"))
     assert "/shared/compiled" not in stage.argv
 
 

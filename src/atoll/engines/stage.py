@@ -74,6 +74,7 @@ class StageEngine(Engine):
     stop_s = 12.0
     fatal_codes = None
     settings: ClassVar = {"dtype": one_of("float32", "bfloat16", "float16"), "kv-mib": is_whole}
+    compile_caches: ClassVar = {"TRITON_CACHE_DIR": "triton"}
     default_dtype = "float32"
     program = re.compile(
         r"atoll|atoll\.(runtime\.(instance\.process|gateway)|deploy\.commands\.stage_node)"

@@ -19,6 +19,7 @@ from atoll.engines.engine import Engine, EngineLayout, ServedModel
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.llamacpp import ENGINE as LLAMACPP
 from atoll.engines.sglang import ENGINE as SGLANG
+from atoll.engines.stage import ENGINE as STAGE
 from atoll.engines.vllm import ENGINE as VLLM
 from atoll.runtime.endpoints.compile_cache import (
     KeptLaunch,
@@ -91,6 +92,16 @@ def test_a_launch_has_one_name_whatever_its_service_is_called() -> None:
         replace(LAUNCH, served=replace(LAUNCH.served, launch=EngineLaunch(max_num_seqs=9))),
     )
     assert len({LAUNCH.key, *(each.key for each in others)}) == 1 + len(others)
+
+
+def test_launches_of_the_stage_engine_share_what_they_compiled_for_a_model() -> None:
+    stage = replace(LAUNCH, engine=STAGE)
+    assert stage.key.startswith("name-H200-")
+    limits = replace(stage, served=replace(stage.served, launch=EngineLaunch(max_num_seqs=9)))
+    cut = replace(stage, layout=EngineLayout("two", 2, 1, 1, (20, 12)))
+    assert {limits.key, cut.key} == {stage.key}
+    other = replace(stage, served=replace(stage.served, source="hf://other/name"))
+    assert len({stage.key, other.key, replace(stage, gpus=frozenset({"L4"})).key}) == 3
 
 
 def test_a_wrapped_command_is_still_read_as_its_engine() -> None:

@@ -245,6 +245,23 @@ def test_a_stage_node_splits_layers_over_its_gpus_alone(
     assert [NodeConfig.from_json(text).tp for text in configs] == [tp, tp]
 
 
+def test_a_stage_node_keeps_what_it_compiles_for_its_gpus(tmp_path: Path) -> None:
+    made, home = cut("L40S:8", 1, (2,), [(0, 2)]), RunDirectory(tmp_path)
+    for device, folder in (("cuda", Path("/kept")), ("cuda", None), ("cpu", Path("/kept"))):
+        share = MachineShare(device=device)
+        endpoint = stage_endpoint(
+            *("x", [made], SERVED, 9000, home, share, lambda _node: 0.0), compiled=folder
+        )
+        (node,) = endpoint.nodes
+        words = node.command.arguments
+        wrapped = device == "cuda" and folder is not None
+        assert (flag(words, "/kept") == "atoll") is wrapped
+        assert ('{"TRITON_CACHE_DIR":"triton"}' in words) is wrapped
+        assert words[-4:-1] == ("-m", "atoll.engine.node", "--config")
+        assert endpoint.server is not None
+        assert "/kept" not in endpoint.server.command.arguments
+
+
 def test_devices_of_a_node() -> None:
     whole, part = cut("H100:8", 4, None, [(0, 4)]), cut("H100:8", 2, (4, 5, 6, 7), [(0, 4)])
     found = assign_devices(whole, whole.nodes[0])

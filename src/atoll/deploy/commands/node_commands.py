@@ -29,6 +29,7 @@ from atoll.deploy.commands.stored_weights import WEIGHTS, check_source, is_store
 from atoll.deploy.target import Labels, NodeCommand
 from atoll.engines.engine import Engine, ServedModel, ServerCommand, ServerHost
 from atoll.engines.limits import EngineLaunch
+from atoll.engines.stage import ENGINE as STAGE
 from atoll.engines.table import AUTO, find_launched, list_launched
 from atoll.plan.engine_layout import engine_layout, gpu_kinds, launch_of
 from atoll.plan.plan import Instance, Node, Plan
@@ -344,6 +345,8 @@ class _InstanceOrder:
         )
         # Whoever has one phase only must be reached by others, also where it is one node.
         meets = len(instance.nodes) > 1 or instance.phase is not Phase.BOTH
+        served = ServedModel(weights.source, weights.names, self.launch)
+        kept = KeptLaunch(STAGE, engine_layout(instance), served, gpu_kinds(instance))
         commands = []
         for node in instance.nodes:
             leads = node is instance.nodes[0]
@@ -355,7 +358,9 @@ class _InstanceOrder:
                 *(("--port", _PORT) if leads else ()),
                 *(("--helpers", HELPERS) if helped else ()),
             ]
-            argv = self.with_weights(words)
+            # On cores it compiles nothing.
+            on_gpus = settings.device == "cuda"
+            argv = self.prepare(words, kept) if on_gpus else self.with_weights(words)
             if leads and instance.phase is not Phase.PREFILL:
                 stand_in = weights.source.partition("#")[0][:200] if weights.stand_in else ""
                 argv = self.join(argv, stand_in)

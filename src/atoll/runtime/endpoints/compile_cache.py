@@ -72,6 +72,14 @@ class KeptLaunch:
     @property
     def key(self) -> str:
         """Its name, the same wherever it starts: model, kinds of GPUs, hash of the command."""
+        model = self.served.repository[0].rstrip("/").rpartition("/")[2]
+        kinds = "+".join(sorted(self.gpus))
+        named = f"{model[:60]}-{kinds[:40]}"
+        # The stage engine compiles for shapes and GPUs alone: all its launches of a model share that.
+        said = self.served.source if self.engine.staged else self._describe_command()
+        return _plain(f"{named}-{hashlib.sha256(said.encode()).hexdigest()[:12]}")
+
+    def _describe_command(self) -> str:
         from atoll.engines.engine import ServerHost
 
         host = ServerHost("{port}", "python", address="{host}", handover_port="{port}")
@@ -81,10 +89,7 @@ class KeptLaunch:
             launch = launch.model_copy(update={"load_format": None})
         served = replace(self.served, names=("model",), launch=launch)
         made = self.engine.command(self.layout, served, host)
-        said = json.dumps([made.arguments, sorted(made.environment.items())])
-        model = served.repository[0].rstrip("/").rpartition("/")[2]
-        kinds = "+".join(sorted(self.gpus))
-        return _plain(f"{model[:60]}-{kinds[:40]}-{hashlib.sha256(said.encode()).hexdigest()[:12]}")
+        return json.dumps([made.arguments, sorted(made.environment.items())])
 
     def wrap(self, words: Sequence[str], python: str, folder: str | Path | None) -> list[str]:
         """Return its command with kept compilations; as it is without a folder or anything to keep."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from atoll.engine.batcher import MaxInFlight
@@ -11,7 +13,9 @@ from atoll.engine.node import NodeConfig
 from atoll.engines.engine import ServedModel
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.stage import ENGINE as STAGE
+from atoll.plan.engine_layout import engine_layout, gpu_kinds
 from atoll.plan.plan import Instance, Route
+from atoll.runtime.endpoints.compile_cache import KeptLaunch
 from atoll.runtime.endpoints.devices import show_nodes
 from atoll.runtime.endpoints.endpoint import Endpoint, MachineShare, RunDirectory
 from atoll.runtime.endpoints.probes import InstanceProbe, NodeProbe
@@ -46,6 +50,7 @@ def stage_endpoint(
     silent_s: float = 8.0,
     max_in_flight: MaxInFlight = "auto",
     helpers: str | None = None,
+    compiled: Path | None = None,
 ) -> Endpoint:
     """Return the processes of an endpoint over instances of the plan.
 
@@ -54,12 +59,14 @@ def stage_endpoint(
     layers it has on cores, or one a GPU, and sees the GPUs that the plan gives it. A node silent for
     `dead_after_s` is given up by the instance; a process silent for `silent_s` is started anew.
     `max_in_flight` paces its pipelines. `helpers` is a file that names prefill instances for one that
-    decodes (see `InstanceConfig`).
+    decodes (see `InstanceConfig`). `compiled` is the folder that keeps what nodes compile for GPUs; None: as
+    the environment says.
     """
     nodes: list[ProcessSpec] = []
     held: list[tuple[str, str, int, int]] = []
     parts: list[InstancePart] = []
     for instance in instances:
+        kept = KeptLaunch(STAGE, engine_layout(instance), served, gpu_kinds(instance))
         inboxes = {}
         for node in instance.nodes:
             process = engine_name(instance.id, node.id)
@@ -81,17 +88,15 @@ def stage_endpoint(
                 drain_s=_NODE_DRAIN_S,
                 **_limits(served),
             )
+            path = str(home.write(process, config))
+            command = _python(home, process, share, "atoll.engine.node", path, show_nodes([node]))
+            if share.device != "cpu":
+                words = kept.wrap(command.arguments, sys.executable, compiled)
+                command = replace(command, arguments=tuple(words))
             nodes.append(
                 ProcessSpec(
                     process,
-                    _python(
-                        home,
-                        process,
-                        share,
-                        "atoll.engine.node",
-                        str(home.write(process, config)),
-                        show_nodes([node]),
-                    ),
+                    command,
                     NodeProbe(home.file(process, ".ready"), process, silent, silent_s),
                     _LIMITS,
                 )
@@ -111,10 +116,10 @@ def stage_endpoint(
         helpers=helpers,
     )
     url = f"http://127.0.0.1:{port}"
-    path = home.write(name, config_of_server)
+    listening = str(home.write(name, config_of_server))
     server = ProcessSpec(
         name,
-        _python(home, name, share, "atoll.runtime.instance.instance_process", str(path)),
+        _python(home, name, share, "atoll.runtime.instance.instance_process", listening),
         InstanceProbe(url, NODES_MISSING, silent_s),
         _LIMITS,
     )

@@ -17,6 +17,7 @@ from atoll.engines.stage import format_name
 from atoll.engines.table import find_launched
 from atoll.plan.engine_layout import launch_of
 from atoll.plan.plan import Instance, Plan
+from atoll.runtime.endpoints.compile_cache import own_folder
 from atoll.runtime.endpoints.endpoint import (
     Endpoint,
     MachineShare,
@@ -189,6 +190,7 @@ def _endpoint(
         dead_after_s=options.dead_after_s,
         silent_s=options.silent_s,
         max_in_flight=options.max_in_flight,
+        compiled=own_folder(),
     )
 
 
