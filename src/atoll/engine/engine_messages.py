@@ -237,7 +237,11 @@ class SchedulerHello(Frozen):
 
 
 class NodeStats(Frozen):
-    """How a node is doing. Counts are of blocks, sequences, tokens and steps since its start."""
+    """How a node is doing. Counts are of blocks, sequences, tokens and steps since its start.
+
+    `compiled_after_ready` are kernels compiled and graphs captured since it was ready, by its first rank:
+    steps waited for them. None should be.
+    """
 
     name: str
     endpoint: str
@@ -255,6 +259,7 @@ class NodeStats(Frozen):
     prefix_hits: int = 0
     prefix_lookups: int = 0
     busy_s: float = 0.0
+    compiled_after_ready: int = 0
 
 
 class Heartbeat(Frozen):

@@ -12,12 +12,13 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,6 +46,8 @@ _LOOK_S = 0.1
 # A scheduler that has not said hello for so long hears nothing more.
 _FORGET_SCHEDULER_S = 30.0
 _PR_SET_PDEATHSIG = 1
+_READY = "ready:"
+_PROGRESS = re.compile(rf"{_READY}|(?:loading weights|warming): \d+ of \d+ .*")
 
 
 class NodeConfig(Frozen):
@@ -181,6 +184,8 @@ class NodeProcess:
         self._leave: list[Callable[[], None]] = []
         self._rank_pids: tuple[int, ...] = ()
         stage = load_stage(config, folder) if config.tp == 1 else self._lead(folder)
+        # Before it says that it is ready: what a step compiles, requests wait for.
+        stage.warm(config.token_budget, config.max_sequences, _teller("warming"))
         matchers = None
         # Only the last stage chooses tokens, so it alone needs to know what guides allow.
         if config.end == stage.total and (folder / "tokenizer.json").is_file():
@@ -256,7 +261,7 @@ class NodeProcess:
         if self.config.ready_file is not None:
             atomic_write(self.config.ready_file, self.ready.to_json())
         _LOG.info(
-            "ready: layers [%d, %d) at %s, %d KV blocks",
+            f"{_READY} layers [%d, %d) at %s, %d KV blocks",
             *(self.ready.start, self.ready.end, self.ready.endpoint, self.ready.blocks),
         )
         worked, looked_s = False, time.monotonic()
@@ -309,14 +314,29 @@ def load_stage(config: NodeConfig, folder: Path, ranks: RankGroup | None = None)
         dtype=config.dtype,
         quantization=config.quantization,
         kv_dtype=config.kv_dtype,
-        progress=_progress if ranks is None or ranks.rank == 0 else None,
+        progress=_teller("loading weights") if ranks is None or ranks.rank == 0 else None,
         ranks=ranks,
     )
 
 
-def _progress(done: int, total: int, name: str) -> None:
-    if done == total or done % max(1, total // 10) == 0:
-        _LOG.info("loading weights: %d of %d (%s)", done, total, name)
+def _teller(what: str) -> Callable[[int, int, str], None]:
+    """Return what logs some ten times how far something is."""
+
+    def tell(done: int, total: int, name: str) -> None:
+        if done == total or done % max(1, total // 10) == 0:
+            _LOG.info("%s: %d of %d (%s)", what, done, total, name)
+
+    return tell
+
+
+def read_progress(lines: Sequence[str]) -> str:
+    """Return how far a node that starts is, by the last lines of its log; "": they do not say."""
+    for line in reversed(lines):
+        found = _PROGRESS.search(line)
+        if found is not None:
+            # What a start before this one said is over.
+            return "" if found[0] == _READY else found[0]
+    return ""
 
 
 def die_with_parent() -> None:

@@ -26,6 +26,7 @@ from atoll.engine.batcher import (
     ResidentSequence,
     pick,
 )
+from atoll.engine.compile_count import compiled
 from atoll.engine.embeds import PromptEmbeds, marked
 from atoll.engine.engine_messages import (
     Activations,
@@ -116,6 +117,8 @@ class NodeCore:
         self.held_back = False
         self.steps = self.tokens = self.preemptions = 0
         self.busy_s = 0.0
+        # It is made when everything is warm, just before the node is ready.
+        self._compiled_before = compiled()
 
     @property
     def idle(self) -> bool:
@@ -142,6 +145,7 @@ class NodeCore:
             prefix_hits=self.pool.hits,
             prefix_lookups=self.pool.lookups,
             busy_s=self.busy_s,
+            compiled_after_ready=compiled() - self._compiled_before,
         )
 
     def handle(self, message: Message) -> None:

@@ -17,6 +17,7 @@ from atoll.engine.kv import BlockTable
 from atoll.engine.model_stage import SequenceRows, StageModel, StageOutput
 from atoll.engine.rank_group import RankGroup
 from atoll.engine.rows import RowSlice
+from atoll.engine.weights.reader import Progress
 
 _MAX_TABLES = 4096
 """Block tables that followers remember; when there are more, all are forgotten and sent anew."""
@@ -49,6 +50,11 @@ class RankedStage:
         self.width, self.vocabulary = stage.width, stage.vocabulary
         self.kv_shape, self.cache = stage.kv_shape, stage.cache
         self._sent: dict[int, list[int]] = {}
+
+    def warm(self, budget: int, max_sequences: int | None, progress: Progress | None) -> None:
+        """Have all ranks make themselves ready for steps; see `StageModel.warm`."""
+        self._order("warm", (budget, max_sequences), (), None)
+        self._stage.warm(budget, max_sequences, progress)
 
     def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
         """Run a batch; see `StageModel.forward`."""
@@ -130,6 +136,8 @@ class Follower:
         if order.method == "forward":
             batch = [self._rows(each) for each in arguments[0]]
             stage.forward(_with_states(batch, data))
+        elif order.method == "warm":
+            stage.warm(*arguments, None)
         elif order.method == "logits":
             stage.logits(data, normed=arguments[0])
         elif order.method == "read_kv":

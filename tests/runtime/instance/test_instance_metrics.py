@@ -33,10 +33,10 @@ def test_names_types_and_labels() -> None:
     metrics.first_token.observe(0.03)
     nodes = {
         "a": node("a", blocks_used=50, prefix_hits=1, prefix_lookups=2, preemptions=3, busy_s=1.5),
-        "b": node("b", blocks_used=25, prefix_hits=10, prefix_lookups=20, preemptions=30),
+        "b": node("b", blocks_used=25, prefix_hits=10, prefix_lookups=20, compiled_after_ready=7),
     }
     found = read(metrics, nodes)
-    model = 'model_name=m"1'
+    model, late = 'model_name=m"1', "atoll:node_compiled_after_ready_total"
     assert {name for name in found if name[0] != "histogram"} == {
         ("gauge", "vllm:num_requests_running", model),
         ("gauge", "vllm:num_requests_waiting", model),
@@ -53,12 +53,14 @@ def test_names_types_and_labels() -> None:
         ),
         *(("gauge", "atoll:node_up", model, f"node={name}") for name in "ab"),
         *(("counter", "atoll:node_busy_seconds_total", model, f"node={name}") for name in "ab"),
+        *(("counter", late, model, f"node={name}") for name in "ab"),
     }
     assert found["gauge", "vllm:num_requests_running", model] == 2
     assert found["gauge", "vllm:kv_cache_usage_perc", model] == 0.5
     assert found["counter", "vllm:generation_tokens_total", model] == 123_456_789
     assert found["counter", "vllm:prefix_cache_hits_total", model] == 11
     assert found["gauge", "atoll:node_up", model, "node=b"] == 0
+    assert [found["counter", late, model, f"node={name}"] for name in "ab"] == [0, 7]
     first = "vllm:time_to_first_token_seconds"
     assert found["histogram", f"{first}_bucket", "le=0.02", model] == 0
     assert found["histogram", f"{first}_bucket", "le=0.04", model] == 1

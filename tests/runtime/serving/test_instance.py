@@ -225,7 +225,10 @@ def test_pages(running: Running) -> None:
     )
     assert float(counted.rpartition(" ")[2]) > 0
     assert 'vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="tiny"}' in metrics
+    late = [line for line in metrics.splitlines() if "node_compiled_after_ready_total{" in line]
+    assert [float(line.rpartition(" ")[2]) for line in late] == [0, 0, 0]
     nodes = json.loads(get(f"{url}/atoll/v1/status")[1])["nodes"]
+    assert [n["stats"]["compiled_after_ready"] for n in nodes] == [0, 0, 0]
     assert [(n["name"], n["start"], n["end"], n["alive"]) for n in nodes] == [
         ("a/n0", 0, 1, True),
         ("a/n1", 0, 1, True),

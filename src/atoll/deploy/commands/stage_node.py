@@ -142,6 +142,7 @@ async def _serve(endpoint: Endpoint, fork_server: str | None, health: int | None
 
     `health` is a port to say at whether they are ready.
     """
+    from atoll.runtime.endpoints.probes import read_start
     from atoll.runtime.supervise.agent import Agent, ProcessError
     from atoll.runtime.supervise.fork_client import ForkServer
 
@@ -155,9 +156,15 @@ async def _serve(endpoint: Endpoint, fork_server: str | None, health: int | None
     for spec in endpoint.processes:
         agent.add(spec)
     server = None if health is None else await _answer_health(agent, health)
+    told: dict[str, str] = {}
     try:
         while not stop.is_set():
             for process in agent.processes.values():
+                said = read_start(process)
+                # A node's own log goes with this process; whoever waits for it reads this one's.
+                if said and said != told.get(process.name):
+                    told[process.name] = said
+                    sys.stderr.write(f"{process.name}: {said}\n")
                 if process.task.done():
                     process.task.result()
                     raise process.error()

@@ -11,8 +11,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from atoll.engine.node import read_progress
 from atoll.runtime.http.http_client import FetchError, fetch
+from atoll.runtime.supervise.supervision import ProcessState
+
+if TYPE_CHECKING:
+    from atoll.runtime.supervise.agent import SupervisedProcess
 
 _TOKEN_S = 15.0
 """How long an instance may take over a token; it gives up itself a little earlier."""
@@ -128,3 +134,10 @@ class NodeProbe:
         # It cannot have been heard before it was ready.
         silent_s = min(self.silent(self.name), time.monotonic() - self.ready_s)
         return None if silent_s <= self.max_s else f"silent for {silent_s:.0f} s"
+
+
+def read_start(process: SupervisedProcess) -> str:
+    """Return how far a node of the stage engine is that starts; "": it does not say, or is none."""
+    if process.state is not ProcessState.STARTING or not isinstance(process.spec.probe, NodeProbe):
+        return ""
+    return read_progress(process.lines())

@@ -123,6 +123,12 @@ class InstanceMetrics:
             _NODE,
             [((self._model, name), round(n.busy_s, 6)) for name, n in sorted(nodes.items())],
         )
+        yield make_counter(
+            "atoll:node_compiled_after_ready_total",
+            "Kernels compiled and graphs captured while requests waited.",
+            _NODE,
+            [((self._model, name), n.compiled_after_ready) for name, n in sorted(nodes.items())],
+        )
 
     def _gauge(self, name: str, help_text: str, number: float) -> Metric:
         return make_gauge(name, help_text, _MODEL, [((self._model,), number)])

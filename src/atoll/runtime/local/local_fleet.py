@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from atoll.engines.table import find_engine
 from atoll.runtime.endpoints.endpoint import Endpoint, RunDirectory
+from atoll.runtime.endpoints.probes import read_start
 from atoll.runtime.gateway import Gateway, GatewaySettings
 from atoll.runtime.http.http_client import FetchError, fetch
 from atoll.runtime.local.fleet_state import EndpointState, FleetState, NodeState, write_state
@@ -25,6 +26,7 @@ from atoll.telemetry.logs import Log
 from atoll.telemetry.usage_record import OnUsage
 
 _POLL_S = 1.0
+_FOLLOW_S = 0.5
 _STALE_S = 3.0
 _SOCKET = "gateway.sock"
 OnProgress = Callable[[str, ProcessState, str], None]
@@ -117,13 +119,16 @@ class LocalFleet:
         for named in self.endpoints:
             for spec in named.endpoint.processes:
                 self.agent.add(spec)
+        following = asyncio.create_task(self._follow_starts())
         try:
             await self.agent.ready([m.name for e in self.endpoints for m in e.endpoint.processes])
+            following.cancel()
             for named in self.endpoints:
                 self.pool.add(named.endpoint.backend)
             host, port = await self.gateway.start()
         except BaseException:
             # Where not all came up, nothing is left running.
+            following.cancel()
             await self.agent.close()
             raise
         # In a URL an IPv6 address stands in brackets.
@@ -187,6 +192,17 @@ class LocalFleet:
             # What runs there moves on at once instead of waiting for a deadline.
             up = process.state is ProcessState.READY
             self.pool.set_health(process.name, up=up, reason=process.reason or str(process.state))
+
+    async def _follow_starts(self) -> None:
+        """Tell how far nodes are that load and make themselves warm."""
+        told: dict[str, str] = {}
+        while True:
+            for name, process in self.agent.processes.items():
+                said = read_start(process)
+                if said and said != told.get(name):
+                    told[name] = said
+                    self._on_progress(name, process.state, said)
+            await asyncio.sleep(_FOLLOW_S)
 
     async def _poll(self) -> None:
         """Ask the instances about their nodes, so that a node that hangs is noticed."""

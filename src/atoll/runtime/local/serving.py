@@ -119,12 +119,13 @@ class StartProgress:
     say: Callable[[str], None]
     tell: Callable[[str], None]
     states: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
     is_up: bool = False
 
     def __call__(self, name: str, state: object, reason: str) -> None:
         """Take the state a process is in now, and show it."""
         before = self.states.get(name)
-        self.states[name] = str(state)
+        self.states[name], self.reasons[name] = str(state), reason
         if self.is_up:
             why = f": {reason}" if reason and str(state) != "ready" else ""
             # That processes stop in the end is no news.
@@ -132,7 +133,11 @@ class StartProgress:
                 self.tell(f"{name} {state}{why}")
             return
         ready = sum(value == "ready" for value in self.states.values())
-        waiting = [n for n, value in self.states.items() if value != "ready"]
+        waiting = [
+            f"{n} ({self.reasons[n]})" if self.reasons[n] else n
+            for n, value in self.states.items()
+            if value != "ready"
+        ]
         self.say(f"starting: {ready} of {len(self.states)} ready; waiting for {', '.join(waiting)}")
 
 
