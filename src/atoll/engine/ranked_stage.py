@@ -137,7 +137,8 @@ class Follower:
             batch = [self._rows(each) for each in arguments[0]]
             stage.forward(_with_states(batch, data))
         elif order.method == "warm":
-            stage.warm(*arguments, None)
+            budget, max_sequences = arguments
+            stage.warm(budget, max_sequences, None)
         elif order.method == "logits":
             stage.logits(data, normed=arguments[0])
         elif order.method == "read_kv":

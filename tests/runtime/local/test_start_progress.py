@@ -76,6 +76,7 @@ def test_the_log_of_a_node_that_a_target_started_says_how_far_it_is(
             os.kill(os.getpid(), signal.SIGTERM)
             return super().write(text)
 
-    monkeypatch.setattr(sys, "stderr", Log())
+    log = Log()
+    monkeypatch.setattr(sys, "stderr", log)
     assert asyncio.run(asyncio.wait_for(stage_node._serve(endpoint, None, None), 60.0)) == 0
-    assert sys.stderr.getvalue() == f"a/n0: {WARMING}\n"  # type: ignore[attr-defined]
+    assert log.getvalue() == f"a/n0: {WARMING}\n"
