@@ -195,9 +195,10 @@ def test_so_does_one_whose_choice_breaks(
 
     monkeypatch.setattr(Sampler, "_adjust", breaks)
     cluster = Cluster(model.folder, LAYERS, CUT)
-    unlucky = SamplingParams(max_tokens=5, temperature=1.0, seed=13)
+    # Those with penalties choose one by one.
+    unlucky = SamplingParams(max_tokens=5, temperature=1.0, presence_penalty=0.1, seed=13)
     cluster.submit(GenerateRequest(tuple(PROMPTS[1]), unlucky, id="bad"))
-    lucky = SamplingParams(max_tokens=5, temperature=1.0, seed=14)
+    lucky = unlucky.model_copy(update={"seed": 14})
     cluster.submit(GenerateRequest(tuple(PROMPTS[1]), lucky, id="good"))
     cluster.run()
     assert len(cluster.tokens("bad")) == 1
