@@ -76,8 +76,47 @@ for kind in (torch.float32, FP8):
             torch.testing.assert_close(out[row], plain, rtol=1e-4, atol=1e-4)
 """
 
+CHUNK_CHECK = """
+import torch
+from atoll.engine import triton_ops
 
-@pytest.mark.parametrize("check", [CHECK, KV_CHECK], ids=["weights", "kv"])
+torch.manual_seed(1)
+page, size, spans = 4, 16, [(0, 40, 0), (40, 3, 17), (43, 90, 66)]
+for heads, kv_heads in ((4, 2), (6, 2), (3, 3)):
+    for kind in (torch.float32, torch.float8_e4m3fn):
+        for window in (None, 5, 70):
+            keys, values = (torch.randn(64 * page, kv_heads, size).to(kind) for _ in range(2))
+            q = torch.randn(140, heads, size)
+            tables = torch.stack([torch.randperm(64)[:60] for _ in spans]).int()
+            each = triton_ops.tile_rows(heads, kv_heads, q.dtype)
+            tiles = [
+                (row + first, min(each, count - first), position + first, number)
+                for number, (row, count, position) in enumerate(spans)
+                for first in range(0, count, each)
+            ]
+            tiles += [(0, 0, 0, 0)] * 3
+            out = torch.zeros_like(q)
+            triton_ops.paged_chunks(
+                q, keys, values, tables, torch.tensor(tiles), 0.25, page, window, out
+            )
+            for number, (row, count, position) in enumerate(spans):
+                at = tables[number].long()[:, None] * page + torch.arange(page)
+                at = at.flatten()[: position + count]
+                group = heads // kv_heads
+                k, v = (s.float()[at].repeat_interleave(group, 1) for s in (keys, values))
+                scores = torch.einsum("rhs,phs->hrp", q[row : row + count], k) * 0.25
+                own = position + torch.arange(count)[:, None]
+                distance = own - torch.arange(position + count)
+                seen = (distance >= 0) & (distance < (window or 1000))
+                weight = torch.softmax(scores.masked_fill(~seen, -1e30), -1)
+                plain = torch.einsum("hrp,phs->rhs", weight, v)
+                torch.testing.assert_close(out[row : row + count], plain, rtol=1e-4, atol=1e-4)
+            # Rows that belong to no prompt are not touched.
+            assert not out[133:].any()
+"""
+
+
+@pytest.mark.parametrize("check", [CHECK, KV_CHECK, CHUNK_CHECK], ids=["weights", "kv", "chunks"])
 def test_kernels_give_what_plain_torch_gives(check: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", check],

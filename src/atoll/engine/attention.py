@@ -100,6 +100,7 @@ class PagedBatch:
         self._gather: dict[int, Tensor] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         self._tables: tuple[Tensor, Tensor, Tensor, int] | None = None
+        self._tiles: tuple[Tensor, Tensor] | None = None
 
     def context(self, number: int, stored: Tensor, window: int | None) -> Tensor:
         """Return [1, kv heads, positions, head size] of the span's keys or values.
@@ -155,7 +156,8 @@ class PagedBatch:
         if plain and query.is_cuda:
             if window is None and self._alike():
                 return self._attend_alike(query, keys, values, scaling)
-            spans = self._decode_rows(query, keys, values, scaling, window, output)
+            self._attend_on_gpu(query.contiguous(), keys, values, scaling, window, output)
+            return output
         kv_heads = keys.shape[1]
         group = query.shape[1] // kv_heads
         for number in spans:
@@ -212,7 +214,7 @@ class PagedBatch:
         )
         return out.transpose(1, 2).reshape(query.shape)
 
-    def _decode_rows(
+    def _attend_on_gpu(
         self,
         query: Tensor,
         keys: Tensor,
@@ -220,34 +222,36 @@ class PagedBatch:
         scaling: float,
         window: int | None,
         output: Tensor,
-    ) -> list[int]:
-        """Run all single-row spans in one kernel and return the numbers of the others."""
+    ) -> None:
+        """Run all single rows in one kernel, and all rows of prompts in another."""
         from atoll.engine import triton_ops
 
-        single = [i for i, span in enumerate(self.spans) if span.count == 1]
-        if not single:
-            return list(range(len(self.spans)))
-        if self._tables is None:
-            self._tables = _block_tables([self.spans[i] for i in single], query.device)
-        rows, tables, lengths, longest = self._tables
-        everything = len(single) == len(self.spans)
-        processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-        out = triton_ops.paged_decode(
-            query.contiguous() if everything else query[rows],
-            keys,
-            values,
-            tables,
-            lengths,
-            scaling,
-            self.cache.block_size,
-            window,
-            triton_ops.splits_for(len(single), keys.shape[1], longest, processors),
-        )
-        if everything:
-            output.copy_(out)
-        else:
-            output[rows] = out
-        return [i for i, span in enumerate(self.spans) if span.count > 1]
+        page, heads, kv_heads = self.cache.block_size, query.shape[1], keys.shape[1]
+        single = [span for span in self.spans if span.count == 1]
+        several = [span for span in self.spans if span.count > 1]
+        if single:
+            if self._tables is None:
+                self._tables = _block_tables(single, query.device)
+            rows, tables, lengths, longest = self._tables
+            processors = torch.cuda.get_device_properties(query.device).multi_processor_count
+            splits = triton_ops.splits_for(len(single), kv_heads, longest, processors)
+            output[rows] = triton_ops.paged_decode(
+                query[rows], keys, values, tables, lengths, scaling, page, window, splits
+            )
+        if several:
+            if self._tiles is None:
+                each = triton_ops.tile_rows(heads, kv_heads, query.dtype)
+                tiles = [
+                    (span.row + first, min(each, span.count - first), span.position + first, number)
+                    for number, span in enumerate(several)
+                    for first in range(0, span.count, each)
+                ]
+                tables = _block_tables(several, query.device)[1]
+                self._tiles = torch.tensor(tiles, device=query.device), tables
+            tiles_there, tables = self._tiles
+            triton_ops.paged_chunks(
+                query, keys, values, tables, tiles_there, scaling, page, window, output
+            )
 
 
 def _span_rows(span: RowSpan, block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -326,7 +330,7 @@ def _eager(
 def _block_tables(
     spans: Sequence[RowSpan], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return rows, block tables, context lengths and the longest of them, for single-row spans."""
+    """Return rows, block tables, context lengths and the longest of them; the lengths are of single rows."""
     longest = max(span.position for span in spans) + 1
     width = max(len(span.table.blocks) for span in spans)
     # Filled up with block 0, which lengths keep from being read.

@@ -1,13 +1,12 @@
-"""Decode steps as CUDA graphs: one launch a step instead of some four hundred.
+"""Steps as CUDA graphs: one launch a step instead of some four hundred.
 
-A graph is captured for a number of rows the first time a batch of that size comes, and serves every
-batch up to that size; spare rows work on a block that belongs to nobody.
+A graph is captured for every rung of a ladder of sizes before the node is ready (`step_layout`), and serves
+every step up to that size; spare rows work on a block that belongs to nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,194 +15,208 @@ from torch import Tensor
 
 from atoll.engine import triton_ops
 from atoll.engine.attention import KvCache
-from atoll.engine.kv import BlockTable
+from atoll.engine.compile_count import note_compiled, watch_triton
 from atoll.engine.rows import RowSlice
+from atoll.engine.step_layout import (
+    DECODES,
+    MAX_CHUNKS,
+    BlockTables,
+    StepNumbers,
+    StepOrder,
+    StepRung,
+    fill_step,
+    list_rungs,
+    order_step,
+)
+from atoll.engine.weights.reader import Progress
 
-SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 # Positions for which attention is divided: the division is fixed in a graph, whatever lengths come.
 _SPLIT_FOR = 2048
+_MAX_SEQUENCES = DECODES[-1] + MAX_CHUNKS
 
 
-class DecodeBatch:
-    """Inputs of attention in a decode step, in tensors that stay at one address."""
+class StepBatch:
+    """Inputs of attention in a step, in tensors that stay at one address."""
 
     def __init__(
-        self, rows: int, width: int, cache: KvCache, device: torch.device, splits: int
+        self, rung: StepRung, numbers: StepNumbers, tables: Tensor, cache: KvCache, splits: int
     ) -> None:
         self.cache = cache
-        self._splits = splits
-        # Past all blocks that are handed out: spare rows write there and disturb nobody.
-        spare = cache.blocks * cache.block_size
-        self.numbers = torch.zeros((4, rows), dtype=torch.int64, device=device)
-        """Positions, slots, lengths and tokens, one under another: they come to the device at once."""
-        self.positions = self.numbers[:1]
-        self.slots, self.lengths, self.tokens = self.numbers[1:]
-        self.slots.fill_(spare)
-        self.lengths.fill_(1)
-        self.tables = torch.full((rows, width), cache.blocks, dtype=torch.int32, device=device)
+        self._rung, self._numbers, self._tables, self._splits = rung, numbers, tables, splits
+        self.positions, self.slots = numbers.positions[None], numbers.slots
 
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None = None
     ) -> Tensor:
-        """Attend with one query a row."""
-        page = self.cache.block_size
-        return triton_ops.paged_decode(
-            query, keys, values, self.tables, self.lengths, scaling, page, window, self._splits
-        )
+        """Attend with one query a row in decodes, and with the rows of prompts in tiles."""
+        page, decodes = self.cache.block_size, self._rung.decodes
+        # Rows that pad the step stay as they are; they must be numbers.
+        out = torch.zeros_like(query) if self._rung.tiles else torch.empty_like(query)
+        triton_ops.paged_decode(
+            query[:decodes], keys, values, self._tables, self._numbers.lengths, scaling, page,
+            window, self._splits, out[:decodes],
+        )  # fmt: skip
+        if self._rung.tiles:
+            tiles = self._numbers.tiles
+            triton_ops.paged_chunks(
+                query, keys, values, self._tables, tiles, scaling, page, window, out
+            )
+        return out
 
 
-@dataclass(slots=True)
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    batch: DecodeBatch
-    inputs: Tensor
-    output: Tensor
-    host: dict[str, Tensor]
-    held: list[tuple[BlockTable | None, int]] = field(default_factory=list)
-    filled: int = 0
+class _HostSide:
+    """What a step brings to the device, in memory that it reads by itself.
+
+    There are two, in turn: while one is read the other can be written.
+    """
+
+    def __init__(
+        self, numbers: int, width: int, states: tuple[int, int], kind: torch.dtype
+    ) -> None:
+        self.numbers = torch.zeros(numbers, dtype=torch.int64).pin_memory()
+        self.tables = torch.zeros((_MAX_SEQUENCES, width), dtype=torch.int32).pin_memory()
+        self.hidden = torch.zeros(states, dtype=kind).pin_memory()
+        self.read = torch.cuda.Event()
 
 
-class DecodeGraphs:
-    """The graphs of one stage, captured as sizes are met."""
+class StepGraphs:
+    """The graphs of one stage."""
 
     def __init__(self, stage: Any, longest: int) -> None:
+        watch_triton()
         self._stage = stage
         page = stage.cache.block_size
         self._width = min(stage.cache.blocks, -(-longest // page)) + 1
-        self._captured: dict[int, _Captured] = {}
+        self._kv_heads = next(iter(stage.cache.keys.values())).shape[1]
+        heads = next(iter(stage.fused.values())).heads
+        self._tile_rows = triton_ops.tile_rows(heads, self._kv_heads, stage.dtype)
+        self._rungs: list[StepRung] = []
+        self._graphs: dict[StepRung, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool: Any = None
+        self._turn = 0
 
-    def takes(self, batch: Sequence[Any]) -> bool:
-        """Whether a batch is a plain decode step through the whole stage."""
-        if len(batch) > SIZES[-1]:
-            return False
+    def capture(self, budget: int, max_sequences: int | None, progress: Progress | None) -> None:
+        """Capture the ladder for steps of at most `budget` rows and `max_sequences` sequences."""
+        stage, device = self._stage, self._stage.device
+        self._rungs = list_rungs(budget, max_sequences, self._tile_rows)
+        largest = max(rung.rows for rung in self._rungs)
+        numbers = max(rung.numbers for rung in self._rungs)
+        # Of hidden states there are none to bring where tokens come.
+        states = (0 if stage.embed is not None else largest, stage.width)
+        self._numbers = torch.zeros(numbers, dtype=torch.int64, device=device)
+        self._tables = torch.zeros((_MAX_SEQUENCES, self._width), dtype=torch.int32, device=device)
+        self._inputs = torch.zeros(states, dtype=stage.dtype, device=device)
+        self._host_tables = BlockTables(_MAX_SEQUENCES, self._width)
+        self._sides = [_HostSide(numbers, self._width, states, stage.dtype) for _ in range(2)]
+        # The largest first: the smaller ones find room in the memory that it has let go.
+        ladder = sorted(self._rungs, key=lambda rung: -rung.rows)
+        for number, rung in enumerate(ladder, 1):
+            self._graphs[rung] = self._capture(rung)
+            if progress is not None:
+                kind = "prompts and decodes" if rung.tiles else "decodes"
+                progress(number, len(ladder), f"{rung.rows} rows of {kind}")
+
+    def fit(self, batch: Sequence[Any]) -> StepOrder | None:
+        """Return how a batch is run as a graph; None if it cannot be."""
         start, end, width = self._stage.start, self._stage.end, self._width
-        sampling = self._stage.head is not None
         for rows in batch:
             if (
-                rows.count != 1
-                or rows.embeds is not None
-                or rows.keep
+                rows.embeds is not None
                 or rows.start != start
                 or rows.end != end
-                or (sampling and not rows.sample)
                 or len(rows.table.blocks) > width
             ):
-                return False
-        return True
+                return None
+        order = order_step(batch, self._rungs)
+        # A graph of decodes ends with the logits of all of them.
+        if order is not None and not order.chunks:
+            sampling = self._stage.head is not None
+            if any(rows.keep or (sampling and not rows.sample) for rows in batch):
+                return None
+        return order
 
-    def run(self, batch: Sequence[Any]) -> Tensor:
-        """Run the step; returns logits where the stage has the head, else hidden states.
+    def run(self, batch: Sequence[Any], order: StepOrder) -> tuple[Tensor, Tensor]:
+        """Run a step; returns its result, and the rows of it that ask for a token.
 
-        The result is overwritten by the next step of the same size.
+        The result of decodes alone is logits where the stage has the head, else hidden states, in the order
+        of the batch; with prompts it is hidden states in the step's order. The next step overwrites it.
         """
-        size = next(s for s in SIZES if s >= len(batch))
-        if size not in self._captured:
-            self._captured[size] = self._capture(size)
-        captured = self._captured[size]
-        self._fill(captured, batch)
-        captured.graph.replay()
-        return captured.output[: len(batch)]
+        stage, rung = self._stage, order.rung
+        self._turn = 1 - self._turn
+        side = self._sides[self._turn]
+        side.read.synchronize()
+        page = stage.cache.block_size
+        spare = stage.cache.blocks * page
+        count = rung.numbers
+        tables = self._host_tables
+        sampled = fill_step(
+            side.numbers.numpy()[:count], tables, batch, order, page, spare, self._tile_rows
+        )
+        self._numbers[:count].copy_(side.numbers[:count], non_blocking=True)
+        # Tables are sent only when one has changed.
+        if tables.changed:
+            part = (slice(len(batch)), slice(tables.used))
+            np.copyto(side.tables.numpy()[part], tables.rows[part])
+            self._tables[part].copy_(side.tables[part], non_blocking=True)
+        if stage.embed is None:
+            self._fill_hidden(side, [batch[n].data for n in (*order.decodes, *order.chunks)])
+        side.read.record()
+        graph, output = self._graphs[rung]
+        graph.replay()
+        return output[: order.rows], rung.split(self._numbers).samples[:sampled]
 
-    def _capture(self, size: int) -> _Captured:
-        stage, device = self._stage, self._stage.device
+    def _capture(self, rung: StepRung) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        device = self._stage.device
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        kv_heads = next(iter(stage.cache.keys.values())).shape[1]
-        splits = triton_ops.splits_for(size, kv_heads, _SPLIT_FOR, processors)
-        batch = DecodeBatch(size, self._width, stage.cache, device, splits)
-        if stage.embed is not None:
-            inputs = batch.tokens
-        else:
-            inputs = torch.zeros(size, stage.width, dtype=stage.dtype, device=device)
+        splits = triton_ops.splits_for(rung.decodes, self._kv_heads, _SPLIT_FOR, processors)
+        numbers = rung.split(self._numbers)
+        # Nothing but rows that pad it: whatever is captured writes where nobody reads.
+        self._numbers.zero_()
+        numbers.slots.fill_(self._stage.cache.blocks * self._stage.cache.block_size)
+        numbers.sources.fill_(-1)
+        batch = StepBatch(rung, numbers, self._tables, self._stage.cache, splits)
         # Run it before, on a stream of its own: what happens only the first time must not be captured.
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self._body(inputs, batch)
+                self._body(rung, numbers, batch)
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = self._body(inputs, batch)
+        # Other threads (heartbeats, those of NCCL) may call the device meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            output = self._body(rung, numbers, batch)
         # One pool of memory for all graphs: no two of them run at the same time.
         self._pool = self._pool or graph.pool()
-        # Pinned, so that the copies to the device need not be waited for.
-        host = {
-            "ids": torch.zeros((4, size), dtype=torch.int64).pin_memory(),
-            "tables": torch.full(
-                (size, self._width), stage.cache.blocks, dtype=torch.int32
-            ).pin_memory(),
-        }
-        if stage.embed is None:
-            host["hidden"] = torch.zeros((size, stage.width), dtype=stage.dtype).pin_memory()
-        return _Captured(graph, batch, inputs, output, host, [(None, 0)] * size)
+        note_compiled()
+        return graph, output
 
-    def _body(self, inputs: Tensor, batch: DecodeBatch) -> Tensor:
+    def _body(self, rung: StepRung, numbers: StepNumbers, batch: StepBatch) -> Tensor:
         stage = self._stage
-        hidden: Tensor = stage.embed(inputs) if stage.embed is not None else inputs
+        if stage.embed is None:
+            hidden: Tensor = self._inputs[: rung.rows]
+        else:
+            chosen = stage.chosen[numbers.sources.clamp_min(0)]
+            hidden = stage.embed(torch.where(numbers.sources < 0, numbers.tokens, chosen))
         hidden = stage.run_layers(hidden, stage.start, stage.end, batch)
-        if stage.head is not None:
+        if stage.head is not None and not rung.tiles:
             hidden = stage.logits(hidden)
         return hidden
 
-    def _fill(self, captured: _Captured, batch: Sequence[Any]) -> None:
-        """Bring positions, slots, tables and inputs of this step to the device.
-
-        Block tables are sent only when one has changed.
-        """
-        stage, rows = self._stage, len(batch)
-        page = stage.cache.block_size
-        tables = captured.host["tables"].numpy()
-        held = captured.held
-        positions, slots = [], []
-        used, changed = 1, False
-        # The only loop over rows: it runs while the device waits.
-        for row, sequence in enumerate(batch):
-            at, table = sequence.position, sequence.table
-            blocks = table.blocks
-            count = len(blocks)
-            positions.append(at)
-            slots.append(blocks[at // page] * page + at % page)
-            if count > used:
-                used = count
-            # Told by identity and length, not block by block: this loop must be short.
-            if held[row][0] is not table or held[row][1] != count:
-                tables[row, :count] = blocks
-                held[row] = (table, count)
-                changed = True
-        ids = captured.host["ids"].numpy()
-        ids[0, :rows], ids[1, :rows] = positions, slots
-        ids[0, rows:], ids[1, rows:] = 0, stage.cache.blocks * page
-        ids[2] = ids[0] + 1
-        if stage.embed is not None:
-            ids[3, :rows] = [sequence.data[0] for sequence in batch]
-        else:
-            self._fill_hidden(captured, [sequence.data for sequence in batch])
-        captured.batch.numbers.copy_(captured.host["ids"], non_blocking=True)
-        # Rows that the step before used and this one does not are spare again.
-        if captured.filled > rows:
-            tables[rows : captured.filled] = stage.cache.blocks
-            held[rows:] = [(None, 0)] * (len(held) - rows)
-            used, changed = self._width, True
-        captured.filled = rows
-        if changed:
-            captured.batch.tables[:, :used].copy_(
-                captured.host["tables"][:, :used], non_blocking=True
-            )
-
-    def _fill_hidden(self, captured: _Captured, slices: list[RowSlice]) -> None:
+    def _fill_hidden(self, side: _HostSide, slices: list[RowSlice]) -> None:
         """Bring hidden states to the device, by way of memory that it can read by itself."""
-        rows, inputs = len(slices), captured.inputs
         source, first, _ = slices[0]
+        rows, side_by_side = 0, True
+        for each in slices:
+            side_by_side = side_by_side and each.source is source and each.row == first + rows
+            rows += each.length
         # Usually they stand side by side, as they came from the stage before.
-        if all(each.source is source and each.row == first + i for i, each in enumerate(slices)):
-            joined = source[first : first + rows]
-        else:
-            joined = torch.cat([each.cut() for each in slices])
-        joined = joined.to(inputs.dtype)
+        cut = [source[first : first + rows]] if side_by_side else [each.cut() for each in slices]
+        joined = cut[0] if len(cut) == 1 else torch.cat(cut)
+        joined = joined.to(self._inputs.dtype)
         if not joined.is_cuda and not joined.is_pinned():
-            staged = captured.host["hidden"][:rows]
+            staged = side.hidden[:rows]
             # NumPy copies on this thread; torch would wake others for it.
             np.copyto(staged.view(torch.uint8).numpy(), joined.view(torch.uint8).numpy())
             joined = staged
-        inputs[:rows].copy_(joined, non_blocking=True)
+        self._inputs[:rows].copy_(joined, non_blocking=True)

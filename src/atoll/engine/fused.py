@@ -45,7 +45,7 @@ class FusedLayer:
         self._size: int = attention.head_dim
         self._scale: float = attention.scaling
         self._window = _window(attention)
-        self._heads = attention.q_proj.out_features // self._size
+        self.heads = attention.q_proj.out_features // self._size
         # Heads that are normed need their sums; whatever else reads a result in parts adds them up.
         normed = hasattr(attention, "q_norm")
         self._qkv = _join_linears(
@@ -70,7 +70,7 @@ class FusedLayer:
         keys, values = cache.keys[self.index], cache.values[self.index]
         if self._head_norms is not None:
             self._norm_heads(qkv, keys.shape[1])
-        q = ops.rope_store(qkv, rope[0], rope[1], paged.slots, keys, values, self._heads)
+        q = ops.rope_store(qkv, rope[0], rope[1], paged.slots, keys, values, self.heads)
         attended = paged.attend(q, keys, values, self._scale, self._window)
         x = self._out(attended.reshape(attended.shape[0], -1))
         if self._total is not None:
@@ -82,7 +82,7 @@ class FusedLayer:
     def _norm_heads(self, qkv: Tensor, kv_heads: int) -> None:
         """Norm every query and key head in place (Qwen 3)."""
         split = qkv.view(qkv.shape[0], -1, self._size)
-        ends = (self._heads, self._heads + kv_heads)
+        ends = (self.heads, self.heads + kv_heads)
         for norm, start, end in zip(self._head_norms or (), (0, ends[0]), ends, strict=True):
             part = split[:, start:end]
             part.copy_(torch.rms_norm(part, (self._size,), norm.weight, norm.variance_epsilon))

@@ -25,6 +25,8 @@ from atoll.engine.kv import BlockTable
 from atoll.engine.matrix_layers import MatrixExperts, MatrixLinear, list_matrices
 from atoll.engine.rank_cut import RankCut
 from atoll.engine.rank_group import RankGroup
+from atoll.engine.rows import RowSlice
+from atoll.engine.step_layout import StepOrder, list_samples
 from atoll.engine.torch_ops import FP8
 from atoll.engine.weight_packing import KEPT_BYTES, can_pack, pack, pack_linears
 from atoll.engine.weights.matrix_reader import AtLoad, MatrixReader
@@ -32,6 +34,12 @@ from atoll.engine.weights.reader import Progress, WeightReader
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPU_KV_BYTES = 512 * 2**20
+CHOSEN_ROWS = 1 << 16
+"""Tokens of one step that stay on the device: more sequences no engine is started with."""
+_EAGER_ROWS = (1, 2, 17, 33, 65, 2048)
+"""Rows of prompts for which kernels differ."""
+_EAGER_LENGTHS = (256, 512, 1024, 2048)
+"""Positions from which on attention of a decode is divided further."""
 
 
 @dataclass(slots=True)
@@ -41,7 +49,8 @@ class SequenceRows:
     `data` is a list of tokens when start is 0 and a `RowSlice` of hidden states otherwise. `sample`
     asks for the logits of the last row; it has a meaning only where the head is. `embeds` are vectors to
     take instead of tokens: which rows [n], and the vectors [n, width]. `keep` asks, where the last norm is,
-    for the hidden states after it.
+    for the hidden states after it. A `source` says that the one token is not known here: it is in that row
+    of `StageModel.chosen`, and `data` has 0 in its place.
     """
 
     start: int
@@ -53,6 +62,7 @@ class SequenceRows:
     sample: bool = False
     embeds: tuple[Tensor, Tensor] | None = None
     keep: bool = False
+    source: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +210,13 @@ class StageModel:
             # Ranks number their blocks alike, so the one with the least room says how many there are.
             blocks = int(self._ranks.gather(torch.tensor([blocks], device=self.device)).min())
         self.cache = KvCache(layers, blocks, block_size, self.device, kind)
+        # Tokens that the latest step chose, for the next one to take before the host has read them.
+        self.chosen = torch.zeros(CHOSEN_ROWS, dtype=torch.int64, device=self.device)
         self.graphs: Any = None
         if self.device.type == "cuda" and self.fused is not None:
-            from atoll.engine.cuda_graphs import DecodeGraphs
+            from atoll.engine.cuda_graphs import StepGraphs
 
-            self.graphs = DecodeGraphs(self, self.config.max_position_embeddings)
+            self.graphs = StepGraphs(self, self.config.max_position_embeddings)
 
     def _kv_shape(self, index: int) -> tuple[int, int]:
         module = self.layers[index].self_attn
@@ -363,7 +375,29 @@ class StageModel:
 
         `max_sequences` are in a step at most (none: as many as it has rows).
         """
-        del budget, max_sequences, progress
+        if self.device.type != "cuda":
+            return
+        from atoll.engine.compile_count import watch_triton
+
+        watch_triton()
+        with torch.inference_mode():
+            if self.graphs is not None:
+                self.graphs.capture(budget, max_sequences, progress)
+            # What no graph takes runs kernel by kernel: each is compiled for a few numbers of rows.
+            for position, rows in (
+                *((0, n) for n in _EAGER_ROWS),
+                *((n, 1) for n in _EAGER_LENGTHS),
+            ):
+                self._run_spare(position, min(rows, budget))
+        torch.cuda.synchronize(self.device)
+
+    def _run_spare(self, position: int, count: int) -> None:
+        """Run rows of nobody, on the block that belongs to nobody."""
+        pages = (position + count) // self.cache.block_size + 1
+        table = BlockTable(b"", blocks=[self.cache.blocks] * pages, contiguous=False)
+        hidden = torch.zeros(count, self.width, dtype=self.dtype, device=self.device)
+        data = [0] * count if self.start == 0 else RowSlice(hidden, 0, count)
+        self._run([SequenceRows(self.start, self.end, position, count, table, data, sample=True)])
 
     def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
         """Run every `SequenceRows` through its own layer range; neighbours share the layers they share.
@@ -375,8 +409,12 @@ class StageModel:
             return self._forward(batch)
 
     def _forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
-        if self.graphs is not None and self.graphs.takes(batch):
-            return self._decode(batch)
+        order = None if self.graphs is None else self.graphs.fit(batch)
+        if order is not None:
+            return self._replay(batch, order)
+        return self._run(batch)
+
+    def _run(self, batch: Sequence[SequenceRows]) -> StageOutput:
         self._check(batch)
         states: list[Any] = [
             rows.data.cut().to(device=self.device, dtype=self.dtype) if rows.start > 0 else None
@@ -399,14 +437,25 @@ class StageModel:
             hidden = self.run_layers(joined, low, high, PagedBatch(spans, self.cache, self.device))
             for i, span in zip(active, spans, strict=True):
                 states[i] = hidden[span.row : span.row + span.count]
-        return self._outputs(batch, states)
+        last = tuple(i for i, rows in enumerate(batch) if rows.end == self.total and rows.sample)
+        sampled = torch.stack([states[i][-1] for i in last]) if last else None
+        return self._outputs(batch, states, last, sampled)
 
-    def _decode(self, batch: Sequence[SequenceRows]) -> StageOutput:
-        result = self.graphs.run(batch)
-        if self.head is None:
-            return StageOutput((), joined=result)
-        rows = len(batch)
-        return StageOutput((None,) * rows, result, tuple(range(rows)))
+    def _replay(self, batch: Sequence[SequenceRows], order: StepOrder) -> StageOutput:
+        """Run a step whose graph has been captured."""
+        result, samples = self.graphs.run(batch, order)
+        if not order.chunks:
+            if self.head is None:
+                return StageOutput((), joined=result)
+            rows = len(batch)
+            return StageOutput((None,) * rows, result, tuple(range(rows)))
+        states: list[Any] = [None] * len(batch)
+        row = 0
+        for number in (*order.decodes, *order.chunks):
+            states[number] = result[row : row + batch[number].count]
+            row += batch[number].count
+        last = tuple(number for number, _ in list_samples(batch, order))
+        return self._outputs(batch, states, last, result[samples] if last else None)
 
     def _check(self, batch: Sequence[SequenceRows]) -> None:
         for rows in batch:
@@ -432,7 +481,14 @@ class StageModel:
             if given is not None:
                 states[i][given[0].to(self.device)] = given[1].to(self.device, self.dtype)
 
-    def _outputs(self, batch: Sequence[SequenceRows], states: list[Any]) -> StageOutput:
+    def _outputs(
+        self,
+        batch: Sequence[SequenceRows],
+        states: list[Any],
+        last: tuple[int, ...],
+        sampled: Tensor | None,
+    ) -> StageOutput:
+        """Put the result together; `sampled` are the last rows of the `last`, those that ask for a token."""
         hidden = tuple(
             state if rows.end < self.total else None
             for rows, state in zip(batch, states, strict=True)
@@ -441,11 +497,9 @@ class StageModel:
         if any(rows.keep for rows in batch) and self.norm is not None:
             wanted = (i for i, rows in enumerate(batch) if rows.end == self.total and rows.keep)
             kept = tuple((i, self.norm(states[i])) for i in wanted)
-        last = tuple(i for i, rows in enumerate(batch) if rows.end == self.total and rows.sample)
-        if not last:
+        if sampled is None or self.head is None:
             return StageOutput(hidden, kept=kept)
-        logits = self.logits(torch.stack([states[i][-1] for i in last]))
-        return StageOutput(hidden, logits, last, kept)
+        return StageOutput(hidden, self.logits(sampled), last, kept)
 
     def _last_norm(self, hidden: Tensor) -> Tensor:
         if self.norm is None:

@@ -1,4 +1,7 @@
-"""Triton kernels; `triton_ops` gives them their shapes and says what they are for."""
+"""Triton kernels; `triton_ops` gives them their shapes and says what they are for.
+
+Numbers that change from step to step are not specialised: a kernel is compiled once for all of them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def _to_fp8(value):
     return (size | ((half >> 8) & 128)).to(tl.uint8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def add_norm(
     x, residual, weight, out, total, rows, eps,
     WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
@@ -71,7 +74,7 @@ def silu_mul(x, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * WIDTH + columns, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rope_store(
     qkv, cos, sin, slots, q_out, keys, values, rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, MANY: tl.constexpr,
@@ -118,7 +121,7 @@ def rope_store(
             tl.store(kept + where + SIZE // 2, high)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def linear(
     x, weight, out, rows, width,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
@@ -147,7 +150,7 @@ def linear(
     tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def gated_linear(
     x, weight, out, rows, width,
     DEPTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
@@ -224,7 +227,7 @@ def _expand(
     return weight
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def expanded_linear(
     x, codes, scales, zeros, group_of, out, rows, width, depth,
     code_stride, scale_stride, zero_stride, skipped_rows, skipped_columns,
@@ -253,7 +256,7 @@ def expanded_linear(
     tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :] & wide[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_width"])
 def decode(
     q, keys, values, tables, lengths, out, scale, window, table_width,
     partial, maxima, sums,
@@ -305,7 +308,8 @@ def decode(
         acc = acc * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=precision)
         best = new_best
     if SPLITS == 1:
-        result = acc / total[:, None]
+        # A row of no length pads the batch; it has nothing to add up.
+        result = acc / tl.maximum(total, 1.0e-30)[:, None]
         tl.store(
             out + (row * HEADS + head[:, None]) * SIZE + size[None, :],
             result.to(out.dtype.element_ty),
@@ -316,6 +320,94 @@ def decode(
         tl.store(partial + place[:, None] * SIZE + size[None, :], acc, mask=mine[:, None])
         tl.store(maxima + place, best, mask=mine)
         tl.store(sums + place, total, mask=mine)
+
+
+@triton.jit
+def _attend_tile(
+    query, best, total, acc, keys, values, table, at, end, own, kv_head, window, scaled,
+    KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr, MASKED: tl.constexpr, WINDOWED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Take in TILE positions from `at` on; `own` are the positions of the queries."""
+    size = tl.arange(0, SIZE)
+    there = at + tl.arange(0, TILE)
+    inside = there < end
+    page = tl.load(table + there // PAGE, mask=inside, other=0)
+    slot = page.to(tl.int64) * PAGE + there % PAGE
+    where = (slot * KV_HEADS + kv_head) * SIZE
+    k = tl.load(keys + where[:, None] + size[None, :], mask=inside[:, None], other=0)
+    if FP8:
+        k = _from_fp8(k).to(query.dtype)
+    scores = tl.dot(query, tl.trans(k), input_precision=PRECISION).to(tl.float32) * scaled
+    if MASKED:
+        seen = there[None, :] <= own[:, None]
+        if WINDOWED:
+            seen = seen & (there[None, :] > own[:, None] - window)
+        scores = tl.where(seen, scores, -1.0e30)
+    new_best = tl.maximum(best, tl.max(scores, 1))
+    weight = tl.exp2(scores - new_best[:, None])
+    if WINDOWED:
+        # Before its window begins a row has seen nothing, and all is as large as the largest.
+        weight = tl.where(new_best[:, None] > -1.0e29, weight, 0.0)
+    fade = tl.exp2(best - new_best)
+    total = total * fade + tl.sum(weight, 1)
+    v = tl.load(values + where[:, None] + size[None, :], mask=inside[:, None], other=0)
+    if FP8:
+        v = _from_fp8(v).to(query.dtype)
+    acc = tl.dot(weight.to(v.dtype), v, acc * fade[:, None], input_precision=PRECISION)
+    return new_best, total, acc
+
+
+@triton.jit(do_not_specialize=["table_width", "tiles_given"])
+def chunks(
+    q, keys, values, tables, tiles, out, scale, window, table_width, tiles_given,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, EXACT: tl.constexpr,
+    WINDOWED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Attention of up to ROWS rows of one prompt, with the query heads that share a KV head side by side."""
+    # The last first: the later in a prompt, the more there is to read.
+    tile = tiles + (tiles_given - 1 - tl.program_id(0)) * 4
+    kv_head = tl.program_id(1)
+    first_row = tl.load(tile)
+    count = tl.load(tile + 1).to(tl.int32)
+    position = tl.load(tile + 2).to(tl.int32)
+    table = tables + tl.load(tile + 3) * table_width
+    # A tile of no rows pads the batch.
+    if count <= 0:
+        return
+    group: tl.constexpr = HEADS // KV_HEADS
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    line = tl.arange(0, ROWS * GROUP)
+    row, head = line // GROUP, line % GROUP
+    size = tl.arange(0, SIZE)
+    mine = (row < count) & (head < group)
+    place = (first_row + row) * HEADS + kv_head * group + head
+    query = tl.load(q + place[:, None] * SIZE + size[None, :], mask=mine[:, None], other=0.0)
+    # Powers of two are quicker than those of e.
+    scaled = scale * 1.44269504
+    best = tl.full((ROWS * GROUP,), -1.0e30, tl.float32)
+    total = tl.zeros((ROWS * GROUP,), tl.float32)
+    acc = tl.zeros((ROWS * GROUP, SIZE), tl.float32)
+    end = position + count
+    begin = 0
+    if WINDOWED:
+        begin = tl.maximum(position - window + 1, 0) // TILE * TILE
+    # Only in the last tiles, and at the beginning of a window, are there positions that not all rows see.
+    border = tl.maximum(position // TILE * TILE, begin)
+    for at in range(begin, border, TILE):
+        best, total, acc = _attend_tile(
+            query, best, total, acc, keys, values, table, at, end, position + row, kv_head, window,
+            scaled, KV_HEADS, SIZE, PAGE, TILE, precision, WINDOWED, WINDOWED, FP8,
+        )  # fmt: skip
+    for at in range(border, end, TILE):
+        best, total, acc = _attend_tile(
+            query, best, total, acc, keys, values, table, at, end, position + row, kv_head, window,
+            scaled, KV_HEADS, SIZE, PAGE, TILE, precision, True, WINDOWED, FP8,
+        )  # fmt: skip
+    result = acc / tl.maximum(total, 1.0e-30)[:, None]
+    target = out + place[:, None] * SIZE + size[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=mine[:, None])
 
 
 @triton.jit
@@ -330,5 +422,5 @@ def combine(
     weight = tl.exp(best - tl.max(best, 0))
     total = tl.sum(tl.load(sums + place * SPLITS + splits) * weight, 0)
     part = tl.load(partial + (place * SPLITS + splits[:, None]) * SIZE + size[None, :])
-    value = tl.sum(part * weight[:, None], 0) / total
+    value = tl.sum(part * weight[:, None], 0) / tl.maximum(total, 1.0e-30)
     tl.store(out + place * SIZE + size, value.to(out.dtype.element_ty))

@@ -29,6 +29,8 @@ _STEP = 128
 _WIDE_OUTPUTS = 2**15
 """Outputs from which on one program computes two blocks."""
 _MANY_HEADS = 8
+_CHUNK_LINES = 128
+"""Queries, rows times heads of a group, that one program of `paged_chunks` works on."""
 
 
 @lru_cache(maxsize=16)
@@ -213,16 +215,17 @@ def paged_decode(
     page: int,
     window: int | None = None,
     splits: int = 1,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attend with one query a row: q [rows, heads, size] over `lengths` positions of each table.
 
-    keys and values are [slots, kv heads, size]; tables int32 [rows, pages].
+    keys and values are [slots, kv heads, size]; tables int32 [rows, pages]. A row of no length gives zeros.
     """
     rows, heads, size = q.shape
     kv_heads, fp8 = keys.shape[1], keys.dtype == FP8
     if fp8:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
-    out = torch.empty_like(q)
+    out = torch.empty_like(q) if out is None else out
     # With a single part nothing is put together afterwards: the buffers are stand-ins.
     shape = (rows, heads, splits) if splits > 1 else (1,)
     partial = torch.empty((*shape, size), dtype=torch.float32, device=q.device)
@@ -243,3 +246,40 @@ def paged_decode(
             partial, maxima, sums, out, SIZE=size, SPLITS=splits, PDL=pdl, launch_pdl=pdl
         )
     return out
+
+
+def tile_rows(heads: int, kv_heads: int, kind: torch.dtype) -> int:
+    """Return how many rows of a prompt one program of `paged_chunks` works on."""
+    group: int = triton.next_power_of_2(heads // kv_heads)
+    # Twice as wide, they take twice the room.
+    return max(1, _CHUNK_LINES // (2 if kind == torch.float32 else 1) // group)
+
+
+def paged_chunks(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    tiles: Tensor,
+    scale: float,
+    page: int,
+    window: int | None,
+    out: Tensor,
+) -> None:
+    """Attend with rows of prompts, [rows, heads, size], and write the results into `out`.
+
+    tiles is int64 [tiles, 4]: the first row, how many rows (0: none), the position of the first, and the row
+    of its table; no tile has more than `tile_rows` rows. The rest is as in `paged_decode`.
+    """
+    heads, size = q.shape[1:]
+    kv_heads, fp8, exact = keys.shape[1], keys.dtype == FP8, q.dtype == torch.float32
+    if fp8:
+        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
+    given = tiles.shape[0]
+    kernels.chunks[(given, kv_heads)](
+        q, keys, values, tables, tiles, out, scale, window or 2**30, tables.shape[1], given,
+        HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAGE=page,
+        GROUP=triton.next_power_of_2(heads // kv_heads), ROWS=tile_rows(heads, kv_heads, q.dtype),
+        TILE=_TILE, EXACT=exact, WINDOWED=window is not None, FP8=fp8,
+        num_warps=8, num_stages=1 if exact else 3,
+    )  # fmt: skip
