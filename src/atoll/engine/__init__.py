@@ -7,8 +7,10 @@ one layer range); their decisions, without sockets, are `scheduler_core` and `no
     model_stage, attention, fused     layers of a model over paged KV
     matrix, matrix_tiles, matrix_layers
                                       weights in 8 and 4 bits, and layers over them
-    triton_ops, torch_ops, cuda_graphs, weight_packing
+    triton_ops, torch_ops, weight_packing
                                       fast operations for GPUs and for CPUs
+    step_layout, cuda_graphs, compile_count
+                                      steps of fixed sizes, captured before a node is ready
     rank_cut, rank_group, ranked_stage, rank_crew, rank_process
                                       several GPUs a node: parts of tensors, what ranks do together
     token_sampling, guidance          the next token, and answers that must match a schema
