@@ -7,10 +7,12 @@ takes as long to compute with as the real ones.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.simulation.streaming import draw_prompt
 
 SHARES = (0.5, 0.8, 1.0)
 """Rates of a case's runs, as shares of the planned one."""
@@ -46,6 +48,11 @@ class Case:
     def system(self, request: int) -> int | None:
         """Return the number of the system prompt of a run's so-many-th request, if it has one."""
         return 7 * request % self.systems if self.systems else None
+
+    def begin(self, request: int) -> Sequence[int]:
+        """Return the tokens that the prompt of a run's so-many-th request begins with."""
+        number = self.system(request)
+        return () if number is None else draw_prompt(number, SYSTEM_TOKENS)
 
     @property
     def fleet(self) -> str:
@@ -108,6 +115,18 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8,
         "max_position_embeddings": 131072,
         "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    },
+    # As many layers, so that plans for the one serve the other, and as many tokens as prompts are drawn from.
+    "tiny": {
+        **_LLAMA,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 8192,
+        "vocab_size": 40960,
         "tie_word_embeddings": False,
     },
     "llama-3.2-3b": {

@@ -65,18 +65,23 @@ async def stream_answer(
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
     begun_s = time.monotonic()
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     came_s: list[float] = []
     made = 0
-    while line := await reader.readline():
-        if line.startswith(b"data: [DONE]"):
-            break
-        if any(piece.get("text") is not None for piece in _pieces(line)):
-            came_s.append(time.monotonic())
-        if b'"completion_tokens"' in line:
-            usage = json.loads(line[6:]).get("usage") or {}
-            made = usage.get("completion_tokens", made)
-    writer.close()
+    try:
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        status = (await reader.readline()).split(b" ")[1:2]
+        if status != [b"200"]:
+            raise SystemExit(f"{url} answered with {b''.join(status).decode() or 'nothing'}")
+        while line := await reader.readline():
+            if line.startswith(b"data: [DONE]"):
+                break
+            if any(piece.get("text") is not None for piece in _pieces(line)):
+                came_s.append(time.monotonic())
+            if b'"completion_tokens"' in line:
+                usage = json.loads(line[6:]).get("usage") or {}
+                made = usage.get("completion_tokens", made)
+    finally:
+        writer.close()  # whoever is no longer waited for is told so
     if made != output or not came_s:
         raise SystemExit(f"{url} gave {made} of {output} tokens")
     return StreamedAnswer(begun_s, tuple(came_s), output)

@@ -64,7 +64,7 @@ class InstanceConfig(Frozen):
     port: int = Field(ge=0, le=65535)
     scheduler: str = "tcp://127.0.0.1:*"
     policy: str = "iwrr"
-    max_waiting: int = Field(256, ge=1)
+    max_waiting: int = Field(1024, ge=1)
     request_s: float = Field(600.0, gt=0)
     dead_after_s: float = Field(2.0, gt=0)
     no_route_s: float = Field(60.0, gt=0)
