@@ -96,7 +96,9 @@ def test_validate_says_what_is_wrong(folder: Path, capsys: Captured) -> None:
     assert cli.run(["validate", "bad.json", "--fleet", "fleet.yaml"]) == 7
     captured = capsys.readouterr()
     assert "throughput" in captured.out
-    assert captured.err.startswith("error: the plan 'tiny' is not valid: throughput: ")
+    named = "instances.throughput_per_s: the plan 'tiny' is not valid: throughput: "
+    assert captured.err.startswith(f"error: {named}")
+    assert "(fix: state what its flows and paths carry, or plan again; " in captured.err
     assert cli.run(["validate", "bad.json", "--json"]) == 7
     data = json.loads(capsys.readouterr().out)
     assert data["valid"] is False

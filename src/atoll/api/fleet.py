@@ -297,11 +297,13 @@ class Fleet:
 
     def _own(self, made: Plan, asked: Problem, stats: SolveStats) -> FleetPlan:
         """A plan for what was asked as one for this fleet."""
-        if asked is not self.problem:
+        other = asked is not self.problem
+        if other:
             # The share and weights decide what is rented, not whether the plan is one for this fleet.
             settled = self.problem.settled(made.mixes)
             made = made.model_copy(update={"problem_hash": settled.content_hash()})
-        return FleetPlan.of(made, self.problem, stats, source=self.source)
+        planned_for = asked if other else None
+        return FleetPlan.of(made, self.problem, stats, source=self.source, planned_for=planned_for)
 
     def _asked(
         self,

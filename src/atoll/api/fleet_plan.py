@@ -56,6 +56,7 @@ class FleetPlan(Shown, Plan):
     _source: Path | None = PrivateAttr(None)
     _file: _PlanFile = PrivateAttr(default_factory=_PlanFile)
     _asked: Problem | None = PrivateAttr(None)
+    _planned_for: Problem | None = PrivateAttr(None)
     _stats: SolveStats = PrivateAttr(default_factory=SolveStats)
     _executor_use: ExecutorPlanUse | None = PrivateAttr(None)
 
@@ -68,11 +69,13 @@ class FleetPlan(Shown, Plan):
         *,
         source: Path | None = None,
         file: str | os.PathLike[str] | None = None,
+        planned_for: Problem | None = None,
     ) -> FleetPlan:
         """Return a plan as one for this problem, with what it took to make it.
 
         `source` is the fleet's file, `file` the plan's own. A problem with choices between models is taken
-        as the mixes of the plan settle it.
+        as the mixes of the plan settle it. `planned_for` is the problem with the share, weights and engines
+        that it was planned with, where they are not the fleet's.
         """
         fields = dict(plan)
         asked = problem
@@ -85,6 +88,7 @@ class FleetPlan(Shown, Plan):
         # The fields were validated with the plan that they come from.
         made = cls.model_construct(**fields)
         made._problem, made._asked, made._source = problem, asked, source
+        made._planned_for = planned_for
         if file is not None:
             made._file = _PlanFile(os.fspath(file))
         if stats is not None:
@@ -156,13 +160,18 @@ class FleetPlan(Shown, Plan):
         """Return what is wrong with the plan, by the independent validator; nothing if it holds."""
         from atoll.plan.validate.check import validate
 
+        if self._planned_for is not None:
+            # It has the fleet's hash: another share does not make it a plan for another fleet.
+            return validate(self, self._planned_for, same_problem=False)
         return validate(self, self._asked or self.problem)
 
     def validate(self) -> None:  # type: ignore[override]  # pydantic's method of this name is deprecated
         """Check the plan independently of the solver that made it; InvalidPlanError names what is wrong."""
-        from atoll.plan.validate.check import check
+        from atoll.plan.validate.violation import InvalidPlanError
 
-        check(self, self._asked or self.problem)
+        found = self.violations()
+        if found:
+            raise InvalidPlanError(self.problem_name, found)
 
     def explain(
         self,

@@ -251,7 +251,8 @@ def _check_plan(plan: FleetPlan, path: Path) -> None:
     """Refuse a plan that is not valid, and warn where it was made for another fleet.
 
     On another fleet than its own a plan may ask for more than there is, or serve less than is asked; that is
-    what simulations are for. What could not stand at all is refused there, too.
+    what simulations are for, as for what it states of promises. What could not stand at all is refused
+    there, too.
     """
     from atoll.plan.validate.check import InvalidPlanError, validate, validate_structure
 
@@ -259,10 +260,11 @@ def _check_plan(plan: FleetPlan, path: Path) -> None:
         raise InputError("the plan has no instances", path=path, hint="plan again")
     same = plan.problem_hash == plan.problem.content_hash()
     violations = validate(plan, plan.problem, same_problem=False)
-    refused = violations
+    refused = [each for each in violations if each.rule != "promise"]
     if not same:
         refused = [each for each in violations if each.rule in _CANNOT_STAND]
-        refused = validate_structure(plan) or refused
+        own = [each for each in validate_structure(plan) if each.rule != "promise"]
+        refused = own or refused
     if refused:
         raise InvalidPlanError(plan.problem_name, refused)
     if not same:

@@ -76,5 +76,5 @@ def _draw(plan: Plan, violations: list[Violation], same: bool | None) -> Rendera
     if not violations:
         size = f"{len(plan.instances)} instances on {plan.nodes} nodes"
         return Group(*notes, Text(f"valid: {plan.problem_name}, {size}"))
-    rows = [(v.rule, v.where, v.message) for v in violations]
-    return Group(*notes, table(("rule", "where", "what"), rows))
+    rows = [(v.rule, v.where, v.message, f"{v.field}: {v.fix}") for v in violations]
+    return Group(*notes, table(("rule", "where", "what", "fix"), rows))

@@ -573,6 +573,9 @@ class _Prover:
         bound = self.first.bound if unsized else self._bound()
         bound = None if bound is None else min(bound, objective)
         gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
+        capacity = self.first.bound
+        if plan.status == "partial" and capacity is not None and capacity > objective:
+            capacity = None  # of the larger share of demand that capacity alone would serve
         status = plan.status
         if status == "optimal" and (gap is None or gap > PROVEN_GAP):
             status = "feasible"
@@ -588,7 +591,7 @@ class _Prover:
                 "bound": bound,
                 "gap": gap,
                 "status": status,
-                "capacity_bound": self.first.bound,
+                "capacity_bound": capacity,
             }
         )
         check(stamped, self.problem)

@@ -21,15 +21,19 @@ Rules, per instance and then for the plan as a whole:
     pinning        services stand only on kinds of nodes they allow
     kept           instances said to be kept do run now
     demand         every service is served, unless the plan says it is partial
-    served         the stated share of demand served is the true one
+    served         the stated share of demand served is the true one, and every service has one
     route          routes lead over one instance, or prefill and decode; sum to 1; overload none; paths over
                    executors lead to those that have the parts, in one region, the ways that are allowed
     handover       pairs hand KV over in time, within their interfaces and the links between regions; paths
                    keep the promise of their class with the slowest executors they lead over
+    engine         an allowed engine runs every instance, started with the limits of the fleet
+    model          stated models and weights are those of the fleet
+    promise        stated promises are of the fleet's services, each once, with targets no lower than the
+                   fleet's and shares within their intervals
     budget, spot-share, max-nodes, spread
                    the limits of the problem
     cost           prices and initialisation add up, and so does the objective, in money or tokens/s
-    bound          bound and gap agree with the objective
+    bound          bounds and gap agree with the objective
     status         the status agrees with the gap and with what is served
     goal           the goal is one that the problem has: cost where nodes are rented, else tokens/s
     mix            every choice between models is answered, by its own services, once
@@ -64,6 +68,12 @@ from atoll.plan.validate.validate_machines import (
     check_spread,
 )
 from atoll.plan.validate.validate_routes import check_loads, check_served, check_ways
+from atoll.plan.validate.validate_stated import (
+    check_intervals,
+    check_launches,
+    check_models,
+    check_targets,
+)
 from atoll.plan.validate.violation import (
     TOLERANCE,
     InvalidPlanError,
@@ -95,6 +105,7 @@ def validate(
         problem = problem.settled(plan.mixes)
     if same_problem and plan.problem_hash != problem.content_hash():
         violations.append(violation("problem", plan.problem_name, "was made for another problem"))
+    violations += check_launches(plan, problem, same_problem=same_problem)
     problem = problem.started_as(plan.engines)
     named = True
     for instance in plan.instances:
@@ -107,6 +118,8 @@ def validate(
         violations += check_connectors(plan)
         violations += check_shared_links(plan, problem, facts)
     for rule in (
+        check_models,
+        check_targets,
         check_offers,
         check_region,
         check_running,
@@ -141,6 +154,7 @@ def validate_structure(plan: Plan) -> list[Violation]:
         violations += check_structure(instance)
     violations += check_gpus(plan)
     violations += check_ways(plan)
+    violations += check_intervals(plan)
     violations += _sums(plan)
     return violations
 
@@ -170,6 +184,11 @@ def _sums(plan: Plan) -> Iterator[Violation]:
 
 def _bound(plan: Plan, objective: float) -> Iterator[Violation]:
     here = plan.problem_name
+    side = "above" if plan.goal == "cost" else "below"
+    known = plan.capacity_bound
+    if known is not None and _contradicts(plan, known, objective):
+        message = f"the bound by capacity {known:g} is {side} the objective {objective:g}"
+        yield violation("bound", here, message, abs(known - objective), field="capacity_bound")
     if plan.bound is None:
         if plan.gap is not None:
             yield violation("bound", here, "a gap without a bound")
@@ -178,15 +197,20 @@ def _bound(plan: Plan, objective: float) -> Iterator[Violation]:
         return
     # The larger of the two is the objective where less is better and the bound where more is.
     low, high = (plan.bound, objective) if plan.goal == "cost" else (objective, plan.bound)
-    if exceeds(low, high):
-        side = "above" if plan.goal == "cost" else "below"
+    if _contradicts(plan, plan.bound, objective):
         message = f"the bound {plan.bound:g} is {side} the objective {objective:g}"
         yield violation("bound", here, message, low - high)
     gap = max(0.0, high - low) / high if high > 0 else 0.0
     if plan.gap is None or abs(gap - plan.gap) > TOLERANCE:
-        yield violation("bound", here, f"the gap is {gap:g}, {plan.gap} is stated")
+        yield violation("bound", here, f"the gap is {gap:g}, {plan.gap} is stated", field="gap")
     if plan.status == "optimal" and gap > PROVEN_GAP + TOLERANCE:
         yield violation("status", here, f"optimal with a gap of {gap:.2%}", gap - PROVEN_GAP)
+
+
+def _contradicts(plan: Plan, bound: float, objective: float) -> bool:
+    """Return whether a plan is better than a bound lets any be."""
+    low, high = (bound, objective) if plan.goal == "cost" else (objective, bound)
+    return exceeds(low, high)
 
 
 def _goal(plan: Plan, problem: Problem) -> Iterator[Violation]:

@@ -24,8 +24,8 @@ def check_engine(instance: Instance, problem: Problem, catalog: Catalog) -> Iter
                 "engine", here, f"no engine runs it, and one of {', '.join(allowed)} must"
             )
         return
-    engine = ENGINES.get(instance.engine)
-    if engine is None or (allowed and engine.name not in allowed):
+    engine = ENGINES[instance.engine]
+    if allowed and engine.name not in allowed:
         yield violation("engine", here, f"{instance.engine} is none of the engines that may run it")
         return
     try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import UnknownNameError, UsageError
+from atoll.engines.table import ENGINES
 from atoll.perf.memory_model import position_of
 from atoll.plan.capacities import hop_bytes_per_unit, longest_context, memory_model, node_capacity
 from atoll.plan.handover import hop_link
@@ -43,6 +44,9 @@ def check_names(instance: Instance, problem: Problem, catalog: Catalog) -> Itera
         if region not in problem.regions:
             yield violation("name", here, f"nothing is on offer in {region}")
     yield from check_hosts(instance, problem)
+    engine = ENGINES.get(instance.engine or "")
+    if instance.engine is not None and (engine is None or engine.defaults is None):
+        yield violation("engine", here, f"{instance.engine} is no engine of plans")
     for node in instance.nodes:
         try:
             catalog.node(node.node_type)

@@ -42,8 +42,14 @@ def check_served(plan: Plan, problem: Problem) -> Iterator[Violation]:
     In every region as many requests are served as both of its phases carry, and those that run together.
     """
     names = {service.name for service in problem.services}
-    for name in sorted({*plan.served_fraction, *(route.service for route in plan.routes)} - names):
-        yield violation("name", name, "a share or a route of a service nobody asked for")
+    named = {route.service: "routes" for route in plan.routes}
+    named |= {name: f"served_fraction.{name}" for name in plan.served_fraction}
+    for name in sorted(named.keys() - names):
+        message = "a share or a route of a service nobody asked for"
+        yield violation("name", name, message, field=named[name])
+    for name in sorted(names - plan.served_fraction.keys()):
+        message = "no share of its demand is stated"
+        yield violation("served", name, message, field=f"served_fraction.{name}")
     # That executors do the work of what is said to be served, `executors` checks.
     short = any(plan.served_fraction.get(s.name, 1.0) < 1.0 for s in problem.graph_services)
     for service in problem.plain_services:

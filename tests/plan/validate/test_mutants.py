@@ -1,0 +1,51 @@
+"""Every kind of broken plan is refused, with one line that names the field and the fix."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.plan.validate.check import InvalidPlanError, check, validate
+from tests.plan.validate.mutants import CHOICE, CLUSTER, ENGINE, EVERY, RENTED, families
+from tests.plan.validate.test_validate_executors import BROKEN
+
+OWN: dict[str, tuple[str, ...]] = {
+    "rented": tuple(RENTED),
+    "executors": tuple(BROKEN),
+    "choice": tuple(CHOICE),
+    "cluster": tuple(CLUSTER),
+    "engines": tuple(ENGINE),
+}
+"""By family of plans the kinds of mutants that are its own."""
+
+
+def test_no_kind_is_dropped_from_the_list() -> None:
+    counts = {family: len(kinds) for family, kinds in OWN.items()}
+    least = {"rented": 47, "executors": 37, "choice": 12, "cluster": 11, "engines": 14}
+    assert all(counts[family] >= count for family, count in least.items())
+    assert len(EVERY) >= 35
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_the_plan_is_valid_before_anything_is_broken(family: str) -> None:
+    problem, plan, _ = families()[family]
+    assert validate(plan, problem) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [(family, kind) for family in OWN for kind in (*EVERY, *OWN[family])]
+)
+def test_a_mutant_is_refused_by_field_and_fix(family: str, kind: str) -> None:
+    problem, plan, own = families()[family]
+    mutant = own[kind] if kind in own else EVERY[kind]
+    broken = mutant.change(plan)
+    assert broken != plan
+    with pytest.raises(InvalidPlanError) as caught:
+        check(broken, problem)
+    found = [v for v in caught.value.violations if v.rule == mutant.rule]
+    assert found, caught.value
+    assert any(v.field.startswith(mutant.field) for v in found), found
+    line = str(caught.value)
+    first = caught.value.violations[0]
+    assert "\n" not in line
+    assert line.startswith(f"{first.field}: ")
+    assert f"(fix: {first.fix}" in line
