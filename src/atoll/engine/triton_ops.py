@@ -280,6 +280,6 @@ def paged_chunks(
         q, keys, values, tables, tiles, out, scale, window or 2**30, tables.shape[1], given,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAGE=page,
         GROUP=triton.next_power_of_2(heads // kv_heads), ROWS=tile_rows(heads, kv_heads, q.dtype),
-        TILE=_TILE, EXACT=exact, WINDOWED=window is not None, FP8=fp8,
+        TILE=64 if exact else 128, EXACT=exact, WINDOWED=window is not None, FP8=fp8,
         num_warps=8, num_stages=1 if exact else 3,
     )  # fmt: skip
