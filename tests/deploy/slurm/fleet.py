@@ -340,7 +340,8 @@ class StreamedFleet:
 
     def assert_streams(self) -> None:
         """No client has seen anything but whole, right answers."""
-        assert [client.wrong for client in self.clients] == [[] for _ in self.clients]
+        wrong = [each for client in self.clients for each in client.wrong]
+        assert not wrong, wrong
 
     def wait_empty(self) -> None:
         """Wait until nothing of this fleet is left that the next one would find."""
