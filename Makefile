@@ -56,7 +56,7 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/engine ## Plan, simulate, serve small real models, kill processes mid-answer, change a plan under load, speak (no GPU needed)
+demo: $(VENV)/engine ## Plan, simulate, serve small real models, kill processes mid-answer, change a plan under load, speak (uses a GPU if there is one, needs none)
 	@$(BIN)/atoll demo
 
 .PHONY: test

@@ -52,7 +52,7 @@ def test_a_node_is_warm_before_it_is_ready(
     with caplog.at_level(logging.INFO, logger="atoll.engine.node"):
         node = NodeProcess(config)
     node.mailbox.close()
-    assert asked == [(config.token_budget, 20)]
+    assert asked == [(512, 20)]
     # What was compiled before it was ready is none of the late ones.
     assert (compiled() - before, node.core.stats().compiled_after_ready) == (1, 0)
     assert "warming: 12 of 33 (step of 12 tokens)" in caplog.messages

@@ -16,7 +16,12 @@ import typer
 
 from atoll.api.demo.asking import DemoError, stream_text
 from atoll.cli.operating import TerminalListener
-from atoll.core.errors import AtollError, MissingDependencyError, UsageError
+from atoll.core.errors import (
+    AtollError,
+    MissingDependencyError,
+    UnknownNameError,
+    UsageError,
+)
 from atoll.core.extras import require_extras
 from atoll.core.files import check_target
 from atoll.report.terminal import console
@@ -36,6 +41,7 @@ _KILL_AFTER = 24
 # Planning takes a second; a busy machine may take longer, and should show the same.
 _PATIENCE = "10min"
 _DASHBOARD_S = 20.0
+_DEVICES = ("auto", "cpu")
 
 
 @app.command()
@@ -53,6 +59,9 @@ def demo(
     out: Annotated[
         Path, typer.Option("--out", help="Where the spoken answer is written, as a WAV file.")
     ] = Path("answer.wav"),
+    device: Annotated[
+        str, typer.Option("--device", help="auto (a GPU that is here, else cores), or cpu.")
+    ] = "auto",
 ) -> None:
     """Show the whole story on this machine: no GPU and no account needed.
 
@@ -63,6 +72,8 @@ def demo(
     """
     require_extras("serve", "engine")
     check_target(out)
+    if device not in _DEVICES:
+        raise UnknownNameError("device", device, _DEVICES, field="device")
     if speech:
         _speech_only(_examples(examples), question, picture, out)
         return
@@ -76,7 +87,7 @@ def demo(
     folder = _examples(examples)
     _say(f"0. Weights: {DEFAULT_NAME}, fetched and converted once")
     models = fetch_models({SERVICE: WeightSource(DEFAULT_MODEL)}, TerminalListener(yes=True))
-    run(_show(folder, models, question, out, begun_s))
+    run(_show(folder, models, question, out, begun_s, device))
 
 
 def _speech_only(folder: Path, question: str | None, picture: Path | None, out: Path) -> None:
@@ -104,7 +115,12 @@ def _say(text: str) -> None:
 
 
 async def _show(
-    folder: Path, models: dict[str, LocalModel], question: str, out: Path, begun_s: float
+    folder: Path,
+    models: dict[str, LocalModel],
+    question: str,
+    out: Path,
+    begun_s: float,
+    device: str,
 ) -> None:
     from atoll.deploy.commands.stage_node import FORK_SERVER_VARIABLE
     from atoll.runtime.local.fleet_state import new_home, remove_home
@@ -119,7 +135,7 @@ async def _show(
     try:
         await _plan_and_simulate(folder / "quickstart.yaml")
         await loading
-        answer = await _serve(folder, question)
+        answer = await _serve(folder, question, device)
         os.environ[FORK_SERVER_VARIABLE] = socket
         await _change(models[SERVICE], home, question, answer)
     finally:
@@ -144,20 +160,26 @@ async def _speak(folder: Path, out: Path) -> None:
     await show_speech(folder, _say, out=out, first=8)
 
 
-async def _serve(folder: Path, question: str) -> str:
-    """Serve a plan, kill one of its processes, and return the undisturbed answer."""
+async def _serve(folder: Path, question: str, device: str) -> str | None:
+    """Serve a plan, kill one of its processes, and return the undisturbed answer; None: it is a GPU's."""
     from atoll.api.demo.serving_beside import serve_beside
+    from atoll.api.demo.shared_gpu import describe_device, share_gpu
     from atoll.api.fleet import Fleet
+    from atoll.deploy.local.local_placement import LocalGpus
 
     _say("\n3. A plan for just that small model on four small machines (of the example demo-local)")
     plan = Fleet.load(folder / "demo-local.yaml").load_plan(folder / "demo-plan.json")
     for instance in plan.instances:
         _say(f"   {instance.id}: {instance.describe()}")
     _say("\n4. Serve: every machine a process that holds only its layers, a gateway in front")
-    async with serve_beside(plan) as served:
+    gpus = LocalGpus() if device == "cpu" else LocalGpus.find()
+    async with serve_beside(share_gpu(plan, gpus.machines)) as served:
+        runners = served.state.instances
+        _say(f"   {describe_device(runners)}")
         shown = await _show_dashboard(served.state)
         try:
-            return await _ask_and_kill(served, question)
+            answer = await _ask_and_kill(served, question)
+            return None if any(one.gpus for one in runners) else answer
         finally:
             if shown is not None:
                 await _end(shown)
@@ -195,8 +217,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-async def _change(model: LocalModel, home: Path, question: str, expected: str) -> None:
-    """Keep a fleet with a controller; demand doubles in the middle of an answer."""
+async def _change(model: LocalModel, home: Path, question: str, known: str | None) -> None:
+    """Keep a fleet with a controller, on cores; demand doubles in the middle of an answer.
+
+    `known` is the answer as cores give it; without, it is asked for first.
+    """
     _say("\n7. Operate: a controller keeps a fleet of that model, a gateway finds what it starts")
     try:
         require_extras("fabric")
@@ -207,6 +232,8 @@ async def _change(model: LocalModel, home: Path, question: str, expected: str) -
 
     async with operate_here(SERVICE, model, home) as fleet:
         await fleet.settle(1, lambda line: _say(f"   {line}"))
+        # A GPU rounds otherwise than cores, and a token may hang on it.
+        expected = await _collect(fleet.url, question) if known is None else known
         _say("   1 instance serves. Ask, and double the demand in the middle of the answer:")
         shown, count = "", 0
         coming: asyncio.Task[None] | None = None

@@ -31,6 +31,7 @@ from atoll.engine.batcher import MaxInFlight
 from atoll.engine.engine_messages import Heartbeat, Message, NodeStats, SchedulerHello, Stop
 from atoll.engine.frames import encode
 from atoll.engine.mailbox import ZmqMailbox, dealer, import_zmq
+from atoll.engines.stage import StepLimits, limit_steps
 
 if TYPE_CHECKING:
     from atoll.engine.model_stage import StageModel
@@ -61,10 +62,10 @@ class NodeConfig(Frozen):
     use, all processes together, and which cores (none: any). kv_blocks or kv_bytes: room for KV, of all
     processes together (neither: 512 MiB on a CPU, most of what is left on a GPU). token_budget: rows in a
     batch; chunk: rows of one prompt in a batch; max_sequences: sequences in a batch, and on one node alone
-    also those that run (none: as many as the budget has rows); promised_ttft_s: the time to the first token
-    by which prompts are ordered (none: by arrival); max_in_flight: decode groups under way at a time, as
-    measured step times say (auto), any number (free or 0), or so many. drain_s: how long a stopping node
-    waits for what still runs.
+    also those that run (none: as the engine has them on this device, `limit_steps`); promised_ttft_s: the
+    time to the first token by which prompts are ordered (none: by arrival); max_in_flight: decode groups
+    under way at a time, as measured step times say (auto), any number (free or 0), or so many. drain_s: how
+    long a stopping node waits for what still runs.
     """
 
     name: str
@@ -83,8 +84,8 @@ class NodeConfig(Frozen):
     kv_blocks: int | None = Field(default=None, ge=1)
     kv_bytes: int | None = Field(default=None, ge=1)
     block_size: int = Field(default=16, ge=1)
-    token_budget: int = Field(default=512, ge=1)
-    chunk: int = Field(default=256, ge=1)
+    token_budget: int | None = Field(default=None, ge=1)
+    chunk: int | None = Field(default=None, ge=1)
     max_sequences: int | None = Field(default=None, ge=1)
     max_in_flight: MaxInFlight = "auto"
     promised_ttft_s: float | None = Field(default=None, gt=0.0)
@@ -94,6 +95,12 @@ class NodeConfig(Frozen):
     drain_s: float = Field(default=30.0, ge=0.0)
     die_with_parent: bool = True
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    @property
+    def steps(self) -> StepLimits:
+        """The limits of a step."""
+        own = limit_steps(self.device, self.token_budget, self.max_sequences)
+        return own if self.chunk is None else own._replace(chunk=self.chunk)
 
 
 class NodeReady(Frozen):
@@ -185,7 +192,8 @@ class NodeProcess:
         self._rank_pids: tuple[int, ...] = ()
         stage = load_stage(config, folder) if config.tp == 1 else self._lead(folder)
         # Before it says that it is ready: what a step compiles, requests wait for.
-        stage.warm(config.token_budget, config.max_sequences, _teller("warming"))
+        steps = config.steps
+        stage.warm(steps.tokens, steps.sequences, _teller("warming"))
         matchers = None
         # Only the last stage chooses tokens, so it alone needs to know what guides allow.
         if config.end == stage.total and (folder / "tokenizer.json").is_file():
@@ -199,9 +207,9 @@ class NodeProcess:
             self.mailbox.send,
             time.monotonic,
             settings=CoreSettings(
-                token_budget=config.token_budget,
-                chunk=config.chunk,
-                max_sequences=config.max_sequences,
+                token_budget=steps.tokens,
+                chunk=steps.chunk,
+                max_sequences=steps.sequences,
                 promised_ttft_s=config.promised_ttft_s,
                 max_in_flight=config.max_in_flight,
                 orphan_s=config.orphan_s,

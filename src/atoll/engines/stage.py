@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from atoll.core.ids import Phase
 from atoll.engines.engine import Connector, Engine, Irregularity, WeightFormat, is_whole, one_of
-from atoll.engines.limits import EngineLaunch, HostTime
+from atoll.engines.limits import MIXED_TOKENS, EngineLaunch, HostTime
 from atoll.engines.profile import EngineDefaults, LaunchTime, StartTime
 
 if TYPE_CHECKING:
@@ -25,9 +25,36 @@ _EAGER_LAYER_S = 0.4e-3
 _FORMATS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
+_SEQUENCES = 512
+_CORE_TOKENS, _CORE_CHUNK = 512, 256
+"""On cores, where a step of 2,048 tokens takes seconds that everybody who decodes waits for."""
+
+
+class StepLimits(NamedTuple):
+    """Most sequences of a step (None: as many as rows), most rows, and most rows of one prompt."""
+
+    sequences: int | None
+    tokens: int
+    chunk: int
+
+
+def limit_steps(device: str, tokens: int | None = None, sequences: int | None = None) -> StepLimits:
+    """Return the limits of a step on a device as torch names it; `tokens` and `sequences` are those set.
+
+    On GPUs they are what plans reckon with (`EngineDefaults.profile`).
+    """
+    on_cores = device == "cpu"
+    own_sequences, own_tokens = _batch(None)
+    # A step has room for a token of every sequence.
+    rows = tokens or max(_CORE_TOKENS if on_cores else own_tokens, sequences or 0)
+    if on_cores:
+        return StepLimits(sequences, rows, rows if tokens else _CORE_CHUNK)
+    return StepLimits(min(sequences or own_sequences, rows), rows, rows)
+
+
 def _batch(gpu: GpuType | None) -> tuple[int, int]:
     del gpu
-    return 512, 512  # rows of prompts and sequences together, on any GPU
+    return _SEQUENCES, MIXED_TOKENS  # on any GPU
 
 
 def format_name(dtype: str) -> str:

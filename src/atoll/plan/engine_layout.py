@@ -77,7 +77,7 @@ def launch_of(plan: Plan, instance: Instance) -> EngineLaunch:
         own["max_num_seqs"] = instance.slots
         own["max_num_batched_tokens"] = tokens and max(tokens, instance.slots)
         return launch.model_copy(update=own)
-    if any(_lacks_bf16(node) for node in instance.nodes):
+    if launch.dtype is None and any(_lacks_bf16(node) for node in instance.nodes):
         own["dtype"] = "fp16"
     return launch.model_copy(update=own)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.engine.node import NodeConfig
 from atoll.engines.engine import ServedModel
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.llamacpp import ENGINE as LLAMACPP
-from atoll.engines.table import find_engine
+from atoll.engines.table import find_engine, profile_engine
 from atoll.plan.cluster import NodeProfile
 from atoll.plan.plan import Instance
 from atoll.runtime.endpoints.devices import DeviceAssignment, assign_devices
@@ -86,10 +88,13 @@ def test_engines_are_started_with_the_limits_that_were_planned_with(tmp_path: Pa
     assert {"--disable-radix-cache", "--disable-overlap-schedule"} <= set(sglang)
 
 
-def stage_nodes(launch: EngineLaunch | None, home: RunDirectory) -> list[NodeConfig]:
+def stage_nodes(
+    launch: EngineLaunch | None, home: RunDirectory, device: str = "cpu"
+) -> list[NodeConfig]:
     """What the nodes of a pipeline of two are told."""
     made, served = instance([(0, 2), (2, 4)]), ServedModel("/model", ("chat",), launch)
-    endpoint = stage_endpoint("x", [made], served, 9000, home, MachineShare(), lambda _node: 0.0)
+    share = MachineShare(device=device)
+    endpoint = stage_endpoint("x", [made], served, 9000, home, share, lambda _node: 0.0)
     paths = [Path(str(flag(node.command.arguments, "--config"))) for node in endpoint.nodes]
     return [NodeConfig.from_json(path.read_text(encoding="utf-8")) for path in paths]
 
@@ -100,10 +105,10 @@ def test_nodes_of_the_stage_engine_get_the_promise_and_the_limits(tmp_path: Path
         max_num_seqs=64, max_num_batched_tokens=2048, prefix_caching=False, promised_ttft_s=1.5
     )
     for node in stage_nodes(launch, home):
-        assert (node.max_sequences, node.token_budget, node.chunk) == (64, 2048, 2048)
+        assert node.steps == (64, 2048, 2048)
         assert (node.prefix_caching, node.promised_ttft_s) == (False, 1.5)
     for node in stage_nodes(None, home):
-        assert (node.max_sequences, node.token_budget, node.chunk) == (None, 512, 256)
+        assert node.steps == (None, 512, 256)
         assert (node.prefix_caching, node.promised_ttft_s) == (True, None)
     for node in stage_nodes(EngineLaunch(quantization="fp8", kv_cache_dtype="fp8"), home):
         assert (node.quantization, node.kv_dtype) == ("fp8", "fp8")
@@ -111,7 +116,28 @@ def test_nodes_of_the_stage_engine_get_the_promise_and_the_limits(tmp_path: Path
         assert (node.quantization, node.kv_dtype) == (None, None)
     # A step has room for a token of every sequence.
     (first, _) = stage_nodes(EngineLaunch(max_num_seqs=1000), home)
-    assert (first.max_sequences, first.token_budget) == (1000, 1000)
+    assert first.steps == (1000, 1000, 256)
+
+
+@given(
+    st.none() | st.integers(16, 8192),
+    st.none() | st.integers(1, 4096),
+    st.none() | st.sampled_from(sorted(Catalog.default().gpus)),
+)
+def test_nodes_on_gpus_take_the_steps_that_plans_reckon_with(
+    tokens: int | None, sequences: int | None, kind: str | None
+) -> None:
+    if tokens is not None and sequences is not None:
+        sequences = min(sequences, tokens)
+    limits = EngineLaunch(max_num_batched_tokens=tokens, max_num_seqs=sequences)
+    gpu = None if kind is None else Catalog.default().gpu(kind)
+    planned = profile_engine("atoll", gpu, limits)
+    with tempfile.TemporaryDirectory() as folder:
+        (node, _) = stage_nodes(limits, RunDirectory(Path(folder)), "cuda")
+    assert node.steps == (planned.max_sequences, planned.max_tokens, planned.max_tokens)
+    assert planned.mixed_tokens == planned.max_tokens
+    if limits == EngineLaunch():
+        assert node.steps == (512, 2048, 2048)
 
 
 def test_limits_that_an_engine_does_not_keep_are_named() -> None:

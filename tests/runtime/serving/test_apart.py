@@ -99,4 +99,4 @@ def test_nodes_are_told_the_promise_and_the_limits_of_the_plan(both: Running) ->
         path = both.fleet.home.folder / f"{process}.json"
         told = json.loads(path.read_text(encoding="utf-8"))
         assert (told["promised_ttft_s"], told["max_sequences"]) == (0.5, 2)
-        assert (told["token_budget"], told["chunk"]) == (64, 64)
+        assert told["token_budget"] == 64

@@ -83,7 +83,7 @@ def stage_endpoint(
                 tp=share.tp(node),
                 threads=share.threads(process),
                 cpus=share.cpus.get(process, ()),
-                kv_bytes=share.kv_bytes,
+                kv_bytes=node.kv_bytes if share.kv_bytes is None else share.kv_bytes,
                 max_in_flight=max_in_flight,
                 drain_s=_NODE_DRAIN_S,
                 **_limits(served),
@@ -135,21 +135,14 @@ def stage_endpoint(
 def _limits(served: ServedModel) -> dict[str, Any]:
     """The limits of a node that a plan sets, and its promise; a row is a token of a prompt or a sequence."""
     launch = served.launch or EngineLaunch()
-    tokens, sequences = launch.max_num_batched_tokens, launch.max_num_seqs
     limits = {
         "prefix_caching": launch.prefix_caching,
-        "max_sequences": sequences,
+        "token_budget": launch.max_num_batched_tokens,
+        "max_sequences": launch.max_num_seqs,
         "promised_ttft_s": launch.promised_ttft_s,
         "quantization": launch.quantization,
         "kv_dtype": "fp8" if launch.kv_cache_dtype == "fp8" else None,
     }
-    if tokens is not None:
-        # Plans reckon with prompts that are cut by the budget alone.
-        limits |= {"token_budget": tokens, "chunk": tokens}
-    elif sequences is not None:
-        # A step has room for a token of every sequence, as in `EngineDefaults.profile`.
-        own = NodeConfig.model_fields["token_budget"].default
-        limits["token_budget"] = max(own, sequences)
     return {name: value for name, value in limits.items() if value is not None}
 
 

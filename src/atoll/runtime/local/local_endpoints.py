@@ -34,7 +34,7 @@ from atoll.runtime.pool.backend_metadata import STAGES, BackendStage, write_stag
 from atoll.runtime.pool.member import INSTANCE, STAND_IN
 from atoll.runtime.supervise.agent import ProcessSpec
 
-_GPU_DTYPES = {None: "bfloat16", "bf16": "bfloat16", "fp16": "float16"}
+_GPU_DTYPES = {None: "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """What the stage engine computes in on GPUs, by the number format of a launch."""
 _NODE_BYTES = 450 * 2**20
 """Least memory of a node process, with a small model."""
