@@ -76,13 +76,13 @@ def test_an_engine_that_is_not_allowed_is_offered() -> None:
 
 def test_of_any_layout_it_says_what_no_engine_runs_together() -> None:
     # Two copies on a machine carry what two machines do that split layers.
-    told = explained("V100-32:2", "vllm, atoll, sglang", 12.0)
+    told = explained("V100-32:2", "vllm, atoll, sglang", 12.7)
     free = line(told, "any layout")
     assert "an instance on V100-32, which only atoll and llamacpp run" in free
     assert (
         "several copies of the layers on the GPUs of a node, which only vllm and sglang run" in free
     )
-    free_plan = planned("V100-32:2", "free", 12.0)
+    free_plan = planned("V100-32:2", "free", 12.7)
     assert free.startswith(
         f"any layout, run by none of these: {format_price(free_plan.usd_per_hour)}; it has "
     )
