@@ -21,7 +21,7 @@ from atoll.runtime.pool.member import Backend
 from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.supervised_process import Command
 
-WARMING = "warming: 12 of 33 (mixed step of 512 tokens)"
+WARMING = "warming: 12 of 33 (512 rows of prompts and decodes)"
 # Ready only when somebody has heard how far it is.
 NODE = f"""
 import json, os, sys, time
