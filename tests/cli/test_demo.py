@@ -75,6 +75,7 @@ def test_the_processes_share_a_gpu_where_one_is_here(
     assert [(c.start, c.end) for c in configs] == [(0, 14), (14, 20), (20, 30), (20, 30)]
     assert {(c.kv_bytes, c.dtype, c.tp) for c in configs} == {(128 * 2**20, "float32", 1)}
     assert {c.device for c in configs} == {"cuda" if on_gpu else "cpu"}
+    assert {c.steps.tokens for c in configs} == {512}
     seen = [
         node.command.surroundings().get("CUDA_VISIBLE_DEVICES") for node in served.endpoint.nodes
     ]

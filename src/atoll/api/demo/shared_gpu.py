@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _KV_BYTES = 128 * 2**20
 """For each node, as on cores."""
+_LAUNCH = EngineLaunch(dtype="fp32", max_num_seqs=16, max_num_batched_tokens=512)
+"""Small steps: whoever watches waits for all that are made ready before the first."""
 
 
 def share_gpu(plan: FleetPlan, machines: Sequence[PoolMachine]) -> FleetPlan:
@@ -43,7 +45,7 @@ def share_gpu(plan: FleetPlan, machines: Sequence[PoolMachine]) -> FleetPlan:
         )
         for instance in plan.instances
     )
-    exact = {one.service: EngineLaunch(dtype="fp32") for one in instances}
+    exact = {one.service: _LAUNCH for one in instances}
     moved = plan.model_copy(update={"instances": instances, "engines": {**plan.engines, **exact}})
     return FleetPlan.of(moved, plan.problem)
 
