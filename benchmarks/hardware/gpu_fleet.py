@@ -128,6 +128,10 @@ class GpuFleet:
         below = (self.folder / "atoll", Path(self._state[1]))
         return sorted({path.parent for top in below for path in top.rglob("i-*/order.json")})
 
+    def instances(self) -> set[str]:
+        """Return the names of its instances, of which some may have ended."""
+        return {home.name.removeprefix("i-") for home in self._homes()}
+
     def servers(self) -> dict[str, str]:
         """Return the commands of all servers by their ports; programs before them have longer ones."""
         orders = [json.loads((home / "order.json").read_text()) for home in self._homes()]

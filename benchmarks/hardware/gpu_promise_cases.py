@@ -129,6 +129,18 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 40960,
         "tie_word_embeddings": False,
     },
+    "recall-tiny": {
+        **_LLAMA,
+        "hidden_size": 320,
+        "intermediate_size": 64,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 8192,
+        "vocab_size": 320,
+        "tie_word_embeddings": False,
+    },
     "llama-3.2-3b": {
         **_LLAMA,
         "hidden_size": 3072,
@@ -167,11 +179,14 @@ _CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def write_model(model: str, folder: Path) -> None:
-    """Write what an engine needs to serve a model of random weights: its shapes, and a tokenizer."""
+def write_model(model: str, folder: Path, **changes: object) -> dict[str, Any]:
+    """Write what an engine needs to serve a model of random weights: its shapes, and a tokenizer.
+
+    Returns the shapes, as they are with `changes`.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    config = _CONFIGS[model.partition("@")[0]]
+    config = {**_CONFIGS[model.partition("@")[0]], **changes}
     folder.mkdir(parents=True, exist_ok=True)
     # Parsers of thoughts and of tool calls look their marks up in the tokenizer.
     marks = ("w0", "w1", "w2", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -189,3 +204,4 @@ def write_model(model: str, folder: Path) -> None:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     (folder / "config.json").write_text(json.dumps(config))
+    return config

@@ -24,11 +24,12 @@ class Latency(NamedTuple):
 
 
 class StreamedAnswer(NamedTuple):
-    """When a request was sent, and when pieces of an answer of so many tokens came, on one clock."""
+    """When a request was sent, and when pieces of its answer came, on one clock; its tokens and text."""
 
     sent_s: float
     came_s: tuple[float, ...]
     tokens: int
+    text: str = ""
 
     @property
     def latency(self) -> Latency:
@@ -66,6 +67,7 @@ async def stream_answer(
     begun_s = time.monotonic()
     reader, writer = await asyncio.open_connection(host, int(port))
     came_s: list[float] = []
+    said: list[str] = []
     made = 0
     try:
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
@@ -75,8 +77,10 @@ async def stream_answer(
         while line := await reader.readline():
             if line.startswith(b"data: [DONE]"):
                 break
-            if any(piece.get("text") is not None for piece in _pieces(line)):
+            pieces = [piece["text"] for piece in _pieces(line) if piece.get("text") is not None]
+            if pieces:
                 came_s.append(time.monotonic())
+                said += pieces
             if b'"completion_tokens"' in line:
                 usage = json.loads(line[6:]).get("usage") or {}
                 made = usage.get("completion_tokens", made)
@@ -84,7 +88,7 @@ async def stream_answer(
         writer.close()  # whoever is no longer waited for is told so
     if made != output or not came_s:
         raise SystemExit(f"{url} gave {made} of {output} tokens")
-    return StreamedAnswer(begun_s, tuple(came_s), output)
+    return StreamedAnswer(begun_s, tuple(came_s), output, "".join(said))
 
 
 async def replay(url: str, model: str, requests: Requests, seed: int) -> list[Latency]:

@@ -109,7 +109,6 @@ def build_stage(
         # Whoever listens, if anybody does, has this instance alone.
         both = str(instance.role_id._replace(phase=Phase.BOTH))
         instance = instance.model_copy(update={"role": both})
-    planned = next(each.kv_bytes for each in instance.nodes if each.id == node)
     # Which GPUs it sees was said by whoever started this process.
     seen = tuple(
         each.model_copy(update={"gpu_ids": None, "node_type": each.kind}) for each in instance.nodes
@@ -117,9 +116,8 @@ def build_stage(
     instance = instance.model_copy(update={"nodes": seen})
     leader = instance.nodes[0].id
     process = engine_name(instance.id, node)
-    kv_bytes = planned if order.kv_bytes is None else order.kv_bytes
     share = MachineShare(
-        {process: cores}, kv_bytes, order.dtype, order.device, split_on_cores=order.split
+        {process: cores}, order.kv_bytes, order.dtype, order.device, split_on_cores=order.split
     )
     served = ServedModel(order.source, order.names, order.launch)
     directory = PeerDirectory(home, instance.id, leader, peers)
