@@ -78,7 +78,7 @@ def write_recall_model(name: str, folder: Path, *, firsts: int, each: int) -> Re
     config = write_model(name, folder, vocab_size=made.tokens, tie_word_embeddings=False)
     index = folder / "model.safetensors.index.json"
     if not index.exists():
-        names = {}
+        names: dict[str, str] = {}
         for number, tensors in enumerate((_outer(made, config), *_layers(made, config))):
             file = f"part-{number:05d}.safetensors"
             _save(folder / file, tensors)

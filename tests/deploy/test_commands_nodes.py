@@ -544,6 +544,26 @@ def test_a_node_binds_its_own_address_and_the_leader_knows_all(tmp_path: Path) -
     assert [spec.name for spec in follower.processes] == ["i/n1"]
 
 
+@pytest.mark.parametrize("told", [None, 2**24])
+def test_nodes_on_shares_of_a_gpu_have_the_planned_kv_cache_unless_told_otherwise(
+    tmp_path: Path, told: int | None
+) -> None:
+    made = instance([(0, 20), (20, 32)])
+    shares = tuple(
+        node.model_copy(update={"node_type": "H200/4:4", "gpu_ids": (at,), "kv_bytes": 10**9 + at})
+        for at, node in enumerate(made.nodes)
+    )
+    order = StageOrder(
+        instance=made.model_copy(update={"nodes": shares}),
+        source="/m",
+        names=("chat",),
+        device="cuda",
+        kv_bytes=told,
+    )
+    nodes, _ = configurations(tmp_path, build_stage(order, "n0", 9, PEERS, tmp_path, 32, ()))
+    assert [node.kv_bytes for node in nodes] == [told or 10**9, told or 10**9 + 1]
+
+
 @pytest.mark.parametrize("split", [True, False])
 def test_a_node_splits_its_layers_over_as_many_processes_as_planned(
     tmp_path: Path, split: bool
