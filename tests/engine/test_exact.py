@@ -18,6 +18,7 @@ from atoll.engine.engine_messages import Hop, PipelineRoute
 from atoll.engine.node_core import CoreSettings
 from atoll.engine.pipeline_routes import RouteQuery
 from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
+from atoll.engines.limits import Scheduling
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import ARCHITECTURES, LAYERS, VOCABULARY
 from tests.engine.split_router import SplitRouter
@@ -107,6 +108,7 @@ REQUESTS = st.lists(
     blocks=st.sampled_from((12, 64)),
     caching=st.booleans(),
     wander=st.booleans(),
+    scheduling=st.sampled_from(("sync", "async")),
 )
 def test_any_layout_is_exact(
     tiny: Callable[[str], Any],
@@ -119,9 +121,12 @@ def test_any_layout_is_exact(
     blocks: int,
     caching: bool,
     wander: bool,
+    scheduling: Scheduling,
 ) -> None:
     model = tiny("llama")
-    limits = CoreSettings(token_budget=budget, chunk=chunk, max_in_flight=in_flight)
+    limits = CoreSettings(
+        token_budget=budget, chunk=chunk, max_in_flight=in_flight, scheduling=scheduling
+    )
     setups = [
         NodeSetup(a, b, blocks=blocks, prefix_caching=caching, settings=limits) for a, b in cuts
     ]
@@ -136,6 +141,7 @@ def test_any_layout_is_exact(
     requests=REQUESTS,
     seed=st.integers(0, 10_000),
     chunk=st.integers(2, 16),
+    scheduling=st.sampled_from(("sync", "async")),
 )
 def test_prompts_and_answers_on_different_nodes_are_exact(
     tiny: Callable[[str], Any],
@@ -143,9 +149,10 @@ def test_prompts_and_answers_on_different_nodes_are_exact(
     requests: list[tuple[int, int, int]],
     seed: int,
     chunk: int,
+    scheduling: Scheduling,
 ) -> None:
     model = tiny("llama")
-    limits = CoreSettings(token_budget=24, chunk=chunk)
+    limits = CoreSettings(token_budget=24, chunk=chunk, scheduling=scheduling)
     setups = [NodeSetup(a, b, settings=limits) for side in sides for a, b in side]
     names = [f"n{i}" for i in range(len(setups))]
     router = SplitRouter(LAYERS, names[: len(sides[0])], names[len(sides[0]) :])

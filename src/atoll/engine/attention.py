@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from atoll.engine.device_copy import to_device
 from atoll.engine.kv import BlockTable
 from atoll.engine.torch_ops import read_rows, store_rows
 
@@ -84,7 +85,7 @@ def slots_of(
     positions = torch.arange(start, end)
     blocks = torch.tensor(table.blocks, dtype=torch.int64)
     slots = blocks[positions // block_size] * block_size + positions % block_size
-    return slots.to(device)
+    return to_device(slots, device)
 
 
 class PagedBatch:
@@ -95,8 +96,9 @@ class PagedBatch:
         self.cache = cache
         self.rows = sum(span.count for span in spans)
         where = [_span_rows(span, cache.block_size) for span in self.spans]
-        self.positions = torch.from_numpy(np.concatenate([at for at, _ in where])[None]).to(device)
-        self.slots = torch.from_numpy(np.concatenate([slot for _, slot in where])).to(device)
+        positions, slots = (np.concatenate(each) for each in zip(*where, strict=True))
+        self.positions = to_device(torch.from_numpy(positions[None]), device)
+        self.slots = to_device(torch.from_numpy(slots), device)
         self._gather: dict[int, Tensor] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         self._tables: tuple[Tensor, Tensor, Tensor, int] | None = None
@@ -336,9 +338,9 @@ def _block_tables(
     # Filled up with block 0, which lengths keep from being read.
     tables = [span.table.blocks + [0] * (width - len(span.table.blocks)) for span in spans]
     return (
-        torch.tensor([span.row for span in spans], device=device),
-        torch.tensor(tables, dtype=torch.int32, device=device),
-        torch.tensor([s.position + 1 for s in spans], dtype=torch.int32, device=device),
+        to_device(torch.tensor([span.row for span in spans]), device),
+        to_device(torch.tensor(tables, dtype=torch.int32), device),
+        to_device(torch.tensor([s.position + 1 for s in spans], dtype=torch.int32), device),
         longest,
     )
 

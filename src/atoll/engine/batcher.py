@@ -48,7 +48,8 @@ class ResidentSequence:
     of KV that a decode hop still waits for; `flight` is the decode group it is out with, `landed` grows with
     the time its latest token came back. `embeds` are the vectors of a prompt that a first hop has still to
     read, `reader` what a last hop has read of a prompt that is wanted itself. `way` names the nodes of the
-    route to the pacer of a first hop.
+    route to the pacer of a first hop. `drawn` counts tokens that the device has chosen and the host has not
+    read; the latest is in row `source` of `StageModel.chosen`.
     """
 
     body: OpenBody
@@ -65,6 +66,8 @@ class ResidentSequence:
     flight: int | None = None
     landed: int = -1
     way: tuple[int, ...] = ()
+    drawn: int = 0
+    source: int | None = None
     active_s: float = 0.0
     came_s: float = 0.0
     fresh: bool = True
@@ -102,13 +105,17 @@ class ResidentSequence:
 
     @property
     def left(self) -> int:
-        """How many known tokens a first hop has still to run."""
-        return len(self.tokens) - self.table.length
+        """How many tokens, known or drawn, a first hop has still to run."""
+        count = len(self.tokens) + self.drawn
+        # The answer ends with the token that is on its way, whichever that is.
+        if self.drawn and count - self.body.prompt_length >= self.body.sampling.max_tokens:
+            return 0
+        return count - self.table.length
 
     @property
     def answers(self) -> bool:
-        """Whether its prompt is done and tokens of its answer are known."""
-        return len(self.tokens) > self.body.prompt_length
+        """Whether its prompt is done and tokens of its answer are known or drawn."""
+        return len(self.tokens) + self.drawn > self.body.prompt_length
 
     @property
     def decodes(self) -> bool:

@@ -103,11 +103,13 @@ class BlockPool:
         self.hits += len(table.blocks)
         return table
 
+    def missing(self, table: BlockTable, positions: int) -> int:
+        """Return how many blocks the table lacks for `positions`."""
+        return max(0, -(-positions // self.block_size) - len(table.blocks))
+
     def grow(self, table: BlockTable, positions: int) -> None:
         """Give the table room for `positions`; raises OutOfBlocks and takes nothing if it cannot."""
-        need = -(-positions // self.block_size) - len(table.blocks)
-        if need <= 0:
-            return
+        need = self.missing(table, positions)
         if need > self.free:
             raise OutOfBlocks
         for _ in range(need):

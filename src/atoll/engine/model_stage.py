@@ -20,6 +20,7 @@ from torch import Tensor
 from atoll.core.errors import InputError, UsageError
 from atoll.engine import attention
 from atoll.engine.attention import KvCache, PagedBatch, RowSpan
+from atoll.engine.device_copy import to_device
 from atoll.engine.fused import FusedLayer, fuse
 from atoll.engine.kv import BlockTable
 from atoll.engine.matrix_layers import MatrixExperts, MatrixLinear, list_matrices
@@ -471,7 +472,7 @@ class StageModel:
             return
         # Marks of vectors are negative; what is embedded in their place is overwritten.
         tokens = torch.tensor([token for i in first for token in batch[i].data])
-        tokens = tokens.clamp_min_(0).to(self.device)
+        tokens = self._fill_in(to_device(tokens.clamp_min_(0), self.device), batch, first)
         embedded = self.embed(tokens)
         row = 0
         for i in first:
@@ -480,6 +481,19 @@ class StageModel:
             given = batch[i].embeds
             if given is not None:
                 states[i][given[0].to(self.device)] = given[1].to(self.device, self.dtype)
+
+    def _fill_in(self, tokens: Tensor, batch: Sequence[SequenceRows], first: list[int]) -> Tensor:
+        """Put tokens that only the device knows where they belong."""
+        places, row = [], 0
+        for i in first:
+            source = batch[i].source
+            if source is not None:
+                places.append((row, source))
+            row += batch[i].count
+        if not places:
+            return tokens
+        rows, sources = to_device(torch.tensor(places), self.device).unbind(1)
+        return tokens.index_copy_(0, rows, self.chosen[sources])
 
     def _outputs(
         self,

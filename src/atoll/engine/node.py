@@ -64,8 +64,9 @@ class NodeConfig(Frozen):
     batch; chunk: rows of one prompt in a batch; max_sequences: sequences in a batch, and on one node alone
     also those that run (none: as the engine has them on this device, `limit_steps`); promised_ttft_s: the
     time to the first token by which prompts are ordered (none: by arrival); max_in_flight: decode groups
-    under way at a time, as measured step times say (auto), any number (free or 0), or so many. drain_s: how
-    long a stopping node waits for what still runs.
+    under way at a time, as measured step times say (auto), any number (free or 0), or so many. scheduling:
+    whether the next step is prepared while the device works (async) or after it (none: async on a GPU, sync
+    on cores). drain_s: how long a stopping node waits for what still runs.
     """
 
     name: str
@@ -89,6 +90,7 @@ class NodeConfig(Frozen):
     max_sequences: int | None = Field(default=None, ge=1)
     max_in_flight: MaxInFlight = "auto"
     promised_ttft_s: float | None = Field(default=None, gt=0.0)
+    scheduling: Literal["sync", "async"] | None = None
     prefix_caching: bool = True
     heartbeat_s: float = Field(default=0.25, gt=0.0)
     orphan_s: float = Field(default=300.0, gt=0.0)
@@ -214,6 +216,7 @@ class NodeProcess:
                 max_in_flight=config.max_in_flight,
                 orphan_s=config.orphan_s,
                 place=place_key(config.device),
+                scheduling=config.scheduling or ("sync" if config.device == "cpu" else "async"),
             ),
             matchers=matchers,
             # A new number for each start: by it schedulers know that what ran here before is gone.

@@ -7,9 +7,11 @@ function, so that the same code runs in a process of its own and inside a test.
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from atoll.engine.batcher import (
     pick,
 )
 from atoll.engine.compile_count import compiled
+from atoll.engine.device_copy import HostCopy
 from atoll.engine.embeds import PromptEmbeds, marked
 from atoll.engine.engine_messages import (
     Activations,
@@ -50,11 +53,12 @@ from atoll.engine.engine_messages import (
 )
 from atoll.engine.guidance import MatcherFactory
 from atoll.engine.kv import BlockPool, OutOfBlocks
+from atoll.engine.launched_step import LaunchedStep
 from atoll.engine.model_stage import SequenceRows, StageModel, StageOutput
 from atoll.engine.prompt_reader import PromptReader
 from atoll.engine.ranked_stage import RankedStage
 from atoll.engine.rows import RowSlice
-from atoll.engine.token_sampling import SampledToken, Sampler, choose_batch
+from atoll.engine.token_sampling import SampledToken, Sampler, choose_batch, choose_tokens
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,6 +72,8 @@ class CoreSettings:
     `max_sequences` are in a batch at most, and of those that this node runs alone no more run at a time.
     `place` is the cores or the GPU it runs on (`pacing.place_key`); 0 is one of its own.
     `promised_ttft_s` is the time to the first token by which prompts are ordered (`batcher.PromptOrder`).
+    With `scheduling` "async" a step of sequences that run on this node alone is launched before the tokens of
+    the one before are read, if the device can choose all tokens of both by itself. Ranks are always "sync".
     """
 
     token_budget: int = 512
@@ -77,6 +83,7 @@ class CoreSettings:
     orphan_s: float = 300.0
     place: int = 0
     promised_ttft_s: float | None = None
+    scheduling: Literal["sync", "async"] = "sync"
 
 
 class NodeCore:
@@ -114,6 +121,12 @@ class NodeCore:
             limit = self.settings.max_in_flight or None
         self._in_flight = DecodeGroups(limit)
         self._reporter = StepReporter(endpoint, self.settings.place)
+        # Where tokens stay for the next step, if steps are launched ahead; and the step that was.
+        self._chosen: Tensor | None = None
+        if self.settings.scheduling == "async" and not isinstance(stage, RankedStage):
+            self._chosen = stage.chosen
+        self._launched: LaunchedStep | None = None
+        self._ended_s = -math.inf
         self.held_back = False
         self.steps = self.tokens = self.preemptions = 0
         self.busy_s = 0.0
@@ -427,8 +440,13 @@ class NodeCore:
     # Running
 
     def step(self) -> bool:
-        """Run one batch and pass on what it gives; False if there was nothing to run."""
+        """Run one batch and pass on what it gives; False if there was nothing to run.
+
+        A batch that can go ahead is launched, and what is passed on is what the one before it gave.
+        """
         began_s = self._clock()
+        if self._launched is not None:
+            self._launched.look(began_s)
         self._renew_pace()
         # Choose a batch, and give blocks to what is in it; some may be dropped for that.
         picked = pick(
@@ -441,6 +459,11 @@ class NodeCore:
             self.settings.max_sequences,
         )
         self.held_back = picked.held_back
+        ahead = self._goes_ahead(picked.units)
+        # What is missing comes with the tokens of the step before: what they are, or blocks of who ends.
+        if self._launched is not None and not (ahead and self._fits(picked.units)):
+            self._collect()
+            return True
         units = self._with_room(picked.units)
         if not units:
             return False
@@ -451,6 +474,12 @@ class NodeCore:
         # once.
         for unit in units:
             self._ran(unit)
+        if ahead:
+            launched = self._launch(units, output, began_s)
+            if self._launched is not None:
+                self._collect()
+            self._launched = launched
+            return True
         self._push_kv(units)
         # Scores leave before the first token does: the scheduler joins them to its event.
         self._read([(units[i], normed) for i, normed in output.kept])
@@ -461,16 +490,71 @@ class NodeCore:
             if unit.sample and unit.resident.body.kv_to:
                 # The prompt is done here; the answer goes on elsewhere.
                 self._drop(unit.resident)
-        # Measure the step, for the order of prompts and for the pace of decode groups.
+        self._measure(units, began_s, self._clock())
+        return True
+
+    def _measure(self, units: list[BatchUnit], began_s: float, ended_s: float) -> None:
+        """Note how long a step took, for the order of prompts and for the pace of decode groups."""
         self.steps += 1
         self.tokens += sum(unit.count for unit in units)
-        took_s = self._clock() - began_s
+        # While the step before still ran, this one only waited for the device.
+        took_s = ended_s - max(began_s, self._ended_s)
+        self._ended_s = ended_s
         self._order.learn(units, took_s)
         self.busy_s += took_s
         report = self._reporter.measure([(u.count, u.sample) for u in units], took_s)
         if self._pacer is not None and report is not None:
             self._pacer.hear(report)
-        return True
+
+    # Steps ahead of their tokens
+
+    def _goes_ahead(self, units: list[BatchUnit]) -> bool:
+        """Whether the device can run these and choose their tokens without the host."""
+        room = 0 if self._chosen is None else len(self._chosen)
+        return 0 < len(units) <= room and all(map(_needs_no_host, units))
+
+    def _fits(self, units: list[BatchUnit]) -> bool:
+        """Whether there are blocks for all of these and nobody must give way."""
+        missing = (self.pool.missing(unit.resident.table, unit.end) for unit in units)
+        return sum(missing) <= self.pool.free
+
+    def _launch(self, units: list[BatchUnit], output: StageOutput, began_s: float) -> LaunchedStep:
+        """Have the device choose the tokens of a step, and keep them for the next one."""
+        assert self._chosen is not None
+        sampled = [units[i] for i in output.sampled]
+        tokens = self._chosen[:0]
+        if output.logits is not None and sampled:
+            choosers = [unit.resident.chooser for unit in sampled]
+            with torch.inference_mode():
+                tokens = choose_tokens(output.logits, choosers, [unit.end for unit in sampled])
+                self._chosen[: len(sampled)] = tokens
+        for row, unit in enumerate(sampled):
+            unit.resident.drawn += 1
+            unit.resident.source = row
+        launched = LaunchedStep(units, sampled, HostCopy(tokens), began_s)
+        launched.look(self._clock())
+        return launched
+
+    def _collect(self) -> None:
+        """Read the tokens of the step that was launched, and pass them on."""
+        launched, self._launched = self._launched, None
+        assert launched is not None
+        tokens = launched.tokens.wait().tolist()
+        launched.look(self._clock())
+        chosen: list[tuple[BatchUnit, SampledToken]] = []
+        for unit, token in zip(launched.sampled, tokens, strict=True):
+            resident = unit.resident
+            # It was released since, or ended with the token before: nobody wants this one.
+            if self._residents.get(resident.key) is not resident:
+                continue
+            resident.drawn -= 1
+            choice = resident.chooser.take(token)
+            if not choice.finish:
+                # A block may be full of rows whose last token is known only now.
+                self.pool.commit(resident.table, resident.table.length, resident.tokens)
+            chosen.append((unit, choice))
+        self._return_tokens(chosen)
+        self._measure(launched.units, launched.began_s, launched.done_s)
 
     def _renew_pace(self) -> None:
         if self._pacer is not None and self._pacer.stale:
@@ -484,9 +568,11 @@ class NodeCore:
 
     def _rows(self, unit: BatchUnit) -> SequenceRows:
         resident = unit.resident
-        data, embeds = unit.data, None
+        data, embeds, source = unit.data, None, None
         if resident.is_first:
             data = resident.tokens[unit.position : unit.end]
+            if not data:
+                data, source = [0], resident.source
         if resident.embeds is not None:
             given = resident.embeds.between(unit.position, unit.end)
             embeds = None if given is None else (torch.tensor(given[0]), torch.tensor(given[1]))
@@ -504,6 +590,7 @@ class NodeCore:
             sample,
             embeds,
             keep,
+            source,
         )
 
     def _ran(self, unit: BatchUnit) -> None:
@@ -533,6 +620,10 @@ class NodeCore:
             try:
                 self.pool.grow(resident.table, positions)
             except OutOfBlocks:
+                # Who ends with the step under way gives its blocks back.
+                if self._launched is not None:
+                    self._collect()
+                    continue
                 # The one that asks may be the youngest itself, though it holds no block yet.
                 holders = [r for r in self._residents.values() if r.table.blocks] or [resident]
                 victim = max((*holders, resident), key=lambda r: r.age)
@@ -646,6 +737,16 @@ class NodeCore:
             self._post(to, Tokens(table_of(rows, Tokens.columns), self._reporter.table()))
         for to, report in reports.items():
             self._send(to, _sample_rows(report))
+
+
+def _needs_no_host(unit: BatchUnit) -> bool:
+    """Whether the host has nothing to do for these rows between two steps."""
+    resident = unit.resident
+    if not resident.is_alone or resident.body.kv_to:
+        return False
+    if resident.reader is not None and unit.position < resident.body.prompt_length:
+        return False
+    return not unit.sample or resident.chooser.is_simple
 
 
 def _told(error: Exception) -> str:

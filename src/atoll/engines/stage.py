@@ -112,7 +112,7 @@ class StageEngine(Engine):
     vllm_tokens = True
     defaults = EngineDefaults(
         {"async": _HOST_TIME, "sync": _HOST_TIME},
-        "sync",
+        "async",
         _batch,
         memory_share=0.92,
         prefix_caching=True,
@@ -143,8 +143,6 @@ class StageEngine(Engine):
         if launch.gpu_memory_utilization is not None:
             share = f"{100.0 * launch.gpu_memory_utilization:g}%"
             unkept.append(f"gpu_memory_utilization {share}: --kv says how much it takes")
-        if launch.scheduling == "async":
-            unkept.append("scheduling async: it prepares a step when the one before has ended")
         if launch.load_format is not None:
             unkept.append(f"load_format {launch.load_format}: it maps safetensors")
         return tuple(unkept)

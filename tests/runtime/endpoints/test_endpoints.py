@@ -114,6 +114,9 @@ def test_nodes_of_the_stage_engine_get_the_promise_and_the_limits(tmp_path: Path
         assert (node.quantization, node.kv_dtype) == ("fp8", "fp8")
     for node in stage_nodes(EngineLaunch(kv_cache_dtype="bf16"), home):
         assert (node.quantization, node.kv_dtype) == (None, None)
+        assert node.scheduling is None, "async on a GPU, sync on cores"
+    for node in stage_nodes(EngineLaunch(scheduling="sync"), home):
+        assert node.scheduling == "sync"
     # A step has room for a token of every sequence.
     (first, _) = stage_nodes(EngineLaunch(max_num_seqs=1000), home)
     assert first.steps == (1000, 1000, 256)
@@ -152,7 +155,6 @@ def test_limits_that_an_engine_does_not_keep_are_named() -> None:
     said = list_warnings(made, ["chat"], LocalOptions())
     assert [line.partition("the plan's ")[2].partition(":")[0] for line in said] == [
         "gpu_memory_utilization 85%",
-        "scheduling async",
     ]
     assert all(line.startswith("chat: the engine 'atoll' does not keep ") for line in said)
     assert len(list_warnings(made, ["chat"], LocalOptions(engine="llamacpp"))) == 3

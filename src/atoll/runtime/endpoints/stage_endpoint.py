@@ -140,6 +140,7 @@ def _limits(served: ServedModel) -> dict[str, Any]:
         "token_budget": launch.max_num_batched_tokens,
         "max_sequences": launch.max_num_seqs,
         "promised_ttft_s": launch.promised_ttft_s,
+        "scheduling": launch.scheduling,
         "quantization": launch.quantization,
         "kv_dtype": "fp8" if launch.kv_cache_dtype == "fp8" else None,
     }
