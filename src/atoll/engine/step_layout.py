@@ -19,7 +19,7 @@ DECODES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Rows of a step of decodes alone."""
 MAX_CHUNKS = 64
 """Prompts in one step; a step with more of them runs without a graph."""
-_FINE, _MIDDLE = 512, 1024
+_FINE, _MIDDLE = 1024, 2048
 """Rows up to which rungs are 64, and 128, apart; beyond, 256."""
 
 
