@@ -151,7 +151,7 @@ def serve(part: str, folder: Path, out: Path) -> None:
             print(part, load, summarise(found), note.get(load, ""), flush=True)
             write_served(out / f"gpu_engine_{part}.csv", "load", rows)
         counted = fleet.metrics()
-        late = [count for name, count in counted.items() if COMPILED in name]
+        late = [count for name, count in counted.items() if f"{COMPILED}_total" in name]
         note[COMPILED] = sum(late) if late else None
         note["metrics"] = {
             name: value

@@ -168,7 +168,8 @@ def write_weights(folder: Path) -> int:
         if not (folder / name).exists():
             tensors = {each: fill(shape) for each, shape in part.items()}
             save_file(tensors, folder / name, {"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    whole = {"metadata": {}, "weight_map": index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(whole))
     return sum(path.stat().st_size for path in _weight_files(folder))
 
 
