@@ -148,13 +148,13 @@ class GpuFleet:
         """Return the addresses of all servers, past the gateway."""
         return [f"http://127.0.0.1:{port}" for port in self.servers()]
 
-    def _engine_version(self) -> dict[str, str]:
+    def _engine_version(self) -> dict[str, str | None]:
         with (
             contextlib.suppress(OSError, ValueError, KeyError, IndexError),
             urllib.request.urlopen(f"{self.engines()[0]}/version", timeout=10.0) as answer,
         ):
             return {"vllm": json.load(answer)["version"]}
-        return {"atoll": metadata.version("atoll")}
+        return {"atoll": _version("atoll")}
 
     def metrics(self) -> dict[str, float]:
         """Return what all servers have counted, added up over servers and labels."""

@@ -20,7 +20,7 @@ DECODES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 MAX_CHUNKS = 64
 """Prompts in one step; a step with more of them runs without a graph."""
 _FINE, _MIDDLE = 1024, 2048
-"""Rows up to which rungs are 64, and 128, apart; beyond, 256."""
+"""Rows up to which rungs are 64, and 128, apart; beyond, 512."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def list_rungs(budget: int, max_sequences: int | None, tile_rows: int) -> list[S
     most = min(budget, max_sequences or budget, DECODES[-1])
     rungs = [StepRung(rows, rows, 0) for rows in DECODES[: 1 + sum(n < most for n in DECODES)]]
     sizes = [16, 32, *range(64, _FINE, 64), *range(_FINE, _MIDDLE, 128)]
-    sizes += range(_MIDDLE, budget + 256, 256)
+    sizes += range(_MIDDLE, budget + 512, 512)
     for rows in sizes[: 1 + sum(n < budget for n in sizes)]:
         chunks = min(rows // 2, MAX_CHUNKS)
         rungs.append(StepRung(rows, min(rows, DECODES[-1]), rows // tile_rows + chunks))
