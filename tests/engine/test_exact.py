@@ -15,9 +15,11 @@ pytest.importorskip("torch", reason="needs the extra 'engine'")
 from atoll.core.request_parameters import SamplingParams
 from atoll.engine.batcher import MaxInFlight
 from atoll.engine.engine_messages import Hop, PipelineRoute
+from atoll.engine.model_stage import StageModel
 from atoll.engine.node_core import CoreSettings
 from atoll.engine.pipeline_routes import RouteQuery
 from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
+from atoll.engine.weights.matrix_reader import AtLoad
 from atoll.engines.limits import Scheduling
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import ARCHITECTURES, LAYERS, VOCABULARY
@@ -168,6 +170,28 @@ def test_every_architecture_is_exact(tiny: Callable[[str], Any], architecture: s
     asked = ask(cluster, [(4, 12, 9), (7, 10, 0), (9, 12, 3), (4, 8, 0)])
     assert len(set(model.answer(PROMPTS[9], 12))) > 2, "an answer of one token proves little"
     check(cluster, asked, model)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "quantization", "fused"),
+    [
+        ("llama", None, True),
+        ("mixtral", None, True),
+        ("qwen3-moe", None, True),
+        ("qwen3-moe-mixed", None, True),
+        ("qwen3", "fp8", True),
+        # Experts in 8 bits, and other experts, run as transformers' do.
+        ("qwen3-moe", "fp8", False),
+        ("mixtral", "fp8", False),
+        ("gpt-oss", None, False),
+        ("gemma3", None, False),
+    ],
+)
+def test_layers_of_the_plain_shape_are_fused(
+    tiny: Callable[[str], Any], architecture: str, quantization: AtLoad | None, fused: bool
+) -> None:
+    stage = StageModel(tiny(architecture).folder, 0, LAYERS, blocks=1, quantization=quantization)
+    assert (stage.fused is not None) is fused
 
 
 def test_prefixes_are_reused_on_every_stage(tiny: Callable[[str], Any]) -> None:

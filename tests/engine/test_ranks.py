@@ -28,7 +28,7 @@ from tests.engine.test_exact import REQUESTS, Wanderer, ask, check
 
 pytestmark = pytest.mark.engine
 
-QUICK = ("llama", "phi3", "qwen3-moe", "gpt-oss")
+QUICK = ("llama", "phi3", "qwen3-moe", "mixtral", "gpt-oss")
 """Architectures that cut their tensors in ways of their own; the others run with the slow tests."""
 Layout = tuple[tuple[int, int, int], ...]
 """Nodes: first layer, end, ranks."""
@@ -149,7 +149,7 @@ def test_columns_are_handed_out_in_whole_groups(tiny: Callable[[str], Any]) -> N
     assert [c.config.vocab_size for c in cuts] == [1280, 1280, 1280, 1160]
 
 
-@pytest.mark.parametrize("architecture", ["phi3", "qwen3-moe", "gpt-oss"])
+@pytest.mark.parametrize("architecture", ["phi3", "qwen3-moe", "mixtral", "gpt-oss"])
 def test_pieces_of_all_ranks_are_the_whole_model(
     tiny: Callable[[str], Any], architecture: str
 ) -> None:

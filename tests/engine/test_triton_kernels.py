@@ -1,4 +1,4 @@
-"""Kernels that expand weights and KV cache in 8 and 4 bits, run by Triton's interpreter on cores.
+"""Kernels for weights and KV cache in few bits, prompts and experts, run by Triton's interpreter on cores.
 
 It is set before Triton is imported, so the checks run in a process of their own.
 """
@@ -115,8 +115,75 @@ for heads, kv_heads in ((4, 2), (6, 2), (3, 3)):
             assert not out[133:].any()
 """
 
+EXPERT_CHECK = """
+import torch
+from atoll.engine import triton_ops
 
-@pytest.mark.parametrize("check", [CHECK, KV_CHECK, CHUNK_CHECK], ids=["weights", "kv", "chunks"])
+triton_ops.overlaps = lambda device: False
+torch.manual_seed(1)
+# Tiles of 16, 64 and 128 rows; widths that no block divides; rows that pad a step, all alike.
+cases = [(1, 8, 2, 32, 16, 0), (5, 8, 3, 40, 24, 0), (40, 10, 4, 32, 72, 20)]
+cases += [(150, 3, 2, 32, 16, 70), (20, 32, 4, 128, 64, 0)]
+for rows, experts, top, width, inner, spare in cases:
+    x = torch.randn(rows, width)
+    x[rows - spare :] = 0.5
+    gate_up = 0.3 * torch.randn(experts, 2 * inner, width)
+    down = 0.3 * torch.randn(experts, width, inner)
+    logits = torch.randn(2, rows, experts)
+    # One expert that nobody is sent to, and one that everybody is.
+    logits[:, :, experts // 2], logits[:, :, 1] = -9.0, 9.0
+    logits[:, rows - spare :] = logits[:, -1:].clone()
+    for normed in (True, False):
+        chosen, shares = triton_ops.choose_experts(logits, top, normed=normed)
+        odds = torch.softmax(logits.sum(0), -1)
+        likely, wanted = odds.topk(top)
+        assert chosen.long().equal(wanted)
+        likely = likely / likely.sum(-1, keepdim=True) if normed else likely
+        torch.testing.assert_close(shares, likely, rtol=1e-5, atol=1e-6)
+    plain = torch.zeros(rows, width)
+    for expert in range(experts):
+        row, place = torch.where(chosen == expert)
+        gate, up = (x[row] @ gate_up[expert].t()).chunk(2, -1)
+        inside = torch.nn.functional.silu(gate) * up
+        plain.index_add_(0, row, (inside @ down[expert].t()) * shares[row, place, None])
+    found = triton_ops.run_experts(x, chosen, shares, gate_up, down)
+    assert found.shape == (top, rows, width)
+    torch.testing.assert_close(found.sum(0), plain, rtol=1e-4, atol=1e-4)
+    half = [each.half() for each in (x, gate_up, down)]
+    found = triton_ops.run_experts(half[0], chosen, shares, *half[1:])
+    torch.testing.assert_close(found.float().sum(0), plain, rtol=2e-2, atol=5e-2)
+
+from functools import partial
+from torch.nn.functional import linear
+from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+triton_ops.RowLinear = lambda weight, bias, parts: partial(linear, weight=weight, bias=bias)
+sizes = dict(hidden_size=32, num_experts=5, moe_intermediate_size=16, num_experts_per_tok=3)
+blocks = [
+    Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**sizes, norm_topk_prob=normed))
+    for normed in (True, False)
+]
+mixtral = MixtralConfig(hidden_size=32, intermediate_size=24, num_local_experts=4)
+blocks.append(MixtralSparseMoeBlock(mixtral))
+for block in blocks:
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    x = torch.randn(6, 32)
+    with torch.inference_mode():
+        wanted = block(x[None])[0]
+        torch.testing.assert_close(triton_ops.Experts(block)(x), wanted, rtol=1e-4, atol=1e-4)
+        parts = triton_ops.Experts(block, parts=True)(x)
+        torch.testing.assert_close(parts.sum(0), wanted, rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.mark.parametrize(
+    "check",
+    [CHECK, KV_CHECK, CHUNK_CHECK, EXPERT_CHECK],
+    ids=["weights", "kv", "chunks", "experts"],
+)
 def test_kernels_give_what_plain_torch_gives(check: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", check],

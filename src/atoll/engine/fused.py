@@ -1,8 +1,8 @@
 """Decoder layers of the Llama family with their small operations joined.
 
 transformers' layers are kept as they are for every model; where a layer has the plain shape (RMS
-norm, rotary attention, gated MLP with SiLU) its weights are laid together here, so that a layer is
-four matrix products and a handful of small steps instead of some forty.
+norm, rotary attention, gated MLP with SiLU or experts of that kind) its weights are laid together here, so
+that a layer is four matrix products and a handful of small steps instead of some forty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from atoll.engine.weight_packing import PackedLinear, can_pack
 
 # Layers of exactly the plain shape. Others differ in a norm, an extra norm or the MLP.
 PLAIN_LAYERS = frozenset(
-    {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+    {
+        "LlamaDecoderLayer",
+        "MistralDecoderLayer",
+        "MixtralDecoderLayer",
+        "Qwen2DecoderLayer",
+        "Qwen3DecoderLayer",
+        "Qwen3MoeDecoderLayer",
+    }
 )
 
 
@@ -54,8 +61,13 @@ class FusedLayer:
         # What other ranks add to must be a sum already.
         parts = total is None
         self._out = _join_linears(ops, attention.o_proj, parts=parts, keep=keep)
-        self._gate_up = _join_linears(ops, mlp.gate_proj, mlp.up_proj, gated=True, keep=keep)
-        self._down = _join_linears(ops, mlp.down_proj, parts=parts, keep=keep)
+        self._mlp: list[Any] = []
+        if hasattr(mlp, "experts"):
+            self._mlp.append(_join_experts(ops, mlp, parts=parts))
+        else:
+            joined = partial(_join_linears, ops, keep=keep)
+            self._mlp.append(joined(mlp.gate_proj, mlp.up_proj, gated=True))
+            self._mlp.append(joined(mlp.down_proj, parts=parts))
         self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
         self._head_norms = (attention.q_norm, attention.k_norm) if normed else None
 
@@ -76,7 +88,8 @@ class FusedLayer:
         if self._total is not None:
             x = self._total(x)
         x, residual = ops.add_norm(x, residual, after.weight, after.variance_epsilon)
-        x = self._down(self._gate_up(x))
+        for step in self._mlp:
+            x = step(x)
         return x if self._total is None else self._total(x), residual
 
     def _norm_heads(self, qkv: Tensor, kv_heads: int) -> None:
@@ -101,8 +114,8 @@ def _join_linears(
 ) -> Any:
     """Return one linear layer that gives the outputs of several, one after another.
 
-    `parts` and `gated` as in `RowLinear`, `keep` as in `PackedLinear`; a result in parts never leaves a layer
-    but to the next norm.
+    With `parts` the result may come in parts, which never leave a layer but to the next norm; `gated` as in
+    `RowLinear`, `keep` as in `PackedLinear`.
     """
     bias = None
     if any(linear.bias is not None for linear in linears):
@@ -121,12 +134,19 @@ def _join_linears(
         return (lambda rows: ops.silu_mul(joined(rows))) if gated else joined
     weight = torch.cat([linear.weight.data for linear in linears])
     if weight.is_cuda:
-        return ops.RowLinear(weight, bias, parts=parts, gated=gated)
+        return ops.RowLinear(weight, bias, parts=2 if parts else 1, gated=gated)
     if can_pack(weight.device, weight.dtype):
         joined = PackedLinear(weight, bias, keep=keep)
     else:
         joined = partial(torch.nn.functional.linear, weight=weight, bias=bias)
     return (lambda rows: ops.silu_mul(joined(rows))) if gated else joined
+
+
+def _join_experts(ops: Any, block: Any, *, parts: bool) -> Any:
+    """Return the experts of a layer; on cores they are run as transformers does."""
+    if block.gate.weight.is_cuda:
+        return ops.Experts(block, parts=parts)
+    return lambda rows: block(rows.unsqueeze(0)).squeeze(0)
 
 
 def fuse(
@@ -157,5 +177,7 @@ def fuse(
 
 
 def _is_plain(layer: Any) -> bool:
-    activation = type(getattr(layer.mlp, "act_fn", None)).__name__
+    # Experts over matrices in 8 and 4 bits have no activation of their own, and are not plain.
+    gated = getattr(layer.mlp, "experts", layer.mlp)
+    activation = type(getattr(gated, "act_fn", None)).__name__
     return type(layer).__name__ in PLAIN_LAYERS and activation in ("SiLU", "SiLUActivation")

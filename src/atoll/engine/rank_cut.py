@@ -22,6 +22,7 @@ ARCHITECTURES = frozenset(
         "gpt_oss",
         "llama",
         "mistral",
+        "mixtral",
         "phi3",
         "qwen2",
         "qwen3",

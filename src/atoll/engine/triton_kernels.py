@@ -181,6 +181,141 @@ def gated_linear(
     tl.store(target, value.to(kind), mask=there[None, :])
 
 
+@triton.jit(do_not_specialize=["rows"])
+def choose_experts(
+    logits, chosen, shares, rows,
+    EXPERTS: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, LIST: tl.constexpr,
+    PARTS: tl.constexpr, NORMED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The TOP experts of a row and their shares: of the chosen alone if NORMED, else of all."""
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    real = expert < EXPERTS
+    _await_inputs(PDL)
+    at = logits + row * EXPERTS + expert
+    score = tl.load(at, mask=real, other=float("-inf")).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        score += tl.load(at + part * rows * EXPERTS, mask=real, other=0.0)
+    best = tl.max(score, 0)
+    total = tl.sum(tl.exp(score - best), 0)
+    place = tl.arange(0, LIST)
+    found = tl.zeros((LIST,), tl.int32)
+    share = tl.zeros((LIST,), tl.float32)
+    for number in tl.static_range(TOP):
+        value, index = tl.max(score, 0, return_indices=True)
+        # Of scores that are no numbers any may be called the best; there must be such an expert.
+        index = tl.minimum(index, EXPERTS - 1)
+        found = tl.where(place == number, index, found)
+        share = tl.where(place == number, tl.exp(value - best), share)
+        score = tl.where(expert == index, float("-inf"), score)
+    if NORMED:
+        total = tl.sum(share, 0)
+    tl.store(chosen + row * TOP + place, found, mask=place < TOP)
+    tl.store(shares + row * TOP + place, share / total, mask=place < TOP)
+
+
+@triton.jit(do_not_specialize=["pairs", "tiles_given"])
+def sort_pairs(
+    chosen, order, tiles, pairs, tiles_given,
+    EXPERTS: tl.constexpr, BINS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Put the pairs of one expert in order, and cut them into tiles of up to ROWS."""
+    own = tl.program_id(0)
+    lane = tl.arange(0, CHUNK)
+    bins = tl.arange(0, BINS)
+    _await_inputs(PDL)
+    counts = tl.zeros((BINS,), tl.int32)
+    for at in range(0, pairs, CHUNK):
+        counts += tl.histogram(tl.load(chosen + at + lane, mask=at + lane < pairs, other=0), BINS)
+    # What was read beyond the last pair has been counted as expert 0.
+    counts -= tl.where(bins == 0, tl.cdiv(pairs, CHUNK) * CHUNK - pairs, 0)
+    cut = (counts + ROWS - 1) // ROWS
+    first = tl.sum(tl.where(bins < own, counts, 0), 0)
+    count = tl.sum(tl.where(bins == own, counts, 0), 0)
+    tile = tl.sum(tl.where(bins < own, cut, 0), 0)
+    for done in range(0, count, ROWS):
+        target = tiles + (tile + done // ROWS) * 3
+        tl.store(target, own)
+        tl.store(target + 1, first + done)
+        tl.store(target + 2, tl.minimum(count - done, ROWS))
+    # Tiles that are left over have no pairs; all programs together mark them.
+    for spare in range(tl.sum(cut, 0) + own, tiles_given, EXPERTS):
+        tl.store(tiles + spare * 3 + 2, 0)
+    if count > 0:
+        for at in range(0, pairs, CHUNK):
+            pair = at + lane
+            mine = tl.load(chosen + pair, mask=pair < pairs, other=-1) == own
+            place = first + tl.cumsum(mine.to(tl.int32), 0) - 1
+            tl.store(order + place, pair, mask=mine)
+            first += tl.sum(mine.to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def expert_linear(
+    x, weight, order, tiles, shares, out, rows,
+    WIDTH: tl.constexpr, DEPTH: tl.constexpr, TOP: tl.constexpr, GATED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, EXACT: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """BLOCK outputs of a tile of pairs, all of one expert.
+
+    GATED: rows of x to silu(gate) * up of each pair, in their order; else from these to [TOP, rows, WIDTH],
+    times their shares.
+    """
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tile = tiles + tl.program_id(1) * 3
+    step = tl.arange(0, STEP)
+    line = tl.arange(0, ROWS)
+    _await_inputs(PDL)
+    count = tl.load(tile + 2)
+    # A tile of no pairs pads the step.
+    if count <= 0:
+        return
+    there = line < count
+    place = tl.load(tile + 1) + line
+    pair = tl.load(order + place, mask=there, other=0)
+    source = pair // TOP if GATED else place
+    # Outputs beyond the last are computed as the last is, and not stored.
+    wide = tl.minimum(column, WIDTH - 1)
+    sides: tl.constexpr = 2 if GATED else 1
+    w = (
+        weight
+        + (tl.load(tile).to(tl.int64) * sides * WIDTH + wide[:, None]) * DEPTH
+        + step[None, :]
+    )
+    a = x + source[None, :].to(tl.int64) * DEPTH + step[:, None]
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    acc = tl.zeros((BLOCK, ROWS), tl.float32)
+    up = tl.zeros((BLOCK, ROWS), tl.float32)
+    for at in range(0, DEPTH, STEP):
+        deep = step < DEPTH - at
+        if DEPTH % STEP == 0:
+            inputs = tl.load(a, mask=there[None, :], other=0.0)
+            acc = tl.dot(tl.load(w), inputs, acc, input_precision=precision)
+            if GATED:
+                up = tl.dot(tl.load(w + WIDTH * DEPTH), inputs, up, input_precision=precision)
+        else:
+            inputs = tl.load(a, mask=there[None, :] & deep[:, None], other=0.0)
+            weights = tl.load(w, mask=deep[None, :], other=0.0)
+            acc = tl.dot(weights, inputs, acc, input_precision=precision)
+            if GATED:
+                weights = tl.load(w + WIDTH * DEPTH, mask=deep[None, :], other=0.0)
+                up = tl.dot(weights, inputs, up, input_precision=precision)
+        w += STEP
+        a += STEP
+    kind = out.dtype.element_ty
+    value = acc.to(kind).to(tl.float32)
+    if GATED:
+        value = value * tl.sigmoid(value) * up.to(kind).to(tl.float32)
+        target = place
+    else:
+        value *= tl.load(shares + pair, mask=there, other=0.0)[None, :]
+        target = pair % TOP * rows + pair // TOP
+    where = out + target[None, :].to(tl.int64) * WIDTH + column[:, None]
+    tl.store(where, value.to(kind), mask=there[None, :] & (column < WIDTH)[:, None])
+
+
 @triton.jit
 def _expand(
     codes, scales, zeros, group_of, column, deep, wide, depth,

@@ -1,4 +1,4 @@
-"""Operations for GPUs: norms with their residual, rotary positions with the KV store, paged decode.
+"""Operations for GPUs: norms with their residual, rotary positions with the KV store, attention, experts.
 
 `fused.py` says when they are used. Each has a plain counterpart in `torch_ops.py`;
 `benchmarks.engine_h200` checks on a GPU that a model run with them answers as transformers does.
@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +34,10 @@ _CHUNK_LINES = 128
 """Queries, rows times heads of a group, that one program of `paged_chunks` works on."""
 
 
+_ROUTER_PARTS = 8
+"""Parts of a router's product: it has few outputs, and each of them is read by one processor."""
+
+
 @lru_cache(maxsize=16)
 def overlaps(device: torch.device) -> bool:
     """Whether a kernel can be made ready while the one before still runs (Hopper and later)."""
@@ -47,19 +52,20 @@ def parts_of(x: Tensor) -> int:
 class RowLinear:
     """A linear layer whose weights stream by once for a few rows; many rows are cuBLAS's.
 
-    With `parts`, whoever reads the result of a few rows adds up its parts, float32 [parts, rows, outputs].
+    With `parts`, the most there may be, whoever reads the result of a few rows adds up its parts, float32
+    [parts, rows, outputs].
     With `gated`, the result is silu(first half of the outputs) * second half.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, *, parts: bool = False, gated: bool = False
+        self, weight: Tensor, bias: Tensor | None, *, parts: int = 1, gated: bool = False
     ) -> None:
         self._weight, self._bias = weight, bias
         self._gated = gated
         outputs, depth = weight.shape
         self._outputs = outputs // 2 if gated else outputs
-        # The depth is cut in two only where both halves are whole steps.
-        self._parts = 2 if parts and depth % (2 * _STEP) == 0 else 1
+        # The depth is cut only where all parts are whole steps.
+        self._parts = math.gcd(parts, depth // _STEP) if depth % _STEP == 0 else 1
         even = self._outputs % _BLOCK == 0 and depth % _STEP == 0
         self._streams = even and bias is None and weight.dtype != torch.float32
         processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
@@ -283,3 +289,99 @@ def paged_chunks(
         TILE=64 if exact else 128, EXACT=exact, WINDOWED=window is not None, FP8=fp8,
         num_warps=8, num_stages=1 if exact else 3,
     )  # fmt: skip
+
+
+class Experts:
+    """The experts of a layer: [experts, 2 * inner, width] of gates and ups, [experts, width, inner] of downs.
+
+    Nothing depends on what is chosen but where kernels read and write: a step is the same launches whatever
+    its rows are. With `parts` whoever reads the result adds up its parts, [top, rows, width].
+    """
+
+    def __init__(self, block: Any, *, parts: bool = False) -> None:
+        router, experts = block.gate, block.experts
+        self._router = RowLinear(router.weight.data, None, parts=_ROUTER_PARTS)
+        self._top: int = router.top_k
+        # Mixtral's shares always add up to one.
+        self._normed = bool(getattr(router, "norm_topk_prob", True))
+        self._gate_up, self._down = experts.gate_up_proj.data, experts.down_proj.data
+        self._parts = parts
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the weighted sum of the experts that each of [rows, width] is sent to."""
+        chosen, shares = choose_experts(self._router(rows), self._top, normed=self._normed)
+        found = run_experts(rows, chosen, shares, self._gate_up, self._down)
+        return found if self._parts else found.sum(0)
+
+
+def choose_experts(logits: Tensor, top: int, *, normed: bool) -> tuple[Tensor, Tensor]:
+    """Return which experts each row is sent to, int32 [rows, top], and the share of each, float32.
+
+    logits is [rows, experts] or parts of it. Shares add up to one if `normed`, else with those of the experts
+    that are not chosen.
+    """
+    rows, experts = logits.shape[-2:]
+    chosen = torch.empty((rows, top), dtype=torch.int32, device=logits.device)
+    shares = torch.empty((rows, top), dtype=torch.float32, device=logits.device)
+    pdl = overlaps(logits.device)
+    kernels.choose_experts[(rows,)](
+        logits, chosen, shares, rows,
+        EXPERTS=experts, TOP=top, BLOCK=triton.next_power_of_2(experts),
+        LIST=triton.next_power_of_2(top), PARTS=parts_of(logits), NORMED=normed,
+        PDL=pdl, launch_pdl=pdl, num_warps=1,
+    )  # fmt: skip
+    return chosen, shares
+
+
+@dataclass(frozen=True, slots=True)
+class _ExpertTiles:
+    """How the products of experts are cut: `rows` of one expert by `block` outputs, `step` deep at a time."""
+
+    rows: int
+    block: int
+    step: int
+    warps: int
+    stages: int
+
+
+_EXPERT_TILES = (
+    # Few pairs for each expert: its weights are read once, and that is all the time it takes.
+    (8, _ExpertTiles(16, 64, 128, 4, 3)),
+    (96, _ExpertTiles(64, 64, 64, 4, 4)),
+    (math.inf, _ExpertTiles(128, 128, 64, 8, 3)),
+)
+"""By how many pairs of a row and an expert there are for each expert, at most."""
+
+
+def run_experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Return what the chosen experts make of rows [rows, width], times their shares: [top, rows, width].
+
+    chosen and shares are as of `choose_experts`, gate_up and down as of `Experts`.
+    """
+    rows, top = chosen.shape
+    experts, width, inner = down.shape
+    pairs = rows * top
+    exact = x.dtype == torch.float32
+    cut = next(each for most, each in _EXPERT_TILES if pairs <= most * experts)
+    # All but the last tile of an expert are full, and none is empty.
+    given = min(pairs, (pairs + experts * (cut.rows - 1)) // cut.rows)
+    order = torch.empty(pairs, dtype=torch.int32, device=x.device)
+    tiles = torch.empty((given, 3), dtype=torch.int32, device=x.device)
+    pdl = overlaps(x.device)
+    kernels.sort_pairs[(experts,)](
+        chosen, order, tiles, pairs, given,
+        EXPERTS=experts, BINS=triton.next_power_of_2(experts), ROWS=cut.rows,
+        CHUNK=512 if cut.rows == 16 else 2048, PDL=pdl, launch_pdl=pdl, num_warps=4,
+    )  # fmt: skip
+    inside = torch.empty((pairs, inner), dtype=x.dtype, device=x.device)
+    out = torch.empty((top, rows, width), dtype=x.dtype, device=x.device)
+    for source, weight, target, gated in ((x, gate_up, inside, True), (inside, down, out, False)):
+        outputs = target.shape[-1]
+        kernels.expert_linear[(triton.cdiv(outputs, cut.block), given)](
+            source, weight, order, tiles, shares, target, rows,
+            WIDTH=outputs, DEPTH=source.shape[-1], TOP=top, GATED=gated,
+            # Numbers of 32 bits take twice the room.
+            ROWS=cut.rows, BLOCK=cut.block, STEP=cut.step // (2 if exact else 1), EXACT=exact,
+            PDL=pdl, launch_pdl=pdl, num_warps=cut.warps, num_stages=cut.stages,
+        )  # fmt: skip
+    return out

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
+_MIXTRAL = (
+    (".block_sparse_moe.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
+)
+"""What Mixtral's checkpoints call experts, and what the model classes do."""
+
 Progress = Callable[[int, int, str], None]
 """Called with (tensors read, tensors in all, name of the last)."""
 
@@ -26,19 +34,23 @@ class WeightReader:
     """The tensors of one model folder; only those asked for are read from disk.
 
     Expert weights that a checkpoint stores one by one (`experts.3.up_proj.weight`) are offered
-    under the stacked names the model classes use (`experts.gate_up_proj`, `experts.down_proj`).
+    under the stacked names the model classes use (`experts.gate_up_proj`, `experts.down_proj`). Names of
+    Mixtral's checkpoints are translated.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._files: dict[str, Any] = {}
-        self._where = _locations(self.folder)
+        # Of each name, the file and the name there.
+        self._where = {
+            _translate(stored): (file, stored) for stored, file in _locations(self.folder).items()
+        }
 
     def __contains__(self, name: str) -> bool:
         return name in self._where or self._find_stacked(name) is not None
 
     def names(self) -> tuple[str, ...]:
-        """Return the names stored on disk, sorted."""
+        """Return the names of what is stored on disk, sorted."""
         return tuple(sorted(self._where))
 
     def read(self, name: str, piece: TensorPiece | None = None) -> Tensor:
@@ -92,17 +104,19 @@ class WeightReader:
         return experts or None
 
     def _shape(self, name: str) -> list[int]:
-        shape: list[int] = self._open(self.folder / self._where[name]).get_slice(name).get_shape()
+        file, stored = self._where[name]
+        shape: list[int] = self._open(self.folder / file).get_slice(stored).get_shape()
         return shape
 
     def _read(self, name: str, piece: TensorPiece | None = None) -> Tensor:
-        path = self.folder / self._where[name]
+        file, stored = self._where[name]
+        path = self.folder / file
         try:
             tensor: Tensor
             if piece is None:
-                tensor = self._open(path).get_tensor(name)
+                tensor = self._open(path).get_tensor(stored)
             else:
-                tensor = _cut(self._open(path).get_slice(name), piece)
+                tensor = _cut(self._open(path).get_slice(stored), piece)
         except WeightsError:
             raise
         except Exception as error:  # the library raises its own, unrelated types
@@ -150,6 +164,14 @@ def _safe_open(path: Path) -> Any:
             path=path,
             hint="the file is damaged or cut short; download it again",
         ) from error
+
+
+def _translate(stored: str) -> str:
+    """Return what the model classes call a stored tensor."""
+    if _MIXTRAL[0][0] in stored:
+        for there, here in _MIXTRAL:
+            stored = stored.replace(there, here)
+    return stored
 
 
 def _locations(folder: Path) -> dict[str, str]:
