@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from atoll.engine.kv import BlockTable
 
-DECODES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+DECODES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Rows of a step of decodes alone."""
 MAX_CHUNKS = 64
 """Prompts in one step; a step with more of them runs without a graph."""
