@@ -101,7 +101,7 @@ class PagedBatch:
         self.slots = to_device(torch.from_numpy(slots), device)
         self._gather: dict[int, Tensor] = {}
         self._masks: dict[tuple[int, int | None], Tensor] = {}
-        self._tables: tuple[Tensor, Tensor, Tensor, int] | None = None
+        self._tables: tuple[Tensor, Tensor, Tensor] | None = None
         self._tiles: tuple[Tensor, Tensor] | None = None
 
     def context(self, number: int, stored: Tensor, window: int | None) -> Tensor:
@@ -234,9 +234,8 @@ class PagedBatch:
         if single:
             if self._tables is None:
                 self._tables = _block_tables(single, query.device)
-            rows, tables, lengths, longest = self._tables
-            processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-            splits = triton_ops.splits_for(len(single), kv_heads, longest, processors)
+            rows, tables, lengths = self._tables
+            splits = triton_ops.splits_for(len(single), kv_heads)
             output[rows] = triton_ops.paged_decode(
                 query[rows], keys, values, tables, lengths, scaling, page, window, splits
             )
@@ -329,11 +328,8 @@ def _eager(
     return weights.to(q.dtype) @ v
 
 
-def _block_tables(
-    spans: Sequence[RowSpan], device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return rows, block tables, context lengths and the longest of them; the lengths are of single rows."""
-    longest = max(span.position for span in spans) + 1
+def _block_tables(spans: Sequence[RowSpan], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows, block tables and context lengths; the lengths are of single rows."""
     width = max(len(span.table.blocks) for span in spans)
     # Filled up with block 0, which lengths keep from being read.
     tables = [span.table.blocks + [0] * (width - len(span.table.blocks)) for span in spans]
@@ -341,7 +337,6 @@ def _block_tables(
         to_device(torch.tensor([span.row for span in spans]), device),
         to_device(torch.tensor(tables, dtype=torch.int32), device),
         to_device(torch.tensor([s.position + 1 for s in spans], dtype=torch.int32), device),
-        longest,
     )
 
 

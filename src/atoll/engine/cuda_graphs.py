@@ -30,8 +30,6 @@ from atoll.engine.step_layout import (
 )
 from atoll.engine.weights.reader import Progress
 
-# Positions for which attention is divided: the division is fixed in a graph, whatever lengths come.
-_SPLIT_FOR = 2048
 _MAX_SEQUENCES = DECODES[-1] + MAX_CHUNKS
 
 
@@ -167,8 +165,7 @@ class StepGraphs:
 
     def _capture(self, rung: StepRung) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         device = self._stage.device
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        splits = triton_ops.splits_for(rung.decodes, self._kv_heads, _SPLIT_FOR, processors)
+        splits = triton_ops.splits_for(rung.decodes, self._kv_heads)
         numbers = rung.split(self._numbers)
         # Nothing but rows that pad it: whatever is captured writes where nobody reads.
         self._numbers.zero_()

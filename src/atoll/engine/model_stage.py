@@ -39,8 +39,8 @@ CHOSEN_ROWS = 1 << 16
 """Tokens of one step that stay on the device: more sequences no engine is started with."""
 _EAGER_ROWS = (1, 2, 17, 33, 65, 2048)
 """Rows of prompts for which kernels differ."""
-_EAGER_LENGTHS = (256, 512, 1024, 2048)
-"""Positions from which on attention of a decode is divided further."""
+_EAGER_DECODES = (65, 129, 257, 513)
+"""Decodes from which on their contexts are cut less."""
 
 
 @dataclass(slots=True)
@@ -385,20 +385,20 @@ class StageModel:
             if self.graphs is not None:
                 self.graphs.capture(budget, max_sequences, progress)
             # What no graph takes runs kernel by kernel: each is compiled for a few numbers of rows.
-            for position, rows in (
-                *((0, n) for n in _EAGER_ROWS),
-                *((n, 1) for n in _EAGER_LENGTHS),
-            ):
-                self._run_spare(position, min(rows, budget))
+            for rows in _EAGER_ROWS:
+                self._run_spare(1, min(rows, budget))
+            for sequences in _EAGER_DECODES:
+                self._run_spare(min(sequences, budget), 1)
         torch.cuda.synchronize(self.device)
 
-    def _run_spare(self, position: int, count: int) -> None:
+    def _run_spare(self, sequences: int, count: int) -> None:
         """Run rows of nobody, on the block that belongs to nobody."""
-        pages = (position + count) // self.cache.block_size + 1
+        pages = count // self.cache.block_size + 1
         table = BlockTable(b"", blocks=[self.cache.blocks] * pages, contiguous=False)
         hidden = torch.zeros(count, self.width, dtype=self.dtype, device=self.device)
         data = [0] * count if self.start == 0 else RowSlice(hidden, 0, count)
-        self._run([SequenceRows(self.start, self.end, position, count, table, data, sample=True)])
+        rows = SequenceRows(self.start, self.end, 0, count, table, data, sample=True)
+        self._run([rows] * sequences)
 
     def forward(self, batch: Sequence[SequenceRows]) -> StageOutput:
         """Run every `SequenceRows` through its own layer range; neighbours share the layers they share.

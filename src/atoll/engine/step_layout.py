@@ -19,6 +19,8 @@ DECODES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 44
 """Rows of a step of decodes alone."""
 MAX_CHUNKS = 64
 """Prompts in one step; a step with more of them runs without a graph."""
+_FEW = 128
+"""Decodes beside prompts for which there are rungs of all sizes."""
 _FINE, _MIDDLE = 1024, 2048
 """Rows up to which rungs are 64, and 128, apart; beyond, 512."""
 
@@ -87,9 +89,16 @@ def list_rungs(budget: int, max_sequences: int | None, tile_rows: int) -> list[S
     rungs = [StepRung(rows, rows, 0) for rows in DECODES[: 1 + sum(n < most for n in DECODES)]]
     sizes = [16, 32, *range(64, _FINE, 64), *range(_FINE, _MIDDLE, 128)]
     sizes += range(_MIDDLE, budget + 512, 512)
-    for rows in sizes[: 1 + sum(n < budget for n in sizes)]:
+    sizes = sizes[: 1 + sum(n < budget for n in sizes)]
+    # Attention is launched for all the decodes there may be: few in most steps with prompts.
+    shapes = {(rows, min(rows, _FEW)) for rows in sizes}
+    if most > _FEW:
+        shapes |= {
+            (rows, min(rows, DECODES[-1])) for rows in sizes if rows % 512 == 0 or rows >= budget
+        }
+    for rows, decodes in sorted(shapes):
         chunks = min(rows // 2, MAX_CHUNKS)
-        rungs.append(StepRung(rows, min(rows, DECODES[-1]), rows // tile_rows + chunks))
+        rungs.append(StepRung(rows, decodes, rows // tile_rows + chunks))
     return rungs
 
 

@@ -391,9 +391,9 @@ def expanded_linear(
     tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :] & wide[:, None])
 
 
-@triton.jit(do_not_specialize=["table_width"])
+@triton.jit(do_not_specialize=["table_width", "least"])
 def decode(
-    q, keys, values, tables, lengths, out, scale, window, table_width,
+    q, keys, values, tables, lengths, out, scale, window, table_width, least,
     partial, maxima, sums,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, EXACT: tl.constexpr,
@@ -405,7 +405,8 @@ def decode(
     length = tl.load(lengths + row).to(tl.int32)
     first = tl.maximum(length - window, 0)
     tiles = tl.cdiv(length - first, TILE)
-    share = tl.cdiv(tiles, SPLITS) * TILE
+    # Parts are equal and not shorter than `least`; of a short context the last ones are empty.
+    share = tl.maximum(tl.cdiv(tiles, SPLITS) * TILE, least)
     begin = first + split * share
     end = tl.minimum(begin + share, length)
 
@@ -452,7 +453,8 @@ def decode(
         )
     else:
         place = (row * HEADS + head) * SPLITS + split
-        tl.store(partial + place[:, None] * SIZE + size[None, :], acc, mask=mine[:, None])
+        if begin < end:
+            tl.store(partial + place[:, None] * SIZE + size[None, :], acc, mask=mine[:, None])
         tl.store(maxima + place, best, mask=mine)
         tl.store(sums + place, total, mask=mine)
 
@@ -555,7 +557,10 @@ def combine(
     size = tl.arange(0, SIZE)
     best = tl.load(maxima + place * SPLITS + splits)
     weight = tl.exp(best - tl.max(best, 0))
-    total = tl.sum(tl.load(sums + place * SPLITS + splits) * weight, 0)
-    part = tl.load(partial + (place * SPLITS + splits[:, None]) * SIZE + size[None, :])
+    parts = tl.load(sums + place * SPLITS + splits)
+    total = tl.sum(parts * weight, 0)
+    # What an empty part would have written is not there.
+    there = partial + (place * SPLITS + splits[:, None]) * SIZE + size[None, :]
+    part = tl.load(there, mask=(parts > 0.0)[:, None], other=0.0)
     value = tl.sum(part * weight[:, None], 0) / tl.maximum(total, 1.0e-30)
     tl.store(out + place * SIZE + size, value.to(out.dtype.element_ty))

@@ -30,6 +30,9 @@ _STEP = 128
 _WIDE_OUTPUTS = 2**15
 """Outputs from which on one program computes two blocks."""
 _MANY_HEADS = 8
+_MAX_SPLITS, _MAX_PROGRAMS = 16, 8192
+_FEW_PROGRAMS = 128
+"""Rows times KV heads up to which contexts are cut as finely as may be, for every processor to have work."""
 _CHUNK_LINES = 128
 """Queries, rows times heads of a group, that one program of `paged_chunks` works on."""
 
@@ -198,15 +201,13 @@ def rope_store(
     return q
 
 
-def splits_for(rows: int, kv_heads: int, longest: int, processors: int) -> int:
-    """Return into how many parts each context is cut, so that every processor has work.
+def splits_for(rows: int, kv_heads: int) -> int:
+    """Return into how many parts each context is cut at most, a power of two up to 16.
 
-    A power of two of at most 16, and no part shorter than two tiles.
+    However long one of them is, it should not be alone at the end; and empty parts should not be too many.
     """
-    # Two programs for each processor.
-    wanted = (2 * processors) // max(1, rows * kv_heads)
     splits = 1
-    while splits * 2 <= min(16, wanted) and longest >= splits * 4 * _TILE:
+    while splits < _MAX_SPLITS and rows * kv_heads * splits * 2 <= _MAX_PROGRAMS:
         splits *= 2
     return splits
 
@@ -238,10 +239,11 @@ def paged_decode(
     maxima = torch.empty(shape, dtype=torch.float32, device=q.device)
     sums = torch.empty(shape, dtype=torch.float32, device=q.device)
     pdl = overlaps(q.device)
+    least = (2 if rows * kv_heads <= _FEW_PROGRAMS else 4) * _TILE
     group = max(_GROUP_MIN, triton.next_power_of_2(heads // kv_heads))
     kernels.decode[(rows, kv_heads, splits)](
         # A window that no context reaches stands for none.
-        q, keys, values, tables, lengths, out, scale, window or 2**30, tables.shape[1],
+        q, keys, values, tables, lengths, out, scale, window or 2**30, tables.shape[1], least,
         partial, maxima, sums,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAGE=page, GROUP=group, SPLITS=splits,
         TILE=_TILE, EXACT=q.dtype == torch.float32, FP8=fp8, PDL=pdl, launch_pdl=pdl,
