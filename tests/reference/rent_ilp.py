@@ -14,8 +14,12 @@ regions g, h, offers k of machines with gpus_k GPUs, sizes s:
     gpus_k b[k] >= sum_s s (w[k, s] + slices that kept instances have of k),     b[k] <= available_k
     demand(m prefill) sum_h a[m, g, h] <= throughput of prefill instances in g, decode and together likewise
     sum_m demand_m a[m, g, h] KV bytes of a prompt <= bandwidth from g to h                          (g != h)
-    budget, spot share of the GPUs in slices, number of machines
+    budget, number of machines
     every role that stands stands in `spread` regions
+
+Where spot is limited, all of n, y, w, a and t are there twice, off spot and on it: instances off spot take
+slices of other markets only and serve requests off spot only, those on spot take slices of any and serve the
+rest, which are at most `spot_share` of what is served. A running instance stays on one side at most.
 
     served[m] = sum of a and t; cost = sum_k usd_k b[k] + K sum_k,s usd_k s / gpus_k w[k, s]
 
@@ -144,6 +148,7 @@ class _Column:
     throughput: float
     variable: int
     running: Instance | None = None
+    on_spot: bool = False
 
 
 class RentReference:
@@ -158,6 +163,8 @@ class RentReference:
             offer.key: self.program.variable(offer.available, whole=True)
             for offer in problem.offers
         }
+        limit = problem.limits.spot_share
+        self.sides = (False,) if limit is None else (False, True)
         self.wanted = [s for s in problem.services if s.demand_per_s > 0.0]
         for service in self.wanted:
             for role in service.roles:
@@ -180,9 +187,9 @@ class RentReference:
                 most = min(
                     self._slices(region, kind) // count for kind, count in Counter(kinds).items()
                 )
-                if most > 0:
+                for side in self.sides if most > 0 else ():
                     variable = self.program.variable(most, whole=True)
-                    column = _Column(role, region, kinds, throughput, variable)
+                    column = _Column(role, region, kinds, throughput, variable, on_spot=side)
                     self.columns.append(column)
 
     def _slices(self, region: str, kind: str) -> int:
@@ -207,35 +214,53 @@ class RentReference:
         throughput = own_throughput(problem, self.catalog, instance)
         if throughput > 0.0:
             kinds = tuple(sorted(node.kind for node in instance.nodes))
-            variable = self.program.variable(1.0, whole=True)
-            self.columns.append(
-                _Column(
-                    instance.role_id, instance.region, kinds, throughput, variable, running=instance
+            spot = any(node.market == "spot" for node in instance.nodes)
+            stays: dict[int, float] = {}
+            for side in self.sides:
+                if spot and not side and len(self.sides) > 1:
+                    continue
+                variable = self.program.variable(1.0, whole=True)
+                stays[variable] = 1.0
+                self.columns.append(
+                    _Column(
+                        instance.role_id,
+                        instance.region,
+                        kinds,
+                        throughput,
+                        variable,
+                        instance,
+                        side,
+                    )
                 )
-            )
+            self.program.row(stays, high=1.0)
 
     # What it takes.
 
     def _rent(self) -> None:
         problem, program = self.problem, self.program
         self.slices: dict[tuple[str, str, str], dict[int, int]] = {}
-        sources: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+        sources: dict[tuple[str, str, bool], dict[int, float]] = defaultdict(dict)
         cuts = cut_sizes(problem, self.catalog)
         for offer in problem.offers:
             gpu = parse_node_type(offer.node_type).gpu
             new: dict[int, int] = {}
             for size in cuts[offer.key]:
-                most = offer.available * (offer.gpus // size)
-                new[size] = program.variable(most, whole=True)
-                sources[offer.region, format_node_type(gpu, size)][new[size]] = -1.0
-                penalty = problem.settings.init_penalty * offer.usd_per_hour * size / offer.gpus
-                self.cost[new[size]] += penalty
+                for side in self.sides:
+                    if len(self.sides) > 1 and not side and offer.market == "spot":
+                        continue
+                    most = offer.available * (offer.gpus // size)
+                    slices = program.variable(most, whole=True)
+                    new[slices] = size
+                    sources[offer.region, format_node_type(gpu, size), side][slices] = -1.0
+                    penalty = problem.settings.init_penalty * offer.usd_per_hour * size / offer.gpus
+                    self.cost[slices] += penalty
             self.slices[offer.key] = new
             self.cost[self.machines[offer.key]] += offer.usd_per_hour
         for column in self.columns:
             if column.running is None:
                 for kind, count in Counter(column.kinds).items():
-                    sources[column.region, kind][column.variable] = float(count)
+                    own = sources[column.region, kind, column.on_spot]
+                    own[column.variable] = float(count)
         for terms in sources.values():
             program.row(terms, 0.0, 0.0)
         for offer in problem.offers:
@@ -244,7 +269,7 @@ class RentReference:
 
     def _gpus(self, offer: Offer) -> dict[int, float]:
         """GPUs of an offer in use, as terms: new slices and those of running instances that stay."""
-        terms = {variable: float(size) for size, variable in self.slices[offer.key].items()}
+        terms = {variable: float(size) for variable, size in self.slices[offer.key].items()}
         for column in self.columns:
             if column.running is None:
                 continue
@@ -261,6 +286,15 @@ class RentReference:
 
     def _serve(self, service: Service) -> dict[int, float]:
         """Add the ways of a service's requests; returns their shares as terms."""
+        limit = self.problem.limits.spot_share
+        sides = {side: self._serve_by(service, side) for side in self.sides}
+        shares = {way: 1.0 for own in sides.values() for way in own}
+        self.program.row(shares, high=1.0)
+        if limit is not None:
+            self.program.row({way: (way in sides[True]) - limit for way in shares}, high=0.0)
+        return shares
+
+    def _serve_by(self, service: Service, side: bool) -> dict[int, float]:
         program, regions = self.program, self.problem.regions
         names = {role.phase: role for role in service.roles}
         shares: dict[int, float] = {}
@@ -276,22 +310,21 @@ class RentReference:
                     per_s = service.demand_per_s * moving.bytes_per_request
                     self.crossing[g, h][way] = per_s
             for g in regions:
-                self._cover(names[Phase.PREFILL], g, prefilled[g])
-                self._cover(names[Phase.DECODE], g, decoded[g])
+                self._cover(names[Phase.PREFILL], g, prefilled[g], side)
+                self._cover(names[Phase.DECODE], g, decoded[g], side)
         if Phase.BOTH in names:
             for g in regions:
                 way = program.variable(1.0)
                 shares[way] = 1.0
-                self._cover(names[Phase.BOTH], g, {way: 1.0})
-        program.row(shares, high=1.0)
+                self._cover(names[Phase.BOTH], g, {way: 1.0}, side)
         return shares
 
-    def _cover(self, role: RoleId, region: str, ways: Terms) -> None:
+    def _cover(self, role: RoleId, region: str, ways: Terms, side: bool) -> None:
         """The ways through a role in a region carry no more than its instances there."""
         demand = self.problem.demand(role)
         terms = dict(ways)
         for column in self.columns:
-            if column.role == role and column.region == region:
+            if (column.role, column.region, column.on_spot) == (role, region, side):
                 # No more than all requests come: what an instance could do beyond is nothing.
                 terms[column.variable] = -min(1.0, column.throughput / demand)
         self.program.row(terms, high=0.0)
@@ -314,12 +347,6 @@ class RentReference:
             program.row(terms, high=limits.budget_usd_per_hour / scale)
         if limits.max_nodes is not None:
             program.row(dict.fromkeys(rent, 1.0), high=float(limits.max_nodes))
-        if limits.spot_share is not None:
-            share: dict[int, float] = defaultdict(float)
-            for offer in problem.offers:
-                for column, gpus in self._gpus(offer).items():
-                    share[column] += gpus * ((offer.market == "spot") - limits.spot_share)
-            program.row(share, high=0.0)
 
     def _spread(self) -> None:
         spread = self.problem.limits.spread
@@ -404,7 +431,9 @@ class RentReference:
         for offer in self.problem.offers:
             number = round(x[self.machines[offer.key]])
             if number:
-                new = {s: round(x[v]) for s, v in self.slices[offer.key].items() if round(x[v])}
+                new = Counter(
+                    {s: round(x[v]) for v, s in self.slices[offer.key].items() if round(x[v])}
+                )
                 yield f"{number}x {' '.join(offer.key)} at ${offer.usd_per_hour:g}/h, new slices {new}"
 
 

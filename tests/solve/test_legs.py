@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.ids import Phase
-from atoll.plan.plan import Flow, Instance, Node, Route
+from atoll.plan.plan import Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Problem
+from atoll.plan.validate.validate_spot import spot_share
 from atoll.solve.legs import _augment, routes_of
 from tests.plan.builders import catalog, few, offer, service
 
@@ -52,6 +53,47 @@ def loads(routes: tuple[Route, ...], rate: float) -> dict[str, float]:
         for name in route.instances:
             found[name] += route.share * rate
     return dict(found)
+
+
+SPOT_GROUPS = st.lists(
+    st.tuples(
+        st.sampled_from((Phase.PREFILL, Phase.DECODE, Phase.BOTH)),
+        st.sampled_from(REGIONS[:2]),
+        st.floats(0.5, 20),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+@few
+@given(SPOT_GROUPS, st.floats(0.5, 30), st.sampled_from((0.1, 0.3, 0.5, 0.9)))
+def test_requests_on_spot_are_no_more_than_may_be(
+    drawn: list[tuple[Phase, str, float, bool]], rate: float, share: float
+) -> None:
+    instances = []
+    for n, (phase, region, each, spot) in enumerate(drawn):
+        made = standing(f"i{n}", phase, region, each)
+        node = made.nodes[0].model_copy(update={"market": "spot" if spot else "on-demand"})
+        instances.append(made.model_copy(update={"nodes": (node,)}))
+    problem = asked(rate).replace(limits={"spot_share": share})
+    routes, served = routes_of(problem, catalog(), instances)
+    bare = Plan(
+        problem_hash="",
+        problem_name="legs",
+        instances=tuple(instances),
+        routes=routes,
+        usd_per_hour=0.0,
+        status="partial",
+        solver="legs",
+    )
+    assert spot_share(bare, problem.services[0]) <= share + 1e-9
+    demand = problem.services[0].demand_per_s
+    capacity = {f"i{n}": each for n, (_, _, each, _) in enumerate(drawn)}
+    for name, load in loads(routes, demand * served["chat"]).items():
+        assert load <= capacity[name] * (1.0 + 1e-9)
+    off = [i for i, (*_, spot) in zip(instances, drawn, strict=True) if not spot]
+    assert served["chat"] >= routes_of(problem, catalog(), off)[1]["chat"] - 1e-9
 
 
 phases = st.sampled_from((Phase.PREFILL, Phase.DECODE, Phase.BOTH))

@@ -316,8 +316,9 @@ class Limits(Frozen):
     """Limits of a plan; None is no limit.
 
     `budget_usd_per_hour` bounds what the nodes cost while they run. `spot_share` is the largest share
-    of the GPUs in use that may be spot. `spread` is in how many regions every role must stand. Promises hold
-    with any `survive` nodes lost (0 or 1), and with every spot node lost `spot_loss_per_h` times an hour.
+    of any service's requests that may be served on spot (`validate_spot`). `spread` is in how many regions
+    every role must stand. Promises hold with any `survive` nodes lost (0 or 1), and with every spot node lost
+    `spot_loss_per_h` times an hour.
     """
 
     budget_usd_per_hour: NotNegative | None = None

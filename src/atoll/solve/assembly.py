@@ -127,7 +127,8 @@ def plan_from_layouts(
 ) -> Plan:
     """Return the plan with the `chosen` instances started and the `kept` running ones kept.
 
-    A chosen instance that equals a running one (same role, region, nodes, markets and layers) is kept,
+    Instances that cost money and get no request are left out where all demand is met without them. A chosen
+    instance that equals a running one (same role, region, nodes, markets and layers) is kept,
     too, as often as there are such. Ids of kept instances stay; new ids are unused so far.
     """
     staying = [keep(problem, catalog, instance) for instance in kept]
@@ -146,16 +147,28 @@ def plan_from_layouts(
         else:
             del idle[same.id]
             staying.append(keep(problem, catalog, same))
-    return assemble(
-        problem,
-        pack(problem, apply_all(derating, sorted((*staying, *started), key=lambda i: i.id))),
-        catalog=catalog,
-        status=status,
-        solver=solver,
-        bound=bound,
-        reasons=reasons,
-        cut_short=cut_short,
+
+    def made(instances: Iterable[Instance]) -> Plan:
+        return assemble(
+            problem,
+            instances,
+            catalog=catalog,
+            status=status,
+            solver=solver,
+            bound=bound,
+            reasons=reasons,
+            cut_short=cut_short,
+        )
+
+    plan = made(
+        pack(problem, apply_all(derating, sorted((*staying, *started), key=lambda i: i.id)))
     )
+    reached = {name for route in plan.routes for name in route.instances}
+    unused = {i.id for i in plan.instances if i.usd_per_hour > 0.0 and i.id not in reached}
+    if not unused or plan.status not in ("optimal", "feasible"):
+        return plan
+    # All is served without them.
+    return made(i for i in plan.instances if i.id not in unused)
 
 
 def assemble(

@@ -9,10 +9,14 @@ carries, h = g without limit. What is served is
 or the demand if that is less. Requests stay in a region as far as they can: links are used only for what
 is still missing. Where services want more of a link than it carries, they get the same share of their demand
 each as far as that goes, or in the order of their priority where the problem weighs by it.
+
+Where the share of requests on spot is limited, instances with spot nodes and those they are paired with serve
+requests by themselves, and get no more than that share (`split_by_spot`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,6 +33,8 @@ _ALL_PAIRS = 64
 """Up to so many pairs of instances between two regions each gets its share; above, as few as can be."""
 _TRICKLE = 1e-12
 """Share of the whole below which a flow is rounding."""
+_MAX_SPLITS = 4096
+"""Ways to pair instances off spot with those on it that are looked at."""
 _HALVINGS = 40
 """Steps in which the share of demand that services have in common is found."""
 
@@ -43,16 +49,85 @@ def routes_of(
     """
     # In order of ids: routes do not depend on the order given.
     standing = sorted((i for i in instances if i.throughput_per_s > 0), key=lambda i: i.id)
-    parts = [
-        _Part.of(service, [i for i in standing if i.service == service.name])
-        for service in problem.plain_services
-    ]
+    parts: list[_Part] = []
+    both: list[tuple[_Part, _Part | None]] = []
+    limit = problem.limits.spot_share
+    for service in problem.plain_services:
+        off, on = split_by_spot(service, [i for i in standing if i.service == service.name], limit)
+        first = _Part.of(service, off)
+        second = None if not on or limit is None else _Part.of(service, on, asked=limit)
+        both.append((first, second))
+        parts += [first] if second is None else [first, second]
     # Links between regions are for what cannot be served at home.
     short = [part for part in parts if part.served < 1.0 and part.prefill and part.decode]
     if short and len(problem.regions) > 1 and problem.cluster is None:
         _cross(problem, problem.catalog() if catalog is None else catalog, short)
-    routes = tuple(route for part in parts for route in part.routes())
-    return routes, {part.service.name: part.served for part in parts}
+    routes: list[Route] = []
+    served: dict[str, float] = {}
+    for first, second in both:
+        share = 0.0
+        served[first.service.name] = first.served
+        if second is not None and limit is not None and first.carried > 0.0:
+            carried = first.carried + second.carried
+            share = min(limit, second.carried / carried)
+            total = min(carried, first.carried / (1.0 - limit))
+            demand = first.service.demand_per_s
+            served[first.service.name] = total / demand if exceeds(demand, total) else 1.0
+            routes += second.routes(share)
+        routes += first.routes(1.0 - share)
+    return tuple(routes), served
+
+
+def split_by_spot(
+    service: Service, instances: Sequence[Instance], share: float | None
+) -> tuple[list[Instance], list[Instance]]:
+    """Return the instances that serve requests off spot, and those that serve others, where spot is limited.
+
+    Instances with a spot node are of the second sort, and as many others as should be paired with them.
+    """
+    on = [i for i in instances if any(node.market == "spot" for node in i.nodes)]
+    off = [i for i in instances if i not in on]
+    if share is None or share >= 1.0 or not on:
+        return list(instances), []
+    if all(i.phase is Phase.BOTH for i in on):
+        return off, on
+    groups: dict[tuple[Phase, str, float], list[Instance]] = {}
+    for one in off:
+        if one.phase is not Phase.BOTH:
+            groups.setdefault((one.phase, one.region, one.throughput_per_s), []).append(one)
+    numbers = itertools.product(*(range(len(group) + 1) for group in groups.values()))
+    best: tuple[float, float, float, int] | None = None
+    found = off, on
+    for chosen in itertools.islice(numbers, _MAX_SPLITS):
+        moved = [i for n, group in zip(chosen, groups.values(), strict=True) for i in group[:n]]
+        names = {i.id for i in moved}
+        apart = [i for i in off if i.id not in names], [*on, *moved]
+        merit = (*_served_by(service, *apart, share), -len(moved))
+        if best is None or merit > best:
+            best, found = merit, apart
+    return found
+
+
+def _served_by(
+    service: Service, off: Sequence[Instance], on: Sequence[Instance], share: float
+) -> tuple[float, float, float]:
+    """Return the share of demand that two sorts of instances serve, inside regions and if all could pair.
+
+    Then what they could carry inside regions, requests/s: as many as can be should have something to do.
+    """
+    served, able = [], []
+    for here in (True, False):
+        first, second = (
+            _Part.of(
+                service, group if here else [i.model_copy(update={"region": ""}) for i in group]
+            )
+            for group in (off, on)
+        )
+        total = min(first.carried + second.carried, first.carried / (1.0 - share))
+        demand = service.demand_per_s
+        able.append(round(first.carried + second.carried, 9))
+        served.append(1.0 if demand <= 0.0 else min(1.0, round(total / demand, 9)))
+    return served[0], served[1], able[0]
 
 
 def requests_per_s(service: Service, instance: Instance) -> float:
@@ -75,10 +150,11 @@ class _Part:
     legs: dict[Pair, float]
     pairs: Sequence[Pair] = ()
     bytes_per_request: float = field(default=1.0)
+    asked: float = 1.0
 
     @classmethod
-    def of(cls, service: Service, instances: Iterable[Instance]) -> _Part:
-        """Return a service whose requests stay in their region."""
+    def of(cls, service: Service, instances: Iterable[Instance], asked: float = 1.0) -> _Part:
+        """Return a service whose requests stay in their region, asked for a share of its demand."""
         carries: dict[Phase, dict[str, dict[str, float]]] = {
             phase: {} for phase in (Phase.PREFILL, Phase.DECODE, Phase.BOTH)
         }
@@ -93,7 +169,12 @@ class _Part:
             if g in second
         }
         both = {i: rate for group in carries[Phase.BOTH].values() for i, rate in group.items()}
-        return cls(service, first, second, both, at_home)
+        return cls(service, first, second, both, at_home, asked=asked)
+
+    @property
+    def demand_per_s(self) -> float:
+        """Requests/s that are asked of it."""
+        return self.service.demand_per_s * self.asked
 
     @property
     def carried(self) -> float:
@@ -103,7 +184,7 @@ class _Part:
     @property
     def served(self) -> float:
         """The share of the demand that is served."""
-        demand, carried = self.service.demand_per_s, self.carried
+        demand, carried = self.demand_per_s, self.carried
         return carried / demand if exceeds(demand, carried) else 1.0
 
     def used(self) -> dict[Pair, float]:
@@ -114,7 +195,7 @@ class _Part:
 
     def extend(self, left: Mapping[Pair, float], share: float) -> None:
         """Send more over links that have `left` so many bytes/s, until a share of the demand is served."""
-        wanted = share * self.service.demand_per_s
+        wanted = share * self.demand_per_s
         missing = wanted - self.carried
         if exceeds(wanted, self.carried):  # no way for what is rounding
             size = self.bytes_per_request
@@ -123,11 +204,11 @@ class _Part:
             decode = {h: sum(group.values()) for h, group in sorted(self.decode.items())}
             self.legs = _augment(prefill, decode, self.legs, room, missing)
 
-    def routes(self) -> Iterable[Route]:
-        """Yield the routes of the service, by instances."""
-        total = self.carried
-        if total <= 0:
+    def routes(self, whole: float = 1.0) -> Iterable[Route]:
+        """Yield the routes of a share of the service's requests, by instances."""
+        if self.carried <= 0.0 or whole <= 0.0:
             return
+        total = self.carried / whole
         shares: dict[tuple[str, ...], float] = {
             (name,): rate / total for name, rate in self.together.items()
         }

@@ -1,7 +1,7 @@
 """Kinds of broken plans: each is a valid plan with one thing changed, and the rule and field that say so.
 
-Plans of five families (rented nodes, executors, choices between models, clusters, engines) are broken where
-they differ, and all of them in what every plan states.
+Plans of six families (rented nodes, executors, choices between models, clusters, engines, a limit on spot)
+are broken where they differ, and all of them in what every plan states.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll.plan.plan import Flow, KeptPromise, Plan, Route
 from atoll.plan.problem import Problem
 from atoll.solve.registry import solve
 from tests.plan import builders, clusters
-from tests.plan.builders import EAST, WEST, edit, edit_node, find
+from tests.plan.builders import CHOSEN, EAST, WEST, edit, edit_node, find, plan_of, rent
 from tests.plan.validate.test_validate_executors import BROKEN, apart
 from tests.solve.rent.test_choosing_plans import fleet as choosing_fleet
 
@@ -395,6 +395,36 @@ ENGINE: dict[str, Mutant] = {
 }
 
 
+def spot() -> tuple[Problem, Plan]:
+    """A service that serves one pair of regions on spot, where as much as that may be."""
+    asked = builders.problem(limits={"spot_share": 0.2}, settings={"init_penalty": 0.0})
+    half = replace(CHOSEN[1], rented=rent("spot", L40S=1))
+    made = plan_of(asked, CHOSEN[0], half, *CHOSEN[2:])
+    return asked, made.model_copy(update={"bound": made.objective, "gap": 0.0, "status": "optimal"})
+
+
+def idle_twin(plan: Plan) -> Plan:
+    """One machine more that serves nobody, and is paid for."""
+    twin = find(plan, "mini-both-0").model_copy(update={"id": "mini-both-1"})
+    usd = plan.usd_per_hour + twin.usd_per_hour
+    update = {"usd_per_hour": usd, "objective": usd, "bound": usd, "capacity_bound": None}
+    return plan.model_copy(update={"instances": (*plan.instances, twin), **update})
+
+
+EAST_PAIR, WEST_PAIR = ("chat-prefill-0", "chat-decode-0"), ("chat-prefill-1", "chat-decode-1")
+
+SPOT: dict[str, Mutant] = {
+    "more on spot": Mutant(
+        lambda p: rerouted(p, (EAST_PAIR, 0.3), (WEST_PAIR, 0.7)), "spot-share", "routes"
+    ),
+    "all on spot": Mutant(lambda p: rerouted(p, (EAST_PAIR, 1.0)), "spot-share", "routes"),
+    "more of it on spot than it says": Mutant(
+        lambda p: edit_node(p, "chat-decode-1", "n0", market="spot"), "spot-share", "routes"
+    ),
+    "a machine for nobody": Mutant(idle_twin, "route", "routes"),
+}
+
+
 @cache
 def families() -> dict[str, tuple[Problem, Plan, dict[str, Mutant]]]:
     """A valid plan of every family with the kinds of mutants that are its own."""
@@ -412,5 +442,6 @@ def families() -> dict[str, tuple[Problem, Plan, dict[str, Mutant]]]:
         "choice": (choosing, chosen, CHOICE),
         "cluster": (clusters.problem(), clusters.plan(), CLUSTER),
         "engines": (engines, solve(engines), ENGINE),
+        "spot": (*spot(), SPOT),
     }
     return {name: (a, stated(p, a), own) for name, (a, p, own) in found.items()}

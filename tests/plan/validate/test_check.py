@@ -484,9 +484,34 @@ def test_the_spot_share(most: float) -> None:
     asked, _ = small()
     spot = replace(CHOSEN[1], rented=rent("spot", L40S=1))
     made = plan_of(asked, CHOSEN[0], spot, *CHOSEN[2:])
-    assume(abs(most - 1 / 7) > 1e-3)
+    # A pair stands and falls together; what it serves counts, and not what stands elsewhere.
+    share = sum(route.share for route in made.routes if "chat-decode-0" in route.instances)
+    assert 0.1 < share < 0.9
+    assume(abs(most - share) > 1e-3)
     tighter, made = within(asked, made, spot_share=most)
-    assert rules(made, tighter) == ({"spot-share"} if most < 1 / 7 else set())
+    assert rules(made, tighter) == ({"spot-share"} if most < share else set())
+
+
+def test_a_prefill_instance_that_feeds_spot_is_on_it_for_all_that_it_serves() -> None:
+    asked, _ = small()
+    near = replace(CHOSEN[4], region=EAST, rented=rent(L40S=1))
+    spot = replace(CHOSEN[1], rented=rent("spot", L40S=1))
+    made = plan_of(asked, near, spot, CHOSEN[1], CHOSEN[3])
+    on = sum(route.share for route in made.routes if "chat-decode-0" in route.instances)
+    off = sum(route.share for route in made.routes if "chat-decode-1" in route.instances)
+    assert min(on, off) > 0.3
+    tighter, made = within(asked, made, spot_share=0.9)
+    assert rules(made, tighter) == {"spot-share"}
+
+
+def test_an_instance_that_costs_and_serves_nobody() -> None:
+    asked, made = small()
+    idle = find(made, "mini-both-0").model_copy(update={"id": "mini-both-1"})
+    usd = made.usd_per_hour + idle.usd_per_hour
+    dearer = {"usd_per_hour": usd, "init_usd": 0.1 * usd, "objective": 1.1 * usd}
+    unproven = {"status": "feasible", "bound": None, "gap": None}
+    more = made.model_copy(update={"instances": (*made.instances, idle), **dearer, **unproven})
+    assert rules(more, asked) == {"route"}
 
 
 def test_spread_over_regions() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.plan.validate.check import InvalidPlanError, check, validate
-from tests.plan.validate.mutants import CHOICE, CLUSTER, ENGINE, EVERY, RENTED, families
+from tests.plan.validate.mutants import CHOICE, CLUSTER, ENGINE, EVERY, RENTED, SPOT, families
 from tests.plan.validate.test_validate_executors import BROKEN
 
 OWN: dict[str, tuple[str, ...]] = {
@@ -14,13 +14,14 @@ OWN: dict[str, tuple[str, ...]] = {
     "choice": tuple(CHOICE),
     "cluster": tuple(CLUSTER),
     "engines": tuple(ENGINE),
+    "spot": tuple(SPOT),
 }
 """By family of plans the kinds of mutants that are its own."""
 
 
 def test_no_kind_is_dropped_from_the_list() -> None:
     counts = {family: len(kinds) for family, kinds in OWN.items()}
-    least = {"rented": 47, "executors": 37, "choice": 12, "cluster": 11, "engines": 14}
+    least = {"rented": 47, "executors": 37, "choice": 12, "cluster": 11, "engines": 14, "spot": 4}
     assert all(counts[family] >= count for family, count in least.items())
     assert len(EVERY) >= 35
 

@@ -332,9 +332,9 @@ def test_sentences() -> None:
     more = ExtraNodes(region="east", node_type="L4:1", market="spot", count=2)
     assert more.text == "+2 L4:1 spot in east"
     limit = Constraint(
-        kind="spot-share", where="GPUs on spot", used=0.3, limit=0.3, loosened="any share"
+        kind="spot-share", where="requests on spot", used=0.3, limit=0.3, loosened="any share"
     )
-    assert limit.text == "GPUs on spot: 30% of 30%"
+    assert limit.text == "requests on spot: 30% of 30%"
     link = Constraint(kind="link", where="1 full link (a - b)", loosened="links ten times as fast")
     carried = Worth(
         usd_per_hour=0.0, served=1.0, served_now=1.0, tokens_per_s=120.0, tokens_per_s_now=100.0

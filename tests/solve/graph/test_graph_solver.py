@@ -512,3 +512,24 @@ def test_more_paths_never_cost_more() -> None:
     free = planned(fleet({"see": seeing()})).usd_per_hour
     assert two <= one * (1 + GAP)
     assert free <= two * (1 + GAP)
+
+
+@pytest.mark.parametrize("models", [{"see": seeing()}, {"see": seeing(rate="3/s"), "chat": CHAT}])
+def test_a_limit_on_spot_is_kept_and_nothing_below_its_bound_keeps_it(
+    models: dict[str, object],
+) -> None:
+    sold = [offer("L40S:1", 1.9), offer("L4:1", 0.8)]
+    on_spot = [offer("L40S:1", 0.7, market="spot"), offer("L4:1", 0.3, market="spot")]
+    costs = []
+    for share in (None, "60%", "30%", "0%"):
+        limits = {} if share is None else {"limits": {"spot_share": share}}
+        plan = planned(fleet(models, (*sold, *on_spot), **limits))
+        assert served(plan) == 1.0
+        assert plan.bound is not None
+        costs.append((plan.bound, plan.usd_per_hour))
+    dear = planned(fleet(models, tuple(sold))).usd_per_hour
+    assert costs[0][1] < costs[-1][1] == pytest.approx(dear)
+    for bound, usd in costs:
+        assert bound <= usd <= dear * (1 + GAP)
+    # What is proven with more on spot holds with less.
+    assert all(bound <= costs[-1][1] * (1 + GAP) for bound, _ in costs)

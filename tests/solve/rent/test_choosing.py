@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from atoll.core.errors import UsageError
 from atoll.solve.rent.allocation_types import BOTH
 from atoll.solve.rent.choosing import search
-from atoll.solve.rent.choosing.choose import LevelAllocation, choose_levels
 from atoll.solve.rent.choosing.decomposition import evaluate_levels, level_slacks
+from atoll.solve.rent.choosing.level_choice import LevelAllocation, choose_levels
 from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
 from atoll.solve.rent.relaxation import Prices, market_prices
 from atoll.solve.rent.rent_search import SMALL, oracles_of

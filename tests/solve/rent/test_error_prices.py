@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.solve.rent.choosing.choose import choose_levels
+from atoll.solve.rent.choosing.level_choice import choose_levels
 from atoll.solve.rent.choosing.level_rows import LevelRows
 from tests.solve.rent.choosing_cases import random_choices
 

@@ -413,7 +413,8 @@ class LimitsSpec(Frozen):
 
     budget: Money | None = Field(default=None, description="Most to pay for nodes, as $100/h.")
     spot_share: Share | None = Field(
-        default=None, description="Largest share of the GPUs in use that may be spot, as 50%."
+        default=None,
+        description="Largest share of a service's requests that may be served on spot, as 50%.",
     )
     max_nodes: Count | None = Field(default=None, description="Most nodes to use.")
     spread: Above = Field(default=1, description="Regions every role must stand in, at least.")

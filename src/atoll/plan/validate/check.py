@@ -22,8 +22,9 @@ Rules, per instance and then for the plan as a whole:
     kept           instances said to be kept do run now
     demand         every service is served, unless the plan says it is partial
     served         the stated share of demand served is the true one, and every service has one
-    route          routes lead over one instance, or prefill and decode; sum to 1; overload none; paths over
-                   executors lead to those that have the parts, in one region, the ways that are allowed
+    route          routes lead over one instance, or prefill and decode; sum to 1; overload none; some lead
+                   to every instance that costs money; paths over executors lead to those that have the
+                   parts, in one region, the ways that are allowed
     handover       pairs hand KV over in time, within their interfaces and the links between regions; paths
                    keep the promise of their class with the slowest executors they lead over
     engine         an allowed engine runs every instance, started with the limits of the fleet
@@ -68,6 +69,7 @@ from atoll.plan.validate.validate_machines import (
     check_spread,
 )
 from atoll.plan.validate.validate_routes import check_loads, check_served, check_ways
+from atoll.plan.validate.validate_spot import check_spot, check_traffic
 from atoll.plan.validate.validate_stated import (
     check_intervals,
     check_launches,
@@ -125,7 +127,9 @@ def validate(
         check_running,
         check_served,
         check_loads,
+        check_traffic,
         check_limits,
+        check_spot,
         check_spread,
         check_prices,
         _goal,

@@ -126,7 +126,7 @@ def check_prices(plan: Plan, problem: Problem) -> Iterator[Violation]:
 
 
 def check_limits(plan: Plan, problem: Problem) -> Iterator[Violation]:
-    """Yield where a plan goes beyond the budget, the number of machines or the share of spot GPUs."""
+    """Yield where a plan goes beyond the budget or the number of machines."""
     limits, here = problem.limits, plan.problem_name
     budget = limits.budget_usd_per_hour
     if budget is not None and exceeds(plan.usd_per_hour, budget):
@@ -135,12 +135,6 @@ def check_limits(plan: Plan, problem: Problem) -> Iterator[Violation]:
     if limits.max_nodes is not None and plan.nodes > limits.max_nodes:
         message = f"{plan.nodes} nodes of at most {limits.max_nodes}"
         yield violation("max-nodes", here, message, plan.nodes - limits.max_nodes)
-    if limits.spot_share is not None and plan.gpus:
-        nodes = [node for instance in plan.instances for node in instance.nodes]
-        spot = sum(node.gpus for node in nodes if node.market == "spot")
-        if exceeds(spot, limits.spot_share * plan.gpus):
-            message = f"{spot} of {plan.gpus} GPUs are spot, at most {limits.spot_share:.0%} may be"
-            yield violation("spot-share", here, message, spot / plan.gpus - limits.spot_share)
 
 
 def check_spread(plan: Plan, problem: Problem) -> Iterator[Violation]:

@@ -61,6 +61,8 @@ def check_served(plan: Plan, problem: Problem) -> Iterator[Violation]:
             max_share = min_share
         stated = plan.served_fraction.get(service.name, 1.0)
         short |= stated < 1.0
+        if _limits_spot(plan, problem, service):
+            min_share = 0.0  # Requests that would be served on spot only may have to go.
         if stated > max_share + TOLERANCE or stated < min_share - TOLERANCE:
             message = f"serves {max_share:.6g} of its demand, {stated:.6g} is stated"
             yield violation("served", service.name, message, abs(max_share - stated))
@@ -75,6 +77,16 @@ def check_served(plan: Plan, problem: Problem) -> Iterator[Violation]:
     elif plan.status in ("optimal", "feasible") and short:
         message = f"{plan.status}, yet not all of the demand is served"
         yield violation("status", plan.problem_name, message)
+
+
+def _limits_spot(plan: Plan, problem: Problem, service: Service) -> bool:
+    """Return whether a service has nodes on spot, and may use them for some of its requests only."""
+    return problem.limits.spot_share is not None and any(
+        node.market == "spot"
+        for i in plan.instances
+        if i.service == service.name
+        for node in i.nodes
+    )
 
 
 def _supply(plan: Plan, service: Service) -> tuple[float, float]:

@@ -76,7 +76,7 @@ _FIXES: Mapping[Rule, tuple[str, str]] = {
     "model": ("models", "state the model of the fleet file"),
     "promise": ("promises", "state what simulations of this plan keep, for the fleet's targets"),
     "budget": ("usd_per_hour", "rent less, or raise limits.budget"),
-    "spot-share": ("instances.nodes.market", "rent more on demand, or raise limits.spot_share"),
+    "spot-share": ("routes", "send more to instances off spot, or raise limits.spot_share"),
     "max-nodes": ("instances.nodes", "use fewer machines, or raise limits.max_nodes"),
     "spread": ("instances.region", "stand in more regions, or lower limits.spread"),
     "cost": ("usd_per_hour", "state what the machines cost"),

@@ -18,6 +18,7 @@ from atoll.core.units import format_duration, format_price, format_share, plural
 from atoll.plan.executor_use import PartUse
 from atoll.plan.plan import Goal, Market, Plan, Status
 from atoll.plan.problem import Problem
+from atoll.plan.validate.validate_spot import spot_share
 from atoll.solve.explain.quality import ChoiceQuality
 
 ConstraintKind = Literal[
@@ -539,12 +540,10 @@ def _limits(plan: Plan, problem: Problem) -> Iterator[Constraint]:
             loosened="any number of nodes",
         )
     if limits.spot_share is not None and any(offer.market == "spot" for offer in problem.offers):
-        nodes = [node for instance in plan.instances for node in instance.nodes]
-        spot = sum(node.gpus for node in nodes if node.market == "spot")
         yield Constraint(
             kind="spot-share",
-            where="GPUs on spot",
-            used=spot / plan.gpus if plan.gpus else 0.0,
+            where="requests on spot",
+            used=max(spot_share(plan, service) for service in problem.services),
             limit=limits.spot_share,
             loosened="any share",
         )

@@ -310,7 +310,9 @@ def _single_limits(planner: Planner, base: Plan) -> Iterator[Found | None]:
         def spot(step: int, share: float = share) -> Change:
             after = 1.0 if step == steps else round(share + step / 10, 6)
             other = with_limits(problem, spot_share=after)
-            return Change("spot-share", "share of GPUs on spot", other, before=share, after=after)
+            return Change(
+                "spot-share", "share of requests on spot", other, before=share, after=after
+            )
 
         yield _smallest(planner, base, spot, steps)
     if limits.spread > 1:

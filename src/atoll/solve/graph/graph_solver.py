@@ -15,8 +15,10 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.compiling import compile_entries
 from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
-from atoll.plan.plan import Plan
+from atoll.plan.plan import PROVEN_GAP, Plan
 from atoll.plan.problem import Problem, Service
+from atoll.plan.validate.validate_spot import check_spot
+from atoll.solve.assembly import relative_gap
 from atoll.solve.deadline import Deadline
 from atoll.solve.family import SolverFamily
 from atoll.solve.graph.boxes import LaidMachine
@@ -38,10 +40,57 @@ CUTS = ("monolith", "E/PD", "EP/D", "E/P/D")
 NAMES = (DEFAULT, *CUTS, CELLS)
 _TEMPLATES = 0.5
 """Share of a deadline after which templates of plain services are those that there are."""
+_FIRST_SHARE = 0.4
+"""Share of a deadline for the plan without a limit on spot; two more may follow."""
 
 
 def solve(problem: Problem, request: PlanRequest) -> Plan:
-    """Return the plan of the request's solver; "infeasible", with reasons, where there is none."""
+    """Return the plan of the request's solver; "infeasible", with reasons, where there is none.
+
+    Where the share of requests on spot is limited, the plan without that limit is taken if it keeps it, and
+    else the cheapest of two that do: with that share of the GPUs in use, and with none on spot. What is
+    proven is what holds without the limit.
+    """
+    limit = problem.limits.spot_share
+    offered = [offer for offer in problem.offers if offer.market != "spot"]
+    if limit is None or len(offered) == len(problem.offers):
+        return _solve(problem, request)
+    deadline = Deadline(request.deadline_s)
+    off = problem.replace(offers=offered)
+    if limit <= 0.0:
+        return _restamp(_solve(off, request), problem)
+    free = problem.replace(limits=problem.limits.model_copy(update={"spot_share": None}))
+    first = _solve(free, replace(request, deadline_s=deadline.share(_FIRST_SHARE)))
+    if not any(check_spot(first, problem)):
+        return _restamp(first, problem)
+    tried = [
+        _restamp(_solve(each, replace(request, deadline_s=deadline.share(share))), problem)
+        for each, share in ((problem, 0.5), (off, 1.0))
+    ]
+    best = max((plan for plan in tried if not any(check_spot(plan, problem))), key=_merit)
+    if first.bound is None or best.objective is None or best.status == "partial":
+        return _with_bound(best, None)
+    return _with_bound(best, min(first.bound, best.objective))
+
+
+def _merit(plan: Plan) -> tuple[float, float]:
+    """Order of plans: more served, then less cost."""
+    return min(plan.served_fraction.values(), default=0.0), -(plan.objective or 0.0)
+
+
+def _restamp(plan: Plan, problem: Problem) -> Plan:
+    return plan.model_copy(update={"problem_hash": problem.content_hash()})
+
+
+def _with_bound(plan: Plan, bound: float | None) -> Plan:
+    gap = relative_gap(plan.objective, bound)
+    status = plan.status
+    if status in ("optimal", "feasible"):
+        status = "optimal" if gap is not None and gap <= PROVEN_GAP else "feasible"
+    return plan.model_copy(update={"bound": bound, "gap": gap, "status": status})
+
+
+def _solve(problem: Problem, request: PlanRequest) -> Plan:
     name, effort = request.solver or DEFAULT, request.effort
     effort.refuse_cluster_options()
     _refuse_limits(problem)

@@ -279,7 +279,7 @@ class _Allocator:
     ) -> Allocation:
         usd = float(self.supply.usd @ solution.machines)
         per_gpu = self.init_penalty * self.supply.usd / self.supply.gpus
-        init = sum(float(per_gpu[k]) * gpus * n for (k, gpus), n in solution.slices.items())
+        init = sum(float(per_gpu[k]) * gpus * n for (k, gpus), n in solution.count_slices().items())
         objective = usd + init
         # Rounding and the keeping penalty can leave the bound a hair above the objective.
         bound = max(0.0, min(bound, objective))
@@ -308,7 +308,7 @@ class _Allocator:
             status=status,
             instances=chosen,
             machines=solution.machines,
-            slices=solution.slices,
+            slices=solution.count_slices(),
             usd_per_hour=usd,
             init_usd=init,
             objective=objective,

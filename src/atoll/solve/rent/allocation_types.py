@@ -105,7 +105,8 @@ class RunningColumn:
 class AllocatedInstances:
     """`number` equal instances of one phase of a service in one region.
 
-    Either new ones of the `template` of that role, or kept ones of `running` column.
+    Either new ones of the `template` of that role, or kept ones of `running` column. Where spot is limited,
+    only those that are `on_spot` may have nodes on spot.
     """
 
     service: int
@@ -114,6 +115,7 @@ class AllocatedInstances:
     number: int
     template: int | None = None
     running: int | None = None
+    on_spot: bool = True
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class Allocation:
     could be served (common fraction of the services that are served at all, or weighted mean under
     "priority"). Duals are of the relaxation that proved the bound: `demand_usd[m]` USD/h per unit of demand
     of its first role, `node_usd[g, c]` USD/h that one more node would save, at the price of the cheapest
-    offer there.
+    offer there. Unless it is `proven`, `bound` says nothing.
     """
 
     status: Status
@@ -158,4 +160,5 @@ class Allocation:
     node_usd: NDArray[np.float64]
     binding: tuple[str, ...]
     cut_short: bool = False
+    proven: bool = True
     statistics: Statistics = field(default_factory=Statistics)

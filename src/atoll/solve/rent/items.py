@@ -173,11 +173,18 @@ class RentModel:
 
 @dataclass(frozen=True)
 class Solution:
-    """Whole numbers: machines per offer, new slices by (offer, size), and per service items by index."""
+    """Whole numbers: machines per offer, new slices by (offer, GPUs, kind), per service items by index."""
 
     machines: Ints
-    slices: dict[tuple[int, int], int]
+    slices: dict[tuple[int, int, int], int]
     items: tuple[dict[int, int], ...]
+
+    def count_slices(self) -> dict[tuple[int, int], int]:
+        """Return new slices by (offer, GPUs), whatever kind they count as."""
+        counts: dict[tuple[int, int], int] = {}
+        for (k, gpus, _), number in self.slices.items():
+            counts[k, gpus] = counts.get((k, gpus), 0) + number
+        return counts
 
 
 @entry(

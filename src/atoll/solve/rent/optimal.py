@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypedDict
 
 import numpy as np
 
@@ -17,9 +18,12 @@ from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layout
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating, find_templates
 from atoll.solve.effort import RentLimit
+from atoll.solve.legs import split_by_spot
 from atoll.solve.rent import allocation_types as types
 from atoll.solve.rent.allocation import WORK, allocate, simplify
+from atoll.solve.rent.choosing.level_choice import choose_levels
 from atoll.solve.rent.simple_allocation import SimpleGoal
+from atoll.solve.rent.spot_ways import SpotWays, with_bound
 from atoll.solve.templates.library import Libraries
 
 SOLVER = "optimal"
@@ -84,7 +88,8 @@ class Draft:
                 if c.running is not None
             ]
         )
-        for chosen in allocation.instances:
+        # Those that may not stand on spot take their nodes first.
+        for chosen in sorted(allocation.instances, key=lambda some: some.on_spot):
             service = problem.services[chosen.service]
             if chosen.running is not None:
                 continue
@@ -105,7 +110,7 @@ class Draft:
             solver=solver,
             kept=kept,
             # The bound is what this solver proves; a draft of another one has none.
-            bound=allocation.bound if solver == SOLVER else None,
+            bound=allocation.bound if solver == SOLVER and allocation.proven else None,
             reasons=allocation.binding,
             cut_short=allocation.cut_short,
             derating=self.derating,
@@ -153,22 +158,72 @@ def draft(
     end = Deadline(deadline_s)
     running = running_columns(problem, catalog, derating)
     demands = service_demands(problem, catalog, libraries, derating)
-    allocation = allocate(
+    allocation = _allocate(
         demands,
         supply_of(problem, catalog, rent_limit),
         limits_of(problem, rent_limit),
-        init_penalty=problem.settings.init_penalty,
-        running=[column for column, _ in running],
-        # What was read so far has taken a part of the deadline.
-        deadline_s=end.share(1.0),
-        work=work * WORK,
-        gap=gap,
-        on_shortage=problem.settings.on_shortage,
-        seed=problem.settings.seed,
-        log=log,
+        [column for column, _ in running],
+        problem.settings.on_shortage,
+        {
+            "init_penalty": problem.settings.init_penalty,
+            # What was read so far has taken a part of the deadline.
+            "deadline_s": end.share(1.0),
+            "work": work * WORK,
+            "gap": gap,
+            "seed": problem.settings.seed,
+            "log": log,
+        },
     )
     groups = [group for _, group in running]
     return Draft(problem, catalog, libraries, allocation, groups, derating)
+
+
+class _Effort(TypedDict):
+    init_penalty: float
+    deadline_s: float
+    work: float
+    gap: float
+    seed: int
+    log: types.Log | None
+
+
+def _allocate(
+    demands: Sequence[types.ServiceDemand],
+    supply: types.Supply,
+    limits: types.AllocationLimits,
+    running: Sequence[types.RunningColumn],
+    on_shortage: types.Shortage,
+    effort: _Effort,
+) -> types.Allocation:
+    """Return the cheapest allocation; where spot is limited, over all shares of it that are allowed."""
+    free = replace(limits, spot_share=None)
+
+    def plain(
+        services: Sequence[types.ServiceDemand],
+        market: types.Supply,
+        columns: Sequence[types.RunningColumn],
+        shortage: types.Shortage,
+    ) -> types.Allocation:
+        return allocate(services, market, free, running=columns, on_shortage=shortage, **effort)
+
+    ways = SpotWays.of(demands, supply, limits, running)
+    if ways is None:
+        return plain(demands, supply, running, on_shortage)
+    if ways.share <= 0.0 or limits.spread > 1:
+        off = ways.answer(plain(ways.at(ways.off()), ways.supply, ways.running, on_shortage))
+        if ways.share <= 0.0:
+            return off
+        # A role must stand in so many regions, on spot and off it together, which ways do not know: then
+        # nothing is rented on spot, and what is proven is what holds without the limit.
+        return with_bound(off, plain(demands, supply, running, on_shortage).bound)
+    found = choose_levels(
+        ways.services, ways.supply, free, ways.rows, running=ways.running, **effort
+    )
+    if found.allocation is None:
+        return ways.try_levels(plain, on_shortage)
+    reason = "spot share" if max(found.error_usd, default=0.0) > 0.0 else None
+    answer = ways.answer(found.allocation, reason=reason)
+    return with_bound(answer, answer.bound - ways.start_usd(effort["init_penalty"]))
 
 
 def redraft(
@@ -187,40 +242,72 @@ def redraft(
     """
     simplicity, objective = problem.settings.simplicity, cheapest.objective or 0.0
     running = running_columns(problem, catalog, derating)
+    columns = [column for column, _ in running]
+    demands = service_demands(problem, catalog, libraries, derating)
+    supply, limits = supply_of(problem, catalog, rent_limit), limits_of(problem, rent_limit)
+    chosen = _chosen(problem, libraries, cheapest, [group for _, group in running])
+    ways = SpotWays.of(demands, supply, limits, columns)
+    if ways is not None:
+        # As much on spot as the cheapest plan has: ways are plain services then.
+        on, shares = _on_spot(problem, cheapest)
+        demands = list(ways.at(shares))
+        supply, columns = ways.supply, list(ways.running)
+        chosen = [
+            (replace(one, service=2 * one.service + (name in on)), name) for one, name in chosen
+        ]
     allocation = simplify(
-        service_demands(problem, catalog, libraries, derating),
-        supply_of(problem, catalog, rent_limit),
-        limits_of(problem, rent_limit),
-        _chosen(problem, libraries, cheapest, [group for _, group in running]),
+        demands,
+        supply,
+        replace(limits, spot_share=None),
+        [one for one, _ in chosen],
         cheapest.bound or 0.0,
         SimpleGoal(simplicity, objective * (1.0 + simplicity)),
         init_penalty=problem.settings.init_penalty,
-        running=[column for column, _ in running],
+        running=columns,
         deadline_s=deadline_s,
         seed=problem.settings.seed,
     )
     if allocation is None:
         return None
+    if ways is not None:
+        allocation = ways.answer(allocation)
     groups = [group for _, group in running]
     return Draft(problem, catalog, libraries, allocation, groups, derating)
 
 
 def _chosen(
     problem: Problem, libraries: Libraries, plan: Plan, running: Sequence[Sequence[Instance]]
-) -> list[types.AllocatedInstances]:
-    """The instances of a plan as an allocation has them; those that no template makes are left out."""
+) -> list[tuple[types.AllocatedInstances, str]]:
+    """The instances of a plan as an allocation has them, with their ids; not those that no template makes."""
     names = [service.name for service in problem.services]
     kept = {one.id: number for number, group in enumerate(running) for one in group}
-    found: list[types.AllocatedInstances] = []
+    found: list[tuple[types.AllocatedInstances, str]] = []
     for one in plan.instances:
         place = (names.index(one.service), _PHASES[one.phase], problem.regions.index(one.region), 1)
         if one.kept and one.id in kept:
-            found.append(types.AllocatedInstances(*place, running=kept[one.id]))
+            found.append((types.AllocatedInstances(*place, running=kept[one.id]), one.id))
             continue
         library = libraries.roles[one.role]
         rows = find_templates(library.counts, libraries.kinds, [one.node_counts])[one.node_counts]
-        found += [types.AllocatedInstances(*place, template=int(row)) for row in rows[:1]]
+        found += [(types.AllocatedInstances(*place, template=int(r)), one.id) for r in rows[:1]]
     return found
+
+
+def _on_spot(problem: Problem, plan: Plan) -> tuple[set[str], dict[int, float]]:
+    """The instances of a plan that serve on spot, and the level of both ways of each service."""
+    on: set[str] = set()
+    levels: dict[int, float] = {}
+    for m, service in enumerate(problem.services):
+        own = [one for one in plan.instances if one.service == service.name]
+        part = {one.id for one in split_by_spot(service, own, problem.limits.spot_share)[1]}
+        share = sum(
+            route.share
+            for route in plan.routes
+            if route.service == service.name and part & {*route.instances}
+        )
+        on |= part
+        levels |= {2 * m: 1.0 - share, 2 * m + 1: share}
+    return on, levels
 
 
 def service_demands(

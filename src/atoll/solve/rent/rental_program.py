@@ -134,20 +134,18 @@ class RentalProgram:
             self.rent,
         )
 
-    def supply_of(self, values: Floats) -> tuple[Ints, dict[tuple[int, int], int]]:
+    def supply_of(self, values: Floats) -> tuple[Ints, dict[tuple[int, int, int], int]]:
         """Return machines and new slices of a solution."""
         number = len(self.model.supply.usd)
         whole = np.rint(values[: self.supply_columns]).astype(np.int64)
         slices = {
-            (k, gpus): int(count)
-            for (k, gpus, _), count in zip(self.slices, whole[number:], strict=True)
-            if count
+            one: int(count) for one, count in zip(self.slices, whole[number:], strict=True) if count
         }
         return whole[:number], slices
 
     def supply_values(self, solution: Solution) -> Floats:
         """Return the columns of a solution's machines and slices."""
-        slices = [solution.slices.get((k, gpus), 0) for k, gpus, _ in self.slices]
+        slices = [solution.slices.get(one, 0) for one in self.slices]
         return np.concatenate([solution.machines, slices]).astype(np.float64)
 
     def relax(self, time_limit_s: float) -> LpResult:
@@ -227,5 +225,5 @@ def cheapest_supply(
 
 def costs(model: RentModel, solution: Solution) -> tuple[float, float]:
     """Return rent and what starting costs per hour."""
-    init = sum(model.start[k] * gpus * n for (k, gpus), n in solution.slices.items())
+    init = sum(model.start[k] * gpus * n for (k, gpus, _), n in solution.slices.items())
     return float(model.supply.usd @ solution.machines), float(init)

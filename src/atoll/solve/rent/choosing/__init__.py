@@ -2,6 +2,7 @@
 
 Begin with `solver`, its place among the solvers, and `choose`: what each way serves.
 
+    level_choice          the cheapest levels and their allocation, as arrays
     level_rows            conditions on levels: every choice answered, errors and floors kept
     masters               programs of the allocator with levels in front
     bound, decomposition  lower bound on the cost of any mix, and the prices for it

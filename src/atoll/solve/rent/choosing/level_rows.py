@@ -5,6 +5,7 @@ Levels y_w of the ways w that choices name, numbered as the services of the prob
     sum over a choice's variants of y           = 1
     sum over them of error times y             <= max_error
     sum over those of a model of y             >= its least share
+    y of a service on spot                     <= the share of spot times what it serves in all
     0 <= y <= 1
 
 Choices that name the same way are linked; `LevelRows.groups` are those that are, together.
@@ -33,13 +34,17 @@ MIN = 1e-6
 
 @dataclass(frozen=True)
 class ChoiceRow:
-    """One choice: its ways by number, how often each errs, and the floors as (ways, least share)."""
+    """One choice: its ways by number, how often each errs, and the floors as (ways, least share).
+
+    `spot` are services whose requests are served off spot or on it, as (way off, way on, largest share on).
+    """
 
     name: str
     ways: tuple[int, ...]
     errors: tuple[float, ...]
     max_error: float | None = None
     floors: tuple[tuple[tuple[int, ...], float], ...] = ()
+    spot: tuple[tuple[int, int, float], ...] = ()
 
     def error(self, levels: Mapping[int, float]) -> float:
         """Return the mean error at these levels."""
@@ -169,6 +174,8 @@ class LevelRows:
                 rows.append((-np.inf, choice.max_error, terms))
             for own, floor in choice.floors:
                 rows.append((floor, np.inf, tuple((way, 1.0) for way in own)))
+            for off, on, share in choice.spot:
+                rows.append((0.0, np.inf, ((off, share), (on, share - 1.0))))
         return rows
 
     def hold(self, levels: Mapping[int, float], tolerance: float = 1e-7) -> bool:

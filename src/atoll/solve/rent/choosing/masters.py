@@ -68,6 +68,11 @@ class LevelColumns:
                 lower.append(floor - len(ways))
                 upper.append(np.inf)
                 kinds.append([*((way, -1.0) for way in ways), (-1, floor)])
+            for off, on, share in choice.spot:
+                # share y_off >= (1 - share) y_on, in 1 less a level.
+                lower.append(1.0 - 2.0 * share)
+                upper.append(np.inf)
+                kinds.append([(off, -share), (on, 1.0 - share)])
         nothing = np.zeros(0, np.int64)
         first = program.lp.add_rows(
             np.array(lower),

@@ -522,18 +522,19 @@ class FastSearch:
         """Return a solution as one that fits, with the machines that it has; None where limits forbid it."""
         self.clear()
         supply, ledger = self.model.supply, self.ledger
+        kinds = len(supply.kinds)
         slots = {
-            (int(k), int(gpus)): s
-            for s, (k, gpus) in enumerate(
-                zip(ledger.families.source_offer, ledger.source_gpus, strict=True)
+            (int(k), int(cell) % kinds): s
+            for s, (k, cell) in enumerate(
+                zip(ledger.families.source_offer, ledger.source_cell, strict=True)
             )
         }
         for m, chosen in enumerate(solution.items):
             use = self.pickers[m].items.use(chosen, self.model.rows)
             ledger.need += use[: self.model.cells]
             ledger.held += use[self.model.cells :]
-        for (k, gpus), number in solution.slices.items():
-            ledger.slices[slots[k, gpus]] = number
+        for (k, _, kind), number in solution.slices.items():
+            ledger.slices[slots[k, kind]] = number
         # A program may take more slices than are in use where that costs it nothing.
         over = -ledger.need
         np.add.at(over, ledger.source_cell, ledger.slices)

@@ -35,6 +35,7 @@ from atoll.solve.rent.fast.picker import ServicePicker
 from atoll.solve.rent.incumbent import MipLimits, Work
 from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution, items_of
+from atoll.solve.rent.spot_ways import SpotWays
 from atoll.solve.templates.library import Libraries
 
 SOLVER = "fast"
@@ -82,17 +83,48 @@ def _plan(
     problem: Problem, catalog: Catalog, templates: Libraries, derating: Derating | None
 ) -> Plan:
     running = optimal.running_columns(problem, catalog, derating)
-    allocation = allocate_fast(
+    allocation = _allocate(
+        problem,
         optimal.service_demands(problem, catalog, templates, derating),
         optimal.supply_of(problem, catalog),
-        optimal.limits_of(problem),
-        init_penalty=problem.settings.init_penalty,
-        running=[column for column, _ in running],
-        on_shortage=problem.settings.on_shortage,
+        [column for column, _ in running],
     )
     groups = [group for _, group in running]
     draft = optimal.Draft(problem, catalog, templates, allocation, groups, derating)
     return draft.plan(SOLVER)
+
+
+def _allocate(
+    problem: Problem,
+    demands: Sequence[ServiceDemand],
+    supply: Supply,
+    running: Sequence[RunningColumn],
+) -> Allocation:
+    """Return an allocation; where spot is limited, with as much of it as may be or with none."""
+    limits, shortage = optimal.limits_of(problem), problem.settings.on_shortage
+    free = replace(limits, spot_share=None)
+
+    def plain(
+        services: Sequence[ServiceDemand],
+        market: Supply,
+        columns: Sequence[RunningColumn],
+        on_shortage: Shortage,
+    ) -> Allocation:
+        return allocate_fast(
+            services,
+            market,
+            free,
+            init_penalty=problem.settings.init_penalty,
+            running=columns,
+            on_shortage=on_shortage,
+        )
+
+    ways = SpotWays.of(demands, supply, limits, running)
+    if ways is None:
+        return plain(demands, supply, running, shortage)
+    if ways.share <= 0.0 or limits.spread > 1:
+        return ways.answer(plain(ways.at(ways.off()), ways.supply, ways.running, shortage))
+    return ways.try_levels(plain, shortage)
 
 
 def allocate_fast(
@@ -178,7 +210,7 @@ def _answer(
     solution = nothing if found is None else found.solution
     usd = float(supply.usd @ solution.machines)
     per_gpu = init_penalty * supply.usd / supply.gpus
-    init = sum(float(per_gpu[k]) * gpus * n for (k, gpus), n in solution.slices.items())
+    init = sum(float(per_gpu[k]) * gpus * n for (k, gpus), n in solution.count_slices().items())
     served = np.ones(len(services))
     served[demanded] = 0.0
     if found is not None:
@@ -203,7 +235,7 @@ def _answer(
         status=status,
         instances=chosen,
         machines=solution.machines,
-        slices=solution.slices,
+        slices=solution.count_slices(),
         usd_per_hour=usd,
         init_usd=init,
         objective=objective,

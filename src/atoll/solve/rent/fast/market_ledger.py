@@ -298,7 +298,11 @@ class MarketLedger:
     def solution(self, items: tuple[dict[int, int], ...]) -> Solution:
         """Return what stands now as a solution of the model, with these items."""
         slices = {
-            (int(self.families.source_offer[s]), int(self.source_gpus[s])): int(self.slices[s])
+            (
+                int(self.families.source_offer[s]),
+                int(self.source_gpus[s]),
+                int(self.source_cell[s]) % len(self.model.supply.kinds),
+            ): int(self.slices[s])
             for s in np.flatnonzero(self.slices)
         }
         return Solution(self.machines.copy(), slices, items)
