@@ -207,7 +207,8 @@ def run_of(name: str, requests: int = 40) -> tuple[SimReport, Problem]:
     )  # fmt: skip
     node = NodeSummary(
         instance=name, node=name, group=1, node_type=name, service=name, phase="both", layers=(0, 8),
-        utilisation=0.5, steps=3, mean_sequences=1.5, prompt_tokens=1, decode_tokens=1, kv_tokens=9.0,
+        utilisation=0.5, busy=0.5, steps=3, mean_sequences=1.5, prompt_tokens=1, decode_tokens=1,
+        kv_tokens=9.0,
         kv_mean=0.1, kv_peak=0.2, queue_mean=0.3,
     )  # fmt: skip
     instance = InstanceSummary(name, name, "both", name, 0.0, None, None, 1234, 0.042)

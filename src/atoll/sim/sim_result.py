@@ -54,10 +54,11 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServiceSummary:
-    """One service over the measuring window.
+    """One service over the measuring window: the time in which requests came.
 
     `attainment` is the share of requests that kept both promises, `attainment_ttft` and `attainment_tpot`
-    each of them; goodput counts requests and generated tokens per second of those that kept both.
+    each of them; goodput counts requests and generated tokens of those that kept both, over the time in which
+    they came. `requests_per_s` and `tokens_per_s` are what was finished and generated in that time.
     `token_gap_s` is the spread of gaps between tokens, to 5 %. `waiting_mean` is how many requests wait for
     an instance or a pipeline, in the mean over the whole run: they are with the coordinator, or on a prefill
     instance that nobody relieves of them, and in no unit's queue. `reused_share` is the share of prompt
@@ -88,7 +89,11 @@ class ServiceSummary:
 
 @dataclass(frozen=True, slots=True)
 class NodeSummary:
-    """One unit (a group of `tp` GPUs of a node) over the whole run."""
+    """One unit (a group of `tp` GPUs of a node) over the whole run.
+
+    `utilisation` is the share of the run in which it works, and `busy` that of the time in which requests
+    come: after the last one came it has less and less to do.
+    """
 
     instance: str
     node: str
@@ -98,6 +103,7 @@ class NodeSummary:
     phase: str
     layers: tuple[int, int]
     utilisation: float
+    busy: float
     steps: int
     mean_sequences: float
     prompt_tokens: int
@@ -244,12 +250,17 @@ class SimReport(RequestTable):
         asked = sim.request[: int(run["requests"])]
         clock = float(run["clock_s"])
         going = np.isin(asked["state"], (a.WAITING, a.PREFILL, a.MOVING, a.DECODE, a.COMPONENT))
-        if math.isfinite(options.until_s) and going.any():
+        cut = math.isfinite(options.until_s) and bool(going.any())
+        if cut:
             clock = float(options.until_s)
-        window = max(clock - options.from_s, 1e-9)
         columns = _columns(asked, problem, options, clock)
+        last = float(columns.arrival_s.max(initial=0.0))
+        # After the last request came is the run-out. A run that is cut has none, and where all requests come
+        # at once the run is all there is.
+        until = clock if cut or last <= options.from_s else last
+        window = max(until - options.from_s, 1e-9)
         services = tuple(
-            _service(at, service, sim, columns, options, window, clock)
+            _service(at, service, sim, columns, options, until, clock)
             for at, service in enumerate(problem.services)
         )
         instances = tuple(_instances(built, clock))
@@ -258,7 +269,7 @@ class SimReport(RequestTable):
         return cls(
             plan_name=built.history.plans[0].problem_name,
             services=services,
-            nodes=tuple(_nodes(built, clock)),
+            nodes=tuple(_nodes(built, clock, options.from_s, until)),
             instances=instances,
             requests=columns,
             series=_series(sim, clock),
@@ -274,6 +285,18 @@ class SimReport(RequestTable):
             usd_per_million_tokens=usd / tokens * 1e6 if tokens else None,
             cpu_s=cpu_s,
         )
+
+
+def _tokens_per_s(sim: a.Sim, at: int, from_s: float, until_s: float, clock_s: float) -> float:
+    """Return the rate at which tokens are made from one time to another, to a bin of time."""
+    total, bin_s = int(sim.service[at]["tokens"]), float(sim.run[0]["bin_s"])
+    if until_s < clock_s:
+        by_bin = sim.service_bin[a.TOKENS, :, at]
+        # What is made after the last bin is counted in it.
+        whole = min(len(by_bin) - 1, int(until_s / bin_s + 1e-9))
+        if whole * bin_s > from_s:
+            return float(total - by_bin[whole:].sum()) / (whole * bin_s - from_s)
+    return total / max(clock_s - from_s, 1e-9)
 
 
 def _columns(q: a.Records, problem: Problem, options: SimOptions, clock_s: float) -> RequestColumns:
@@ -315,9 +338,14 @@ def _service(
     sim: a.Sim,
     columns: RequestColumns,
     options: SimOptions,
-    window_s: float,
+    until_s: float,
     clock_s: float,
 ) -> ServiceSummary:
+    window_s = max(until_s - options.from_s, 1e-9)
+    ended_s = columns.arrival_s + columns.e2e_s
+    # What is done at the end of a run is on its way back to the client then.
+    last_s = until_s if until_s < clock_s else math.inf
+    in_time = (columns.service == at) & (ended_s >= options.from_s) & (ended_s <= last_s)
     counted = (columns.service == at) & (columns.arrival_s >= options.from_s)
     judged = counted & columns.judged
     met = columns.met_ttft & columns.met_tpot & judged
@@ -333,8 +361,8 @@ def _service(
         dropped=int(outcomes[1]),
         unfinished=int(outcomes[2]),
         retries=int(columns.retries[counted].sum()),
-        requests_per_s=int(outcomes[0]) / window_s,
-        tokens_per_s=int(sim.service[at]["tokens"]) / window_s,
+        requests_per_s=int(in_time.sum()) / window_s,
+        tokens_per_s=_tokens_per_s(sim, at, options.from_s, until_s, clock_s),
         goodput_requests_per_s=int(met.sum()) / window_s,
         goodput_tokens_per_s=int(columns.output[met].sum()) / window_s,
         attainment=share(met),
@@ -362,8 +390,11 @@ def _gap_spread(sim: a.Sim, at: int) -> Spread:
     return Spread(float(sim.service[at]["gap_sum"]) / total, *middle)
 
 
-def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
+def _nodes(built: Built, clock_s: float, from_s: float, until_s: float) -> list[NodeSummary]:
     sim = built.sim
+    bin_s = float(sim.run[0]["bin_s"])
+    bins = min(int(sim.run[0]["bins"]), int(clock_s / bin_s + 1e-9))
+    ends = np.append(np.arange(bins + 1) * bin_s, clock_s)
     summaries: list[NodeSummary] = []
     groups: dict[tuple[int, int], int] = {}
     for at, unit in enumerate(built.lower.units):
@@ -373,6 +404,13 @@ def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
         group = groups.get((unit.instance, unit.index), 0)
         groups[unit.instance, unit.index] = group + 1
         ahead = float(row["step_end"]) - clock_s if row["busy"] else 0.0
+        worked = (float(row["busy_s"]) - ahead) / clock_s if clock_s > 0 else 0.0
+        busy = worked
+        if until_s < clock_s or from_s > 0.0:
+            known = sim.unit_bin[a.BUSY_S, :bins, at].astype(np.float64)
+            total = np.concatenate([[0.0], known, [float(row["busy_s"]) - ahead]])
+            begun, ended = np.interp((from_s, until_s), ends, total)
+            busy = min(1.0, (ended - begun) / max(until_s - from_s, 1e-9))
         summaries.append(
             NodeSummary(
                 instance=instance.id,
@@ -382,7 +420,8 @@ def _nodes(built: Built, clock_s: float) -> list[NodeSummary]:
                 service=instance.service,
                 phase=str(instance.phase),
                 layers=(node.start, node.end),
-                utilisation=(float(row["busy_s"]) - ahead) / clock_s if clock_s > 0 else 0.0,
+                utilisation=worked,
+                busy=float(busy),
                 steps=int(row["step_count"]),
                 mean_sequences=float(row["batch_sum"]) / max(1, int(row["step_count"])),
                 prompt_tokens=int(row["prompt_tokens"]),

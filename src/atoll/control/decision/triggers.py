@@ -54,7 +54,7 @@ def _demand_triggers(situation: Situation) -> dict[str, str]:
     mixed = find_mixed(problem, living)
     carried = CarriedLoad(problem, mixed, living).lanes()
     for lane in find_short(carried, _find_pressing(situation, mixed)):
-        found[f"short {lane}"] = f"{lane} will carry less than is asked"
+        found[f"short {lane}"] = f"{lane} carries less than is asked with the plan in force"
     running = situation.running()
     for one in situation.wanted:
         if one.id not in running and situation.held.blocks(one):

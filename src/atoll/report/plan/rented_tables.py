@@ -304,7 +304,7 @@ def list_phases(plan: Plan, problem: Problem, *, costs: bool) -> Grid:
             if phase.phase is Phase.SERVE:
                 continue  # executors carry parts of requests, not tokens
             tokens_usd = phase.usd_per_million_tokens
-            use = phase.demand_per_s / phase.capacity_per_s if phase.capacity_per_s > 0 else None
+            use = phase.utilisation  # by what is asked, without what is planned for beyond it
             served = None if plan.status == "infeasible" else format_share(service.served)
             money = (
                 format_usd(phase.usd_per_hour, sign=False),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from atoll.plan.problem import Problem
 
+_MOST_OF_RUN = 0.95
+"""Share of a run in which requests come up to which its run-out is told."""
 _MAX_SHOWN = 24
 """Units or executors in a terminal; pages list all."""
 
@@ -69,10 +71,17 @@ def summarize(report: SimReport) -> dict[str, object]:
     }
 
 
+def _say_run_out(report: SimReport) -> str:
+    """Say in how much of the run requests came, where that is not nearly all of it."""
+    came = float(report.requests.arrival_s.max(initial=0.0))
+    short = 0.0 < came < _MOST_OF_RUN * report.clock_s and report.window_s <= came
+    return f" (the last came after {format_duration(came)})" if short else ""
+
+
 def describe_run(report: SimReport) -> str:
     """Return the run in one line."""
     parts = [
-        f"{report.finished:,} requests in {format_duration(report.clock_s)}",
+        f"{report.finished:,} requests in {format_duration(report.clock_s)}{_say_run_out(report)}",
         f"{format_part(report.attainment)} kept their promises",
         f"{report.tokens_per_s:,.0f} tokens/s",
     ]
@@ -129,7 +138,7 @@ def list_nodes(nodes: Sequence[NodeSummary]) -> Grid:
             "node": lambda node: node.node + (f".{node.group}" if node.group else ""),
             "type": lambda node: node.node_type,
             "layers": lambda node: f"[{node.layers[0]}, {node.layers[1]})",
-            "busy": lambda node: f"{node.utilisation:.0%}",
+            "busy": lambda node: f"{node.busy:.0%}",
             "batch": lambda node: f"{node.mean_sequences:.1f}",
             "KV mean": lambda node: f"{node.kv_mean:.0%}",
             "KV peak": lambda node: f"{node.kv_peak:.0%}",
@@ -157,7 +166,7 @@ def draw_simulation(report: SimReport, problem: Problem) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    shown = choose_busiest(report.nodes, lambda node: node.utilisation)
+    shown = choose_busiest(report.nodes, lambda node: node.busy)
     parts: list[RenderableType] = [
         *draw_verdicts(judge_run(report, problem)),
         Text(describe_run(report)),

@@ -249,7 +249,7 @@ def draw_tasks(report: MixedReport) -> RenderableType:
         machines.draw(caption=say_busiest(machines.rows, tasks.nic_busy)),
     ]
     if report.plain is not None:
-        nodes = choose_busiest(report.plain.nodes, lambda node: node.utilisation)
+        nodes = choose_busiest(report.plain.nodes, lambda node: node.busy)
         parts += [
             Text("Plain services"),
             list_promises(report.plain, report.problem).draw(),
