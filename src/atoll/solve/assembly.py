@@ -165,9 +165,10 @@ def plan_from_layouts(
     )
     reached = {name for route in plan.routes for name in route.instances}
     unused = {i.id for i in plan.instances if i.usd_per_hour > 0.0 and i.id not in reached}
-    if not unused or plan.status not in ("optimal", "feasible"):
+    met = plan.status in ("optimal", "feasible")
+    if not unused or not met or problem.limits.spread > 1:
         return plan
-    # All is served without them.
+    # All is served without them, and none is there to stand in one region more.
     return made(i for i in plan.instances if i.id not in unused)
 
 

@@ -25,9 +25,13 @@ def check_spot(plan: Plan, problem: Problem) -> Iterator[Violation]:
             yield violation("spot-share", service.name, message, share - limit)
 
 
-def check_traffic(plan: Plan, _problem: Problem) -> Iterator[Violation]:
-    """Yield instances that cost money and to which no request is sent."""
-    if plan.goal != "cost" or plan.status not in ("optimal", "feasible"):
+def check_traffic(plan: Plan, problem: Problem) -> Iterator[Violation]:
+    """Yield instances that cost money and to which no request is sent.
+
+    Where roles must stand in several regions, one may be there for that.
+    """
+    met = plan.status in ("optimal", "feasible")
+    if plan.goal != "cost" or not met or problem.limits.spread > 1:
         return
     reached = {name for route in plan.routes if route.share > 0.0 for name in route.instances}
     for instance in plan.plain_instances:

@@ -140,32 +140,40 @@ class InstanceMaster(RentalProgram):
             gpus = min(gpus, max_nodes * int(supply.gpus.max(initial=0)))
         return float(max(1, gpus))
 
+    def _regions(self, service: int, phase: int) -> set[int]:
+        items, some = self.model.items[service], self._let_in[service]
+        return {int(g) for g in np.unique(items.region[some[items.phase[some] == phase]])}
+
     def _add_presence(self) -> None:
         model, spread, max_instances = self.model, self.model.limits.spread, self._max_instances()
-        for m in range(len(model.services)):
-            phases = self._phases(m)
+        # Ways of one service, which have its name, stand in regions together.
+        kin: dict[str, list[int]] = {}
+        for m, service in enumerate(model.services):
+            kin.setdefault(service.name, []).append(m)
+        for ways in kin.values():
+            phases = set().union(*map(self._phases, ways))
             # Phases together may serve all by themselves, or not be needed.
             optional = len(self._unserved) > 0 or (BOTH in phases and len(phases) > 1)
             for phase in sorted(phases):
-                items, some = model.items[m], self._let_in[m]
-                regions = np.unique(items.region[some[items.phase[some] == phase]])
+                regions = sorted(set().union(*(self._regions(m, phase) for m in ways)))
                 spread_row = self.add_empty_rows(np.zeros(1))
                 many_row = self.add_empty_rows(np.zeros(1))
-                self._many_row[m, phase] = many_row
                 stands = self.lp.add_columns(
                     np.zeros(1),
                     np.full(1, 0.0 if optional else 1.0),
                     np.ones(1),
                     _sparse([(0, spread_row, -float(spread)), (0, many_row, max_instances)], 1),
                 )
-                self._stands[m, phase] = stands
+                self._many_row |= {(m, phase): many_row for m in ways}
+                self._stands |= {(m, phase): stands for m in ways}
                 for g in regions:
                     row = self.add_empty_rows(np.zeros(1))
-                    self._presence_row[m, phase, int(g)] = row
-                    self._presence[m, phase, int(g)] = self.lp.add_columns(
+                    there = self.lp.add_columns(
                         np.zeros(1), np.zeros(1), np.ones(1),
                         _sparse([(0, row, -1.0), (0, spread_row, 1.0)], 1),
                     )  # fmt: skip
+                    self._presence_row |= {(m, phase, g): row for m in ways}
+                    self._presence |= {(m, phase, g): there for m in ways}
 
     def _add_items(self, service: int) -> None:
         items, some = self.model.items[service], self._let_in[service]
@@ -249,8 +257,8 @@ class InstanceMaster(RentalProgram):
     def solve(self, limits: MipLimits, start: Solution | None = None) -> InstanceAnswer:
         """Solve with whole numbers, from a solution if given."""
         integer = [np.arange(self._first, self.lp.columns)]
-        integer.append(np.array(sorted(self._presence.values()), np.int64))
-        integer.append(np.array(sorted(self._stands.values()), np.int64))
+        integer.append(np.array(sorted(set(self._presence.values())), np.int64))
+        integer.append(np.array(sorted(set(self._stands.values())), np.int64))
         # A service stands or it does not: a part of one does not count.
         if self.goal == "stand":
             integer.append(self._unserved)

@@ -209,18 +209,13 @@ def _allocate(
     ways = SpotWays.of(demands, supply, limits, running)
     if ways is None:
         return plain(demands, supply, running, on_shortage)
-    if ways.share <= 0.0 or limits.spread > 1:
-        off = ways.answer(plain(ways.at(ways.off()), ways.supply, ways.running, on_shortage))
-        if ways.share <= 0.0:
-            return off
-        # A role must stand in so many regions, on spot and off it together, which ways do not know: then
-        # nothing is rented on spot, and what is proven is what holds without the limit.
-        return with_bound(off, plain(demands, supply, running, on_shortage).bound)
+    if ways.share <= 0.0:
+        return ways.answer(plain(ways.at(ways.off()), ways.supply, ways.running, on_shortage))
     found = choose_levels(
         ways.services, ways.supply, free, ways.rows, running=ways.running, **effort
     )
     if found.allocation is None:
-        return ways.try_levels(plain, on_shortage)
+        return ways.try_levels(plain, on_shortage, found.levels)
     reason = "spot share" if max(found.error_usd, default=0.0) > 0.0 else None
     answer = ways.answer(found.allocation, reason=reason)
     return with_bound(answer, answer.bound - ways.start_usd(effort["init_penalty"]))

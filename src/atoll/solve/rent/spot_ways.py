@@ -141,16 +141,22 @@ class SpotWays:
             binding=binding,
         )
 
-    def try_levels(self, allocate: Allocate, on_shortage: Shortage) -> Allocation:
+    def try_levels(
+        self,
+        allocate: Allocate,
+        on_shortage: Shortage,
+        known: Mapping[int, float] | None = None,
+    ) -> Allocation:
         """Return the best of some allocations at given levels; nothing is proven of it.
 
-        Nothing on spot, or as much as may be; then other shares for one service after the other. The same
+        Nothing on spot, levels that are `known` to be good, or as much as may be; then other shares for one
+        service after the other. The same
         share of everything is served where not all is, for ways that get different shares of their demand
         would leave too much on spot.
         """
         levels = self.off()
         best = self.answer(allocate(self.at(levels), self.supply, self.running, on_shortage))
-        tries = [self.most()]
+        tries = [*([] if known is None else [self._whole(known)]), self.most()]
         for _ in range(_MAX_TRIES):
             if not tries:
                 break
@@ -168,6 +174,16 @@ class SpotWays:
                     if share != levels[way + 1]
                 ]
         return replace(with_bound(best, 0.0), fraction_bound=1.0, proven=False)
+
+    def _whole(self, levels: Mapping[int, float]) -> dict[int, float]:
+        """Return levels of which those of each service add up to 1."""
+        found = self.off()
+        for way in range(0, len(self.services), 2):
+            off, on = levels.get(way, 0.0), levels.get(way + 1, 0.0)
+            if off + on > 0.0:
+                share = min(self.share, on / (off + on))
+                found |= {way: 1.0 - share, way + 1: share}
+        return found
 
     def start_usd(self, init_penalty: float) -> float:
         """Return what starting costs that keeping might save, beyond what the ways know, USD per hour.

@@ -86,12 +86,12 @@ def choose(
     supply, columns = supply_of(problem, catalog), [column for column, _ in running]
     ways = SpotWays.of(demands, supply, limits, columns)
     asked = (demands, supply, rows, columns)
-    if ways is not None and limits.spread == 1:
+    if ways is not None:
         asked = (list(ways.services), ways.supply, ways.widen(rows), list(ways.running))
     found = choose_levels(
         asked[0],
         asked[1],
-        # A limit on spot is one on levels; where roles must spread, the settled problem keeps it.
+        # A limit on spot is one on levels.
         replace(limits, spot_share=None),
         asked[2],
         init_penalty=problem.settings.init_penalty,

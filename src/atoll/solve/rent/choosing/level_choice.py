@@ -86,7 +86,10 @@ class _Chooser:
     def __post_init__(self) -> None:
         asked = [m for m, s in enumerate(self.services) if any(r.demand > 0.0 for r in s.roles)]
         model = self._model(asked)
-        useful = {m for i, m in enumerate(asked) if is_servable(model, i, self.limits.spread)}
+        # Ways of one service, which have its name, stand in as many regions together.
+        names = [self.services[m].name for m in asked]
+        spread = [1 if names.count(name) > 1 else self.limits.spread for name in names]
+        useful = {m for i, m in enumerate(asked) if is_servable(model, i, spread[i])}
         # Nothing is served on spot by a service that nothing serves off it.
         useful -= {
             on for row in self.rows.by_choice for off, on, _ in row.spot if off not in useful
@@ -173,9 +176,9 @@ class _Chooser:
         self, found: LevelOutcome, solution: Solution, standing: Incumbent, gap: float
     ) -> Allocation:
         model = self.model
-        # What answers nothing need not stand.
+        # What answers nothing need not stand, unless it is in a region more that its service must be in.
         items = tuple(
-            {} if found.levels.get(m, 1.0) <= 0.0 else number
+            {} if found.levels.get(m, 1.0) <= 0.0 and self.limits.spread == 1 else number
             for m, number in enumerate(solution.items)
         )
         solution = cheapest_supply(model, items, self.seed) or solution

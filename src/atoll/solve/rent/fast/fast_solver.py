@@ -122,7 +122,7 @@ def _allocate(
     ways = SpotWays.of(demands, supply, limits, running)
     if ways is None:
         return plain(demands, supply, running, shortage)
-    if ways.share <= 0.0 or limits.spread > 1:
+    if ways.share <= 0.0:
         return ways.answer(plain(ways.at(ways.off()), ways.supply, ways.running, shortage))
     return ways.try_levels(plain, shortage)
 
