@@ -87,8 +87,8 @@ class _Chooser:
         asked = [m for m, s in enumerate(self.services) if any(r.demand > 0.0 for r in s.roles)]
         model = self._model(asked)
         # Ways of one service, which have its name, stand in as many regions together.
-        names = [self.services[m].name for m in asked]
-        spread = [1 if names.count(name) > 1 else self.limits.spread for name in names]
+        named = [self.services[m].name for m in asked]
+        spread = [1 if named.count(name) > 1 else self.limits.spread for name in named]
         useful = {m for i, m in enumerate(asked) if is_servable(model, i, spread[i])}
         # Nothing is served on spot by a service that nothing serves off it.
         useful -= {
