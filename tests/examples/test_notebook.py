@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def test_it_runs() -> None:
         for cell in notebook["cells"]
         if cell["cell_type"] == "code"
     }
-    assert "$14.98/h" in shown["plan"][0]["text/html"]
+    cost = re.search(r"\$\d+\.\d\d/h", shown["validate"][0]["text/plain"])
+    assert cost is not None
+    assert cost[0] in shown["plan"][0]["text/html"]
     assert "text/html" in shown["simulate"][0]
     assert shown["save"][0]["text/plain"] == "True"
