@@ -45,7 +45,7 @@ def check_served(plan: Plan, problem: Problem) -> Iterator[Violation]:
     named = {route.service: "routes" for route in plan.routes}
     named |= {name: f"served_fraction.{name}" for name in plan.served_fraction}
     for name in sorted(named.keys() - names):
-        message = "a share or a route of a service nobody asked for"
+        message = "a share or a route of an unknown service"
         yield violation("name", name, message, field=named[name])
     for name in sorted(names - plan.served_fraction.keys()):
         message = "no share of its demand is stated"

@@ -73,7 +73,7 @@ def _chose(service: Service, plan: Plan, key: str) -> bool:
 
 
 def check_targets(plan: Plan, problem: Problem) -> Iterator[Violation]:
-    """Yield promises of services nobody asked for, promises that are left out, and targets too low."""
+    """Yield promises of unknown services, promises that are left out, and targets too low."""
     stated = {promise.service: promise for promise in plan.promises}
     yield from _unknown(stated, problem, "promises")
     for service in problem.services:
@@ -112,5 +112,5 @@ def _named(weights: Checkpoint) -> str:
 def _unknown(names: Iterable[str], problem: Problem, field: str) -> Iterator[Violation]:
     known = {service.name for service in problem.services}
     for name in sorted(set(names) - known):
-        message = f"{field} of a service nobody asked for"
+        message = f"{field} of an unknown service"
         yield violation("name", name, message, field=f"{field}.{name}")
