@@ -74,7 +74,8 @@ def test_a_plan_over_slurm_and_this_machine(
         def replaced() -> bool:
             # A turn at a time, as cron would: a job that still ends holds its machine for a moment.
             site.run("operate", "lab", "--yes", "--once")
-            return len(site.ready()) == len(before)
+            # As many as the demand of now needs, which may be fewer than the plan promised to begin with.
+            return any(name.startswith("chat") for name in site.ready() - before)
 
         until(replaced, "replaced")
         kept = before & site.ready()
