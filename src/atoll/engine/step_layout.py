@@ -6,7 +6,7 @@ array, so that they reach the device in one copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,9 +195,8 @@ def fill_step(
         if rows.start == 0:
             step.tokens[row:end] = rows.data
         tables.put(sequence, rows.table)
-        for first in range(0, rows.count, tile_rows):
-            count = min(tile_rows, rows.count - first)
-            step.tiles[tile] = row + first, count, rows.position + first, sequence
+        for cut in cut_tiles(row, rows.count, rows.position, sequence, tile_rows):
+            step.tiles[tile] = cut
             tile += 1
         row = end
     step.positions[row:], step.slots[row:], step.tokens[row:] = 0, spare, 0
@@ -208,6 +207,14 @@ def fill_step(
     sampled = list_samples(batch, order)
     step.samples[: len(sampled)] = [row for _, row in sampled]
     return len(sampled)
+
+
+def cut_tiles(
+    row: int, count: int, position: int, sequence: int, tile_rows: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the tiles of a prompt's rows as `triton_ops.paged_chunks` reads them."""
+    for first in range(0, count, tile_rows):
+        yield row + first, min(tile_rows, count - first), position + first, sequence
 
 
 def list_samples(batch: Sequence[Any], order: StepOrder) -> list[tuple[int, int]]:
