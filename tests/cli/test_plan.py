@@ -19,10 +19,11 @@ from atoll.core.units import format_price, format_share
 from atoll.plan.files.fleet_file import load_fleet
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.plan.proof import format_gap
 from atoll.plan.validate.check import validate
 from atoll.prove.kept import KeptShares
 from atoll.report.plan.layout_svg import choose_colours, divide_width
-from atoll.report.plan.rented_tables import format_gap, group_instances, wrap_layout
+from atoll.report.plan.rented_tables import group_instances, wrap_layout
 from atoll.report.plan.show import draw_plan, render_plan_page
 from atoll.solve import registry
 from atoll.solve.comparison import Compared
@@ -71,7 +72,10 @@ def test_a_plan_is_shown_and_written(run: Run) -> None:
         assert layout in out
     price = format_price(plan.usd_per_hour)
     size = f"{price} on {plan.nodes} nodes, {plan.gpus} GPUs."
-    assert f"{size} Proven: nothing within its settings costs less than {price}" in out
+    assert (
+        f"{size} Bound by the capacity model: nothing within its settings costs less than {price}"
+        in out
+    )
     assert validate(plan, problem) == []
     assert plan.status == "optimal"
 
@@ -84,6 +88,7 @@ def test_json_has_the_plan_its_cost_and_the_comparison(run: Run) -> None:
     assert Plan.model_validate(data["plan"]) == plan
     assert data["cost"]["usd_per_hour"] == plan.usd_per_hour
     assert data["templates"]["chat/llm/prefill"]["templates"] > 1
+    assert data["proof"]["bound"].startswith("Bound by the capacity model: nothing within its")
     others = {row["solver"]: row for row in data["compare"]}
     assert {"homogeneous", "cauchy", "memory-proportional"} <= set(others)
     for row in others.values():
@@ -135,7 +140,7 @@ def test_the_cache_is_used_unless_told_otherwise(folder: Path, run: Run) -> None
     again = run("plan", "fleet.yaml", "--capacity-only")
     # Read again, none written anew.
     assert {path.name for path in (folder / "cache").rglob("*.npz")} == {p.name for p in kept}
-    assert "Proven" in again
+    assert "Bound by the capacity model" in again
 
 
 def test_a_problem_file_is_as_good_as_a_fleet_file(folder: Path, run: Run) -> None:
@@ -148,7 +153,7 @@ def test_a_problem_file_is_as_good_as_a_fleet_file(folder: Path, run: Run) -> No
 @pytest.mark.parametrize("solver", ["homogeneous", "cauchy", "memory-proportional"])
 def test_baselines_can_be_asked_for(run: Run, solver: str) -> None:
     out = run("plan", "fleet.yaml", "--capacity-only", "--solver", solver)
-    assert f"Nothing is proven ({solver})." in out
+    assert f"No bound is known ({solver})." in out
 
 
 def test_the_first_line_of_a_baseline_says_that_promises_were_not_simulated(
@@ -211,8 +216,11 @@ def test_a_deadline_that_came_first_is_told(capsys: Captured) -> None:
     )
     err = capsys.readouterr().err
     assert code == 0, err
-    assert "note: cut short: the deadline came before the search had ended" in err
-    assert "a longer --deadline may find a plan that serves more" in err
+    assert (
+        "note: Cut short by the deadline: with more time there may be a plan that serves more"
+        in err
+    )
+    assert "Give it a longer --deadline." in err
     assert "note: no time was left to compare with " in err
     problem, plan = made("short")
     assert plan.cut_short

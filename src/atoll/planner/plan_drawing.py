@@ -16,6 +16,7 @@ from atoll.plan.executor_use import pair_flows
 from atoll.plan.executors import request_bytes
 from atoll.plan.plan import SINK, SOURCE, Instance, Node
 from atoll.plan.problem import Service
+from atoll.plan.proof import proof_of
 
 Drawn = dict[str, Any]
 HASH_LETTERS = 16
@@ -48,6 +49,7 @@ def draw_plan(plan: FleetPlan) -> Drawn:
             "bound": plan.bound,
         },
         "cut_short": plan.cut_short,
+        "proof": proof_of(plan).in_words,
         "nodes": plan.nodes,
         "gpus": plan.gpus,
         "served": min(plan.served_fraction.values(), default=1.0),

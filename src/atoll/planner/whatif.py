@@ -16,6 +16,7 @@ from atoll.core.units import format_price, format_share
 from atoll.plan.plan import Plan
 from atoll.plan.plan_diff import ChangedInstance
 from atoll.plan.problem import Problem
+from atoll.plan.proof import proof_of
 from atoll.planner.change import DialChange, apply_change
 from atoll.planner.plan_drawing import draw_plan
 from atoll.planner.source import MAX_LETTERS, WrittenFleet, read_sent, read_source
@@ -225,8 +226,6 @@ def judge(now: PlannedFleet, then: PlannedFleet) -> str:
 
 def _notes(now: PlannedFleet, then: PlannedFleet) -> list[str]:
     found = []
-    if now.plan.cut_short or then.plan.cut_short:
-        found.append(
-            "the search was cut short to answer soon: `atoll plan` may find something better"
-        )
+    if any(proof_of(planned.plan).may_improve for planned in (now, then)):
+        found.append("cut short to answer soon: `atoll plan` may find a better plan")
     return found

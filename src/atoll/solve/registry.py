@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import InfeasibleError, InternalError, MissingDependencyError
+from atoll.plan import proof
 from atoll.plan.validate.violation import InvalidPlanError
 from atoll.solve.deadline import Deadline
 from atoll.solve.family import check_solver, family_of
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("numba", "highspy", "scipy")
 LATE = "a longer --deadline may find a plan that serves more"
 """Hint where the deadline came before the search ended."""
-CUT_SHORT = "the deadline came before the search had ended"
-"""The reason that a plan gives where it was cut short."""
+CUT_SHORT = proof.LATE
 _LENIENCE = 0.1
 """Share of a deadline that what follows it may take."""
 _LENIENCE_S = 1.0

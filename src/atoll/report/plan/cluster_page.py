@@ -10,6 +10,7 @@ from atoll.core.units import format_bandwidth, format_duration, format_throughpu
 from atoll.plan.cluster_profiles import cluster_of
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.plan.proof import binding_reasons, proof_of
 from atoll.report.plan.cluster_tables import (
     describe_plan,
     describe_shortage,
@@ -21,7 +22,6 @@ from atoll.report.plan.cluster_tables import (
 )
 from atoll.report.plan.placement_svg import PlacementDrawing, colour_gpus, draw_placement
 from atoll.report.plan.rented_page import list_services
-from atoll.report.plan.rented_tables import format_gap
 from atoll.report.promises import judge_plan
 from atoll.report.render import Bar, Grid, scale_bars
 from atoll.solve.comparison import Compared
@@ -53,7 +53,7 @@ def gather_cluster_plan(
         "cards": _list_figures(plan, problem),
         "placements": list(_draw_placements(plan, problem, catalog)),
         "unrun": list_unrun(plan, problem, catalog),
-        "reasons": "; ".join(plan.reasons),
+        "reasons": "; ".join(binding_reasons(plan)),
         "notes": plan.notes,
         "unused": describe_unused(plan, problem),
         "compared": _chart_comparison(plan, compared),
@@ -72,12 +72,9 @@ def _list_figures(plan: Plan, problem: Problem) -> list[tuple[str, str]]:
         ("requests/s", format_throughput(requests).removesuffix("/s")),
         ("status", plan.status),
     ]
-    if plan.bound is not None and plan.gap is not None:
-        figures += [("proven upper bound", f"{plan.bound:,.1f}"), ("gap", format_gap(plan.gap))]
+    figures += proof_of(plan).figures
     there = len(cluster_of(problem).nodes)
     figures += [("machines used", f"{plan.nodes} of {there}"), ("GPUs", f"{plan.gpus}")]
-    if plan.cut_short:
-        figures.append(("cut short", "by the deadline"))
     hops = max((instance.stages for instance in plan.instances), default=0)
     figures.append(("hops at most", f"{hops}"))
     return figures

@@ -1,4 +1,4 @@
-"""A plan on a fixed cluster in a terminal: machines, layers, use, sites, bottleneck, what is proven."""
+"""A plan on a fixed cluster in a terminal: machines, layers, use, sites, bottleneck, what is known of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.plan.cluster_profiles import cluster_of, is_measured, request_tokens
 from atoll.plan.engine_layout import describe_engine, describe_limits
 from atoll.plan.plan import SINK, SOURCE, Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
-from atoll.report.plan.rented_tables import CUT_SHORT, format_gap
+from atoll.plan.proof import binding_reasons, proof_of
 from atoll.report.promises import draw_verdicts, judge_plan
 from atoll.report.render import Grid
 from atoll.report.terminal import table
@@ -24,7 +24,6 @@ from atoll.solve.place.bottleneck import Bottleneck, Use, bottleneck, node_use
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_PROVEN = 1e-6
 _MAX_LISTED = 48
 """Machines listed one by one; more of them are folded by site, type and layers."""
 
@@ -44,7 +43,7 @@ class MachineRow:
 
 
 def describe_plan(plan: Plan, problem: Problem) -> str:
-    """Say in a line or two what the plan carries and what is proven of it."""
+    """Say in a line or two what the plan carries and what is known of how good it is."""
     nodes = f"{plan.nodes} of {pluralize(len(cluster_of(problem).nodes), 'node')}"
     requests = sum(instance.throughput_per_s for instance in plan.instances)
     hops = max((instance.stages for instance in plan.instances), default=0)
@@ -61,15 +60,7 @@ def describe_plan(plan: Plan, problem: Problem) -> str:
             f"{tokens:,.1f} tokens/s ({per_s} requests/s) on {nodes}, "
             f"at most {pluralize(hops, 'hop')}"
         )
-    if plan.cut_short:
-        text += f". {CUT_SHORT}"
-    if plan.bound is None or plan.gap is None:
-        return f"{text}. Nothing is proven ({plan.solver})."
-    if plan.gap < _PROVEN:
-        return f"{text}. Proven: no placement carries more."
-    even = ", even with endless KV caches" if plan.goal == "sustained" else ""
-    gap = format_gap(plan.gap)
-    return f"{text}. Proven: no placement carries more than {plan.bound:,.1f}{even} (gap {gap})."
+    return f"{text}. {proof_of(plan).text}"
 
 
 def describe_shortage(plan: Plan) -> str | None:
@@ -201,8 +192,9 @@ def draw_cluster_plan(
         _draw_services(plan, problem),
     ]
     parts += [Text(line) for line in list_unrun(plan, problem, catalog)]
-    if plan.reasons:
-        parts.append(Text(f"What binds: {'; '.join(plan.reasons)}."))
+    reasons = binding_reasons(plan)
+    if reasons:
+        parts.append(Text(f"What binds: {'; '.join(reasons)}."))
     parts += [Text(f"Simulated: {note}.") for note in plan.notes]
     for instance in plan.instances:
         name = f" of {instance.service}" if len(plan.instances) > 1 else ""

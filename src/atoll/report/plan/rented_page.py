@@ -18,6 +18,7 @@ from atoll.plan.cost import cost_report
 from atoll.plan.executor_use import executor_use
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
+from atoll.plan.proof import binding_reasons, proof_of
 from atoll.report.plan.executor_tables import TIMES, ServiceTables
 from atoll.report.plan.executor_tables import list_services as list_graph_services
 from atoll.report.plan.layout_svg import LayoutDrawing, choose_colours, draw_layout
@@ -29,7 +30,6 @@ from atoll.report.plan.rented_tables import (
     InstanceGroup,
     describe_plan,
     describe_shortage,
-    format_gap,
     format_served,
     group_instances,
     list_instances,
@@ -146,18 +146,12 @@ def _list_figures(plan: Plan) -> list[tuple[str, str]]:
     figures = [("cost", format_price(plan.usd_per_hour)), ("status", plan.status)]
     if plan.init_usd > 0:
         figures.append(("start of new instances", format_price(plan.init_usd)))
-    if plan.bound is not None and plan.gap is not None:
-        figures += [
-            ("proven lower bound", format_price(plan.bound)),
-            ("gap", format_gap(plan.gap)),
-        ]
+    figures += proof_of(plan).figures
     kept = sum(instance.kept for instance in plan.instances)
     figures += [("instances", f"{len(plan.instances)}"), ("nodes", f"{plan.nodes}")]
     figures += [("GPUs", f"{plan.gpus}")]
     if plan.idle_gpus:
         figures.append(("idle GPUs", f"{plan.idle_gpus}, {format_price(plan.idle_usd)}"))
-    if plan.cut_short:
-        figures.append(("cut short", "by the deadline"))
     if kept:
         figures.append(("instances kept", f"{kept}"))
     return figures
@@ -254,7 +248,7 @@ def _list_settings(plan: Plan, problem: Problem) -> list[tuple[str, object]]:
     budget = limits.budget_usd_per_hour
     values = {
         "solver": plan.solver,
-        "what binds": "; ".join(plan.reasons) or None,
+        "what binds": "; ".join(binding_reasons(plan)) or None,
         "simulated": "; ".join(n for n in plan.notes if not n.startswith(SAID)) or None,
         "simplicity": next((n.removeprefix(SAID) for n in plan.notes if n.startswith(SAID)), None),
         "budget": None if budget is None else format_price(budget),

@@ -1,4 +1,4 @@
-"""A plan on rented nodes in a terminal: instances, roles, where the money goes, what is proven."""
+"""A plan on rented nodes in a terminal: instances, roles, where the money goes, what is known of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from atoll.plan.engine_layout import describe_engine
 from atoll.plan.footprint import DRAWN, DrawnObjective, PowerUse
 from atoll.plan.plan import Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
+from atoll.plan.proof import (
+    CAPACITY,
+    NO_BOUND,
+    binding_reasons,
+    format_gap,
+    proof_of,
+    say_bound,
+)
 from atoll.report.plan.mixes import describe_mixes, list_mixes
 from atoll.report.promises import draw_verdicts, judge_plan
 from atoll.report.render import Grid
@@ -39,7 +47,6 @@ _SLICE_COLUMNS = ("region", "machine", "market", "GPUs", "instance")
 _HOLDS = ("layers", "runs")
 """Heads of the last column of slices: layers of plain models, or also parts of others."""
 IDLE = "idle GPUs"
-CUT_SHORT = "Cut short by the deadline: with more time there may be a better plan"
 _UNITS = "Per second: prompt tokens (prefill), generated tokens (decode), requests (both)."
 
 
@@ -104,13 +111,8 @@ def group_instances(plan: Plan, catalog: Catalog) -> list[InstanceGroup]:
     ]
 
 
-def format_gap(gap: float) -> str:
-    """Write a proven gap: "0.08%", and "below 0.01%" for what hardly is one."""
-    return "0%" if gap < 1e-9 else "below 0.01%" if gap < 1e-4 else format_share(gap)
-
-
 def describe_plan(plan: Plan) -> str:
-    """Say in a line or two what the plan costs and what is proven of it."""
+    """Say in a line or two what the plan costs and what is known of how good it is."""
     size = f"{pluralize(plan.nodes, 'node')}, {plan.describe_gpus()}"
     cost = f"{format_price(plan.usd_per_hour)} on {size}"
     if plan.idle_gpus:
@@ -120,28 +122,9 @@ def describe_plan(plan: Plan) -> str:
         cost += f" and {pluralize(plan.idle_gpus, cut)} idle ({idle})"
     if plan.init_usd > 0:
         cost += f", and {format_price(plan.init_usd)} for starting new instances"
-    if plan.cut_short:
-        cost += f". {CUT_SHORT}"
     if plan.power is not None:
         cost += f". {describe_power(plan.power)}".removesuffix(".")
-        if plan.power.weighted_usd_per_hour is not None:
-            return f"{cost}."
-    if plan.bound is None or plan.gap is None:
-        if plan.robustness is not None:
-            return (
-                f"{cost}. How far the cheapest plan as sure as this is from it, nobody has proven."
-            )
-        return f"{cost}. Nothing is proven ({plan.solver})."
-    if plan.status == "partial":
-        what = "nothing within its settings serves that share for less than"
-    else:
-        what = "nothing within its settings costs less than"
-    proven = f"{format_price(plan.bound)} (gap {format_gap(plan.gap)})"
-    if plan.promises and plan.capacity_bound is not None and plan.capacity_bound < plan.bound:
-        # Instances that share the load may keep more than each of them does alone.
-        min_cost = format_price(plan.capacity_bound)
-        return f"{cost}. Proven: {what} {min_cost}; with what instances carry alone, {proven}."
-    return f"{cost}. Proven: {what} {proven}."
+    return f"{cost}. {proof_of(plan).text}".rstrip()
 
 
 def describe_shortage(plan: Plan, problem: Problem) -> str | None:
@@ -155,7 +138,8 @@ def describe_shortage(plan: Plan, problem: Problem) -> str | None:
         text = f"PARTIAL: serves {served} of the demand ({services})."
     else:
         return None
-    return f"{text} What binds: {'; '.join(plan.reasons)}." if plan.reasons else text
+    reasons = binding_reasons(plan)
+    return f"{text} What binds: {'; '.join(reasons)}." if reasons else text
 
 
 def draw_rented_plan(
@@ -190,8 +174,9 @@ def draw_rented_plan(
     if compared:
         parts.append(_draw_comparison(plan, problem, compared))
     parts.append(Text(f"{plan.problem_name}: {describe_plan(plan)}", style="bold"))
-    if plan.reasons and plan.bound is not None and shortage is None:
-        parts.append(Text(f"What keeps it from being cheaper: {'; '.join(plan.reasons)}."))
+    reasons = binding_reasons(plan)
+    if reasons and plan.bound is not None and shortage is None:
+        parts.append(Text(f"What keeps it from being cheaper: {'; '.join(reasons)}."))
     parts += [Text(f"Simulated: {note}.") for note in plan.notes if not note.startswith(SAID)]
     parts += [Text(f"{note.capitalize()}.") for note in plan.notes if note.startswith(SAID)]
     return Group(*parts)
@@ -494,7 +479,7 @@ def describe_power(use: PowerUse) -> str:
 
 
 def _describe_weighted(use: PowerUse) -> str:
-    """Say what was made small, in its own unit where nothing else counts, and what is proven."""
+    """Say what was made small, in its own unit where nothing else counts, and its bound."""
     value, bound = use.weighted_usd_per_hour, use.weighted_bound
     if value is None:
         return ""
@@ -503,13 +488,11 @@ def _describe_weighted(use: PowerUse) -> str:
         figure = getattr(use, drawn.figure)
         if figure is not None and math.isclose(value, figure / drawn.figure_per_unit):
             alone = drawn
+    weighed = "" if alone is not None else f" As weighed: {value:.4g} an hour."
     if bound is None or value <= 0.0:
-        return "" if alone is not None else f" As weighed: {value:.4g} an hour."
-    gap = format_share(max(0.0, 1.0 - bound / value))
+        return f"{weighed} {NO_BOUND}."
+    claim = f"is below {bound:.4g}"
     if alone is not None:
-        lower_bound = alone.write(alone.figure_per_unit * bound)
-        return f" Proven: nothing within its settings needs less than {lower_bound} (gap {gap})."
-    return (
-        f" As weighed: {value:.4g} an hour, proven: nothing within its settings is below "
-        f"{bound:.4g} (gap {gap})."
-    )
+        claim = f"needs less than {alone.write(alone.figure_per_unit * bound)}"
+    gap = format_gap(max(0.0, 1.0 - bound / value))
+    return f"{weighed} {say_bound(CAPACITY, f'nothing within its settings {claim}', gap)}"

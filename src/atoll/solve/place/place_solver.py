@@ -344,7 +344,7 @@ def _solve_for_family(problem: Problem, request: PlanRequest) -> Plan:
 def _describe(value: float, bound: float) -> str:
     best = f"best {value:,.1f} tokens/s" if value > 0 else "no placement yet"
     if math.isfinite(bound) and bound > 0:
-        best += f", gap {format_share(max(0.0, 1 - value / bound))}, proven {bound:,.1f}"
+        best += f", gap {format_share(max(0.0, 1 - value / bound))}, bound {bound:,.1f}"
     return best
 
 

@@ -463,7 +463,7 @@ def _plan(
         chosen,
         status="feasible",
         solver=solver,
-        reasons=(f"baseline {solver}: nothing is proven",),
+        reasons=(f"baseline {solver}: no bound is known",),
     )
 
 

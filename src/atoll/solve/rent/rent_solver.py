@@ -189,7 +189,7 @@ def _describe(objective: float, bound: float) -> str:
     best = "no plan yet"
     if math.isfinite(objective) and objective > 0:
         best = f"best {format_price(objective)}, gap {format_share(max(0, 1 - bound / objective))}"
-    return f"{best}, proven {format_price(max(0.0, bound))}"
+    return f"{best}, bound {format_price(max(0.0, bound))}"
 
 
 FAMILY = SolverFamily(

@@ -23,14 +23,13 @@ function serviceTable(plan) {
 }
 
 function figures(plan) {
-  const gap = plan.gap;
-  const proven = plan.bound_usd_per_hour === null || plan.bound_usd_per_hour === undefined ? { note: "no bound is known" } : { note: `no plan can cost less than ${perHour(plan.bound_usd_per_hour)}` };
+  const gap = plan.gap, proof = plan.proof ?? {};
   const tokens = (plan.services ?? []).reduce((sum, one) => sum + (one.requests_per_s ?? 0) * ((one.input_tokens ?? 0) + (one.output_tokens ?? 0)), 0);
   return h("div", { class: "figures" },
     figure("Cost", perHour(plan.usd_per_hour), { note: tokens && plan.usd_per_hour ? perMillion((plan.usd_per_hour / 3600 / tokens) * 1e6) : null }),
-    figure("Proven within", gap === null || gap === undefined ? DASH : percent(gap), { ...proven, tone: gap !== null && gap <= 0.01 ? "good" : null }),
+    figure("Gap to the bound", proof.gap ?? DASH, { note: proof.bound, tone: typeof gap === "number" && gap <= 0.01 ? "good" : null }),
     figure("Instances", number((plan.instances ?? []).length), { note: plural((plan.services ?? []).length, "service") }),
-    figure("Found by", plan.solver ?? DASH, { note: plan.cut_short ? "cut short by its time limit: another run may find another" : plan.status ?? null, tone: plan.cut_short ? "warn" : null }));
+    figure("Found by", plan.solver ?? DASH, { note: proof.late ?? plan.status ?? null, tone: plan.cut_short ? "warn" : null }));
 }
 
 export function drawPlan(plan) {

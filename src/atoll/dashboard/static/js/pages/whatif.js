@@ -102,7 +102,7 @@ function side(name, which, other) {
       } },
       { name: "Cost", right: true, value: (one) => perHour(one.usd_per_hour) },
     ], kept, { caption: `${name}: services` }),
-    which.plan.cut_short ? h("p", { class: "note" }, "Cut short by its time limit: another run may find another plan.") : null,
+    which.plan.proof?.late ? h("p", { class: "note" }, which.plan.proof.late) : null,
     h("details", {}, h("summary", {}, "Machines"), planPicture(which.plan), table(instanceColumns, group(which.plan.instances ?? []), { caption: `${name}: instances` })));
 }
 
