@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -149,7 +150,7 @@ def test_the_last_line_counts_cases_by_fault_and_known_ones_are_not_run_again(
     monkeypatch.setattr(promise_truth, "run_case", fake)
     monkeypatch.setattr(promise_truth, "count_family_mutants", lambda: (3, ["one"]))
     results = tmp_path / "results.jsonl"
-    figures: dict[str, object] = {}
+    figures: Mapping[str, object] = {}
     arguments = ["promise_truth", "--results", str(results), "--cases"]
     for cases in ("2", "3"):
         monkeypatch.setattr("sys.argv", [*arguments, cases])
