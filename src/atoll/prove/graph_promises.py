@@ -39,6 +39,7 @@ from atoll.prove.graph_kept import (
 from atoll.prove.kept import FRESH_SEED, look_at
 from atoll.prove.rent_promises import keep_promises
 from atoll.solve.deadline import Deadline
+from atoll.solve.derating import NodeSet, node_set
 from atoll.solve.registry import solve
 from atoll.solve.resizing import derating_of
 
@@ -71,8 +72,10 @@ _MAX_FRESH = 16
 """The same for the proof, with arrivals that no plan was sized with."""
 _FRESH_TRIES = 3
 """Plans that are proven with fresh arrivals, one after the other, until one keeps its promises."""
+_FINE_GAP = 0.01
+"""Proven gap of plans that may be taken: what is proven of the promised plan is not as close."""
 _ROUGH_GAP = 0.05
-"""Proven gap of plans from which it is learnt what executors carry: the last one is solved better."""
+"""The same of plans from which it is learnt what executors carry."""
 _ROUGH_WORK = 0.2
 """Share of the effort that such a plan may take."""
 _MIN_SAVING = 1e-3
@@ -105,6 +108,7 @@ class _GraphProver:
         self.plain = plain_problem(problem)
         self.slow: dict[Executors, float] = {}
         self.known: set[Executors] = set()
+        self.likely: set[tuple[str, str, NodeSet]] = set()
 
     def run(self) -> Plan:
         # Small questions first: what is learnt from them makes the whole plan need fewer rounds.
@@ -146,6 +150,7 @@ class _GraphProver:
         if alone.promises:
             derating = derating_of(alone, plain, self.catalog)
             self.effort = replace(self.effort, derating=derating)
+        self._note_likely(alone)
 
     def _size_alone(self, service: Service) -> None:
         """Find what executors of one service carry in a plan of its own: that is a smaller question."""
@@ -154,18 +159,19 @@ class _GraphProver:
         self._search(self.problem.replace(services=(service,), running=running), rough=True)
 
     def _learn(self, plan: Plan, problem: Problem) -> bool:
-        """Simulate kinds of executors alone that no plan has used before; whether there were any."""
+        """Simulate kinds of executors alone that no plan has used before; whether that slows any down."""
         new: dict[Executors, Instance] = {}
         for instance in plan.executor_instances:
             if _kind_of(instance) not in self.known:
                 new.setdefault(_kind_of(instance), instance)
+        before = dict(self.slow)
         # Sorted, so that the same plan always learns in the same order.
         for key, instance in sorted(new.items()):
             self.known.add(key)
             load = load_alone(plan, problem, self.catalog, instance)
             if load < 1.0:
                 self.slow[key] = max(self.slow.get(key, 1.0), 1.0 / load)
-        return bool(new)
+        return self.slow != before
 
     def _search(self, problem: Problem, *, rough: bool) -> tuple[Plan, dict[str, GraphShares]]:
         """Return the cheapest plan found that keeps its promises, or the one that comes closest.
@@ -230,10 +236,8 @@ class _GraphProver:
             if low == high or not high or self.deadline.passed:
                 break
             self.slow = {key: 0.5 * (high[key] + low.get(key, 1.0)) for key in high}
-            plan = self._plan(problem)
-            if plan.status == "infeasible" or plan.usd_per_hour >= best[0].usd_per_hour * (
-                1.0 - _MIN_SAVING
-            ):
+            plan = self._plan(problem, fine=False)
+            if not _saves(plan, best[0]):
                 low = dict(self.slow)
                 continue
             kept = self._try(plan, problem)
@@ -246,16 +250,29 @@ class _GraphProver:
         return best
 
     def _plan(self, problem: Problem, *, fine: bool = True, guess: bool = True) -> Plan:
-        """Plan with executors as slow as was found; others of the same parts by a guess, or in full."""
+        """Plan with executors as slow as was found; others of the same parts by a guess, or in full.
+
+        Plans that are not `fine` are looked for among what is likely, unless a bound is asked for.
+        """
         slow = dict(self.slow)
         for (service, parts, _), factor in self.slow.items() if guess else ():
             key = (service, parts, "*")
             # The least slowdown seen: kinds that no plan has used are not to be put off more than needed.
             slow[key] = min(slow.get(key, factor**0.5), factor**0.5)
-        effort = replace(self.effort, slowdown=slow)
-        if not fine:
-            effort = _rough(effort)
-        return solve(problem, self._step(effort))
+        effort = replace(self.effort, slowdown=slow, likely=frozenset(self.likely))
+        if fine:
+            effort = replace(effort, gap=max(_FINE_GAP, effort.gap))
+        else:
+            effort = replace(_rough(effort), unproven=guess)
+        plan = solve(problem, self._step(effort))
+        self._note_likely(plan)
+        return plan
+
+    def _note_likely(self, plan: Plan) -> None:
+        """Let the next plans be searched from what this one has: most of it is in them again."""
+        for one in plan.instances:
+            label = one.role_id.component if one.is_executor else one.role
+            self.likely.add((one.service, label, node_set(one)))
 
     def _step(self, effort: Effort) -> PlanRequest:
         """The request for one plan on the way: half of the time left."""
@@ -346,6 +363,13 @@ class _GraphProver:
             gap = 1.0 - bound / plan.objective if plan.objective > 0 else 0.0
         status = "optimal" if gap is not None and gap <= PROVEN_GAP else "feasible"
         return {"bound": bound, "gap": gap, "status": status, "capacity_bound": capacity}
+
+
+def _saves(plan: Plan, best: Plan) -> bool:
+    """Whether a plan serves as much as another one and costs less."""
+    served = [min(one.served_fraction.values(), default=0.0) for one in (plan, best)]
+    cheaper = plan.usd_per_hour < best.usd_per_hour * (1.0 - _MIN_SAVING)
+    return plan.status != "infeasible" and cheaper and served[0] >= served[1]
 
 
 def _rough(effort: Effort) -> Effort:

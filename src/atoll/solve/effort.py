@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from atoll.core.errors import UsageError
 from atoll.plan.plan import Goal, OfferKey, Plan
 from atoll.plan.problem import Problem
-from atoll.solve.derating import Derating
+from atoll.solve.derating import Derating, NodeSet
 
 GAP = 1e-3
 DEADLINE_S = 300.0
@@ -74,7 +74,9 @@ class Effort:
     templates on disk and uses those that are there. `work` multiplies every budget of counted work: linear
     programs, integer nodes, evaluations, simulations. Templates carry what `derating` leaves of them, and
     executors of any-to-any services take `slowdown` times as long, by service, parts and kind of node ("*":
-    kinds that are not named): what simulation found. `rent_limit` is a budget where prices of the problem
+    kinds that are not named): what simulation found. With `likely` executors and templates (service, parts or
+    role, nodes), those of plans found before, the search for such plans begins; `unproven` ends it there, for
+    plans to learn from. `rent_limit` is a budget where prices of the problem
     stand for more than rent. `simpler_than` is a plan of rented nodes: asked for is the simplest one that
     costs at most the share `settings.simplicity` more, instead of the cheapest.
     The rest is for fixed clusters: `objective` is what
@@ -95,6 +97,8 @@ class Effort:
     rent_limit: RentLimit | None = None
     simpler_than: Plan | None = None
     slowdown: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    likely: frozenset[tuple[str, str, NodeSet]] = frozenset()
+    unproven: bool = False
 
     def __post_init__(self) -> None:
         if not _MIN_WORK <= self.work <= _MAX_WORK:

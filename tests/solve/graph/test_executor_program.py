@@ -182,8 +182,29 @@ def test_taking_in_units_one_by_one_finds_the_same(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program_module, "_MIN_UNITS", 1)
+    monkeypatch.setattr(program_module, "_CHEAP_UNITS", 1)
     monkeypatch.setattr(master_module, "_BATCH", 1)
     assert check_case(make_case(seed)).error <= 1e-6
+
+
+@pytest.mark.parametrize("seed", range(30_000, 30_015))
+def test_what_is_likely_is_a_start_and_proves_nothing(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_module, "_CHEAP_UNITS", 1)
+    program = make_case(seed)
+    best = solve_program(program, gap=1e-7)
+    likely = tuple(sorted({one.executor for one in best.placed}))
+    again = solve_program(replace(program, likely=likely), gap=1e-7)
+    assert again.status == best.status
+    assert again.objective == pytest.approx(best.objective, rel=1e-6, abs=1e-6)
+    # Types that are not in the best answer may make a worse one; the bound is that of all.
+    others = tuple(e for e in range(len(program.executors)) if e not in likely)
+    quick = solve_program(replace(program, likely=others, unproven=True), gap=1e-7)
+    assert broken_rows(program, quick) == []
+    if quick.status == best.status and best.status in ("optimal", "feasible"):
+        assert quick.objective >= best.objective - 1e-6
+        assert quick.bound <= best.objective + 1e-6
 
 
 @MANY

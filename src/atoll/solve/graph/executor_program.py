@@ -7,7 +7,8 @@ share. Goal "most" is the same without an upper limit on the share.
 Executor types are priced, not listed: the relaxation takes in those that pay (see `Master`). Then an integer
 program over those whose excess cost is small. Any answer that uses one left out costs at least the
 relaxation plus its excess. So once the excess of all left out exceeds the distance between the best answer
-and the relaxation, the bound of the integer program holds for all. Until then more are taken in.
+and the relaxation, the bound of the integer program holds for all. Until then more are taken in. Before, a
+small one over what is likely in the answer finds one to start from.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ _GROWTH = 3
 """Units that the next integer program has at most, or this many times as many as the one before."""
 _EARLY = 0.35
 """Share of the work left that an integer program gets which is not the last."""
+_BEGIN = 0.3
+"""The same for one over the few units that are likely in the answer."""
+_CHEAP_UNITS = 24
+"""Units of the least excess that are likely in the answer."""
 _MIN_ITERATIONS = 2_000
 """Iterations that every integer program gets: the first must find something."""
 _ALL_SERVED = 1.0 - 1e-7
@@ -156,6 +161,7 @@ class _ShareSearch:
         self.counter = counter
         self.end = end
         self.late = False
+        self.likely = np.isin(table.unit_type, np.array(table.program.likely, np.int64))
         self.weights: Floats | None = None
         if table.program.goal == "cost" and table.program.shortage == "priority":
             self.weights = weigh_shares(table.program, table.classes)
@@ -273,18 +279,36 @@ class _ShareSearch:
         best = _Outcome(None, None, math.inf, floor)
         if start is not None and start.whole is not None and start.routed is not None:
             best = replace(start, objective=self._worth(goal, start.whole, start.routed))
-        # Those of the relaxation come first, so that the first integer program has all that is needed.
         order = np.argsort(relaxed.excess, kind="stable")
-        order = np.concatenate([order[relaxed.used[order]], order[~relaxed.used[order]]])
         order = order[self.table.fresh[order]]
-        number = min(len(order), max(_MIN_UNITS, 2 * int(relaxed.used.sum())))
+        # Those of the relaxation come first, so that the first integer program has all that is needed.
+        likely = relaxed.used | self.likely
+        likely[order[:_CHEAP_UNITS]] = True
+        order = np.concatenate([order[likely[order]], order[~likely[order]]])
+        first = int(likely[order].sum())
+        if best.whole is None and len(order) > 2 * first:
+            # An integer program that has a good answer from the start is solved several times sooner.
+            _, found = self._solve_over(goal, order[:first], best, share=_BEGIN)
+            best = best if found is None else replace(found, bound=floor)
+            if self.table.program.unproven and found is not None:
+                return best
+
+        def reach(distance: float) -> int:
+            """Count the units up to the last one that may be in an answer so far above the floor."""
+            return first + int((relaxed.excess[order[first:]] < distance).sum())
+
+        number = max(_MIN_UNITS, 2 * first)
+        if best.whole is not None:
+            number = min(max(first, _NEXT_UNITS), reach(best.objective - self._slack(best) - floor))
+        number = min(len(order), number)
         while True:
             # The last where all units are in, or where the next one could not make the best better.
             last = (
                 number >= len(order)
                 or self._slack(best) < float(relaxed.excess[order[number]]) + floor - best.objective
             )
-            result, found = self._solve_over(goal, order[:number], best, last=last)
+            share = 1.0 if last else _EARLY
+            result, found = self._solve_over(goal, order[:number], best, share=share)
             if found is not None and found.objective < best.objective:
                 best = found
             inner = math.inf if result.status == "infeasible" else result.bound
@@ -296,8 +320,7 @@ class _ShareSearch:
             if done or number >= len(order) or self.counter.left <= 0.0 or self.end.passed:
                 break
             # All whose excess is below the distance that is left, but not too many at once.
-            wanted = best.objective - self._slack(best) - floor
-            enough = int((relaxed.excess[order] < wanted).sum())
+            enough = reach(best.objective - self._slack(best) - floor)
             if enough <= number:
                 break
             number = min(enough, max(_NEXT_UNITS, _GROWTH * number))
@@ -311,9 +334,12 @@ class _ShareSearch:
         return max(0.5 * self.gap * abs(found.objective), 1e-9)
 
     def _solve_over(
-        self, goal: _Goal, units: NDArray[np.int64], best: _Outcome, *, last: bool
+        self, goal: _Goal, units: NDArray[np.int64], best: _Outcome, *, share: float
     ) -> tuple[MipResult, _Outcome | None]:
-        """Solve the integer program over some units, and make the flows of what it finds exact."""
+        """Solve the integer program over some units, and make the flows of what it finds exact.
+
+        It may do the share of the work that is left.
+        """
         master = self._make_master()
         used = [] if best.whole is None else list(best.whole.units)
         master.add_units(np.unique(np.concatenate([units, np.array(used, np.int64)])))
@@ -321,7 +347,6 @@ class _ShareSearch:
         start = None
         if best.whole is not None and best.routed is not None:
             start = answers.values_of(master, best.whole, best.routed)
-        share = 1.0 if last else _EARLY
         result = master.solve_integer(
             gap=0.5 * self.gap,
             start=start,

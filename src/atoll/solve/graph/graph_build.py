@@ -113,6 +113,12 @@ def build_program(
         init_penalty=problem.settings.init_penalty,
         shortage=problem.settings.on_shortage,
         alike=True,
+        unproven=effort.unproven,
+        likely=tuple(
+            at
+            for at, one in enumerate(executors)
+            if (one.service, one.label, tuple(sorted(one.uses))) in effort.likely
+        ),
     )
     return BuiltProgram(program, tuple(origins))
 

@@ -122,7 +122,8 @@ class GraphProgram:
     the same largest share ("fraction"), shares are weighed by priority ("priority"), or there is no plan
     ("fail"). A new executor costs `init_penalty` times its share of the machine's price more than one that
     stands. Where shares are weighed and classes of one service are served `alike`, they have one share, and
-    its priority counts once.
+    its priority counts once. `likely` are types that answers to such questions had: the search begins with
+    them, and where it may stay `unproven` it ends with them.
     """
 
     machines: tuple[Machines, ...]
@@ -136,6 +137,8 @@ class GraphProgram:
     init_penalty: float = 0.0
     shortage: Literal["fail", "fraction", "priority"] = "fraction"
     alike: bool = False
+    likely: tuple[int, ...] = ()
+    unproven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
