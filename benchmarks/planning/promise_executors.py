@@ -21,6 +21,7 @@ from benchmarks.planning.promise_rivals import (
     Yard,
     divisors,
     piece_of,
+    stands_on,
 )
 
 
@@ -48,7 +49,9 @@ def list_executor_rivals(
                 if yard.price(chosen) < under_usd:
                     paths = _paths(catalog, service, chosen)
                     make = partial(_make, yard, plan, chosen, paths)
-                    yield Rival(make, problem, "of three", yard.price(chosen), 1.0)
+                    yield Rival(
+                        make, problem, "of three", yard.price(chosen), 1.0, stands_on(chosen)
+                    )
     yield from _changed_executors(yard, catalog, service, plan, under_usd)
 
 
@@ -114,7 +117,9 @@ def _changed_executors(
     for old in plan.executor_instances:
         rest = _without(plan, old.id)
         if rest is not None and rest.usd_per_hour < under_usd:
-            yield Rival(partial(_same, rest), problem, "one left out", rest.usd_per_hour, 1.0)
+            yield Rival(
+                partial(_same, rest), problem, "one left out", rest.usd_per_hour, 1.0, old.id
+            )
         for piece in _executors(problem, catalog, service, old.parts):
             others = [i for i in plan.instances if i.id != old.id]
             chosen = [*(piece_of(i) for i in others), piece]
@@ -122,7 +127,7 @@ def _changed_executors(
                 continue
             names = [*(i.id for i in others), old.id]
             make = partial(_make, yard, plan, chosen, plan.paths, names)
-            yield Rival(make, problem, "one changed", yard.price(chosen), 1.0)
+            yield Rival(make, problem, "one changed", yard.price(chosen), 1.0, stands_on(chosen))
 
 
 def _make(

@@ -23,7 +23,7 @@ KINDS = ("rent", "spot", "choice", "any-to-any", "cluster")
 MODELS = ("llama-3.1-8b", "phi-4-14b", "qwen3-32b", "llama-3.2-3b", "gpt-oss-20b", "qwen3-8b")
 # Dollars per hour of one GPU, about what clouds ask.
 GPUS = {"T4": 0.5, "L4": 0.8, "A10G": 1.1, "L40S": 1.9, "A100-40": 2.6, "H100": 6.5}
-_MOST_PER_S = 12.0
+_MOST_PER_S = 40.0
 """Requests/s of a service at most: what is simulated grows with them."""
 _REGION = "r/a"
 
@@ -150,7 +150,7 @@ class _FleetMaker:
         }
 
     def _pool(self, gpus: tuple[str, ...], *, spot: bool = False) -> Fields:
-        names = self.rng.choice(gpus, self.pick((1, 2, 3), (0.3, 0.45, 0.25)), replace=False)
+        names = self.rng.choice(gpus, self.pick((1, 2, 3), (0.1, 0.5, 0.4)), replace=False)
         offers: list[Fields] = []
         for gpu in names:
             count = self.pick((1, 2, 4), (0.65, 0.25, 0.1))

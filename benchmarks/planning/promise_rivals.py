@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -83,6 +83,7 @@ class Rival:
     """A plan that `make` writes down, and the settled problem that it answers.
 
     `carries` is the least share of any service's demand that its capacities carry, as the model has it.
+    `stands_on` is equal for plans of the same roles on the same slices, whatever runs them.
     """
 
     make: Callable[[], Plan]
@@ -90,6 +91,7 @@ class Rival:
     how: str
     usd_per_hour: float
     carries: float
+    stands_on: Hashable
 
     @cached_property
     def plan(self) -> Plan:
@@ -271,7 +273,7 @@ class Yard:
         def make() -> Plan:
             return self.assemble(settled, chosen, shares).model_copy(update=update)
 
-        return Rival(make, settled, how, self.price(chosen), carried)
+        return Rival(make, settled, how, self.price(chosen), carried, stands_on(chosen))
 
     def _deal(
         self, settled: Problem, chosen: Sequence[Piece]
@@ -431,6 +433,12 @@ class Yard:
         None where there is none. Any plan will do: it is an upper limit of what a true bound may be.
         """
         return _CapacityProgram(self).least()
+
+
+def stands_on(chosen: Iterable[Piece]) -> Hashable:
+    """Return what pieces have of which machines, and for what."""
+    held = ((str(p.role), *((one.offer, one.gpus) for one in p.slices)) for p in chosen)
+    return tuple(sorted(held, key=repr))
 
 
 def piece_of(instance: Instance) -> Piece:

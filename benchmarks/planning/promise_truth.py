@@ -24,7 +24,7 @@ import io
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -67,8 +67,9 @@ _GLANCE_SLACK, _TRIAL_SLACK = 0.06, 0.01
 """Shares below the target at which a short simulation, and then a trial of two seeds, rules a plan out."""
 _RUNS, _MANY_RUNS = 6, 16
 """Seeds that decide, and those where it is close."""
-LIKELY, OTHERS = 40, 20
-"""Rivals that are simulated: those that carry most by the model, and some of the rest at random."""
+LIKELY, BELOW, OTHERS = 30, 15, 15
+"""Rivals that are simulated: those that carry most by the model, of all and below the bound, and others."""
+_SAME = 1e-6
 
 FAULTS = (
     "cheaper_keeps",
@@ -271,7 +272,7 @@ def _check_rivals(
             _check_capacity_bound(plan, yard, outcome)
     outcome.rivals = len(rivals)
     cheapest: Rival | None = None
-    for rival in _some(rivals, outcome.seed):
+    for rival in _some(rivals, outcome.seed, plan.bound):
         if cheapest is not None and rival.usd_per_hour >= cheapest.usd_per_hour:
             continue
         judge = Judge(rival.problem.started_as(plan.engines), catalog)
@@ -287,7 +288,7 @@ def _check_rivals(
         return
     if not plan.cut_short:
         outcome.fault("cheaper_keeps", f"${objective:.3f}/h planned, {said}")
-    if plan.bound is not None and plan.bound > cheapest.usd_per_hour * (1.0 + 1e-6):
+    if plan.bound is not None and plan.bound > cheapest.usd_per_hour * (1.0 + _SAME):
         outcome.fault("bound_false", f"bound ${plan.bound:.3f}/h, {said}")
 
 
@@ -295,17 +296,30 @@ def _check_capacity_bound(plan: Plan, yard: Yard, outcome: Outcome) -> None:
     """Compare the bound by the capacity model with what an integer program of single pieces finds."""
     stated_usd = plan.capacity_bound if plan.promises else plan.bound
     least = None if stated_usd is None or plan.status == "partial" else yard.least_by_capacity()
-    if stated_usd is not None and least is not None and stated_usd > least * (1.0 + 1e-6) + 1e-9:
+    if stated_usd is not None and least is not None and stated_usd > least * (1.0 + _SAME) + 1e-9:
         text = f"bound by capacity ${stated_usd:.4f}/h, ${least:.4f}/h carries all by the model"
         outcome.fault("bound_false", text)
 
 
-def _some(rivals: list[Rival], seed: int) -> list[Rival]:
-    """Those that carry most, the cheapest of equals first, and some of the others at random."""
+def _some(rivals: list[Rival], seed: int, bound: float | None) -> list[Rival]:
+    """Those that carry most, of all and of those below the bound, and some of the others at random.
+
+    Of plans on the same slices the one that carries most comes first, and the next only after all others.
+    """
     ordered = sorted(rivals, key=lambda rival: (-rival.carries, rival.usd_per_hour))
-    rest = ordered[LIKELY:]
+    seen: Counter[Hashable] = Counter()
+    ranks = []
+    for rival in ordered:
+        ranks.append(seen[rival.stands_on])
+        seen[rival.stands_on] += 1
+    by_rank = [ordered[n] for n in sorted(range(len(ordered)), key=lambda n: (ranks[n], n))]
+    below = [r for r in by_rank if bound is not None and r.usd_per_hour < bound * (1.0 - _SAME)]
+    likely = [*by_rank[:LIKELY], *below[:BELOW]]
+    taken = {id(rival) for rival in likely}
+    rest = [rival for rival in by_rank if id(rival) not in taken]
     chosen = np.random.default_rng([35, seed]).permutation(len(rest))[:OTHERS]
-    return [*ordered[:LIKELY], *(rest[int(n)] for n in sorted(chosen))]
+    found = {id(rival): rival for rival in [*likely, *(rest[int(n)] for n in sorted(chosen))]}
+    return list(found.values())
 
 
 def _broken(rival: Rival, problem: Problem, catalog: Catalog) -> bool:

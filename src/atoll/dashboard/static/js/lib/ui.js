@@ -11,7 +11,7 @@ export function card(title, { actions = [], note = null, id = null, wide = false
     h("div", { class: "card-body" }, children));
 }
 
-/** A figure with its name: figure("Cost", "$14.98/h", {note: "proven within 0.1 %", tone: "good"}). */
+/** A figure with its name: figure("Cost", "$14.98/h", {note: "2.3 a million tokens", tone: "good"}). */
 export function figure(name, value, { note = null, tone = null, extra = null } = {}) {
   return h("div", { class: ["figure", tone] }, h("div", { class: "figure-name" }, name), h("div", { class: "figure-value" }, value), note ? h("div", { class: "figure-note" }, note) : null, extra);
 }
