@@ -14,6 +14,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -229,7 +230,9 @@ class Yard:
         if self.problem.choices:
             for levels in itertools.product(*(list(_levels(c)) for c in self.problem.choices)):
                 merged = {name: share for own in levels for name, share in own.items()}
-                yield self.problem.settled(self.problem.mixes_at(merged)), merged
+                # Choices that share a service may contradict each other.
+                with suppress(AtollError):
+                    yield self.problem.settled(self.problem.mixes_at(merged)), merged
 
     def _combinations(self, names: Sequence[str], under_usd: float) -> Iterator[list[Piece]]:
         """Every set of at most three pieces below a price: one more never makes it cheaper."""
