@@ -111,6 +111,11 @@ def test_cluster_flows_go_from_machine_to_machine() -> None:
         "value": 1400.0,
         "bound": 1500.0,
     }
+    assert drawn["proof"] == {
+        "gap": "6.67%",
+        "bound": "Bound by the capacity model: no placement carries more than 1,500.0 tokens/s (gap 6.67%).",
+        "late": None,
+    }
     shares = leaving(drawn)
     assert shares["demand:chat"] == pytest.approx(shares["machine:a"])
     assert sum(shares[f"machine:{name}"] for name in "bcd") == pytest.approx(shares["machine:a"])

@@ -37,7 +37,7 @@ SINK = "sink"
 Market = Literal["on-demand", "spot", "owned"]
 """How a node is paid for: rented at a fixed price, rented until someone pays more, or one's own."""
 Status = Literal["optimal", "feasible", "partial", "infeasible"]
-"""Proven best; valid; valid but serves only a share of the demand; there is no plan."""
+"""At its bound, with all promises kept; valid; valid but serves only a share of the demand; no plan."""
 Goal = Literal["cost", "max-flow", "sustained", "fair", "latency"]
 """Objective of a plan: low cost, or tokens/s on a fixed cluster. The tokens/s of the largest flow; of the
 largest that the KV caches can hold in flight; or of the service that gets the least of its demand. With
