@@ -127,6 +127,7 @@ def test_what_is_set_counts_and_the_rest_is_the_engines() -> None:
         schedules_ahead=True,
         request_s=0.01,
         stream_s=0.15e-3,
+        admits_by_prompts=True,
     )
     assert limits.given == {
         "gpu_memory_utilization": 0.5,

@@ -25,7 +25,7 @@ MODELS = {
     "llama-3.1-8b": model("llama-3.1-8b"),
     "gpt-oss-20b": model("gpt-oss-20b"),
     "qwen3-32b@fp8": model("qwen3-32b@fp8"),
-    "mixture": mixture(layers=12, hidden=2048, vocab=32000),
+    "mixture": mixture(layers=12, hidden=2048, vocab=32000, max_context=32768),
 }
 NODES = ("T4:1", "L4:1", "L40S:1", "H100:1", "H100:8")
 LINKS = (None, Link(10e9 / 8, 0.5e-3), Link(1e7, 0.05))

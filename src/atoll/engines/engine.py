@@ -326,8 +326,6 @@ class Engine:
     """Times and limits that plans reckon with; None: nobody plans with it."""
     start: ClassVar[StartTime] = StartTime(123.0, "not measured: as vLLM")
     """How long it takes to start."""
-    admits_by_prompts: ClassVar[bool] = False
-    """Whether a request runs as soon as the KV cache has room for its prompt; else also for its answer."""
     orders_by_promise: ClassVar[bool] = False
     """Whether waiting prompts are taken by their promised time to the first token; else as they came."""
 

@@ -173,9 +173,9 @@ class LlamaCpp(Engine):
         part_tokens=_PART_TOKENS,
         layer_split_s=_HOP_S,
         kernels=_kernels,
+        admits_by_prompts=True,
     )
     start = StartTime(10.0, "not measured: it compiles nothing and maps its weights")
-    admits_by_prompts = True
 
     def takes(self, source: str, *, stand_in: bool) -> bool:
         """Return whether the weights are a GGUF file, or a repository of such files."""

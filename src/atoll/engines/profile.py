@@ -126,6 +126,9 @@ class EngineProfile:
     after that. Pipelines do not: there the steps under way are those in the stages. `request_s` is what a
     request waits for beside steps, once on every instance that it is sent to, and `stream_s` more for each
     sequence that runs there: tokens of all pass the same processes.
+
+    One that `admits_by_prompts` runs a request as soon as the KV cache has room for its prompt, and computes
+    the youngest again later where answers fill it; others wait for room for its answer too.
     """
 
     name: str
@@ -146,6 +149,7 @@ class EngineProfile:
     schedules_ahead: bool = False
     request_s: float = 0.0
     stream_s: float = 0.0
+    admits_by_prompts: bool = False
 
     def host_seconds(self, sequences: Num) -> Num:
         """Return host seconds of a step with so many sequences."""
@@ -176,6 +180,7 @@ class EngineDefaults:
     schedules_ahead: bool = False
     request_s: float = 0.0
     stream_s: float = 0.0
+    admits_by_prompts: bool = False
 
     def profile(
         self, name: str, gpu: GpuType | None, limits: EngineLimits | None = None
@@ -206,4 +211,5 @@ class EngineDefaults:
             schedules_ahead=self.schedules_ahead and scheduling == "async",
             request_s=self.request_s,
             stream_s=self.stream_s,
+            admits_by_prompts=self.admits_by_prompts,
         )

@@ -164,8 +164,8 @@ class Sglang(Engine):
         schedules_ahead=True,
         request_s=SERVER_REQUEST_S,
         stream_s=SERVER_STREAM_S,
+        admits_by_prompts=True,
     )
-    admits_by_prompts = True
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:
         """Return the command with the tensor, data and pipeline parallel sizes of the layout."""

@@ -178,6 +178,7 @@ class Vllm(Engine):
         schedules_ahead=True,
         request_s=SERVER_REQUEST_S,
         stream_s=SERVER_STREAM_S,
+        admits_by_prompts=True,
     )
     start = StartTime(
         123.0,
@@ -185,7 +186,6 @@ class Vllm(Engine):
         " compilations one of a 3B, which took 130 s without (benchmarks/results/gpu_promise.json)",
         kept_s=75.0,
     )
-    admits_by_prompts = True
 
     def takes(self, source: str, *, stand_in: bool) -> bool:
         """Return whether the weights are a repository or a folder, of the plan's own model."""

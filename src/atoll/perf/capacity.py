@@ -34,8 +34,9 @@ promise, when they arrive at random (`perf.queueing`):
   are all there are, if a step takes so many: the other stages have nothing to do, X <= N / (S (t(N) + u)).
 - Where tokens go round a pipeline, engines pace their batches: S of them at most are in flight
   (`routing.pacing`), and a token takes S t. Without that S + 1 arise by themselves.
-- Engines book KV cache for a prompt (and the answer expected, where they decode) when a request comes, and
-  use `BOOKED_SHARE` of it at most; half of all requests must find room.
+- Half of all requests must find room in the KV cache: all that run fill it with what they have so far, or,
+  where an engine does not admit by prompts alone (`EngineProfile.admits_by_prompts`), it books a prompt and
+  the answer expected when a request comes, and uses `BOOKED_SHARE` of the cache at most.
 
 Prefill counts prompt tokens/s with B prompts in a step; decode counts generated tokens/s.
 
@@ -63,6 +64,7 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, UsageError
 from atoll.core.ids import Phase
 from atoll.engines.limits import BOOKED_SHARE
+from atoll.engines.profile import EngineProfile
 from atoll.perf.batch import Batch
 from atoll.perf.grid import Indices, last_below, value_at
 from atoll.perf.memory_model import MemoryModel
@@ -269,14 +271,14 @@ class CapacityModel:
         held = self._memory.sequences_by_layers(context, position)
         if not self._role.waits:
             return held
-        # Engines book the whole request when it comes, and use only a share of the cache.
-        return held * (BOOKED_SHARE * context / booked_tokens(lengths, self._role.phase))
+        return held * held_share(lengths, self._role.phase, self._model.engine)
 
     def _taken(self, places: Array) -> Array:
         """Requests that may be there at a time, on average."""
         if not self._role.waits:
             return places
-        return places_taken(places, booked_spread(self._role.lengths, self._role.phase))
+        spread = held_spread(self._role.lengths, self._role.phase, self._model.engine)
+        return places_taken(places, spread)
 
     def _more_steps(self, stages: Array) -> Array:
         """Steps that a request waits at a stage beside its own."""
@@ -525,15 +527,33 @@ class _Best:
     crowded: Array
 
 
-def booked_tokens(lengths: LengthMix, phase: Phase) -> float:
-    """Return the tokens of KV cache that an engine books for a mean request: its prompt, and its answer."""
-    return lengths.input_mean + (0.0 if phase is Phase.PREFILL else lengths.output_mean)
+def held_share(lengths: LengthMix, phase: Phase, engine: EngineProfile) -> float:
+    """Return how many requests run at a time, of those whose tokens so far would fill the KV cache.
+
+    Engines that admit by prompts fill it. Others book a request with its answer when it comes, and use
+    `BOOKED_SHARE` of the cache at most.
+    """
+    if engine.admits_by_prompts:
+        return 1.0
+    if phase is Phase.PREFILL:
+        return BOOKED_SHARE
+    return BOOKED_SHARE * lengths.decode_context / (lengths.input_mean + lengths.output_mean)
 
 
-def booked_spread(lengths: LengthMix, phase: Phase) -> float:
-    """Return E[x^2] / E[x]^2 of what an engine books; answers are booked with their mean."""
-    variance = lengths.input_mean_square - lengths.input_mean**2
-    return 1.0 + variance / booked_tokens(lengths, phase) ** 2
+def held_spread(lengths: LengthMix, phase: Phase, engine: EngineProfile) -> float:
+    """Return E[x^2] / E[x]^2 of the KV cache that requests hold or, with their mean answers, have booked.
+
+    The answers of those that run are as long as they take (longer ones are met more often, log-normal with
+    E[o^3] = (E[o^2] / E[o])^3) and at any point of them.
+    """
+    variance, mean = lengths.input_mean_square - lengths.input_mean**2, lengths.input_mean
+    if phase is Phase.PREFILL:
+        return 1.0 + variance / mean**2
+    if not engine.admits_by_prompts:
+        return 1.0 + variance / (mean + lengths.output_mean) ** 2
+    longer = lengths.output_mean_square / lengths.output_mean**2
+    met = lengths.output_mean * longer
+    return 1.0 + (variance + met**2 * (longer / 3.0 - 0.25)) / lengths.decode_context**2
 
 
 def _regular(parts: StepParts[Array], grid: Array) -> StepParts[Array]:

@@ -34,14 +34,13 @@ import numpy as np
 
 from atoll.catalog.link_table import Link
 from atoll.core.ids import Phase
-from atoll.engines.limits import BOOKED_SHARE
 from atoll.perf.batch import Batch
 from atoll.perf.capacity import (
     PerPosition,
     RoleLoad,
-    booked_spread,
-    booked_tokens,
     fixed_seconds,
+    held_share,
+    held_spread,
     piece_times,
 )
 from atoll.perf.grid import Indices
@@ -80,16 +79,16 @@ class MixedCapacityModel:
             model.spec, model.node, tp=model.tp, engine=model.engine, phase=Phase.BOTH
         )
         context = lengths.decode_context
-        booked = BOOKED_SHARE * context / booked_tokens(lengths, Phase.BOTH)
+        booked = held_share(lengths, Phase.BOTH, model.engine)
         self._places = PerPosition(
             lambda position: memory.sequences_by_layers(context, position) * booked
         )
         self._tail = lengths.input_tail if lengths.input_tail > lengths.input_mean else 0.0
         longest = max(1.0, self._tail, float(prompts.max_model_len))
-        self._booked_spread = booked_spread(lengths, Phase.BOTH)
+        self._held_spread = held_spread(lengths, Phase.BOTH, model.engine)
         if model.engine.slots:
             # All of one size, whatever a request needs of it.
-            self._booked_spread = 1.0
+            self._held_spread = 1.0
             self._places = PerPosition(
                 lambda position: np.minimum(
                     np.floor(memory.sequences_by_layers(longest, position)),
@@ -223,10 +222,11 @@ class MixedCapacityModel:
         stay = rate * (lengths.output_mean * token_s + prompt_s)
         taken = self._places[position]
         if self._waits:
-            taken = places_taken(taken, self._booked_spread)
+            taken = places_taken(taken, self._held_spread)
         with np.errstate(divide="ignore", invalid="ignore"):
             return (
-                rate,
+                # Steps that outgrow CUDA graphs take longer at once: fewer sequences may carry more.
+                np.maximum.accumulate(rate, axis=-1),
                 token_s / self._answers.slo_s,
                 stay / taken[:, None],
                 (prompt_s + queue * depth + before_s) / self._prompts.slo_s,

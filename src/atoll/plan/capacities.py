@@ -6,7 +6,8 @@ Prefill and decode capacities are those of `perf.capacity`, in tokens/s, with re
 random and half of which must keep the promise. Where both phases run together it is `perf.mixed_capacity`
 that says how many requests/s a node carries. Where they run apart, KV cache is handed over: prefill's
 promise is TTFT less what that takes (`plan.handover`), and activations and KV together stay within the
-node's network interface: half of all transfers wait no longer for others than they may take themselves.
+node's network interface: half of all transfers wait no longer for others than a quarter of TTFT, or than they
+may take themselves where that is more.
 
 A node is a machine, or a slice of one with its share of the interface. Its GPUs hold copies of the layers
 side by side, each split over TP GPUs; capacity is that of the best TP (`best_tp`), the same for both
@@ -37,6 +38,7 @@ from atoll.perf.queueing import load_within
 from atoll.perf.step import AnalyticStepModel, Position, analytic, check_tp
 from atoll.plan.context_length import max_model_len
 from atoll.plan.handover import (
+    NODE_SHARE,
     handover,
     hop_link,
     kv_bytes_by_layers,
@@ -309,12 +311,20 @@ def _kv_limits(
         return free, free
     mix = service.lengths.mix()
     hop = hop_bytes_per_unit(catalog, service, phase)
-    return _interface_limits(spec, mix, phase, link, transfer.moving_s, hop)
+    # A transfer may wait as long as the slowest may take that sets an allowance.
+    wait_s = max(transfer.moving_s, NODE_SHARE * service.ttft_s)
+    return _interface_limits(spec, mix, phase, link, transfer.moving_s, wait_s, hop)
 
 
 @lru_cache(maxsize=1024)
 def _interface_limits(
-    spec: TransformerSpec, mix: LengthMix, phase: Phase, link: Link, moving_s: float, hop: float
+    spec: TransformerSpec,
+    mix: LengthMix,
+    phase: Phase,
+    link: Link,
+    moving_s: float,
+    wait_s: float,
+    hop: float,
 ) -> tuple[Array, Array]:
     """The arrays are shared: do not write to them."""
     moved = kv_bytes_by_layers(spec, mix.input_mean)
@@ -323,7 +333,7 @@ def _interface_limits(
     in_time = takes_s <= moving_s * (1.0 + 1e-9)
     once = 0.5 * mix.input_mean_square / mix.input_mean**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        load = load_within(moving_s / takes_s / once, np.ones(1))
+        load = load_within(wait_s / takes_s / once, np.ones(1))
     per_unit = moved / (mix.input_mean if phase is Phase.PREFILL else mix.output_mean)
     with np.errstate(divide="ignore"):
         alone = link.bandwidth_bytes_per_s / per_unit

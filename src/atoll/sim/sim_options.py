@@ -169,7 +169,8 @@ class SimOptions:
         """Return whether instances of an engine admit requests by their prompts alone."""
         if self.admission is not None:
             return self.admission == "prompts"
-        by_prompts = find_engine(engine).admits_by_prompts
+        defaults = find_engine(engine).defaults
+        by_prompts = defaults is not None and defaults.admits_by_prompts
         return by_prompts and self.batching == "engine" and self.feed != "watermark"
 
     def order_of(self, engine: str) -> Order:

@@ -216,7 +216,9 @@ def step_model(
     spec = autoregressive_spec(model, part)
     assert spec is not None
     copy = copy_node(node, tp)
-    found = analytic(spec, copy, tp=tp, engine=engine, constants=constants)
+    # Here sequences run when there is room for their answers too (`sim.tasks`), whatever engine it is.
+    booking = replace(engine, admits_by_prompts=False)
+    found = analytic(spec, copy, tp=tp, engine=booking, constants=constants)
     component = model.components[component_of(part)]
     if isinstance(component, GeneratorSpec):
         return talker_model(component, found, constants)
