@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
+import atoll.solve.deadline as deadline_module
 from atoll.core.errors import UsageError
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
@@ -166,3 +169,25 @@ def test_what_is_not_served_does_not_arrive() -> None:
     own = task_fleet(plan, problem, problem.catalog())
     # Headroom is the first to go.
     assert sum(klass.rate_per_s for klass in own.classes) == pytest.approx(40.0 * 1.5 * share)
+
+
+# Deadlines
+
+
+@pytest.mark.parametrize("ticks", [1, 20, 60, 120])
+def test_a_deadline_ends_it_with_a_plan(monkeypatch: pytest.MonkeyPatch, ticks: int) -> None:
+    """Whenever the time is up, there is a plan that holds and says so."""
+    problem, whole = small()
+    clock = itertools.count()
+    # Time goes by when somebody looks, in deadlines alone.
+    ticking = SimpleNamespace(perf_counter=lambda: float(next(clock)))
+    monkeypatch.setattr(deadline_module, "time", ticking)
+    plan = keep_graph_promises(problem, PlanRequest(deadline_s=float(ticks)))
+    assert validate(plan, problem) == []
+    assert plan.status in ("optimal", "feasible")
+    assert plan.cut_short
+    assert not whole.cut_short
+    # Nothing goes on for long after that.
+    assert next(clock) < ticks + 60
+    if ticks == 1:
+        assert plan.promises == ()

@@ -9,9 +9,13 @@ import pytest
 from atoll.cli.main import run
 from atoll.plan.files.fleet_file import load_fleet
 from atoll.prove import warm as warming
+from atoll.sim.tasks.from_plan import simulate_service
 from atoll.solve.place.from_problem import flow_instance
 from atoll.solve.place.search.flow_search import search
 from atoll.solve.place.sustained.sustained import best_flows, evaluator, site_of
+from atoll.solve.registry import solve
+from tests.solve.graph.fleets import fleet as graph_fleet
+from tests.solve.graph.fleets import seeing
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Small, yet all that is compiled for renting has work to do.
@@ -34,6 +38,13 @@ def place(cluster: str) -> None:
     assert best_flows(instance, best).tokens_per_s > 0.0
 
 
+def see() -> None:
+    """Simulate an any-to-any service."""
+    problem = graph_fleet({"see": seeing(rate="1/s")})
+    found = simulate_service(solve(problem), problem, problem.catalog(), "see", requests=20, seed=1)
+    assert found.executors
+
+
 def test_everything_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int, str]] = []
     known: set[int] = set()
@@ -48,7 +59,7 @@ def test_everything_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
             known.add(id(self))
 
     recorded = [Recorded(e.dispatcher, e.arguments, e.what) for e in warming.entries()]
-    monkeypatch.setattr(warming, "entries", lambda: recorded)
+    monkeypatch.setattr(warming, "entries", lambda *_: recorded)
     assert not warming.is_warm()
     assert warming.warm(lambda *said: told.append(said)) == len(recorded)
     assert warming.is_warm()
@@ -61,6 +72,7 @@ def test_everything_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         "the allocator",
         "the fast planner",
         "the simulator",
+        "the simulator of tasks",
         "the search for placements",
         "the search for placements that last",
     ]
@@ -77,6 +89,7 @@ def test_entries_are_called_with_the_types_they_name(
     assert run(["plan", fleet, "--solver", "fast", "-o", str(tmp_path / "fast.json")]) == 0
     assert run(["simulate", plan, "--fleet", fleet, "--for", "5s"]) == 0
     place(str(EXAMPLES / "cluster-mixed.yaml"))
+    see()
     used = [one for one in warming.entries() if one.dispatcher.overloads]
     assert {one.what for one in used} == {one.what for one in warming.entries()}
     for one in used:

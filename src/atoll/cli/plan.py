@@ -24,6 +24,7 @@ from atoll.core.errors import InfeasibleError, NoCommandError, UnknownNameError,
 from atoll.core.files import atomic_write, check_target
 from atoll.core.options import option
 from atoll.core.quantities import Duration, Share
+from atoll.core.units import format_duration
 from atoll.report.terminal import console, emit, note, to_json
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from atoll.solve.comparison import Compared
     from atoll.solve.effort import Effort
 
+_LONG_S = 1.0
+"""Seconds of compiling that are worth a note."""
 app = typer.Typer(add_completion=False)
 
 
@@ -249,10 +252,14 @@ def _broken(plan: FleetPlan) -> InfeasibleError | None:
     if not short:
         return None
     worst = min(short, key=lambda promise: promise.kept - promise.target)
+    from atoll.plan import proof
+
+    # A search that was cut short shows no promise to be too hard.
+    late = plan.cut_short
     return InfeasibleError(
         f"{worst.service} keeps its promises for {worst.kept:.1%} of requests, {worst.target:.0%} "
-        f"asked for: {worst.cause}",
-        hint=_help(worst),
+        f"asked for: {proof.LATE if late else worst.cause}",
+        hint="give it a longer --deadline" if late else _help(worst),
     )
 
 
@@ -280,6 +287,9 @@ def _compare(fleet: Fleet, plan: FleetPlan, effort: Effort, seconds: float) -> t
 
 def _tell_stats(plan: FleetPlan, shown: bool, path: Path | None) -> None:
     """Say what a plan took; never on stdout, where equal fleets give equal text."""
+    if plan.stats.compile_seconds >= _LONG_S:
+        took = format_duration(plan.stats.compile_seconds)
+        note(f"note: compiling took {took}, once on this machine, before the deadline began")
     if shown:
         note(f"took {plan.stats.text}")
     if path is not None:

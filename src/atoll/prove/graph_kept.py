@@ -11,6 +11,7 @@ import numpy as np
 from atoll.perf.components.class_loads import component_of
 from atoll.plan.plan import KeptPromise
 from atoll.prove.kept import KeptSample, KeptShares
+from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from atoll.sim.tasks.simulate_tasks import Routing
     from atoll.sim.tasks.task_fleet import Promises
     from atoll.sim.tasks.task_result import ClassResult, TaskResult
+    from atoll.solve.deadline import Deadline
 
 TTFT = "ttft"
 TPOT = "tpot"
@@ -75,14 +77,17 @@ def sample_graphs(
     max_runs: int,
     constants: ConstantTable | None = None,
     requests: int = _REQUESTS,
+    deadline: Deadline | None = None,
 ) -> dict[str, list[GraphShares]]:
     """Return by any-to-any service what requests keep, in `min_runs` to `max_runs` simulations.
 
     Services of which it is not sure whether they are above their target are simulated more often.
+    The deadline ends that; SimulationCutShortError if it comes before every service has been simulated once.
     """
     from atoll.sim.tasks.from_plan import simulate_service
 
     found: dict[str, list[GraphShares]] = {}
+    watch = keep_deadline(deadline)
     for service in problem.graph_services:
         served = plan.served_fraction.get(service.name, 1.0)
         if service.rate_per_s <= 0.0 or served <= 0.0:
@@ -91,15 +96,23 @@ def sample_graphs(
         while len(runs) < min_runs or (
             len(runs) < max_runs and not _sure(runs, service.attainment)
         ):
-            result = simulate_service(
-                plan,
-                problem,
-                catalog,
-                service.name,
-                requests=requests,
-                seed=first_seed + len(runs),
-                constants=constants,
-            )
+            try:
+                # Most runs are over before they tell how far they are.
+                watch(0, requests, 0.0)
+                result = simulate_service(
+                    plan,
+                    problem,
+                    catalog,
+                    service.name,
+                    requests=requests,
+                    seed=first_seed + len(runs),
+                    constants=constants,
+                    progress=watch,
+                )
+            except SimulationCutShortError:
+                if not runs:
+                    raise
+                break
             runs.append(_shares(result))
         found[service.name] = runs
     return found
@@ -182,11 +195,18 @@ def promise_of(service: Service, runs: list[GraphShares]) -> KeptPromise:
     )
 
 
-def load_alone(plan: Plan, problem: Problem, catalog: Catalog, executor: Instance) -> float:
+def load_alone(
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    executor: Instance,
+    deadline: Deadline | None = None,
+) -> float:
     """Return how busy an executor may be planned for enough requests to keep what it promises, alone.
 
     The largest of a few loads, found by halving; 1 where it has no promise to keep by itself, and the least
-    where none will do. Executors that run only some parts may lose half of what all may.
+    where none will do. Executors that run only some parts may lose half of what all may. The deadline ends it
+    with a SimulationCutShortError.
     """
     from atoll.sim.tasks.from_plan import alone_fleet
     from atoll.sim.tasks.simulate_tasks import simulate_tasks
@@ -198,12 +218,17 @@ def load_alone(plan: Plan, problem: Problem, catalog: Catalog, executor: Instanc
     whole = len(components) == len(model.graph.components)
     target = service.attainment if whole else 0.5 + 0.5 * service.attainment
 
+    watch = keep_deadline(deadline)
+
     def keeps(load: float) -> bool:
         fleet = alone_fleet(plan, problem, catalog, executor, load)
         if fleet is None or not any(_promised(klass.promises) for klass in fleet.classes):
             return True
+        watch(0, _ALONE, 0.0)
         arrivals = Arrivals(service.burstiness)
-        result = simulate_tasks(fleet, requests=_ALONE, seed=_TRIAL_SEED, arrivals=arrivals)
+        result = simulate_tasks(
+            fleet, requests=_ALONE, seed=_TRIAL_SEED, arrivals=arrivals, progress=watch
+        )
         return _shares(result).all >= target
 
     low, high = -1, len(_LOADS)

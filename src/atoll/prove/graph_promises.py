@@ -38,6 +38,7 @@ from atoll.prove.graph_kept import (
 )
 from atoll.prove.kept import FRESH_SEED, look_at
 from atoll.prove.rent_promises import keep_promises
+from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import NodeSet, node_set
 from atoll.solve.registry import solve
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
 Executors = tuple[str, str, str]
 """Executors that are alike: service, parts, kind of node."""
 
+_SEARCH_SHARE = 0.8
+"""Share of the deadline for the search; the rest is for what the plan found keeps and what is proven."""
+_ALONE_SHARE = 0.5
+"""Share of the time then left for services alone."""
 _MAX_ROUNDS = 40
 """How often promises may be missed before the best plan so far is taken."""
 _MAX_PROBES = 4
@@ -104,33 +109,69 @@ class _GraphProver:
         self.problem, self.request = problem, replace(request, solver=None)
         self.catalog, self.effort = request.catalog_for(problem), request.effort
         self.deadline = Deadline(request.deadline_s)
+        self.until = Deadline(_SEARCH_SHARE * request.deadline_s)
+        """When the search ends; the rest of the time is for what the plan found keeps."""
+        self.plan_s = 0.0
+        """Seconds that the last plan on the way took."""
+        self.late = False
         self.graphs = [s for s in problem.graph_services if s.rate_per_s > 0.0]
         self.plain = plain_problem(problem)
         self.slow: dict[Executors, float] = {}
         self.known: set[Executors] = set()
         self.likely: set[tuple[str, str, NodeSet]] = set()
+        self.found: Plan | None = None
+        """The last plan of a search."""
+        self.closest: tuple[float, Plan, dict[str, GraphShares]] | None = None
+        """The plan of a search that comes closest to its promises, by how much, and what it keeps."""
 
     def run(self) -> Plan:
+        # Before all else a plan for capacity: it is there if time is up, and bounds what others cost.
+        self._say("planning for capacity")
+        self.capacity = self._plan_capacity()
+        if self.capacity.status == "infeasible":
+            return self.capacity
         # Small questions first: what is learnt from them makes the whole plan need fewer rounds.
-        if self.plain is not None:
+        if self.plain is not None and not self.until.is_over():
             self._size_plain(self.plain)
         if len(self.problem.services) > 1:
+            part = Deadline(self.until.share(_ALONE_SHARE))
             for service in self.graphs:
-                self._size_alone(service)
+                self._size_alone(service, part)
         attempt = 0
         while True:
-            plan, tried = self._search(self.problem, rough=False)
+            plan, tried = self._search_until(self.problem, self.until, rough=False)
             if plan.status == "infeasible":
-                return plan
-            fresh = self._look(plan, attempt)
+                return self._stamp_late(plan)
+            try:
+                fresh = self._look(plan, attempt)
+            except SimulationCutShortError:
+                self.late = True
+                return self._stamp_late(plan.model_copy(update=self._bounds(plan)))
             kept = {name: mean_of(runs) for name, runs in fresh.items()}
             short = self._short(kept)
             attempt += 1
             # What was missed in trials, too, has been searched as far as it goes.
-            over = attempt == _FRESH_TRIES or self.deadline.passed or self._short(tried)
+            over = attempt == _FRESH_TRIES or self.late or self._short(tried)
             if not short or over or not self._tighten(plan, kept, short, 1):
-                return self._finish(plan, fresh)
+                return self._stamp_late(self._finish(plan, fresh))
             self._say("too few requests keep their promises on other arrivals")
+
+    def _plan_capacity(self) -> Plan:
+        """Return a plan for capacity alone; where a rough search finds none, with all of the effort."""
+        request = replace(
+            self.request, effort=_rough(self.effort), deadline_s=self.until.share(0.5)
+        )
+        plan = solve(self.problem, request)
+        if plan.status == "infeasible" and not self.until.passed:
+            request = replace(request, effort=self.effort, deadline_s=self.until.share(0.5))
+            plan = solve(self.problem, request)
+        self.plan_s, self.late = self.until.spent, plan.cut_short
+        return plan
+
+    def _stamp_late(self, plan: Plan) -> Plan:
+        """The plan with whether the deadline came before all was done."""
+        late = self.late or self.until.missed or plan.cut_short
+        return plan.model_copy(update={"cut_short": late})
 
     def _look(self, plan: Plan, attempt: int) -> dict[str, list[GraphShares]]:
         """Return what requests keep on arrivals that no plan was sized with, other ones for every plan."""
@@ -141,22 +182,44 @@ class _GraphProver:
             first_seed=FRESH_SEED + attempt * _MAX_FRESH,
             min_runs=_FRESH_RUNS,
             max_runs=_MAX_FRESH,
+            deadline=self.deadline,
         )
 
     def _size_plain(self, plain: Problem) -> None:
         """Size the plain services alone; what their templates carry there they carry in the whole plan."""
         self._say("plain services alone")
         alone = keep_promises(plain, self._step(self.effort))
+        self.late = self.late or alone.cut_short
         if alone.promises:
             derating = derating_of(alone, plain, self.catalog)
             self.effort = replace(self.effort, derating=derating)
         self._note_likely(alone)
 
-    def _size_alone(self, service: Service) -> None:
+    def _size_alone(self, service: Service, until: Deadline) -> None:
         """Find what executors of one service carry in a plan of its own: that is a smaller question."""
         self._say(f"{service.name} alone")
         running = tuple(i for i in self.problem.running if i.service == service.name)
-        self._search(self.problem.replace(services=(service,), running=running), rough=True)
+        alone = self.problem.replace(services=(service,), running=running)
+        self._search_until(alone, until, rough=True)
+
+    def _search_until(
+        self, problem: Problem, until: Deadline, *, rough: bool
+    ) -> tuple[Plan, dict[str, GraphShares]]:
+        """Search as `_search` does; where time is up, return the best so far and what is known of it."""
+        whole, self.until = self.until, until
+        self.found = self.closest = None
+        try:
+            return self._search(problem, rough=rough)
+        except SimulationCutShortError:
+            self.late = True
+            return self._best_so_far()
+        finally:
+            self.until = whole
+
+    def _best_so_far(self) -> tuple[Plan, dict[str, GraphShares]]:
+        if self.closest is not None:
+            return self.closest[1:]
+        return self.found or self.capacity, {}
 
     def _learn(self, plan: Plan, problem: Problem) -> bool:
         """Simulate kinds of executors alone that no plan has used before; whether that slows any down."""
@@ -168,7 +231,7 @@ class _GraphProver:
         # Sorted, so that the same plan always learns in the same order.
         for key, instance in sorted(new.items()):
             self.known.add(key)
-            load = load_alone(plan, problem, self.catalog, instance)
+            load = load_alone(plan, problem, self.catalog, instance, self.until)
             if load < 1.0:
                 self.slow[key] = max(self.slow.get(key, 1.0), 1.0 / load)
         return self.slow != before
@@ -178,22 +241,23 @@ class _GraphProver:
 
         Plans are rough ones at first, and where `rough` to the end: enough to learn what executors carry.
         """
-        closest: tuple[float, Plan, dict[str, GraphShares]] | None = None
         lacking: dict[Executors, float] = {}
-        fine, eager = False, 0
+        fine, eager = not self.graphs, 0
         before: Counter[Executors] = Counter()
-        found: Plan | None = None
         for number in range(_MAX_ROUNDS):
             plan = self._plan(problem, fine=fine)
-            if plan.status == "infeasible" or not self.graphs:
+            if not self.graphs:
+                return plan, {}
+            if plan.status == "infeasible":
                 # More room than there is was asked for: what was found before is as close as it gets.
-                if closest is None and found is not None:
+                found = self.capacity if problem is self.problem else None
+                found = found if self.found is None else self.found
+                if self.closest is None and found is not None:
                     return found, self._try(found, problem)
-                return (plan, {}) if closest is None else closest[1:]
-            found = plan
-            late = self.deadline.passed
+                return (plan, {}) if self.closest is None else self.closest[1:]
+            self.found = plan
             # What was just learnt changes the plan: it is planned again before the whole is simulated.
-            if self._learn(plan, problem) and number < _MAX_ROUNDS - 1 and not late:
+            if self._learn(plan, problem) and number < _MAX_ROUNDS - 1:
                 self._say(f"round {number + 1}: ${plan.usd_per_hour:.2f}/h, executors alone")
                 continue
             kept = self._try(plan, problem)
@@ -203,10 +267,10 @@ class _GraphProver:
                 f"trial {number + 1}: ${plan.usd_per_hour:.2f}/h, {worst:+.1%} over the target"
             )
             # A fine plan wins over a rough one that is as close.
-            if closest is None or (worst, fine) > (closest[0], False):
-                closest = (worst, plan, kept)
-            if not short and (rough or fine or late):
-                if rough or late:
+            if self.closest is None or (worst, fine) > (self.closest[0], False):
+                self.closest = (worst, plan, kept)
+            if not short and (rough or fine):
+                if rough:
                     return plan, kept
                 return self._loosen(problem, (plan, kept), dict(self.slow), lacking)
             if not short:
@@ -218,10 +282,10 @@ class _GraphProver:
             # Where more room for the same executors changes nothing, more of it will.
             eager = eager + 1 if now == before else 0
             before = now
-            if not self._tighten(plan, kept, short, 1 << eager) or late:
+            if not self._tighten(plan, kept, short, 1 << eager):
                 break
-        assert closest is not None
-        return closest[1], closest[2]
+        assert self.closest is not None
+        return self.closest[1:]
 
     def _loosen(
         self,
@@ -233,14 +297,18 @@ class _GraphProver:
         """Try less than what was enough, half way to what was not, while that makes the plan cheaper."""
         low, high = dict(lacking), dict(enough)
         for _ in range(_MAX_PROBES):
-            if low == high or not high or self.deadline.passed:
+            if low == high or not high:
                 break
             self.slow = {key: 0.5 * (high[key] + low.get(key, 1.0)) for key in high}
-            plan = self._plan(problem, fine=False)
-            if not _saves(plan, best[0]):
-                low = dict(self.slow)
-                continue
-            kept = self._try(plan, problem)
+            try:
+                plan = self._plan(problem, fine=False)
+                if not _saves(plan, best[0]):
+                    low = dict(self.slow)
+                    continue
+                kept = self._try(plan, problem)
+            except SimulationCutShortError:
+                self.late = True
+                break
             if self._short(kept):
                 low = dict(self.slow)
             else:
@@ -252,8 +320,11 @@ class _GraphProver:
     def _plan(self, problem: Problem, *, fine: bool = True, guess: bool = True) -> Plan:
         """Plan with executors as slow as was found; others of the same parts by a guess, or in full.
 
-        Plans that are not `fine` are looked for among what is likely, unless a bound is asked for.
+        Plans that are not `fine` are looked for among what is likely, unless a bound is asked for. Raises
+        SimulationCutShortError where less time is left than the last one took.
         """
+        if self.until.left <= self.plan_s:
+            raise SimulationCutShortError("no time is left to plan again")
         slow = dict(self.slow)
         for (service, parts, _), factor in self.slow.items() if guess else ():
             key = (service, parts, "*")
@@ -264,7 +335,12 @@ class _GraphProver:
             effort = replace(effort, gap=max(_FINE_GAP, effort.gap))
         else:
             effort = replace(_rough(effort), unproven=guess)
+        began_s = self.until.spent
         plan = solve(problem, self._step(effort))
+        self.plan_s = self.until.spent - began_s
+        self.late = self.late or plan.cut_short
+        if plan.cut_short and plan.status == "infeasible":
+            raise SimulationCutShortError("time was up before a plan was found")
         self._note_likely(plan)
         return plan
 
@@ -275,8 +351,9 @@ class _GraphProver:
             self.likely.add((one.service, label, node_set(one)))
 
     def _step(self, effort: Effort) -> PlanRequest:
-        """The request for one plan on the way: half of the time left."""
-        return replace(self.request, effort=effort, deadline_s=self.deadline.share(0.5))
+        """The request for one plan on the way: half of the time left, and no rule instead of it."""
+        seconds = self.until.share(0.5)
+        return replace(self.request, effort=effort, deadline_s=seconds, rescue=False)
 
     def _say(self, text: str) -> None:
         self.request.say("promises", text)
@@ -293,6 +370,7 @@ class _GraphProver:
             first_seed=_TRIAL_SEED,
             min_runs=_TRIAL_RUNS,
             max_runs=_MAX_RUNS,
+            deadline=self.until,
         )
         return {name: mean_of(runs) for name, runs in samples.items()}
 
@@ -339,9 +417,13 @@ class _GraphProver:
             promise_of(self.problem.service(name), runs) for name, runs in sorted(samples.items())
         ]
         if self.plain is not None:
-            promises += look_at(
-                plain_plan(plan), self.plain, self.catalog, self.deadline, first_seed=FRESH_SEED
-            )
+            try:
+                promises += look_at(
+                    plain_plan(plan), self.plain, self.catalog, self.deadline, first_seed=FRESH_SEED
+                )
+            except SimulationCutShortError:
+                # What some services keep is no proof of a plan for all.
+                self.late, promises = True, []
         found = tuple(sorted(promises, key=lambda promise: promise.service))
         return plan.model_copy(update={"promises": found, **self._bounds(plan)})
 
@@ -352,11 +434,13 @@ class _GraphProver:
         """
         if plan.status == "partial" or plan.objective is None:
             return {"bound": None, "gap": None}
-        # Without guesses executors that no plan used count in full, which makes it a bound.
-        known = self._plan(self.problem, fine=False, guess=False).bound
-        capacity = solve(
-            self.problem, self._step(replace(_rough(self.effort), derating=None))
-        ).bound
+        capacity = self.capacity.bound
+        self.until = self.deadline
+        try:
+            # Without guesses executors that no plan used count in full, which makes it a bound.
+            known = self._plan(self.problem, fine=False, guess=False).bound
+        except SimulationCutShortError:
+            self.late, known = True, capacity
         bound = None if known is None else min(known, plan.objective)
         gap = None
         if bound is not None:

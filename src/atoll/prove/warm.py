@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.core.compiling import CompiledEntry
+    from atoll.plan.problem import Family
 
-MODULES = (
+_RENT = (
     "atoll.perf.capacity_kernel",
     "atoll.solve.templates.template_kernel",
     "atoll.solve.cover",
@@ -24,25 +25,34 @@ MODULES = (
     "atoll.solve.rent.step_functions",
     "atoll.solve.rent.capped.capped_cover",
     "atoll.solve.rent.fast.fast_kernel",
-    "atoll.sim.event_loop",
+)
+_SIMULATOR = "atoll.sim.event_loop"
+_TASKS = "atoll.sim.tasks.task_loop"
+_PLACE = (
     "atoll.solve.place.search.anneal",
     "atoll.solve.place.sustained.sustained_kernel",
 )
-"""Modules with entries: for a first plan, a first simulation, and for a first placement in a
-cluster. Heuristics of GH/AGH's problem (`solve.joint`) are compiled when they first run."""
+MODULES_OF: Mapping[Family, tuple[str, ...]] = {
+    "rent": (*_RENT, _SIMULATOR),
+    "graph": (*_RENT, _SIMULATOR, _TASKS),
+    "place": (*_PLACE, _SIMULATOR),
+}
+"""Modules with entries that a first plan needs, by the family of its problem."""
+MODULES = (*_RENT, _SIMULATOR, _TASKS, *_PLACE)
+"""All of them. Heuristics of GH/AGH's problem (`solve.joint`) are compiled when they first run."""
 
 Progress = Callable[[int, int, str], None]
 """Called with the entries compiled so far, how many there are to compile, and what comes next."""
 
 
-def entries() -> list[CompiledEntry]:
-    """Return all compiled functions that Python calls, in the order of `MODULES`."""
-    for module in MODULES:
+def entries(modules: Sequence[str] = MODULES) -> list[CompiledEntry]:
+    """Return all compiled functions of modules that Python calls, in the order of these."""
+    for module in modules:
         import_module(module)
     from atoll.core.compiling import ENTRIES
 
-    own = [one for one in ENTRIES if one.dispatcher.py_func.__module__ in MODULES]
-    return sorted(own, key=lambda one: MODULES.index(one.dispatcher.py_func.__module__))
+    own = [one for one in ENTRIES if one.dispatcher.py_func.__module__ in modules]
+    return sorted(own, key=lambda one: modules.index(one.dispatcher.py_func.__module__))
 
 
 def is_warm() -> bool:
@@ -50,9 +60,9 @@ def is_warm() -> bool:
     return all(one.is_compiled for one in entries())
 
 
-def warm(on_progress: Progress | None = None) -> int:
-    """Compile what the cache does not have and return how many functions that were."""
-    missing = [one for one in entries() if not one.is_compiled]
+def warm(on_progress: Progress | None = None, modules: Sequence[str] = MODULES) -> int:
+    """Compile what the cache does not have of modules and return how many functions that were."""
+    missing = [one for one in entries(modules) if not one.is_compiled]
     for done, one in enumerate(missing):
         if on_progress is not None:
             on_progress(done, len(missing), one.what)

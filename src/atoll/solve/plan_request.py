@@ -27,7 +27,8 @@ class PlanRequest:
     close to the best as `effort` asks, or when the work that it allows is done. `deadline_s` (seconds) is a
     safety net: equal requests give equal plans unless it passes first, and then the plan says `cut_short`.
     `catalog` are the facts to plan with, by default those of the problem. `on_progress` is told how far
-    planning is, and `stats` collects what it took.
+    planning is, and `stats` collects what it took. With `rescue` a simple rule answers where it serves
+    more than what a search that was cut short has found.
 
     The rest is for planning with simulation (`prove.planning`): `rank` simulates the best placements on a
     fixed cluster and takes the best of them; `capacity_only` leaves out sizing by simulation; `error_bars`
@@ -43,6 +44,7 @@ class PlanRequest:
     rank: bool = True
     capacity_only: bool = False
     error_bars: bool = True
+    rescue: bool = True
 
     def catalog_for(self, problem: Problem) -> Catalog:
         """Return the facts to plan a problem with."""

@@ -107,7 +107,8 @@ class _SafetyNet:
             if not best.cut_short:
                 return best
             # What answers soonest may serve less than a rule, and is what was asked for.
-            best = best if rule or best.goal == "latency" else self._rescue(best) or best
+            if self.request.rescue and not rule and best.goal != "latency":
+                best = self._rescue(best) or best
         reasons = best.reasons if CUT_SHORT in best.reasons else (*best.reasons, CUT_SHORT)
         return best.model_copy(update={"cut_short": True, "reasons": reasons})
 

@@ -34,12 +34,14 @@ class SolveStats:
     """Work that plans took, added up by `solve`; kept apart from plans so that equal plans stay equal.
 
     `work` counts what searches did, by name: linear programs, integer nodes, rounds, evaluations.
+    `compile_seconds` came before: compiling, once on a machine.
     """
 
     # Any two are equal: plans that carry them differ only where their fields do.
     seconds: float = field(default=0.0, compare=False)
     cpu_seconds: float = field(default=0.0, compare=False)
     work: dict[str, int] = field(default_factory=dict, compare=False)
+    compile_seconds: float = field(default=0.0, compare=False)
 
     def watch(self, on_progress: OnProgress | None) -> OnProgress:
         """Return a listener that passes progress on and notes the work it tells of."""
@@ -56,6 +58,7 @@ class SolveStats:
         """Add what another plan took."""
         self.seconds += other.seconds
         self.cpu_seconds += other.cpu_seconds
+        self.compile_seconds += other.compile_seconds
         for name, number in other.work.items():
             self.work[name] = self.work.get(name, 0) + number
 

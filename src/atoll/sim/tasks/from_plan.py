@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.media import GeneratorSpec
 from atoll.catalog.models import ModelSpec
+from atoll.catalog.nodes import NodeType
 from atoll.core.errors import InputError
 from atoll.core.graph import ComponentKind
 from atoll.core.ids import Phase
+from atoll.engines.table import EngineChoice
 from atoll.perf.components.class_loads import component_of, media_tokens, speech_codes
 from atoll.perf.components.executor_steps import ExecutorSteps, PartSteps, executor_steps
-from atoll.perf.components.measured import MeasuredRates
+from atoll.perf.components.measured import MeasuredRate, MeasuredRates
 from atoll.perf.constants import ConstantTable
 from atoll.plan.capacities import node_source
 from atoll.plan.executors import (
@@ -28,6 +31,7 @@ from atoll.plan.executors import (
 from atoll.plan.handover import hop_link
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem, Service
+from atoll.sim.api import Progress
 from atoll.sim.tasks.simulate_tasks import Routing, simulate_tasks
 from atoll.sim.tasks.task_demand import Arrivals, draw_demand
 from atoll.sim.tasks.task_fleet import (
@@ -139,19 +143,37 @@ def _steps(
 ) -> ExecutorSteps:
     service = problem.service(instance.service)
     (node,) = instance.nodes
-    found = executor_steps(
+    found = _find_steps(
         catalog.model(service.model),
         instance.parts,
         node_source(catalog, node.kind, machine=node.node_type).node,
         service.classes,
-        tp=node.tp,
-        engine=problem.engine_of(service),
-        constants=constants,
-        measured=MeasuredRates(rates=service.rates) if service.rates else None,
+        node.tp,
+        problem.engine_of(service),
+        service.rates,
+        constants,
     )
     if found is None:
         raise InputError(f"{instance.id} does not fit on {node.kind}", hint="plan again")
     return found
+
+
+@lru_cache(maxsize=512)
+def _find_steps(
+    model: ModelSpec,
+    parts: tuple[str, ...],
+    node: NodeType,
+    classes: tuple[RequestClass, ...],
+    tp: int,
+    engine: EngineChoice,
+    rates: tuple[MeasuredRate, ...],
+    constants: ConstantTable | None,
+) -> ExecutorSteps | None:
+    """Return how executors of some parts step: a plan is simulated many times while it is sized."""
+    measured = MeasuredRates(rates=rates) if rates else None
+    return executor_steps(
+        model, parts, node, classes, tp=tp, engine=engine, constants=constants, measured=measured
+    )
 
 
 def _box_name(instance: Instance) -> str:
@@ -419,11 +441,19 @@ def simulate_service(
     seed: int,
     constants: ConstantTable | None = None,
     routing: Routing = "dealt",
+    progress: Progress | None = None,
 ) -> TaskResult:
     """Simulate one any-to-any service of a plan under its demand; services share no executors."""
     fleet = task_fleet(plan, problem, catalog, services=(service,), constants=constants)
     arrivals = Arrivals(problem.service(service).burstiness)
-    return simulate_tasks(fleet, requests=requests, seed=seed, routing=routing, arrivals=arrivals)
+    return simulate_tasks(
+        fleet,
+        requests=requests,
+        seed=seed,
+        routing=routing,
+        arrivals=arrivals,
+        progress=progress,
+    )
 
 
 def simulate_plan(

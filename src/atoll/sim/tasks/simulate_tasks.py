@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal
 from atoll.core.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
+    from atoll.sim.api import Progress
     from atoll.sim.tasks.task_demand import Arrivals, Demand
     from atoll.sim.tasks.task_fleet import TaskFleet
     from atoll.sim.tasks.task_result import TaskResult
 
 Routing = Literal["static", "dealt", "dynamic"]
-_SLICE = 1_000_000
+_SLICE = 200_000
 
 
 def simulate_tasks(
@@ -28,6 +29,7 @@ def simulate_tasks(
     warmup: float = 0.1,
     arrivals: Arrivals | None = None,
     demand: Demand | None = None,
+    progress: Progress | None = None,
 ) -> TaskResult:
     """Run a fleet and return what happened.
 
@@ -41,7 +43,8 @@ def simulate_tasks(
     hand-over at a time.
 
     `warmup` is the share of the run that is not judged (requests that come first), and left out at both ends
-    where throughput is steady. The same arguments give the same bits.
+    where throughput is steady. The same arguments give the same bits. `progress` is told now and then of
+    requests that have come, how many will, and the clock in seconds; an error that it raises ends the run.
     """
     from atoll.sim.sim_kernel import table_of
     from atoll.sim.tasks.task_arrays import LAYOUT
@@ -69,7 +72,9 @@ def simulate_tasks(
         built.sim.run["until_s"] = duration_s
     table = table_of(built.sim, LAYOUT)
     while not run(table, _SLICE):
-        pass
+        if progress is not None:
+            (now,) = built.sim.run
+            progress(int(now["next"]), int(now["requests"]), float(now["clock_s"]))
     if duration_s is not None:
         built.sim.run["clock_s"] = duration_s
     return TaskResult.of(built, warmup=warmup, cpu_s=time.process_time() - begun)

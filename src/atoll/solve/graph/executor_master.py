@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.array_types import Floats, Ints
+from atoll.solve.deadline import Deadline
 from atoll.solve.graph.program_table import Table, tied_shares
 from atoll.solve.lp import LinearProgram, LpResult, MipResult, Sparse
 
@@ -361,8 +362,9 @@ class Master:
 
     def relax(self, time_limit_s: float) -> Relaxed:
         """Solve the relaxation over all units, taking in those that pay, until none does."""
+        end = Deadline(time_limit_s)
         while True:
-            result = self.lp.solve(time_limit_s)
+            result = self.lp.solve(end.left)
             self.work.charge(result.iterations)
             if result.status != "optimal":
                 # Infeasible proves something only where no unit was left out.
@@ -373,7 +375,7 @@ class Master:
             outside = self._outside()
             paying = outside[excess[outside] < -_NEGATIVE]
             complete = not len(paying)
-            if complete or time_limit_s <= 0.0:
+            if complete or end.passed:
                 used = np.zeros(self.table.units, np.bool_)
                 inside = self.inside
                 used[inside] = result.values[self.unit_column[inside]] > _USED

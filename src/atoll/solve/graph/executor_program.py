@@ -45,6 +45,8 @@ _CHEAP_UNITS = 24
 """Units of the least excess that are likely in the answer."""
 _MIN_ITERATIONS = 2_000
 """Iterations that every integer program gets: the first must find something."""
+_MOMENT_S = 2.0
+"""Seconds that a first answer may take when time is up, on a busy machine."""
 _ALL_SERVED = 1.0 - 1e-7
 """A share from which on the relaxation serves everything."""
 _SHARE_TOLERANCE = 1e-9
@@ -267,12 +269,14 @@ class _ShareSearch:
     def prove(self, goal: _Goal, start: _Outcome | None) -> _Outcome:
         """Return the best integer solution for a goal and a bound over all units."""
         goal.set_on(self.master)
-        relaxed = self.master.relax(self.end.left)
+        # There must be an answer: what takes a moment is done also when time is up.
+        relaxed = self.master.relax(max(_MOMENT_S, self.end.left))
         if not relaxed.feasible:
             self.late = self.late or self.end.passed
             return _Outcome(None, None, math.inf, -math.inf, relaxed.complete)
         floor = relaxed.objective
         if not relaxed.complete:
+            self.late = True
             # Units left out could still gain what they are worth beyond their cost, each as often as it fits.
             max_executors = np.where(self.table.fresh, self.table.max_executors, 0.0)
             floor += float((np.minimum(0.0, relaxed.excess) * max_executors).sum())
@@ -290,7 +294,8 @@ class _ShareSearch:
             # An integer program that has a good answer from the start is solved several times sooner.
             _, found = self._solve_over(goal, order[:first], best, share=_BEGIN)
             best = best if found is None else replace(found, bound=floor)
-            if self.table.program.unproven and found is not None:
+            if found is not None and (self.table.program.unproven or self.end.passed):
+                self.late = self.late or self.end.passed
                 return best
 
         def reach(distance: float) -> int:
@@ -350,7 +355,7 @@ class _ShareSearch:
         result = master.solve_integer(
             gap=0.5 * self.gap,
             start=start,
-            time_limit_s=self.end.left,
+            time_limit_s=self.end.left if start is not None else max(_MOMENT_S, self.end.left),
             iterations=max(_MIN_ITERATIONS, int(share * self.counter.left)),
         )
         self.late = self.late or result.timed_out

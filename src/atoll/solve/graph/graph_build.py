@@ -65,6 +65,8 @@ class BuiltProgram:
 
     program: GraphProgram
     origins: tuple[Origin, ...]
+    cut_short: bool = False
+    """Whether time was up before all sets of parts were looked at: nothing is proven then."""
 
 
 def build_program(
@@ -76,6 +78,7 @@ def build_program(
     choose: ChooseOptions | None = None,
     usable: Callable[[str], bool] = lambda _: True,
     within_interfaces: bool = False,
+    until: Callable[[], bool] = lambda: False,
 ) -> BuiltProgram:
     """Return the program of a problem.
 
@@ -83,15 +86,18 @@ def build_program(
     of a service, all that make sense by default; `usable` says which kinds of nodes count. With
     `within_interfaces` no executor takes more requests than its share of the machine's interface hands over,
     as if nothing were handed over inside machines: its plans keep that limit, and there may be cheaper ones.
+    Parts that share an executor are left out once `until` says that time is up.
     """
     executors: list[ExecutorType] = []
     origins: list[Origin] = []
     classes: list[ClassDemand] = []
+    late = False
     for service in problem.services:
         if service.is_graph:
             made = _GraphService(
-                problem, catalog, service, effort, choose, usable, within_interfaces
+                problem, catalog, service, effort, choose, usable, within_interfaces, until
             )
+            late = late or made.late
             executors += made.executors
             origins += made.origins
             classes += made.classes
@@ -120,7 +126,7 @@ def build_program(
             if (one.service, one.label, tuple(sorted(one.uses))) in effort.likely
         ),
     )
-    return BuiltProgram(program, tuple(origins))
+    return BuiltProgram(program, tuple(origins), late)
 
 
 def machines_of(problem: Problem, catalog: Catalog) -> list[Machines]:
@@ -163,6 +169,7 @@ class _GraphService:
         choose: ChooseOptions | None,
         usable: Callable[[str], bool],
         within_interfaces: bool,
+        until: Callable[[], bool],
     ) -> None:
         self.within_interfaces = within_interfaces
         self.problem, self.catalog, self.service, self.effort = problem, catalog, service, effort
@@ -189,7 +196,13 @@ class _GraphService:
         }
         self.executors: list[ExecutorType] = []
         self.origins: list[Origin] = []
+        self.late = False
+        free = choose is None and not service.paths
         for option in self.options:
+            # Small ones come first: single parts can run all that there is.
+            if free and len(option) > 1 and until():
+                self.late = True
+                break
             for kind, offers in self.kinds.items():
                 self._add(option, kind, offers)
         self.classes = [self._class(klass) for klass in service.classes]

@@ -40,6 +40,8 @@ CUTS = ("monolith", "E/PD", "EP/D", "E/P/D")
 NAMES = (DEFAULT, *CUTS, CELLS)
 _TEMPLATES = 0.5
 """Share of a deadline after which templates of plain services are those that there are."""
+_OPTIONS = 0.6
+"""Share of a deadline after which no more sets of parts are looked at."""
 _FIRST_SHARE = 0.4
 """Share of a deadline for the plan without a limit on spot; two more may follow."""
 
@@ -101,7 +103,14 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
         return plan_cells(problem, catalog, effort, libraries, deadline, solver=name)
     choose = None if name == DEFAULT else _cut(name, catalog)
     request.say("options", "how long parts take on every kind of node")
-    built = build_program(problem, catalog, effort, libraries, choose=choose)
+    built = build_program(
+        problem,
+        catalog,
+        effort,
+        libraries,
+        choose=choose,
+        until=lambda: deadline.left < deadline.seconds * (1.0 - _OPTIONS),
+    )
     reasons = missing_executors(built)
 
     def make(built: BuiltProgram, answer: GraphAnswer, boxes: Sequence[LaidMachine] = ()) -> Plan:
@@ -115,7 +124,7 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
             solver=name,
             reasons=reasons,
             boxes=boxes,
-            proven=name == DEFAULT,
+            proven=name == DEFAULT and not built.cut_short,
         )
 
     if reasons and problem.settings.on_shortage == "fail":
@@ -124,7 +133,9 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
     answer = solve_program(
         built.program, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
     )
-    request.say("allocating", _describe(answer), 1.0)
+    work = {"nodes": answer.nodes, "iterations": answer.iterations}
+    request.say("allocating", _describe(answer), 1.0, work)
+    answer = replace(answer, cut_short=answer.cut_short or built.cut_short)
     plan = make(built, answer)
     if not overloads_interfaces(plan, problem, catalog):
         return plan
