@@ -34,6 +34,18 @@ pool:
     gpus: [L40S]
     available: 8
 """
+RARE = """
+services:
+  assistant:
+    model: qwen2.5-omni-7b
+    rate: 4/s
+    ttft: 3s
+    tpot: 100ms
+    classes:
+      text: {share: 96%, input: 400, output: 150}
+      audio -> audio: {share: 4%, input: 50, output: 60, audio: 8s, speech: 12s, ahead: 1s}
+pool: {offers: [{region: here, node_type: "L40S:1", available: 1, usd_per_hour: 1.9}]}
+"""
 CHAT = "  chat: {model: qwen3-8b, rate: 0.5/s, ttft: 2s, tpot: 100ms, lengths: 200x40}"
 
 
@@ -146,6 +158,33 @@ def test_a_share_that_is_missed_ends_with_code_5(
     printed = capsys.readouterr()
     assert "assistant keeps its promises for only" in printed.out
     assert "99.0% asked for" in printed.err
+
+
+def test_a_class_of_which_few_keep_their_promises_is_not_hidden_by_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Speech and text take turns on one GPU: text is in time, and speech stutters."""
+    fleet, plan = tmp_path / "rare.yaml", tmp_path / "plan.json"
+    fleet.write_text(RARE)
+    Fleet.load(fleet).plan(capacity_only=True).save(plan)
+    asked = ("simulate", plan, "--fleet", fleet, "--for", "5min")
+    assert _run(*asked, "--json") == 0
+    (service,) = json.loads(capsys.readouterr().out)["services"]
+    groups = {group["name"]: group for group in service["groups"]}
+    assert service["kept"] > 0.95
+    assert groups["text"]["is_kept"] is True
+    speech = groups["audio -> audio"]
+    assert speech["is_kept"] is False
+    assert speech["kept"] <= speech["high"] < 0.5
+    assert speech["requests"] < 100
+    assert set(speech["each"]) == {"ttft", "tpot", "ahead"}
+    assert _run(*asked, "--attain", "90%") == 5
+    printed = capsys.readouterr()
+    assert "assistant, audio -> audio: kept for only" in printed.out
+    assert "assistant, audio -> audio: " in printed.err
+    # In ten seconds one or two of them come: too few to say anything.
+    assert _run("simulate", plan, "--fleet", fleet, "--for", "20s", "--attain", "90%") == 0
+    assert "too few to tell" in capsys.readouterr().out
 
 
 def test_dynamic_routing_asks_executors(

@@ -10,6 +10,7 @@ import pytest
 
 import atoll.solve.deadline as deadline_module
 from atoll.core.errors import UsageError
+from atoll.plan.kept_groups import RequestGroup, judge_group
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
@@ -20,11 +21,12 @@ from atoll.prove.graph_kept import (
     plain_problem,
     sample_graphs,
 )
-from atoll.prove.graph_promises import keep_graph_promises
+from atoll.prove.graph_promises import _GraphProver, keep_graph_promises
 from atoll.prove.planning import plan as plan_fleet
 from atoll.sim.tasks.from_plan import task_fleet
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
+from tests.plan.validate.test_validate_executors import apart
 from tests.solve.graph.fleets import SPEAKING, fleet, offer, seeing
 
 
@@ -54,6 +56,29 @@ def test_promises_are_kept_by_enough_requests() -> None:
     assert plan.served_fraction == {"see": 1.0}
     # Capacity alone is cheaper, or as cheap.
     assert plan.usd_per_hour >= solve(problem).usd_per_hour * (1 - 1e-3)
+
+
+def test_every_class_keeps_its_promises() -> None:
+    _, plan = small()
+    groups = {group.name: group for group in plan.promises[0].groups}
+    assert set(groups) == {"text", "image+text"}
+    assert all(group.is_kept and group.requests > 1000 for group in groups.values())
+
+
+def test_room_goes_where_the_class_goes_that_falls_short() -> None:
+    problem, plan = apart()
+    busy = dict.fromkeys((i.id for i in plan.executor_instances), 0.5)
+
+    def slowed(name: str) -> set[str]:
+        late = judge_group(RequestGroup(name, 0.95), [(80, 100)] * 5, {"ttft": 0.8, "tpot": 1.0})
+        kept = GraphShares(0.96, {"ttft": 0.96, "tpot": 1.0}, busy, (late,))
+        prover = _GraphProver(problem, PlanRequest())
+        assert prover._short({"see": kept}) == ["see"]
+        assert prover._tighten(plan, {"see": kept}, ["see"], 1)
+        return {parts for _, parts, _ in prover.slow}
+
+    assert slowed("image+text") == {"vision", "llm"}
+    assert slowed("text") == {"llm"}
 
 
 def test_a_promise_that_cannot_be_kept_has_a_cause() -> None:

@@ -217,7 +217,7 @@ def run_of(name: str, requests: int = 40) -> tuple[SimReport, Problem]:
         service=np.zeros(requests, dtype=np.int16), arrival_s=times, input=np.ones(requests, np.int32),
         output=np.ones(requests, np.int32), ttft_s=times, tpot_s=times, largest_gap_s=times, e2e_s=times,
         retries=np.zeros(requests, dtype=np.int16), outcome=np.zeros(requests, dtype=np.int8),
-        met_ttft=flags, met_tpot=flags, judged=flags,
+        met_ttft=flags, met_tpot=flags, judged=flags, klass=np.zeros(requests, dtype=np.int16),
     )  # fmt: skip
     shares = np.full((bins, 1), 0.5, dtype=np.float32)
     series = TimeSeries(

@@ -330,10 +330,8 @@ class Fleet:
                 hint="write 95% as 0.95",
                 field="attainment",
             )
-        services = (
-            service.model_copy(update={"attainment": attainment}) for service in problem.services
-        )
-        return problem.replace(services=tuple(services))
+        services = tuple(service.with_attainment(attainment) for service in problem.services)
+        return problem.replace(services=services)
 
     def compare(
         self,

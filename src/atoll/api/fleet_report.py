@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.api.shown import Shown
+from atoll.plan.kept_groups import KeptGroup
 from atoll.plan.problem import Problem
 from atoll.sim.sim_result import SimReport, Spread
 from atoll.sim.tasks.mixed_report import MixedReport
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class ServiceOutcome(NamedTuple):
     """One service of a run: requests, and the share that kept all promises beside the share promised.
 
-    `kept` is None where none was judged; latencies and tokens/s where the service is any-to-any.
+    `kept` is None where none was judged; latencies and tokens/s where the service is any-to-any. `groups` are
+    what its classes of requests keep, each with a target of its own.
     """
 
     name: str
@@ -32,6 +34,21 @@ class ServiceOutcome(NamedTuple):
     ttft_s: Spread | None = None
     tpot_s: Spread | None = None
     tokens_per_s: float | None = None
+    groups: tuple[KeptGroup, ...] = ()
+
+    def find_short(self, share: float) -> tuple[str, float] | None:
+        """Return who keeps its promises for less than `share` of requests, and for how many: the worst.
+
+        Groups count as far as enough of their requests came to tell.
+        """
+        least = [(self.name, self.kept)]
+        least += [
+            (f"{self.name}, {group.name}", group.kept)
+            for group in self.groups
+            if group.model_copy(update={"target": share}).is_kept is not None
+        ]
+        short = [(name, kept) for name, kept in least if kept is not None and kept < share]
+        return min(short, key=lambda one: one[1], default=None)
 
 
 class SimulatedFleet(Shown):
@@ -88,10 +105,11 @@ class FleetReport(SimulatedFleet, SimReport):
                 service.name,
                 service.requests,
                 service.attainment,
-                self.problem.service(service.name).attainment,
+                self.problem.service(service.name).target,
                 service.ttft_s,
                 service.tpot_s,
                 service.tokens_per_s,
+                service.groups,
             )
             for service in self.services
         )
@@ -129,10 +147,17 @@ class FleetTaskReport(SimulatedFleet, MixedReport):
         """Promises kept, by service, any-to-any ones first."""
         plain = () if self.plain is None else self.plain.services
         return (
-            *(ServiceOutcome(s.name, s.requests, s.kept, s.target) for s in self.services),
+            *(
+                ServiceOutcome(s.name, s.requests, s.kept, s.target, groups=s.groups)
+                for s in self.services
+            ),
             *(
                 ServiceOutcome(
-                    s.name, s.requests, s.attainment, self.problem.service(s.name).attainment
+                    s.name,
+                    s.requests,
+                    s.attainment,
+                    self.problem.service(s.name).target,
+                    groups=s.groups,
                 )
                 for s in plain
             ),

@@ -251,20 +251,28 @@ def _broken(plan: FleetPlan) -> InfeasibleError | None:
     short = [promise for promise in plan.promises if not promise.is_kept]
     if not short:
         return None
-    worst = min(short, key=lambda promise: promise.kept - promise.target)
     from atoll.plan import proof
 
+    worst = min(short, key=lambda promise: promise.margin)
+    kept, target, of = worst.kept, worst.target, ""
+    if worst.short_groups:
+        group = worst.short_groups[0]
+        kept, target, of = group.kept or 0.0, group.target, f" of {group.name}"
     # A search that was cut short shows no promise to be too hard.
     late = plan.cut_short
     return InfeasibleError(
-        f"{worst.service} keeps its promises for {worst.kept:.1%} of requests, {worst.target:.0%} "
-        f"asked for: {proof.LATE if late else worst.cause}",
+        f"{worst.service} keeps its promises for {kept:.1%} of requests{of}, {target:.0%} asked for: "
+        f"{proof.LATE if late else worst.cause}",
         hint="give it a longer --deadline" if late else _help(worst),
     )
 
 
 def _help(promise: KeptPromise) -> str:
-    if promise.kept_ttft < promise.kept_tpot:
+    first, later = promise.kept_ttft, promise.kept_tpot
+    if promise.short_groups:
+        each = promise.short_groups[0].each
+        first, later = each.get("ttft", 1.0), min(each.get("tpot", 1.0), each.get("ahead", 1.0))
+    if first < later:
         return "loosen ttft, lower `attainment`, or offer faster GPUs or interfaces"
     return "loosen tpot, lower `attainment`, or make more nodes available"
 

@@ -7,6 +7,7 @@
     capacities  what one node carries of a service, as solvers and the validator both count it
     validate/   whether a plan keeps what it says, without trusting the solver that made it
     proof       what is known of how good a plan is, in words that everybody shares
+    request_groups, kept_groups  which requests of a service keep promises of their own, and whether they do
     plan_diff, cost  what changes from one plan to the next, and where the money goes
 
 Start reading at `problem` and `plan`; they are the waist between solvers and everything else.

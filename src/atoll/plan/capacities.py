@@ -45,6 +45,7 @@ from atoll.plan.handover import (
 )
 from atoll.plan.plan import Instance, Node
 from atoll.plan.problem import Problem, Service
+from atoll.plan.request_groups import DECILES
 from atoll.workload.builtin import lengths_like
 from atoll.workload.lengths import LengthMix
 
@@ -117,7 +118,9 @@ def _asked(problem: Problem, service: Service) -> tuple[LengthMix, float]:
     mix = service.lengths.mix()
     if problem.settings.sized_for == "half":
         return mix, 0.5
-    tail = max(mix.input_tail, prompt_quantile(mix, service.attainment))
+    # Of the longest decile as many must keep the promise as of all.
+    lost = (1.0 - service.attainment) / (DECILES if service.length_deciles else 1)
+    tail = max(mix.input_tail, prompt_quantile(mix, 1.0 - lost))
     return replace(mix, input_tail=tail), max(0.5, 1.0 - 2.0 * (1.0 - service.attainment))
 
 
@@ -411,7 +414,8 @@ def _first_alike(problem: Problem, service: Service) -> Service:
     if known is None:
         asked = (
             id(problem), service.model, service.lengths, service.ttft_s, service.tpot_s,
-            service.attainment, service.phases, service.only, service.avoid, service.engine_limits,
+            service.attainment, service.length_deciles, service.phases, service.only, service.avoid,
+            service.engine_limits,
         )  # fmt: skip
         first = _ALIKE.get(asked, (problem, service, service))[2]
         if len(_ALIKE) >= _MAX_RATES:

@@ -28,6 +28,7 @@ from atoll.core.units import pluralize
 from atoll.engines.limits import EngineLaunch
 from atoll.plan.choice import ModelMix
 from atoll.plan.footprint import PowerUse
+from atoll.plan.kept_groups import KeptGroup, least_share
 from atoll.plan.name_types import Name, NodeTypeName, RoleName, refuse
 from atoll.plan.robustness import Robustness
 
@@ -332,6 +333,8 @@ class KeptPromise(Frozen):
     kept the one and the other, and `kept_after_loss` both with the node lost that hurts most, where a plan
     must survive that. `chance` is how likely enough requests keep them, the performance model being wrong by
     as much as its constants may be. `cause` says what stands in the way where the target is missed.
+    `groups` are what its classes keep, each with a target of its own, and deciles by length where asked for;
+    none where all requests are alike, and in plans of earlier versions.
     """
 
     service: Name
@@ -344,14 +347,50 @@ class KeptPromise(Frozen):
     kept_after_loss: Share | None = None
     chance: Share | None = None
     cause: str | None = None
+    groups: tuple[KeptGroup, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_groups(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out groups where there are none, so that other plans keep their hash."""
+        fields: dict[str, object] = write(self)
+        if not self.groups:
+            fields.pop("groups", None)
+        return fields
 
     @property
     def is_kept(self) -> bool:
-        """Whether enough requests keep their promises, also with a node lost where that is asked for."""
+        """Whether enough requests keep their promises, also with a node lost where that is asked for.
+
+        Of every group, too, as far as enough came of it to tell.
+        """
         kept_share = (
             self.kept if self.kept_after_loss is None else min(self.kept, self.kept_after_loss)
         )
-        return kept_share >= self.target
+        return kept_share >= self.target and not self.short_groups
+
+    @property
+    def margin(self) -> float:
+        """By how much the target is exceeded, by all requests and by the group that falls shortest."""
+        return least_share(self.kept, self.target, self.groups) - self.target
+
+    def lower(self, target: float) -> KeptPromise:
+        """Return the same with less promised, of groups in proportion."""
+        part = (1.0 - target) / (1.0 - self.target)
+        return self.model_copy(
+            update={
+                "target": target,
+                "groups": tuple(
+                    group.model_copy(update={"target": 1.0 - (1.0 - group.target) * part})
+                    for group in self.groups
+                ),
+            }
+        )
+
+    @property
+    def short_groups(self) -> tuple[KeptGroup, ...]:
+        """The groups of which too few requests keep their promises, the worst first."""
+        short = [group for group in self.groups if group.is_kept is False]
+        return tuple(sorted(short, key=lambda group: (group.kept or 0.0) - group.target))
 
     @property
     def is_surely_kept(self) -> bool:
@@ -359,7 +398,8 @@ class KeptPromise(Frozen):
 
         Of several plans that are tried one will look better than it is.
         """
-        return self.is_kept and self.low >= self.target
+        sure = all(group.low >= group.target for group in self.groups if group.is_kept)
+        return self.is_kept and sure and self.low >= self.target
 
 
 class Plan(Frozen):

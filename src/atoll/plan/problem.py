@@ -118,6 +118,10 @@ class Service(Frozen):
     they bring and want, and promises are per class; `ttft_s` and `tpot_s` are the loosest of them, and
     `lengths` those of the llm over all classes. Its parts run on executors. `paths`, if any, are the only
     ways that requests may go, each a row of executors ("vision", "vision+llm"); `rates` were measured.
+
+    Promises hold for every class, each with its own `attainment` or the service's. Classes of text alone
+    under one promise are `text_classes`: the service is a plain one, and they are told apart where promises
+    are judged. With `length_deciles` they hold for each tenth of its requests by length of prompt, too.
     """
 
     name: Name
@@ -137,13 +141,16 @@ class Service(Frozen):
     classes: tuple[RequestClass, ...] = ()
     paths: tuple[tuple[str, ...], ...] = ()
     rates: tuple[MeasuredRate, ...] = ()
+    text_classes: tuple[RequestClass, ...] = ()
+    length_deciles: bool = False
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
         later: dict[str, object] = {"attainment": ATTAINMENT, "burstiness": 1.0}
-        later |= {name: fields[name] for name in ("classes", "paths", "rates") if not fields[name]}
+        blank = ("classes", "paths", "rates", "text_classes", "length_deciles")
+        later |= {name: fields[name] for name in blank if not fields[name]}
         if self.engine_limits.given:
             fields["engine_limits"] = self.engine_limits.model_dump(exclude_none=True)
         else:
@@ -160,7 +167,7 @@ class Service(Frozen):
             raise refuse(error) from error
         return tuple(sorted(set(names)))
 
-    @field_validator("classes")
+    @field_validator("classes", "text_classes")
     @classmethod
     def _classes_in_order(cls, classes: tuple[RequestClass, ...]) -> tuple[RequestClass, ...]:
         _all_different("class", (klass.name for klass in classes))
@@ -185,6 +192,36 @@ class Service(Frozen):
     def is_graph(self) -> bool:
         """Whether it is served by executors of parts of a model, not by copies of a plain llm."""
         return bool(self.classes)
+
+    @property
+    def target(self) -> float:
+        """The share of all requests that must keep their promises: what its classes come to together."""
+        promised = [k for k in (*self.classes, *self.text_classes) if k.is_promised]
+        total = sum(klass.share for klass in promised)
+        if all(klass.attainment is None for klass in promised):
+            return self.attainment
+        return sum(k.share * self.class_target(k.name) for k in promised) / total
+
+    def class_target(self, name: str) -> float:
+        """Return the share of a class's requests that must keep their promises."""
+        for klass in (*self.classes, *self.text_classes):
+            if klass.name == name and klass.attainment is not None:
+                return klass.attainment
+        return self.attainment
+
+    def with_attainment(self, share: float) -> Service:
+        """Return the service with this share promised to all of its requests, whatever their class."""
+
+        def alike(classes: tuple[RequestClass, ...]) -> tuple[RequestClass, ...]:
+            return tuple(klass.model_copy(update={"attainment": None}) for klass in classes)
+
+        return self.model_copy(
+            update={
+                "attainment": share,
+                "classes": alike(self.classes),
+                "text_classes": alike(self.text_classes),
+            }
+        )
 
     def class_rate_per_s(self, klass: RequestClass) -> float:
         """Requests per second of a class that capacity is planned for, headroom included."""

@@ -136,7 +136,10 @@ def _choose_groups(ways: Sequence[_Own]) -> list[tuple[_Own, ...]]:
     """Return which ways of a model to share: neighbours by promise, of many those that lose least."""
     alike: dict[object, list[_Own]] = {}
     for way in ways:
-        if way.service.roles:  # executors of any-to-any models are not shared
+        # Executors of any-to-any models are not shared; nor is what is promised to groups of requests, which
+        # could not be told from those of others.
+        one_group = not (way.service.text_classes or way.service.length_deciles)
+        if way.service.roles and one_group:
             alike.setdefault(_settings_of(way.service), []).append(way)
     groups = []
     for members in alike.values():

@@ -158,9 +158,8 @@ def _promise(service: Service, promise: PromiseChange | None) -> Service:
             )
             for klass in service.classes
         )
-    if promise.target is not None:
-        update["attainment"] = promise.target
-    return service.model_copy(update=update)
+    changed = service.model_copy(update=update)
+    return changed if promise.target is None else changed.with_attainment(promise.target)
 
 
 def _offer(offer: Offer, change: DialChange) -> Offer:
@@ -269,6 +268,11 @@ def _write_promise(entry: dict[str, Any], promise: PromiseChange) -> None:
             }
     if promise.target is not None:
         entry["attainment"] = promise.target
+        if isinstance(entry.get("classes"), dict):
+            entry["classes"] = {
+                klass: {name: value for name, value in sizes.items() if name != "attainment"}
+                for klass, sizes in entry["classes"].items()
+            }
 
 
 def _write_pool(pool: Mapping[str, Any], problem: Problem, change: DialChange) -> dict[str, Any]:

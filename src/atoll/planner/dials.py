@@ -44,7 +44,7 @@ def _describe_service(source: WrittenFleet, name: str) -> dict[str, Any]:
         "requests_per_s": services[0].rate_per_s,
         "ttft_s": services[0].ttft_s,
         "tpot_s": services[0].tpot_s,
-        "target": services[0].attainment,
+        "target": services[0].target,
     }
 
 

@@ -17,6 +17,7 @@ from atoll.plan.executors import request_bytes
 from atoll.plan.plan import SINK, SOURCE, Instance, Node
 from atoll.plan.problem import Service
 from atoll.plan.proof import proof_of
+from atoll.report.promises import describe_groups
 
 Drawn = dict[str, Any]
 HASH_LETTERS = 16
@@ -82,7 +83,7 @@ def _draw_service(plan: FleetPlan, service: Service) -> Drawn:
         "requests_per_s": service.rate_per_s,
         "ttft_s": service.ttft_s,
         "tpot_s": service.tpot_s,
-        "target": service.attainment,
+        "target": service.target,
         "kept": None if promise is None else promise.kept,
         "cause": None if promise is None else promise.cause,
         "served": served,
@@ -92,6 +93,7 @@ def _draw_service(plan: FleetPlan, service: Service) -> Drawn:
         "output_tokens": lengths.output_mean,
         "choice": choice,
         "classes": [{"name": klass.name, "share": klass.share} for klass in service.classes],
+        "groups": [] if promise is None else describe_groups(promise.groups),
     }
 
 

@@ -15,6 +15,7 @@ from atoll.plan.problem import Problem
 from atoll.planner.whatif import AskedFleet, FleetAsk, PlannedFleet
 from atoll.planner.worker import Report, Said
 from atoll.prove.quick_plan import plan_quickly
+from atoll.report.promises import describe_groups
 from atoll.sim.problem_demand import demand_of
 from atoll.sim.sim_result import Spread
 from atoll.workload.builtin import NAMES, get_builtin
@@ -110,6 +111,7 @@ def _simulate(plan: FleetPlan, ask: SimulateAsk, path: str | None) -> dict[str, 
                 **service._asdict(),
                 "ttft_s": _percentiles(service.ttft_s),
                 "tpot_s": _percentiles(service.tpot_s),
+                "groups": describe_groups(service.groups),
             }
             for service in found.outcomes
         ],

@@ -214,8 +214,8 @@ def judge(now: PlannedFleet, then: PlannedFleet) -> str:
         said.append("keeps every promise")
         return f"{', '.join(said[:-1])} and {said[-1]}"
     # The one that falls short by most is named.
-    name = min(short, key=lambda each: short[each] - then.plan.problem.service(each).attainment)
-    asked = then.plan.problem.service(name).attainment
+    name = min(short, key=lambda each: short[each] - then.plan.problem.service(each).target)
+    asked = then.plan.problem.service(name).target
     more_short = "1 more falls" if len(short) == 2 else f"{len(short) - 1} more fall"
     others = f", and {more_short} short" if len(short) > 1 else ""
     return (

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.perf.components.class_loads import component_of
+from atoll.plan.kept_groups import KeptGroup, pool_groups
 from atoll.plan.plan import KeptPromise
-from atoll.prove.kept import KeptSample, KeptShares
+from atoll.prove.kept import KeptSample, KeptShares, requests_to_judge
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ AHEAD = "ahead"
 IMAGE = "image"
 _REQUESTS = 4_000
 _TRIAL_SEED = 1
+_MAX_REQUESTS = 40_000
+"""Requests in one simulation, at most, whatever it takes to judge the rarest class."""
 _ALONE = 1_500
 """Requests in a simulation of one executor alone."""
 _LOADS = (
@@ -59,12 +62,21 @@ _LOADS = (
 class GraphShares:
     """Shares of a service's requests that kept all promises, and each of them.
 
-    `busy` is by executor the share of time that it worked.
+    `busy` is by executor the share of time that it worked; `groups` are what its classes kept.
     """
 
     all: float
     each: Mapping[str, float] = field(hash=False)
     busy: Mapping[str, float] = field(hash=False)
+    groups: tuple[KeptGroup, ...] = ()
+
+    def margin(self, target: float) -> float:
+        """Return by how much the targets are exceeded: that of all requests, and those of classes.
+
+        Classes count as far as enough of their requests came to tell.
+        """
+        own = [(g.kept or 0.0) - g.target for g in self.groups if g.is_kept is not None]
+        return min(self.all - target, *own, 1.0)
 
 
 def sample_graphs(
@@ -81,7 +93,8 @@ def sample_graphs(
 ) -> dict[str, list[GraphShares]]:
     """Return by any-to-any service what requests keep, in `min_runs` to `max_runs` simulations.
 
-    Services of which it is not sure whether they are above their target are simulated more often.
+    Services of which it is not sure whether they are above their target, with every class, are simulated more
+    often. Where a class is rare there are more `requests` in a simulation, so that it can be judged.
     The deadline ends that; SimulationCutShortError if it comes before every service has been simulated once.
     """
     from atoll.sim.tasks.from_plan import simulate_service
@@ -93,18 +106,17 @@ def sample_graphs(
         if service.rate_per_s <= 0.0 or served <= 0.0:
             continue
         runs: list[GraphShares] = []
-        while len(runs) < min_runs or (
-            len(runs) < max_runs and not _sure(runs, service.attainment)
-        ):
+        number = min(_MAX_REQUESTS, max(requests, requests_to_judge(service)))
+        while len(runs) < min_runs or (len(runs) < max_runs and not _sure(runs, service.target)):
             try:
                 # Most runs are over before they tell how far they are.
-                watch(0, requests, 0.0)
+                watch(0, number, 0.0)
                 result = simulate_service(
                     plan,
                     problem,
                     catalog,
                     service.name,
-                    requests=requests,
+                    requests=number,
                     seed=first_seed + len(runs),
                     constants=constants,
                     progress=watch,
@@ -113,13 +125,13 @@ def sample_graphs(
                 if not runs:
                     raise
                 break
-            runs.append(_shares(result))
+            runs.append(_shares(result, service))
         found[service.name] = runs
     return found
 
 
-def _shares(result: TaskResult) -> GraphShares:
-    """Shares over all classes, each with as many requests as were judged of it."""
+def _shares(result: TaskResult, service: Service) -> GraphShares:
+    """Shares over all classes, each with as many requests as were judged of it, and of each."""
     promised = [c for c in result.classes if c.kept_all is not None]
     each: dict[str, float] = {}
     for name in (TTFT, TPOT, AHEAD, IMAGE):
@@ -127,7 +139,8 @@ def _shares(result: TaskResult) -> GraphShares:
         if own:
             each[name] = _weigh(own, [c.kept[name] for c in own])
     busy = {executor.name: executor.busy for executor in result.executors}
-    return GraphShares(_weigh(promised, [c.kept_all or 0.0 for c in promised]), each, busy)
+    kept = _weigh(promised, [c.kept_all or 0.0 for c in promised])
+    return GraphShares(kept, each, busy, result.judge_classes(service))
 
 
 def _weigh(classes: list[ClassResult], shares: list[float]) -> float:
@@ -146,6 +159,7 @@ def mean_of(runs: list[GraphShares]) -> GraphShares:
             for name in names
         },
         {name: float(np.mean([run.busy[name] for run in runs])) for name in runs[0].busy},
+        pool_groups([run.groups for run in runs]),
     )
 
 
@@ -157,6 +171,7 @@ def _sample(runs: list[GraphShares]) -> KeptSample:
                 run.all,
                 min(run.each.get(TTFT, 1.0), run.each.get(IMAGE, 1.0)),
                 min(run.each.get(TPOT, 1.0), run.each.get(AHEAD, 1.0)),
+                run.groups,
             )
             for run in runs
         )
@@ -181,17 +196,21 @@ def promise_of(service: Service, runs: list[GraphShares]) -> KeptPromise:
     sample, mean = _sample(runs), mean_of(runs)
     half = sample.half
     cause = None
-    if mean.all < service.attainment and mean.each:
-        cause = _CAUSES[min(mean.each, key=lambda name: mean.each[name])]
+    if mean.margin(service.target) < 0.0:
+        short = [group for group in mean.groups if group.is_kept is False]
+        worst = min(short, key=lambda one: (one.kept or 0.0) - one.target, default=mean)
+        if worst.each:
+            cause = _CAUSES[min(worst.each, key=lambda name: worst.each[name])]
     return KeptPromise(
         service=service.name,
-        target=service.attainment,
+        target=service.target,
         kept=mean.all,
         low=max(0.0, mean.all - half),
         high=min(1.0, mean.all + half),
         kept_ttft=sample.mean.ttft,
         kept_tpot=sample.mean.tpot,
         cause=cause,
+        groups=mean.groups,
     )
 
 
@@ -204,9 +223,9 @@ def load_alone(
 ) -> float:
     """Return how busy an executor may be planned for enough requests to keep what it promises, alone.
 
-    The largest of a few loads, found by halving; 1 where it has no promise to keep by itself, and the least
-    where none will do. Executors that run only some parts may lose half of what all may. The deadline ends it
-    with a SimulationCutShortError.
+    Of every class. The largest of a few loads, found by halving; 1 where it has no promise to keep by itself,
+    and the least where none will do. Executors that run only some parts may lose half of what all may. The
+    deadline ends it with a SimulationCutShortError.
     """
     from atoll.sim.tasks.from_plan import alone_fleet
     from atoll.sim.tasks.simulate_tasks import simulate_tasks
@@ -216,7 +235,9 @@ def load_alone(
     model = catalog.model(service.model)
     components = {component_of(part) for part in executor.parts}
     whole = len(components) == len(model.graph.components)
-    target = service.attainment if whole else 0.5 + 0.5 * service.attainment
+    # It loses a share of what may be lost: all of it, or half.
+    may = 1.0 if whole else 0.5
+    requests = min(_MAX_REQUESTS, max(_ALONE, requests_to_judge(service)))
 
     watch = keep_deadline(deadline)
 
@@ -224,12 +245,18 @@ def load_alone(
         fleet = alone_fleet(plan, problem, catalog, executor, load)
         if fleet is None or not any(_promised(klass.promises) for klass in fleet.classes):
             return True
-        watch(0, _ALONE, 0.0)
+        watch(0, requests, 0.0)
         arrivals = Arrivals(service.burstiness)
         result = simulate_tasks(
-            fleet, requests=_ALONE, seed=_TRIAL_SEED, arrivals=arrivals, progress=watch
+            fleet, requests=requests, seed=_TRIAL_SEED, arrivals=arrivals, progress=watch
         )
-        return _shares(result).all >= target
+        kept = _shares(result, service)
+        keeps_all = 1.0 - kept.all <= may * (1.0 - service.target)
+        targets = {group.name: 1.0 - may * (1.0 - group.target) for group in kept.groups}
+        return keeps_all and all(
+            group.model_copy(update={"target": targets[group.name]}).is_kept is not False
+            for group in kept.groups
+        )
 
     low, high = -1, len(_LOADS)
     while high - low > 1:

@@ -243,7 +243,7 @@ class _GraphProver:
         """
         lacking: dict[Executors, float] = {}
         fine, eager = not self.graphs, 0
-        before: Counter[Executors] = Counter()
+        before: list[Counter[Executors]] = []
         for number in range(_MAX_ROUNDS):
             plan = self._plan(problem, fine=fine)
             if not self.graphs:
@@ -262,7 +262,7 @@ class _GraphProver:
                 continue
             kept = self._try(plan, problem)
             short = self._short(kept)
-            worst = min((k.all - self._target(name) for name, k in kept.items()), default=0.0)
+            worst = min((k.margin(self._target(name)) for name, k in kept.items()), default=0.0)
             self._say(
                 f"trial {number + 1}: ${plan.usd_per_hour:.2f}/h, {worst:+.1%} over the target"
             )
@@ -279,9 +279,9 @@ class _GraphProver:
                 continue
             lacking = dict(self.slow)
             now = Counter(_kind_of(i) for i in plan.executor_instances)
-            # Where more room for the same executors changes nothing, more of it will.
-            eager = eager + 1 if now == before else 0
-            before = now
+            # Where more room leads back to executors that were too few before, a larger step does not.
+            eager = eager + 1 if now in before else 0
+            before.append(now)
             if not self._tighten(plan, kept, short, 1 << eager):
                 break
         assert self.closest is not None
@@ -359,7 +359,7 @@ class _GraphProver:
         self.request.say("promises", text)
 
     def _target(self, service: str) -> float:
-        return self.problem.service(service).attainment
+        return self.problem.service(service).target
 
     def _try(self, plan: Plan, problem: Problem) -> dict[str, GraphShares]:
         """Return what requests keep on the arrivals of trials."""
@@ -375,36 +375,61 @@ class _GraphProver:
         return {name: mean_of(runs) for name, runs in samples.items()}
 
     def _short(self, kept: Mapping[str, GraphShares]) -> list[str]:
-        return [name for name, shares in kept.items() if shares.all < self._target(name)]
+        """The services of which too few requests keep their promises, or too few of one class."""
+        return [name for name, shares in kept.items() if shares.margin(self._target(name)) < 0.0]
 
     def _tighten(
         self, plan: Plan, kept: Mapping[str, GraphShares], short: list[str], power: int
     ) -> bool:
         """Slow the executors down that lose requests; False where none can be any further."""
-        moved = False
+        steps: dict[Executors, float] = {}
         for name in short:
             shares = kept[name]
-            lost = {promise: 1.0 - share for promise, share in shares.each.items()}
-            worst = max(lost.values(), default=0.0)
-            guilty = {promise for promise, share in lost.items() if share >= 0.5 * worst}
-            parts = set(guilty_parts(self.catalog, self.problem.service(name), guilty))
-            blamed = [
-                i for i in plan.executor_instances if i.service == name and parts & set(i.parts)
+            missed: list[tuple[str | None, Mapping[str, float], float]] = [
+                (group.name, group.each, group.target - (group.kept or 0.0))
+                for group in shares.groups
+                if group.is_kept is False
             ]
-            max_busy = max((shares.busy.get(i.id, 0.0) for i in blamed), default=0.0)
-            missing = self._target(name) - shares.all
-            step = next(factor for min_missing, factor in _STEPS if missing >= min_missing) ** power
-            keys = {
-                _kind_of(i)
-                for i in blamed
-                if shares.busy.get(i.id, 0.0) >= _BLAMED_SHARE * max_busy
-            }
-            for key in sorted(keys):
-                now = self.slow.get(key, self._start(key))
-                if now < _MAX_SLOWDOWN:
-                    self.slow[key] = min(_MAX_SLOWDOWN, now * step)
-                    moved = True
+            if not missed:
+                missed = [(None, shares.each, self._target(name) - shares.all)]
+            for klass, each, missing in missed:
+                step = next(factor for least, factor in _STEPS if missing >= least) ** power
+                for key in self._blame(plan, name, klass, each, shares.busy):
+                    steps[key] = max(step, steps.get(key, 1.0))
+        moved = False
+        for key, step in sorted(steps.items()):
+            now = self.slow.get(key, self._start(key))
+            if now < _MAX_SLOWDOWN:
+                self.slow[key] = min(_MAX_SLOWDOWN, now * step)
+                moved = True
         return moved
+
+    def _blame(
+        self,
+        plan: Plan,
+        service: str,
+        klass: str | None,
+        each: Mapping[str, float],
+        busy: Mapping[str, float],
+    ) -> set[Executors]:
+        """Return the executors that lose requests of a service, or of one class: the busiest it goes to.
+
+        `each` is by promise the share of requests that keep it.
+        """
+        worst = max((1.0 - share for share in each.values()), default=0.0)
+        guilty = {promise for promise, share in each.items() if 1.0 - share >= 0.5 * worst}
+        parts = set(guilty_parts(self.catalog, self.problem.service(service), guilty))
+        passed = {
+            name
+            for path in plan.paths
+            if path.service == service and klass in (None, path.klass)
+            for step in path.steps
+            if parts & set(step.parts)
+            for name in step.instances
+        }
+        blamed = [i for i in plan.executor_instances if i.id in passed]
+        max_busy = max((busy.get(i.id, 0.0) for i in blamed), default=0.0)
+        return {_kind_of(i) for i in blamed if busy.get(i.id, 0.0) >= _BLAMED_SHARE * max_busy}
 
     def _start(self, key: Executors) -> float:
         """Return the slowdown that executors of a kind start with before they are simulated."""

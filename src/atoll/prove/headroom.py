@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import InfeasibleError
-from atoll.prove.kept import look_at, sample_kept
+from atoll.prove.kept import look_at, sample_kept, worst_of
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.deadline import Deadline
 from atoll.solve.registry import solve
@@ -45,14 +45,15 @@ _SERVED = 1.0 - 1e-9
 
 Tell = Callable[[str], None]
 Shares = dict[str, float | None]
-"""By service, the share of requests that keeps its promises; None where no request was judged."""
+"""By service, the share of requests that keeps its promises, or of the group of them that falls shortest
+(`plan.request_groups`); None where no request was judged."""
 Judge = Callable[["Plan"], Shares]
 Solve = Callable[["Problem"], "Plan"]
 
 
 def short_services(problem: Problem, kept: Mapping[str, float | None]) -> dict[str, float]:
     """Return the services of which too few requests keep their promises, with the share that does."""
-    targets = {service.name: service.attainment for service in problem.services}
+    targets = {service.name: service.target for service in problem.services}
     return {
         name: share
         for name, share in kept.items()
@@ -94,7 +95,7 @@ class _KeptJudge:
 
     def __init__(self, problem: Problem, catalog: Catalog, deadline: Deadline) -> None:
         self.problem, self.catalog, self.deadline = problem, catalog, deadline
-        self.targets = {service.name: service.attainment for service in problem.services}
+        self.targets = {service.name: service.target for service in problem.services}
         self.seen: list[tuple[Plan, tuple[KeptPromise, ...]]] = []
 
     def __call__(self, plan: Plan) -> Shares:
@@ -109,11 +110,11 @@ class _KeptJudge:
             until_short=True,
             deadline=self.deadline,
         )
-        kept: Shares = {name: one.mean.both for name, one in found.items()}
+        kept: Shares = {name: one.worst(self.targets[name]).both for name, one in found.items()}
         if not short_services(self.problem, kept):
             for promise in self.promises_of(plan):
-                after = promise.kept_after_loss
-                kept[promise.service] = min(promise.kept, promise.kept if after is None else after)
+                after, worst = promise.kept_after_loss, worst_of(promise).both
+                kept[promise.service] = worst if after is None else min(worst, after)
         return kept
 
     def promises_of(self, plan: Plan) -> tuple[KeptPromise, ...]:
@@ -167,7 +168,7 @@ class HeadroomSizing:
         for name, share in short.items():
             self.too_little[name] = self.headroom[name]
             self.times[name] += 1
-            far = self.problem.service(name).attainment - share > _DOUBLE_STEP_MARGIN
+            far = self.problem.service(name).target - share > _DOUBLE_STEP_MARGIN
             # Steps grow with every round, since each round costs a plan and simulations.
             step = _HEADROOM_STEP * self.times[name] * (2 if far else 1)
             self.headroom[name] *= 1.0 + min(_MAX_HEADROOM_STEP, step)
@@ -214,6 +215,6 @@ class HeadroomSizing:
         }
 
     def _missing(self, kept: Mapping[str, float | None]) -> float:
-        targets = {service.name: service.attainment for service in self.problem.services}
+        targets = {service.name: service.target for service in self.problem.services}
         short = self._short(kept)
         return max((targets[name] - share for name, share in short.items()), default=0.0)

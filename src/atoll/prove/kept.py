@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from atoll.plan.kept_groups import KeptGroup, enough_requests, pool_groups
 from atoll.plan.plan import KeptPromise
+from atoll.plan.request_groups import DECILES, list_groups
 from atoll.prove.losses import single_losses, spot_losses
 from atoll.prove.simulation_deadline import keep_deadline
 
@@ -47,11 +49,15 @@ _MAX_TOKENS = 6e6
 
 @dataclass(frozen=True)
 class KeptShares:
-    """The shares of a service's requests that kept both promises, and each of them."""
+    """The shares of a service's requests that kept both promises, and each of them.
+
+    `groups` are what groups of them kept that have a target of their own (`plan.request_groups`).
+    """
 
     both: float
     ttft: float
     tpot: float
+    groups: tuple[KeptGroup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,10 @@ class KeptSample:
     @cached_property
     def mean(self) -> KeptShares:
         """The mean shares."""
-        return KeptShares(
-            *(float(np.mean([getattr(r, name) for r in self.runs])) for name in _SHARES)
+        both, ttft, tpot = (
+            float(np.mean([getattr(r, name) for r in self.runs])) for name in _SHARES
         )
+        return KeptShares(both, ttft, tpot, pool_groups([run.groups for run in self.runs]))
 
     @cached_property
     def error(self) -> float:
@@ -85,15 +92,50 @@ class KeptSample:
         return float(stdtrit(len(self.runs) - 1, 0.975)) * self.error
 
     def is_sure(self, target: float) -> bool:
-        """Whether the confidence interval lies on one side of the target."""
-        return abs(self.mean.both - target) >= self.half
+        """Whether intervals lie on one side of the targets: all above, or one of them below."""
+        below, above = self._sides(target)
+        return below or above
+
+    def is_surely_short(self, target: float) -> bool:
+        """Whether the interval of all requests, or of a group of them, lies below the target."""
+        return self._sides(target)[0]
+
+    def _sides(self, target: float) -> tuple[bool, bool]:
+        groups = self.mean.groups
+        sure = abs(self.mean.both - target) >= self.half
+        below = (sure and self.mean.both < target) or any(g.high < g.target for g in groups)
+        return below, sure and all(group.low >= group.target for group in groups)
 
     def is_hopeless(self, target: float) -> bool:
         """Whether the target is missed by so much that no further simulation is needed."""
-        return self.mean.both < target - _HOPELESS_MARGIN
+        return self.worst(target).both < target - _HOPELESS_MARGIN
+
+    def worst(self, target: float) -> KeptShares:
+        """Return the shares of all requests or of the group that falls shortest, as of one that promises it.
+
+        Groups count where enough of their requests came to tell.
+        """
+        return find_worst(self.mean, target)
 
 
 _SHARES = ("both", "ttft", "tpot")
+
+
+def find_worst(kept: KeptShares, target: float) -> KeptShares:
+    """Return `kept`, or what the group keeps that falls shortest of its own target, scaled to this one."""
+    told = [group for group in kept.groups if group.kept is not None and group.is_kept is not None]
+    found = [KeptShares(kept.both, kept.ttft, kept.tpot)]
+    for group in told:
+        shares = (group.kept or 0.0, group.each.get("ttft", 1.0), group.each.get("tpot", 1.0))
+        both, ttft, tpot = (group.scale_to(target, share) for share in shares)
+        found.append(KeptShares(both, ttft, tpot))
+    return min(found, key=lambda shares: shares.both)
+
+
+def worst_of(promise: KeptPromise) -> KeptShares:
+    """Return the shares of a promise, or of the group of requests that falls shortest (`find_worst`)."""
+    shares = KeptShares(promise.kept, promise.kept_ttft, promise.kept_tpot, promise.groups)
+    return find_worst(shares, promise.target)
 
 
 def sample_kept(
@@ -124,9 +166,7 @@ def sample_kept(
     while True:
         found = {name: KeptSample(tuple(some)) for name, some in runs.items() if some}
         short = until_short and any(
-            len(one.runs) >= min_runs
-            and one.mean.both < targets[name]
-            and one.is_sure(targets[name])
+            len(one.runs) >= min_runs and one.is_surely_short(targets[name])
             for name, one in found.items()
         )
         wanted = [
@@ -162,7 +202,7 @@ def look_at(
     first_seed: int = FRESH_SEED,
 ) -> tuple[KeptPromise, ...]:
     """Return what requests of each service keep on arrivals that no plan was sized with."""
-    targets = {service.name: service.attainment for service in problem.services}
+    targets = {service.name: service.target for service in problem.services}
     found = sample_kept(
         plan,
         problem,
@@ -190,22 +230,24 @@ def _promise(
     service: Service, sample: KeptSample, cause: str | None, after: KeptShares | None
 ) -> KeptPromise:
     mean, half = sample.mean, sample.half
+    worst = sample.worst(service.target)
     # The worse of the two counts: with all nodes, and with the one lost that hurts most.
-    kept_share = mean.both if after is None else min(mean.both, after.both)
-    if cause is None and mean.both >= service.attainment:
+    kept_share = worst.both if after is None else min(worst.both, after.both)
+    if cause is None and worst.both >= service.target:
         cause = "too little is left with a node lost"
     elif cause is None:
-        cause = "prompts wait too long" if mean.ttft < mean.tpot else "tokens come too slowly"
+        cause = "prompts wait too long" if worst.ttft < worst.tpot else "tokens come too slowly"
     return KeptPromise(
         service=service.name,
-        target=service.attainment,
+        target=service.target,
         kept=mean.both,
         low=max(0.0, mean.both - half),
         high=min(1.0, mean.both + half),
         kept_ttft=mean.ttft,
         kept_tpot=mean.tpot,
         kept_after_loss=None if after is None else after.both,
-        cause=cause if kept_share < service.attainment else None,
+        cause=cause if kept_share < service.target else None,
+        groups=mean.groups,
     )
 
 
@@ -239,8 +281,9 @@ def simulate_kept(
     """Return by service what requests keep when the plan meets its demand and loses nodes.
 
     Spot nodes are lost as often as the problem says. There are so many `requests` of the service that is
-    asked least often, within limits; `constants` are those of the performance model unless given. Only
-    `services` are asked for anything, where given: in a plan of their own nodes they are on their own.
+    asked least often, and more where its rarest class takes more to be judged, within limits; `constants` are
+    those of the performance model unless given. Only `services` are asked for anything, where given: in a
+    plan of their own nodes they are on their own.
     """
     from atoll.sim.api import simulate
     from atoll.sim.problem_demand import demand_of
@@ -256,10 +299,11 @@ def simulate_kept(
         return {}
     # As long as all would be simulated, so that what one keeps does not depend on which others are.
     everyone = [service for service in problem.services if service.rate_per_s > 0]
-    rates = [service.rate_per_s for service in everyone]
     tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in everyone)
-    max_s = min(_MAX_REQUESTS / sum(rates), _MAX_TOKENS / max(tokens_per_s, 1e-9))
-    seconds = max(_MIN_S, min(requests / min(rates), max_s))
+    rate = sum(service.rate_per_s for service in everyone)
+    max_s = min(_MAX_REQUESTS / rate, _MAX_TOKENS / max(tokens_per_s, 1e-9))
+    wanted_s = max(max(requests, requests_to_judge(s)) / s.rate_per_s for s in everyone)
+    seconds = max(_MIN_S, min(wanted_s, max_s))
     arrivals = collect(demand_of(problem.replace(services=tuple(asked)), seconds), seed)
     options = SimOptions(
         seed=seed,
@@ -280,5 +324,20 @@ def simulate_kept(
     }
 
 
+def requests_to_judge(service: Service) -> int:
+    """Return how many requests a simulation has for the rarest group to be judged after a few of them."""
+    groups = list_groups(service)
+    shares = {klass.name: klass.share for klass in (*service.classes, *service.text_classes)}
+    return max(
+        (
+            math.ceil(enough_requests(g.target) / _FRESH_RUNS / shares.get(g.name, 1.0 / DECILES))
+            for g in groups
+        ),
+        default=0,
+    )
+
+
 def _shares(one: ServiceSummary) -> KeptShares:
-    return KeptShares(one.attainment or 0.0, one.attainment_ttft or 0.0, one.attainment_tpot or 0.0)
+    each = (one.attainment, one.attainment_ttft, one.attainment_tpot)
+    both, ttft, tpot = (share or 0.0 for share in each)
+    return KeptShares(both, ttft, tpot, one.groups)

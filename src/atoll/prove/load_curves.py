@@ -256,7 +256,7 @@ def _requests(
     problem: Problem, jobs: Sequence[LoadJob], names: Sequence[str], seed: int
 ) -> tuple[Requests, int]:
     """Requests of all jobs in order of arrival, and how many each has."""
-    from atoll.workload.builtin import lengths_like
+    from atoll.sim.problem_demand import sample_lengths
     from atoll.workload.requests import Requests
 
     columns: list[tuple[Floats, NDArray[np.int16], NDArray[np.int32], NDArray[np.int32]]] = []
@@ -271,7 +271,7 @@ def _requests(
         smooth = 1 << (alike.bit_length() - 1)
         shape = smooth / service.burstiness**2
         gaps = luck.standard_gamma(shape, _REQUESTS) / shape
-        prompts, answers = lengths_like(service.lengths.mix()).draw(luck, _REQUESTS)
+        prompts, answers = sample_lengths(service).draw(luck, _REQUESTS)
         if instance.phase is Phase.PREFILL:
             # Prefill alone ends with the first token.
             answers = np.ones_like(answers)

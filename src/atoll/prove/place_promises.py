@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from atoll.prove.kept import look_at, sample_kept
+from atoll.prove.kept import look_at, sample_kept, worst_of
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.prove.step_tokens import fit_steps
 from atoll.solve.deadline import Deadline
@@ -102,7 +102,7 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
         except SimulationCutShortError:
             break
         plan = plan.model_copy(update={"promises": promises})
-        worst = min((p.kept - p.target for p in promises), default=0.0)
+        worst = min((p.margin for p in promises), default=0.0)
         if best is None or worst > best[0]:
             best = worst, plan
         if worst >= 0.0 or number == _MAX_PLACEMENTS or deadline.left < 0.3 * deadline.seconds:
@@ -182,11 +182,10 @@ def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
     for service in problem.services:
         found = seen.get(service.name)
         if found is not None and not found.is_kept:
+            worst = worst_of(found)
             update = {
-                "ttft_s": service.ttft_s
-                * (_TIGHTEN_FACTOR if found.kept_ttft < found.target else 1.0),
-                "tpot_s": service.tpot_s
-                * (_TIGHTEN_FACTOR if found.kept_tpot < found.target else 1.0),
+                "ttft_s": service.ttft_s * (_TIGHTEN_FACTOR if worst.ttft < found.target else 1.0),
+                "tpot_s": service.tpot_s * (_TIGHTEN_FACTOR if worst.tpot < found.target else 1.0),
             }
             service = service.model_copy(update=update)
         services.append(service)
@@ -197,7 +196,7 @@ def _largest_share(
     plan: Plan, problem: Problem, catalog: Catalog, deadline: Deadline | None, say: Say
 ) -> float:
     """The largest share of the demand, in sixteenths, at which every service keeps enough promises."""
-    targets = {service.name: service.attainment for service in problem.services}
+    targets = {service.name: service.target for service in problem.services}
     low, high = 0, _PARTS
     while high - low > 1:
         middle = (low + high) // 2
@@ -211,6 +210,6 @@ def _largest_share(
         kept = sample_kept(
             plan, less, catalog, targets, first_seed=1, min_runs=3, max_runs=3, deadline=deadline
         )
-        good = all(one.mean.both >= targets[name] for name, one in kept.items())
+        good = all(one.worst(targets[name]).both >= targets[name] for name, one in kept.items())
         low, high = (middle, high) if good else (low, middle)
     return low / _PARTS

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from atoll.plan.kept_groups import least_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.prove.graph_kept import simulate_mixed
@@ -86,7 +87,8 @@ def simulate_demand(
 ) -> Shares:
     """Return which share of requests keeps its promises, by service, under a share of the demand.
 
-    None where no request was judged.
+    Of the group of them that falls shortest where there are groups (`plan.request_groups`). None where no
+    request was judged.
     """
     from atoll.sim.api import simulate
     from atoll.sim.problem_demand import demand_of
@@ -100,10 +102,17 @@ def simulate_demand(
         asked = scale_demand(asked, share)
     catalog, options = asked.catalog(), SimOptions(seed=seed)
     if plan.executor_instances:
-        return simulate_mixed(plan, asked, catalog, options, duration_s=simulate_s).kept
-    arrivals = collect(demand_of(asked, simulate_s), seed)
-    found = simulate(plan, asked, catalog, arrivals, options)
-    return {service.name: service.attainment for service in found.services}
+        mixed = simulate_mixed(plan, asked, catalog, options, duration_s=simulate_s)
+        seen = [(one.name, one.kept, one.groups) for one in mixed.services]
+        plain = mixed.plain
+    else:
+        arrivals = collect(demand_of(asked, simulate_s), seed)
+        plain, seen = simulate(plan, asked, catalog, arrivals, options), []
+    seen += [(one.name, one.attainment, one.groups) for one in (plain.services if plain else ())]
+    return {
+        name: None if kept is None else least_share(kept, asked.service(name).target, groups)
+        for name, kept, groups in seen
+    }
 
 
 def _settle(problem: Problem, plan: Plan) -> Problem:

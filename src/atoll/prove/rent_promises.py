@@ -25,9 +25,11 @@ from atoll.prove.kept import (
     FRESH_SEED,
     KeptSample,
     KeptShares,
+    find_worst,
     kept_after_loss,
     look_at,
     sample_kept,
+    worst_of,
 )
 from atoll.prove.load_curves import LoadCurve, find_loads
 from atoll.prove.losses import reserves
@@ -121,7 +123,8 @@ class _Prover:
         self.catalog = request.catalog_for(problem)
         self.deadline = Deadline(request.deadline_s)
         self.causes: dict[str, str] = {}
-        allowed = {s.name: Allowance(s.attainment) for s in problem.services}
+        self.promised = {s.name: s.target for s in problem.services}
+        allowed = {name: Allowance(target) for name, target in self.promised.items()}
         self.sizing = Sizing(problem, allowed)
         self.simulations = 0
         self.trial = 0
@@ -347,7 +350,14 @@ class _Prover:
         self._samples |= {(name, standing.get(name)): one for name, one in found.items()}
         after = kept_after_loss(plan, self.problem, self.catalog, self.deadline)
         kept = {
-            name: min(one.mean, after.get(name, one.mean), key=lambda shares: shares.both)
+            name: min(
+                (
+                    find_worst(each, self.promised[name])
+                    for each in (one.mean, after.get(name))
+                    if each
+                ),
+                key=lambda shares: shares.both,
+            )
             for name, one in found.items()
         }
         shares = ", ".join(f"{name} {one.both:.1%}" for name, one in kept.items())
@@ -357,17 +367,10 @@ class _Prover:
         if not short:
             self._say("simulating fresh arrivals")
             stamped = self._stamp(plan)
-            own = {
-                p.service: p.model_copy(update={"target": targets[p.service]})
-                for p in stamped.promises
-            }
+            own = {p.service: p.lower(targets[p.service]) for p in stamped.promises}
             short = {name for name, promise in own.items() if not promise.is_surely_kept}
             # What fresh arrivals show is what there is to mend.
-            kept |= {
-                p.service: KeptShares(p.kept, p.kept_ttft, p.kept_tpot)
-                for p in stamped.promises
-                if p.service in short
-            }
+            kept |= {p.service: worst_of(p) for p in stamped.promises if p.service in short}
             if not short:
                 self._kept[_standing(plan)] = stamped
             if not short and (self.best is None or self._saves(plan)):

@@ -88,7 +88,7 @@ def trim_templates(
 
 def _share_of(problem: Problem, role: str) -> float:
     """The share of requests that must keep the promise of a role alone."""
-    target = problem.service(parse_role(role).model).attainment
+    target = problem.service(parse_role(role).model).target
     return Allowance(target, Multiple(1.0), Multiple(1.0)).share(parse_role(role).phase)
 
 

@@ -16,7 +16,7 @@ from atoll.engines.limits import EngineLaunch
 from atoll.plan.capacities import tokens_per_unit
 from atoll.plan.validate.check import goal_value
 from atoll.plan.validate.validate_cluster import node_limits
-from atoll.prove.kept import simulate_kept
+from atoll.prove.kept import find_worst, simulate_kept
 from atoll.solve.assembly import assemble
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def fit_steps(
     are; so do those that keep enough with the engine's own.
     """
     left_open = {
-        service.name: service.attainment
+        service.name: service.target
         for service in problem.services
         if service.engine_limits.max_num_batched_tokens is None
         and any(one.service == service.name and one.phase is Phase.BOTH for one in plan.instances)
@@ -125,7 +125,8 @@ class _StepSearch:
         found = simulate_kept(
             tried, self.problem, self.catalog, _SEED, self.deadline, requests=_REQUESTS
         )
-        return {name: one.both for name, one in found.items()}
+        services = {name: self.problem.service(name) for name in found}
+        return {name: find_worst(one, services[name].target).both for name, one in found.items()}
 
     def take(self, tokens: dict[str, int], beside: dict[str, int] | None = None) -> None:
         """Try these sizes, all in one simulation, and keep those that are better."""

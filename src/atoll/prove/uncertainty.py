@@ -17,7 +17,7 @@ import numpy as np
 from atoll.core.ids import parse_node_type
 from atoll.core.rng import stream
 from atoll.perf.constants import OpClass, default_constants, sample_constants
-from atoll.prove.kept import simulate_kept
+from atoll.prove.kept import find_worst, simulate_kept
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -58,6 +58,7 @@ def judge_certainty(
     gpus = [catalog.gpu(name) for name in names]
     table = default_constants()
     luck = stream(problem.settings.seed, "constants")
+    targets = {service.name: service.target for service in problem.services}
     kept: list[dict[str, float]] = []
     factors: list[dict[tuple[str, str], float]] = []
     for _ in range(draws):
@@ -65,11 +66,10 @@ def judge_certainty(
         found = simulate_kept(
             plan, problem, catalog, _SEED, deadline, constants=drawn, requests=_REQUESTS_PER_DRAW
         )
-        kept.append({name: one.both for name, one in found.items()})
+        kept.append({n: find_worst(one, targets[n]).both for n, one in found.items()})
         factors.append(_factors(table, drawn, names))
     chance = {
-        name: float(np.mean([run[name] >= problem.service(name).attainment for run in kept]))
-        for name in kept[0]
+        name: float(np.mean([run[name] >= targets[name] for run in kept])) for name in kept[0]
     }
     return Certainty(chance, _matters_most(kept, factors))
 

@@ -8,11 +8,12 @@ from atoll.workload.arrival_rates import RateClock
 from atoll.workload.arrivals import Renewal
 from atoll.workload.builtin import lengths_like
 from atoll.workload.requests import Workload
+from atoll.workload.sampling import ClassMix, Independent, LengthSampler, LogNormal
 from atoll.workload.synthetic import Mixed, Synthetic
 
 
 def demand_of(problem: Problem, duration_s: float) -> Workload:
-    """Return arrivals at the rate and burstiness of each service, with lengths that have its moments.
+    """Return arrivals at the rate and burstiness of each service, of its classes, with lengths like its own.
 
     Those of a service are the same whatever else is asked, and whatever the problem is called.
     """
@@ -20,7 +21,7 @@ def demand_of(problem: Problem, duration_s: float) -> Workload:
         Synthetic(
             service.name,
             RateClock(service.rate_per_s),
-            lengths_like(service.lengths.mix()),
+            sample_lengths(service),
             _renewal(service),
             duration_s=duration_s,
             models=(service.name,),
@@ -33,6 +34,24 @@ def demand_of(problem: Problem, duration_s: float) -> Workload:
             f"nothing is asked of {problem.name}", field="rate", hint="give a workload: a trace"
         )
     return parts[0] if len(parts) == 1 else Mixed(problem.name, parts, by_name=True)
+
+
+def sample_lengths(service: Service) -> LengthSampler:
+    """Return lengths to draw from: those of its classes of text where it has some, else like its moments."""
+    classes = service.text_classes
+    if not classes:
+        return lengths_like(service.lengths.mix())
+    return ClassMix(
+        tuple(klass.name for klass in classes),
+        tuple(klass.share for klass in classes),
+        tuple(
+            Independent(
+                LogNormal(klass.input_tokens, klass.input_cv),
+                LogNormal(klass.output_tokens, klass.output_cv),
+            )
+            for klass in classes
+        ),
+    )
 
 
 def _renewal(service: Service) -> Renewal:

@@ -43,12 +43,13 @@ _FEEDS = {"open": a.OPEN, "closed": a.CLOSED, "watermark": a.WATERMARK}
 
 @dataclass(frozen=True)
 class Built:
-    """A run that is ready to start, and what its numbers mean."""
+    """A run that is ready to start, and what its numbers mean; `classes` are those of its requests."""
 
     sim: a.Sim
     history: FleetHistory
     lower: Lower
     sites: Sites
+    classes: tuple[str, ...]
 
 
 def build(
@@ -135,7 +136,7 @@ def build(
         block_id=block_id,
     )
     _first_events(sim, starts, options)
-    return Built(sim, history, lower, sites)
+    return Built(sim, history, lower, sites, ordered.classes)
 
 
 def _in_order(requests: Requests) -> Requests:

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from atoll.core.errors import MissingDependencyError, UsageError
 from atoll.core.files import atomic_write
+from atoll.plan.kept_groups import KeptGroup, judge_groups
 from atoll.plan.problem import Problem, Service
+from atoll.plan.request_groups import group_requests
 from atoll.sim import sim_arrays as a
 from atoll.sim.lifetime import GAP_MIN_S, GAP_PER_DECADE
 from atoll.sim.sim_links import link_names
@@ -62,7 +64,8 @@ class ServiceSummary:
     `token_gap_s` is the spread of gaps between tokens, to 5 %. `waiting_mean` is how many requests wait for
     an instance or a pipeline, in the mean over the whole run: they are with the coordinator, or on a prefill
     instance that nobody relieves of them, and in no unit's queue. `reused_share` is the share of prompt
-    tokens that were found in a cache.
+    tokens that were found in a cache. `groups` are what its classes of requests keep, and deciles by length
+    where those are promised (`plan.request_groups`).
     """
 
     name: str
@@ -85,6 +88,7 @@ class ServiceSummary:
     token_gap_s: Spread
     waiting_mean: float = 0.0
     reused_share: float = 0.0
+    groups: tuple[KeptGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +135,13 @@ class InstanceSummary:
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """Per request, in order of arrival: seconds, counts and outcome (`OUTCOMES`); not known is NaN."""
+    """Per request, in order of arrival: seconds, counts and outcome (`OUTCOMES`); not known is NaN.
+
+    `klass` is by number of the workload's classes.
+    """
 
     service: NDArray[np.int16]
+    klass: NDArray[np.int16]
     arrival_s: a.Floats
     input: NDArray[np.int32]
     output: NDArray[np.int32]
@@ -260,7 +268,7 @@ class SimReport(RequestTable):
         until = clock if cut or last <= options.from_s else last
         window = max(until - options.from_s, 1e-9)
         services = tuple(
-            _service(at, service, sim, columns, options, until, clock)
+            _service(at, service, built, columns, options, until, clock)
             for at, service in enumerate(problem.services)
         )
         instances = tuple(_instances(built, clock))
@@ -317,6 +325,7 @@ def _columns(q: a.Records, problem: Problem, options: SimOptions, clock_s: float
     decided = (outcome != OUTCOMES.index("unfinished")) | late
     return RequestColumns(
         service=service.astype(np.int16),
+        klass=q["klass"].astype(np.int16),
         arrival_s=q["arrival_s"].copy(),
         input=q["prompt"].astype(np.int32),
         output=q["answer"].astype(np.int32),
@@ -335,13 +344,13 @@ def _columns(q: a.Records, problem: Problem, options: SimOptions, clock_s: float
 def _service(
     at: int,
     service: Service,
-    sim: a.Sim,
+    built: Built,
     columns: RequestColumns,
     options: SimOptions,
     until_s: float,
     clock_s: float,
 ) -> ServiceSummary:
-    window_s = max(until_s - options.from_s, 1e-9)
+    sim, window_s = built.sim, max(until_s - options.from_s, 1e-9)
     ended_s = columns.arrival_s + columns.e2e_s
     # What is done at the end of a run is on its way back to the client then.
     last_s = until_s if until_s < clock_s else math.inf
@@ -375,6 +384,21 @@ def _service(
         token_gap_s=_gap_spread(sim, at),
         reused_share=int(sim.service[at]["reused"]) / max(1, int(sim.service[at]["asked"])),
         waiting_mean=_mean(sim.service[at]["waiting"], sim.service[at]["waiting_moment"], clock_s),
+        groups=_groups(service, built.classes, columns, judged),
+    )
+
+
+def _groups(
+    service: Service, classes: tuple[str, ...], columns: RequestColumns, judged: NDArray[np.bool_]
+) -> tuple[KeptGroup, ...]:
+    """What classes and deciles of a service's judged requests keep."""
+    rows = np.flatnonzero(judged)
+    ttft, tpot, all_of_them = columns.met_ttft[rows], columns.met_tpot[rows], judged[rows]
+    return judge_groups(
+        group_requests(service, classes, columns.klass[rows], columns.input[rows]),
+        all_of_them,
+        ttft & tpot,
+        {"ttft": (all_of_them, ttft), "tpot": (all_of_them, tpot)},
     )
 
 

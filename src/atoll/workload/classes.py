@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from atoll.core.errors import InputError
@@ -65,6 +65,7 @@ class RequestClass(Frozen):
     are seconds of sound that a request brings, `speech_s` those that it wants. Promises, None where there is
     none: `ttft_s` seconds until the first text, `tpot_s` per further token, `ahead_s` by how much speech is
     complete before a listener who starts with its first second needs its last, `image_s` until the image.
+    `attainment` is the share of its requests that must keep them all, None where it is the service's.
     """
 
     name: str = Field(min_length=1, max_length=_LONGEST)
@@ -82,6 +83,21 @@ class RequestClass(Frozen):
     tpot_s: Seconds | None = None
     ahead_s: Annotated[float, Field(ge=0, le=3600)] | None = None
     image_s: Seconds | None = None
+    attainment: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what came later and is not set, so that older problems keep their hash."""
+        fields: dict[str, object] = write(self)
+        if self.attainment is None:
+            fields.pop("attainment", None)
+        return fields
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether anything is promised."""
+        promises = (self.ttft_s, self.tpot_s, self.ahead_s, self.image_s)
+        return any(promise is not None for promise in promises)
 
     @model_validator(mode="after")
     def _is_what_it_is_called(self) -> Self:

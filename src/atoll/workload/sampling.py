@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.core.errors import InputError
 from atoll.workload.lengths import LengthMix
-from atoll.workload.requests import MAX_TOKENS, Floats, Ints
+from atoll.workload.requests import MAX_TOKENS, Floats, Ints, Small
 
 _RANKS = 65_536
 """Entries of a quantile table: drawing a length is picking one of them."""
@@ -32,6 +32,38 @@ class LengthSampler(Protocol):
 
     def mix(self) -> LengthMix:
         """Return the moments of the mix."""
+
+
+@dataclass(frozen=True)
+class ClassMix:
+    """Requests of several classes, each with lengths of its own: names, shares (to 1) and samplers."""
+
+    names: tuple[str, ...]
+    shares: tuple[float, ...]
+    parts: tuple[LengthSampler, ...]
+
+    def draw(self, rng: np.random.Generator, count: int) -> tuple[Ints, Ints]:
+        """Return prompt and answer tokens of `count` requests."""
+        return self.draw_classes(rng, count)[:2]
+
+    def draw_classes(self, rng: np.random.Generator, count: int) -> tuple[Ints, Ints, Small]:
+        """Return the same and the number of each request's class."""
+        klass = rng.choice(len(self.parts), count, p=np.array(self.shares) / sum(self.shares))
+        drawn = [part.draw(rng, count) for part in self.parts]
+        rows = np.arange(count)
+        prompts, answers = (np.stack(side)[klass, rows] for side in zip(*drawn, strict=True))
+        return prompts, answers, klass.astype(np.int16)
+
+    def mix(self) -> LengthMix:
+        """Return the moments of the mix: those of a mixture mix linearly."""
+        mixes = [part.mix() for part in self.parts]
+        names = ("input_mean", "output_mean", "input_mean_square", "output_mean_square")
+        total = sum(self.shares)
+        means = (
+            sum(s * getattr(m, name) for s, m in zip(self.shares, mixes, strict=True)) / total
+            for name in names
+        )
+        return LengthMix(*means)
 
 
 class Marginal(Protocol):

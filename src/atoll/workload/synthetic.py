@@ -23,7 +23,7 @@ from atoll.workload.requests import (
     Workload,
     join_requests,
 )
-from atoll.workload.sampling import LengthSampler
+from atoll.workload.sampling import ClassMix, LengthSampler
 
 IMAGE = "image"
 """The class of a request that brings images, which an encoder must see first."""
@@ -68,7 +68,7 @@ class Synthetic:
 
     It ends after `duration_s` seconds or `count` requests, whichever comes first; one of them must
     be given. Models are drawn by `shares`. With `items` every request that brings some is of the
-    class "image".
+    class "image"; a `ClassMix` of lengths has classes of its own.
     """
 
     name: str
@@ -126,12 +126,18 @@ class Synthetic:
                 left -= len(times)
             # Whole chunks are drawn and then cut, so that a shorter run is the start of a longer one.
             cut = slice(0, len(times))
-            prompts, answers = self.lengths.draw(drawing, size)
+            klass = np.zeros(size, np.int16)
+            classes: tuple[str, ...] = (self.klass,)
+            if isinstance(self.lengths, ClassMix):
+                classes = self.lengths.names
+                prompts, answers, klass = self.lengths.draw_classes(drawing, size)
+            else:
+                prompts, answers = self.lengths.draw(drawing, size)
+            klass = klass[cut]
             model = np.zeros(len(times), np.int16)
             if len(self.models) > 1:
                 model = self._model_picks[choosing.integers(0, _PICKS, size, np.uint16)[cut]]
-            klass, items = np.zeros(len(times), np.int16), None
-            classes: tuple[str, ...] = (self.klass,)
+            items = None
             if self.items is not None:
                 items = self.items.draw(choosing, prompts)[cut]
                 klass, classes = (items > 0).astype(np.int16), (self.klass, IMAGE)

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 from atoll.plan.choice import ModelMix
 from atoll.plan.files.fleet_file import parse_fleet
+from atoll.plan.kept_groups import KeptGroup
 from atoll.plan.plan import Flow, KeptPromise, Plan, Route
 from atoll.plan.problem import Problem
+from atoll.plan.request_groups import list_groups
 from atoll.solve.registry import solve
 from tests.plan import builders, clusters
 from tests.plan.builders import CHOSEN, EAST, WEST, edit, edit_node, find, plan_of, rent
@@ -43,6 +45,18 @@ def stated(made: Plan, asked: Problem) -> Plan:
             high=0.98,
             kept_ttft=0.98,
             kept_tpot=0.99,
+            groups=tuple(
+                KeptGroup(
+                    name=group.name,
+                    target=group.target,
+                    requests=1000,
+                    kept=0.97,
+                    low=0.96,
+                    high=0.98,
+                    each={"ttft": 0.98, "tpot": 0.99},
+                )
+                for group in list_groups(service)
+            ),
         )
         for service in settled.services
     )
@@ -72,6 +86,43 @@ def promised(**update: object) -> Callable[[Plan], Plan]:
 def lower_target(plan: Plan) -> Plan:
     """The first promise for slightly fewer requests than the fleet asks for."""
     return promised(target=plan.promises[0].target - 1e-4)(plan)
+
+
+def grouped(**update: object) -> Callable[[Plan], Plan]:
+    """The first group of requests of the first promise with other shares."""
+
+    def change(plan: Plan) -> Plan:
+        first, *rest = plan.promises[0].groups
+        return promised(groups=(first.model_copy(update=update), *rest))(plan)
+
+    return change
+
+
+GROUPED: dict[str, Mutant] = {
+    "a class left out": Mutant(
+        lambda p: promised(groups=p.promises[0].groups[1:])(p), "promise", "promises.groups"
+    ),
+    "a class twice": Mutant(
+        lambda p: promised(groups=(*p.promises[0].groups, p.promises[0].groups[0]))(p),
+        "promise",
+        "promises.groups",
+    ),
+    "a class that nobody asks for": Mutant(
+        grouped(name="audio"), "promise", "promises.groups.name"
+    ),
+    "a class with a lower target": Mutant(grouped(target=0.9), "promise", "promises.groups.target"),
+    "a class with an interval upside down": Mutant(
+        grouped(low=0.98, high=0.96), "promise", "promises.groups.low"
+    ),
+    "a class that keeps all more often than one": Mutant(
+        grouped(each={"ttft": 0.5}), "promise", "promises.groups.kept"
+    ),
+    "a class without requests": Mutant(grouped(requests=0), "promise", "promises.groups.requests"),
+    "classes that keep more than all requests": Mutant(
+        grouped(kept=1.0, high=1.0, each={}), "promise", "promises.groups.kept"
+    ),
+}
+"""Of plans whose services have classes of requests."""
 
 
 def launched(**update: object) -> Callable[[Plan], Plan]:
@@ -433,7 +484,7 @@ SPOT: dict[str, Mutant] = {
 @cache
 def families() -> dict[str, tuple[Problem, Plan, dict[str, Mutant]]]:
     """A valid plan of every family with the kinds of mutants that are its own."""
-    executors = {
+    executors = GROUPED | {
         name: Mutant(change, min(found)) for name, (change, found) in sorted(BROKEN.items())
     }
     rented, by_hand = builders.small()

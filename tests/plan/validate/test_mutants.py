@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.plan.plan import Plan
 from atoll.plan.validate.check import InvalidPlanError, check, validate
-from tests.plan.validate.mutants import CHOICE, CLUSTER, ENGINE, EVERY, RENTED, SPOT, families
+from tests.plan.validate.mutants import (
+    CHOICE,
+    CLUSTER,
+    ENGINE,
+    EVERY,
+    GROUPED,
+    RENTED,
+    SPOT,
+    families,
+)
 from tests.plan.validate.test_validate_executors import BROKEN
 
 OWN: dict[str, tuple[str, ...]] = {
     "rented": tuple(RENTED),
-    "executors": tuple(BROKEN),
+    "executors": (*GROUPED, *BROKEN),
     "choice": tuple(CHOICE),
     "cluster": tuple(CLUSTER),
     "engines": tuple(ENGINE),
@@ -21,7 +31,7 @@ OWN: dict[str, tuple[str, ...]] = {
 
 def test_no_kind_is_dropped_from_the_list() -> None:
     counts = {family: len(kinds) for family, kinds in OWN.items()}
-    least = {"rented": 47, "executors": 37, "choice": 12, "cluster": 11, "engines": 14, "spot": 4}
+    least = {"rented": 47, "executors": 45, "choice": 12, "cluster": 11, "engines": 14, "spot": 4}
     assert all(counts[family] >= count for family, count in least.items())
     assert len(EVERY) >= 35
 
@@ -30,6 +40,17 @@ def test_no_kind_is_dropped_from_the_list() -> None:
 def test_the_plan_is_valid_before_anything_is_broken(family: str) -> None:
     problem, plan, _ = families()[family]
     assert validate(plan, problem) == []
+
+
+def test_a_plan_of_an_earlier_version_says_nothing_of_classes() -> None:
+    problem, plan, _ = families()["executors"]
+    before = plan.model_copy(
+        update={"promises": tuple(p.model_copy(update={"groups": ()}) for p in plan.promises)}
+    )
+    text = before.to_json()
+    assert "groups" not in text
+    assert Plan.from_json(text) == before
+    assert validate(before, problem) == []
 
 
 @pytest.mark.parametrize(

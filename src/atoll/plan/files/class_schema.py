@@ -116,6 +116,10 @@ class RequestClassSpec(Frozen):
         "speech it is complete.",
     )
     image_within: Spoken | None = Field(default=None, description="Promised time to the image.")
+    attainment: Annotated[Share, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="Share of its requests that must keep its promises; the service's if left out.",
+    )
 
 
 ClassesField = Annotated[

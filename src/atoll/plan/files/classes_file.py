@@ -13,6 +13,7 @@ from atoll.catalog.models import ModelSpec
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.perf.components.class_loads import llm_lengths, media_tokens
 from atoll.perf.components.measured import MeasuredRate
+from atoll.plan.capacities import prompt_quantile
 from atoll.plan.executors import parts_overlap, phase_ways
 from atoll.plan.files.class_schema import ImageSpec, ImagesSpec, RequestClassSpec, VideoSpec
 from atoll.plan.files.fleet_schema import FleetDocument, ServiceSpec
@@ -142,6 +143,7 @@ def _from_entry(
                 "tpot_s": (entry.tpot or service.tpot) if text else None,
                 "ahead_s": entry.ahead,
                 "image_s": entry.image_within,
+                "attainment": entry.attainment,
             }
         )
 
@@ -262,6 +264,19 @@ def lengths_of(model: ModelSpec, classes: tuple[RequestClass, ...]) -> Lengths:
         input_mean_square=sum(share * mix.input_mean_square for share, mix in mixes),
         output_mean_square=sum(share * mix.output_mean_square for share, mix in mixes),
     )
+
+
+def text_lengths(model: ModelSpec, classes: Sequence[RequestClass], attainment: float) -> Lengths:
+    """Return the same for classes of text; the longest prompts that must keep the promise are of any class.
+
+    `attainment` is the share of requests that must keep it where a class says none.
+    """
+    tail = max(
+        prompt_quantile(llm_lengths(model, klass), klass.attainment or attainment)
+        for klass in classes
+    )
+    lengths = lengths_of(model, tuple(classes))
+    return lengths.model_copy(update={"input_tail": tail}) if len(classes) > 1 else lengths
 
 
 def is_plain(model: ModelSpec, classes: Sequence[RequestClass]) -> bool:

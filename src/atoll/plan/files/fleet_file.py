@@ -37,6 +37,7 @@ from atoll.plan.files.classes_file import (
     paths_of,
     promises_of,
     rates_of,
+    text_lengths,
 )
 from atoll.plan.files.cluster_file import cluster_of_file
 from atoll.plan.files.fleet_choices import (
@@ -225,6 +226,7 @@ def _service(
         phases=_phases(document, here, entry),
         headroom=entry.headroom,
         attainment=entry.attainment,
+        length_deciles=entry.length_deciles,
         burstiness=entry.burstiness,
         priority=entry.priority,
         only=only,
@@ -259,7 +261,8 @@ def _asked(
 ) -> dict[str, Any]:
     """Return lengths or classes of a service's requests, with their promises.
 
-    Classes of text alone under one promise say no more than lengths do: the service is a plain one then.
+    Classes of text alone under one promise need no executors: the service is a plain one, and tells them
+    apart where promises are judged.
     """
     classes = classes_of(document, here, entry, model)
     if not classes:
@@ -293,7 +296,20 @@ def _asked(
         )
     ttft_s, tpot_s = promises_of(classes)
     if not entry.paths and not entry.rates and is_plain(model, classes):
-        return {"ttft_s": ttft_s, "tpot_s": tpot_s, "lengths": lengths_of(model, classes)}
+        told_apart = len(classes) > 1 or classes[0].attainment is not None
+        return {
+            "ttft_s": ttft_s,
+            "tpot_s": tpot_s,
+            "lengths": text_lengths(model, classes, entry.attainment),
+            "text_classes": classes if told_apart else (),
+        }
+    if entry.length_deciles:
+        raise document.error(
+            "deciles of length are for services of text alone under one promise",
+            *here,
+            "length_deciles",
+            hint="leave it out; promises hold for every class",
+        )
     if document.content.cluster is not None:
         raise document.error(
             "classes are planned on pools, not on fixed clusters",

@@ -229,7 +229,13 @@ class ServiceSpec(Frozen):
     )
     attainment: Annotated[Share, Field(gt=0, lt=1)] = Field(
         default=ATTAINMENT,
-        description="Share of requests that must keep both promises, such as 95%.",
+        description="Share of requests that must keep both promises, such as 95%; of every class, unless it "
+        "says another.",
+    )
+    length_deciles: StrictBool = Field(
+        default=False,
+        description="Whether promises hold for each tenth of the requests by length of prompt, too; where "
+        "all classes are text under one promise.",
     )
     burstiness: Annotated[float, Field(strict=True, ge=0.1, le=20)] = Field(
         default=1.0,

@@ -29,8 +29,8 @@ Rules, per instance and then for the plan as a whole:
                    keep the promise of their class with the slowest executors they lead over
     engine         an allowed engine runs every instance, started with the limits of the fleet
     model          stated models and weights are those of the fleet
-    promise        stated promises are of the fleet's services, each once, with targets no lower than the
-                   fleet's and shares within their intervals
+    promise        stated promises are of the fleet's services and groups of their requests, each once, with
+                   targets no lower than the fleet's and shares within their intervals that agree
     budget, spot-share, max-nodes, spread
                    the limits of the problem
     cost           prices and initialisation add up, and so does the objective, in money or tokens/s

@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from atoll.catalog.checkpoints import Checkpoint
-from atoll.plan.plan import Plan
+from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Problem, Service
+from atoll.plan.request_groups import list_groups
 from atoll.plan.validate.violation import TOLERANCE, Violation, exceeds, violation
 
 _CHOSEN = ("max_num_batched_tokens", "max_num_seqs")
 """What a plan may choose where the fleet leaves the tokens of a step open (`Problem.started_as`)."""
+_ROUNDED = 0.01
+"""By what a share over all requests may differ from the mean of its groups: runs have unlike numbers."""
 
 
 def check_models(plan: Plan, problem: Problem) -> Iterator[Violation]:
@@ -73,8 +76,10 @@ def _chose(service: Service, plan: Plan, key: str) -> bool:
 
 
 def check_targets(plan: Plan, problem: Problem) -> Iterator[Violation]:
-    """Yield promises of unknown services, promises that are left out, and targets too low."""
+    """Yield promises of unknown services or groups, promises that are left out, and targets too low."""
     stated = {promise.service: promise for promise in plan.promises}
+    # Plans of earlier versions say nothing of groups.
+    grouped = any(promise.groups for promise in plan.promises)
     yield from _unknown(stated, problem, "promises")
     for service in problem.services:
         promise = stated.get(service.name)
@@ -83,10 +88,35 @@ def check_targets(plan: Plan, problem: Problem) -> Iterator[Violation]:
             asked = service.demand_per_s > 0.0 and plan.served_fraction.get(service.name, 1.0) > 0.0
             if stated and asked:
                 yield violation("promise", service.name, "nothing is stated of what it keeps")
-        elif exceeds(service.attainment, promise.target):
-            message = f"its target is {promise.target:g}, {service.attainment:g} is asked for"
-            amount = service.attainment - promise.target
+            continue
+        if exceeds(service.target, promise.target):
+            message = f"its target is {promise.target:g}, {service.target:g} is asked for"
+            amount = service.target - promise.target
             yield violation("promise", service.name, message, amount, field="promises.target")
+        if grouped:
+            yield from _check_groups(service, promise)
+
+
+def _check_groups(service: Service, promise: KeptPromise) -> Iterator[Violation]:
+    """Yield groups of requests that a service does not have, that are left out, and targets too low."""
+    asked = {group.name: group for group in list_groups(service)}
+    stated = {group.name: group for group in promise.groups}
+    for name in sorted(stated.keys() - asked.keys()):
+        message = f"it has no requests of '{name}'"
+        yield violation("promise", service.name, message, field="promises.groups.name")
+    for name, group in asked.items():
+        own = stated.get(name)
+        if own is None:
+            # Where prompts are of few lengths some deciles are empty.
+            if group.kind == "class":
+                message = f"nothing is stated of what '{name}' keeps"
+                yield violation("promise", service.name, message, field="promises.groups")
+        elif exceeds(group.target, own.target):
+            message = f"the target of '{name}' is {own.target:g}, {group.target:g} is asked for"
+            amount = group.target - own.target
+            yield violation(
+                "promise", service.name, message, amount, field="promises.groups.target"
+            )
 
 
 def check_intervals(plan: Plan) -> Iterator[Violation]:
@@ -103,6 +133,41 @@ def check_intervals(plan: Plan) -> Iterator[Violation]:
         if kept > each + TOLERANCE:
             message = f"{kept:g} keep both promises, and only {each:g} one of them"
             yield violation("promise", promise.service, message, field="promises.kept")
+        yield from _check_group_shares(promise)
+
+
+def _check_group_shares(promise: KeptPromise) -> Iterator[Violation]:
+    """Yield groups stated twice, or whose shares contradict each other or that of the service."""
+    for name, count in Counter(group.name for group in promise.groups).items():
+        if count > 1:
+            message = f"'{name}' is stated {count} times"
+            yield violation("promise", promise.service, message, field="promises.groups")
+    for group in promise.groups:
+        if (group.kept is None) != (group.requests == 0):
+            message = (
+                f"'{group.name}' has {group.requests} requests, and a share kept that is not theirs"
+            )
+            yield violation("promise", promise.service, message, field="promises.groups.requests")
+        if group.kept is None:
+            continue
+        if not group.low - TOLERANCE <= group.kept <= group.high + TOLERANCE:
+            message = (
+                f"{group.kept:g} of '{group.name}' is not between {group.low:g} and {group.high:g}"
+            )
+            yield violation("promise", promise.service, message, field="promises.groups.low")
+        each = min(group.each.values(), default=1.0)
+        if group.kept > each + TOLERANCE:
+            message = f"{group.kept:g} of '{group.name}' keep all, and only {each:g} one of them"
+            yield violation("promise", promise.service, message, field="promises.groups.kept")
+    for kind in ("class", "length"):
+        own = [g for g in promise.groups if g.kind == kind and g.kept is not None]
+        total = sum(group.requests for group in own)
+        if not total:
+            continue
+        mean = sum(group.requests * (group.kept or 0.0) for group in own) / total
+        if abs(mean - promise.kept) > _ROUNDED:
+            message = f"{promise.kept:g} is kept, and {mean:g} by its groups of requests"
+            yield violation("promise", promise.service, message, field="promises.groups.kept")
 
 
 def _named(weights: Checkpoint) -> str:

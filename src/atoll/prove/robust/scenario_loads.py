@@ -196,7 +196,7 @@ def spread_load(
         part = way[one.phase] * shares[one.id] / standing[one.phase]
         units = rate_per_s * part * size.get(one.phase, 1.0)
         loads.append((units / carried if carried > 0.0 else math.inf, part))
-    may, late = 1.0 - service.attainment, 0.0
+    may, late = 1.0 - service.target, 0.0
     for load, part in sorted(loads, reverse=True):
         late += part
         if late > may:

@@ -18,7 +18,7 @@ import numpy as np
 
 from atoll.core.ids import Phase
 from atoll.perf.constants import default_constants
-from atoll.prove.kept import simulate_kept
+from atoll.prove.kept import find_worst, simulate_kept
 from atoll.prove.robust.scenario_loads import ScenarioLoads, is_lost
 from atoll.sim.sim_options import Failure
 
@@ -152,7 +152,7 @@ class ScenarioLab:
         # Plans that serve a service with the same instances share the trial, with all that was simulated.
         key = (service, _standing(own))
         if key not in self._trials:
-            target = self.problem.service(service).attainment
+            target = self.problem.service(service).target
             self._trials[key] = ServiceTrial(service, plan, own, target)
         return self._trials[key]
 
@@ -264,7 +264,8 @@ class ScenarioLab:
             requests=REQUESTS,
             services=[trial.service],
         )
-        return found[trial.service].both if trial.service in found else 0.0
+        kept = found.get(trial.service)
+        return 0.0 if kept is None else find_worst(kept, trial.target).both
 
 
 def _standing(instances: Sequence[Instance]) -> object:

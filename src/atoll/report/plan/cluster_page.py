@@ -22,7 +22,7 @@ from atoll.report.plan.cluster_tables import (
 )
 from atoll.report.plan.placement_svg import PlacementDrawing, colour_gpus, draw_placement
 from atoll.report.plan.rented_page import list_services
-from atoll.report.promises import judge_plan
+from atoll.report.promises import judge_plan, list_plan_groups
 from atoll.report.render import Bar, Grid, scale_bars
 from atoll.solve.comparison import Compared
 from atoll.solve.place.bottleneck import node_use
@@ -49,6 +49,7 @@ def gather_cluster_plan(
         "title": f"Placement of {plan.problem_name}",
         "headline": describe_plan(plan, problem),
         "verdicts": judge_plan(plan),
+        "groups": list_plan_groups(plan),
         "shortage": describe_shortage(plan),
         "cards": _list_figures(plan, problem),
         "placements": list(_draw_placements(plan, problem, catalog)),

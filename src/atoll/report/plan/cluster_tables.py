@@ -15,7 +15,7 @@ from atoll.plan.engine_layout import describe_engine, describe_limits
 from atoll.plan.plan import SINK, SOURCE, Instance, Node, Plan, format_gpus
 from atoll.plan.problem import Problem
 from atoll.plan.proof import binding_reasons, proof_of
-from atoll.report.promises import draw_verdicts, judge_plan
+from atoll.report.promises import draw_verdicts, judge_plan, list_plan_groups
 from atoll.report.render import Grid
 from atoll.report.terminal import table
 from atoll.solve.comparison import Compared
@@ -183,6 +183,9 @@ def draw_cluster_plan(
     from rich.text import Text
 
     parts: list[RenderableType] = [*draw_verdicts(judge_plan(plan))]
+    groups = list_plan_groups(plan)
+    if groups.rows:
+        parts.append(groups.draw("Promises by group of requests"))
     shortage = describe_shortage(plan)
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))

@@ -39,7 +39,7 @@ from atoll.report.plan.rented_tables import (
     list_ways,
     sum_costs,
 )
-from atoll.report.promises import judge_plan
+from atoll.report.promises import judge_plan, list_plan_groups
 from atoll.report.render import Bar, Grid, scale_bars
 from atoll.report.robustness_report import (
     CertaintyCurve,
@@ -102,6 +102,7 @@ def gather_rented_plan(
         "title": f"Plan of {plan.problem_name}",
         "headline": describe_plan(plan),
         "verdicts": [*judge_plan(plan), *judge_robustness(plan)],
+        "groups": list_plan_groups(plan),
         "certainty": _gather_certainty(plan),
         "shortage": describe_shortage(plan, problem),
         "cards": _list_figures(plan),

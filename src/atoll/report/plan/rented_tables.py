@@ -23,7 +23,7 @@ from atoll.plan.proof import (
     say_bound,
 )
 from atoll.report.plan.mixes import describe_mixes, list_mixes
-from atoll.report.promises import draw_verdicts, judge_plan
+from atoll.report.promises import draw_verdicts, judge_plan, list_plan_groups
 from atoll.report.render import Grid
 from atoll.report.robustness_report import draw_robustness, judge_robustness
 from atoll.report.terminal import table, tighten
@@ -150,6 +150,9 @@ def draw_rented_plan(
     from rich.text import Text
 
     parts: list[RenderableType] = [*draw_verdicts([*judge_plan(plan), *judge_robustness(plan)])]
+    groups = list_plan_groups(plan)
+    if groups.rows:
+        parts.append(groups.draw("Promises by group of requests"))
     shortage = describe_shortage(plan, problem)
     if shortage is not None:
         parts.append(Text(shortage, style="bold red"))

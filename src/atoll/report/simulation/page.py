@@ -24,6 +24,7 @@ from atoll.report.simulation.simulation_tables import (
     format_time,
     list_nodes,
     list_promises,
+    list_run_groups,
 )
 from atoll.sim.sim_result import SimReport
 
@@ -48,6 +49,7 @@ def _gather(report: SimReport, problem: Problem) -> dict[str, object]:
         "verdicts": judge_run(report, problem),
         "cards": _list_figures(report),
         "promises": list_promises(report, problem),
+        "groups": list_run_groups(report),
         "colours": {s.name: choose_colour(i) for i, s in enumerate(report.services)},
         "latencies": plot_latencies(report, problem),
         "timelines": _plot_timelines(report),

@@ -12,15 +12,21 @@ from atoll.core.units import (
     format_throughput,
     format_usd,
 )
-from atoll.report.promises import draw_verdicts, judge_run
+from atoll.report.promises import (
+    describe_groups,
+    draw_verdicts,
+    judge_run,
+    list_kept_groups,
+)
 from atoll.report.render import Grid, Item
 from atoll.report.terminal import jsonable, table
-from atoll.sim.sim_result import NodeSummary, SimReport, Spread
+from atoll.sim.sim_result import NodeSummary, ServiceSummary, SimReport, Spread
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from atoll.plan.problem import Problem
+    from atoll.sim.tasks.mixed_report import ServiceKept
 
 _MOST_OF_RUN = 0.95
 """Share of a run in which requests come up to which its run-out is told."""
@@ -55,7 +61,7 @@ def summarize(report: SimReport) -> dict[str, object]:
         "usd_per_hour": report.usd_per_hour,
         "usd_per_million_tokens": report.usd_per_million_tokens,
         "cpu_s": report.cpu_s,
-        "services": jsonable(report.services),
+        "services": [describe_service(service) for service in report.services],
         "nodes": jsonable(report.nodes),
         "instances": jsonable(report.instances),
         "link_busy": dict(report.link_busy),
@@ -69,6 +75,18 @@ def summarize(report: SimReport) -> dict[str, object]:
             "in_flight": series.flying.tolist(),
         },
     }
+
+
+def describe_service(service: ServiceSummary | ServiceKept) -> dict[str, object]:
+    """Return a service of a run as plain data, with whether each group of its requests keeps its promises."""
+    record = jsonable(service)
+    assert isinstance(record, dict)
+    return {**record, "groups": describe_groups(service.groups)}
+
+
+def list_run_groups(report: SimReport) -> Grid:
+    """Return a row for each group of requests of a run's services."""
+    return list_kept_groups((service.name, service.groups) for service in report.services)
 
 
 def _say_run_out(report: SimReport) -> str:
@@ -171,6 +189,7 @@ def draw_simulation(report: SimReport, problem: Problem) -> RenderableType:
         *draw_verdicts(judge_run(report, problem)),
         Text(describe_run(report)),
         list_promises(report, problem).draw(),
+        *([groups.draw()] if (groups := list_run_groups(report)).rows else []),
         list_nodes(shown).draw(caption=say_busiest(shown, report.nodes)),
     ]
     crowded = [f"{name} {share:.0%}" for name, share in report.link_busy.items() if share > 0.5]

@@ -7,7 +7,12 @@ from atoll.report.plan.rented_page import list_services
 from atoll.report.render import render_fragment, render_page
 from atoll.report.simulation.page import plot_latencies
 from atoll.report.simulation.plots_svg import LinePlot, choose_colour, plot_distributions
-from atoll.report.simulation.simulation_tables import format_part, list_nodes, list_promises
+from atoll.report.simulation.simulation_tables import (
+    format_part,
+    list_nodes,
+    list_promises,
+    list_run_groups,
+)
 from atoll.report.simulation.task_tables import (
     MEASURES,
     describe_tasks,
@@ -42,7 +47,7 @@ def _gather(report: MixedReport) -> dict[str, object]:
         "headline": describe_tasks(report),
         "verdicts": judge_tasks(report),
         "cards": _list_figures(report),
-        "classes": list_classes(tasks.classes),
+        "classes": list_classes(report),
         "latencies": list_latencies(report),
         "colours": {
             f"{klass.service}: {klass.name}": choose_colour(at)
@@ -62,6 +67,7 @@ def _gather_plain(report: MixedReport) -> dict[str, object] | None:
         return None
     return {
         "promises": list_promises(report.plain, report.problem),
+        "groups": list_run_groups(report.plain),
         "colours": {s.name: choose_colour(i) for i, s in enumerate(report.plain.services)},
         "plots": plot_latencies(report.plain, report.problem),
         "nodes": list_nodes(report.plain.nodes),

@@ -6,13 +6,22 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from atoll.core.units import format_duration, format_price, format_share, format_throughput
-from atoll.report.promises import PromiseVerdict, draw_verdicts, judge_run, say_kept
+from atoll.report.promises import (
+    PromiseVerdict,
+    draw_verdicts,
+    judge_kept_groups,
+    judge_run,
+    say_groups,
+    say_kept,
+)
 from atoll.report.render import Grid
 from atoll.report.simulation.simulation_tables import (
     choose_busiest,
+    describe_service,
     format_part,
     list_nodes,
     list_promises,
+    list_run_groups,
     say_busiest,
     summarize,
 )
@@ -51,7 +60,7 @@ def summarize_tasks(report: MixedReport) -> dict[str, object]:
         "finished": report.finished,
         "attainment": report.attainment,
         "usd_per_hour": report.usd_per_hour,
-        "services": jsonable(report.services),
+        "services": [describe_service(service) for service in report.services],
         "tasks": {
             "clock_s": tasks.clock_s,
             "arrived": tasks.arrived,
@@ -80,6 +89,8 @@ def summarize_tasks(report: MixedReport) -> dict[str, object]:
 def _as_record(klass: ClassResult) -> dict[str, object]:
     record = jsonable(klass)
     assert isinstance(record, dict)
+    # By part of the run: services have groups with what that comes to.
+    del record["counts"]
     return record
 
 
@@ -128,22 +139,37 @@ def judge_tasks(report: MixedReport) -> list[PromiseVerdict]:
             text = "no request was judged" if promised else "nothing is promised"
             verdicts.append(PromiseVerdict(f"{service.name}: {text}", None))
             continue
-        is_kept = service.kept >= service.target
-        text = say_kept(service.name, service.kept, service.target, is_kept)
-        if not is_kept:
+        enough = service.kept >= service.target
+        text = say_kept(service.name, service.kept, service.target, enough)
+        if not enough:
             text += ": " + ", ".join(
                 f"{_IN_WORDS[name]} {format_share(share)}" for name, share in service.each.items()
             )
-        verdicts.append(PromiseVerdict(text, is_kept))
+        if service.groups:
+            text += f"; {say_groups(service.groups)}"
+        is_kept = enough and all(group.is_kept is not False for group in service.groups)
+        verdicts += [
+            PromiseVerdict(text, is_kept),
+            *judge_kept_groups(service.name, service.groups),
+        ]
     if report.plain is not None:
         verdicts += judge_run(report.plain, report.problem)
     return verdicts
 
 
-def list_classes(classes: Iterable[ClassResult]) -> Grid:
-    """Return a row for each class: how many requests, and how many kept all promises."""
+def list_classes(report: MixedReport) -> Grid:
+    """Return a row for each class: how many requests, and how many kept all promises, and how sure it is."""
+    groups = {(s.name, group.name): group for s in report.services for group in s.groups}
+
+    def between(klass: ClassResult) -> str | None:
+        group = groups.get((klass.service, klass.name))
+        if group is None or group.kept is None:
+            return None
+        few = ", too few to tell" if group.is_kept is None else ""
+        return f"{format_share(group.low)} to {format_share(group.high)}{few}"
+
     return Grid.of(
-        classes,
+        report.tasks.classes,
         {
             "service": lambda klass: klass.service,
             "class": lambda klass: klass.name,
@@ -151,8 +177,12 @@ def list_classes(classes: Iterable[ClassResult]) -> Grid:
             "finished": lambda klass: f"{klass.finished:,}",
             "rate": lambda klass: format_throughput(klass.requests_per_s),
             "kept": lambda klass: format_part(klass.kept_all),
+            "95% confidence": between,
+            "promised": lambda klass: format_share(
+                report.problem.service(klass.service).class_target(klass.name)
+            ),
         },
-        right=("requests", "finished", "rate", "kept"),
+        right=("requests", "finished", "rate", "kept", "promised"),
     )
 
 
@@ -243,7 +273,7 @@ def draw_tasks(report: MixedReport) -> RenderableType:
     parts: list[RenderableType] = [
         *draw_verdicts(judge_tasks(report)),
         Text(describe_tasks(report)),
-        list_classes(tasks.classes).draw(),
+        list_classes(report).draw(),
         list_latencies(report).draw(),
         list_executors(shown).draw(caption=say_busiest(shown, tasks.executors)),
         machines.draw(caption=say_busiest(machines.rows, tasks.nic_busy)),
@@ -253,6 +283,7 @@ def draw_tasks(report: MixedReport) -> RenderableType:
         parts += [
             Text("Plain services"),
             list_promises(report.plain, report.problem).draw(),
+            *([groups.draw()] if (groups := list_run_groups(report.plain)).rows else []),
             list_nodes(nodes).draw(caption=say_busiest(nodes, report.plain.nodes)),
         ]
     return Group(*parts)

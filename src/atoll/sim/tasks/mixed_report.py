@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.plan.kept_groups import KeptGroup
 from atoll.plan.problem import Problem
 from atoll.sim.sim_result import RequestTable, SimReport
 from atoll.sim.tasks.simulate_tasks import Routing
@@ -23,7 +24,7 @@ _TIMES = ("arrival_s", "ttft_s", "tpot_s", "first_audio_s", "ahead_s", "image_s"
 class ServiceKept:
     """One any-to-any service: requests, and the shares of them that kept all promises and each of them.
 
-    `kept` is None where nothing is promised, or nothing was judged.
+    `kept` is None where nothing is promised, or nothing was judged. `groups` are its classes.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ServiceKept:
     finished: int
     kept: float | None
     each: Mapping[str, float] = field(hash=False)
+    groups: tuple[KeptGroup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,12 @@ class MixedReport(RequestTable):
             found.append(
                 ServiceKept(
                     service.name,
-                    service.attainment,
+                    service.target,
                     sum(klass.arrived for klass in own),
                     sum(klass.finished for klass in own),
                     _weigh([(klass, klass.kept_all) for klass in promised]),
                     each,
+                    self.tasks.judge_classes(service),
                 )
             )
         return tuple(found)

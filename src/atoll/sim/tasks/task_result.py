@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.plan.kept_groups import KeptGroup, count_kept, judge_group
+from atoll.plan.problem import Service
+from atoll.plan.request_groups import list_groups
 from atoll.sim.sim_arrays import Floats, Longs, Records
 from atoll.sim.sim_result import Spread
 from atoll.sim.tasks import task_arrays as a
@@ -23,9 +26,10 @@ class ClassResult:
     `ahead_s` by how much speech is complete before a listener who starts with its first piece has heard all
     (less is worse: 99 % of requests are ahead by `p99` or more),
     `image_s` until the images. `kept` are the shares of judged requests that kept each promise there is,
-    `kept_all` all of them (None: there is none). One that is not finished is judged by what is broken
-    already. `requests_per_s` are those that finished in the steady window. `part_s` is, by part, how long
-    requests are there: from when what it needs has come until it is done, waiting included.
+    `kept_all` all of them (None: there is none), and `counts` how many did and were judged, by part of the
+    run. One that is not finished is judged by what is broken already. `requests_per_s` are those that
+    finished in the steady window. `part_s` is, by part, how long requests are there: from when what it needs
+    has come until it is done, waiting included.
     """
 
     service: str
@@ -41,6 +45,7 @@ class ClassResult:
     image_s: Spread
     kept: Mapping[str, float]
     kept_all: float | None
+    counts: tuple[tuple[int, int], ...]
     requests_per_s: float
     part_s: Mapping[str, Spread]
 
@@ -123,6 +128,15 @@ class TaskResult:
         """Return the result of a class."""
         return next(c for c in self.classes if c.name == name and service in (None, c.service))
 
+    def judge_classes(self, service: Service) -> tuple[KeptGroup, ...]:
+        """Return what each class of a service keeps of what it is promised."""
+        own = {klass.name: klass for klass in self.classes if klass.service == service.name}
+        return tuple(
+            judge_group(group, own[group.name].counts, own[group.name].kept)
+            for group in list_groups(service)
+            if group.name in own
+        )
+
     def executor(self, name: str) -> ExecutorResult:
         """Return the result of an executor."""
         return next(e for e in self.executors if e.name == name)
@@ -204,7 +218,7 @@ def _class(
 ) -> ClassResult:
     e2e = columns.e2e_s[mine]
     done = np.isfinite(e2e)
-    kept, kept_all = _kept(spec.promises, columns, mine, clock)
+    kept, kept_all, counts = _kept(spec.promises, columns, mine, clock)
     spreads = {
         name: Spread.of(getattr(columns, name)[mine])
         for name in ("e2e_s", "ttft_s", "tpot_s", "first_audio_s", "image_s")
@@ -219,6 +233,7 @@ def _class(
         ahead_s=Spread(*(None if value is None else -value for value in behind)),
         kept=kept,
         kept_all=kept_all,
+        counts=counts,
         requests_per_s=per_s,
         part_s=part_s,
         **spreads,
@@ -240,8 +255,8 @@ def _times_at_parts(built: BuiltTasks, at: int, judged: NDArray[np.bool_]) -> di
 
 def _kept(
     promises: Promises, columns: TaskColumns, mine: NDArray[np.bool_], clock: float
-) -> tuple[dict[str, float], float | None]:
-    """The share of requests that kept each promise, and all of them."""
+) -> tuple[dict[str, float], float | None, tuple[tuple[int, int], ...]]:
+    """The share of requests that kept each promise, that kept all of them, and how many did."""
     done = np.isfinite(columns.e2e_s[mine])
     age = clock - columns.arrival_s[mine]
     held: dict[str, NDArray[np.bool_]] = {}
@@ -264,10 +279,11 @@ def _kept(
         known[name] = there | done | late
     kept = {name: float(held[name][known[name]].mean()) for name in held if known[name].any()}
     if not held:
-        return kept, None
+        return kept, None, ()
     broken = np.any([known[name] & ~held[name] for name in held], axis=0)
     judged = broken | np.all([known[name] for name in held], axis=0)
-    return kept, float((~broken)[judged].mean()) if judged.any() else None
+    whole = ~broken[judged]
+    return kept, float(whole.mean()) if len(whole) else None, count_kept(whole)
 
 
 def _executors(built: BuiltTasks, clock: float) -> tuple[ExecutorResult, ...]:
