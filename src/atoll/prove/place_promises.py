@@ -12,6 +12,7 @@ from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.prove.step_tokens import fit_steps
 from atoll.solve.deadline import Deadline
 from atoll.solve.registry import solve
+from atoll.solve.solve_progress import SolveStats
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -25,6 +26,12 @@ _MAX_PLACEMENTS = 4
 """How often layers are placed anew on a cluster."""
 _TIGHTEN_FACTOR = 0.85
 """Factor on a promise that is missed, each time."""
+_ONLY_SHARE = 0.85
+"""Share of the time left for the one placement there is; simulating it takes the rest."""
+_FIRST_SHARE = 0.65
+"""The same for the first one, where others may follow that would keep a tighter promise."""
+_AGAIN_SHARE = 0.15
+"""Share of the deadline that must be left for another one."""
 _SIMPLE_SHARE = 0.3
 """Share of the time for the simplest placement, at most."""
 _PARTS = 16
@@ -77,17 +84,21 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
     catalog, deadline = request.catalog_for(problem), Deadline(request.deadline_s)
     say = partial(request.say, "promises")
 
-    def place(asked: Problem) -> Plan:
-        return solve(asked, replace(request, deadline_s=deadline.share(0.5)))
+    def place(asked: Problem, share: float = 0.5) -> Plan:
+        return solve(asked, replace(request, deadline_s=deadline.share(share)))
 
     if _goes_by_latency(request):
         # Tighter promises would not make it answer sooner.
-        return see_promises(place(problem), problem, catalog, deadline=deadline, say=say)
+        return see_promises(
+            place(problem, _ONLY_SHARE), problem, catalog, deadline=deadline, say=say
+        )
     simple = _keep_simply(problem, request, deadline)
     if simple is not None:
         return simple
     say("placing")
-    first = plan = place(problem)
+    # Where no placement is tried for a tighter promise, the first one may take what simulating it leaves.
+    promised = request.effort.promise
+    first = plan = place(problem, _FIRST_SHARE if promised else _ONLY_SHARE)
     tighter = problem
     best: tuple[float, Plan] | None = None
     for number in range(1, _MAX_PLACEMENTS + 1):
@@ -105,7 +116,9 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
         worst = min((p.margin for p in promises), default=0.0)
         if best is None or worst > best[0]:
             best = worst, plan
-        if worst >= 0.0 or number == _MAX_PLACEMENTS or deadline.left < 0.3 * deadline.seconds:
+        if worst >= 0.0 or number == _MAX_PLACEMENTS or not promised:
+            break
+        if deadline.left < _AGAIN_SHARE * deadline.seconds:
             break
         tighter = _tighten(tighter, promises)
         say(f"placing with tighter promises, try {number + 1}")
@@ -128,6 +141,8 @@ def _keep_simply(problem: Problem, request: PlanRequest, deadline: Deadline) -> 
     request.say("promises", "looking for the simplest placement")
     part = Deadline(deadline.share(_SIMPLE_SHARE))
     plan = place_simply(problem, catalog, part, partial=effort.partial)
+    if request.stats is not None:
+        request.stats.add(SolveStats(work={"integer programs": 1}))
     if plan is None or part.missed:
         return None
     check(plan, problem, catalog)

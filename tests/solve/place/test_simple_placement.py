@@ -32,6 +32,7 @@ from atoll.solve.place.simple_placement import (
 )
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.simplicity import slowdown
+from atoll.solve.solve_progress import SolveStats
 
 HOME = """
 services:
@@ -206,14 +207,19 @@ def test_a_plan_is_the_simplest_where_that_keeps_all_promises(
 ) -> None:
     asked = problem_of(ROOM.replace("RATE", "10"))
     request = PlanRequest(error_bars=False, effort=Effort(work=0.01))
-    found = plan(asked, request)
+    stats = SolveStats()
+    found = plan(asked, replace(request, stats=stats))
+    assert stats.work == {"integer programs": 1}
     assert all(promise.is_kept for promise in found.promises)
     assert found.instances == simply(asked).instances
     assert plan(asked, request).to_json() == found.to_json()
     # Who asks for what carries the most gets it.
     most = replace(request, effort=replace(request.effort, objective="sustained"), rank=False)
-    wide = plan(asked, most)
+    stats = SolveStats()
+    wide = plan(asked, replace(most, stats=stats))
     assert (wide.objective or 0.0) > (found.objective or 0.0)
+    assert stats.work["searches"] > 0
+    assert stats.work["evaluations"] >= stats.work["searches"]
 
     def late(*_: object, **__: object) -> None:
         raise SimulationCutShortError("late")

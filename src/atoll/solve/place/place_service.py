@@ -6,8 +6,9 @@ others are simple rules to compare with (`place_baselines`; `memp` is in `cp`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.plan.plan import Goal, Plan
@@ -52,6 +53,7 @@ class FlowEffort:
     service promises (`latency`). `rank` values plans (a simulation, say): the best few by `sustain`
     throughput are ranked by it and the best changed further (`refine`); without it the best by `sustain`
     is taken. `latency` fills the tables of placements by latency (`cp`), and `gap` is how close they come.
+    `done` counts what was done, by name.
     """
 
     seconds: float = SECONDS
@@ -65,6 +67,7 @@ class FlowEffort:
     bounded: bool = True
     latency: Latency | None = None
     gap: float = GAP
+    done: Counter[str] = field(default_factory=Counter, compare=False)
     say: Callable[[str], None] = lambda _text: None
 
     @property
@@ -200,6 +203,7 @@ def _search_scored(
         quick=quick,
         log=effort.log,
         limit=max_placements,
+        done=effort.done,
     )
     return [placement for placement, _ in best], bound
 
@@ -271,6 +275,7 @@ def _search_flow(
         log=effort.log,
     )
     deadline.missed |= best.cut_short
+    effort.done.update(searches=1, evaluations=best.evaluations)
     if name == MILP and best.value < best.bound:
         from atoll.solve.place.milp.milp import solve_milp
 

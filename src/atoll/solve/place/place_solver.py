@@ -26,7 +26,7 @@ from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem, Service
 from atoll.solve.assembly import infeasible
 from atoll.solve.deadline import Deadline
-from atoll.solve.effort import Measured, Rank
+from atoll.solve.effort import Measured
 from atoll.solve.family import SolverFamily
 from atoll.solve.place.coverage import coverage_of
 from atoll.solve.place.evaluate import max_flow
@@ -139,7 +139,7 @@ def _solve_one(
         # `refine` works on one instance, so only placements on the same cut as the best are compared.
         same = [a for a in answers if a.placed.instance.units == best.placed.instance.units]
         same.sort(key=lambda answer: _merit(service, answer), reverse=True)
-        best, notes = _rank(problem, catalog, same[:_RANKED], effort.rank, deadline)
+        best, notes = _rank(problem, catalog, same[:_RANKED], effort, deadline)
     plan = plan_of(
         problem,
         catalog,
@@ -245,10 +245,10 @@ def _rank(
     problem: Problem,
     catalog: Catalog,
     answers: Sequence[ServicePlacement],
-    rank: Rank,
+    effort: FlowEffort,
     deadline: Deadline,
 ) -> tuple[ServicePlacement, tuple[str, ...]]:
-    """Return the best placement by `rank`, and how it was found."""
+    """Return the best placement by the rank of `effort`, and how it was found."""
     from atoll.core.rng import stream
     from atoll.solve.place.evaluate import max_flow
     from atoll.solve.place.refine import refine
@@ -267,7 +267,10 @@ def _rank(
     def measure(placement: Placement, flows: Flows) -> Measured:
         placed = Placed(service, instance, placement, flows)
         goal: Goal = "sustained"
-        return rank(plan_of(problem, catalog, (placed,), goal=goal, bound=None, solver=SEARCH))
+        assert effort.rank is not None
+        return effort.rank(
+            plan_of(problem, catalog, (placed,), goal=goal, bound=None, solver=SEARCH)
+        )
 
     refined = refine(
         instance,
@@ -278,6 +281,7 @@ def _rank(
         deadline=deadline,
         random=stream(problem.settings.seed, "refine"),
     )
+    effort.done.update({"simulated placements": refined.runs})
     limit = describe_limit(instance, refined.placement, refined.flows)
     placed = Placed(service, instance, refined.placement, refined.flows)
     note = (
@@ -338,7 +342,9 @@ def _solve_for_family(problem: Problem, request: PlanRequest) -> Plan:
         gap=effort.gap,
         say=partial(request.say, "placing"),
     )
-    return solve(name, problem, request.catalog_for(problem), flow)
+    plan = solve(name, problem, request.catalog_for(problem), flow)
+    request.say("placing", "done", 1.0, flow.done)
+    return plan
 
 
 def _describe(value: float, bound: float) -> str:

@@ -10,6 +10,7 @@ ends it early.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -93,15 +94,18 @@ def best_candidates(
     quick: Value | None = None,
     log: Log | None = None,
     limit: int = 1,
+    done: Counter[str] | None = None,
 ) -> list[tuple[Placement, Flows]]:
     """Return the placements whose flows by `score` carry the most, best first, at most `limit` of them.
 
     None of them where nothing carries anything. `searched` are instances whose largest flows are candidates.
     `quick` values (start, end) about as `score` does, in less time; without it `score` is used throughout.
+    `done` counts searches, their evaluations, and polished placements.
     """
     from atoll.solve.place.bound.bounds import upper_bound
     from atoll.solve.place.search.flow_search import search_many
 
+    done = Counter() if done is None else done
     few = work.evaluations < _FEW_EVALUATIONS * instance.size
     seen = _Scored(instance, score, deadline, bound, log)
 
@@ -126,6 +130,7 @@ def best_candidates(
             bound=upper_bound(other, tight=False).value if few else None,
         )
         deadline.missed |= many[0].cut_short
+        done.update(searches=1, evaluations=many[0].evaluations)
         for result in many:
             if not deadline.is_over():
                 seen.look(result.placement)
@@ -140,6 +145,7 @@ def best_candidates(
         better, _ = polish(
             instance, placement, given, steps=steps, deadline=deadline, random=random
         )
+        done.update(polished=1)
         seen.look(better)
     return seen.ranked()[:limit]
 
