@@ -187,7 +187,7 @@ class _FleetMaker:
             factor = self.between(0.5, 4.0)
             if self.chance(0.5):
                 # Just above what the model says that machines carry: may they carry more?
-                factor = self.pick((1, 2)) * self.between(1.0, 1.3)
+                factor = self.pick((1, 2)) * self.between(1.0, 1.15)
             rate = min(_MOST_PER_S, one * factor)
             services.append(service.model_copy(update={"rate_per_s": float(f"{rate:.3g}")}))
         if problem.choices:
