@@ -14,6 +14,7 @@ from atoll.plan.kept_groups import RequestGroup, judge_group
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
+from atoll.prove import graph_kept, graph_promises
 from atoll.prove.graph_kept import (
     GraphShares,
     mean_of,
@@ -26,6 +27,7 @@ from atoll.prove.planning import plan as plan_fleet
 from atoll.sim.tasks.from_plan import task_fleet
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
+from benchmarks.planning.promise_fleets import make_fleet
 from tests.plan.validate.test_validate_executors import apart
 from tests.solve.graph.fleets import SPEAKING, fleet, offer, seeing
 
@@ -216,3 +218,64 @@ def test_a_deadline_ends_it_with_a_plan(monkeypatch: pytest.MonkeyPatch, ticks: 
     assert next(clock) < ticks + 60
     if ticks == 1:
         assert plan.promises == ()
+
+
+def test_plans_that_were_passed_over_are_tried_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What executors carry alone is careful: of cheaper plans the one that keeps enough is taken."""
+    problem, made = small()
+    prover = graph_promises._GraphProver(problem, PlanRequest())
+    keeps = {0.2: 0.9, 0.3: 0.96, 0.4: 0.96, 0.999: 1.0, 2.0: 1.0}
+    plans = [
+        made.model_copy(update={"usd_per_hour": share * made.usd_per_hour, "solver": str(share)})
+        for share in keeps
+    ]
+    tried: list[float] = []
+
+    def kept(plan: Plan, _problem: Problem) -> dict[str, GraphShares]:
+        tried.append(float(plan.solver))
+        return {"see": GraphShares(keeps[float(plan.solver)], {}, {})}
+
+    monkeypatch.setattr(prover, "_try", kept)
+    prover.passed_over = {plan.content_hash(): plan for plan in plans}
+    best, _ = prover._look_back((made, {}))
+    # Dearest first; what is dearer than the best, or as dear, is left alone.
+    assert tried == [0.4, 0.3, 0.2]
+    assert best.solver == "0.3"
+
+
+def test_the_bound_is_by_the_capacity_model() -> None:
+    """What executors were slowed down by in one plan is no bound of what they carry in others."""
+    problem, plan = small()
+    capacity = solve(problem)
+    assert capacity.bound is not None
+    assert plan.bound == plan.capacity_bound
+    assert plan.bound is not None
+    assert plan.bound <= capacity.usd_per_hour * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_two_small_machines_are_not_passed_over_for_a_dear_one() -> None:
+    """Found by `benchmarks.promise_truth`: $2.11/h was called optimal, and $1.75/h keeps all promises."""
+    asked = make_fleet(3)
+    (service,) = asked.services
+    problem = asked.replace(services=(service.model_copy(update={"rate_per_s": 0.932}),))
+    plan = prove(problem)
+    assert plan.usd_per_hour == pytest.approx(1.746)
+    assert plan.promises[0].is_kept
+
+
+def test_no_more_requests_keep_all_promises_than_each() -> None:
+    """A class without a promise keeps it: the share is of all requests."""
+    problem, plan = small()
+    samples = sample_graphs(
+        plan, problem, problem.catalog(), first_seed=1, min_runs=1, max_runs=1, requests=400
+    )
+    classes = [
+        SimpleNamespace(kept={"ttft": 1.0}, kept_all=1.0, arrived=90),
+        SimpleNamespace(kept={"ttft": 1.0, "ahead": 0.5}, kept_all=0.5, arrived=10),
+    ]
+    shares = graph_kept._shares(SimpleNamespace(classes=classes, executors=[]))  # type: ignore[arg-type]
+    assert shares.all == pytest.approx(0.95)
+    assert shares.each == pytest.approx({"ttft": 1.0, "ahead": 0.95})
+    assert min(shares.each.values()) >= shares.all - 1e-12
+    assert all(run.all <= min(run.each.values()) + 1e-9 for run in samples["see"])

@@ -135,9 +135,9 @@ def _shares(result: TaskResult, service: Service) -> GraphShares:
     promised = [c for c in result.classes if c.kept_all is not None]
     each: dict[str, float] = {}
     for name in (TTFT, TPOT, AHEAD, IMAGE):
-        own = [c for c in promised if name in c.kept]
-        if own:
-            each[name] = _weigh(own, [c.kept[name] for c in own])
+        if any(name in c.kept for c in promised):
+            # Who is promised nothing of the kind keeps it: fewer can keep all promises than each.
+            each[name] = _weigh(promised, [c.kept.get(name, 1.0) for c in promised])
     busy = {executor.name: executor.busy for executor in result.executors}
     kept = _weigh(promised, [c.kept_all or 0.0 for c in promised])
     return GraphShares(kept, each, busy, result.judge_classes(service))

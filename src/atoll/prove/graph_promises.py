@@ -83,6 +83,8 @@ _ROUGH_GAP = 0.05
 """The same of plans from which it is learnt what executors carry."""
 _ROUGH_WORK = 0.2
 """Share of the effort that such a plan may take."""
+_MAX_LOOKED_BACK = 4
+"""How many plans that were passed over are tried whole."""
 _MIN_SAVING = 1e-3
 """A plan that is not cheaper by this share is none."""
 
@@ -119,6 +121,8 @@ class _GraphProver:
         self.slow: dict[Executors, float] = {}
         self.known: set[Executors] = set()
         self.likely: set[tuple[str, str, NodeSet]] = set()
+        self.passed_over: dict[str, Plan] = {}
+        """Plans that were not simulated whole, for what their executors carry alone; by hash."""
         self.found: Plan | None = None
         """The last plan of a search."""
         self.closest: tuple[float, Plan, dict[str, GraphShares]] | None = None
@@ -150,6 +154,8 @@ class _GraphProver:
             kept = {name: mean_of(runs) for name, runs in fresh.items()}
             short = self._short(kept)
             attempt += 1
+            if short:
+                self.passed_over.pop(plan.content_hash(), None)
             # What was missed in trials, too, has been searched as far as it goes.
             over = attempt == _FRESH_TRIES or self.late or self._short(tried)
             if not short or over or not self._tighten(plan, kept, short, 1):
@@ -259,6 +265,8 @@ class _GraphProver:
             # What was just learnt changes the plan: it is planned again before the whole is simulated.
             if self._learn(plan, problem) and number < _MAX_ROUNDS - 1:
                 self._say(f"round {number + 1}: ${plan.usd_per_hour:.2f}/h, executors alone")
+                if problem is self.problem and plan.status != "partial":
+                    self.passed_over[plan.content_hash()] = plan
                 continue
             kept = self._try(plan, problem)
             short = self._short(kept)
@@ -272,7 +280,8 @@ class _GraphProver:
             if not short and (rough or fine):
                 if rough:
                     return plan, kept
-                return self._loosen(problem, (plan, kept), dict(self.slow), lacking)
+                best = self._loosen(problem, (plan, kept), dict(self.slow), lacking)
+                return self._look_back(best)
             if not short:
                 # Rough plans keep the promises: what is learnt holds, so the last plan is worth more effort.
                 fine = True
@@ -317,16 +326,38 @@ class _GraphProver:
         self.slow = dict(high)
         return best
 
-    def _plan(self, problem: Problem, *, fine: bool = True, guess: bool = True) -> Plan:
-        """Plan with executors as slow as was found; others of the same parts by a guess, or in full.
+    def _look_back(
+        self, best: tuple[Plan, dict[str, GraphShares]]
+    ) -> tuple[Plan, dict[str, GraphShares]]:
+        """Try plans that were passed over and cost less than the best, the dearest first.
 
-        Plans that are not `fine` are looked for among what is likely, unless a bound is asked for. Raises
+        What executors carry alone is careful: together they may keep enough.
+        """
+        cheaper = [plan for plan in self.passed_over.values() if _saves(plan, best[0])]
+        cheaper.sort(key=lambda plan: (-plan.usd_per_hour, plan.content_hash()))
+        for plan in cheaper[:_MAX_LOOKED_BACK]:
+            if not _saves(plan, best[0]):
+                continue  # as dear as one that was just taken
+            try:
+                kept = self._try(plan, self.problem)
+            except SimulationCutShortError:
+                self.late = True
+                break
+            if not self._short(kept):
+                best = (plan, kept)
+                self._say(f"${plan.usd_per_hour:.2f}/h will do")
+        return best
+
+    def _plan(self, problem: Problem, *, fine: bool = True) -> Plan:
+        """Plan with executors as slow as was found; others of the same parts by a guess.
+
+        Plans that are not `fine` are looked for among what is likely. Raises
         SimulationCutShortError where less time is left than the last one took.
         """
         if self.until.left <= self.plan_s:
             raise SimulationCutShortError("no time is left to plan again")
         slow = dict(self.slow)
-        for (service, parts, _), factor in self.slow.items() if guess else ():
+        for (service, parts, _), factor in self.slow.items():
             key = (service, parts, "*")
             # The least slowdown seen: kinds that no plan has used are not to be put off more than needed.
             slow[key] = min(slow.get(key, factor**0.5), factor**0.5)
@@ -334,7 +365,7 @@ class _GraphProver:
         if fine:
             effort = replace(effort, gap=max(_FINE_GAP, effort.gap))
         else:
-            effort = replace(_rough(effort), unproven=guess)
+            effort = replace(_rough(effort), unproven=True)
         began_s = self.until.spent
         plan = solve(problem, self._step(effort))
         self.plan_s = self.until.spent - began_s
@@ -453,20 +484,15 @@ class _GraphProver:
         return plan.model_copy(update={"promises": found, **self._bounds(plan)})
 
     def _bounds(self, plan: Plan) -> dict[str, object]:
-        """Return the proven bounds: for executors as simulated, others in full; and for capacity.
+        """Return the bound by the capacity model.
 
-        A rough search proves a bound, too, and a plan in short supply has none to compare with.
+        What executors carry alone, or in a plan that was tried, is no bound of what they carry in others. A
+        plan in short supply has none to compare with.
         """
         if plan.status == "partial" or plan.objective is None:
             return {"bound": None, "gap": None}
         capacity = self.capacity.bound
-        self.until = self.deadline
-        try:
-            # Without guesses executors that no plan used count in full, which makes it a bound.
-            known = self._plan(self.problem, fine=False, guess=False).bound
-        except SimulationCutShortError:
-            self.late, known = True, capacity
-        bound = None if known is None else min(known, plan.objective)
+        bound = None if capacity is None else min(capacity, plan.objective)
         gap = None
         if bound is not None:
             gap = 1.0 - bound / plan.objective if plan.objective > 0 else 0.0
