@@ -46,6 +46,7 @@ class _FleetMaker:
     def __init__(self, seed: int) -> None:
         self.seed, self.kind = seed, kind_of(seed)
         self.rng = np.random.default_rng([34, seed])
+        self.class_rng = np.random.default_rng([43, seed])
 
     def make(self) -> Problem:
         if self.kind == "any-to-any":
@@ -113,7 +114,20 @@ class _FleetMaker:
         }
         if self.chance(0.2):
             fields["attainment"] = self.pick(("90%", "99%"))
+        if model and self.class_rng.random() < 0.25:
+            fields["classes"] = self._text_classes(fields.pop("lengths"))
         return fields
+
+    def _text_classes(self, lengths: object) -> Fields:
+        """Few long prompts among many short ones: a share of all requests would hide what they keep."""
+        assert isinstance(lengths, dict)
+        prompt, answer = int(lengths["input"]), int(lengths["output"])
+        longer = int(prompt * self.class_rng.uniform(2.0, 5.0))
+        share = int(self.class_rng.choice((4, 10)))
+        return {
+            "text (short)": {"share": f"{100 - share}%", "input": prompt, "output": answer},
+            "text (long)": {"share": f"{share}%", "input": longer, "output": answer},
+        }
 
     def _choice(self) -> Fields:
         models = [str(n) for n in self.rng.choice(MODELS[:4], self.pick((2, 3)), replace=False)]

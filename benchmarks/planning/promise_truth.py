@@ -38,6 +38,7 @@ from atoll.core.errors import AtollError, InputError
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.proof import NO_BOUND
+from atoll.plan.request_groups import list_groups
 from atoll.plan.validate.check import validate
 from atoll.prove.losses import spot_losses
 from atoll.prove.planning import plan as make_plan
@@ -113,10 +114,10 @@ def targets_of(problem: Problem) -> dict[str, float]:
     for service in problem.services:
         if service.rate_per_s <= 0.0:
             continue
-        if not service.is_graph:
-            found[service.name] = service.attainment
-        for klass in service.classes:
-            found[f"{service.name}: {klass.name}"] = service.attainment
+        groups = list_groups(service)
+        found |= {f"{service.name}: {group.name}": group.target for group in groups}
+        if not groups:
+            found[service.name] = service.target
     return found
 
 
@@ -129,13 +130,17 @@ def kept_by_class(
         found = simulate_plan(
             plan, problem, catalog, duration_s=seconds, seed=seed, warm_up_s=from_s
         )
-        return {
-            f"{c.service}: {c.name}": c.kept_all for c in found.classes if c.kept_all is not None
-        }
+        kept = {f"{c.service}: {c.name}": c.kept_all for c in found.classes}
+        lone = {s.name: f"{s.name}: {s.classes[0].name}" for s in problem.services}
+        kept |= {name: kept.get(klass) for name, klass in lone.items()}
+        return {name: share for name, share in kept.items() if share is not None}
     losses = spot_losses(plan, problem, seconds, seed)
     options = SimOptions(seed=seed, from_s=from_s, failures=losses)
     report = simulate(plan, problem, catalog, collect(demand_of(problem, seconds), seed), options)
-    return {s.name: s.attainment for s in report.services if s.attainment is not None}
+    shares = {s.name: s.attainment for s in report.services}
+    for service in report.services:
+        shares |= {f"{service.name}: {group.name}": group.kept for group in service.groups}
+    return {name: share for name, share in shares.items() if share is not None}
 
 
 class Judge:

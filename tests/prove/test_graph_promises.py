@@ -274,7 +274,8 @@ def test_no_more_requests_keep_all_promises_than_each() -> None:
         SimpleNamespace(kept={"ttft": 1.0}, kept_all=1.0, arrived=90),
         SimpleNamespace(kept={"ttft": 1.0, "ahead": 0.5}, kept_all=0.5, arrived=10),
     ]
-    shares = graph_kept._shares(SimpleNamespace(classes=classes, executors=[]))  # type: ignore[arg-type]
+    result = SimpleNamespace(classes=classes, executors=[], judge_classes=lambda _service: ())
+    shares = graph_kept._shares(result, problem.services[0])  # type: ignore[arg-type]
     assert shares.all == pytest.approx(0.95)
     assert shares.each == pytest.approx({"ttft": 1.0, "ahead": 0.95})
     assert min(shares.each.values()) >= shares.all - 1e-12
