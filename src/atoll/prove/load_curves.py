@@ -37,8 +37,14 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 STEPS = 16
-"""Loads are multiples of one over this, up to 1."""
+"""Loads are multiples of one over this, up to 1 or to `TOP` of them."""
+TOP = 20
+"""The largest load that is simulated, in `STEPS`-ths: some instances carry more than the model says."""
 _REQUESTS = 2_000
+_OVERLOAD_S = 120.0
+"""Seconds of arrivals above the analytic throughput, at least: queues have to have time to grow."""
+_MOST_REQUESTS = 24_000
+"""The most requests that are simulated for that."""
 _FIRST_COUNTED = 1 / 8
 """Share of requests after which they count: those before find an empty instance."""
 _LAST_COUNTED = 15 / 16
@@ -51,34 +57,42 @@ _INSTANCES_AT_ONCE = 48
 
 @dataclass
 class LoadCurve:
-    """The shares of requests that keep their promise, by load in `STEPS`-ths of the analytic throughput."""
+    """The shares of requests that keep their promise, by load in `STEPS`-ths of the analytic throughput.
+
+    `top` is the largest load that is asked for.
+    """
 
     kept: dict[int, float] = field(default_factory=dict)
+    top: int = STEPS
 
     def next_step(self, share: float) -> int | None:
         """Return the load to simulate next to find the largest that keeps a share, None where it is known."""
         low, high = self._bracket(share)
         # Nothing is known: begin at three quarters of the load, then halve to either side.
-        if low == 0 and high == STEPS + 1:
+        if low == 0 and high == self.top + 1:
             return (3 * STEPS) // 4
         if high - low <= 1:
             return None
-        if high == STEPS + 1:
+        if high == self.top + 1 and low < STEPS:
             # All loads so far were kept: close to the top the full load is asked directly.
-            return STEPS if low >= (7 * STEPS) // 8 else (low + high) // 2
+            return STEPS if low >= (7 * STEPS) // 8 else (low + STEPS + 1) // 2
         return (low + high) // 2
 
     def load(self, share: float) -> float:
         """Return the largest load at which a share of requests keeps its promise, between loads by a line."""
         low, high = self._bracket(share)
-        if high > STEPS:
-            return 1.0
+        if high > self.top:
+            return self.top / STEPS
         if low == 0:
             # What nobody has simulated counts as good: an upper bound.
             return high / STEPS if high > 1 else 0.0
         above, below = self.kept[low], self.kept[high]
         part = (above - share) / (above - below) if above > below else 0.0
         return (low + (high - low) * part) / STEPS
+
+    def most_load(self, share: float) -> float:
+        """Return the least load known to be too much for a share, or `top`: no more than that is carried."""
+        return min(self._bracket(share)[1], self.top) / STEPS
 
     @property
     def most(self) -> float:
@@ -89,7 +103,7 @@ class LoadCurve:
         """The largest load known to keep a share, and the least above it known not to."""
         low = max((at for at, kept in self.kept.items() if kept >= share), default=0)
         high = min((at for at, kept in self.kept.items() if kept < share and at > low), default=0)
-        return low, high or STEPS + 1
+        return low, high or self.top + 1
 
 
 @dataclass(frozen=True)
@@ -189,7 +203,7 @@ def _measure(
         status="feasible",
         solver="loads",
     )
-    requests, number = _requests(problem, jobs, names, seed)
+    requests, numbers = _requests(problem, jobs, names, seed)
     # Its neighbours on a GPU, whoever they will be, are taken to be busy.
     options = SimOptions(seed=seed, turns=False)
     found = simulate(plan, alone, catalog, requests, options, progress=watch)
@@ -197,7 +211,7 @@ def _measure(
     kept = []
     for at, job in enumerate(jobs):
         mine = np.flatnonzero(columns.service == at)[
-            int(_FIRST_COUNTED * number) : int(_LAST_COUNTED * number)
+            int(_FIRST_COUNTED * numbers[at]) : int(_LAST_COUNTED * numbers[at])
         ]
         met = np.ones(len(mine), np.bool_)
         service = problem.service(job.instance.service)
@@ -254,12 +268,13 @@ def _move_s(
 
 def _requests(
     problem: Problem, jobs: Sequence[LoadJob], names: Sequence[str], seed: int
-) -> tuple[Requests, int]:
+) -> tuple[Requests, list[int]]:
     """Requests of all jobs in order of arrival, and how many each has."""
     from atoll.sim.problem_demand import sample_lengths
     from atoll.workload.requests import Requests
 
     columns: list[tuple[Floats, NDArray[np.int16], NDArray[np.int32], NDArray[np.int32]]] = []
+    numbers: list[int] = []
     for at, job in enumerate(jobs):
         instance = job.instance
         service = problem.service(instance.service)
@@ -270,14 +285,18 @@ def _requests(
         # A power of two: instances whose numbers are close get the same arrivals and compare.
         smooth = 1 << (alike.bit_length() - 1)
         shape = smooth / service.burstiness**2
-        gaps = luck.standard_gamma(shape, _REQUESTS) / shape
-        prompts, answers = sample_lengths(service).draw(luck, _REQUESTS)
+        rate = capacity * job.step / STEPS
+        number = _REQUESTS
+        if job.step > STEPS:
+            number = int(np.clip(rate * _OVERLOAD_S, _REQUESTS, _MOST_REQUESTS))
+        numbers.append(number)
+        gaps = luck.standard_gamma(shape, number) / shape
+        prompts, answers = sample_lengths(service).draw(luck, number)
         if instance.phase is Phase.PREFILL:
             # Prefill alone ends with the first token.
             answers = np.ones_like(answers)
-        rate = capacity * job.step / STEPS
         arrival = np.cumsum(gaps) / rate
-        columns.append((arrival, np.full(_REQUESTS, at, np.int16), prompts, answers))
+        columns.append((arrival, np.full(number, at, np.int16), prompts, answers))
     arrival, model, prompts, answers = (np.concatenate(some) for some in zip(*columns, strict=True))
     # Stable, so that requests that arrive together keep the order of jobs.
     order = np.argsort(arrival, kind="stable")
@@ -290,5 +309,5 @@ def _requests(
             answers[order].astype(np.int32),
             tuple(names),
         ),
-        _REQUESTS,
+        numbers,
     )

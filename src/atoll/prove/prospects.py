@@ -35,7 +35,7 @@ def find_prospects(
 
     They cost at most 1 + `slack` times what the cheapest that is known does, for what they carry.
     """
-    prices = _kind_prices(problem, libraries.kinds)
+    prices = kind_prices(problem, libraries.kinds)
     found: dict[Key, Instance] = {}
     for role in roles:
         library = libraries.roles[role]
@@ -56,7 +56,7 @@ def find_prospects(
                 break
             if known[index]:
                 continue
-            instance = _stand(problem, catalog, role, library, int(index))
+            instance = stand(problem, catalog, role, library, int(index))
             if instance is not None:
                 nodes = tuple(
                     (kinds[c], int(library.counts[index, c]))
@@ -67,8 +67,8 @@ def find_prospects(
     return found
 
 
-def _kind_prices(problem: Problem, kinds: tuple[str, ...]) -> NDArray[np.float64]:
-    """The least that a node of each kind costs per hour, its share of a machine where it is a slice."""
+def kind_prices(problem: Problem, kinds: tuple[str, ...]) -> NDArray[np.float64]:
+    """Return the least that a node of each kind costs per hour, its share of a machine where it is a slice."""
     # A price so high that a kind that nobody offers is never a prospect.
     prices = np.full(len(kinds), 1e9)
     for offer in problem.offers:
@@ -82,10 +82,10 @@ def _kind_prices(problem: Problem, kinds: tuple[str, ...]) -> NDArray[np.float64
     return prices
 
 
-def _stand(
+def stand(
     problem: Problem, catalog: Catalog, role: str, library: TemplateLibrary, index: int
 ) -> Instance | None:
-    """The instance of a template where all of its nodes can be had; None where that is nowhere."""
+    """Return the instance of a template where all of its nodes can be had; None where that is nowhere."""
     layout = library.layout(index)
     kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
     for region in problem.regions:

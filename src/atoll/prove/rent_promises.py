@@ -5,9 +5,10 @@ a service keep a promise, the phase that loses them is tightened: its templates 
 their analytic throughput, the largest at which enough requests keep that phase's promise, found by
 simulating one instance alone (`load_curves`). Only templates that a plan uses are simulated, and a few that
 it would use next. Others count as those like them on average, until a plan uses none of them; then they
-count with nothing, which gives the plan, and at last with all of their analytic throughput, which gives a
-bound for the *simulated* capacities. Then the whole plan is simulated, and how much each phase may lose is
-searched between what was enough and what was not (`sizing`).
+count with nothing, which gives the plan. Then the whole plan is simulated, and how much each phase may lose is
+searched between what was enough and what was not (`sizing`). How good it is says a bound with *simulated*
+capacities (`simulated_bound`). While it leaves room, plans with one instance less or a cheaper one are tried
+(`smaller_plans`).
 
 Of plans that cost at most the share `settings.simplicity` more than what was found, the simplest one is taken
 in the end (`solve.rent.simple_allocation`), if it keeps its promises as well.
@@ -34,10 +35,12 @@ from atoll.prove.kept import (
 from atoll.prove.load_curves import LoadCurve, find_loads
 from atoll.prove.losses import reserves
 from atoll.prove.prospects import Key, find_prospects
+from atoll.prove.simulated_bound import SimulatedBound
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.sizing import Allowance, Sizing
+from atoll.prove.smaller_plans import smaller_plans
 from atoll.solve.deadline import Deadline
-from atoll.solve.derating import node_set
+from atoll.solve.derating import Derating, node_set
 from atoll.solve.registry import solve
 from atoll.solve.simplicity import describe_simplicity, is_simpler
 
@@ -63,6 +66,8 @@ _MAX_PROBES = 4
 """How often services may then lose more, to make the plan cheaper."""
 _MAX_LOOKED_BACK = 3
 """How many plans made on the way are tried after that."""
+_MAX_SMALLER = 16
+"""How many plans are tried that differ from the best in one instance."""
 _MAX_HEADROOM_STEPS = 8
 """How often a tenth more of everything is tried."""
 _ENOUGH_SIMULATIONS = 400
@@ -132,6 +137,8 @@ class _Prover:
         self.fresh_seed = FRESH_SEED
         self.best: Plan | None = None
         """The cheapest plan that keeps its promises, also on fresh arrivals."""
+        self.bound: float | None = None
+        """What any plan that keeps them costs at least, once one does."""
         self.closest: tuple[float, Plan] | None = None
         self._samples: dict[tuple[str, object], KeptSample] = {}
         """By service and where its instances stand: in a plan of their own nodes they are on their own."""
@@ -158,6 +165,7 @@ class _Prover:
                 self._probe()
                 self._look_back()
                 self._add_headroom()
+            self._shrink()
             self._simplify_best()
         except SimulationCutShortError:
             late = True
@@ -225,6 +233,31 @@ class _Prover:
                 return
             plan = max(untried, key=lambda p: (p.objective or 0.0, p.content_hash()))
             self._try(plan)
+
+    def _shrink(self) -> None:
+        """Try the best plan without an instance, or with a cheaper one in its place, while that is enough."""
+        from atoll.solve.templates.library import template_libraries
+
+        tried = 0
+        while self.best is not None and not self._is_least(self.best):
+            best = self.best
+            libraries = template_libraries(self.problem, self.catalog, cached=self.effort.cached)
+            max_usd = (best.objective or 0.0) * (1.0 - _SAME_COST)
+            for plan in smaller_plans(best, self.problem, self.catalog, libraries, max_usd):
+                if tried >= _MAX_SMALLER:
+                    return
+                if _standing(plan) in self._tried:
+                    continue
+                tried += 1
+                if not self._find_short(plan):
+                    break
+            if self.best is best:
+                return
+
+    def _is_least(self, plan: Plan) -> bool:
+        """Whether nothing valid costs less: by what the model says that instances carry, or by simulation."""
+        known = [bound for bound in (self.first.bound, self.bound) if bound is not None]
+        return (plan.objective or 0.0) * (1.0 - _SAME_COST) <= max(known, default=0.0)
 
     def _add_headroom(self) -> None:
         """Try a tenth more capacity for services that fall short, again and again while that is cheaper.
@@ -373,6 +406,10 @@ class _Prover:
             kept |= {p.service: worst_of(p) for p in stamped.promises if p.service in short}
             if not short:
                 self._kept[_standing(plan)] = stamped
+                if self.bound is None:
+                    self.bound = self._find_bound(plan.objective or 0.0)
+                stamped = self._prove(stamped)
+                self._kept[_standing(plan)] = stamped
             if not short and (self.best is None or self._saves(plan)):
                 self.best = stamped
         worst = min((k.both - targets[n] for n, k in kept.items()), default=0.0)
@@ -478,11 +515,22 @@ class _Prover:
             instances.append(one.model_copy(update=update))
         return plan.model_copy(update={"instances": tuple(instances)})
 
-    def _bound(self) -> float | None:
-        """The least that any plan costs, templates that nobody has simulated carrying all they might."""
-        # The bound only has to be as close as plans count as equal.
-        effort = replace(self.effort, derating=self.sizing.derating("all"), gap=_SAME_COST)
-        return self._plan(self.sizing.problem, effort).bound
+    def _find_bound(self, objective: float) -> float | None:
+        """The least that any plan costs that keeps its promises, if no instance carries more than alone."""
+        self._say("looking for a bound")
+
+        def plan_with(problem: Problem, derating: Derating) -> Plan:
+            # The bound only has to be as close as plans count as equal.
+            return self._plan(problem, replace(self.effort, derating=derating, gap=_SAME_COST))
+
+        targets = self._targets()
+        return SimulatedBound(
+            self.problem,
+            self.catalog,
+            plan_with,
+            lambda role: targets[parse_role(role).model],
+            watch=keep_deadline(self.deadline),
+        ).find(objective * (1.0 - _SAME_COST))
 
     def _used(self, plan: Plan) -> dict[Key, Instance]:
         """The templates of a plan, with their analytic throughput."""
@@ -558,7 +606,7 @@ class _Prover:
         return bool(lost)
 
     def _stamp(self, plan: Plan) -> Plan:
-        """The plan with what requests keep on arrivals that none was sized with, and its bounds."""
+        """The plan with what requests keep on arrivals that none was sized with."""
         from atoll.plan.validate.check import check
 
         promises = look_at(
@@ -571,17 +619,6 @@ class _Prover:
         )
         # A plan that is chosen for what it keeps on these would be flattered by them.
         self.fresh_seed += 100
-        objective = plan.objective or 0.0
-        unsized = plan is self.first or plan is self.simple
-        bound = self.first.bound if unsized else self._bound()
-        bound = None if bound is None else min(bound, objective)
-        gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
-        capacity = self.first.bound
-        if plan.status == "partial" and capacity is not None and capacity > objective:
-            capacity = None  # of the larger share of demand that capacity alone would serve
-        status = plan.status
-        if status == "optimal" and (gap is None or gap > PROVEN_GAP):
-            status = "feasible"
         notes = plan.notes
         if self.unsafe_usd is not None:
             more = plan.usd_per_hour - self.unsafe_usd
@@ -591,14 +628,26 @@ class _Prover:
                 "notes": notes,
                 "problem_hash": self.problem.content_hash(),
                 "promises": promises,
-                "bound": bound,
-                "gap": gap,
-                "status": status,
-                "capacity_bound": capacity,
             }
         )
+        stamped = self._prove(stamped)
         check(stamped, self.problem)
         return stamped
+
+    def _prove(self, plan: Plan) -> Plan:
+        """The plan with its bounds: with simulated capacities, and by the capacity model."""
+        objective, capacity, bound = plan.objective or 0.0, self.first.bound, self.bound
+        if plan.status == "partial" and capacity is not None and capacity > objective:
+            capacity = None  # of the larger share of demand that capacity alone would serve
+        bound = None if bound is None else min(bound, objective)
+        gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
+        proven = gap is not None and gap <= PROVEN_GAP
+        status = plan.status
+        if status in ("optimal", "feasible"):
+            status = "optimal" if proven else "feasible"
+        return plan.model_copy(
+            update={"bound": bound, "gap": gap, "status": status, "capacity_bound": capacity}
+        )
 
 
 def _standing(plan: Plan, service: str | None = None) -> object:

@@ -1,0 +1,102 @@
+"""Plans that differ from one in a single instance and cost less: without it, or with a cheaper one instead.
+
+What the other instances carry is raised as far as the performance model lets it, so that all demand is met;
+whether promises are kept is for a simulation to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from atoll.plan.validate.check import validate
+from atoll.prove.load_curves import units_per_request
+from atoll.prove.prospects import kind_prices, stand
+from atoll.solve.assembly import assemble, keep
+from atoll.solve.derating import node_set
+from atoll.solve.packing import pack
+
+if TYPE_CHECKING:
+    from atoll.catalog.catalog import Catalog
+    from atoll.plan.plan import Instance, Plan
+    from atoll.plan.problem import Problem
+    from atoll.solve.templates.library import Libraries
+
+_SWAPS = 2
+"""Cheaper templates that are tried instead of an instance: those that cost most."""
+_ROUNDING = 1e-9
+
+
+def smaller_plans(
+    plan: Plan, problem: Problem, catalog: Catalog, libraries: Libraries, max_usd: float
+) -> list[Plan]:
+    """Return valid plans with one instance less or a cheaper one that cost at most so much, dearest first."""
+    found: list[Plan] = []
+    for rest in _with_one_changed(plan, problem, catalog, libraries):
+        raised = _raise(problem, catalog, rest)
+        if raised is None:
+            continue
+        made = assemble(
+            problem, pack(problem, raised), catalog=catalog, status="feasible", solver=plan.solver
+        )
+        cheap = (made.objective or 0.0) <= max_usd and made.status == "feasible"
+        if cheap and not validate(made, problem, catalog):
+            found.append(made)
+    return sorted(found, key=lambda made: (-(made.objective or 0.0), made.content_hash()))
+
+
+def _with_one_changed(
+    plan: Plan, problem: Problem, catalog: Catalog, libraries: Libraries
+) -> Iterator[list[Instance]]:
+    prices = kind_prices(problem, libraries.kinds)
+    seen: set[object] = set()
+    for one in sorted(plan.instances, key=lambda instance: instance.id):
+        alike = (one.role, one.region, one.engine, node_set(one), round(one.usd_per_hour, 9))
+        # Of equal instances one is as good as another, and what costs nothing saves nothing.
+        if alike in seen or one.usd_per_hour <= 0.0 or one.is_executor:
+            continue
+        seen.add(alike)
+        rest = [other for other in plan.instances if other.id != one.id]
+        yield rest
+        library = libraries.roles[one.role]
+        usd = library.counts @ prices
+        # The dearest of the cheaper ones that leave all demand served, by what the model says.
+        lacks = _demand(problem, one) - sum(
+            keep(problem, catalog, other).throughput_per_s
+            for other in rest
+            if other.role == one.role
+        )
+        rows = np.flatnonzero(
+            (usd < one.usd_per_hour * (1.0 - _ROUNDING)) & (library.throughput >= max(lacks, 0.0))
+        )
+        for row in rows[np.argsort(-usd[rows], kind="stable")][:_SWAPS]:
+            other = stand(problem, catalog, one.role, library, int(row))
+            if other is not None:
+                yield [*rest, other.model_copy(update={"id": one.id})]
+
+
+def _demand(problem: Problem, instance: Instance) -> float:
+    service = problem.service(instance.service)
+    return service.demand_per_s * units_per_request(service, instance.phase)
+
+
+def _raise(problem: Problem, catalog: Catalog, rest: Iterable[Instance]) -> list[Instance] | None:
+    """Let the instances of each role carry its demand, in proportion; None where that is too much for all."""
+    roles: dict[str, list[Instance]] = {}
+    for one in rest:
+        roles.setdefault(one.role, []).append(one)
+    raised: list[Instance] = []
+    for some in roles.values():
+        carried = sum(one.throughput_per_s for one in some)
+        factor = max(1.0, (1.0 + _ROUNDING) * _demand(problem, some[0]) / carried)
+        most = {one.id: keep(problem, catalog, one) for one in some}
+        if any(one.throughput_per_s * factor > most[one.id].throughput_per_s for one in some):
+            raised += [most[one.id].model_copy(update={"kept": one.kept}) for one in some]
+            continue
+        for one in some:
+            flows = tuple(f.model_copy(update={"per_s": f.per_s * factor}) for f in one.flows)
+            update = {"flows": flows, "throughput_per_s": one.throughput_per_s * factor}
+            raised.append(one.model_copy(update=update))
+    return raised or None
