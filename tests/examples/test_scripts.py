@@ -13,7 +13,7 @@ SAID = {
     "build_fleet.py": ("Instances in here", "L4:1"),
     "plan_fleet.py": (
         "chat keeps its promises for",
-        "quickstart: $23.52/h",
+        "quickstart: $20.99/h",
         "A10G:8      not used",
     ),
     "what_if.py": ("homogeneous", "If every L40S cost twice as much", "return "),

@@ -189,3 +189,16 @@ def test_the_longest_prompt_must_be_in_time_and_fit() -> None:
         free = both("llama-3.1-8b", "L4:1", mix, 2.0, 0.2)
         assert free.throughputs([1], [Position.WHOLE])[0, 0, -1] > 0.0
         assert late.throughputs([1], [Position.WHOLE])[0, 0, -1] == 0.0
+
+
+def test_who_admits_by_prompts_has_room_for_more_where_answers_are_long() -> None:
+    own = profile_engine("vllm", node_type("H100:1").gpu)
+    assert own.admits_by_prompts
+    for prompt, answer, least, most in ((64, 1500, 1.1, 2.0), (4000, 20, 1.0, 1.1)):
+        mix = LengthMix.fixed(prompt, answer)
+        eager, booked = (
+            with_engine(replace(own, admits_by_prompts=by_prompts), 2.0, mix)
+            for by_prompts in (True, False)
+        )
+        rates = [m.throughputs([1], [Position.WHOLE])[0, 0, -1] for m in (eager, booked)]
+        assert least <= rates[0] / rates[1] <= most

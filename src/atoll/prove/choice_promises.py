@@ -4,7 +4,8 @@ Levels are chosen for capacity first, and the plan for the problem that they set
 (`promise`). What a promise takes differs by model: short of it are those whose instances are nearly full, and
 few. So levels are chosen once more with the demand of each way scaled by what its promise cost beside its
 capacity; a model that was not tried counts with its capacity. That is done a few times, while it gives other
-levels, and the cheapest plan that keeps its promises is taken.
+levels, and the cheapest plan that keeps its promises is taken. Its bound is over all levels, with every
+template carrying as much as one that nobody has simulated (`simulated_bound`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.prove.rent_promises import keep_promises
+from atoll.prove.simulated_bound import UNKNOWN
 from atoll.solve.deadline import Deadline
 from atoll.solve.registry import solve
 from atoll.solve.rent.choosing.choose import ChosenLevels
@@ -65,7 +67,15 @@ def keep_chosen_promises(problem: Problem, request: PlanRequest) -> Plan:
         capacity = chosen.plan or solve(settled, within(_FIRST_SHARE))
         factors |= _factors(plan, capacity)
     assert best is not None
-    return best
+    assert first is not None
+    if not best.promises:
+        return best
+    # Whatever mix is simulated, no model's instances are taken to carry more than `UNKNOWN` says.
+    request.say("promises", "looking for a bound")
+    eased = {service.name: 1.0 / UNKNOWN for service in problem.services}
+    least = choose_mixes(problem, request, Deadline(deadline.share(_FIRST_SHARE)), eased)
+    mixes, late = best.mixes, best.cut_short
+    return with_mixes(best, replace(first, mixes=mixes, bound=least.bound, cut_short=late))
 
 
 def _merit(plan: Plan) -> tuple[bool, bool, float, float]:

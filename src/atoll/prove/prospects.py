@@ -68,7 +68,7 @@ def find_prospects(
 
 
 def kind_prices(problem: Problem, kinds: tuple[str, ...]) -> NDArray[np.float64]:
-    """Return the least that a node of each kind costs per hour, its share of a machine where it is a slice."""
+    """Return the least that a node of each kind costs per hour; a slice, its share of a machine."""
     # A price so high that a kind that nobody offers is never a prospect.
     prices = np.full(len(kinds), 1e9)
     for offer in problem.offers:

@@ -5,8 +5,8 @@ a service keep a promise, the phase that loses them is tightened: its templates 
 their analytic throughput, the largest at which enough requests keep that phase's promise, found by
 simulating one instance alone (`load_curves`). Only templates that a plan uses are simulated, and a few that
 it would use next. Others count as those like them on average, until a plan uses none of them; then they
-count with nothing, which gives the plan. Then the whole plan is simulated, and how much each phase may lose is
-searched between what was enough and what was not (`sizing`). How good it is says a bound with *simulated*
+count with nothing, which gives the plan. Then the whole plan is simulated, and how much each phase may lose
+is searched between what was enough and what was not (`sizing`). How good it is says a bound with *simulated*
 capacities (`simulated_bound`). While it leaves room, plans with one instance less or a cheaper one are tried
 (`smaller_plans`).
 

@@ -37,8 +37,8 @@ _ROUNDS = 6
 class SimulatedBound:
     """What templates carry at most, as far as they were simulated, and the bound that follows.
 
-    `plan_with` finds the cheapest allocation for a problem with templates carrying so much. `share_of` says by
-    role which share of requests must keep its promise for the service's to be kept.
+    `plan_with` finds the cheapest allocation for a problem with templates carrying so much. `share_of` says
+    by role which share of requests must keep its promise for the service's to be kept.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class SimulatedBound:
             for one, (key, instance) in asked.items():
                 carries = curves[one].most_load(self._share_of(key[0])) * instance.throughput_per_s
                 most[key] = max(most[key], carries)
-        for key, one in new.items():
-            analytic = keep(self._problem, self._catalog, one).throughput_per_s
+        for key, template in new.items():
+            analytic = keep(self._problem, self._catalog, template).throughput_per_s
             self._most[key] = most[key] / analytic if analytic > 0.0 else UNKNOWN
         return bool(new)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from atoll.prove.kept import KeptShares
     from atoll.prove.prospects import Key
 
-Unknown = Literal["all", "likely", "nothing"]
+Unknown = Literal["likely", "nothing"]
 
 _FREE_MULTIPLE = 16.0
 """The multiple at which a phase may lose as much as it does."""
@@ -214,7 +214,7 @@ class Sizing:
         return self.allowances[named.model].share(named.phase)
 
     def derating(self, unknown: Unknown, hope: float = 0.5) -> Derating:
-        """Derating of templates; those not simulated carry all, nothing, or what others like them do.
+        """Derating of templates; those not simulated carry nothing, or what others like them do.
 
         Those count between the mean and the best of the others: `hope`, 0 to 1, says where.
         """
@@ -229,7 +229,7 @@ class Sizing:
             if key[0] not in free
         }
         if unknown != "likely":
-            return Derating(shares, priors, default=0.0 if unknown == "nothing" else 1.0)
+            return Derating(shares, priors, default=0.0)
         seen: dict[tuple[str, int], list[float]] = {}
         for (role, nodes), share in shares.items():
             seen.setdefault((role, sum(number for _, number in nodes)), []).append(share)
