@@ -174,6 +174,7 @@ class _Prover:
         else:
             found = self.first if self.closest is None else self.closest[1]
             try:
+                self._find_bound(found)
                 found = self._stamp(found)
             except SimulationCutShortError:
                 late = True
@@ -405,11 +406,8 @@ class _Prover:
             # What fresh arrivals show is what there is to mend.
             kept |= {p.service: worst_of(p) for p in stamped.promises if p.service in short}
             if not short:
-                self._kept[_standing(plan)] = stamped
-                if self.bound is None:
-                    self.bound = self._find_bound(plan.objective or 0.0)
-                stamped = self._prove(stamped)
-                self._kept[_standing(plan)] = stamped
+                self._find_bound(plan)
+                stamped = self._kept[_standing(plan)] = self._prove(stamped)
             if not short and (self.best is None or self._saves(plan)):
                 self.best = stamped
         worst = min((k.both - targets[n] for n, k in kept.items()), default=0.0)
@@ -515,8 +513,13 @@ class _Prover:
             instances.append(one.model_copy(update=update))
         return plan.model_copy(update={"instances": tuple(instances)})
 
-    def _find_bound(self, objective: float) -> float | None:
-        """The least that any plan costs that keeps its promises, if no instance carries more than alone."""
+    def _find_bound(self, plan: Plan) -> None:
+        """Find what any plan costs at least that keeps its promises, if no instance carries more than alone.
+
+        Where not all demand is met a plan with other capacities would serve more: that is no bound.
+        """
+        if self.bound is not None or plan.status == "partial":
+            return
         self._say("looking for a bound")
 
         def plan_with(problem: Problem, derating: Derating) -> Plan:
@@ -524,13 +527,13 @@ class _Prover:
             return self._plan(problem, replace(self.effort, derating=derating, gap=_SAME_COST))
 
         targets = self._targets()
-        return SimulatedBound(
+        self.bound = SimulatedBound(
             self.problem,
             self.catalog,
             plan_with,
             lambda role: targets[parse_role(role).model],
             watch=keep_deadline(self.deadline),
-        ).find(objective * (1.0 - _SAME_COST))
+        ).find((plan.objective or 0.0) * (1.0 - _SAME_COST))
 
     def _used(self, plan: Plan) -> dict[Key, Instance]:
         """The templates of a plan, with their analytic throughput."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from atoll.perf.layers import node_splits
 from atoll.prove.load_curves import STEPS, TOP, LoadCurve, find_loads
+from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.assembly import keep
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.templates.library import engine_searches
@@ -72,8 +73,11 @@ class SimulatedBound:
                 return found
             # All capacities so far were upper bounds, so each of the allocations is one.
             found = plan.bound if found is None else max(found, plan.bound)
-            if found >= enough or not self._simulate(plan.instances):
-                break
+            try:
+                if found >= enough or not self._simulate(plan.instances):
+                    break
+            except SimulationCutShortError:
+                break  # what was found before holds
         return found
 
     def _simulate(self, instances: Iterable[Instance]) -> bool:
