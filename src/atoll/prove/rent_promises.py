@@ -174,7 +174,8 @@ class _Prover:
         else:
             found = self.first if self.closest is None else self.closest[1]
             try:
-                self._find_bound(found)
+                if not late:
+                    self._find_bound(found)
                 found = self._stamp(found)
             except SimulationCutShortError:
                 late = True
