@@ -73,8 +73,10 @@ class SimulatedBound:
                 return found
             # All capacities so far were upper bounds, so each of the allocations is one.
             found = plan.bound if found is None else max(found, plan.bound)
+            if found >= enough or plan.cut_short:
+                break
             try:
-                if found >= enough or not self._simulate(plan.instances):
+                if not self._simulate(plan.instances):
                     break
             except SimulationCutShortError:
                 break  # what was found before holds
