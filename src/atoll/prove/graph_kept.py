@@ -235,7 +235,6 @@ def load_alone(
     model = catalog.model(service.model)
     components = {component_of(part) for part in executor.parts}
     whole = len(components) == len(model.graph.components)
-    # It loses a share of what may be lost: all of it, or half.
     may = 1.0 if whole else 0.5
     requests = min(_MAX_REQUESTS, max(_ALONE, requests_to_judge(service)))
 
@@ -251,12 +250,9 @@ def load_alone(
             fleet, requests=requests, seed=_TRIAL_SEED, arrivals=arrivals, progress=watch
         )
         kept = _shares(result, service)
-        keeps_all = 1.0 - kept.all <= may * (1.0 - service.target)
-        targets = {group.name: 1.0 - may * (1.0 - group.target) for group in kept.groups}
-        return keeps_all and all(
-            group.model_copy(update={"target": targets[group.name]}).is_kept is not False
-            for group in kept.groups
-        )
+        # Half of what all may lose, and no class more than it may: the rest is for the whole plan to tell.
+        enough = 1.0 - kept.all <= may * (1.0 - service.target)
+        return enough and all(group.is_kept is not False for group in kept.groups)
 
     low, high = -1, len(_LOADS)
     while high - low > 1:

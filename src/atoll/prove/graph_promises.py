@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase
@@ -105,6 +105,18 @@ def keep_graph_promises(problem: Problem, request: PlanRequest) -> Plan:
     return _GraphProver(problem, request).run()
 
 
+class _Enough(NamedTuple):
+    """A plan that keeps its promises, what it keeps, and how slow executors are taken to be.
+
+    With those in `lacking`, taken to be so slow, too few requests kept them.
+    """
+
+    plan: Plan
+    kept: dict[str, GraphShares]
+    slow: dict[Executors, float]
+    lacking: dict[Executors, float]
+
+
 class _GraphProver:
     def __init__(self, problem: Problem, request: PlanRequest) -> None:
         # Plain services of the fleet are sized alone first: those have solvers of their own.
@@ -121,6 +133,7 @@ class _GraphProver:
         self.slow: dict[Executors, float] = {}
         self.known: set[Executors] = set()
         self.likely: set[tuple[str, str, NodeSet]] = set()
+        self._tried: dict[object, dict[str, GraphShares]] = {}
         self.passed_over: dict[str, Plan] = {}
         """Plans that were not simulated whole, for what their executors carry alone; by hash."""
         self.found: Plan | None = None
@@ -248,6 +261,7 @@ class _GraphProver:
         Plans are rough ones at first, and where `rough` to the end: enough to learn what executors carry.
         """
         lacking: dict[Executors, float] = {}
+        good: _Enough | None = None
         fine, eager = not self.graphs, 0
         before: list[Counter[Executors]] = []
         for number in range(_MAX_ROUNDS):
@@ -255,18 +269,14 @@ class _GraphProver:
             if not self.graphs:
                 return plan, {}
             if plan.status == "infeasible":
-                # More room than there is was asked for: what was found before is as close as it gets.
-                found = self.capacity if problem is self.problem else None
-                found = found if self.found is None else self.found
-                if self.closest is None and found is not None:
-                    return found, self._try(found, problem)
-                return (plan, {}) if self.closest is None else self.closest[1:]
+                return self._take_closest(problem, plan)
             self.found = plan
+            if good is not None and not _saves(plan, good.plan):
+                break  # more effort finds nothing cheaper that keeps its promises
             # What was just learnt changes the plan: it is planned again before the whole is simulated.
             if self._learn(plan, problem) and number < _MAX_ROUNDS - 1:
                 self._say(f"round {number + 1}: ${plan.usd_per_hour:.2f}/h, executors alone")
-                if problem is self.problem and plan.status != "partial":
-                    self.passed_over[plan.content_hash()] = plan
+                self._pass_over(problem, plan)
                 continue
             kept = self._try(plan, problem)
             short = self._short(kept)
@@ -277,12 +287,12 @@ class _GraphProver:
             # A fine plan wins over a rough one that is as close.
             if self.closest is None or (worst, fine) > (self.closest[0], False):
                 self.closest = (worst, plan, kept)
-            if not short and (rough or fine):
+            if not short:
                 if rough:
                     return plan, kept
-                best = self._loosen(problem, (plan, kept), dict(self.slow), lacking)
-                return self._look_back(best)
-            if not short:
+                good = _Enough(plan, kept, dict(self.slow), lacking)
+                if fine:
+                    break
                 # Rough plans keep the promises: what is learnt holds, so the last plan is worth more effort.
                 fine = True
                 continue
@@ -293,18 +303,27 @@ class _GraphProver:
             before.append(now)
             if not self._tighten(plan, kept, short, 1 << eager):
                 break
+        if good is not None:
+            return self._look_back(self._loosen(problem, good))
         assert self.closest is not None
         return self.closest[1:]
 
-    def _loosen(
-        self,
-        problem: Problem,
-        best: tuple[Plan, dict[str, GraphShares]],
-        enough: Mapping[Executors, float],
-        lacking: Mapping[Executors, float],
-    ) -> tuple[Plan, dict[str, GraphShares]]:
+    def _pass_over(self, problem: Problem, plan: Plan) -> None:
+        """Remember a plan of the whole problem that is not simulated whole (`_look_back`)."""
+        if problem is self.problem and plan.status != "partial":
+            self.passed_over[plan.content_hash()] = plan
+
+    def _take_closest(self, problem: Problem, none: Plan) -> tuple[Plan, dict[str, GraphShares]]:
+        """Return the plan that comes closest; `none` has no plan with so much room, nor may any have one."""
+        if self.closest is not None:
+            return self.closest[1:]
+        found = self.capacity if self.found is None and problem is self.problem else self.found
+        return (none, {}) if found is None else (found, self._try(found, problem))
+
+    def _loosen(self, problem: Problem, good: _Enough) -> tuple[Plan, dict[str, GraphShares]]:
         """Try less than what was enough, half way to what was not, while that makes the plan cheaper."""
-        low, high = dict(lacking), dict(enough)
+        best = good.plan, good.kept
+        low, high = dict(good.lacking), dict(good.slow)
         for _ in range(_MAX_PROBES):
             if low == high or not high:
                 break
@@ -393,17 +412,23 @@ class _GraphProver:
         return self.problem.service(service).target
 
     def _try(self, plan: Plan, problem: Problem) -> dict[str, GraphShares]:
-        """Return what requests keep on the arrivals of trials."""
-        samples = sample_graphs(
-            plan,
-            problem,
-            self.catalog,
-            first_seed=_TRIAL_SEED,
-            min_runs=_TRIAL_RUNS,
-            max_runs=_MAX_RUNS,
-            deadline=self.until,
-        )
-        return {name: mean_of(runs) for name, runs in samples.items()}
+        """Return what requests keep on the arrivals of trials; of a plan that was tried, what they kept."""
+        stand = tuple((one.id, one.placement_key) for one in plan.executor_instances)
+        steps = [(s.parts, *sorted(s.instances.items())) for p in plan.paths for s in p.steps]
+        paths = [(path.service, path.klass, path.share) for path in plan.paths]
+        key = (stand, tuple(paths), tuple(steps))
+        if key not in self._tried:
+            samples = sample_graphs(
+                plan,
+                problem,
+                self.catalog,
+                first_seed=_TRIAL_SEED,
+                min_runs=_TRIAL_RUNS,
+                max_runs=_MAX_RUNS,
+                deadline=self.until,
+            )
+            self._tried[key] = {name: mean_of(runs) for name, runs in samples.items()}
+        return self._tried[key]
 
     def _short(self, kept: Mapping[str, GraphShares]) -> list[str]:
         """The services of which too few requests keep their promises, or too few of one class."""
