@@ -24,6 +24,7 @@ from atoll.plan.request_groups import group_requests, list_groups
 from atoll.prove.kept import KeptSample, KeptShares, find_worst, look_at, requests_to_judge
 from atoll.sim.problem_demand import sample_lengths
 from atoll.solve.registry import solve
+from tests.plan.validate.mutants import families
 
 POOL = """
 pool: {offers: [{region: here, node_type: "L40S:1", available: 8, usd_per_hour: 1.9}]}
@@ -183,6 +184,15 @@ def test_a_plan_is_looked_at_class_by_class() -> None:
     total = sum(one.requests for one in groups.values())
     mean = sum(one.requests * (one.kept or 0.0) for one in groups.values()) / total
     assert mean == pytest.approx(found.kept, abs=0.005)
+
+
+def test_every_model_of_a_choice_has_a_share_of_its_own() -> None:
+    problem, plan, _ = families()["choice"]
+    settled = problem.settled(plan.mixes)
+    found = look_at(plan, settled, settled.catalog())
+    assert len(plan.mixes[0].shares) == 2
+    assert {each.service for each in found} > set(plan.mixes[0].shares)
+    assert {each.target for each in found} == {settled.services[0].attainment}
 
 
 def promise(**update: Any) -> KeptPromise:
