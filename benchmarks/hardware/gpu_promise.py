@@ -47,12 +47,16 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A case at one share of its planned rate: as it was served, and as simulated."""
+    """A case at one share of its planned rate: as it was served, and as simulated.
+
+    `server` counts the servers that the same was asked of.
+    """
 
     case: Case
     share: float
     served: Seen
     simulated: Seen
+    server: int = 0
 
     def error(self, name: str, percentile: float | None) -> float:
         """Return by how many per cent the simulated mean or percentile is above the served one."""
@@ -74,12 +78,12 @@ class Run:
 def read_runs(results: Path = RESULTS) -> Iterator[Run]:
     """Simulate what was served, case by case."""
     for case in CASES.values():
-        path = results / f"gpu_promise_{case.name}.csv"
-        if path.is_file():
-            yield from _runs(case, path)
+        paths = (results / f"{name}.csv" for name in case.files)
+        for number, path in enumerate(path for path in paths if path.is_file()):
+            yield from _runs(case, path, number)
 
 
-def _runs(case: Case, path: Path) -> Iterator[Run]:
+def _runs(case: Case, path: Path, number: int) -> Iterator[Run]:
     from atoll import Fleet
     from atoll.sim.api import simulate
     from atoll.workload.requests import Requests
@@ -92,7 +96,7 @@ def _runs(case: Case, path: Path) -> Iterator[Run]:
     with path.open() as stream:
         rows = list(csv.DictReader(stream))
     for share in SHARES:
-        run = [row for row in rows if float(row["share"]) == share]
+        run = [row for row in rows if case.share(row) == share]
         if not run:
             continue
         zeros = np.zeros(len(run), dtype=np.int16)
@@ -114,7 +118,7 @@ def _runs(case: Case, path: Path) -> Iterator[Run]:
             len(run) - len(answered),
         )
         simulated = Seen(1e3 * columns.ttft_s, 1e3 * columns.tpot_s)
-        yield Run(case, share, served, simulated)
+        yield Run(case, share, served, simulated, number)
 
 
 def _systems(case: Case, requests: int) -> PrefixBlocks:

@@ -28,7 +28,8 @@ class Case:
 
     `rate_per_s` is the planned rate. Cases with the same `server` load one server, one after the other.
     Every prompt of a case with `systems` begins with one of so many system prompts (`system`). Its GPU is
-    offered in `shares`, which as many servers have; `apart`: one runs prefill, the other decode.
+    offered in `shares`, which as many servers have; `apart`: one runs prefill, the other decode. `runs` names
+    the files of what was served, where there is not just one of its own.
     """
 
     name: str
@@ -44,6 +45,19 @@ class Case:
     systems: int = 0
     shares: int = 1
     apart: bool = False
+    runs: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files of what was served: one for each server that it was loaded on."""
+        return self.runs or (f"gpu_promise_{self.name}",)
+
+    def share(self, row: Mapping[str, str]) -> float | None:
+        """Return the share of the planned rate of a served row's run; None: it was no such run."""
+        if "share" in row:
+            return float(row["share"])
+        # Files of `benchmarks.gpu_engine` name a rate, or that there were more requests than fit.
+        return float(row["load"]) / self.rate_per_s if row["load"][0].isdigit() else None
 
     def system(self, request: int) -> int | None:
         """Return the number of the system prompt of a run's so-many-th request, if it has one."""
@@ -84,7 +98,15 @@ CASES = {
             *("8b-fp8", "llama-3.1-8b@fp8", 500, 20, 20.0, "azure-conv", "8b-fp8"),
             options=("--quantization", "fp8"),
         ),
-        Case("moe", "qwen3-30b-a3b", 800, 30, 10.0, "azure-conv", "moe"),
+        Case(
+            *("8b-atoll", "llama-3.1-8b", 500, 20, 16.0, "azure-conv", "8b-atoll"),
+            engine="atoll",
+            runs=("gpu_engine_atoll",),
+        ),
+        Case(
+            *("moe", "qwen3-30b-a3b", 800, 30, 10.0, "azure-conv", "moe"),
+            runs=("gpu_promise_moe", "gpu_promise_moe-again"),
+        ),
         Case("3b-prefix", "llama-3.2-3b", 300, 12, 30.0, "azure-conv", "3b", systems=8),
         Case("3b-shared", "llama-3.2-3b", 500, 20, 30.0, "azure-conv", "3b-shared", shares=2),
         Case(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from atoll.catalog.frozenmap import FrozenMap
@@ -18,6 +18,7 @@ from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime, Schedulin
 
 if TYPE_CHECKING:
     from atoll.catalog.gpus import GpuType
+    from atoll.catalog.transformer import TransformerSpec
     from atoll.engines.limits import Num
 
 NO_HOST_TIME = HostTime()
@@ -44,17 +45,37 @@ class LaunchTime:
 
     Pieces of up to `graph_tokens` tokens are CUDA graphs, and a layer takes `layer_s`. Larger ones are
     launched kernel by kernel, which takes `large_s`, and `experts_s` in a layer with experts, whose kernels
-    are called from Python.
+    are called from Python. `unusual_s` is for models that are not `is_plain`, which it has no graphs for.
     """
 
     layer_s: float = 0.0
     large_s: float = 0.0
     experts_s: float = 0.0
     graph_tokens: int = 0
+    unusual_s: float = 0.0
+
+    def of(self, spec: TransformerSpec) -> LaunchTime:
+        """Return the times of a model's layers."""
+        return self if is_plain(spec) or not self.unusual_s else LaunchTime(self.unusual_s)
 
     def beyond_graphs_s(self, *, experts: bool) -> float:
         """Return the least seconds in a step that is larger than any graph."""
         return max(self.layer_s, self.large_s, self.experts_s if experts else 0.0)
+
+
+def is_plain(spec: TransformerSpec) -> bool:
+    """Whether layers are those of the Llama family: two RMS norms, a gated MLP or experts in 16 bits."""
+    odd = spec.norm_bias or spec.o_bias or spec.mlp_bias or spec.qk_norm_full or spec.sinks
+    odd = odd or spec.attention_gate or not spec.gated_mlp or spec.norms_per_layer != 2
+    moe = spec.moe
+    if moe is not None:
+        odd = (
+            odd
+            or moe.shared_intermediate > 0
+            or moe.router_bias
+            or spec.expert_dtype.bits_per_weight < 16
+        )
+    return not odd
 
 
 NO_LAUNCH_TIME = LaunchTime()
@@ -104,6 +125,22 @@ class KernelSpeeds:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelRatios:
+    """Times of an engine's kernels over those that GPUs were measured with, where these are much alike.
+
+    `start` is that of what a kernel takes at least, which is less where one gets ready while the one before
+    it ends; `decode_reads` that of reading keys and values for decodes. `source` says where they are from.
+    """
+
+    start: float = 1.0
+    decode_reads: float = 1.0
+    source: str = ""
+
+
+USUAL_KERNELS = KernelRatios()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineProfile:
     """Cost of an engine beside the kernels, and its limits, on one kind of GPU.
 
@@ -120,12 +157,13 @@ class EngineProfile:
     its length. A step goes through the kernels in parts of `part_tokens` (None: as a whole), and activations
     need memory for that. With `layer_split_s` the GPUs of a node hold layers in a row, one works at a time,
     and each hand-over takes that long; without, they split each layer. `kernels` are its own, None: those
-    that GPUs were measured with.
+    that GPUs were measured with, but for `ratios`.
 
     One that `schedules_ahead` has prepared the next step when one begins: what comes meanwhile joins the step
     after that. Pipelines do not: there the steps under way are those in the stages. `request_s` is what a
     request waits for beside steps, once on every instance that it is sent to, and `stream_s` more for each
-    sequence that runs there: tokens of all pass the same processes.
+    sequence that runs there: tokens of all pass the same processes. `stage_host` is the host time of a stage
+    of a pipeline, where nothing is prepared ahead (None: as that of a whole model).
 
     One that `admits_by_prompts` runs a request as soon as the KV cache has room for its prompt, and computes
     the youngest again later where answers fill it; others wait for room for its answer too.
@@ -133,6 +171,7 @@ class EngineProfile:
 
     name: str
     host: HostTime = NO_HOST_TIME
+    stage_host: HostTime | None = None
     memory_share: float = 0.92
     reserve_bytes: float = 1.0e9
     max_sequences: int = 512
@@ -146,6 +185,7 @@ class EngineProfile:
     part_tokens: int | None = None
     layer_split_s: float | None = None
     kernels: KernelSpeeds | None = None
+    ratios: KernelRatios = USUAL_KERNELS
     schedules_ahead: bool = False
     request_s: float = 0.0
     stream_s: float = 0.0
@@ -155,14 +195,18 @@ class EngineProfile:
         """Return host seconds of a step with so many sequences."""
         return self.host.seconds(sequences)
 
+    def of_stage(self) -> EngineProfile:
+        """Return the profile of a node that holds a part of the layers."""
+        return self if self.stage_host is None else replace(self, host=self.stage_host)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineDefaults:
     """Limits and times of an engine that nobody configured.
 
     `batch` returns the limits of sequences and tokens of a step on a GPU (None: a large one), `kernels` its
-    own kernels there. `hosts` are host times by scheduling; one that `schedules_ahead` does so if that is
-    "async".
+    own kernels there, `ratios` how they compare with usual ones. `hosts` are host times by scheduling; one
+    that `schedules_ahead` does so if that is "async". Stages of one whose `stages_wait` are "sync" always.
     """
 
     hosts: Mapping[Scheduling, HostTime]
@@ -177,7 +221,9 @@ class EngineDefaults:
     part_tokens: int | None = None
     layer_split_s: float | None = None
     kernels: Callable[[GpuType | None], KernelSpeeds] | None = None
+    ratios: Callable[[GpuType | None], KernelRatios] = lambda gpu: USUAL_KERNELS  # noqa: ARG005
     schedules_ahead: bool = False
+    stages_wait: bool = False
     request_s: float = 0.0
     stream_s: float = 0.0
     admits_by_prompts: bool = False
@@ -196,6 +242,7 @@ class EngineDefaults:
         return EngineProfile(
             name,
             host=chosen.host or self.hosts[scheduling],
+            stage_host=None if chosen.host or not self.stages_wait else self.hosts["sync"],
             memory_share=self.memory_share if share is None else share,
             max_sequences=min(sequences, budget),
             max_tokens=budget,
@@ -208,6 +255,7 @@ class EngineDefaults:
             part_tokens=self.part_tokens,
             layer_split_s=self.layer_split_s,
             kernels=None if self.kernels is None else self.kernels(gpu),
+            ratios=self.ratios(gpu),
             schedules_ahead=self.schedules_ahead and scheduling == "async",
             request_s=self.request_s,
             stream_s=self.stream_s,

@@ -80,7 +80,11 @@ class AicStepModel:
                 batch.decode_context,
             )
             layers: tuple[Num, ...] = (layer,) * len(self.kinds)
-            return StepParts(self.engine.host_seconds(batch.outputs), embedding, layers, head)
+            return StepParts(
+                self.engine.host_seconds(batch.outputs),
+                *(embedding, layers, head),
+                self.engine.of_stage().host_seconds(batch.outputs),
+            )
         columns = np.broadcast_arrays(
             batch.prefill_tokens,
             batch.prefill_sequences,
@@ -96,6 +100,7 @@ class AicStepModel:
             rows[:, 0],
             (rows[:, 1],) * len(self.kinds),
             rows[:, 2],
+            self.engine.of_stage().host_seconds(batch.outputs),
         )
 
     def _step_seconds(

@@ -568,15 +568,18 @@ def _regular(parts: StepParts[Array], grid: Array) -> StepParts[Array]:
         per_request = np.minimum.accumulate(np.maximum.accumulate(seconds) / grid)
         return np.asarray(per_request * grid)
 
-    host = np.broadcast_to(np.asarray(parts.host, dtype=np.float64), grid.shape)
-    return StepParts(
-        smooth(host), smooth(parts.embedding), tuple(map(smooth, parts.layers)), smooth(parts.head)
+    host, stage_host = (
+        smooth(np.broadcast_to(np.asarray(seconds, dtype=np.float64), grid.shape))
+        for seconds in (parts.host, parts.stage_host)
     )
+    layers = tuple(map(smooth, parts.layers))
+    return StepParts(host, smooth(parts.embedding), layers, smooth(parts.head), stage_host)
 
 
 def fixed_seconds(parts: StepParts[Array], position: Position) -> Array:
     """Return the part of a step that does not depend on the number of layers."""
-    total = np.zeros_like(parts.head) + parts.host
+    host = parts.host if position is Position.WHOLE else parts.stage_host
+    total = np.zeros_like(parts.head) + host
     if position.embedding:
         total = total + parts.embedding
     if position.head:

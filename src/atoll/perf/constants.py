@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from atoll.catalog.gpus import GpuType
-    from atoll.engines.profile import KernelSpeeds
+    from atoll.engines.profile import KernelRatios, KernelSpeeds
 
 
 PROXY_ERROR = 0.25
@@ -201,6 +201,13 @@ class GpuConstants:
             for op, c in own.items()
         }
         return replace(self, ops={**self.ops, **scaled})
+
+    def with_ratios(self, ratios: KernelRatios) -> GpuConstants:
+        """Return constants of an engine's kernels that compare so with those that were measured."""
+        ops = {op: replace(c, t0_us=c.t0_us * ratios.start) for op, c in self.ops.items()}
+        decode = ops[OpClass.ATTENTION_DECODE]
+        own = replace(decode, e_b=decode.e_b / ratios.decode_reads)
+        return replace(self, ops={**ops, OpClass.ATTENTION_DECODE: own})
 
     def tag(self, used: Iterable[OpClass]) -> Tag:
         """Return the weakest tag among the operator classes used."""

@@ -59,13 +59,15 @@ class Position(StrEnum):
 class StepParts(Generic[Num]):
     """The time of a step in pieces, in seconds: a node's step is the sum of the pieces it runs.
 
-    `layers` has one entry per kind of layer of the model, in the order of `StepModel.kinds`.
+    `layers` has one entry per kind of layer of the model, in the order of `StepModel.kinds`. `host` is that
+    of a node with the whole model, `stage_host` that of one with a part of it.
     """
 
     host: Num | float
     embedding: Num
     layers: tuple[Num, ...]
     head: Num
+    stage_host: Num | float
 
 
 class StepModel(Protocol):
@@ -134,7 +136,8 @@ def step_seconds(
         total = total + parts.embedding
     if end == spec.layers:
         total = total + parts.head
-    return total + parts.host if host else total
+    own_host = parts.host if end - start == spec.layers else parts.stage_host
+    return total + own_host if host else total
 
 
 def range_counts(
@@ -212,6 +215,7 @@ class AnalyticStepModel:
             embedding=self.ops.embedding_seconds(batch),
             layers=tuple(self._launched(layer, batch) for layer in self.ops.layers),
             head=self.ops.head_seconds(batch),
+            stage_host=self.engine.of_stage().host_seconds(batch.outputs),
         )
 
     def _launched(self, layer: LayerOps, batch: Batch[Num]) -> Num:
@@ -251,7 +255,8 @@ def analytic(
     if kernels is not None:
         usual = _constants_of(default_constants(), gpu, profile.keeps_busy)
         fitted = fitted.with_kernels(kernels, gpu, usual)
-    fitted = fitted.in_turns(node.gpu.shares)
+    fitted = fitted.with_ratios(profile.ratios).in_turns(node.gpu.shares)
+    profile = replace(profile, launch=profile.launch.of(spec))
     split = size
     if profile.layer_split_s is not None:
         # One GPU works after the other, on layers of its own.

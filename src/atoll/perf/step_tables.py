@@ -25,6 +25,7 @@ from atoll.catalog.transformer import TransformerSpec
 from atoll.core.errors import InputError, MissingDependencyError, UnknownNameError
 from atoll.core.files import read_text_limited
 from atoll.core.ids import Phase, parse_node_type
+from atoll.engines.limits import HostTime
 from atoll.engines.profile import EngineProfile
 from atoll.perf.batch import Batch
 from atoll.perf.layers import LayerKind, layer_kinds
@@ -107,12 +108,13 @@ class TableStepModel:
     def parts(self, batch: Batch[Num]) -> StepParts[Num]:
         """Return the pieces of a step with this batch."""
         return StepParts(
-            host=self._host(batch),
+            host=self._host(batch, self.engine.host),
             embedding=_like(batch, self._both("embedding_us", 0, batch)),
             layers=tuple(
                 _like(batch, self._both("layer_us", kind, batch)) for kind in range(len(self.kinds))
             ),
             head=_like(batch, self._both("head_us", 0, batch)),
+            stage_host=self._host(batch, self.engine.of_stage().host),
         )
 
     def largest_batch(self, phase: Phase) -> float:
@@ -125,9 +127,9 @@ class TableStepModel:
         """Return whether the table holds host times of a phase."""
         return (phase, "host_us", 0) in self.surfaces
 
-    def _host(self, batch: Batch[Num]) -> Num | float:
+    def _host(self, batch: Batch[Num], expected: HostTime) -> Num | float:
         """One step, so one preparation: the larger of both phases where both are in the batch."""
-        assumed = self.engine.host_seconds(batch.outputs)
+        assumed = expected.seconds(batch.outputs)
         if not any(map(self.measures_host, (Phase.PREFILL, Phase.DECODE))):
             return assumed
         larger = np.maximum.reduce(self._phases("host_us", 0, batch))

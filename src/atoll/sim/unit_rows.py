@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -117,6 +117,8 @@ class UnitMaker:
         kind, engine = self._catalog.node(node.kind), problem.engine_of(service)
         spec = self._catalog.model(service.model).llm
         model = analytic(spec, kind, tp=node.tp, engine=engine, constants=self._options.constants)
+        if node.layers < spec.layers:
+            model = replace(model, engine=model.engine.of_stage())
         memory = memory_model(problem, self._catalog, service, phase, kind, node.tp)
         room = float(memory.kv_tokens(node.start, node.end, kv_context(service, phase)))
         if room < 1.0:

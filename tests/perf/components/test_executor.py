@@ -16,6 +16,7 @@ from atoll.perf.capacity import CapacityModel, RoleLoad
 from atoll.perf.components.batches import ENGINE_HOST, BatchTime, Host
 from atoll.perf.components.class_loads import llm_lengths
 from atoll.perf.components.executor import batched, executor_work
+from atoll.perf.components.sites import executor_profile
 from atoll.perf.memory_model import MemoryModel
 from atoll.perf.mixed_capacity import MixedCapacityModel
 from atoll.perf.step import Position, analytic
@@ -46,7 +47,9 @@ class TestPlainLlm:
         one = node(f"A100-80:{tp}")
         prompts = RoleLoad("p", spec, Phase.PREFILL, 1.0, lengths)
         answers = RoleLoad("a", spec, Phase.DECODE, 0.05, lengths)
-        mixed = MixedCapacityModel(prompts, answers, analytic(spec, one, tp=tp, engine="atoll"))
+        mixed = MixedCapacityModel(
+            prompts, answers, analytic(spec, one, tp=tp, engine=executor_profile("atoll", one))
+        )
         rate = mixed.throughputs([1], [Position.WHOLE])[0, 0, spec.layers] * (2 // tp)
         found = work("qwen3-32b", ["llm"], "A100-80:2", PROMISED, tp=tp, engine="atoll")
         engine = analytic(spec, on, tp=tp, engine="atoll").engine
@@ -67,7 +70,8 @@ class TestPlainLlm:
     def test_phases_apart(self, part: str, phase: Phase, slo: float, tokens: float) -> None:
         spec, lengths = model("qwen3-32b").llm, llm_lengths(model("qwen3-32b"), PROMISED)
         role = RoleLoad("r", spec, phase, slo, lengths)
-        step = analytic(spec, node("A100-80:2"), tp=2, engine="atoll")
+        on = node("A100-80:2")
+        step = analytic(spec, on, tp=2, engine=executor_profile("atoll", on))
         capacity = CapacityModel(role, step)
         rate = capacity.throughput([1], [slo], Position.WHOLE)[0, spec.layers] / tokens
         found = work("qwen3-32b", [part], "A100-80:2", PROMISED, tp=2, engine="atoll")

@@ -245,11 +245,12 @@ def tp_choices(
     return (tp,)
 
 
-def _executor_profile(engine: str | EngineChoice, node: NodeType) -> EngineProfile:
+def executor_profile(engine: str | EngineChoice, node: NodeType) -> EngineProfile:
     """The profile of an engine as executors run it: they prepare a step when the one before has ended."""
     profile = profile_on(engine, node)
     measured = engine.limits.host if isinstance(engine, EngineChoice) else None
-    host = measured or (_EXECUTOR_HOST_TIME if profile.schedules_ahead else profile.host)
+    usual = _EXECUTOR_HOST_TIME if profile.schedules_ahead else profile.host
+    host = measured or profile.stage_host or usual
     return replace(profile, host=host, schedules_ahead=False, request_s=0.0, stream_s=0.0)
 
 
@@ -265,7 +266,7 @@ def open_site(
     host: Host = ENGINE_HOST,
 ) -> ExecutorSite | None:
     """Return the parts at one tensor-parallel size; None where they do not fit in memory."""
-    profile = _executor_profile(engine, node)
+    profile = executor_profile(engine, node)
     kernels = Kernels.of(copy_node(node, tp), tp, profile, constants)
     needs = {klass.name: class_parts(model, klass) for klass in classes}
     batches: dict[tuple[str, str], BatchTime] = {}
