@@ -236,6 +236,7 @@ SERVED: Mapping[tuple[str, str, str], str] = {
     ("vllm", "a mixture of experts", "local"): "moe",
     ("vllm", "one of several on a GPU, by memory share", "local"): "3b-shared",
     ("vllm", "apart, on shares of a GPU", "local"): "3b-pair",
+    ("atoll", "one GPU", "local"): "8b-atoll",
 }
 """Servers in `RECORD`, which `atoll up` brought up on a GPU and clients asked."""
 RECORD = ROOT / "benchmarks" / "results" / "gpu_promise.json"

@@ -43,9 +43,20 @@ def test_host_time_by_hand() -> None:
 
 def test_host_time_of_the_stage_engine_is_what_it_showed_beside_an_h200() -> None:
     """`h200_host.csv` of the benchmarks' results: 0.26 ms for one sequence, 1.5 for 128, 2.6 for 256."""
-    plain = profile_engine("atoll")
+    plain = profile_engine("atoll").of_stage()
+    assert plain.host == profile_engine("atoll", limits=EngineLimits(scheduling="sync")).host
     for sequences, measured_s in ((1.0, 0.264e-3), (128.0, 1.492e-3), (256.0, 2.597e-3)):
         assert plain.host_seconds(sequences) == pytest.approx(measured_s, rel=0.3)
+
+
+def test_the_stage_engine_prepares_steps_of_a_whole_model_and_not_those_of_a_stage() -> None:
+    profile = profile_engine("atoll")
+    assert profile.host_seconds(250.0) == pytest.approx(0.3e-3)
+    assert profile.of_stage().host_seconds(250.0) == pytest.approx(2.82e-3)
+    # What was measured on the machine holds for both.
+    measured = HostTime(step_s=1e-3)
+    own = profile_engine("atoll", limits=EngineLimits(host=measured))
+    assert own.host == own.of_stage().host == measured
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
@@ -62,7 +73,7 @@ def test_host_time_is_what_servers_show(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_only_servers_prepare_steps_and_take_time_beside_them(name: str) -> None:
-    server = name in ("vllm", "sglang")
+    server = name in ("vllm", "sglang", "atoll")
     for scheduling in ("async", "sync"):
         profile = profile_engine(name, limits=EngineLimits(scheduling=scheduling))
         assert profile.schedules_ahead == (server and scheduling == "async")

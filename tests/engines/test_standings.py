@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from atoll.catalog.catalog import Catalog
@@ -60,11 +62,19 @@ def test_a_record_that_is_named_is_of_that_engine_layout_and_gpu(key: tuple[str,
             assert any(_ROLE[one.phase] in role for role in roles)
         assert parse_node_type(one.nodes[0].node_type).whole_gpu in server["gpu"]
         for words in map(str.split, commands):
-            assert program.fullmatch(words[0])
-            assert words[words.index("--tensor-parallel-size") + 1] == str(one.nodes[0].tp)
+            assert program.fullmatch(words[2] if words[1] == "-m" else words[0])
+            assert _tensor_parallel(words) == one.nodes[0].tp
             told = words[words.index("--quantization") + 1] if "--quantization" in words else None
             assert told == kind.quantization
     assert column == "local"
+
+
+def _tensor_parallel(words: list[str]) -> int:
+    """Return over how many GPUs a server's layers are split, as its command says."""
+    if "--order" in words:
+        order = json.loads(words[words.index("--order") + 1])
+        return int(order["instance"]["nodes"][0]["tp"])
+    return int(words[words.index("--tensor-parallel-size") + 1])
 
 
 def _handovers(words: list[str]) -> list[int]:

@@ -15,7 +15,7 @@ from atoll.plan.problem import Problem
 from atoll.sim.api import simulate
 from atoll.sim.sim_options import SimOptions
 from atoll.workload.requests import PrefixBlocks
-from tests.sim.builders import CATALOG, problem, requests, whole
+from tests.sim.builders import CATALOG, problem, requests, service, whole
 
 NO_WAY = SimOptions(coordinator_s=0.0)
 LIMITS = [
@@ -46,14 +46,17 @@ def test_host_time_counts_for_every_sequence(limits: EngineLimits) -> None:
 
 
 def test_launching_a_short_prompt_takes_its_time() -> None:
-    own = problem()
-    node = CATALOG.node("A100-80:1")
-    model = analytic(CATALOG.model("llama-3.1-8b").llm, node, engine="atoll")
-    eager = own.replace(settings={**dict(own.settings), "engine": "atoll"})
-    found = simulate(whole(eager), eager, CATALOG, requests([0.0], 8, 1), NO_WAY).requests
-    expected = step_seconds(model, Batch.prefill(8), 0, 32)
+    # The stage engine has no graphs for layers of this kind.
+    spec = CATALOG.model("gemma-3-4b").llm
+    model = analytic(spec, CATALOG.node("A100-80:1"), engine="atoll")
+    own = problem(service(model="gemma-3-4b"), engine="atoll")
+    found = simulate(whole(own), own, CATALOG, requests([0.0], 8, 1), NO_WAY).requests
+    expected = step_seconds(model, Batch.prefill(8), 0, spec.layers) + model.engine.request_s
     assert found.ttft_s[0] == pytest.approx(expected, abs=1e-5)
-    assert expected > 32 * 0.4e-3
+    assert expected > spec.layers * 0.4e-3 + model.engine.request_s
+    plain = CATALOG.model("llama-3.2-3b").llm
+    quick = analytic(plain, CATALOG.node("A100-80:1"), engine="atoll")
+    assert step_seconds(quick, Batch.prefill(8), 0, plain.layers) < plain.layers * 0.4e-3
 
 
 def test_no_more_sequences_run_than_the_engine_takes() -> None:

@@ -113,6 +113,7 @@ class StageEngine(Engine):
         "int4": WeightFormat(native=math.inf, platforms=("cuda",)),
         "mxfp4": WeightFormat(native=math.inf, platforms=("cuda",)),
     }
+    served_on = frozenset({"Hopper"})
     tested = frozenset(
         {
             "one node",

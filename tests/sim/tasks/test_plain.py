@@ -23,7 +23,7 @@ def run_both(
 ) -> tuple[Requests, SimReport, TaskResult]:
     """Return requests, and what both simulators make of them."""
     # Of an engine that puts a step together when it begins, and takes no time beside steps, as executors do.
-    own = problem(service(), nodes=(node,), engine="atoll")
+    own = problem(service(), nodes=(node,), engine="none")
     came = poisson(2000, rate, seed=4, prompt=512, answer=200)
     options = SimOptions(
         coordinator_s=0.0,
@@ -36,7 +36,7 @@ def run_both(
         prefix_caching=False,
     )
     plan = simulate(whole(own, node=node), own, CATALOG, came, options)
-    model = analytic(CATALOG.model("llama-3.1-8b").llm, CATALOG.node(node), engine="atoll")
+    model = analytic(CATALOG.model("llama-3.1-8b").llm, CATALOG.node(node), engine="none")
     part = TokenPart(model, kv_tokens=int(plan.nodes[0].kv_tokens), admission=admission)
     klass = ClassSpec("s", "a", 1.0, {"llm": PartNeed()})
     fleet = TaskFleet((executor("e", llm=part),), (klass,), (path("a", ("llm", "e")),))
