@@ -225,12 +225,11 @@ def test_show_splits_a_node_into_copies(atoll: Atoll) -> None:
 
 
 def test_show_adds_the_engines_host_time(atoll: Atoll) -> None:
-    vllm, own = (
+    vllm, bare = (
         curve(atoll("perf", "show", SMALL, "L4:1", "--engine", name, "--json"), 1)
-        for name in ("vllm", "atoll")
+        for name in ("vllm", "none")
     )
-    # Prepared while the GPU works, and after one another.
-    assert all(own[x] - vllm[x] == pytest.approx(0.27 + 0.009 * x, abs=1e-6) for x in vllm)
+    assert all(vllm[x] - bare[x] == pytest.approx(0.05 + 0.001 * x, abs=1e-6) for x in vllm)
 
 
 def test_show_takes_a_precision_in_the_name(atoll: Atoll) -> None:
