@@ -64,8 +64,8 @@ def run(capsys: Captured, *args: str) -> str:
 def test_a_plan_explains_itself(capsys: Captured) -> None:
     run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "fleet.yaml")
-    assert out.startswith("fleet: optimal, $7.67/h. Planned again ")
-    assert "L40S:1 in east: 1 of 1; one more would save $2.94/h" in out
+    assert out.startswith("fleet: optimal, $6.07/h. Planned again ")
+    assert "L40S:1 in east: 1 of 1; one more would save $1.34/h" in out
     assert "not used: $0.53/h would have to fall to" in out
     assert "chat/llm/decode" in out
     assert "meets all demand" not in out
@@ -133,7 +133,7 @@ def test_a_dearer_plan_is_told_so(capsys: Captured) -> None:
     Path("more.yaml").write_text(cheap, encoding="utf-8")
     run(capsys, "plan", "fleet.yaml", "--capacity-only", "-o", "plan.json")
     out = run(capsys, "explain", "plan.json", "--fleet", "more.yaml", "--node", "L40S:1")
-    assert out.startswith("fleet: optimal, $7.67/h; planning again would save $2.94/h.")
+    assert out.startswith("fleet: optimal, $6.07/h; planning again would save $1.34/h.")
     assert "the fleet file has changed since this plan was made; it still holds" in out
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -236,9 +237,10 @@ def test_a_plan_that_breaks_promises_is_written_all_the_same(
         names = (service.name for service in load_fleet("fleet.yaml").services)
         return {name: KeptShares(both=0.5, ttft=0.5, tpot=1.0) for name in names}
 
+    # Imported before: it would take the function that stands in for the simulator, and keep it.
+    import_module("atoll.prove.uncertainty")
     monkeypatch.setattr("atoll.prove.kept.simulate_kept", kept)
     monkeypatch.setattr("atoll.prove.rent_promises._MAX_TIGHTER", 1)
-    # Error bars would import the function that stands in for the simulator, and keep it.
     assert cli.run(["plan", "fleet.yaml", "--no-error-bars", "-o", "plan.json"]) == 5
     err = capsys.readouterr().err
     assert "keeps its promises for 50.0% of requests, 95% asked for: prompts wait too long" in err
