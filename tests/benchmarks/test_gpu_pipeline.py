@@ -63,8 +63,12 @@ def test_nodes_that_are_ready_and_alive_are_found(tmp_path: Path) -> None:
     home = tmp_path / "atoll" / "local" / "f-pipeline" / "i-chat-decode-0-x"
     home.mkdir(parents=True)
     (home / "order.json").write_text("{}")
-    words = [sys.executable, "-c", "input()", "atoll.engine.node"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+    words = [sys.executable, "-c", "print(flush=True); input()", "atoll.engine.node"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        # Before it runs, it is not yet called so.
+        process.stdout.readline()
         for name, pid in {
             "chat-decode-0-x/n0": process.pid,
             "chat-decode-0-x/n1": os.getpid(),

@@ -43,8 +43,13 @@ def test_as_many_instances_are_planned_as_are_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_the_processes_share_a_gpu_where_one_is_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, ...], said: str
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    kinds: tuple[str, ...],
+    said: str,
 ) -> None:
+    # Sockets have short paths, and a folder called like this test is long.
+    tmp_path = tmp_path_factory.mktemp("d")
     torch = pytest.importorskip("torch", reason="needs the extra 'engine'")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setenv("ATOLL_STATE", str(tmp_path))
