@@ -104,7 +104,9 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
     for number in range(1, _MAX_PLACEMENTS + 1):
         if not plan.instances or (number > 1 and plan.status == "partial"):
             break
-        plan = plan.model_copy(update={"problem_hash": problem.content_hash()})
+        # Placed for tighter promises it may be, but its engines are told those that are asked for.
+        stated = {"problem_hash": problem.content_hash(), "engines": problem.launches()}
+        plan = plan.model_copy(update=stated)
         check(plan, problem, catalog)
         say("simulating arrivals")
         try:
