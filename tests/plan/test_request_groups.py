@@ -15,7 +15,7 @@ from atoll.plan.kept_groups import (
     enough_requests,
     judge_group,
     judge_groups,
-    least_share,
+    min_share,
     pool_groups,
 )
 from atoll.plan.plan import KeptPromise
@@ -222,8 +222,8 @@ def test_the_group_that_falls_shortest_stands_for_its_service() -> None:
     worst = find_worst(KeptShares(0.97, 0.98, 0.99, groups), 0.95)
     # It loses twice what it may.
     assert (worst.both, worst.ttft, worst.tpot) == pytest.approx((0.9, 0.9, 0.995))
-    assert least_share(0.97, 0.95, groups) == pytest.approx(0.9)
-    assert least_share(0.93, 0.95, groups[:1]) == 0.93
+    assert min_share(0.97, 0.95, groups) == pytest.approx(0.9)
+    assert min_share(0.93, 0.95, groups[:1]) == 0.93
 
 
 def test_a_rare_class_is_simulated_for_longer() -> None:

@@ -124,13 +124,13 @@ def test_loads_above_the_analytic_throughput_are_simulated_long_enough_to_be_too
     while (step := curve.next_step(0.95)) is not None:
         (curve.kept[step],) = measure_loads(mine, CATALOG, [LoadJob(instance, step)])
     assert curve.kept[max(curve.kept)] < 0.95
-    assert curve.load(0.95) <= curve.most_load(0.95) <= UNKNOWN
+    assert curve.load(0.95) <= curve.max_load(0.95) <= UNKNOWN
 
 
 def test_the_most_that_is_carried_is_the_least_load_that_is_too_much() -> None:
-    assert LoadCurve({12: 0.99, 13: 0.9}).most_load(0.95) == 13 / STEPS
-    assert LoadCurve({16: 0.99, 18: 0.5}, TOP).most_load(0.95) == 18 / STEPS
-    assert LoadCurve({20: 0.99}, TOP).most_load(0.95) == TOP / STEPS
+    assert LoadCurve({12: 0.99, 13: 0.9}).max_load(0.95) == 13 / STEPS
+    assert LoadCurve({16: 0.99, 18: 0.5}, TOP).max_load(0.95) == 18 / STEPS
+    assert LoadCurve({20: 0.99}, TOP).max_load(0.95) == TOP / STEPS
     assert LoadCurve({20: 0.99}, TOP).load(0.95) == TOP / STEPS
     assert LoadCurve({16: 0.99}, TOP).next_step(0.95) == 18
     assert LoadCurve({16: 0.99, 18: 0.5}, TOP).next_step(0.95) == 17

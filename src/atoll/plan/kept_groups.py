@@ -79,7 +79,7 @@ class KeptGroup(Frozen):
         return max(0.0, 1.0 - (1.0 - share) * (1.0 - target) / (1.0 - self.target))
 
 
-def least_share(kept: float, target: float, groups: Iterable[KeptGroup]) -> float:
+def min_share(kept: float, target: float, groups: Iterable[KeptGroup]) -> float:
     """Return what a service keeps, or the group of its requests that falls shortest, as one that promises it.
 
     Groups count where enough of their requests came to tell.

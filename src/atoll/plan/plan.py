@@ -28,7 +28,7 @@ from atoll.core.units import pluralize
 from atoll.engines.limits import EngineLaunch
 from atoll.plan.choice import ModelMix
 from atoll.plan.footprint import PowerUse
-from atoll.plan.kept_groups import KeptGroup, least_share
+from atoll.plan.kept_groups import KeptGroup, min_share
 from atoll.plan.name_types import Name, NodeTypeName, RoleName, refuse
 from atoll.plan.robustness import Robustness
 
@@ -371,7 +371,7 @@ class KeptPromise(Frozen):
     @property
     def margin(self) -> float:
         """By how much the target is exceeded, by all requests and by the group that falls shortest."""
-        return least_share(self.kept, self.target, self.groups) - self.target
+        return min_share(self.kept, self.target, self.groups) - self.target
 
     def lower(self, target: float) -> KeptPromise:
         """Return the same with less promised, of groups in proportion."""

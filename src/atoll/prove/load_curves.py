@@ -90,7 +90,7 @@ class LoadCurve:
         part = (above - share) / (above - below) if above > below else 0.0
         return (low + (high - low) * part) / STEPS
 
-    def most_load(self, share: float) -> float:
+    def max_load(self, share: float) -> float:
         """Return the least load known to be too much for a share, or `top`: no more than that is carried."""
         return min(self._bracket(share)[1], self.top) / STEPS
 

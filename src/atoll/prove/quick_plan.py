@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.plan.kept_groups import least_share
+from atoll.plan.kept_groups import min_share
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.prove.graph_kept import simulate_mixed
@@ -110,7 +110,7 @@ def simulate_demand(
         plain, seen = simulate(plan, asked, catalog, arrivals, options), []
     seen += [(one.name, one.attainment, one.groups) for one in (plain.services if plain else ())]
     return {
-        name: None if kept is None else least_share(kept, asked.service(name).target, groups)
+        name: None if kept is None else min_share(kept, asked.service(name).target, groups)
         for name, kept, groups in seen
     }
 

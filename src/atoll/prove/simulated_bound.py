@@ -108,7 +108,7 @@ class SimulatedBound:
                 watch=self._watch,
             )
             for one, (key, instance) in asked.items():
-                carries = curves[one].most_load(self._share_of(key[0])) * instance.throughput_per_s
+                carries = curves[one].max_load(self._share_of(key[0])) * instance.throughput_per_s
                 most[key] = max(most[key], carries)
         for key, template in new.items():
             analytic = keep(self._problem, self._catalog, template).throughput_per_s

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.plan.plan import Plan
+from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
 from atoll.planner.source import read_sent
@@ -226,3 +226,28 @@ def test_a_plan_is_the_simplest_where_that_keeps_all_promises(
 
     monkeypatch.setattr("atoll.prove.place_promises.look_at", late)
     assert plan(asked, request).cut_short
+
+
+def test_engines_are_told_what_is_asked_for_where_tighter_promises_are_placed_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = problem_of(TWO)
+    looked: list[Plan] = []
+
+    def see(found: Plan, *_: object, **__: object) -> tuple[KeptPromise, ...]:
+        """Too few keep TTFT in the simplest placement and in the first of the search."""
+        looked.append(found)
+        kept = 0.5 if len(looked) < 3 else 1.0
+        bounds = {"kept": kept, "low": kept, "high": kept, "kept_ttft": kept, "kept_tpot": 1.0}
+        return tuple(
+            KeptPromise(service=one.name, target=one.target, **bounds) for one in asked.services
+        )
+
+    monkeypatch.setattr("atoll.prove.place_promises.look_at", see)
+    monkeypatch.setattr("atoll.prove.place_promises.fit_steps", lambda found, *_: found)
+    found = plan(asked, PlanRequest(error_bars=False, effort=Effort(work=0.01)))
+    assert len(looked) == 3
+    assert validate(found, asked) == []
+    assert {name: launch.promised_ttft_s for name, launch in found.engines.items()} == {
+        one.name: one.ttft_s for one in asked.services
+    }
