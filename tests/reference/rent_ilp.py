@@ -17,9 +17,9 @@ regions g, h, offers k of machines with gpus_k GPUs, sizes s:
     budget, number of machines
     every role that stands stands in `spread` regions
 
-Where spot is limited, all of n, y, w, a and t are there twice, off spot and on it: instances off spot take
-slices of other markets only and serve requests off spot only, those on spot take slices of any and serve the
-rest, which are at most `spot_share` of what is served. A running instance stays on one side at most.
+Where spot is limited, n, y, w and t are there twice, off spot and on it, and a four times, for both sides of
+either phase. Instances off spot take slices of other markets only, those on spot slices of any; requests that
+an instance on spot serves, in any phase, are at most `spot_share` of what is served.
 
     served[m] = sum of a and t; cost = sum_k usd_k b[k] + K sum_k,s usd_k s / gpus_k w[k, s]
 
@@ -29,6 +29,7 @@ against every row again; `proved` is false where that fails or time ran out.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -286,37 +287,34 @@ class RentReference:
 
     def _serve(self, service: Service) -> dict[int, float]:
         """Add the ways of a service's requests; returns their shares as terms."""
-        limit = self.problem.limits.spot_share
-        sides = {side: self._serve_by(service, side) for side in self.sides}
-        shares = {way: 1.0 for own in sides.values() for way in own}
-        self.program.row(shares, high=1.0)
-        if limit is not None:
-            self.program.row({way: (way in sides[True]) - limit for way in shares}, high=0.0)
-        return shares
-
-    def _serve_by(self, service: Service, side: bool) -> dict[int, float]:
         program, regions = self.program, self.problem.regions
         names = {role.phase: role for role in service.roles}
-        shares: dict[int, float] = {}
-        prefilled: dict[str, dict[int, float]] = defaultdict(dict)
-        decoded: dict[str, dict[int, float]] = defaultdict(dict)
+        risky: dict[int, bool] = {}
+        through: dict[tuple[Phase, str, bool], dict[int, float]] = defaultdict(dict)
         if Phase.PREFILL in names:
             moving = handover(self.problem, self.catalog, service)
             assert moving is not None
-            for g, h in sorted({(g, g) for g in regions} | moving.pairs):
+            links = sorted({(g, g) for g in regions} | moving.pairs)
+            for (g, h), first, second in itertools.product(links, self.sides, self.sides):
                 way = program.variable(1.0)
-                shares[way] = prefilled[g][way] = decoded[h][way] = 1.0
+                risky[way] = first or second
+                through[Phase.PREFILL, g, first][way] = 1.0
+                through[Phase.DECODE, h, second][way] = 1.0
                 if g != h:
                     per_s = service.demand_per_s * moving.bytes_per_request
                     self.crossing[g, h][way] = per_s
-            for g in regions:
-                self._cover(names[Phase.PREFILL], g, prefilled[g], side)
-                self._cover(names[Phase.DECODE], g, decoded[g], side)
         if Phase.BOTH in names:
-            for g in regions:
+            for g, side in itertools.product(regions, self.sides):
                 way = program.variable(1.0)
-                shares[way] = 1.0
-                self._cover(names[Phase.BOTH], g, {way: 1.0}, side)
+                risky[way] = side
+                through[Phase.BOTH, g, side][way] = 1.0
+        for (phase, g, side), ways in through.items():
+            self._cover(names[phase], g, ways, side)
+        shares = dict.fromkeys(risky, 1.0)
+        program.row(shares, high=1.0)
+        limit = self.problem.limits.spot_share
+        if limit is not None:
+            program.row({way: on - limit for way, on in risky.items()}, high=0.0)
         return shares
 
     def _cover(self, role: RoleId, region: str, ways: Terms, side: bool) -> None:

@@ -10,13 +10,14 @@ or the demand if that is less. Requests stay in a region as far as they can: lin
 is still missing. Where services want more of a link than it carries, they get the same share of their demand
 each as far as that goes, or in the order of their priority where the problem weighs by it.
 
-Where the share of requests on spot is limited, instances with spot nodes and those they are paired with serve
-requests by themselves, and get no more than that share (`split_by_spot`).
+Where the share of requests on spot is limited, instances with spot nodes and what they are paired with serve
+requests by themselves, and get no more than that share. An instance off spot that has a phase alone may serve
+both: a part of what it carries is lent (`_Sides`).
 """
 
 from __future__ import annotations
 
-import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,12 +30,11 @@ from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.violation import exceeds
 
 Pair = tuple[str, str]
+_APART = (Phase.PREFILL, Phase.DECODE)
 _ALL_PAIRS = 64
 """Up to so many pairs of instances between two regions each gets its share; above, as few as can be."""
 _TRICKLE = 1e-12
 """Share of the whole below which a flow is rounding."""
-_MAX_SPLITS = 4096
-"""Ways to pair instances off spot with those on it that are looked at."""
 _HALVINGS = 40
 """Steps in which the share of demand that services have in common is found."""
 
@@ -53,9 +53,8 @@ def routes_of(
     both: list[tuple[_Part, _Part | None]] = []
     limit = problem.limits.spot_share
     for service in problem.plain_services:
-        off, on = split_by_spot(service, [i for i in standing if i.service == service.name], limit)
-        first = _Part.of(service, off)
-        second = None if not on or limit is None else _Part.of(service, on, asked=limit)
+        own = [i for i in standing if i.service == service.name]
+        first, second = _split(service, own, limit)
         both.append((first, second))
         parts += [first] if second is None else [first, second]
     # Links between regions are for what cannot be served at home.
@@ -75,59 +74,112 @@ def routes_of(
             served[first.service.name] = total / demand if exceeds(demand, total) else 1.0
             routes += second.routes(share)
         routes += first.routes(1.0 - share)
-    return tuple(routes), served
+    return _join(routes), served
 
 
-def split_by_spot(
-    service: Service, instances: Sequence[Instance], share: float | None
-) -> tuple[list[Instance], list[Instance]]:
-    """Return the instances that serve requests off spot, and those that serve others, where spot is limited.
+def _join(routes: Iterable[Route]) -> tuple[Route, ...]:
+    """Return routes of which no two are the same way."""
+    shares: dict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
+    for route in routes:
+        shares[route.service, route.instances] += route.share
+    return tuple(
+        Route(service=service, instances=way, share=min(1.0, share))
+        for (service, way), share in shares.items()
+    )
 
-    Instances with a spot node are of the second sort, and as many others as should be paired with them.
+
+@dataclass
+class _Sides:
+    """What the instances of a service carry of one phase in one region off spot and on it, requests/s.
+
+    `lent` of what is off spot is for requests that another phase serves on spot.
     """
-    on = [i for i in instances if any(node.market == "spot" for node in i.nodes)]
-    off = [i for i in instances if i not in on]
-    if share is None or share >= 1.0 or not on:
-        return list(instances), []
-    if all(i.phase is Phase.BOTH for i in on):
-        return off, on
-    groups: dict[tuple[Phase, str, float], list[Instance]] = {}
-    for one in off:
-        if one.phase is not Phase.BOTH:
-            groups.setdefault((one.phase, one.region, one.throughput_per_s), []).append(one)
-    numbers = itertools.product(*(range(len(group) + 1) for group in groups.values()))
-    best: tuple[float, float, float, int] | None = None
-    found = off, on
-    for chosen in itertools.islice(numbers, _MAX_SPLITS):
-        moved = [i for n, group in zip(chosen, groups.values(), strict=True) for i in group[:n]]
-        names = {i.id for i in moved}
-        apart = [i for i in off if i.id not in names], [*on, *moved]
-        merit = (*_served_by(service, *apart, share), -len(moved))
-        if best is None or merit > best:
-            best, found = merit, apart
-    return found
+
+    off: float = 0.0
+    on: float = 0.0
+    lent: float = 0.0
+
+    def lend(self, share: float) -> None:
+        """Let a share of all that is left be for requests on spot, what stands there first."""
+        self.lent += max(0.0, min(self.off, share * (self.off + self.on) - self.on))
 
 
-def _served_by(
-    service: Service, off: Sequence[Instance], on: Sequence[Instance], share: float
-) -> tuple[float, float, float]:
-    """Return the share of demand that two sorts of instances serve, inside regions and if all could pair.
+def _split(
+    service: Service, instances: Sequence[Instance], limit: float | None
+) -> tuple[_Part, _Part | None]:
+    """Return a service as it serves off spot and, where spot is limited and in use, as it serves on it."""
+    spot = {i.id for i in instances if any(node.market == "spot" for node in i.nodes)}
+    if limit is None or limit >= 1.0 or not spot:
+        return _Part.of(service, [(i, 1.0) for i in instances]), None
+    sides: dict[tuple[Phase, str], _Sides] = defaultdict(_Sides)
+    for one in instances:
+        if one.role_id in service.roles:
+            here = sides[one.phase, one.region]
+            rate = requests_per_s(service, one)
+            here.on += rate * (one.id in spot)
+            here.off += rate * (one.id not in spot)
+    _lend(sides, limit)
+    lent = {key: here.lent / here.off if here.off > 0.0 else 0.0 for key, here in sides.items()}
+    off = [i for i in instances if i.id not in spot and i.role_id in service.roles]
+    first = [(i, 1.0 - lent[i.phase, i.region]) for i in off]
+    second = [(i, lent[i.phase, i.region]) for i in off]
+    second += [(i, 1.0) for i in instances if i.id in spot]
+    return _Part.of(service, first), _Part.of(service, second, asked=limit)
 
-    Then what they could carry inside regions, requests/s: as many as can be should have something to do.
+
+def _lend(sides: Mapping[tuple[Phase, str], _Sides], limit: float) -> None:
+    """Lend so much that all are equally busy, or as few requests as can be on spot if those are too many.
+
+    First inside regions, then what they leave for hand-overs between them.
     """
-    served, able = [], []
-    for here in (True, False):
-        first, second = (
-            _Part.of(
-                service, group if here else [i.model_copy(update={"region": ""}) for i in group]
-            )
-            for group in (off, on)
-        )
-        total = min(first.carried + second.carried, first.carried / (1.0 - share))
-        demand = service.demand_per_s
-        able.append(round(first.carried + second.carried, 9))
-        served.append(1.0 if demand <= 0.0 else min(1.0, round(total / demand, 9)))
-    return served[0], served[1], able[0]
+    regions = sorted({region for _, region in sides})
+    pairs = [[sides.get((phase, g), _Sides()) for phase in _APART] for g in regions]
+    whole = [here for (phase, _), here in sides.items() if phase is Phase.BOTH]
+    total = sum(here.off + here.on for here in whole) + sum(map(_carried, pairs))
+    room = limit * total - sum(here.on for here in whole)
+    least = [_share_on_spot(pair, most=False) for pair in pairs]
+    even = [_share_on_spot(pair, most=True) for pair in pairs]
+    low, high = (
+        sum(share * _carried(pair) for share, pair in zip(shares, pairs, strict=True))
+        for shares in (least, even)
+    )
+    part = 1.0 if high <= room else 0.0 if low >= room else (room - low) / (high - low)
+    for pair, a, b in zip(pairs, least, even, strict=True):
+        for here in pair:
+            here.lend(a + part * (b - a))
+    if len(regions) > 1:
+        _lend_across(pairs)
+
+
+def _lend_across(pairs: Sequence[Sequence[_Sides]]) -> None:
+    """Lend of what regions leave as much as what they leave on spot has no partner for."""
+    rests = []
+    for pair in pairs:
+        for side in (0, 1):
+            carried = [(p.on + p.lent) if side else (p.off - p.lent) for p in pair]
+            rests.append([rate - min(carried) for rate in carried])
+    every = [_Sides(sum(r[n] for r in rests[::2]), sum(r[n] for r in rests[1::2])) for n in (0, 1)]
+    share = _share_on_spot(every, most=False)
+    for number, joint in enumerate(every):
+        joint.lend(share)
+        if joint.off > 0.0:
+            for rest, pair in zip(rests[::2], pairs, strict=True):
+                pair[number].lent += joint.lent * rest[number] / joint.off
+
+
+def _carried(pair: Sequence[_Sides]) -> float:
+    """Requests/s that prefill and decode carry together."""
+    return min(here.off + here.on for here in pair)
+
+
+def _share_on_spot(pair: Sequence[_Sides], *, most: bool) -> float:
+    """Share of what two phases carry that is on spot: as little as can be, or with all equally busy."""
+    total = _carried(pair)
+    if total <= 0.0 or not any(here.on for here in pair):
+        return 0.0
+    if most:
+        return max(here.on / (here.off + here.on) for here in pair)
+    return max(0.0, 1.0 - min(here.off for here in pair) / total)
 
 
 def requests_per_s(service: Service, instance: Instance) -> float:
@@ -153,15 +205,20 @@ class _Part:
     asked: float = 1.0
 
     @classmethod
-    def of(cls, service: Service, instances: Iterable[Instance], asked: float = 1.0) -> _Part:
-        """Return a service whose requests stay in their region, asked for a share of its demand."""
+    def of(
+        cls, service: Service, instances: Iterable[tuple[Instance, float]], asked: float = 1.0
+    ) -> _Part:
+        """Return a service whose requests stay in their region, asked for a share of its demand.
+
+        Of each instance it has a share.
+        """
         carries: dict[Phase, dict[str, dict[str, float]]] = {
             phase: {} for phase in (Phase.PREFILL, Phase.DECODE, Phase.BOTH)
         }
-        for instance in instances:
-            if instance.role_id in service.roles:
+        for instance, share in instances:
+            if instance.role_id in service.roles and share > _TRICKLE:
                 region = carries[instance.phase].setdefault(instance.region, {})
-                region[instance.id] = requests_per_s(service, instance)
+                region[instance.id] = share * requests_per_s(service, instance)
         first, second = carries[Phase.PREFILL], carries[Phase.DECODE]
         at_home = {
             (g, g): min(sum(group.values()), sum(second[g].values()))

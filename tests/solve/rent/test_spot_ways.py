@@ -18,6 +18,7 @@ from atoll.plan.validate.validate_spot import spot_share
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
+from atoll.solve.rent.choosing import search as level_search
 from tests.plan.builders import EAST, catalog, offer, service
 from tests.reference.rent_ilp import RentReference, layouts
 from tests.solve.rent.test_choosing_plans import fleet as choosing_fleet
@@ -59,29 +60,22 @@ def cheapest_together(problem: Problem) -> float | None:
 
 
 def cheapest_apart(problem: Problem) -> float | None:
-    """The least cost over all numbers of machines for prefill and decode, off spot and on it."""
+    """The least cost over all numbers of machines for prefill and decode: enough of both, also off spot."""
     share = problem.limits.spot_share or 0.0
-    jobs = [
-        (o, phase, on)
-        for o in problem.offers
-        for phase in (Phase.PREFILL, Phase.DECODE)
-        for on in (False, True)
-        if on or o.market != "spot"
-    ]
-    rates = [carried(problem, phase, o.node_type) for o, phase, _ in jobs]
+    jobs = list(itertools.product(problem.offers, (Phase.PREFILL, Phase.DECODE)))
+    rates = [carried(problem, phase, o.node_type) for o, phase in jobs]
     best = None
-    for numbers in itertools.product(*(range(o.available + 1) for o, _, _ in jobs)):
+    for numbers in itertools.product(*(range(o.available + 1) for o, _ in jobs)):
         used = {o.key: 0 for o in problem.offers}
-        total = {(phase, on): 0.0 for _, phase, on in jobs}
-        for (o, phase, on), n, rate in zip(jobs, numbers, rates, strict=True):
+        total = dict.fromkeys((Phase.PREFILL, Phase.DECODE), 0.0)
+        off = dict.fromkeys(total, 0.0)
+        for (o, phase), n, rate in zip(jobs, numbers, rates, strict=True):
             used[o.key] += n
-            total[phase, on] += n * rate
+            total[phase] += n * rate
+            off[phase] += n * rate * (o.market != "spot")
         if any(used[o.key] > o.available for o in problem.offers):
             continue
-        off, on_spot = (
-            min(total[Phase.PREFILL, side], total[Phase.DECODE, side]) for side in (False, True)
-        )
-        if off < 1.0 - share - 1e-9 or off + on_spot < 1.0 - 1e-9:
+        if min(off.values()) < 1.0 - share - 1e-9 or min(total.values()) < 1.0 - 1e-9:
             continue
         usd = sum(used[o.key] * o.usd_per_hour for o in problem.offers)
         best = usd if best is None else min(best, usd)
@@ -137,6 +131,47 @@ def test_no_pairs_cost_less(drawn: tuple[float, float], share: float, factor: fl
     rate = factor * carried(limited("apart", 1.0, share, sold), Phase.DECODE, "L40S:1")
     problem = limited("apart", rate, share, sold)
     check_against(problem, cheapest_apart(problem))
+
+
+def shared_decode(share: float) -> Problem:
+    """Prefill that takes two machines, and decode that takes almost one: of seed 31 of promise_truth."""
+    sold = [
+        offer(EAST, "A100-40:1", usd, market=market, available=3)
+        for market, usd in (("on-demand", 2.0), ("spot", 0.9))
+    ]
+    one = limited("apart", 1.0, share, sold)
+    return limited("apart", 1.3 * carried(one, Phase.PREFILL, "A100-40:1"), share, sold)
+
+
+def test_one_decode_instance_serves_what_is_prefilled_on_spot_and_off_it() -> None:
+    problem = shared_decode(0.5)
+    assert carried(problem, Phase.DECODE, "A100-40:1") > 1.0
+    least = cheapest_apart(problem)
+    # Prefill on demand and on spot, and one decode on demand for both.
+    assert least == pytest.approx(2.0 + 0.9 + 2.0)
+    assert RentReference(problem, catalog()).min_cost().value == pytest.approx(least)
+    found = check_against(problem, least)
+    decode = [i.id for i in found.instances if i.phase is Phase.DECODE]
+    assert len(decode) == 1
+    assert all(decode[0] in route.instances for route in found.routes)
+    # Both prefill instances are equally busy.
+    assert spot_share(found, problem.services[0]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_bounds_by_prices_hold_where_phases_are_shared(
+    share: float, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Larger problems are not solved whole: what prices prove of them is no more than the least cost."""
+    monkeypatch.setattr(level_search, "SMALL", 0)
+    given = shared_decode(share)
+    more = (*given.offers, offer(EAST, "L4:1", 0.8), offer(EAST, "L4:1", 0.3, market="spot"))
+    rate = factor * given.services[0].rate_per_s
+    problem = limited("apart", rate, share, more)
+    optimum = RentReference(problem, catalog()).min_cost()
+    assert optimum.proved
+    check_against(problem, optimum.value)
 
 
 SPOT = """

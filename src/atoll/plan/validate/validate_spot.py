@@ -1,7 +1,7 @@
 """The rules of `validate` for spot: what share of requests hangs on it, and that all that is rented serves.
 
-A request is on spot where any instance that serves it has a spot node, or is paired by some route with one
-that has: pairs stand and fall together. Of any-to-any services, where any executor on its path is on spot.
+A request is on spot where any instance that serves it has a spot node; of any-to-any services, where any
+executor on its path has.
 """
 
 from __future__ import annotations
@@ -43,15 +43,8 @@ def spot_share(plan: Plan, service: Service) -> float:
     """Return the share of a service's requests that are served on spot."""
     if service.is_graph:
         return _graph_share(plan, service)
-    own = [route for route in plan.routes if route.service == service.name]
     spot = {i.id for i in plan.instances if i.service == service.name and _has_spot(i)}
-    # Whoever is paired with what is on spot is on it, too.
-    more = True
-    while more:
-        pairs = [{*route.instances} for route in own]
-        reached = set().union(*(pair for pair in pairs if pair & spot))
-        more = not reached <= spot
-        spot |= reached
+    own = [route for route in plan.routes if route.service == service.name]
     return sum(route.share for route in own if spot & {*route.instances})
 
 

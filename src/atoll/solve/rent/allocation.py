@@ -398,7 +398,12 @@ def rent_model(
     if any(some.running for some in items):
         init_penalty = max(init_penalty, KEEP)
     asked = tuple(
-        replace(services[m], kv_bytes_per_s=services[m].kv_bytes_per_s * f)
+        replace(
+            services[m],
+            kv_bytes_per_s=services[m].kv_bytes_per_s * f,
+            # Shares of two services are of the same demand where both are asked for all of it.
+            borrows=services[m].borrows and f == 1.0,
+        )
         for m, f in fraction.items()
     )
     return RentModel(supply, limits, asked, items, init_penalty * supply.usd / supply.gpus)

@@ -37,7 +37,8 @@ class ServiceDemand:
     """One service: the roles it may be served by, the kinds it may use, its weight under shortage.
 
     `pairs` are regions (g, h) between which KV caches may travel from prefill to decode, and
-    `kv_bytes_per_s` what travels if all of its demand does.
+    `kv_bytes_per_s` what travels if all of its demand does. Of two with one name, both asked for all of the
+    demand, one that `borrows` may use what instances of a single phase of the other leave.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ServiceDemand:
     weight: float = 1.0
     pairs: tuple[tuple[int, int], ...] = ()
     kv_bytes_per_s: float = 0.0
+    borrows: bool = False
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,5 @@ def _fill_one(
 
 def served_share(items: ServiceItems, chosen: dict[int, int], regions: int) -> float:
     """Return the share of a service that items serve, phases paired inside regions only."""
-    level = np.zeros((3, regions))
-    for item, count in chosen.items():
-        level[items.phase[item], items.region[item]] += items.share[item] * count
+    level = items.levels(chosen, regions)
     return float(np.minimum(level[PREFILL], level[DECODE]).sum() + level[BOTH].sum())

@@ -84,12 +84,11 @@ class InstanceMaster(RentalProgram):
     def _add_levels(self) -> None:
         """Rows of phases by region, and the flows between them."""
         model = self.model
-        for m, items in enumerate(model.items):
-            some = self._let_in[m]
+        for m in range(len(model.services)):
+            own = {m, model.lenders.get(m, m)}
             for phase in (PREFILL, DECODE):
-                here = np.unique(items.region[some[items.phase[some] == phase]])
-                for g in here:
-                    self._level_row[m, phase, int(g)] = self.add_empty_rows(np.zeros(1))
+                for g in sorted(set().union(*(self._regions(some, phase) for some in own))):
+                    self._level_row[m, phase, g] = self.add_empty_rows(np.zeros(1))
         links: dict[tuple[int, int], int] = {}
         entries: list[tuple[int, int, float]] = []
         for m, service in enumerate(model.services):
@@ -111,6 +110,25 @@ class InstanceMaster(RentalProgram):
                     entries.append((column, links[g, h], -load))
         number = len(self._flows)
         self._flow_first = self.lp.add_columns(
+            np.zeros(number), np.zeros(number), np.ones(number), _sparse(entries, number)
+        )
+        self._add_loans()
+
+    def _add_loans(self) -> None:
+        """Columns of what one service uses of the single phases of another, in shares of the demand."""
+        self._loans = [
+            (borrower, phase, g)
+            for borrower, lender in self.model.lenders.items()
+            for m, phase, g in self._level_row
+            if m == lender
+        ]
+        entries = []
+        for at, (borrower, phase, g) in enumerate(self._loans):
+            lender = self.model.lenders[borrower]
+            entries.append((at, self._level_row[lender, phase, g], -1.0))
+            entries.append((at, self._level_row[borrower, phase, g], 1.0))
+        number = len(self._loans)
+        self._loan_first = self.lp.add_columns(
             np.zeros(number), np.zeros(number), np.ones(number), _sparse(entries, number)
         )
 
@@ -223,6 +241,9 @@ class InstanceMaster(RentalProgram):
         """Yield what covering a phase costs by level, 1 for all of it: service, function, columns, values."""
         for service, (oracle, cost) in enumerate(zip(oracles, costs, strict=True)):
             items, phases = oracle.items, set(np.unique(oracle.items.phase).tolist())
+            # What is borrowed covers a phase as well.
+            if service in self.model.lenders:
+                continue
             groups = [{PREFILL, BOTH}, {DECODE, BOTH}] if PREFILL in phases else [{BOTH}]
             for group in groups:
                 every = np.flatnonzero(np.isin(items.phase, sorted(group)) & (items.share > 0.0))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -101,6 +101,13 @@ class ServiceItems:
         ]
         return np.concatenate([*begins, by_phase[-1:]]).astype(np.int64)
 
+    def levels(self, number: Mapping[int, int], regions: int) -> Floats:
+        """Return the share of the demand that so many of some items carry, by phase and region."""
+        level = np.zeros((len(PHASES), regions))
+        for item, count in number.items():
+            level[self.phase[item], self.region[item]] += self.share[item] * count
+        return level
+
     def stand_in(self, regions: int) -> list[set[int]]:
         """Return the regions that items of each phase can stand in."""
         some = np.diff(self.cuts(regions)).reshape(len(PHASES), regions) > 0
@@ -165,6 +172,20 @@ class RentModel:
     def rows(self) -> int:
         """Number of rows: cells, then offers."""
         return self.cells + len(self.supply.usd)
+
+    @cached_property
+    def lenders(self) -> dict[int, int]:
+        """By service that borrows, the one of its name whose single phases it may use a part of."""
+        owner = {
+            service.name: m
+            for m, (service, items) in enumerate(zip(self.services, self.items, strict=True))
+            if not service.borrows and np.any(items.phase != BOTH)
+        }
+        return {
+            m: owner[service.name]
+            for m, service in enumerate(self.services)
+            if service.borrows and service.name in owner
+        }
 
     def cell(self, k: int, kind: int) -> int:
         """Return the cell that slices of offer k of this kind go to."""

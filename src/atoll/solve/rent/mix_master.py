@@ -334,9 +334,7 @@ def links_hold(model: RentModel, chosen: tuple[dict[int, int], ...]) -> bool:
     for items, number, service in zip(model.items, chosen, model.services, strict=True):
         if not service.pairs:
             continue
-        level = np.zeros((3, model.regions))
-        for item, count in number.items():
-            level[items.phase[item], items.region[item]] += items.share[item] * count
+        level = items.levels(number, model.regions)
         if float(np.minimum(level[0], level[1]).sum() + level[2].sum()) < 1.0 - 1e-9:
             return False
     return True

@@ -18,12 +18,11 @@ from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layout
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating, find_templates
 from atoll.solve.effort import RentLimit
-from atoll.solve.legs import split_by_spot
 from atoll.solve.rent import allocation_types as types
 from atoll.solve.rent.allocation import WORK, allocate, simplify
 from atoll.solve.rent.choosing.level_choice import choose_levels
 from atoll.solve.rent.simple_allocation import SimpleGoal
-from atoll.solve.rent.spot_ways import SpotWays, with_bound
+from atoll.solve.rent.spot_ways import SpotWays
 from atoll.solve.templates.library import Libraries
 
 SOLVER = "optimal"
@@ -217,8 +216,7 @@ def _allocate(
     if found.allocation is None:
         return ways.try_levels(plain, on_shortage, found.levels)
     reason = "spot share" if max(found.error_usd, default=0.0) > 0.0 else None
-    answer = ways.answer(found.allocation, reason=reason)
-    return with_bound(answer, answer.bound - ways.start_usd(effort["init_penalty"]))
+    return ways.answer(found.allocation, reason=reason)
 
 
 def redraft(
@@ -289,18 +287,25 @@ def _chosen(
 
 
 def _on_spot(problem: Problem, plan: Plan) -> tuple[set[str], dict[int, float]]:
-    """The instances of a plan that serve on spot, and the level of both ways of each service."""
+    """The instances of a plan that serve on spot, or mostly so, and the levels of each service's ways."""
     on: set[str] = set()
     levels: dict[int, float] = {}
     for m, service in enumerate(problem.services):
-        own = [one for one in plan.instances if one.service == service.name]
-        part = {one.id for one in split_by_spot(service, own, problem.limits.spot_share)[1]}
-        share = sum(
-            route.share
-            for route in plan.routes
-            if route.service == service.name and part & {*route.instances}
-        )
-        on |= part
+        spot = {
+            one.id
+            for one in plan.instances
+            if one.service == service.name and any(node.market == "spot" for node in one.nodes)
+        }
+        used: dict[str, float] = defaultdict(float)
+        share = 0.0
+        for route in plan.routes:
+            if route.service == service.name:
+                risky = bool(spot & {*route.instances})
+                share += route.share * risky
+                for name in route.instances:
+                    used[name] += route.share if risky else -route.share
+        # One that serves both counts where it serves more.
+        on |= spot | {name for name, more in used.items() if more > 0.0}
         levels |= {2 * m: 1.0 - share, 2 * m + 1: share}
     return on, levels
 

@@ -14,7 +14,7 @@ up to the grid. Rounded down, the same recursion finds instances that do serve d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,11 +33,14 @@ from atoll.solve.rent.step_functions import (
     steps_of,
 )
 
+_STEPS = np.arange(GRID + 1) / GRID
 _SHARE_BELOW = np.maximum(0.0, np.arange(GRID + 1) - 1.0) / GRID
 """Share of the demand that a level is more than: levels are rounded up."""
 _SERVES_NOTHING = np.full(GRID + 1, np.inf)
 """Costs by level of a phase without items: nothing is free, anything else impossible."""
 _SERVES_NOTHING[0] = 0.0
+Rents = dict[tuple[int, int], float]
+"""By phase and zone what all of a service's demand of that phase costs another one that borrows it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class Legs:
     """The functions of one service at some prices: tables by (phase, zone), legs by zone, and their sum.
 
     Running instances off spot may cost less than nothing where spot is limited: they make room for more of
-    it. They are taken to cost nothing, and `gain` (<= 0) is what all of them could bring.
+    it. They are taken to cost nothing, and `gain` (<= 0) is what all of them could bring. `lent` is what each
+    item would bring if another service used all of it.
     """
 
     cost: Floats
@@ -55,6 +59,7 @@ class Legs:
     both: tuple[StepFunction, ...]
     zones: tuple[StepFunction, ...]
     totals: tuple[StepFunction, ...]
+    lent: Floats | float = 0.0
 
     @property
     def total(self) -> StepFunction:
@@ -114,6 +119,42 @@ class ServiceOracle:
         """Return the functions at these prices: a lower bound, or else what whole instances do serve."""
         cost, gain = self._price(row_price)
         tables = {key: self._table(key, cost, lower) for key in self._new}
+        return self._legs(cost, gain, tables, lower=lower)
+
+    def lend(self, legs: Legs) -> tuple[Legs, Rents]:
+        """Return a lower bound where another service may use a part of single phases, and at which rents.
+
+        Where c is rented and a of it used here, P(c) is paid and the rent of c - a comes back. Any rents give
+        a bound if whoever borrows pays them; these are the best prices for throughput there are.
+        """
+        tables, rents = dict(legs.tables), {}
+        lent = np.zeros(len(legs.cost))
+        for key in self._new:
+            items = np.concatenate([self._list_new(key), self._kept[key]])
+            items = items[self._share(items) > 0.0]
+            if key[0] == BOTH or not len(items):
+                continue
+            rent = rents[key] = float((legs.cost[items] / self._share(items)).min())
+            lent[items] = rent * self.steps_up(items) / GRID
+            back = legs.tables[key] - rent * _STEPS
+            # Any level from a on may be rented; a itself may be almost a step less.
+            least = np.minimum.accumulate(back[::-1])[::-1] + rent * (_STEPS - 1.0 / GRID)
+            tables[key] = np.maximum(least, rent * _SHARE_BELOW)
+        return replace(self._legs(legs.cost, legs.gain, tables, lower=True), lent=lent), rents
+
+    def borrow(self, legs: Legs, rents: Rents) -> Legs:
+        """Return a lower bound where any part of a phase may be had from another service at its rent."""
+        tables = dict(legs.tables)
+        for key, rent in rents.items():
+            own = legs.tables[key]
+            some = np.minimum.accumulate(own - rent * _STEPS) + rent * _STEPS
+            # Own instances may cover a step less than all: then what is borrowed is a step less, too.
+            tables[key] = np.minimum(own, np.append(0.0, some[:-1]))
+        return self._legs(legs.cost, legs.gain, tables, lower=True)
+
+    def _legs(
+        self, cost: Floats, gain: float, tables: dict[tuple[int, int], Floats], *, lower: bool
+    ) -> Legs:
         apart, both, zones = [], [], []
         for zone in range(self.zones):
             # Apart, prefill and decode of a zone serve the same level.

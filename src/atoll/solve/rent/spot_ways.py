@@ -1,7 +1,8 @@
 """Allocations with a limit on spot: every service has two ways to serve a request, off spot and on it.
 
-Way 2m of service m has instances without spot nodes; way 2m + 1 has instances that may have some, and what
-they are paired with. Levels of both add up to 1, and that of the second is at most the share allowed
+Way 2m of service m has instances without spot nodes; way 2m + 1 has instances that may have some. An
+instance of a phase alone may serve both: the second way borrows what the first does not need of it
+(`RentModel.lenders`). Levels of both add up to 1, and that of the second is at most the share allowed
 (`choosing.level_rows`): requests on spot are counted, not machines, and an instance that carries little
 counts little. Nodes come from cells of two sorts, kind c for instances off spot and C + c for others: offers
 off spot supply both, those on spot the second only. So what is proven is proven over all instances, markets
@@ -17,7 +18,6 @@ import numpy as np
 
 from atoll.solve.rent.allocation import OPTIMAL
 from atoll.solve.rent.allocation_types import (
-    BOTH,
     Allocation,
     AllocationLimits,
     RoleTemplates,
@@ -105,7 +105,7 @@ class SpotWays:
         )
 
     def at(self, levels: Mapping[int, float]) -> tuple[ServiceDemand, ...]:
-        """Return the ways as plain services, each asked for its level of the demand."""
+        """Return the ways as plain services, each asked for its level of the demand by itself."""
         return tuple(
             replace(
                 way,
@@ -113,6 +113,7 @@ class SpotWays:
                     replace(role, demand=role.demand * levels.get(m, 0.0)) for role in way.roles
                 ),
                 kv_bytes_per_s=way.kv_bytes_per_s * levels.get(m, 0.0),
+                borrows=False,
             )
             for m, way in enumerate(self.services)
         )
@@ -173,7 +174,7 @@ class SpotWays:
                     for share in shares
                     if share != levels[way + 1]
                 ]
-        return replace(with_bound(best, 0.0), fraction_bound=1.0, proven=False)
+        return replace(_with_bound(best, 0.0), fraction_bound=1.0, proven=False)
 
     def _whole(self, levels: Mapping[int, float]) -> dict[int, float]:
         """Return levels of which those of each service add up to 1."""
@@ -185,26 +186,13 @@ class SpotWays:
                 found |= {way: 1.0 - share, way + 1: share}
         return found
 
-    def start_usd(self, init_penalty: float) -> float:
-        """Return what starting costs that keeping might save, beyond what the ways know, USD per hour.
-
-        An instance that runs off spot counts there; one of a phase alone might be kept for requests on spot.
-        """
-        supply = self.given
-        per_gpu = init_penalty * supply.usd / supply.gpus
-        return sum(
-            column.number * float(sum(per_gpu[k] * gpus for k, gpus in column.gpus))
-            for column in self.running
-            if column.service % 2 == 0 and column.phase != BOTH
-        )
-
 
 def _merit(found: Allocation) -> tuple[float, float]:
     """Order of allocations: more served, then less cost."""
     return round(float(found.served.min(initial=1.0)), 9), -found.objective
 
 
-def with_bound(found: Allocation, bound: float) -> Allocation:
+def _with_bound(found: Allocation, bound: float) -> Allocation:
     """Return an allocation of which so much is proven."""
     bound = max(0.0, min(bound, found.objective))
     gap = 0.0 if found.objective <= 0.0 else (found.objective - bound) / found.objective
@@ -223,7 +211,8 @@ def _way(service: ServiceDemand, off: bool) -> ServiceDemand:
         return replace(role, counts=np.ascontiguousarray(np.hstack(both)))
 
     allowed = np.concatenate([service.allowed, service.allowed])
-    return replace(service, roles=tuple(map(wide, service.roles)), allowed=allowed)
+    roles = tuple(map(wide, service.roles))
+    return replace(service, roles=roles, allowed=allowed, borrows=not off)
 
 
 def _running(column: RunningColumn, supply: Supply, kinds: int) -> RunningColumn:

@@ -84,7 +84,7 @@ def slacks_of(
 ) -> Floats:
     """Return by how much each item of a way, once used, raises the bound of its group at least.
 
-    Taking the item away leaves at least what is served less what it carries.
+    Taking the item away leaves at least what is served less what it carries, and what of it is lent.
     """
     items = np.arange(len(oracle.items))
     weight, back = np.unique(oracle.steps_up(items), return_inverse=True)
@@ -99,7 +99,7 @@ def slacks_of(
         with_it = min_with(dense, np.ascontiguousarray(rest), weight.astype(np.int64))
         constant = 0.0 if why.absolute else why.value - min_slack
         raised = constant + legs.cost[items] + with_it[back]
-        out = np.maximum(out, raised - bound.value)
+        out = np.maximum(out, raised - legs.lent - bound.value)
     return np.asarray(np.maximum(0.0, out))
 
 

@@ -103,7 +103,7 @@ def choose(
         log=log,
     )
     if asked[0] is not demands and ways is not None:
-        found = _joined(found, ways, problem.settings.init_penalty)
+        found = _joined(found, ways)
     levels = {problem.services[way].name: level for way, level in found.levels.items()}
     duals = {row.name: usd for row, usd in zip(rows.by_choice, found.error_usd, strict=False)}
     prices = {
@@ -123,14 +123,13 @@ def choose(
     )
 
 
-def _joined(found: LevelAllocation, ways: SpotWays, init_penalty: float) -> LevelAllocation:
+def _joined(found: LevelAllocation, ways: SpotWays) -> LevelAllocation:
     """Levels and allocation of services whose ways, off spot and on it, were found."""
     levels: dict[int, float] = {}
     for way, level in found.levels.items():
         levels[way // 2] = min(1.0, levels.get(way // 2, 0.0) + level)
     own = None if found.allocation is None else ways.answer(found.allocation)
-    bound = max(0.0, found.bound - ways.start_usd(init_penalty))
-    return replace(found, levels=levels, allocation=own, bound=bound)
+    return replace(found, levels=levels, allocation=own)
 
 
 def _times(demand: ServiceDemand, factor: float) -> ServiceDemand:

@@ -38,7 +38,11 @@ def evaluate_levels(
 ) -> LevelEvaluation:
     """Return the bound at these prices over all levels that the conditions allow."""
     row = row_prices(model, prices)
-    legs = tuple(oracle.legs(row) for oracle in oracles)
+    each = [oracle.legs(row) for oracle in oracles]
+    for borrower, lender in model.lenders.items():
+        each[lender], rents = oracles[lender].lend(each[lender])
+        each[borrower] = oracles[borrower].borrow(each[borrower], rents)
+    legs = tuple(each)
     ways = set(rows.ways)
     groups = tuple(
         bound_group(rows, group, {way: legs[way] for way in group.ways}) for group in rows.groups

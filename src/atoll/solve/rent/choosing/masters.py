@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.solve.lp import LpResult, Sparse
+from atoll.solve.rent.allocation_types import BOTH
 from atoll.solve.rent.choosing.level_rows import NONE, LevelRows
 from atoll.solve.rent.incumbent import Incumbent, Work
 from atoll.solve.rent.instance_master import InstanceAnswer, InstanceGoal, InstanceMaster
@@ -197,7 +198,29 @@ class LevelInstanceMaster(InstanceMaster):
         values = super()._values(solution)
         if values is not None:
             self.levels.write(values, self._start)
+            self._lend(values, solution)
         return values
+
+    def _lend(self, values: Floats, solution: Solution) -> None:
+        """Put into the columns what is borrowed: all that a level does not need, region by region."""
+        model = self.model
+        flow = {(m, g): at for at, (m, g, h) in enumerate(self._flows) if g == h}
+        for borrower, lender in model.lenders.items():
+            own = [
+                model.items[m].levels(solution.items[m], model.regions) for m in (lender, borrower)
+            ]
+            needed = max(0.0, self._start.get(lender, 0.0) - float(own[0][BOTH].sum()))
+            for g in range(model.regions):
+                single = own[0][:BOTH, g]
+                here = min(needed, float(single.min()))
+                needed -= here
+                at_most = own[1][:BOTH, g] + single - here
+                for m, level in ((lender, here), (borrower, min(1.0, float(at_most.min())))):
+                    if (m, g) in flow:
+                        values[self._flow_first + flow[m, g]] = level
+                for at, (m, phase, region) in enumerate(self._loans):
+                    if (m, region) == (borrower, g):
+                        values[self._loan_first + at] = min(1.0, float(single[phase]) - here)
 
     def _solution(self, values: Floats) -> Solution:
         self._values_found = values
