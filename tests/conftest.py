@@ -14,9 +14,12 @@ import pytest
 from hypothesis import settings
 
 from atoll.runtime.endpoints.compile_cache import FOLDER_VARIABLE
+from tests.seeds import EXAMPLES
 
-# Fixed examples by default, so a red run is red again; HYPOTHESIS_PROFILE=explore looks further.
-settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60)
+# Fixed examples by default, so a red run is red again; `make test-full` tries twice as many of them, and
+# HYPOTHESIS_PROFILE=explore looks further.
+settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=EXAMPLES)
+settings.register_profile("full", settings.get_profile("fixed"), max_examples=2 * EXAMPLES)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 

@@ -84,7 +84,7 @@ _PARTS = (
 
 def list_tests(*, full: bool) -> tuple[Check, ...]:
     """Return the tests in parts: all but `REAL`, or those that are fast and need nothing that may lack."""
-    selection = () if full else ("-m", "not slow and not aic")
+    selection = ("--hypothesis-profile", "full") if full else ("-m", "not slow and not aic")
     named = {name for part in _PARTS for name in part}
     others = sorted(
         path.name

@@ -132,7 +132,6 @@ def test_the_cache_notices_a_change_of_a_part_in_another_file(tmp_path: Path) ->
     source = "from atoll.core.compiling import part\n\n\n@part\ndef there(x):\n    return x + {}\n"
     other.write_text(source.format(1))
     assert run_program(tmp_path, cache) == ["4", "True", "0"]
-    assert run_program(tmp_path, cache) == ["4", "True", "1"]
     other.write_text(source.format(2))
     assert run_program(tmp_path, cache) == ["5", "True", "0"]
     other.write_text(source.format(1))

@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.lp import LinearProgram, MipResult, Sparse
+from tests.seeds import examples
 
 ROWS, COLUMNS = 20, 40
 SMALL = (12, 24)
@@ -74,7 +75,7 @@ def test_a_node_limit_ends_at_the_same_point() -> None:
     assert same(first, second)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(4)
 @given(seed=st.integers(0, 50), iterations=st.sampled_from([50, 200, 1000]))
 def test_what_a_limit_leaves_is_feasible_and_its_bound_holds(seed: int, iterations: int) -> None:
     stopped = covering(seed, *SMALL).solve_mip(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,12 @@ def test_that_cannot_run(number):
 """
 
 
-def test_skips_are_counted_by_reason(tmp_path: Path) -> None:
-    path = tmp_path / "test_cases.py"
+def test_skips_are_counted_by_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Neither plugins nor their settings: loading them takes longer than all else here.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    path, plain = tmp_path / "test_cases.py", ("-c", os.devnull, "-p", "no:cacheprovider")
     path.write_text(CASES)
-    outcome = run_tests(Check("some", ("pytest", "-q", "-p", "no:cacheprovider", str(path))))
+    outcome = run_tests(Check("some", ("pytest", "-q", *plain, str(path))))
     assert "1 passed, 2 skipped" in outcome.said
     assert (outcome.passed, outcome.tests) == (True, 3)
     assert outcome.skipped == {"there is no such engine": 2}

@@ -145,13 +145,13 @@ def save_all(
     for path in targets:
         check_target(path, (".png", ".html"))
     drawn = {
-        path: _render_figure(pictures, "png", title)
-        if path.suffix.lower() == ".png"
+        ending: _render_figure(pictures, "png", title)
+        if ending == ".png"
         else _render_page(pictures, title, facts or {})
-        for path in targets
+        for ending in {path.suffix.lower() for path in targets}
     }
-    for path, content in drawn.items():
-        atomic_write(path, content)
+    for path in targets:
+        atomic_write(path, drawn[path.suffix.lower()])
 
 
 def _render_figure(pictures: Sequence[Picture], kind: str, title: str | None) -> bytes:

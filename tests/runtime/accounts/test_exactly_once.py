@@ -19,6 +19,7 @@ from atoll.runtime.accounts.database import Database
 from atoll.runtime.accounts.journal import UsageJournal
 from atoll.runtime.accounts.ledger import LedgerRows
 from tests.runtime.accounts.helpers import record
+from tests.seeds import examples
 
 
 class Flaky(Database):
@@ -95,7 +96,7 @@ class Gateway:
         self.database.fails = ""
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(examples(12), suppress_health_check=[HealthCheck.too_slow])
 @given(steps=steps)
 def test_every_token_counts_once(
     steps: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
@@ -44,6 +44,7 @@ from tests.plan.builders import EAST
 from tests.plan.builders import offer as plain_offer
 from tests.plan.builders import problem as plain_problem
 from tests.plan.builders import service as plain_service
+from tests.seeds import examples
 
 LAB = """\
 services:
@@ -352,7 +353,7 @@ def test_sentences() -> None:
     assert gone.text == "none can be had"
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@examples(4)
 @given(
     st.tuples(*(st.integers(0, 3) for _ in range(4))),
     st.sampled_from((4.0, 9.0, 16.0)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.plan.problem import Limits, Problem
@@ -11,6 +11,7 @@ from atoll.solve.explain.explain_plan import explain
 from atoll.solve.explain.merit import merit
 from atoll.solve.explain.plan_explanation import MIN_SERVED, MIN_USD, Repair, served_share
 from atoll.solve.explain.repairs import find_repairs
+from tests.seeds import examples
 from tests.solve.explain import toy
 from tests.solve.explain.test_planning_again import problems
 
@@ -21,7 +22,7 @@ def found(problem: Problem) -> tuple[Repair, ...]:
     return find_repairs(toy.planner(problem), toy.best_plan(problem), [])
 
 
-@settings(max_examples=25, deadline=None)
+@examples(12)
 @given(problems(), seeds)
 def test_repairs_serve_more_or_cost_less_whatever_the_solver_does(
     problem: Problem, seed: int
@@ -39,7 +40,7 @@ def test_repairs_serve_more_or_cost_less_whatever_the_solver_does(
     assert meets == sorted(meets, reverse=True)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(problems(scarce=True))
 def test_repairs_are_what_the_changed_problem_gives(problem: Problem) -> None:
     for repair in found(problem):
@@ -135,7 +136,7 @@ def test_what_there_is_no_time_for_is_named() -> None:
     assert left_out == ["changes by more nodes, in part", "changes by looser promises, in part"]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(12)
 @given(problems(), seeds)
 def test_an_explanation_starts_from_the_plan_given(problem: Problem, seed: int) -> None:
     base = toy.any_plan(problem, seed)

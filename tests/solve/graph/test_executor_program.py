@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import atoll.solve.graph.executor_master as master_module
@@ -22,10 +22,11 @@ from atoll.solve.graph.graph_types import (
     StandingExecutors,
 )
 from benchmarks.any_to_any.cells_cases import check_case, check_exact, make_case
+from tests.seeds import examples, seeds
 from tests.solve.graph.checker import broken_rows
 
 SEEDS = st.integers(0, 10_000)
-MANY = settings(max_examples=40, deadline=None, derandomize=True)
+MANY = examples(20)
 
 
 def machine(
@@ -177,7 +178,7 @@ def test_equal_to_trying_everything(cases: int) -> None:
     assert (checked, equal) == (cases, cases), worst
 
 
-@pytest.mark.parametrize("seed", range(30_000, 30_015))
+@pytest.mark.parametrize("seed", seeds(6, 15, 30_000))
 def test_taking_in_units_one_by_one_finds_the_same(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +188,7 @@ def test_taking_in_units_one_by_one_finds_the_same(
     assert check_case(make_case(seed)).error <= 1e-6
 
 
-@pytest.mark.parametrize("seed", range(30_000, 30_015))
+@pytest.mark.parametrize("seed", seeds(6, 15, 30_000))
 def test_what_is_likely_is_a_start_and_proves_nothing(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from atoll.solve.place.search.flow_search import search, search_many
 from benchmarks.placement.flow_cases import large_cluster, small_cluster
 from benchmarks.report import DATA
 from tests.reference.flow_brute import brute
+from tests.seeds import seeds
 
 HELIX = DATA / "helix"
 
@@ -29,16 +30,15 @@ def helix(name: str, model: str = "LLaMA-2-70B") -> FlowInstance:
     return flow_instance(problem, problem.catalog(), problem.services[0])
 
 
-def test_equals_brute_force() -> None:
-    random = stream(5, "search")
-    for case in range(25):
-        instance = small_cluster(random)
-        found = search(instance, evaluations=40_000, seed=case)
-        value = max_flow(instance, found.placement).value
-        assert value == pytest.approx(found.value, rel=1e-6, abs=1e-9)
-        assert brute(instance, above=value * (1 - 1e-6)).value == pytest.approx(
-            value, rel=2e-6, abs=1e-9
-        )
+@pytest.mark.parametrize("case", seeds(10, 25))
+def test_equals_brute_force(case: int) -> None:
+    instance = small_cluster(stream(case, "search"))
+    found = search(instance, evaluations=40_000, seed=case)
+    value = max_flow(instance, found.placement).value
+    assert value == pytest.approx(found.value, rel=1e-6, abs=1e-9)
+    assert brute(instance, above=value * (1 - 1e-6)).value == pytest.approx(
+        value, rel=2e-6, abs=1e-9
+    )
 
 
 def test_brute_force_needs_no_hint() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.api.fleet import Fleet
@@ -20,6 +20,7 @@ from atoll.solve.place.place_service import SEARCH, FlowEffort
 from atoll.solve.place.place_solver import solve
 from atoll.solve.place.replicas import place_replicas
 from tests.plan.clusters import problem
+from tests.seeds import examples
 
 CATALOG = Catalog.default()
 WITHIN = FlowEffort(600.0, promise=True)
@@ -122,7 +123,7 @@ def test_slices_share_the_links_of_their_machine() -> None:
     assert validate(made, asked, CATALOG) == []
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(
     st.lists(st.sampled_from(("L4:1", "L4:2", "T4:4", "A100-40:2")), min_size=1, max_size=4),
     st.integers(1, 2),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
@@ -20,6 +20,7 @@ from atoll.solve.rent.allocation_types import (
     AllocationLimits,
     RunningColumn,
 )
+from tests.seeds import examples, seeds
 from tests.solve.rent.cases import Case, faults, optimum, random_case, service, supply_of
 
 
@@ -61,29 +62,29 @@ def by_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rent_search, "_STAGES", (4, 8))
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(6, 16))
 def test_equal_to_the_optimum(seed: int) -> None:
     check_exact(random_case(seed, regions=1 + seed % 3))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(4, 8))
 def test_equal_to_the_optimum_over_links(seed: int) -> None:
     check_exact(random_case(seed, pairs=True, regions=2 + seed % 2, scarce=0.8))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(4, 10))
 def test_equal_to_the_optimum_with_running_instances(seed: int) -> None:
     check_exact(random_case(seed, running=True))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(4, 8))
 def test_equal_to_the_optimum_with_a_spot_share(seed: int) -> None:
     case = random_case(seed, running=bool(seed % 2), scarce=0.7)
     share = float(np.random.default_rng(seed).uniform(0.0, 0.7))
     check_exact(replace(case, limits=AllocationLimits(spot_share=share)))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(4, 6))
 def test_equal_to_the_optimum_within_limits(seed: int) -> None:
     case = random_case(seed, scarce=0.7, running=seed % 3 == 0)
     plain = solve(case)
@@ -95,7 +96,7 @@ def test_equal_to_the_optimum_within_limits(seed: int) -> None:
         check_exact(replace(case, limits=limits))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(4, 8))
 def test_equal_to_the_optimum_where_a_budget_is_of_other_prices(seed: int) -> None:
     case = random_case(seed, scarce=0.6, running=seed % 3 == 0)
     rng = np.random.default_rng(seed)
@@ -109,14 +110,14 @@ def test_equal_to_the_optimum_where_a_budget_is_of_other_prices(seed: int) -> No
         assert answer.objective >= free.bound - 1e-6
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(4, 8))
 def test_equal_to_the_optimum_spread_over_regions(seed: int) -> None:
     case = random_case(seed, regions=2 + seed % 2, scarce=0.5, running=bool(seed % 2), most=4)
     check_exact(replace(case, limits=AllocationLimits(spread=2)))
 
 
 @pytest.mark.usefixtures("by_stages")
-@pytest.mark.parametrize("seed", range(30, 42))
+@pytest.mark.parametrize("seed", seeds(6, 12, 30))
 def test_equal_to_the_optimum_by_stages(seed: int) -> None:
     limits = AllocationLimits(spot_share=0.4) if seed % 3 == 0 else AllocationLimits()
     case = random_case(seed, running=seed % 2 == 0, pairs=seed % 3 == 1, scarce=0.8)
@@ -140,7 +141,7 @@ def test_equal_to_the_optimum_spread_by_stages(seed: int) -> None:
     assert answer.bound <= least + 1e-6
 
 
-@settings(max_examples=25, deadline=None)
+@examples(12)
 @given(st.integers(0, 100_000))
 def test_anything_goes(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -199,7 +200,7 @@ def said(answer: Allocation) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, 6))
 def test_equal_input_gives_equal_answers(seed: int) -> None:
     case = random_case(seed, running=True, pairs=True, scarce=0.6 + 0.3 * (seed % 3))
     first = solve(case)
@@ -361,15 +362,15 @@ def test_thousands_of_equal_nodes() -> None:
     assert scarce.served[0] == pytest.approx(9000 * 10.75 / 123456.0, abs=2e-4)
 
 
-@pytest.mark.parametrize("max_nodes", [None, 12_400])
+@pytest.mark.parametrize("max_nodes", [None, 4_130])
 def test_thousands_of_instances_spread_over_regions(max_nodes: int | None) -> None:
     """However many instances of a role there are, it may stand."""
-    supply = supply_of([(g, "A", 1, False, 1.0, 8000, False) for g in range(2)], regions=2)
-    asked = service("a", supply, 123456.0, {BOTH: [({"A:1": 1}, 10.0)]})
+    supply = supply_of([(g, "A", 1, False, 1.0, 2700, False) for g in range(2)], regions=2)
+    asked = service("a", supply, 41152.0, {BOTH: [({"A:1": 1}, 10.0)]})
     limits = AllocationLimits(spread=2, max_nodes=max_nodes)
     answer = solve(Case((asked,), supply, limits), gap=1e-3)
     assert answer.status == "optimal"
-    assert sum(column.number for column in answer.instances) == 12346
+    assert sum(column.number for column in answer.instances) == 4116
     assert {column.region for column in answer.instances} == {0, 1}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import AtollError
@@ -21,6 +21,7 @@ from atoll.solve.rent.allocation_types import BOTH, Allocation, AllocationLimits
 from atoll.solve.rent.fast.fast_search import FastSearch
 from atoll.solve.rent.fast.fast_solver import allocate_fast
 from tests.plan.builders import EAST, WEST, catalog, offer, problem, service
+from tests.seeds import examples
 from tests.solve.rent.cases import (
     NO_LIMITS,
     Case,
@@ -32,8 +33,8 @@ from tests.solve.rent.cases import (
 )
 from tests.solve.rent.cases import service as asked_for
 
-SOME = settings(max_examples=15, deadline=None, derandomize=True)
-FEW = settings(max_examples=5, deadline=None, derandomize=True)
+SOME = examples(8)
+FEW = examples(3)
 
 
 def allocated(case: Case, **options: object) -> Allocation:

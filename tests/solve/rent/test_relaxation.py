@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.rent.allocation import allocate
@@ -20,6 +20,7 @@ from atoll.solve.rent.relaxation import (
     slacks,
 )
 from atoll.solve.rent.rent_search import oracles_of
+from tests.seeds import examples
 from tests.solve.rent.cases import Case, model_of, optimum, random_case, service, supply_of
 
 
@@ -52,7 +53,7 @@ def random_prices(case: Case, rent: float, seed: int) -> Prices:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(st.integers(0, 100_000))
 def test_no_allocation_costs_less(seed: int) -> None:
     case = limited_case(seed)
@@ -93,7 +94,7 @@ def test_an_idle_instance_that_makes_room_for_spot_is_counted() -> None:
     assert answer.bound <= 11.01 + 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(st.integers(0, 100_000), st.sampled_from(["common", "weighted"]))
 def test_no_more_can_be_served(seed: int, goal: Goal) -> None:
     case = limited_case(seed)
@@ -106,7 +107,7 @@ def test_no_more_can_be_served(seed: int, goal: Goal) -> None:
         assert 1.0 - found.value >= most - 1e-6
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(st.integers(0, 100_000))
 def test_items_of_large_slack_are_in_no_better_allocation(seed: int) -> None:
     """Without them nothing gets cheaper, and nothing but the slack gets dearer."""

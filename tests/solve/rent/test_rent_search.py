@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.deadline import Deadline
@@ -16,6 +16,7 @@ from atoll.solve.rent.items import RentModel
 from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import market_prices
 from atoll.solve.rent.rent_search import oracles_of, repair
+from tests.seeds import examples
 from tests.solve.rent.cases import Case, model_of, optimum, random_case, service, supply_of
 
 _DEAR = 3.0
@@ -48,7 +49,7 @@ def _repaired(case: Case) -> tuple[RentModel, Incumbent]:
     return model, standing
 
 
-@settings(max_examples=25, deadline=None)
+@examples(12)
 @given(st.integers(0, 100_000))
 def test_what_is_repaired_serves_everything_and_fits(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -15,6 +15,7 @@ from atoll.solve.rent import rent_search, scarcity
 from atoll.solve.rent.allocation import allocate
 from atoll.solve.rent.allocation_types import BOTH, Allocation, AllocationLimits, Shortage
 from atoll.solve.rent.scarcity import EXACT
+from tests.seeds import examples, seeds
 from tests.solve.rent.cases import (
     Case,
     faults,
@@ -87,14 +88,14 @@ def check_cost(case: Case, answer: Allocation) -> None:
     assert answer.bound <= least + 1e-5
 
 
-@settings(max_examples=25, deadline=None)
+@examples(12)
 @given(st.integers(0, 100_000))
 def test_the_largest_common_fraction(seed: int) -> None:
     case = scarce_case(seed)
     check_common(case, solve(case))
 
 
-@settings(max_examples=12, deadline=None)
+@examples(6)
 @given(st.integers(0, 100_000))
 def test_the_largest_weighted_mean(seed: int) -> None:
     case = scarce_case(seed)
@@ -110,7 +111,7 @@ def test_the_largest_weighted_mean(seed: int) -> None:
     check_cost(case, answer)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(st.integers(0, 100_000))
 def test_failing_is_saying_that_not_all_can_be_served(seed: int) -> None:
     case = scarce_case(seed)
@@ -121,7 +122,7 @@ def test_failing_is_saying_that_not_all_can_be_served(seed: int) -> None:
         assert (answer.status, answer.instances, answer.objective) == ("infeasible", (), 0.0)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, 6))
 def test_the_largest_common_fraction_of_many_items(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

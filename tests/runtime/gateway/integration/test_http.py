@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.gateway.attempt import Attempts
@@ -26,6 +26,7 @@ from tests.runtime.gateway.harness import (
     read_reply,
     running,
 )
+from tests.seeds import examples
 
 STAND_IN = "small instead of large"
 EMBEDDINGS = "/v1/embeddings"
@@ -366,7 +367,7 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=25)
+@examples(12)
 @given(
     st.lists(
         st.tuples(
