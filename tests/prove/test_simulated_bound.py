@@ -14,7 +14,7 @@ from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import validate
 from atoll.prove.load_curves import STEPS, TOP, LoadCurve, LoadJob, measure_loads
 from atoll.prove.rent_promises import keep_promises
-from atoll.prove.simulated_bound import UNKNOWN, SimulatedBound
+from atoll.prove.simulated_bound import UNKNOWN, GoodCurve, SimulatedBound
 from atoll.prove.smaller_plans import smaller_plans
 from atoll.solve import registry
 from atoll.solve.assembly import keep
@@ -135,6 +135,28 @@ def test_the_most_that_is_carried_is_the_least_load_that_is_too_much() -> None:
     assert LoadCurve({16: 0.99}, TOP).next_step(0.95) == 18
     assert LoadCurve({16: 0.99, 18: 0.5}, TOP).next_step(0.95) == 17
     assert LoadCurve({16: 0.99}).next_step(0.95) is None
+
+
+def test_a_template_may_lose_more_than_its_service_where_others_lose_less() -> None:
+    """At 18/16 of its load it keeps the promise of more requests than at the largest that keeps 95 %."""
+    curve = GoodCurve({12: 1.0, 15: 0.96, 16: 0.94, 18: 0.93, 19: 0.6, 20: 0.5}, TOP)
+    assert curve.max_load(0.95) == 1.0
+    assert curve.most_good(0.95) == pytest.approx(19 / STEPS * 0.93 / 0.95)
+    # A cliff: nothing is gained beyond it.
+    assert GoodCurve({15: 0.99, 16: 0.2, 20: 0.1}, TOP).most_good(0.95) == 1.0
+
+
+def test_loads_are_simulated_until_no_other_could_keep_more() -> None:
+    curve = GoodCurve(top=TOP)
+    asked_for = []
+    while (step := curve.next_step(0.9)) is not None:
+        asked_for.append(step)
+        curve.kept[step] = 1.0 if step <= 14 else max(0.0, 1.0 - 0.11 * (step - 14))
+    assert {14, 15, 16} <= {*asked_for}
+    true = max(step / STEPS * kept / 0.9 for step, kept in curve.kept.items())
+    assert true <= curve.most_good(0.9) <= 1.1 * true
+    # What is surely less needs no simulation.
+    assert len(asked_for) < 9
 
 
 def test_short_prompts_that_ask_for_much_need_one_machine() -> None:

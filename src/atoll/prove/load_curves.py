@@ -12,6 +12,7 @@ simulation of the whole plan to tell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -127,15 +128,18 @@ def measure_loads(
     *,
     seed: int = 0,
     watch: Watch | None = None,
+    at_best: bool = False,
 ) -> list[float]:
     """Return the share of requests that keep their promise in each job.
 
-    The instances' throughput must be the analytic one.
+    The instances' throughput must be the analytic one. `at_best`: as many as could in any plan. Then requests
+    come as evenly as an instance may get them beside any others, and decode may use all of TTFT.
     """
     kept: list[float] = []
     # In parts, since memory and lookups grow with the instances in one run.
     for begin in range(0, len(jobs), _INSTANCES_AT_ONCE):
-        kept += _measure(problem, catalog, jobs[begin : begin + _INSTANCES_AT_ONCE], seed, watch)
+        some = jobs[begin : begin + _INSTANCES_AT_ONCE]
+        kept += _measure(problem, catalog, some, seed, watch, at_best)
     return kept
 
 
@@ -148,11 +152,12 @@ def find_loads(
     *,
     seed: int = 0,
     watch: Watch | None = None,
+    at_best: bool = False,
 ) -> int:
     """Simulate templates until the largest load of each is known; return how many simulations that took.
 
     Templates are told apart by role and nodes. `share_of` says by role which share of requests must keep its
-    promise. What is found goes into `curves`.
+    promise, and `at_best` is that of `measure_loads`. What is found goes into `curves`.
     """
     simulations = 0
     while True:
@@ -165,7 +170,8 @@ def find_loads(
         if not jobs:
             return simulations
         simulations += len(jobs)
-        kept = measure_loads(problem, catalog, [job for _, job in jobs], seed=seed, watch=watch)
+        every = [job for _, job in jobs]
+        kept = measure_loads(problem, catalog, every, seed=seed, watch=watch, at_best=at_best)
         for (key, job), share in zip(jobs, kept, strict=True):
             curves[key].kept[job.step] = share
 
@@ -176,6 +182,7 @@ def _measure(
     jobs: Sequence[LoadJob],
     seed: int,
     watch: Watch | None,
+    at_best: bool,
 ) -> list[float]:
     from atoll.plan.capacities import asked_again_s
     from atoll.plan.plan import Plan, Route
@@ -203,7 +210,7 @@ def _measure(
         status="feasible",
         solver="loads",
     )
-    requests, numbers = _requests(problem, jobs, names, seed)
+    requests, numbers = _requests(problem, jobs, names, seed, at_best)
     # Its neighbours on a GPU, whoever they will be, are taken to be busy.
     options = SimOptions(seed=seed, turns=False)
     found = simulate(plan, alone, catalog, requests, options, progress=watch)
@@ -226,7 +233,8 @@ def _measure(
         else:
             came_s = columns.arrival_s[mine]
             moved_s = _move_s(problem, catalog, job.instance, came_s, columns.input[mine])
-            met &= columns.ttft_s[mine] + moved_s <= TAKING_SHARE * promised_s
+            taking = 1.0 if at_best else TAKING_SHARE
+            met &= columns.ttft_s[mine] + moved_s <= taking * promised_s
         if job.instance.phase is not Phase.PREFILL:
             met &= columns.met_tpot[mine]
         kept.append(float(met.mean()) if len(mine) else 0.0)
@@ -267,7 +275,7 @@ def _move_s(
 
 
 def _requests(
-    problem: Problem, jobs: Sequence[LoadJob], names: Sequence[str], seed: int
+    problem: Problem, jobs: Sequence[LoadJob], names: Sequence[str], seed: int, at_best: bool
 ) -> tuple[Requests, list[int]]:
     """Requests of all jobs in order of arrival, and how many each has."""
     from atoll.sim.problem_demand import sample_lengths
@@ -284,8 +292,11 @@ def _requests(
         alike = max(1, int(service.demand_per_s / capacity)) if capacity > 0 else 1
         # A power of two: instances whose numbers are close get the same arrivals and compare.
         smooth = 1 << (alike.bit_length() - 1)
-        shape = smooth / service.burstiness**2
         rate = capacity * job.step / STEPS
+        if at_best and rate > 0.0:
+            # Every so many-th request comes here: a power of two that is not too small.
+            smooth = 1 << max(0, math.ceil(service.demand_per_s / rate) - 1).bit_length()
+        shape = smooth / service.burstiness**2
         number = _REQUESTS
         if job.step > STEPS:
             number = int(np.clip(rate * _OVERLOAD_S, _REQUESTS, _MOST_REQUESTS))

@@ -1,10 +1,11 @@
 """The least that any plan costs, if no instance carries more than a simulation of it alone finds.
 
-Each template counts with the most that it may carry: at that load too few requests keep the promise of its
-phase, whatever its engine and however its GPUs split layers. Templates that nobody has simulated count with
-`UNKNOWN` of what the performance model gives them. The cheapest allocation of all that is a bound. Where it
-uses templates that are unknown they are simulated, and it is looked for again, until it has none or is as
-dear as the plan it is for.
+Instances of a service need not keep the promise of the same share of requests: where one keeps all, another
+may lose more. So a template counts with the most requests/s that keep the promise of its phase at any load,
+over the share that must (`GoodCurve`), whatever its engine and however its GPUs split layers. Templates that
+nobody has simulated count with `UNKNOWN` of what the performance model gives them. The cheapest allocation of
+all that is a bound. Where it uses templates that are unknown they are simulated, and it is looked for again,
+until it has none or is as dear as the plan it is for.
 """
 
 from __future__ import annotations
@@ -29,10 +30,50 @@ if TYPE_CHECKING:
 UNKNOWN = 1.1
 """What a template that nobody has simulated carries at most, over what the performance model says: one of 120
 random ones carried more (docs/internals/promises.md)."""
-_LARGEST = TOP / STEPS
-"""The same of any template, simulated or not."""
+_MIN_GAIN = 1.02
+"""By how much more a template might carry at loads that nobody has simulated, for them to be."""
+_MIN_SHARE = 0.1
+"""Targets below this count as this."""
 _ROUNDS = 6
 """Allocations at most; a bound that is found with fewer holds as well, and is lower."""
+
+
+class GoodCurve(LoadCurve):
+    """A load curve of which the most requests/s that keep their promise is wanted, also where too few do."""
+
+    def next_step(self, share: float) -> int | None:
+        """Return the load to simulate next, None where the most is known to a step or to `_MIN_GAIN`."""
+        step = super().next_step(share)
+        if step is not None:
+            return step
+        least = _MIN_GAIN * max([self.max_load(share), *self._at_points(share)])
+        open_ends = [
+            (most, a, b) for most, a, b in self._beyond(share) if b - a > 1 and most > least
+        ]
+        if not open_ends:
+            return None
+        _, a, b = max(open_ends)
+        return (a + b) // 2
+
+    def most_good(self, share: float) -> float:
+        """Return the most that keep their promise at any load, over the share that must."""
+        beyond = [most for most, _, _ in self._beyond(share)]
+        return max([self.max_load(share), *self._at_points(share), *beyond])
+
+    def _at_points(self, share: float) -> list[float]:
+        return [at / STEPS * kept / share for at, kept in self.kept.items()]
+
+    def _beyond(self, share: float) -> list[tuple[float, int, int]]:
+        """By range of loads, from the first that is too much on, what is kept there at most.
+
+        With more load no larger share keeps its promise, so at the start of a range that is most.
+        """
+        first = round(self.max_load(share) * STEPS)
+        points = sorted(at for at in self.kept if at >= first and self.kept[at] < share)
+        ends = [*points[1:], *([self.top] if points and points[-1] < self.top else [])]
+        return [
+            (b / STEPS * self.kept[a] / share, a, b) for a, b in zip(points, ends, strict=False)
+        ]
 
 
 class SimulatedBound:
@@ -54,11 +95,14 @@ class SimulatedBound:
         self._problem, self._catalog, self._watch = problem, catalog, watch
         self._plan_with, self._share_of = plan_with, share_of
         self._most: dict[Key, float] = {}
+        # What any template may count with: the largest load, all of whose requests keep their promise.
+        least = min((share_of(str(role)) for role in problem.roles), default=1.0)
+        self._largest = TOP / STEPS / max(least, _MIN_SHARE)
         # No plan carries more than the model says: so less is asked for than there is, by as much as
         # templates may carry more.
         self._eased = problem.replace(
             services=tuple(
-                service.model_copy(update={"headroom": service.headroom / _LARGEST})
+                service.model_copy(update={"headroom": service.headroom / self._largest})
                 for service in problem.services
             )
         )
@@ -67,8 +111,9 @@ class SimulatedBound:
         """Return a bound, as high as is found up to `enough`; None where there is none."""
         found: float | None = None
         for _ in range(_ROUNDS):
-            shares = {key: most / _LARGEST for key, most in self._most.items()}
-            plan = self._plan_with(self._eased, Derating(shares, default=UNKNOWN / _LARGEST))
+            shares = {key: most / self._largest for key, most in self._most.items()}
+            unknown = min(1.0, UNKNOWN / self._largest)
+            plan = self._plan_with(self._eased, Derating(shares, default=unknown))
             if plan.bound is None:
                 return found
             # All capacities so far were upper bounds, so each of the allocations is one.
@@ -97,7 +142,7 @@ class SimulatedBound:
                     asked[best] = key, variants.pop(best)
             if not asked:
                 break
-            curves = {one: LoadCurve(top=TOP) for one in asked}
+            curves = {one: GoodCurve(top=TOP) for one in asked}
             find_loads(
                 self._problem,
                 self._catalog,
@@ -106,10 +151,11 @@ class SimulatedBound:
                 self._share_of,
                 seed=self._problem.settings.seed,
                 watch=self._watch,
+                at_best=True,
             )
             for one, (key, instance) in asked.items():
-                carries = curves[one].max_load(self._share_of(key[0])) * instance.throughput_per_s
-                most[key] = max(most[key], carries)
+                share = max(self._share_of(key[0]), _MIN_SHARE)
+                most[key] = max(most[key], curves[one].most_good(share) * instance.throughput_per_s)
         for key, template in new.items():
             analytic = keep(self._problem, self._catalog, template).throughput_per_s
             self._most[key] = most[key] / analytic if analytic > 0.0 else UNKNOWN

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.plan.handover import handover, kv_bytes, transfer_s
+from atoll.plan.handover import handover, handover_engine, kv_bytes, transfer_s
 from atoll.plan.plan import Plan, Route
 from atoll.plan.problem import Problem, Settings
 from atoll.plan.validate.check import Violation, validate
 from atoll.solve.assembly import NewInstance, plan_from_layouts
+from atoll.solve.registry import solve
 from tests.plan.builders import (
     CHOSEN,
     EAST,
@@ -19,6 +20,7 @@ from tests.plan.builders import (
     edit,
     find,
     layout,
+    offer,
     problem,
     rent,
     service,
@@ -172,3 +174,18 @@ def test_an_interface_carries_activations_and_kv() -> None:
     flows = tuple(f.model_copy(update={"per_s": 1e5}) for f in own.flows)
     fast = edit(plan, own.id, flows=flows, throughput_per_s=1e5)
     assert [v.where for v in broken(fast, asked)] == ["chat-decode-0 n0"]
+
+
+def test_a_service_hands_over_with_one_engine() -> None:
+    """What plans are compared with: two engines that would fit each other are none that was looked at."""
+    sold = (offer(EAST, "A100-40:1", 2.0),)
+    chat = (service("chat"),)
+    mixed = problem(services=chat, offers=sold, settings=Settings(engines=("vllm", "atoll")))
+    assert handover_engine(mixed, mixed.catalog(), chat[0]).name == "vllm"
+    own = mixed.replace(settings=Settings(engines=("atoll",)))
+    plan = solve(own)
+    assert {i.engine for i in plan.instances} == {"atoll"}
+    assert validate(plan, own) == []
+    found = [v for v in validate(plan, mixed, same_problem=False) if v.rule == "engine"]
+    assert {v.where for v in found} >= {i.id for i in plan.instances}
+    assert "is handed over by vLLM" in found[0].message

@@ -10,6 +10,7 @@ from atoll.core.ids import Phase
 from atoll.engines.table import ENGINES
 from atoll.plan.capacities import count_slots, share_kv_bytes
 from atoll.plan.engine_layout import engine_layout
+from atoll.plan.handover import handover_engine
 from atoll.plan.plan import Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.violation import Violation, violation
@@ -28,11 +29,17 @@ def check_engine(instance: Instance, problem: Problem, catalog: Catalog) -> Iter
     if allowed and engine.name not in allowed:
         yield violation("engine", here, f"{instance.engine} is none of the engines that may run it")
         return
+    service = problem.service(instance.service)
+    if allowed and instance.phase is not Phase.BOTH and not service.is_graph:
+        handing = ENGINES[handover_engine(problem, catalog, service).name]
+        if engine.connector != handing.connector:
+            why = f"KV cache of {service.name} is handed over by {handing.title}, not by {engine.title}"
+            yield violation("engine", here, why)
     try:
         engine.check_layout(engine_layout(instance))
     except InputError as error:
         yield violation("engine", here, error.message)
-    spec = catalog.model(problem.service(instance.service).model).llm
+    spec = catalog.model(service.model).llm
     for node in instance.nodes:
         why = engine.refuses(spec, catalog.node(node.kind).gpu)
         copies, most = node.gpus // node.tp, engine.max_node_copies
