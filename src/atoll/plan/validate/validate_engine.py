@@ -33,8 +33,8 @@ def check_engine(instance: Instance, problem: Problem, catalog: Catalog) -> Iter
     if allowed and instance.phase is not Phase.BOTH and not service.is_graph:
         handing = ENGINES[handover_engine(problem, catalog, service).name]
         if engine.connector != handing.connector:
-            why = f"KV cache of {service.name} is handed over by {handing.title}, not by {engine.title}"
-            yield violation("engine", here, why)
+            message = f"KV cache of {service.name} is handed over by {handing.title}"
+            yield violation("engine", here, f"{message}, not by {engine.title}")
     try:
         engine.check_layout(engine_layout(instance))
     except InputError as error:
