@@ -81,6 +81,7 @@ class Unit:
     stepping: list[Job] = field(default_factory=list)
     leaving: list[Job] = field(default_factory=list)
     busy_s: float = 0.0
+    spans: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass(eq=False)

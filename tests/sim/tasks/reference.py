@@ -332,6 +332,7 @@ class Reference:
             if took is not None:
                 executor.last, executor.at = k, executor.units[k]
                 executor.units[k].busy_s += took
+                executor.units[k].spans.append((self.now, self.now + took))
                 self.push(self.now + took, lambda: self.end(executor))
                 return
 

@@ -66,6 +66,25 @@ def test_waits_as_an_md1_queue_does(load: float) -> None:
     assert found.executor("e").parts[0].queue_mean == pytest.approx(load / 0.1 * wait, rel=0.04)
 
 
+def test_shares_are_of_the_time_in_which_requests_come() -> None:
+    # An item of 0.5 s every second for 10 s, then eleven more at once: 5.5 s after the last has come.
+    found = simulate_tasks(encoder(1.0, item_s=0.5), demand=at(*np.arange(10.0), *[10.0] * 11))
+    (device,) = found.executors
+    assert found.clock_s == pytest.approx(15.5)
+    assert device.busy == device.parts[0].busy == pytest.approx(0.5)
+    assert device.utilisation == device.parts[0].utilisation == pytest.approx(10.5 / 15.5)
+    # Without the tenths at both ends: 8 in 8 s.
+    assert found.requests_per_s == pytest.approx(1.0)
+
+
+def test_interfaces_are_busy_of_the_time_in_which_requests_come() -> None:
+    slow = handed(100.0, 1000.0, boxes=("x", "y"))
+    found = simulate_tasks(slow, demand=at(0.0, 1.2))
+    # The first is encoded for 0.1 s and sent until 1.1 s; the second leaves after the last has come.
+    assert found.nic_busy["x"] == (pytest.approx(1.0 / 1.2), 0.0)
+    assert found.nic_busy["y"] == (0.0, pytest.approx(1.0 / 1.2))
+
+
 def test_regular_arrivals_hardly_wait() -> None:
     means: list[float] = []
     for cv in (0.1, 1.0, 2.0):

@@ -71,7 +71,7 @@ def test_a_plain_llm_takes_as_long_as_in_the_simulator_of_plans(
     )
     assert found.gave_way == plan.retries
     assert (found.gave_way > 0) == gives_way
-    assert found.executor("e").busy == pytest.approx(plan.nodes[0].utilisation, rel=1e-6)
+    assert found.executor("e").utilisation == pytest.approx(plan.nodes[0].utilisation, rel=1e-6)
 
 
 def test_booked_requests_that_wait_take_about_as_long() -> None:

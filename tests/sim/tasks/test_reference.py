@@ -45,8 +45,11 @@ def compare(
         for part, unit in zip(executor.parts, theirs.units, strict=True):
             assert part.part == unit.name
             if until_s is None:
-                busy_s = part.busy * found.clock_s
-                assert busy_s == pytest.approx(unit.busy_s, rel=1e-9, abs=1e-9)
+                worked_s = part.utilisation * found.clock_s
+                assert worked_s == pytest.approx(unit.busy_s, rel=1e-9, abs=1e-9)
+                last_s = came[-1].arrival_s
+                before_s = sum(min(end, last_s) - min(begin, last_s) for begin, end in unit.spans)
+                assert part.busy * last_s == pytest.approx(before_s, rel=1e-9, abs=1e-9)
             assert part.busy <= 1.0 + 1e-9
             assert part.kv_peak <= 1.0
     return found

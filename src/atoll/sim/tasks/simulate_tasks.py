@@ -42,8 +42,8 @@ def simulate_tasks(
     plane asks every such executor, one after the other, `query_s` seconds each, and does so for one
     hand-over at a time.
 
-    `warmup` is the share of the run that is not judged (requests that come first), and left out at both ends
-    where throughput is steady. The same arguments give the same bits. `progress` is told now and then of
+    `warmup` is the share of the time in which requests come that is not judged (those that come first), and
+    left out at both ends where throughput is steady. The same arguments give the same bits. `progress` is told now and then of
     requests that have come, how many will, and the clock in seconds; an error that it raises ends the run.
     """
     from atoll.sim.sim_kernel import table_of
@@ -70,6 +70,9 @@ def simulate_tasks(
     built = build(fleet, demand, routing=ROUTINGS[routing], query_s=query_s, seed=seed)
     if duration_s is not None:
         built.sim.run["until_s"] = duration_s
+    # Where all come at once nothing is asked later: the whole run counts.
+    last_s = float(demand.arrival_s[-1])
+    built.sim.run["asked_s"] = min(last_s, duration_s or math.inf) if last_s > 0.0 else math.inf
     table = table_of(built.sim, LAYOUT)
     while not run(table, _SLICE):
         if progress is not None:

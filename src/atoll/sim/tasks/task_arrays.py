@@ -33,7 +33,8 @@ JOBS = 1 << 28
 RUN = make_record(
     i8="sequence heaped next requests finished kicks routing gave_way queries",
     # The control plane answers one query after the other and is busy until `control_s`.
-    f8="clock_s until_s query_s control_s",
+    # Requests come until `asked_s`; times that end in `asked_s` are what falls before it.
+    f8="clock_s until_s asked_s query_s control_s",
 )
 # Its units are `first` and `count` - 1 more; `turn` had the last step, `at` has the one under way. `work_s`
 # are seconds of work that was sent to it and is not done, as routing estimates them.
@@ -51,7 +52,7 @@ UNIT = make_record(
     " waiting step_count prompt_tokens decode_tokens",
     # `work_*_s` estimate the seconds of a prompt token, a token and an item beside its own.
     f8="fixed_s room step_s token_s shared_s cached_s work_prompt_s work_answer_s work_item_s"
-    " running_s used peak busy_s batch_sum used_moment queue_moment",
+    " running_s used peak busy_s busy_asked_s batch_sum used_moment queue_moment",
     flag="eager",
 )
 JOB = make_record(
@@ -83,7 +84,8 @@ CHOICE = make_record(i8="target order", f8="weight credit")
 VERTEX = make_record(flag="closed")
 ENDING = make_record(i8="step request")
 BOX = make_record(
-    f8="bytes_per_s latency_s inner_bytes_per_s inner_latency_s out_s in_s out_busy_s in_busy_s"
+    f8="bytes_per_s latency_s inner_bytes_per_s inner_latency_s out_s in_s"
+    " out_busy_s in_busy_s out_asked_s in_asked_s"
 )
 
 

@@ -178,10 +178,15 @@ def carry(z: TaskSim, source: int, target: int, size: float, now: float) -> floa
     out, into = z.box[z.executor[source].box], z.box[z.executor[target].box]
     if z.executor[source].box == z.executor[target].box:
         return now + size / out.inner_bytes_per_s + out.inner_latency_s
-    out.out_s = max(out.out_s, now) + size / out.bytes_per_s
+    asked_s = z.run[0].asked_s
+    began = max(out.out_s, now)
+    out.out_s = began + size / out.bytes_per_s
     out.out_busy_s += size / out.bytes_per_s
-    into.in_s = max(into.in_s, now) + size / into.bytes_per_s
+    out.out_asked_s += max(0.0, min(out.out_s, asked_s) - began)
+    began = max(into.in_s, now)
+    into.in_s = began + size / into.bytes_per_s
     into.in_busy_s += size / into.bytes_per_s
+    into.in_asked_s += max(0.0, min(into.in_s, asked_s) - began)
     return max(out.out_s, into.in_s) + max(out.latency_s, into.latency_s)
 
 

@@ -28,6 +28,7 @@ def start_next(z: TaskSim, e: int, now: float) -> None:
         unit = z.unit[u]
         unit.step_count += 1
         unit.busy_s += took
+        unit.busy_asked_s += max(0.0, min(now + took, z.run[0].asked_s) - now)
         executor.busy_s += took
         executor.busy = True
         executor.turn = turn

@@ -54,11 +54,13 @@ class ClassResult:
 class PartResult:
     """One part on an executor over the whole run.
 
-    `busy` is the share of time, `batch_mean` items, images or sequences in a step, `queue_mean` requests that
-    wait, `kv_mean` and `kv_peak` shares of the KV cache (what is booked counts).
+    `utilisation` is the share of the run in which it works, and `busy` that of the time in which requests
+    come: after the last one came it has less and less to do. `batch_mean` are items, images or
+    sequences in a step, `queue_mean` requests that wait, `kv_mean` and `kv_peak` shares of the KV cache (what is booked counts).
     """
 
     part: str
+    utilisation: float
     busy: float
     steps: int
     batch_mean: float
@@ -71,11 +73,12 @@ class PartResult:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorResult:
-    """One executor over the whole run: the share of time it is busy, and with what."""
+    """One executor: the share of the run and of the time in which requests come (`busy`) that it works."""
 
     name: str
     box: str
     service: str
+    utilisation: float
     busy: float
     parts: tuple[PartResult, ...]
 
@@ -102,10 +105,10 @@ class TaskColumns:
 class TaskResult:
     """Everything a run found. The same arguments give the same result, `cpu_s` apart.
 
-    `requests_per_s` counts what finished in the steady window (the run without the warm-up share at both
-    ends); `by_makespan_per_s` is requests over the time from first arrival to last finish, as where
-    many are submitted and the last is waited for. `nic_busy` is, by box, the share of time it sends and
-    receives. `gave_way` counts sequences whose KV cache was taken and computed again, `cut` requests that no
+    `requests_per_s` counts what finished in the steady window (the time in which requests come without the
+    warm-up share at both ends; the whole run where all come at once); `by_makespan_per_s` is requests over the time from first arrival to last finish, as where
+    many are submitted and the last is waited for. `nic_busy` is, by box, the share of the time in which
+    requests come that it sends and receives. `gave_way` counts sequences whose KV cache was taken and computed again, `cut` requests that no
     KV cache has room for and that were made shorter.
     """
 
@@ -151,7 +154,8 @@ class TaskResult:
         columns = _columns(came, built.speech_s[: len(came)])
         judged = columns.arrival_s >= warmup * float(columns.arrival_s[-1])
         end_s = np.asarray(came["end_s"])
-        low, high = warmup * clock, (1.0 - warmup) * clock
+        asked = min(clock, float(run["asked_s"]))
+        low, high = warmup * asked, (1.0 - warmup) * asked
         steady = (end_s > low) & (end_s <= high)
         window = max(high - low, 1e-12)
         finished = int(run["finished"])
@@ -169,7 +173,7 @@ class TaskResult:
                 )
                 for at, spec in enumerate(fleet.classes)
             ),
-            executors=_executors(built, clock),
+            executors=_executors(built, clock, asked),
             columns=columns,
             arrived=len(came),
             finished=finished,
@@ -178,7 +182,7 @@ class TaskResult:
             requests_per_s=float(steady.sum()) / window,
             by_makespan_per_s=finished / makespan if makespan > 0.0 else 0.0,
             nic_busy={
-                spec.name: (float(box["out_busy_s"]) / clock, float(box["in_busy_s"]) / clock)
+                spec.name: (float(box["out_asked_s"]) / asked, float(box["in_asked_s"]) / asked)
                 for spec, box in zip(fleet.boxes, sim.box, strict=True)
             },
             queries=int(run["queries"]),
@@ -286,7 +290,7 @@ def _kept(
     return kept, float(whole.mean()) if len(whole) else None, count_kept(whole)
 
 
-def _executors(built: BuiltTasks, clock: float) -> tuple[ExecutorResult, ...]:
+def _executors(built: BuiltTasks, clock: float, asked: float) -> tuple[ExecutorResult, ...]:
     found: list[ExecutorResult] = []
     for spec, row in zip(built.fleet.executors, built.sim.executor, strict=True):
         units = range(int(row["first"]), int(row["first"] + row["count"]))
@@ -297,23 +301,25 @@ def _executors(built: BuiltTasks, clock: float) -> tuple[ExecutorResult, ...]:
                 built.unit_names[u],
                 built.sim.unit[u],
                 clock,
+                asked,
                 over_s if u == int(row["at"]) else 0.0,
             )
             for u in units
         )
-        busy = sum(part.busy for part in parts)
-        found.append(ExecutorResult(spec.name, spec.box, spec.service, busy, parts))
+        worked, busy = sum(part.utilisation for part in parts), sum(part.busy for part in parts)
+        found.append(ExecutorResult(spec.name, spec.box, spec.service, worked, busy, parts))
     return tuple(found)
 
 
-def _part(name: str, unit: Records, clock: float, over_s: float) -> PartResult:
+def _part(name: str, unit: Records, clock: float, asked: float, over_s: float) -> PartResult:
     room = max(float(unit["room"]), 1.0)
     held = float(unit["used"]) * clock - float(unit["used_moment"])
     queued = float(unit["waiting"]) * clock - float(unit["queue_moment"])
     span = max(clock, 1e-12)
     return PartResult(
         part=name,
-        busy=(float(unit["busy_s"]) - over_s) / span,
+        utilisation=(float(unit["busy_s"]) - over_s) / span,
+        busy=float(unit["busy_asked_s"]) / max(asked, 1e-12),
         steps=int(unit["step_count"]),
         batch_mean=float(unit["batch_sum"]) / max(int(unit["step_count"]), 1),
         queue_mean=max(0.0, queued / span),
