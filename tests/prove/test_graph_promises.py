@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -241,6 +242,57 @@ def test_plans_that_were_passed_over_are_tried_whole(monkeypatch: pytest.MonkeyP
     # Dearest first; what is dearer than the best, or as dear, is left alone.
     assert tried == [0.4, 0.3, 0.2]
     assert best.solver == "0.3"
+
+
+def test_services_that_stay_as_they_are_are_not_simulated_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = fleet({"see": SMALL, "look": SMALL})
+    plan = solve(problem)
+    prover = graph_promises._GraphProver(problem, PlanRequest())
+    simulated: list[str] = []
+    whole = sample_graphs
+
+    def sample(*args: Any, **options: Any) -> dict[str, list[GraphShares]]:
+        simulated.extend(options["services"])
+        return whole(*args, **options)
+
+    monkeypatch.setattr(graph_promises, "sample_graphs", sample)
+    first = prover._try(plan, problem)
+    assert simulated == ["look", "see"]
+    assert prover._try(plan.model_copy(update={"usd_per_hour": 1.0}), problem) == first
+    # Only what is on other machines is simulated: the other shares nothing with it.
+    (moved, *_) = [one for one in plan.instances if one.service == "look"]
+    node = moved.nodes[0].model_copy(update={"host": "elsewhere"})
+    others = [one for one in plan.instances if one is not moved]
+    again = plan.model_copy(
+        update={"instances": (*others, moved.model_copy(update={"nodes": (node,)}))}
+    )
+    assert prover._try(again, problem)["see"] == first["see"]
+    assert simulated == ["look", "see", "look"]
+
+
+def test_no_plan_that_could_save_little_is_looked_for() -> None:
+    """A plan is enough when all others, with executors as slow as was found, cost almost as much."""
+    problem, made = small()
+    prover = graph_promises._GraphProver(problem, PlanRequest())
+    cost = made.objective or 0.0
+    good = graph_promises._Enough(made, {}, {}, {})
+    key = ("see", "llm", "A100-80:1")
+    prover.slow = {key: 2.0}
+    assert not prover._is_close(problem, good)
+
+    def planned(slow: float, bound: float) -> None:
+        plan = made.model_copy(update={"bound": bound})
+        prover._planned.append(graph_promises._Planned(problem, {key: slow}, plan))
+
+    planned(2.0, 0.98 * cost)
+    assert not prover._is_close(problem, good)
+    planned(2.1, 0.995 * cost)  # with slower ones: that proves nothing
+    assert not prover._is_close(problem, good)
+    planned(1.9, 0.995 * cost)
+    assert prover._is_close(problem, good)
+    assert not prover._is_close(problem, None)
 
 
 def test_the_bound_is_by_the_capacity_model() -> None:

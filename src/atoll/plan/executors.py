@@ -48,7 +48,7 @@ def work_of(
 
     `machine` is the node type that the kind is a slice of. With `tp` None it is the best one's.
     """
-    return _work(
+    return work_on(
         catalog.model(service.model),
         tuple(parts),
         node_source(catalog, kind, machine=machine).node,
@@ -60,7 +60,7 @@ def work_of(
 
 
 @lru_cache(maxsize=8192)
-def _work(
+def work_on(
     model: ModelSpec,
     parts: tuple[str, ...],
     node: NodeType,
@@ -69,6 +69,7 @@ def _work(
     engine: EngineChoice,
     rates: tuple[MeasuredRate, ...],
 ) -> ExecutorWork | None:
+    """Return what an executor of parts does on a node; None where they do not fit."""
     measured = MeasuredRates(rates=rates, source="the fleet file") if rates else None
     return executor_work(model, parts, node, classes, tp=tp, engine=engine, measured=measured)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,12 +90,14 @@ def sample_graphs(
     constants: ConstantTable | None = None,
     requests: int = _REQUESTS,
     deadline: Deadline | None = None,
+    services: Collection[str] | None = None,
 ) -> dict[str, list[GraphShares]]:
     """Return by any-to-any service what requests keep, in `min_runs` to `max_runs` simulations.
 
-    Services of which it is not sure whether they are above their target, with every class, are simulated more
-    often. Where a class is rare there are more `requests` in a simulation, so that it can be judged.
-    The deadline ends that; SimulationCutShortError if it comes before every service has been simulated once.
+    With `services` of those only. Services of which it is not sure whether they are above their target, with
+    every class, are simulated more often. Where a class is rare there are more `requests` in a simulation, so
+    that it can be judged. The deadline ends that; SimulationCutShortError if it comes before every service
+    has been simulated once.
     """
     from atoll.sim.tasks.from_plan import simulate_service
 
@@ -103,7 +105,8 @@ def sample_graphs(
     watch = keep_deadline(deadline)
     for service in problem.graph_services:
         served = plan.served_fraction.get(service.name, 1.0)
-        if service.rate_per_s <= 0.0 or served <= 0.0:
+        asked = services is None or service.name in services
+        if not asked or service.rate_per_s <= 0.0 or served <= 0.0:
             continue
         runs: list[GraphShares] = []
         number = min(_MAX_REQUESTS, max(requests, requests_to_judge(service)))

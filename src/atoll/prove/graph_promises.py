@@ -40,7 +40,8 @@ from atoll.prove.kept import FRESH_SEED, look_at
 from atoll.prove.rent_promises import keep_promises
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.deadline import Deadline
-from atoll.solve.derating import NodeSet, node_set
+from atoll.solve.derating import node_set
+from atoll.solve.effort import KnownPlan
 from atoll.solve.registry import solve
 from atoll.solve.resizing import derating_of
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem, Service
-    from atoll.solve.effort import Effort
+    from atoll.solve.effort import Effort, Used
     from atoll.solve.plan_request import PlanRequest
 
 Executors = tuple[str, str, str]
@@ -117,6 +118,18 @@ class _Enough(NamedTuple):
     lacking: dict[Executors, float]
 
 
+class _Planned(NamedTuple):
+    """A plan on the way: of what problem, with how slow executors ("*": all kinds that are not named)."""
+
+    problem: Problem
+    slow: Mapping[Executors, float]
+    plan: Plan
+
+    def is_easier(self, slow: Mapping[Executors, float]) -> bool:
+        """Whether no executor was taken to be slower than it is with `slow`."""
+        return all(_slowness(self.slow, key) <= _slowness(slow, key) for key in {*self.slow, *slow})
+
+
 class _GraphProver:
     def __init__(self, problem: Problem, request: PlanRequest) -> None:
         # Plain services of the fleet are sized alone first: those have solvers of their own.
@@ -132,8 +145,9 @@ class _GraphProver:
         self.plain = plain_problem(problem)
         self.slow: dict[Executors, float] = {}
         self.known: set[Executors] = set()
-        self.likely: set[tuple[str, str, NodeSet]] = set()
-        self._tried: dict[object, dict[str, GraphShares]] = {}
+        self.likely: set[Used] = set()
+        self._planned: list[_Planned] = []
+        self._tried: dict[object, GraphShares | None] = {}
         self.passed_over: dict[str, Plan] = {}
         """Plans that were not simulated whole, for what their executors carry alone; by hash."""
         self.found: Plan | None = None
@@ -301,7 +315,7 @@ class _GraphProver:
             # Where more room leads back to executors that were too few before, a larger step does not.
             eager = eager + 1 if now in before else 0
             before.append(now)
-            if not self._tighten(plan, kept, short, 1 << eager):
+            if self._is_close(problem, good) or not self._tighten(plan, kept, short, 1 << eager):
                 break
         if good is not None:
             return self._look_back(self._loosen(problem, good))
@@ -375,12 +389,9 @@ class _GraphProver:
         """
         if self.until.left <= self.plan_s:
             raise SimulationCutShortError("no time is left to plan again")
-        slow = dict(self.slow)
-        for (service, parts, _), factor in self.slow.items():
-            key = (service, parts, "*")
-            # The least slowdown seen: kinds that no plan has used are not to be put off more than needed.
-            slow[key] = min(slow.get(key, factor**0.5), factor**0.5)
-        effort = replace(self.effort, slowdown=slow, likely=frozenset(self.likely))
+        slow = self._slowdowns()
+        likely, known = frozenset(self.likely), self._known(problem, slow)
+        effort = replace(self.effort, slowdown=slow, likely=likely, known=known)
         if fine:
             effort = replace(effort, gap=max(_FINE_GAP, effort.gap))
         else:
@@ -392,13 +403,43 @@ class _GraphProver:
         if plan.cut_short and plan.status == "infeasible":
             raise SimulationCutShortError("time was up before a plan was found")
         self._note_likely(plan)
+        if plan.status in ("optimal", "feasible"):
+            self._planned.append(_Planned(problem, slow, plan))
         return plan
+
+    def _slowdowns(self) -> dict[Executors, float]:
+        """By how much executors are slowed down; kinds that no plan has used ("*") by a guess."""
+        slow = dict(self.slow)
+        for (service, parts, _), factor in self.slow.items():
+            key = (service, parts, "*")
+            # The least slowdown seen: kinds that no plan has used are not to be put off more than needed.
+            slow[key] = min(slow.get(key, factor**0.5), factor**0.5)
+        return slow
+
+    def _is_close(self, problem: Problem, good: _Enough | None) -> bool:
+        """Whether no plan with executors as slow as was found costs much less than one that is enough."""
+        if good is None:
+            return False
+        easier = self._easier(problem, self._slowdowns())
+        least = max((one.plan.bound or 0.0 for one in easier), default=0.0)
+        return least >= (1.0 - _FINE_GAP) * (good.plan.objective or 0.0)
+
+    def _easier(self, problem: Problem, slow: Mapping[Executors, float]) -> list[_Planned]:
+        """Return the plans so far of a problem with executors that were no slower."""
+        return [one for one in self._planned if one.problem is problem and one.is_easier(slow)]
+
+    def _known(self, problem: Problem, slow: Mapping[Executors, float]) -> KnownPlan | None:
+        """Return the last plan, if no executor was slower, and what is proven of all plans like that."""
+        easier = self._easier(problem, slow)
+        if not easier or easier[-1].plan is not self.found:
+            return None
+        plan = easier[-1].plan
+        used = frozenset(_used(one) for one in plan.instances)
+        return KnownPlan(used, plan.objective or 0.0, max(e.plan.bound or 0.0 for e in easier))
 
     def _note_likely(self, plan: Plan) -> None:
         """Let the next plans be searched from what this one has: most of it is in them again."""
-        for one in plan.instances:
-            label = one.role_id.component if one.is_executor else one.role
-            self.likely.add((one.service, label, node_set(one)))
+        self.likely |= {_used(one) for one in plan.instances}
 
     def _step(self, effort: Effort) -> PlanRequest:
         """The request for one plan on the way: half of the time left, and no rule instead of it."""
@@ -412,23 +453,29 @@ class _GraphProver:
         return self.problem.service(service).target
 
     def _try(self, plan: Plan, problem: Problem) -> dict[str, GraphShares]:
-        """Return what requests keep on the arrivals of trials; of a plan that was tried, what they kept."""
-        stand = tuple((one.id, one.placement_key) for one in plan.executor_instances)
-        steps = [(s.parts, *sorted(s.instances.items())) for p in plan.paths for s in p.steps]
-        paths = [(path.service, path.klass, path.share) for path in plan.paths]
-        key = (stand, tuple(paths), tuple(steps))
-        if key not in self._tried:
-            samples = sample_graphs(
-                plan,
-                problem,
-                self.catalog,
-                first_seed=_TRIAL_SEED,
-                min_runs=_TRIAL_RUNS,
-                max_runs=_MAX_RUNS,
-                deadline=self.until,
-            )
-            self._tried[key] = {name: mean_of(runs) for name, runs in samples.items()}
-        return self._tried[key]
+        """Return what requests keep on the arrivals of trials; where a service was tried so, what it kept.
+
+        Services share no executors, so that each is simulated by itself.
+        """
+        found: dict[str, GraphShares] = {}
+        for service in problem.graph_services:
+            key = _trial_key(plan, service.name)
+            if key not in self._tried:
+                samples = sample_graphs(
+                    plan,
+                    problem,
+                    self.catalog,
+                    first_seed=_TRIAL_SEED,
+                    min_runs=_TRIAL_RUNS,
+                    max_runs=_MAX_RUNS,
+                    deadline=self.until,
+                    services=(service.name,),
+                )
+                runs = samples.get(service.name)
+                self._tried[key] = None if runs is None else mean_of(runs)
+            if (kept := self._tried[key]) is not None:
+                found[service.name] = kept
+        return found
 
     def _short(self, kept: Mapping[str, GraphShares]) -> list[str]:
         """The services of which too few requests keep their promises, or too few of one class."""
@@ -530,6 +577,27 @@ def _saves(plan: Plan, best: Plan) -> bool:
     served = [min(one.served_fraction.values(), default=0.0) for one in (plan, best)]
     cheaper = plan.usd_per_hour < best.usd_per_hour * (1.0 - _MIN_SAVING)
     return plan.status != "infeasible" and cheaper and served[0] >= served[1]
+
+
+def _trial_key(plan: Plan, service: str) -> object:
+    """What a simulation of a service depends on: its executors where they stand, and its paths."""
+    paths = [path for path in plan.paths if path.service == service]
+    return (
+        service,
+        plan.served_fraction.get(service),
+        tuple((i.id, i.placement_key) for i in plan.executor_instances if i.service == service),
+        tuple((path.klass, path.share) for path in paths),
+        tuple((s.parts, *sorted(s.instances.items())) for path in paths for s in path.steps),
+    )
+
+
+def _slowness(slow: Mapping[Executors, float], key: Executors) -> float:
+    """By how much executors are slowed down: what is said of the kind, else of any kind, else nothing."""
+    return slow.get(key, slow.get((*key[:2], "*"), 1.0))
+
+
+def _used(one: Instance) -> Used:
+    return one.service, one.role_id.component if one.is_executor else one.role, node_set(one)
 
 
 def _rough(effort: Effort) -> Effort:

@@ -66,6 +66,23 @@ Latency = Callable[[Plan, Problem, float], Answered]
 """Says how soon a plan answers what a problem asks in so many seconds, all requests to their end."""
 
 
+Used = tuple[str, str, NodeSet]
+"""An executor or template that a plan has: service, parts or role, nodes."""
+
+
+@dataclass(frozen=True)
+class KnownPlan:
+    """A plan for the same problem with executors that take no longer: what it has, its cost, what is proven.
+
+    No plan with slower executors costs less than `at_least` USD per hour, and where what it has still carries
+    all for `objective` USD per hour nothing else needs to be looked for.
+    """
+
+    used: frozenset[Used]
+    objective: float
+    at_least: float
+
+
 @dataclass(frozen=True)
 class Effort:
     """How close to the optimum to come, with how much work, and on a fixed cluster what for.
@@ -76,13 +93,13 @@ class Effort:
     executors of any-to-any services take `slowdown` times as long, by service, parts and kind of node ("*":
     kinds that are not named): what simulation found. With `likely` executors and templates (service, parts or
     role, nodes), those of plans found before, the search for such plans begins; `unproven` ends it there, for
-    plans to learn from. `rent_limit` is a budget where prices of the problem
-    stand for more than rent. `simpler_than` is a plan of rented nodes: asked for is the simplest one that
-    costs at most the share `settings.simplicity` more, instead of the cheapest.
-    The rest is for fixed clusters: `objective` is what
-    the plan is best at (None: what lasts), `partial` lets a node run only some of its layers, `promise`
-    allows no pipeline slower than ttft and tpot (False: best effort), and `rank` values the best few plans,
-    of which it takes the best. `latency` fills the tables of solvers that go by it.
+    plans to learn from. It ends sooner where the `known` plan will do. `rent_limit` is a budget where prices
+    of the problem stand for more than rent. `simpler_than` is a plan of rented nodes: asked for is the
+    simplest one that costs at most the share `settings.simplicity` more, instead of the cheapest.
+    The rest is for fixed clusters: `objective` is what the plan is best at (None: what lasts), `partial`
+    lets a node run only some of its layers, `promise` allows no pipeline slower than ttft and tpot
+    (False: best effort), and `rank` values the best few plans, of which it takes the best. `latency`
+    fills the tables of solvers that go by it.
     """
 
     gap: float = GAP
@@ -97,8 +114,9 @@ class Effort:
     rent_limit: RentLimit | None = None
     simpler_than: Plan | None = None
     slowdown: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
-    likely: frozenset[tuple[str, str, NodeSet]] = frozenset()
+    likely: frozenset[Used] = frozenset()
     unproven: bool = False
+    known: KnownPlan | None = None
 
     def __post_init__(self) -> None:
         if not _MIN_WORK <= self.work <= _MAX_WORK:

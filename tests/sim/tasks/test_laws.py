@@ -81,8 +81,8 @@ def test_interfaces_are_busy_of_the_time_in_which_requests_come() -> None:
     slow = handed(100.0, 1000.0, boxes=("x", "y"))
     found = simulate_tasks(slow, demand=at(0.0, 1.2))
     # The first is encoded for 0.1 s and sent until 1.1 s; the second leaves after the last has come.
-    assert found.nic_busy["x"] == (pytest.approx(1.0 / 1.2), 0.0)
-    assert found.nic_busy["y"] == (0.0, pytest.approx(1.0 / 1.2))
+    assert found.nic_busy["x"] == pytest.approx((1.0 / 1.2, 0.0))
+    assert found.nic_busy["y"] == pytest.approx((0.0, 1.0 / 1.2))
 
 
 def test_regular_arrivals_hardly_wait() -> None:

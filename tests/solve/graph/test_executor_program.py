@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from atoll.solve.graph.graph_types import (
     Machines,
     StandingExecutors,
 )
+from atoll.solve.lp import MipResult
 from benchmarks.any_to_any.cells_cases import check_case, check_exact, make_case
 from tests.seeds import examples, seeds
 from tests.solve.graph.checker import broken_rows
@@ -307,3 +309,51 @@ def test_max_and_cost_agree(seed: int) -> None:
     beyond = solve_program(at(1.0 + 1e-4), gap=1e-7)
     assert beyond.status == "infeasible" or beyond.usd_per_hour > 0.7 * rent - 1e-6
     assert not math.isinf(cost.objective)
+
+
+@given(SEEDS, st.floats(1.0, 1.3))
+@MANY
+def test_an_answer_to_an_easier_question_changes_no_answer(seed: int, slower: float) -> None:
+    """With slower executors: what was known of faster ones saves work, and the answer is worth the same."""
+    case = replace(make_case(seed), goal="cost")
+    first = solve_program(case)
+    if first.status not in ("optimal", "feasible"):
+        return
+    types = tuple(
+        replace(one, seconds={key: slower * value for key, value in one.seconds.items()})
+        for one in case.executors
+    )
+    slow = replace(case, executors=types)
+    used = tuple(sorted({one.executor for one in first.placed}))
+    known = replace(slow, known=used, known_usd=first.objective, at_least=first.bound)
+    expected, found = solve_program(slow), solve_program(known)
+    assert (found.status == "partial") == (expected.status == "partial")
+    assert (found.status == "infeasible") == (expected.status == "infeasible")
+    if expected.status in ("optimal", "feasible"):
+        # Both are within the gap of what is best.
+        assert found.objective == pytest.approx(expected.objective, rel=2e-4)
+        assert found.bound <= expected.objective * (1 + 1e-9)
+        assert broken_rows(known, found) == []
+
+
+def test_an_answer_that_still_does_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved: list[int] = []
+    whole = master_module.Master.solve_integer
+
+    def count(self: master_module.Master, **options: Any) -> MipResult:
+        solved.append(len(self.inside))
+        return whole(self, **options)
+
+    monkeypatch.setattr(master_module.Master, "solve_integer", count)
+    types = [executor("A:1", {"a": 1.0 + 0.01 * at, "b": 1.0}) for at in range(40)]
+    single = machine(gpus=1, usd=1.0, available=9)
+    program = GraphProgram((single,), tuple(types), (demand(1.4, ("a", "b")),))
+    first = solve_program(program, presolve=False)
+    used = tuple(sorted({one.executor for one in first.placed}))
+    assert max(solved) > len(used)
+    solved.clear()
+    known = replace(program, known=used, known_usd=first.objective, at_least=first.bound)
+    again = solve_program(known, presolve=False)
+    assert solved == [len(used)]
+    assert again.status == "optimal"
+    assert (again.objective, again.bound) == (first.objective, first.bound)

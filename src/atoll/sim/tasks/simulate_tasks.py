@@ -43,8 +43,9 @@ def simulate_tasks(
     hand-over at a time.
 
     `warmup` is the share of the time in which requests come that is not judged (those that come first), and
-    left out at both ends where throughput is steady. The same arguments give the same bits. `progress` is told now and then of
-    requests that have come, how many will, and the clock in seconds; an error that it raises ends the run.
+    left out at both ends where throughput is steady. The same arguments give the same bits. `progress` is
+    told now and then of requests that have come, how many will, and the clock in seconds; an error that it
+    raises ends the run.
     """
     from atoll.sim.sim_kernel import table_of
     from atoll.sim.tasks.task_arrays import LAYOUT

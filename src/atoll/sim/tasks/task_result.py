@@ -55,8 +55,9 @@ class PartResult:
     """One part on an executor over the whole run.
 
     `utilisation` is the share of the run in which it works, and `busy` that of the time in which requests
-    come: after the last one came it has less and less to do. `batch_mean` are items, images or
-    sequences in a step, `queue_mean` requests that wait, `kv_mean` and `kv_peak` shares of the KV cache (what is booked counts).
+    come: after the last one came it has less and less to do. `batch_mean` are items, images or sequences in a
+    step, `queue_mean` requests that wait, `kv_mean` and `kv_peak` shares of the KV cache (what is booked
+    counts).
     """
 
     part: str
@@ -106,10 +107,11 @@ class TaskResult:
     """Everything a run found. The same arguments give the same result, `cpu_s` apart.
 
     `requests_per_s` counts what finished in the steady window (the time in which requests come without the
-    warm-up share at both ends; the whole run where all come at once); `by_makespan_per_s` is requests over the time from first arrival to last finish, as where
-    many are submitted and the last is waited for. `nic_busy` is, by box, the share of the time in which
-    requests come that it sends and receives. `gave_way` counts sequences whose KV cache was taken and computed again, `cut` requests that no
-    KV cache has room for and that were made shorter.
+    warm-up share at both ends; the whole run where all come at once); `by_makespan_per_s` is requests over
+    the time from first arrival to last finish, as where many are submitted and the last is waited for.
+    `nic_busy` is, by box, the share of the time in which requests come that it sends and receives.
+    `gave_way` counts sequences whose KV cache was taken and computed again, `cut` requests that no KV cache
+    has room for and that were made shorter.
     """
 
     classes: tuple[ClassResult, ...]

@@ -434,6 +434,7 @@ class Master:
             start=start,
             iteration_limit=max(1, int(iterations / dear)),
             tolerance=_TOLERANCE,
+            dive=start is None,
         )
         self.work.charge(result.iterations, result.nodes, dear)
         return result

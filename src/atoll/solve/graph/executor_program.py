@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from atoll.solve.array_types import Floats
 from atoll.solve.deadline import Deadline
 from atoll.solve.graph import program_answers as answers
-from atoll.solve.graph.executor_master import Counter, Master
+from atoll.solve.graph.executor_master import Counter, Master, Relaxed
 from atoll.solve.graph.graph_types import GraphAnswer, GraphProgram
 from atoll.solve.graph.presolve import undominated
 from atoll.solve.graph.program_answers import Routed, Whole
@@ -164,6 +164,7 @@ class _ShareSearch:
         self.end = end
         self.late = False
         self.likely = np.isin(table.unit_type, np.array(table.program.likely, np.int64))
+        self.known = np.isin(table.unit_type, np.array(table.program.known, np.int64))
         self.weights: Floats | None = None
         if table.program.goal == "cost" and table.program.shortage == "priority":
             self.weights = weigh_shares(table.program, table.classes)
@@ -274,15 +275,11 @@ class _ShareSearch:
         if not relaxed.feasible:
             self.late = self.late or self.end.passed
             return _Outcome(None, None, math.inf, -math.inf, relaxed.complete)
-        floor = relaxed.objective
-        if not relaxed.complete:
-            self.late = True
-            # Units left out could still gain what they are worth beyond their cost, each as often as it fits.
-            max_executors = np.where(self.table.fresh, self.table.max_executors, 0.0)
-            floor += float((np.minimum(0.0, relaxed.excess) * max_executors).sum())
-        best = _Outcome(None, None, math.inf, floor)
-        if start is not None and start.whole is not None and start.routed is not None:
-            best = replace(start, objective=self._worth(goal, start.whole, start.routed))
+        floor = self._floor(relaxed)
+        best, begun = self._begin(goal, start, floor)
+        proven = best.bound
+        if begun and best.objective - proven <= self._slack(best):
+            return best
         order = np.argsort(relaxed.excess, kind="stable")
         order = order[self.table.fresh[order]]
         # Those of the relaxation come first, so that the first integer program has all that is needed.
@@ -290,11 +287,12 @@ class _ShareSearch:
         likely[order[:_CHEAP_UNITS]] = True
         order = np.concatenate([order[likely[order]], order[~likely[order]]])
         first = int(likely[order].sum())
-        if best.whole is None and len(order) > 2 * first:
+        if not begun and len(order) > 2 * first:
             # An integer program that has a good answer from the start is solved several times sooner.
             _, found = self._solve_over(goal, order[:first], best, share=_BEGIN)
-            best = best if found is None else replace(found, bound=floor)
-            if found is not None and (self.table.program.unproven or self.end.passed):
+            if found is not None and found.objective < best.objective:
+                best = replace(found, bound=proven)
+            if best.whole is not None and (self.table.program.unproven or self.end.passed):
                 self.late = self.late or self.end.passed
                 return best
 
@@ -320,7 +318,7 @@ class _ShareSearch:
             # An answer with a unit that is not in costs at least its excess more than the floor.
             beyond = relaxed.excess[order[number:]].min(initial=math.inf)
             bound = min(max(floor, inner), floor + max(0.0, float(beyond)))
-            best = replace(best, bound=max(floor, min(bound, best.objective)))
+            best = replace(best, bound=min(best.objective, max(proven, bound)))
             done = best.objective - best.bound <= self._slack(best)
             if done or number >= len(order) or self.counter.left <= 0.0 or self.end.passed:
                 break
@@ -331,6 +329,40 @@ class _ShareSearch:
             number = min(enough, max(_NEXT_UNITS, _GROWTH * number))
         gone = result.status == "infeasible" and number >= len(order)
         return best if best.whole is not None else replace(best, infeasible=gone)
+
+    def _floor(self, relaxed: Relaxed) -> float:
+        """Return what the relaxation proves."""
+        if relaxed.complete:
+            return relaxed.objective
+        self.late = True
+        # Units left out could still gain what they are worth beyond their cost, each as often as it fits.
+        max_executors = np.where(self.table.fresh, self.table.max_executors, 0.0)
+        missing = (np.minimum(0.0, relaxed.excess) * max_executors).sum()
+        return relaxed.objective + float(missing)
+
+    def _begin(self, goal: _Goal, start: _Outcome | None, floor: float) -> tuple[_Outcome, bool]:
+        """Return an answer to begin with, if there is one, what is proven, and whether it is a good one."""
+        if start is not None and start.whole is not None and start.routed is not None:
+            worth = self._worth(goal, start.whole, start.routed)
+            return replace(start, objective=worth, bound=floor), True
+        program, none = self.table.program, _Outcome(None, None, math.inf, floor)
+        if goal.seeks != "cost" or goal.least < 1.0:
+            return none, False
+        none = replace(none, bound=max(floor, program.at_least / self.master.money))
+        # Plans to learn from are looked for anew each time: one that was known teaches nothing.
+        return (none, False) if program.unproven else self._take_known(goal, none)
+
+    def _take_known(self, goal: _Goal, best: _Outcome) -> tuple[_Outcome, bool]:
+        """Return the best answer with types of the known one, and whether it costs no more than that did."""
+        units = np.flatnonzero(self.known & self.table.fresh)
+        if not len(units):
+            return best, False
+        _, found = self._solve_over(goal, units, best, share=_BEGIN)
+        if found is None:
+            return best, False
+        known = self.table.program.known_usd / self.master.money
+        near = found.objective <= known * (1.0 + _SHARE_TOLERANCE)
+        return replace(found, bound=min(found.objective, best.bound)), near
 
     def _slack(self, found: _Outcome) -> float:
         """Return the distance to the bound that will do."""

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from atoll.catalog.catalog import Catalog
+from atoll.catalog.models import ModelSpec
+from atoll.catalog.nodes import NodeType
 from atoll.core.errors import UsageError
 from atoll.core.ids import Phase, RoleId, parse_node_type
+from atoll.engines.table import EngineChoice
 from atoll.perf.components.executor import ExecutorWork
-from atoll.plan.executors import first_text_parts, request_bytes, routes_of, work_of
+from atoll.plan.capacities import node_source
+from atoll.plan.executors import first_text_parts, request_bytes, routes_of, work_on
 from atoll.plan.handover import cut_sizes, hop_link
 from atoll.plan.plan import Instance, OfferKey
 from atoll.plan.problem import Offer, Problem, Service
 from atoll.solve.assembly import keep
-from atoll.solve.effort import Effort
+from atoll.solve.effort import Effort, KnownPlan
 from atoll.solve.graph.executor_options import (
     Option,
     allowed_routes,
@@ -107,6 +113,8 @@ def build_program(
                 origins.append(origin)
             classes.append(_plain_class(service))
     standing = _standing(problem, catalog, effort, executors, origins)
+    used = [(one.service, one.label, tuple(sorted(one.uses))) for one in executors]
+    known = effort.known or KnownPlan(frozenset(), 0.0, 0.0)
     limits = problem.limits
     program = GraphProgram(
         machines=tuple(machines_of(problem, catalog)),
@@ -120,11 +128,10 @@ def build_program(
         shortage=problem.settings.on_shortage,
         alike=True,
         unproven=effort.unproven,
-        likely=tuple(
-            at
-            for at, one in enumerate(executors)
-            if (one.service, one.label, tuple(sorted(one.uses))) in effort.likely
-        ),
+        likely=tuple(at for at, one in enumerate(used) if one in effort.likely),
+        known=tuple(at for at, one in enumerate(used) if one in known.used),
+        known_usd=known.objective,
+        at_least=known.at_least,
     )
     return BuiltProgram(program, tuple(origins), late)
 
@@ -155,6 +162,93 @@ def kinds_on_offer(problem: Problem, catalog: Catalog) -> dict[str, tuple[Offer,
             if size in cuts[offer.key]:
                 found.setdefault(kind, []).append(offer)
     return {kind: tuple(offers) for kind, offers in sorted(found.items())}
+
+
+class _OptionTime(NamedTuple):
+    """Parts on a kind of node: seconds that a request takes and how long it is there, by class and part."""
+
+    kind: str
+    parts: tuple[str, ...]
+    seconds: Mapping[tuple[str, str], float]
+    latency_s: Mapping[tuple[str, str], float]
+
+
+class _OptionTimes:
+    """What options of a service take on kinds of nodes: the same in every plan on the way, so found once."""
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        service: Service,
+        engine: EngineChoice,
+        routes: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...],
+        nodes: tuple[tuple[str, tuple[NodeType, ...]], ...],
+    ) -> None:
+        self.model, self.service, self.engine = model, service, engine
+        self.routes, self.nodes = dict(routes), nodes
+        self._found: dict[Option, tuple[_OptionTime, ...]] = {}
+
+    def of(self, option: Option) -> tuple[_OptionTime, ...]:
+        """Return what an option takes on every kind of node that runs it."""
+        if option not in self._found:
+            found = (self._on(option, kind, nodes) for kind, nodes in self.nodes)
+            self._found[option] = tuple(timed for timed in found if timed is not None)
+        return self._found[option]
+
+    def _on(self, option: Option, kind: str, nodes: Sequence[NodeType]) -> _OptionTime | None:
+        """Return how long requests take on an option, as slow as on any machine that gives the kind."""
+        works = [self._work(option, kind, node) for node in nodes]
+        # It must run on every machine that gives the kind: which one it gets is decided later.
+        if not works or any(work is None for work in works):
+            return None
+        sure = [work for work in works if work is not None]
+        seconds: dict[tuple[str, str], float] = {}
+        latency: dict[tuple[str, str], float] = {}
+        for klass in self.service.classes:
+            labels = {part for route in self.routes[klass.name] for part in route}
+            for part in sorted(labels):
+                keys = [(klass.name, each) for each in plain_parts(part)]
+                known = all(key in work.seconds for key in keys for work in sure)
+                if not runs_on(part, option) or not known:
+                    continue
+                took = {key[1]: max(work.latency_s[key] for work in sure) for key in keys}
+                alone = self._latency_s(klass, took)
+                if alone is not None:
+                    busy = sum(max(work.seconds[key] for work in sure) for key in keys)
+                    seconds[klass.name, part] = busy
+                    latency[klass.name, part] = alone
+        if not seconds:
+            return None
+        return _OptionTime(kind, tuple(sorted({part for _, part in seconds})), seconds, latency)
+
+    def _latency_s(self, klass: RequestClass, took: Mapping[str, float]) -> float | None:
+        """How long a request is at parts of one executor, as chains count it; None where that is too long.
+
+        For an image that is all of them. Until the first text it is the llm, encoders beside it being
+        checked here, or the longest of the encoders.
+        """
+        if klass.image_s is not None:
+            total = sum(took.values())
+            return total if len(took) == 1 or total <= klass.image_s else None
+        encoders, llm = first_text_parts(self.model, tuple(took))
+        if llm is None:
+            return max(took.values())
+        before = max((took[encoder] for encoder in encoders), default=0.0)
+        if klass.ttft_s is not None and encoders and before + took[llm] > klass.ttft_s:
+            return None
+        return took[llm]
+
+    def _work(self, option: Option, kind: str, node: NodeType) -> ExecutorWork | None:
+        tp = parse_node_type(kind).gpu_count
+        try:
+            return work_on(
+                self.model, option, node, self.service.classes, tp, self.engine, self.service.rates
+            )
+        except UsageError:
+            return None  # it does not split over so many GPUs
+
+
+_times_of = lru_cache(maxsize=32)(_OptionTimes)
 
 
 class _GraphService:
@@ -197,53 +291,46 @@ class _GraphService:
         self.executors: list[ExecutorType] = []
         self.origins: list[Origin] = []
         self.late = False
+        times = _times_of(
+            self.model,
+            service,
+            problem.engine_of(service),
+            tuple(routes.items()),
+            tuple((kind, self._nodes(kind, offers)) for kind, offers in self.kinds.items()),
+        )
         free = choose is None and not service.paths
         for option in self.options:
             # Small ones come first: single parts can run all that there is.
             if free and len(option) > 1 and until():
                 self.late = True
                 break
-            for kind, offers in self.kinds.items():
-                self._add(option, kind, offers)
+            for timed in times.of(option):
+                self._add(option, timed)
         self.classes = [self._class(klass) for klass in service.classes]
 
-    def _add(self, option: Option, kind: str, offers: Sequence[Offer]) -> None:
-        """Add the executor of an option on a kind of node, as slow as on any machine that gives it."""
-        works = [
-            self._work(option, kind, machine)
-            for machine in sorted({offer.node_type for offer in offers})
-        ]
-        # It must run on every machine that gives the kind: which one it gets is decided later.
-        if not works or any(work is None for work in works):
-            return
-        sure = [work for work in works if work is not None]
-        slow, name = self.effort.slowdown, "+".join(option)
+    def _nodes(self, kind: str, offers: Sequence[Offer]) -> tuple[NodeType, ...]:
+        """The nodes of a kind, one for each machine that gives it."""
+        machines = sorted({offer.node_type for offer in offers})
+        return tuple(node_source(self.catalog, kind, machine=each).node for each in machines)
+
+    def _add(self, option: Option, timed: _OptionTime) -> None:
+        """Add an executor, as slow as was found."""
+        slow, name, kind = self.effort.slowdown, "+".join(option), timed.kind
         # What was measured for the kind, else for the option on any kind, else nothing.
         others = slow.get((self.service.name, name, "*"), 1.0)
         slowed = slow.get((self.service.name, name, kind), others)
-        seconds: dict[tuple[str, str], float] = {}
-        latency: dict[tuple[str, str], float] = {}
-        for klass in self.service.classes:
-            labels = {part for route in self.routes[klass.name] for part in route}
-            for part in sorted(labels):
-                keys = [(klass.name, each) for each in plain_parts(part)]
-                known = all(key in work.seconds for key in keys for work in sure)
-                if not runs_on(part, option) or not known:
-                    continue
-                took = {key[1]: max(work.latency_s[key] for work in sure) for key in keys}
-                alone = self._latency_s(klass, took)
-                if alone is not None:
-                    busy = slowed * sum(max(work.seconds[key] for work in sure) for key in keys)
-                    if self.within_interfaces:
-                        busy = max(busy, self._handing_s(klass, part, kind, offers))
-                    seconds[klass.name, part] = busy
-                    latency[klass.name, part] = alone
-        if not seconds:
-            return
-        parts = tuple(sorted({part for _, part in seconds}))
-        self.executors.append(
-            ExecutorType(self.service.name, parts, ((kind, 1),), seconds, latency, label=name)
+        seconds = {key: slowed * busy for key, busy in timed.seconds.items()}
+        if self.within_interfaces:
+            seconds = {
+                (klass, part): max(
+                    busy, self._handing_s(self.service.klass(klass), part, kind, self.kinds[kind])
+                )
+                for (klass, part), busy in seconds.items()
+            }
+        executor = ExecutorType(
+            self.service.name, timed.parts, ((kind, 1),), seconds, timed.latency_s, label=name
         )
+        self.executors.append(executor)
         self.origins.append(Origin(self.service.name, option, kind=kind))
 
     def _handing_s(
@@ -266,37 +353,6 @@ class _GraphService:
                 # An interface takes in and gives out at once: the larger counts.
                 max_s = max(max_s, taken, given)
         return max_s / slowest
-
-    def _latency_s(self, klass: RequestClass, took: Mapping[str, float]) -> float | None:
-        """How long a request is at parts of one executor, as chains count it; None where that is too long.
-
-        For an image that is all of them. Until the first text it is the llm, encoders beside it being
-        checked here, or the longest of the encoders.
-        """
-        if klass.image_s is not None:
-            total = sum(took.values())
-            return total if len(took) == 1 or total <= klass.image_s else None
-        encoders, llm = first_text_parts(self.model, tuple(took))
-        if llm is None:
-            return max(took.values())
-        before = max((took[encoder] for encoder in encoders), default=0.0)
-        if klass.ttft_s is not None and encoders and before + took[llm] > klass.ttft_s:
-            return None
-        return took[llm]
-
-    def _work(self, option: Option, kind: str, machine: str) -> ExecutorWork | None:
-        try:
-            return work_of(
-                self.problem,
-                self.catalog,
-                self.service,
-                option,
-                kind,
-                machine=machine,
-                tp=parse_node_type(kind).gpu_count,
-            )
-        except UsageError:
-            return None  # it does not split over so many GPUs
 
     def _class(self, klass: RequestClass) -> ClassDemand:
         routes = self.routes[klass.name]

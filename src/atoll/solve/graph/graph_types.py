@@ -123,7 +123,9 @@ class GraphProgram:
     ("fail"). A new executor costs `init_penalty` times its share of the machine's price more than one that
     stands. Where shares are weighed and classes of one service are served `alike`, they have one share, and
     its priority counts once. `likely` are types that answers to such questions had: the search begins with
-    them, and where it may stay `unproven` it ends with them.
+    them, and where it may stay `unproven` it ends with them. The types of the `known` answer to an easier
+    question come before all else: all was served for `known_usd`, and no answer costs less than `at_least`
+    (USD/h).
     """
 
     machines: tuple[Machines, ...]
@@ -139,6 +141,9 @@ class GraphProgram:
     alike: bool = False
     likely: tuple[int, ...] = ()
     unproven: bool = False
+    known: tuple[int, ...] = ()
+    known_usd: float = 0.0
+    at_least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
