@@ -250,7 +250,12 @@ def load_alone(
         watch(0, requests, 0.0)
         arrivals = Arrivals(service.burstiness)
         result = simulate_tasks(
-            fleet, requests=requests, seed=_TRIAL_SEED, arrivals=arrivals, progress=watch
+            fleet,
+            requests=requests,
+            seed=_TRIAL_SEED,
+            arrivals=arrivals,
+            progress=watch,
+            part_times=False,
         )
         kept = _shares(result, service)
         # Half of what all may lose, and no class more than it may: the rest is for the whole plan to tell.

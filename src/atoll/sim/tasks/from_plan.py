@@ -443,7 +443,10 @@ def simulate_service(
     routing: Routing = "dealt",
     progress: Progress | None = None,
 ) -> TaskResult:
-    """Simulate one any-to-any service of a plan under its demand; services share no executors."""
+    """Simulate one any-to-any service of a plan under its demand; services share no executors.
+
+    How long requests are at each part is not found.
+    """
     fleet = task_fleet(plan, problem, catalog, services=(service,), constants=constants)
     arrivals = Arrivals(problem.service(service).burstiness)
     return simulate_tasks(
@@ -453,6 +456,7 @@ def simulate_service(
         routing=routing,
         arrivals=arrivals,
         progress=progress,
+        part_times=False,
     )
 
 

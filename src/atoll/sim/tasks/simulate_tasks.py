@@ -30,6 +30,7 @@ def simulate_tasks(
     arrivals: Arrivals | None = None,
     demand: Demand | None = None,
     progress: Progress | None = None,
+    part_times: bool = True,
 ) -> TaskResult:
     """Run a fleet and return what happened.
 
@@ -45,7 +46,8 @@ def simulate_tasks(
     `warmup` is the share of the time in which requests come that is not judged (those that come first), and
     left out at both ends where throughput is steady. The same arguments give the same bits. `progress` is
     told now and then of requests that have come, how many will, and the clock in seconds; an error that it
-    raises ends the run.
+    raises ends the run. Without `part_times` it is not found how long requests are at each part, which takes
+    a good part of the time of a short run.
     """
     from atoll.sim.sim_kernel import table_of
     from atoll.sim.tasks.task_arrays import LAYOUT
@@ -81,4 +83,5 @@ def simulate_tasks(
             progress(int(now["next"]), int(now["requests"]), float(now["clock_s"]))
     if duration_s is not None:
         built.sim.run["clock_s"] = duration_s
-    return TaskResult.of(built, warmup=warmup, cpu_s=time.process_time() - begun)
+    spent_s = time.process_time() - begun
+    return TaskResult.of(built, warmup=warmup, cpu_s=spent_s, part_times=part_times)

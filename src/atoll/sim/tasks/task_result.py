@@ -147,7 +147,9 @@ class TaskResult:
         return next(e for e in self.executors if e.name == name)
 
     @classmethod
-    def of(cls, built: BuiltTasks, *, warmup: float, cpu_s: float) -> TaskResult:
+    def of(
+        cls, built: BuiltTasks, *, warmup: float, cpu_s: float, part_times: bool = True
+    ) -> TaskResult:
         """Read the result off a run."""
         sim, fleet = built.sim, built.fleet
         run = sim.run[0]
@@ -171,7 +173,7 @@ class TaskResult:
                     judged & (columns.klass == at),
                     clock,
                     float((steady & (columns.klass == at)).sum()) / window,
-                    _times_at_parts(built, at, judged),
+                    _times_at_parts(built, at, judged) if part_times else {},
                 )
                 for at, spec in enumerate(fleet.classes)
             ),
