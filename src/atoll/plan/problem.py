@@ -35,6 +35,7 @@ from atoll.plan.footprint import ObjectiveWeights, PowerGrid
 from atoll.plan.name_types import ModelName, Name, NodeTypeName, refuse
 from atoll.plan.plan import Instance, Market, NotNegative, OfferKey, Share
 from atoll.plan.robustness import RiskModel
+from atoll.plan.survival import MAX_LOST, Survival
 from atoll.workload.classes import RequestClass
 from atoll.workload.lengths import LengthMix
 
@@ -354,15 +355,15 @@ class Limits(Frozen):
 
     `budget_usd_per_hour` bounds what the nodes cost while they run. `spot_share` is the largest share
     of any service's requests that may be served on spot (`validate_spot`). `spread` is in how many regions
-    every role must stand. Promises hold with any `survive` nodes lost (0 or 1), and with every spot node lost
-    `spot_loss_per_h` times an hour.
+    every role must stand. Promises hold with what `survive` names lost (a number is of machines), and with
+    every spot node lost `spot_loss_per_h` times an hour.
     """
 
     budget_usd_per_hour: NotNegative | None = None
     spot_share: Share | None = None
     max_nodes: int | None = Field(default=None, ge=0)
     spread: int = Field(default=1, ge=1)
-    survive: int = Field(default=0, ge=0, le=1)
+    survive: Annotated[int, Field(strict=True, ge=0, le=MAX_LOST)] | Survival = 0
     spot_loss_per_h: float = Field(default=0.0, ge=0, le=60)
 
     @model_serializer(mode="wrap")
@@ -371,6 +372,12 @@ class Limits(Frozen):
         fields: dict[str, object] = write(self)
         later = {"survive": 0, "spot_loss_per_h": 0.0}
         return {name: value for name, value in fields.items() if later.get(name) != value}
+
+    @property
+    def survival(self) -> Survival:
+        """What may be lost with promises kept."""
+        named = self.survive
+        return named if isinstance(named, Survival) else Survival(machines=named)
 
 
 class Settings(Frozen):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
@@ -103,13 +103,15 @@ class NewInstance:
     """One instance to start: a role laid out over nodes of a region.
 
     `rented` says how many nodes of each kind come from machines of which type on which market; None where
-    every kind of the layout has only one source in that region.
+    every kind of the layout has only one source in that region. `slots` are the machines that slices must be
+    of, where that matters.
     """
 
     role: str
     region: str
     layout: LayoutLike
     rented: Mapping[Source, int] | None = None
+    slots: Mapping[Source, tuple[int, ...]] = field(default_factory=dict)
 
 
 def plan_from_layouts(
@@ -137,7 +139,12 @@ def plan_from_layouts(
     idle = {i.id: i for i in problem.running if i.id not in {s.id for s in staying}}
     started: list[Instance] = []
     # In a fixed order, so that equal choices get equal ids.
-    order = sorted(chosen, key=lambda c: (c.role, c.region, _shape(c.layout), _split(c.rented)))
+    order = sorted(
+        chosen,
+        key=lambda c: (
+            c.role, c.region, _shape(c.layout), _split(c.rented), sorted(c.slots.items())
+        ),
+    )  # fmt: skip
     for choice in order:
         new = build_instance(problem, catalog, choice, id=_next_id(choice.role, taken))
         same = next((old for old in idle.values() if old.placement_key == new.placement_key), None)
@@ -166,9 +173,9 @@ def plan_from_layouts(
     reached = {name for route in plan.routes for name in route.instances}
     unused = {i.id for i in plan.instances if i.usd_per_hour > 0.0 and i.id not in reached}
     met = plan.status in ("optimal", "feasible")
-    if not unused or not met or problem.limits.spread > 1:
+    if not unused or not met or problem.limits.spread > 1 or problem.limits.survival.lost:
         return plan
-    # All is served without them, and none is there to stand in one region more.
+    # All is served without them, and none is there to stand in one region more, or for one that is lost.
     return made(i for i in plan.instances if i.id not in unused)
 
 
@@ -357,6 +364,7 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
     kinds = [(s.start, s.end, kind) for s in choice.layout.stages for kind in s.nodes]
     left = Counter(choice.rented or _only_sources(problem, choice))
     order = sorted(left, key=lambda source: (_MARKET_ORDER.index(source[2]), source[1], source[0]))
+    slots = {source: list(some) for source, some in choice.slots.items()}
     nodes: list[Node] = []
     for index, (start, end, kind) in enumerate(kinds):
         source = next((s for s in order if s[0] == kind and left[s] > 0), None)
@@ -391,6 +399,7 @@ def _nodes(problem: Problem, catalog: Catalog, choice: NewInstance) -> tuple[Nod
                     machine=node_type,
                 ),
                 gpu_ids=None if whole else tuple(range(part.gpu_count)),
+                slot=slots[source].pop(0) if not whole and slots.get(source) else None,
             )
         )
     # What is rented and what is laid out must agree in both directions.

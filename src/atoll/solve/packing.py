@@ -29,11 +29,12 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Slice:
-    """A node that is part of a machine, and where it runs now if it does."""
+    """A node that is part of a machine, where it runs now if it does, and which machine it should be of."""
 
     owner: tuple[str, str]
     size: int
     held: _Place | None
+    wanted: int | None = None
 
 
 _Places = dict[tuple[str, str], _Place]
@@ -118,7 +119,12 @@ def _lay_out(
             elif node.host is None and node.gpu_ids is not None:
                 held = instance.kept and node.slot is not None
                 place = _Place(node.slot or 0, node.gpu_ids) if held else None
-                slices.setdefault(key, []).append(_Slice((instance.id, node.id), node.gpus, place))
+                # Slices that share a machine are lost together: where that counts they stay apart.
+                apart = problem.limits.survival.machines > 0 and not instance.kept
+                own = _Slice(
+                    (instance.id, node.id), node.gpus, place, node.slot if apart else None
+                )
+                slices.setdefault(key, []).append(own)
     places: _Places = {}
     moved: set[str] = set()
     for key, group in sorted(slices.items()):
@@ -149,7 +155,7 @@ def _rename(slices: Sequence[_Slice], offer: Offer) -> list[_Slice]:
     for slot in used[len(names) :]:
         names[slot] = next(n for n in range(len(used)) if n not in names.values())
     return [
-        _Slice(s.owner, s.size, s.held and _Place(names[s.held.slot], s.held.gpu_ids))
+        _Slice(s.owner, s.size, s.held and _Place(names[s.held.slot], s.held.gpu_ids), s.wanted)
         for s in slices
     ]
 
@@ -164,7 +170,7 @@ def _stay(slices: Sequence[_Slice], offer: Offer, room: int) -> _Places | None:
             places[own.owner] = own.held
     for own in sorted(slices, key=lambda s: (-s.size, s.owner)):
         if own.owner not in places:
-            place = machines.find(own.size)
+            place = machines.find(own.size, own.wanted)
             if place is None or not machines.take(place):
                 return None
             places[own.owner] = place
@@ -226,9 +232,14 @@ class _Machines:
         self.free[place.slot] = free - set(place.gpu_ids)
         return True
 
-    def find(self, size: int) -> _Place | None:
-        """Return the first aligned gap of the open machines, or of one more, None if there is none."""
-        for slot in sorted(self.free):
+    def find(self, size: int, wanted: int | None = None) -> _Place | None:
+        """Return the first aligned gap of the open machines, or of one more, None if there is none.
+
+        Of the machine that is `wanted`, where it has one.
+        """
+        if wanted is not None and wanted not in self.free and len(self.free) < self.room:
+            return _Place(wanted, _block(0, size))
+        for slot in sorted(self.free, key=lambda slot: (slot != wanted, slot)):
             for start in range(0, self.offer.gpus - size + 1, size):
                 block = _block(start, size)
                 if self.free[slot].issuperset(block):

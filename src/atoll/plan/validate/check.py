@@ -33,6 +33,7 @@ Rules, per instance and then for the plan as a whole:
                    targets no lower than the fleet's and shares within their intervals that agree
     budget, spot-share, max-nodes, spread
                    the limits of the problem
+    survive        what any loss leaves that is to be survived serves what must be kept
     cost           prices and initialisation add up, and so does the objective, in money or tokens/s
     bound          bounds and gap agree with the objective
     status         the status agrees with the gap and with what is served
@@ -59,6 +60,7 @@ from atoll.plan.validate.validate_engine import check_connectors
 from atoll.plan.validate.validate_executors import check_paths
 from atoll.plan.validate.validate_handover import check_handover
 from atoll.plan.validate.validate_instance import check_names, check_node_limits, check_structure
+from atoll.plan.validate.validate_losses import check_losses, find_unsurvived
 from atoll.plan.validate.validate_machines import (
     check_gpus,
     check_limits,
@@ -125,7 +127,6 @@ def validate(
         check_offers,
         check_region,
         check_running,
-        check_served,
         check_loads,
         check_traffic,
         check_limits,
@@ -135,6 +136,10 @@ def validate(
         _goal,
     ):
         violations += rule(plan, problem)
+    # What names nothing that is there cannot be lost.
+    short = find_unsurvived(plan, problem, facts) if named else {}
+    violations += check_served(plan, problem, survives=not short)
+    violations += check_losses(plan, problem, short)
     return violations
 
 

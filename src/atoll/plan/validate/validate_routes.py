@@ -36,10 +36,11 @@ def check_ways(plan: Plan) -> Iterator[Violation]:
             yield violation("route", service, message, abs(total - 1.0))
 
 
-def check_served(plan: Plan, problem: Problem) -> Iterator[Violation]:
+def check_served(plan: Plan, problem: Problem, *, survives: bool = True) -> Iterator[Violation]:
     """Yield demand that is not met though the plan says so, and shares that are not the true ones.
 
-    In every region as many requests are served as both of its phases carry, and those that run together.
+    In every region as many requests are served as both of its phases carry, and those that run together. A
+    plan is partial, too, that does not survive what it should.
     """
     names = {service.name for service in problem.services}
     named = {route.service: "routes" for route in plan.routes}
@@ -72,7 +73,7 @@ def check_served(plan: Plan, problem: Problem) -> Iterator[Violation]:
         routed = any(route.service == service.name for route in plan.routes)
         if stated > 0 and exceeds(demand, 0.0) and not routed:
             yield violation("route", service.name, f"serves {stated:.6g} of its demand by no route")
-    if plan.status == "partial" and not short:
+    if plan.status == "partial" and not short and survives:
         yield violation("status", plan.problem_name, "partial, yet all of the demand is served")
     elif plan.status in ("optimal", "feasible") and short:
         message = f"{plan.status}, yet not all of the demand is served"

@@ -29,6 +29,7 @@ from atoll.solve.rent.allocation_types import (
     Allocation,
     AllocationLimits,
     Log,
+    LossLimits,
     RunningColumn,
     ServiceDemand,
     Shortage,
@@ -45,6 +46,7 @@ from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.simple_allocation import MOST, SimpleGoal, find_simplest
 from atoll.solve.rent.simple_allocation import WORK as SIMPLE_WORK
+from atoll.solve.rent.surviving import find_most_left, minimise_surviving
 
 WORK = 450_000
 """Effort of an allocation, in simplex iterations (see `incumbent.Work`)."""
@@ -146,10 +148,14 @@ class _Allocator:
         if not self.hopeless:
             # The rest is for the case that not everything can be served.
             standing = self._standing(0.7)
-            outcome = minimise(self.model, standing, self.seed)
+            outcome = self._minimise(self.model, standing, self.limits.losses)
             self.work.charge(standing.work.spent)
             if standing.solution is not None:
                 return self._answer(self.active, self.model, standing, outcome, None)
+            if self.limits.losses is not None:
+                found = self._keep_most(self.limits.losses)
+                if found is not None:
+                    return found
         served = self._most(on_shortage == "priority")
         # Looking for the most may find that everything can be served.
         if not self.hopeless and served.fraction.min(initial=1.0) >= 1.0 - _SHARE_TOLERANCE:
@@ -161,6 +167,31 @@ class _Allocator:
         fraction[self.active] = served.fraction * (1.0 - _SHARE_TOLERANCE)
         active = [m for m in self.active if fraction[m] > _SHARE_TOLERANCE]
         return self._serve(active, self._model(active, fraction), served, served)
+
+    def _minimise(
+        self, model: RentModel, standing: Incumbent, losses: LossLimits | None
+    ) -> SearchOutcome:
+        if losses is None:
+            return minimise(model, standing, self.seed)
+        return minimise_surviving(model, losses, standing, self.seed, safe=losses.safe)
+
+    def _keep_most(self, losses: LossLimits) -> Allocation | None:
+        """Serve everything, and keep as much as can be after a loss; None where not all can be served.
+
+        What is proven of it is what is proven of any allocation.
+        """
+        standing = self._standing(0.3)
+        left = find_most_left(self.model, losses, standing, self.seed) * (1.0 - _SHARE_TOLERANCE)
+        self.work.charge(standing.work.spent)
+        if left <= _SHARE_TOLERANCE:
+            return None
+        standing = self._standing(0.5)
+        fewer = replace(losses, keep=losses.keep * left, safe=True)
+        outcome = self._minimise(self.model, standing, fewer)
+        self.work.charge(standing.work.spent)
+        if standing.solution is None:
+            return None
+        return self._answer(self.active, self.model, standing, outcome, None)
 
     def simplify(
         self, chosen: Sequence[AllocatedInstances], bound: float, goal: SimpleGoal
@@ -258,7 +289,10 @@ class _Allocator:
     ) -> Allocation:
         if standing.solution is None:
             raise InternalError("nothing was found that could be answered")
-        solution = cheapest_supply(model, standing.solution.items, self.seed) or standing.solution
+        solution = standing.solution
+        # What must survive stands on the machines that it was given.
+        if self.limits.losses is None:
+            solution = cheapest_supply(model, solution.items, self.seed) or solution
         # What is proven of the objective with the keeping penalty holds but for that penalty.
         hair = KEEP if any(some.running for some in model.items) else 0.0
         bound = standing.bound / (1.0 + hair)
@@ -299,7 +333,9 @@ class _Allocator:
         if served is not None and not binding:
             binding = self._binding(outcome.prices, dropped)
         chosen = tuple(
-            allocated(model, m, i, item, count)
+            replace(
+                allocated(model, m, i, item, count), places=solution.places.get((i, item), ())
+            )
             for i, m in enumerate(active)
             for item, count in sorted(solution.items[i].items())
         )

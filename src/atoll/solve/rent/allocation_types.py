@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,13 +77,44 @@ class Supply:
 
 
 @dataclass(frozen=True)
+class LossLimits:
+    """Losses to survive: any so many `machines` at once, or all that stands in any of some sets of regions.
+
+    A share `keep` of the demand is then still served, of all services or of those named. With `safe` what is
+    found survives also where that takes more than is proven to be needed.
+    """
+
+    machines: int = 0
+    places: tuple[tuple[int, ...], ...] = ()
+    keep: float = 1.0
+    services: frozenset[str] = frozenset()
+    safe: bool = False
+
+    def covers(self, name: str) -> bool:
+        """Return whether a service must be kept."""
+        return not self.services or name in self.services
+
+
+class NodePlace(NamedTuple):
+    """A node that is a part of a machine: the offer, its GPUs, and which machine, counted from 0."""
+
+    offer: int
+    gpus: int
+    slot: int
+
+
+@dataclass(frozen=True)
 class AllocationLimits:
-    """Limits on the whole: USD per hour of rent, share of GPUs in use on spot, machines, regions per role."""
+    """Limits on the whole: USD per hour of rent, share of GPUs in use on spot, machines, regions per role.
+
+    `losses` are what must be survived.
+    """
 
     budget: float | None = None
     spot_share: float | None = None
     max_nodes: int | None = None
     spread: int = 1
+    losses: LossLimits | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +139,8 @@ class AllocatedInstances:
     """`number` equal instances of one phase of a service in one region.
 
     Either new ones of the `template` of that role, or kept ones of `running` column. Where spot is limited,
-    only those that are `on_spot` may have nodes on spot.
+    only those that are `on_spot` may have nodes on spot. Where losses must be survived, `places` are the nodes
+    of all of them that are parts of machines.
     """
 
     service: int
@@ -118,6 +150,7 @@ class AllocatedInstances:
     template: int | None = None
     running: int | None = None
     on_spot: bool = True
+    places: tuple[NodePlace, ...] = ()
 
 
 @dataclass(frozen=True)

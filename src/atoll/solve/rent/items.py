@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ from atoll.solve.rent.allocation_types import (
     DECODE,
     PREFILL,
     AllocationLimits,
+    NodePlace,
     RoleTemplates,
     RunningColumn,
     ServiceDemand,
@@ -194,11 +195,15 @@ class RentModel:
 
 @dataclass(frozen=True)
 class Solution:
-    """Whole numbers: machines per offer, new slices by (offer, GPUs, kind), per service items by index."""
+    """Whole numbers: machines per offer, new slices by (offer, GPUs, kind), per service items by index.
+
+    `places` are by service and item the nodes that are parts of machines, where it matters of which.
+    """
 
     machines: Ints
     slices: dict[tuple[int, int, int], int]
     items: tuple[dict[int, int], ...]
+    places: dict[tuple[int, int], tuple[NodePlace, ...]] = field(default_factory=dict)
 
     def count_slices(self) -> dict[tuple[int, int], int]:
         """Return new slices by (offer, GPUs), whatever kind they count as."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
@@ -11,10 +12,12 @@ import numpy as np
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase
+from atoll.core.units import format_share
 from atoll.plan.handover import cut_sizes, handover
+from atoll.plan.losses import find_shortest, list_left, region_of, survives
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem
-from atoll.solve.assembly import NewInstance, infeasible, keep, plan_from_layouts
+from atoll.solve.assembly import NewInstance, Source, infeasible, keep, plan_from_layouts
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating, find_templates
 from atoll.solve.effort import RentLimit
@@ -80,6 +83,8 @@ class Draft:
         phases = {number: phase for phase, number in _PHASES.items()}
         started: list[NewInstance] = []
         stock = _TakenSlices(problem, allocation.slices)
+        for chosen in allocation.instances:
+            stock.reserve(chosen.places)
         kept = choose_kept(
             [
                 (self.running[c.running], c.number)
@@ -97,11 +102,12 @@ class Draft:
             region = problem.regions[chosen.region]
             layout = library.layout(chosen.template or 0)
             kinds = Counter(kind for stage in layout.stages for kind in stage.nodes)
+            placed = stock.split(chosen, kinds)
             started += [
-                NewInstance(str(role), region, layout, stock.take(region, kinds))
-                for _ in range(chosen.number)
+                NewInstance(str(role), region, layout, *stock.take(region, kinds, own))
+                for own in placed
             ]
-        return plan_from_layouts(
+        plan = plan_from_layouts(
             problem,
             self.catalog,
             started,
@@ -114,6 +120,21 @@ class Draft:
             cut_short=allocation.cut_short,
             derating=self.derating,
         )
+        return say_unsurvived(plan, problem, self.catalog)
+
+
+def say_unsurvived(plan: Plan, problem: Problem, catalog: Catalog) -> Plan:
+    """Return a plan that leaves too little after some loss as a partial one that says so."""
+    if not problem.limits.survival.lost or plan.status not in ("optimal", "feasible"):
+        return plan
+    short = find_shortest(list_left(plan, problem, catalog), plan, problem)
+    if not short:
+        return plan
+    reasons = tuple(
+        f"with {left.loss.name} lost only {format_share(left.shares[name])} of the demand of {name} is served"
+        for name, left in short.items()
+    )
+    return plan.model_copy(update={"status": "partial", "reasons": (*plan.reasons, *reasons)})
 
 
 def solve(
@@ -157,24 +178,37 @@ def draft(
     end = Deadline(deadline_s)
     running = running_columns(problem, catalog, derating)
     demands = service_demands(problem, catalog, libraries, derating)
-    allocation = _allocate(
-        demands,
-        supply_of(problem, catalog, rent_limit),
-        limits_of(problem, rent_limit),
-        [column for column, _ in running],
-        problem.settings.on_shortage,
-        {
-            "init_penalty": problem.settings.init_penalty,
-            # What was read so far has taken a part of the deadline.
-            "deadline_s": end.share(1.0),
-            "work": work * WORK,
-            "gap": gap,
-            "seed": problem.settings.seed,
-            "log": log,
-        },
-    )
+    limits = limits_of(problem, rent_limit)
+
+    def allocated(limits: types.AllocationLimits) -> types.Allocation:
+        return _allocate(
+            demands,
+            supply_of(problem, catalog, rent_limit),
+            limits,
+            [column for column, _ in running],
+            problem.settings.on_shortage,
+            {
+                "init_penalty": problem.settings.init_penalty,
+                # What was read so far has taken a part of the deadline.
+                "deadline_s": end.share(1.0),
+                "work": work * WORK,
+                "gap": gap,
+                "seed": problem.settings.seed,
+                "log": log,
+            },
+        )
+
+    allocation = allocated(limits)
     groups = [group for _, group in running]
-    return Draft(problem, catalog, libraries, allocation, groups, derating)
+    found = Draft(problem, catalog, libraries, allocation, groups, derating)
+    if limits.losses is None or survives(found.plan(), problem, catalog):
+        return found
+    # What counts with its part only in the program may take more with it in truth.
+    allocation = allocated(replace(limits, losses=replace(limits.losses, safe=True)))
+    if allocation.status not in ("optimal", "feasible"):
+        return found
+    allocation = with_bound(allocation, found.allocation.bound)
+    return replace(found, allocation=allocation)
 
 
 class _Effort(TypedDict):
@@ -399,6 +433,30 @@ def limits_of(problem: Problem, rent_limit: RentLimit | None = None) -> types.Al
         spot_share=limits.spot_share,
         max_nodes=limits.max_nodes,
         spread=limits.spread,
+        losses=losses_of(problem),
+    )
+
+
+def losses_of(problem: Problem) -> types.LossLimits | None:
+    """Return the losses that a problem's plan must survive, None if there are none."""
+    survival = problem.limits.survival
+    if not survival.lost:
+        return None
+    by_region: dict[str, list[int]] = defaultdict(list)
+    for g, place in enumerate(problem.regions):
+        by_region[region_of(place)].append(g)
+    units = {
+        "zone": [(g,) for g in range(len(problem.regions))],
+        "region": [tuple(some) for some in by_region.values()],
+    }
+    places = [
+        tuple(sorted(g for some in lost for g in some))
+        for unit, number in survival.lost.items()
+        if unit in units
+        for lost in itertools.combinations(units[unit], min(number, len(units[unit])))
+    ]
+    return types.LossLimits(
+        survival.machines, tuple(places), survival.keep, frozenset(survival.services)
     )
 
 
@@ -486,6 +544,7 @@ class _TakenSlices:
     """Slices that an allocation takes, handed out to its new instances: one's own first and spot last."""
 
     def __init__(self, problem: Problem, slices: dict[tuple[int, int], int]) -> None:
+        self._offers = problem.offers
         self._left: dict[tuple[str, str], list[tuple[int, str, Market]]] = defaultdict(list)
         for (k, gpus), number in sorted(slices.items()):
             offer = problem.offers[k]
@@ -496,11 +555,48 @@ class _TakenSlices:
         for sources in self._left.values():
             sources.sort(reverse=True)
 
-    def take(self, region: str, kinds: Counter[str]) -> dict[tuple[str, str, Market], int]:
-        """Take nodes by kind in a region; return how many of each (kind, node type, market)."""
-        taken: Counter[tuple[str, str, Market]] = Counter()
+    def reserve(self, places: Iterable[types.NodePlace]) -> None:
+        """Keep slices of certain machines from those who may have any."""
+        for place in places:
+            kind, node_type, market = self._source(place)
+            source = (_MARKETS.index(market), node_type, market)
+            self._left[self._offers[place.offer].region, kind].remove(source)
+
+    def split(
+        self, chosen: types.AllocatedInstances, kinds: Counter[str]
+    ) -> list[list[types.NodePlace]]:
+        """Return the places of each of some equal instances: nodes of one on as few machines as can be."""
+        left: dict[str, list[types.NodePlace]] = defaultdict(list)
+        for place in sorted(chosen.places, key=lambda p: (p.offer, p.slot, p.gpus)):
+            left[self._source(place)[0]].append(place)
+        each: list[list[types.NodePlace]] = []
+        for _ in range(chosen.number):
+            own = [place for kind, n in sorted(kinds.items()) for place in left[kind][:n]]
+            for kind, n in kinds.items():
+                del left[kind][:n]
+            each.append(own)
+        return each
+
+    def take(
+        self, region: str, kinds: Counter[str], placed: Sequence[types.NodePlace]
+    ) -> tuple[dict[Source, int], dict[Source, tuple[int, ...]]]:
+        """Take nodes by kind in a region, some of them of certain machines.
+
+        Returns how many of each (kind, node type, market), and which machines those are of.
+        """
+        taken: Counter[Source] = Counter()
+        slots: dict[Source, tuple[int, ...]] = {}
+        for place in placed:
+            source = self._source(place)
+            taken[source] += 1
+            slots[source] = (*slots.get(source, ()), place.slot)
         for kind, number in sorted(kinds.items()):
-            for _ in range(number):
+            for _ in range(number - sum(n for source, n in taken.items() if source[0] == kind)):
                 _, node_type, market = self._left[region, kind].pop()
                 taken[kind, node_type, market] += 1
-        return dict(taken)
+        return dict(taken), slots
+
+    def _source(self, place: types.NodePlace) -> Source:
+        offer = self._offers[place.offer]
+        kind = dict(zip(offer.sizes, offer.kinds, strict=True))[place.gpus]
+        return kind, offer.node_type, offer.market
