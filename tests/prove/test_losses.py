@@ -7,7 +7,7 @@ import pytest
 from atoll.plan.plan import Plan
 from atoll.plan.problem import Limits, Offer
 from atoll.prove.kept import kept_after_loss
-from atoll.prove.losses import BACK_S, reserves, single_losses, spot_losses
+from atoll.prove.losses import BACK_S, loss_failures, spot_losses
 from tests.prove.test_rent_promises import CATALOG, FRESH, PROBLEM, kept
 from tests.prove.test_rent_promises import solve as plan_for
 
@@ -18,16 +18,12 @@ def plan() -> Plan:
 
 
 def test_of_instances_that_are_alike_one_is_lost(plan: Plan) -> None:
-    (loss,) = single_losses(plan, 5.0)
-    assert loss.time_s == 5.0
-    assert loss.back_s is None
-    assert loss.instance == plan.instances[0].id
-
-
-def test_a_role_needs_its_demand_and_one_instance(plan: Plan) -> None:
-    ((role, share),) = reserves(plan, PROBLEM).items()
-    demand, most = PROBLEM.demand(role), max(i.throughput_per_s for i in plan.instances)
-    assert share == pytest.approx(demand / (demand + most))
+    ((loss, (failure,)),) = loss_failures(plan, PROBLEM.replace(limits=Limits(survive=1)), 5.0)
+    assert failure.time_s == 5.0
+    assert failure.back_s is None
+    assert failure.instance == plan.instances[0].id
+    assert loss.instances == {plan.instances[0].id}
+    assert not list(loss_failures(plan, PROBLEM, 5.0))
 
 
 def test_spot_nodes_are_lost_as_often_as_said() -> None:
@@ -56,7 +52,7 @@ def test_promises_hold_with_a_node_lost_and_that_has_its_price() -> None:
     assert min(found.kept, found.kept_after_loss) >= found.target
     assert len(safe.instances) > len(plain.instances)
     more = safe.usd_per_hour - plain.usd_per_hour
-    assert safe.notes == (f"the price of surviving the loss of a node: ${more:.2f}/h",)
+    assert safe.notes == (f"the price of surviving the loss of any machine: ${more:.2f}/h",)
     assert plain.promises[0].kept_after_loss is None
 
 

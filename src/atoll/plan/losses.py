@@ -95,23 +95,26 @@ def losses(plan: Plan, survival: Survival) -> Iterator[Loss]:
 
     Where a plan stands on fewer units than may be lost, all of them are lost.
     """
-    instances = {instance.id: instance for instance in plan.instances}
+    weights = {instance.id: _weight(instance) for instance in plan.instances}
+
+    def likeness(one: Loss) -> Likeness:
+        return tuple(sorted(weights[name] for name in one.instances))
+
     for unit, number in survival.lost.items():
-        alike: dict[object, list[Loss]] = {}
+        alike: dict[Likeness, list[Loss]] = {}
         seen: set[frozenset[str]] = set()
         for one in _units(plan, unit):
             # Nodes of one instance each take all of it with them.
             if one.instances not in seen:
                 seen.add(one.instances)
-                lost = sorted(_weight(instances[name]) for name in one.instances)
-                alike.setdefault(tuple(lost), []).append(one)
+                alike.setdefault(likeness(one), []).append(one)
         few = [one for some in alike.values() for one in some[:number]]
-        tried: set[object] = set()
+        tried: set[tuple[Likeness, ...]] = set()
         for some in itertools.combinations(few, min(number, len(few))):
-            lost = sorted(tuple(sorted(_weight(instances[i]) for i in one.instances)) for one in some)
-            if tuple(lost) in tried:
+            key = tuple(sorted(map(likeness, some)))
+            if key in tried:
                 continue
-            tried.add(tuple(lost))
+            tried.add(key)
             yield Loss(
                 unit,
                 tuple(name for one in some for name in one.units),
@@ -120,8 +123,12 @@ def losses(plan: Plan, survival: Survival) -> Iterator[Loss]:
             )
 
 
+Likeness = tuple[tuple[str, str, float], ...]
+"""What goes with a unit: units that are equal in this are alike."""
+
+
 def _weight(instance: Instance) -> tuple[str, str, float]:
-    """What goes with an instance: instances that are equal in this are alike."""
+    """What goes with an instance."""
     return (instance.role, instance.region, round(instance.throughput_per_s, 9))
 
 
@@ -173,7 +180,9 @@ def _served(
 
 
 def _max_flow(
-    senders: Mapping[str, float], receivers: Mapping[str, float], room: Mapping[tuple[str, str], float]
+    senders: Mapping[str, float],
+    receivers: Mapping[str, float],
+    room: Mapping[tuple[str, str], float],
 ) -> float:
     """Return the most that senders can pass to receivers over ways with so much room, by augmenting paths."""
     spare: dict[tuple[str, str], float] = defaultdict(float)

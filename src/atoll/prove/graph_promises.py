@@ -95,9 +95,10 @@ def keep_graph_promises(problem: Problem, request: PlanRequest) -> Plan:
 
     Where a target cannot be met the plan comes as close as was found, and says what falls short.
     """
-    for limit in ("survive", "spot_loss_per_h"):
-        if getattr(problem.limits, limit):
-            name = limit.removesuffix("_per_h")
+    limits = problem.limits
+    asked = {"survive": bool(limits.survival.lost), "spot_loss": limits.spot_loss_per_h > 0.0}
+    for name, is_set in asked.items():
+        if is_set:
             raise UsageError(
                 "losses of machines are not simulated for any-to-any models yet",
                 field=f"limits.{name}",

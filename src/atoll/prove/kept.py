@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,12 +13,13 @@ import numpy as np
 from atoll.plan.kept_groups import KeptGroup, enough_requests, pool_groups
 from atoll.plan.plan import KeptPromise
 from atoll.plan.request_groups import DECILES, list_groups
-from atoll.prove.losses import single_losses, spot_losses
+from atoll.prove.losses import loss_failures, spot_losses
 from atoll.prove.simulation_deadline import keep_deadline
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
     from atoll.perf.constants import ConstantTable
+    from atoll.plan.losses import Loss
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Problem, Service
     from atoll.sim.sim_options import Failure
@@ -254,16 +255,52 @@ def _promise(
 def kept_after_loss(
     plan: Plan, problem: Problem, catalog: Catalog, deadline: Deadline | None = None
 ) -> dict[str, KeptShares]:
-    """Return by service what requests keep with the node lost that hurts it most; nothing if not asked."""
-    if not problem.limits.survive:
-        return {}
+    """Return by service what requests keep after the loss that hurts it most; nothing if not asked."""
     worst: dict[str, KeptShares] = {}
-    for loss in single_losses(plan, _LOST_S):
-        # The same arrivals for every loss: only the node that is lost differs.
-        kept = simulate_kept(plan, problem, catalog, _LOSS_SEED, deadline, (loss,))
+    for _, kept in simulate_losses(plan, problem, catalog, deadline):
         for name, one in kept.items():
             worst[name] = min(worst.get(name, one), one, key=lambda shares: shares.both)
     return worst
+
+
+def simulate_losses(
+    plan: Plan, problem: Problem, catalog: Catalog, deadline: Deadline | None = None
+) -> Iterator[tuple[Loss, dict[str, KeptShares]]]:
+    """Yield each loss to survive with what requests keep after it, of the services that it hits.
+
+    As many requests come as must be kept, and take the ways that are left to them. Of services that need not
+    be kept nothing is said.
+    """
+    survival = problem.limits.survival
+    if not survival.lost:
+        return
+    covered = {service.name for service in problem.services if survival.covers(service.name)}
+    fewer = problem
+    if survival.keep < 1.0:
+        # Those that need not be kept are turned away, so that the others are served in time.
+        services = tuple(
+            one.model_copy(update={"rate_per_s": one.rate_per_s * survival.keep})
+            for one in problem.services
+        )
+        fewer = problem.replace(services=services)
+    owners = {instance.id: instance.service for instance in plan.instances}
+    for loss, failures in loss_failures(plan, problem, _LOST_S):
+        hit = covered & {owners[name] for name in loss.instances}
+        if not hit:
+            continue
+        # The same arrivals for every loss: only what is lost differs.
+        kept = simulate_kept(
+            plan,
+            fewer,
+            catalog,
+            _LOSS_SEED,
+            deadline,
+            failures,
+            services=None if problem.hosts else hit,
+        )
+        # Nobody serves those of whom nothing is said.
+        gone = KeptShares(0.0, 0.0, 0.0)
+        yield loss, {name: kept.get(name, gone) for name in covered if problem.hosts or name in hit}
 
 
 def simulate_kept(

@@ -1,11 +1,11 @@
-"""Nodes that are lost while a plan serves: which ones to try, and how much is held ready for it."""
+"""Nodes that are lost while a plan serves: spot at random, and what a plan must survive."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from atoll.core.ids import parse_role
 from atoll.core.rng import stream
+from atoll.plan.losses import Loss, losses
 from atoll.sim.sim_options import Failure
 
 if TYPE_CHECKING:
@@ -24,25 +24,32 @@ def spot_losses(plan: Plan, problem: Problem, seconds: float, seed: int) -> tupl
     if rate_per_s <= 0.0:
         return ()
     luck = stream(seed, "spot losses")
-    losses: list[Failure] = []
+    failures: list[Failure] = []
     for instance in plan.instances:
         for node in instance.nodes:
             if node.market != "spot":
                 continue
             at = float(luck.exponential(1.0 / rate_per_s))
             while at < seconds:
-                losses.append(Failure(at, instance=instance.id, node=node.id, back_s=at + BACK_S))
+                failures.append(Failure(at, instance=instance.id, node=node.id, back_s=at + BACK_S))
                 at += BACK_S + float(luck.exponential(1.0 / rate_per_s))
     return tuple(
-        sorted(losses, key=lambda loss: (loss.time_s, loss.instance or "", loss.node or ""))
+        sorted(failures, key=lambda loss: (loss.time_s, loss.instance or "", loss.node or ""))
     )
 
 
-def single_losses(plan: Plan, time_s: float) -> Iterator[Failure]:
-    """Yield the loss of one node for good: of instances that are alike only one, and its first node.
+def loss_failures(
+    plan: Plan, problem: Problem, time_s: float
+) -> Iterator[tuple[Loss, tuple[Failure, ...]]]:
+    """Yield the losses to survive, each with the nodes that go at `time_s` for good.
 
-    A pipeline without one of its nodes serves as little as without another, where nodes share no stage.
+    On a fixed cluster, whose instances go on without a node, of instances that are alike one loses its first
+    node: a pipeline without one of its nodes serves as little as without another, where nodes share no stage.
     """
+    if problem.family != "place":
+        for loss in losses(plan, problem.limits.survival):
+            yield loss, tuple(Failure(time_s, instance=i, node=node) for i, node in loss.nodes)
+        return
     seen: set[object] = set()
     for instance in plan.instances:
         alike = (instance.region, instance.template_key)
@@ -50,20 +57,6 @@ def single_losses(plan: Plan, time_s: float) -> Iterator[Failure]:
             continue
         seen.add(alike)
         thinnest = min(instance.layout(), key=lambda stage: (len(stage.nodes), stage.start))
-        yield Failure(time_s, instance=instance.id, node=thinnest.nodes[0].id)
-
-
-def reserves(plan: Plan, problem: Problem) -> dict[str, float]:
-    """Return by role the share of its capacity that may be used with its largest instance held ready.
-
-    Capacity is that of the plan; a role needs its demand and as much again as one instance carries.
-    """
-    shares: dict[str, float] = {}
-    for role in sorted({instance.role for instance in plan.instances}):
-        named = parse_role(role)
-        taken = sum(plan.weights(named.model, named.phase).values())
-        used = problem.demand(role) * taken
-        if used > 0.0:
-            max_per_s = max(instance.throughput_per_s for instance in plan.of_role(role))
-            shares[role] = used / (used + max_per_s)
-    return shares
+        node = thinnest.nodes[0].id
+        loss = Loss("machine", (node,), frozenset({instance.id}), ((instance.id, node),))
+        yield loss, (Failure(time_s, instance=instance.id, node=node),)

@@ -33,7 +33,6 @@ from atoll.prove.kept import (
     worst_of,
 )
 from atoll.prove.load_curves import LoadCurve, find_loads
-from atoll.prove.losses import reserves
 from atoll.prove.prospects import Key, find_prospects
 from atoll.prove.simulated_bound import SimulatedBound
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
@@ -112,6 +111,9 @@ def _say_simple(simple: Plan, cheapest: Plan, problem: Problem) -> Plan:
 def _find_simplest(problem: Problem, request: PlanRequest, best: Plan) -> Plan:
     """Return the simplest plan for what `best` and simplicity may cost; `best` where none serves all."""
     simplicity = problem.settings.simplicity
+    # What must survive a loss stands where it does for that.
+    if problem.limits.survival.lost:
+        return best
     if simplicity <= 0.0 or best.status not in ("optimal", "feasible") or best.cut_short:
         return best
     max_usd = (best.objective or 0.0) * (1.0 + simplicity)
@@ -133,7 +135,6 @@ class _Prover:
         self.sizing = Sizing(problem, allowed)
         self.simulations = 0
         self.trial = 0
-        self.unsafe_usd: float | None = None
         self.fresh_seed = FRESH_SEED
         self.best: Plan | None = None
         """The cheapest plan that keeps its promises, also on fresh arrivals."""
@@ -180,9 +181,28 @@ class _Prover:
             except SimulationCutShortError:
                 late = True
         if not late:
-            return found
+            return self._say_price(found)
         update = {"cut_short": True, "problem_hash": self.problem.content_hash()}
         return found.model_copy(update=update)
+
+    def _say_price(self, plan: Plan) -> Plan:
+        """The plan with what surviving losses costs: beside one of the same capacities that need not."""
+        survival = self.problem.limits.survival
+        if not survival.lost or not plan.instances:
+            return plan
+        sizing = self.sizing
+        self._settle()
+        sized = any(sizing.share(one.role) > 0.0 for one in plan.instances)
+        asked = sizing.problem if sized else self.problem
+        plain = self._plan(
+            asked.replace(limits=asked.limits.model_copy(update={"survive": 0})),
+            replace(self.effort, derating=sizing.derating("likely")) if sized else self.effort,
+        )
+        if plain.status not in ("optimal", "feasible"):
+            return plan
+        more = max(0.0, plan.usd_per_hour - plain.usd_per_hour)
+        note = f"the price of surviving the loss of {survival.describe()}: ${more:.2f}/h"
+        return plan.model_copy(update={"notes": (*plan.notes, note)})
 
     def _search(self) -> bool:
         """Tighten phases that lose too much until a plan keeps its promises.
@@ -292,8 +312,7 @@ class _Prover:
     def _simplify_best(self) -> None:
         """Take the simplest plan that costs little more than the best and keeps promises, if there is one."""
         best = self.best
-        # What must survive a loss is sized for the instances that it has.
-        if best is None or self.problem.limits.survive:
+        if best is None:
             return
         capacity_does = _standing(best) == _standing(self.first)
         simple = self.simple if capacity_does else self._simplest_sized(best)
@@ -456,7 +475,7 @@ class _Prover:
                 sizing.problem,
                 replace(self.effort, derating=likely, gap=max(self.effort.gap, _SAME_COST)),
             )
-            if hoped.status in ("optimal", "feasible") and not sizing.reserve:
+            if hoped.status in ("optimal", "feasible"):
                 self._on_the_way.setdefault(_standing(hoped), hoped)
             used = self._used(hoped)
             new = {key: one for key, one in used.items() if key not in sizing.curves}
@@ -482,37 +501,12 @@ class _Prover:
                 break
         while True:
             effort = replace(self.effort, derating=sizing.derating("nothing"))
-            plan = self._without_reserve(self._plan(sizing.problem, effort))
+            plan = self._plan(sizing.problem, effort)
             used = self._used(plan)
             # Of a role whose promise is free, templates that nobody has simulated may come in here.
             new = {key: one for key, one in used.items() if key not in sizing.curves}
-            if not self._measure(new, used) and not self._hold_ready(plan):
+            if not self._measure(new, used):
                 return plan
-
-    def _hold_ready(self, plan: Plan) -> bool:
-        """Have roles hold their largest instance ready for a loss; say whether that asks for more."""
-        if not self.problem.limits.survive:
-            return False
-        self.unsafe_usd = plan.usd_per_hour if self.unsafe_usd is None else self.unsafe_usd
-        now = self.sizing.reserve
-        wanted = reserves(plan, self.problem)
-        # A reserve never shrinks, and a change below a thousandth does not count: else rounds might not end.
-        less = {role: share for role, share in wanted.items() if share < now.get(role, 1.0) - 1e-3}
-        self.sizing.reserve = now | less
-        return bool(less)
-
-    def _without_reserve(self, plan: Plan) -> Plan:
-        """The plan with all that its instances carry, what is held ready included."""
-        held = self.sizing.reserve
-        if not held:
-            return plan
-        instances = []
-        for one in plan.instances:
-            share = held.get(one.role, 1.0)
-            flows = tuple(f.model_copy(update={"per_s": f.per_s / share}) for f in one.flows)
-            update = {"flows": flows, "throughput_per_s": one.throughput_per_s / share}
-            instances.append(one.model_copy(update=update))
-        return plan.model_copy(update={"instances": tuple(instances)})
 
     def _find_bound(self, plan: Plan) -> None:
         """Find what any plan costs at least that keeps its promises, if no instance carries more than alone.
@@ -623,13 +617,8 @@ class _Prover:
         )
         # A plan that is chosen for what it keeps on these would be flattered by them.
         self.fresh_seed += 100
-        notes = plan.notes
-        if self.unsafe_usd is not None:
-            more = plan.usd_per_hour - self.unsafe_usd
-            notes = (*notes, f"the price of surviving the loss of a node: ${more:.2f}/h")
         stamped = plan.model_copy(
             update={
-                "notes": notes,
                 "problem_hash": self.problem.content_hash(),
                 "promises": promises,
             }

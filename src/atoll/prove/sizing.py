@@ -179,8 +179,6 @@ class Sizing:
 
     base: Problem
     allowances: dict[str, Allowance]
-    reserve: dict[str, float] = field(default_factory=dict)
-    """By role, the share of what instances carry that may be used, the rest being held ready for losses."""
     curves: dict[Key, LoadCurve] = field(default_factory=dict)
     instances: dict[Key, Instance] = field(default_factory=dict)
     _problems: dict[tuple[float, ...], Problem] = field(default_factory=dict)
@@ -221,7 +219,7 @@ class Sizing:
         roles = {f"{service.name}/llm/{phase}" for service in self.base.services for phase in Phase}
         # A free phase carries its analytic throughput, whatever was simulated.
         free = {role for role in roles if self.share(role) <= 0.0}
-        held = {role: self.reserve.get(role, 1.0) * self._used(role) for role in roles}
+        held = {role: self._used(role) for role in roles}
         priors = {(role, nodes): held[role] for role in free for nodes in range(1, _MAX_NODES)}
         shares = {
             key: curve.load(self.share(key[0])) * held[key[0]]

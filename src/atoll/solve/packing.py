@@ -121,9 +121,7 @@ def _lay_out(
                 place = _Place(node.slot or 0, node.gpu_ids) if held else None
                 # Slices that share a machine are lost together: where that counts they stay apart.
                 apart = problem.limits.survival.machines > 0 and not instance.kept
-                own = _Slice(
-                    (instance.id, node.id), node.gpus, place, node.slot if apart else None
-                )
+                own = _Slice((instance.id, node.id), node.gpus, place, node.slot if apart else None)
                 slices.setdefault(key, []).append(own)
     places: _Places = {}
     moved: set[str] = set()

@@ -87,7 +87,7 @@ def judge(
     if gains:
         text = f"more is served of {', '.join(gains)}"
         return _weigh_dips(text, max(gains.values()), policy, dips)
-    if problem.limits.survive:
+    if problem.limits.survival.lost:
         left_now = _worst_after_loss(problem, mixed, rerated, demand)
         left_then = _worst_after_loss(problem, mixed, new.instances, demand)
         if left_then > left_now + MIN_SHARE_GAIN:

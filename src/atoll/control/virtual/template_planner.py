@@ -388,7 +388,7 @@ def _is_separable(asked: Problem) -> bool:
         and limits.spot_share is None
         and limits.max_nodes is None
         and limits.spread == 1
-        and limits.survive == 0
+        and not limits.survival.lost
     )
     return (
         free

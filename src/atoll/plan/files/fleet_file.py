@@ -68,6 +68,7 @@ from atoll.plan.problem import (
     with_kv_dtype,
 )
 from atoll.plan.robustness import DEMAND_SD, RiskModel
+from atoll.plan.survival import Survival
 from atoll.workload.lengths import LengthMix, length_mix
 
 Overlay = dict[str, JsonValue]
@@ -155,7 +156,7 @@ def _problem(
                 spot_share=limits.spot_share,
                 max_nodes=limits.max_nodes,
                 spread=limits.spread,
-                survive=limits.survive,
+                survive=_survival(document, services, choices),
                 spot_loss_per_h=limits.spot_loss * 3600.0,
             ),
             "settings": Settings.parse(settings),
@@ -169,6 +170,24 @@ def _problem(
         },
         path=document.path,
     )
+
+
+def _survival(
+    document: FleetDocument, services: Iterable[Service], choices: Iterable[Choice]
+) -> int | Survival:
+    """Return what a plan must survive, with services by the names that the problem has for them."""
+    asked = document.content.limits.survive
+    if isinstance(asked, int):
+        return asked
+    known = {choice.name: tuple(v.service for v in choice.variants) for choice in choices}
+    optional = {name for variants in known.values() for name in variants}
+    known |= {one.name: (one.name,) for one in services if one.name not in optional}
+    for name in asked.services:
+        if name not in known:
+            with document.at("limits", "survive", "services"):
+                raise UnknownNameError("service", name, known, field="limits.survive.services")
+    named = tuple(own for name in asked.services for own in known[name])
+    return Survival.parse({**asked.model_dump(), "services": named})
 
 
 def _check_shares(document: FleetDocument, offers: Iterable[Offer], engines: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import (
     BeforeValidator,
@@ -31,6 +31,7 @@ from pydantic import (
     StrictBool,
     StrictStr,
     Tag,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -63,6 +64,7 @@ from atoll.plan.files.schema_fields import (
 from atoll.plan.plan import Market
 from atoll.plan.problem import ATTAINMENT, Phases, Shortage
 from atoll.plan.robustness import DEMAND_CORRELATION, DEMAND_SD, SPOT_PRICE_SD
+from atoll.plan.survival import MAX_LOST
 
 
 def _number_or_mapping(value: object) -> str:
@@ -414,6 +416,39 @@ class ClusterSpec(Frozen):
     )
 
 
+_Lost = Annotated[int, Field(strict=True, ge=0, le=MAX_LOST)]
+
+
+class SurviveSpec(Frozen):
+    """What may be lost at once with promises kept."""
+
+    machines: _Lost = Field(
+        default=0, description="Machines, any of them, each with all that stands on it."
+    )
+    zones: _Lost = Field(
+        default=0, description="Places on offer (`region` of an offer), any of them."
+    )
+    regions: _Lost = Field(
+        default=0, description='Regions, any of them: what comes before the last "/" of a place.'
+    )
+    keep: Annotated[Share, Field(gt=0)] = Field(
+        default=1.0, description="Share of the demand that is still served then, such as 80%."
+    )
+    services: list[StrictStr] = Field(
+        default_factory=list, description="Services that must be kept; all if left out."
+    )
+
+    @model_validator(mode="after")
+    def _names_a_loss(self) -> Self:
+        if not self.machines + self.zones + self.regions:
+            message = {
+                "message": "no loss is named",
+                "hint": "write machines: 1, zones: 1 or regions: 1",
+            }
+            raise PydanticCustomError("quantity", "{message}", message)
+        return self
+
+
 class LimitsSpec(Frozen):
     """Limits of a plan."""
 
@@ -424,8 +459,12 @@ class LimitsSpec(Frozen):
     )
     max_nodes: Count | None = Field(default=None, description="Most nodes to use.")
     spread: Above = Field(default=1, description="Regions every role must stand in, at least.")
-    survive: Annotated[int, Field(strict=True, ge=0, le=1)] = Field(
-        default=0, description="Nodes, any of them, that may be lost with promises kept: 0 or 1."
+    survive: Annotated[
+        Annotated[_Lost, Tag("number")] | Annotated[SurviveSpec, Tag("mapping")],
+        Discriminator(_number_or_mapping),
+    ] = Field(
+        default=0,
+        description="What may be lost with promises kept: so many machines, any of them, or a mapping.",
     )
     spot_loss: Rate = Field(
         default=0.0,

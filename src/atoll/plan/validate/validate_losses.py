@@ -22,9 +22,7 @@ def find_unsurvived(plan: Plan, problem: Problem, catalog: Catalog) -> dict[str,
     return find_shortest(list_left(plan, problem, catalog), plan, problem)
 
 
-def check_losses(
-    plan: Plan, problem: Problem, short: dict[str, Left]
-) -> Iterator[Violation]:
+def check_losses(plan: Plan, problem: Problem, short: dict[str, Left]) -> Iterator[Violation]:
     """Yield losses that leave too little, of a plan that does not say that it is partial."""
     if plan.status not in ("optimal", "feasible"):
         return

@@ -214,7 +214,7 @@ def _refuse_limits(problem: Problem) -> None:
     limits = problem.limits
     asked = {
         "spread": limits.spread > 1,
-        "survive": limits.survive > 0,
+        "survive": bool(limits.survival.lost),
         "spot_loss": limits.spot_loss_per_h > 0.0,
     }
     for name, is_set in asked.items():

@@ -333,9 +333,7 @@ class _Allocator:
         if served is not None and not binding:
             binding = self._binding(outcome.prices, dropped)
         chosen = tuple(
-            replace(
-                allocated(model, m, i, item, count), places=solution.places.get((i, item), ())
-            )
+            replace(allocated(model, m, i, item, count), places=solution.places.get((i, item), ()))
             for i, m in enumerate(active)
             for item, count in sorted(solution.items[i].items())
         )

@@ -139,8 +139,8 @@ class AllocatedInstances:
     """`number` equal instances of one phase of a service in one region.
 
     Either new ones of the `template` of that role, or kept ones of `running` column. Where spot is limited,
-    only those that are `on_spot` may have nodes on spot. Where losses must be survived, `places` are the nodes
-    of all of them that are parts of machines.
+    only those that are `on_spot` may have nodes on spot. Where losses must be survived, `places` are the
+    nodes of all of them that are parts of machines.
     """
 
     service: int

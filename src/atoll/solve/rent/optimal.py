@@ -244,6 +244,9 @@ def _allocate(
         return plain(demands, supply, running, on_shortage)
     if ways.share <= 0.0:
         return ways.answer(plain(ways.at(ways.off()), ways.supply, ways.running, on_shortage))
+    if limits.losses is not None:
+        # Which share on spot is best is not searched with losses: some are tried.
+        return ways.try_levels(plain, on_shortage)
     found = choose_levels(
         ways.services, ways.supply, free, ways.rows, running=ways.running, **effort
     )
@@ -445,15 +448,13 @@ def losses_of(problem: Problem) -> types.LossLimits | None:
     by_region: dict[str, list[int]] = defaultdict(list)
     for g, place in enumerate(problem.regions):
         by_region[region_of(place)].append(g)
-    units = {
-        "zone": [(g,) for g in range(len(problem.regions))],
-        "region": [tuple(some) for some in by_region.values()],
-    }
+    zones = [(g,) for g in range(len(problem.regions))]
+    regions = [tuple(some) for some in by_region.values()]
     places = [
         tuple(sorted(g for some in lost for g in some))
-        for unit, number in survival.lost.items()
-        if unit in units
-        for lost in itertools.combinations(units[unit], min(number, len(units[unit])))
+        for number, units in ((survival.zones, zones), (survival.regions, regions))
+        for lost in itertools.combinations(units, min(number, len(units)))
+        if lost
     ]
     return types.LossLimits(
         survival.machines, tuple(places), survival.keep, frozenset(survival.services)

@@ -48,9 +48,10 @@ def solve(problem: Problem, request: PlanRequest) -> Plan:
     for rooms in ("atoll.perf", "atoll.solve.templates", "atoll.solve.cover", "atoll.solve.rent"):
         compile_entries(rooms)
     deadline = Deadline(request.deadline_s)
-    if name == FAST:
+    # Losses take a program; what is found within seconds is a program of its own for these.
+    if name == FAST and not problem.limits.survival.lost:
         return plan_fast(problem, catalog, derating=effort.derating, cached=effort.cached)
-    if name != DEFAULT:
+    if name not in (DEFAULT, FAST):
         # Replicas on equal nodes need the capacities that come with templates, but none of the templates.
         tables = template_libraries(
             problem,

@@ -1,7 +1,7 @@
 """The cheapest allocation that is still enough after a loss: one set of rows for each scenario.
 
-A scenario is the loss of a unit with all that stands on it, or of several at once. In each, requests take ways
-of their own over what is left; a share `keep` of the demand must find one.
+A scenario is the loss of a unit with all that stands on it, or of several at once. In each, requests take
+ways of their own over what is left; a share `keep` of the demand must find one.
 
     zones, regions    everything there is lost, nothing else: which is known beforehand
     whole machines    each has a node of one instance. y_i says whether item i is in use, and then one of it
@@ -45,6 +45,8 @@ _SMALL = 240
 """Items up to which no prices are sought first: the program over all of them is solved at once."""
 _MAX_COLUMNS = 30_000
 """Columns of a program beyond which it is not begun."""
+_TIE = 1e-7
+"""Share of the dearest machine's price that an instance counts with, beside its rent."""
 _ROUNDING = 1e-9
 _HAIR = 1e-7
 """Share of the demand that a scenario may miss by rounding: well below what a plan is checked to."""
@@ -52,7 +54,8 @@ _HAIR = 1e-7
 Terms = dict[int, float]
 """A linear expression: coefficients by column."""
 Group = tuple[int, int, int]
-"""A phase of a service in a region: (service, phase, region)."""
+"""A phase of a service in a region: (service, phase, region); both together are in region 0, for nothing has
+to be paired there."""
 Slot = tuple[int, int]
 """A machine that is told apart: (offer, number)."""
 
@@ -87,6 +90,11 @@ class SurvivingMaster(InstanceMaster):
     ) -> None:
         super().__init__(model, "cost", np.zeros(0), let_in, work, seed)
         self.losses, self.safe = losses, safe
+        # Of equally dear allocations the one of fewest instances; what that adds is taken off the bound.
+        own = np.arange(self._first, self.lp.columns)
+        each = _TIE * float(model.supply.usd.max(initial=0.0))
+        self.lp.set_costs(own, np.full(len(own), each))
+        self._tie = each * self._max_instances()
         self._machines, self._rest = machines, frozenset() if safe else rest
         self._last = self.lp.columns
         self._whole: list[int] = list(range(self._first, self._last))
@@ -95,6 +103,7 @@ class SurvivingMaster(InstanceMaster):
         self._nodes: dict[tuple[int, int, int, int, Slot], int] = {}
         """Columns x by (service, item, row, place in `slices`, machine)."""
         if most_left:
+            self._tie = 0.0
             self.lp.set_costs(np.arange(self.lp.columns), np.zeros(self.lp.columns))
         # The share of what is to be kept that scenarios leave out: none, unless the least of it is sought.
         self._short = self._column(float(most_left), cost=1.0)
@@ -113,9 +122,9 @@ class SurvivingMaster(InstanceMaster):
         if number == 1:
             for unit in cut.values():
                 self._add_scenario(unit.lost, frozenset())
-            for group, terms in single.items():
+            for group, some in single.items():
                 most = self._column()
-                for each in terms:
+                for each in some:
                     self._row({most: 1.0, **{c: -v for c, v in each.items()}}, 0.0)
                 self._add_scenario({group: {most: 1.0}}, frozenset())
             return
@@ -157,7 +166,11 @@ class SurvivingMaster(InstanceMaster):
             self._slots |= {(k, j): column for j, column in enumerate(columns)}
             whole = [at for at, s in enumerate(self.slices) if s[0] == k and s[1] == supply.gpus[k]]
             # Machines that are cut, those taken whole and those that are kept whole are all that are rented.
-            rented[k] = {k: 1.0, **{number + at: -1.0 for at in whole}, **dict.fromkeys(columns, -1.0)}
+            rented[k] = {
+                k: 1.0,
+                **{number + at: -1.0 for at in whole},
+                **dict.fromkeys(columns, -1.0),
+            }
         taken: dict[int, Terms] = defaultdict(dict)
         held: dict[Slot, Terms] = defaultdict(dict)
         for m in range(len(self.model.services)):
@@ -238,7 +251,7 @@ class SurvivingMaster(InstanceMaster):
             if not self.safe:
                 # A node of several of an instance: for its part, which is never too much.
                 part = 1.0 / (self._amount(m, item, row) * len(rows_of[m, item]))
-            group = (m, int(items.phase[item]), int(items.region[item]))
+            group = _group(m, int(items.phase[item]), int(items.region[item]))
             units[slot].lost[group][x] = part * float(items.share[item])
         return dict(units)
 
@@ -266,7 +279,7 @@ class SurvivingMaster(InstanceMaster):
                 if (m, item) not in alone or most[at] < 1.0:
                     continue
                 share, column = float(items.share[item]), self._offset(m) + at
-                group = (m, int(items.phase[item]), int(items.region[item]))
+                group = _group(m, int(items.phase[item]), int(items.region[item]))
                 for r in range(min(number, int(most[at]))):
                     used = self._column(1.0, whole=True)
                     self._row({used: float(most[at]) - r, column: -1.0}, -float(r))
@@ -288,7 +301,9 @@ class SurvivingMaster(InstanceMaster):
                 place.tolist(), rows.tolist(), amounts.tolist(), strict=True
             ):
                 k = row - model.cells
-                held = k >= 0 and (k not in self._cut or amount % supply.gpus[k] == 0 or k in self._rest)
+                held = k >= 0 and (
+                    k not in self._cut or amount % supply.gpus[k] == 0 or k in self._rest
+                )
                 if row in loose or held:
                     alone.add((m, int(some[at])))
         return alone
@@ -311,22 +326,9 @@ class SurvivingMaster(InstanceMaster):
             # Others are served as they were, unless they share links.
             if not gone and not crossing and m not in hit:
                 continue
-            items, some = model.items[m], self._let_in[m]
-            total: Terms = {self._short: keep}
-            levels: dict[tuple[int, int], Terms] = defaultdict(dict)
-            for at, item in enumerate(some.tolist()):
-                phase, g = int(items.phase[item]), int(items.region[item])
-                if g in gone:
-                    continue
-                terms = total if phase == BOTH else levels[phase, g]
-                terms[self._offset(m) + at] = float(items.share[item])
-            for (service, phase, g), terms in lost.items():
-                if service != m:
-                    continue
-                into = total if phase == BOTH else levels[phase, g]
-                for column, value in terms.items():
-                    into[column] = into.get(column, 0.0) - value
             service = model.services[m]
+            levels = self._left(m, lost, gone)
+            total: Terms = {self._short: keep, **levels.pop((BOTH, 0), {})}
             for g, h in [*((g, g) for g in range(model.regions)), *sorted(service.pairs)]:
                 if (PREFILL, g) not in levels or (DECODE, h) not in levels:
                     continue
@@ -341,6 +343,24 @@ class SurvivingMaster(InstanceMaster):
             self._row(total, keep)
         for terms in links.values():
             self._row(terms, -1.0)
+
+    def _left(
+        self, m: int, lost: Mapping[Group, Terms], gone: frozenset[int]
+    ) -> dict[tuple[int, int], Terms]:
+        """What is left of a service in a scenario, by phase and region; of both phases together, at 0."""
+        items, some = self.model.items[m], self._let_in[m]
+        levels: dict[tuple[int, int], Terms] = defaultdict(dict)
+        for at, item in enumerate(some.tolist()):
+            phase, g = int(items.phase[item]), int(items.region[item])
+            if g not in gone:
+                own = levels[_group(m, phase, g)[1:]]
+                own[self._offset(m) + at] = float(items.share[item])
+        for (service, phase, g), terms in lost.items():
+            if service == m:
+                own = levels[phase, g]
+                for column, value in terms.items():
+                    own[column] = own.get(column, 0.0) - value
+        return levels
 
     # -- the program ----------------------------------------------------------------------------------
 
@@ -365,7 +385,7 @@ class SurvivingMaster(InstanceMaster):
         stands = sorted({*self._presence.values(), *self._stands.values()})
         integer = np.array([*self._whole, *stands], np.int64)
         result = self.solve_integer(integer, limits, exact=True)
-        bound = np.inf if result.status == "infeasible" else result.bound
+        bound = np.inf if result.status == "infeasible" else result.bound - self._tie
         if result.values is None:
             return SurvivingAnswer(np.inf, bound, None)
         values = result.values
@@ -395,6 +415,10 @@ class SurvivingAnswer:
     objective: float
     bound: float
     solution: Solution | None
+
+
+def _group(service: int, phase: int, region: int) -> Group:
+    return service, phase, 0 if phase == BOTH else region
 
 
 def _add(a: Terms, b: Terms, factor: float) -> Terms:
@@ -451,9 +475,7 @@ def minimise_surviving(
     return SearchOutcome(prices, duals, mixes.master.number, 0 if standing.closed else total)
 
 
-def find_most_left(
-    model: RentModel, losses: LossLimits, standing: Incumbent, seed: int
-) -> float:
+def find_most_left(model: RentModel, losses: LossLimits, standing: Incumbent, seed: int) -> float:
     """Return the largest share of what must be kept that every loss can leave, as far as is found; 0 if none.
 
     All of the demand is served while nothing is lost.
@@ -475,7 +497,7 @@ def _tell_apart(model: RentModel, most_usd: float) -> tuple[dict[int, int], froz
     found: dict[int, int] = {}
     rest: set[int] = set()
     for k, sizes in enumerate(supply.sizes):
-        if len(sizes) < 2 or supply.available[k] < 1:
+        if sizes[0][0] == supply.gpus[k] or supply.available[k] < 1:
             continue
         of_use = int(supply.available[k])
         if np.isfinite(most_usd) and supply.usd[k] > 0.0:

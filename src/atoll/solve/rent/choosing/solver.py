@@ -67,7 +67,9 @@ def solve_choice(problem: Problem, request: PlanRequest, find: FindPlan) -> Plan
     chosen = choose_mixes(problem, request, deadline)
     settled = problem.settled(chosen.mixes)
     plan = find(settled, replace(request, deadline_s=deadline.share(1.0)))
-    return with_mixes(_cheaper(plan, chosen.plan), chosen)
+    # The plan that levels were chosen with knows of no losses.
+    other = None if problem.limits.survival.lost else chosen.plan
+    return with_mixes(_cheaper(plan, other), chosen)
 
 
 def choose_mixes(

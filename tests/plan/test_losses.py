@@ -1,0 +1,126 @@
+"""What losses leave of a plan: machines with all their slices, zones, regions, several at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.core.errors import AtollError
+from atoll.plan.files.fleet_file import build_problem
+from atoll.plan.losses import left_shares, list_left, losses, region_of
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Limits, Problem
+from atoll.plan.survival import Survival
+from atoll.plan.validate.check import validate
+from atoll.solve.effort import Effort
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.registry import solve
+
+CHAT = {
+    "model": "llama-3.1-8b",
+    "ttft": "2s",
+    "tpot": "80ms",
+    "rate": "30/s",
+    "lengths": "500x100",
+    "phases": "together",
+}
+
+
+def fleet(survive: object = 0, **service: object) -> Problem:
+    pool = [
+        {"region": f"eu/{zone}", "node_type": "L40S:4", "available": 2, "usd_per_hour": 6.0}
+        for zone in "ab"
+    ]
+    pool.append({"region": "us", "node_type": "L40S:1", "available": 6, "usd_per_hour": 2.5})
+    return build_problem(
+        {
+            "name": "losses",
+            "models": {"chat": {**CHAT, **service}},
+            "pool": {"offers": pool},
+            "settings": {"max_nodes_per_instance": 1},
+            **({"limits": {"survive": survive}} if survive else {}),
+        }
+    )
+
+
+def plan_for(asked: Problem) -> Plan:
+    return solve(asked, PlanRequest(effort=Effort(cached=False), deadline_s=60.0))
+
+
+def test_numbers_are_machines_and_older_problems_keep_their_hash() -> None:
+    assert Limits(survive=1).survival == Survival(machines=1)
+    assert "survive" not in Limits().model_dump()
+    assert Limits(survive=1).model_dump()["survive"] == 1
+    read = Limits.from_json(Limits(survive=Survival(zones=1, keep=0.8)).to_json())
+    assert read.survival == Survival(zones=1, keep=0.8)
+    assert region_of("eu/a") == "eu"
+    assert region_of("us") == "us"
+
+
+@pytest.mark.parametrize(
+    ("survive", "said"),
+    [
+        ({}, "no loss is named"),
+        ({"machines": 0}, "no loss is named"),
+        ({"machines": 9}, "3"),
+        ({"racks": 1}, "racks"),
+        ({"machines": 1, "keep": "0%"}, "0"),
+        ({"machines": 1, "services": ["chatt"]}, "chat"),
+        (True, "survive"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(survive: object, said: str) -> None:
+    with pytest.raises(AtollError) as raised:
+        fleet(survive or {"services": []})
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_slices_of_a_machine_die_together_and_are_spread() -> None:
+    plain = plan_for(fleet())
+    asked = fleet(1)
+    safe = plan_for(asked)
+
+    assert min(left_shares(safe, asked, asked.catalog(), set()).values()) == 1.0
+    assert all(
+        left.shares["chat"] >= 1.0 - 1e-6 for left in list_left(safe, asked, asked.catalog())
+    )
+    assert safe.usd_per_hour > plain.usd_per_hour
+    assert validate(safe, asked) == []
+    # The plan that need not survive is refused, with the machine that it dies with.
+    (broken,) = [v for v in validate(plain, asked, same_problem=False) if v.rule == "survive"]
+    assert "lost serves" in broken.message
+
+
+@pytest.mark.parametrize("unit", ["zones", "regions"])
+def test_zones_and_regions_are_lost_whole(unit: str) -> None:
+    asked = fleet({unit: 1})
+    made = plan_for(asked)
+    units = {i.region if unit == "zones" else region_of(i.region) for i in made.instances}
+    assert len(units) > 1
+    found = list(losses(made, asked.limits.survival))
+    assert all(
+        left.shares["chat"] >= 1.0 - 1e-6 for left in list_left(made, asked, asked.catalog())
+    )
+    assert {one.unit for one in found} == {unit.removesuffix("s")}
+
+
+def test_less_is_kept_where_that_is_enough_and_nothing_of_others() -> None:
+    dear = plan_for(fleet(1)).usd_per_hour
+    half = fleet({"machines": 1, "keep": "50%"})
+    some = plan_for(half)
+    assert some.usd_per_hour < dear
+    least = min(left.shares["chat"] for left in list_left(some, half, half.catalog()))
+    assert 0.5 - 1e-6 <= least < 1.0
+
+
+def test_where_nothing_survives_all_is_served_and_the_loss_is_named() -> None:
+    asked = fleet(1)
+    alone = asked.replace(
+        offers=tuple(o.model_copy(update={"available": 1}) for o in asked.offers[:1])
+    )
+    made = plan_for(alone)
+    assert made.status == "partial"
+    assert made.served_fraction == {"chat": 1.0}
+    assert any("lost only 0%" in reason for reason in made.reasons)
+    assert validate(made, alone) == []
+    assert validate(made.model_copy(update={"status": "feasible"}), alone) != []
