@@ -25,7 +25,7 @@ from atoll.solve.rent import allocation_types as types
 from atoll.solve.rent.allocation import WORK, allocate, simplify
 from atoll.solve.rent.choosing.level_choice import choose_levels
 from atoll.solve.rent.simple_allocation import SimpleGoal
-from atoll.solve.rent.spot_ways import SpotWays
+from atoll.solve.rent.spot_ways import SpotWays, with_bound
 from atoll.solve.templates.library import Libraries
 
 SOLVER = "optimal"

@@ -174,7 +174,7 @@ class SpotWays:
                     for share in shares
                     if share != levels[way + 1]
                 ]
-        return replace(_with_bound(best, 0.0), fraction_bound=1.0, proven=False)
+        return replace(with_bound(best, 0.0), fraction_bound=1.0, proven=False)
 
     def _whole(self, levels: Mapping[int, float]) -> dict[int, float]:
         """Return levels of which those of each service add up to 1."""
@@ -192,7 +192,7 @@ def _merit(found: Allocation) -> tuple[float, float]:
     return round(float(found.served.min(initial=1.0)), 9), -found.objective
 
 
-def _with_bound(found: Allocation, bound: float) -> Allocation:
+def with_bound(found: Allocation, bound: float) -> Allocation:
     """Return an allocation of which so much is proven."""
     bound = max(0.0, min(bound, found.objective))
     gap = 0.0 if found.objective <= 0.0 else (found.objective - bound) / found.objective
