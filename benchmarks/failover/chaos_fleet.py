@@ -300,8 +300,13 @@ class Chaos:
         return True
 
 
-async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outcome:
-    """Run a fleet of the tiny model in `folder` and strike it so many times."""
+async def chaos(
+    kills: int, seed: int, folder: Path, tokens: int = 150, forks: str | None = None
+) -> Outcome:
+    """Run a fleet of the tiny model in `folder` and strike it so many times.
+
+    Its processes are forked from a fork server of its own, or from the one at the socket `forks`.
+    """
     from atoll.runtime.endpoints.endpoint import RunDirectory
     from atoll.runtime.gateway import GatewaySettings
     from atoll.runtime.gateway.settings import Deadlines, HealthSettings
@@ -309,6 +314,7 @@ async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outco
     from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions, build
     from atoll.runtime.local.local_fleet import LivenessTracker, LocalFleet
     from atoll.runtime.pool.outliers import OutlierSettings
+    from atoll.runtime.supervise.fork_client import ForkServer
 
     home, liveness = RunDirectory(new_home()), LivenessTracker()
     model = LocalModel(str(folder), folder)
@@ -342,9 +348,11 @@ async def chaos(kills: int, seed: int, folder: Path, tokens: int = 150) -> Outco
             home,
             settings,
             liveness,
-            warm=(str(folder),),
+            warm=(str(folder),) if forks is None else (),
             on_usage=records.append,
         )
+        if forks is not None:
+            fleet.agent.fork_server = ForkServer.connect(forks)
         await fleet.start()
         run = Chaos(fleet, relays, seed, tokens)
         try:

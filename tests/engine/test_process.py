@@ -23,6 +23,7 @@ from atoll.core.request_parameters import OutputFormat, SamplingParams
 from atoll.engine.node import NodeReady
 from atoll.engine.pipeline_routes import LayerRouter
 from atoll.engine.scheduler import GenerateRequest, NodeSpec, Scheduler, SchedulerSettings
+from tests.engine.forked_node import ForkedNode
 from tests.engine.models import LAYERS
 from tests.engine.test_exact import PROMPTS
 
@@ -38,7 +39,7 @@ class Nodes:
     def __init__(
         self, folder: Path, work: Path, cuts: Sequence[tuple[int, int]] = CUTS, tp: int = 1
     ) -> None:
-        self.processes = []
+        self.processes: list[ForkedNode | subprocess.Popen[bytes]] = []
         self.files = []
         for number, (start, end) in enumerate(cuts):
             config = {
@@ -55,12 +56,9 @@ class Nodes:
             path = work / f"{number}.json"
             path.write_text(json.dumps(config))
             self.files.append(work / f"{number}.ready")
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "atoll.engine.node", "--config", str(path)],
-                    stderr=subprocess.PIPE,
-                )
-            )
+            command = [sys.executable, "-m", "atoll.engine.node", "--config", str(path)]
+            # Several are forked; one is started as everywhere.
+            self.processes.append(ForkedNode(path) if len(cuts) > 1 else subprocess.Popen(command))
 
     def specs(self) -> list[NodeSpec]:
         deadline = time.monotonic() + START_S
@@ -77,7 +75,7 @@ class Nodes:
     def close(self) -> None:
         for process in self.processes:
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 @pytest.fixture

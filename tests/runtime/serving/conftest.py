@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,9 +44,24 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.fixture(scope="package")
+def forks(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The socket of a process from which all fleets fork: each would load torch anew."""
+    path = str(tmp_path_factory.mktemp("forks") / "socket")
+    command = [sys.executable, "-m", "atoll.runtime.supervise.fork_server", "--listen", path]
+    with subprocess.Popen(
+        [*command, str(tiny_folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready ")
+        yield path
+        process.stdin.close()
+
+
 @contextlib.contextmanager
 def serving(
-    plan: Plan, services: Sequence[str], folder: Path, stand_in: str | None = None
+    plan: Plan, services: Sequence[str], folder: Path, forks: str, stand_in: str | None = None
 ) -> Iterator[Running]:
     """Serve services of a plan, all with the model in `folder`, behind a gateway."""
     from atoll.runtime.endpoints.endpoint import RunDirectory
@@ -52,6 +69,7 @@ def serving(
     from atoll.runtime.local.fleet_state import new_home, remove_home
     from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions, build
     from atoll.runtime.local.local_fleet import LivenessTracker, LocalFleet
+    from atoll.runtime.supervise.fork_client import ForkServer
 
     home, liveness = RunDirectory(new_home()), LivenessTracker()
     loop = asyncio.new_event_loop()
@@ -62,7 +80,8 @@ def serving(
         models = {service: LocalModel(str(folder), folder, stand_in) for service in services}
         named = build(plan, models, home, liveness, LocalOptions(kv_bytes=8 * 2**20))
         settings = GatewaySettings(port=0)
-        fleet = LocalFleet("test", named, home, settings, liveness, warm=(str(folder),))
+        fleet = LocalFleet("test", named, home, settings, liveness)
+        fleet.agent.fork_server = ForkServer.connect(forks)
         await fleet.start()
         return fleet
 
@@ -81,8 +100,8 @@ def serving(
 
 
 @pytest.fixture(scope="package")
-def running(tiny_folder: Path) -> Iterator[Running]:
+def running(tiny_folder: Path, forks: str) -> Iterator[Running]:
     from benchmarks.failover.chaos_fleet import SERVICE, tiny_plan
 
-    with serving(tiny_plan(), [SERVICE], tiny_folder) as found:
+    with serving(tiny_plan(), [SERVICE], tiny_folder, forks) as found:
         yield found

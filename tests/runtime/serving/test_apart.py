@@ -25,7 +25,7 @@ PROMPTS = [f"{number}: {'The quick brown fox. ' * (3 * number)}" for number in r
 
 
 @pytest.fixture(scope="module")
-def both(tiny_folder: Path) -> Iterator[Running]:
+def both(tiny_folder: Path, forks: str) -> Iterator[Running]:
     """The model served twice: whole, and with its phases apart."""
     made = plan(
         instance([(0, 1), (1, 4)], "prefill-0", "prefill", APART),
@@ -35,7 +35,7 @@ def both(tiny_folder: Path) -> Iterator[Running]:
     )
     launch = EngineLaunch(max_num_seqs=2, max_num_batched_tokens=64, promised_ttft_s=0.5)
     told = made.model_copy(update={"engines": {APART: launch, WHOLE: launch}})
-    with serving(told, [APART, WHOLE], tiny_folder, STAND_IN) as found:
+    with serving(told, [APART, WHOLE], tiny_folder, forks, STAND_IN) as found:
         yield found
 
 

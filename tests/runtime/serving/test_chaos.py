@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.slow)])
-def test_kills_are_not_seen(tiny_folder: Path, kills: int) -> None:
-    seen = asyncio.run(chaos(kills, 3, tiny_folder))
+def test_kills_are_not_seen(tiny_folder: Path, forks: str, kills: int) -> None:
+    seen = asyncio.run(chaos(kills, 3, tiny_folder, forks=forks))
     assert seen.kills == kills
     found = (seen.errors, seen.truncated, seen.token_mismatch, seen.hung, seen.orphans)
     assert found == (0, 0, 0, 0, 0), seen.notes
