@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.control.decision.control_view import Memory, ObservedInstance, View
@@ -17,6 +17,7 @@ from atoll.control.decision.decide import DrainInstance, StartInstance, StopInst
 from atoll.control.decision.lane_capacity import CarriedLoad, find_mixed
 from atoll.deploy.target import InstanceStatus
 from benchmarks.operating.rollout_changes import SERVICE, AskedOfFleet, Trouble, seed_changes
+from tests.seeds import examples
 
 TROUBLES: tuple[Trouble, ...] = (
     "kill-controller",
@@ -54,7 +55,7 @@ def settle(
     return memory, now_s, least
 
 
-@settings(max_examples=20)
+@examples(10)
 @given(st.integers(0, 10**6))
 def test_every_seeded_change_is_made_and_never_below_what_is_asked(seed: int) -> None:
     first, changes = seed_changes(12, seed)

@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
 from atoll.catalog.hf_config import model_from_config, supported_architectures
 from atoll.catalog.models import EncoderSpec, ModelSpec
 from atoll.core.errors import AtollError, InputError, UnknownNameError
+from tests.seeds import examples
 
 Config = dict[str, object]
 
@@ -594,7 +595,7 @@ def outcome(candidate: Config) -> ModelSpec | AtollError:
         return error
 
 
-@settings(max_examples=400)
+@examples(200)
 @given(
     name=st.sampled_from(sorted(PUBLISHED)),
     drop=st.sets(st.sampled_from(KEYS), max_size=3),
@@ -614,7 +615,7 @@ def test_mutilated_configs_give_a_model_or_a_clear_error(
         assert "\n" not in str(found)
 
 
-@settings(max_examples=150)
+@examples(75)
 @given(junk=st.dictionaries(st.sampled_from([*KEYS, "quant_method"]), JUNK, max_size=8))
 def test_junk_is_refused_in_one_line(junk: Config) -> None:
     quantised = PUBLISHED["Mixtral-8x7B-v0.1"][0] | {"quantization_config": junk}

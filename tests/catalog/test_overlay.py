@@ -5,7 +5,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
@@ -15,6 +15,7 @@ from atoll.catalog.load import load_catalog
 from atoll.catalog.overlay import apply_overlay
 from atoll.catalog.prices import Price
 from atoll.core.errors import AtollError, InputError
+from tests.seeds import examples
 
 DEFAULT = Catalog.default()
 NEW_GPU: dict[str, object] = {
@@ -427,7 +428,7 @@ def merged(first: dict[str, object], second: dict[str, object]) -> dict[str, obj
     return out
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(OVERLAYS, OVERLAYS)
 def test_a_later_overlay_wins_field_by_field(
     first: dict[str, object], second: dict[str, object]
@@ -437,7 +438,7 @@ def test_a_later_overlay_wins_field_by_field(
     )
 
 
-@settings(max_examples=30)
+@examples(15)
 @given(OVERLAYS)
 def test_an_overlay_twice_is_an_overlay_once(overlay: dict[str, object]) -> None:
     once = apply_overlay(DEFAULT, overlay)
@@ -629,7 +630,7 @@ JUNK = st.recursive(
 SECTIONS = st.sampled_from(["gpus", "interconnects", "nodes", "models", "prices", "links"])
 
 
-@settings(max_examples=150)
+@examples(75)
 @given(
     section=SECTIONS,
     name=st.sampled_from(["L4", "L4:2", "pcie4", "phi-4", "in_region", "x"]),

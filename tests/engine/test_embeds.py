@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="needs the extra 'engine'")
@@ -27,6 +27,7 @@ from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS, Tiny
 from tests.engine.split_router import SplitRouter
 from tests.engine.test_exact import CUTS, PROMPTS, check
+from tests.seeds import examples
 
 pytestmark = pytest.mark.engine
 
@@ -67,7 +68,7 @@ def ask_embedded(
     return asked
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@examples(4)
 @given(
     cuts=CUTS,
     seed=st.integers(0, 10_000),
@@ -94,7 +95,7 @@ def test_own_vectors_give_the_plain_answer_over_any_layout(
     check(cluster, ask_embedded(cluster, model, random.Random(seed), 4), model)
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@examples(2)
 @given(sides=st.tuples(CUTS, CUTS), seed=st.integers(0, 10_000), chunk=st.integers(2, 16))
 def test_prompts_with_vectors_and_answers_on_different_nodes(
     tiny: Callable[[str], Any],
@@ -111,7 +112,7 @@ def test_prompts_with_vectors_and_answers_on_different_nodes(
     check(cluster, ask_embedded(cluster, model, random.Random(seed), 3), model)
 
 
-@settings(max_examples=4, deadline=None, derandomize=True)
+@examples(2)
 @given(seed=st.integers(0, 100_000))
 def test_answers_after_vectors_survive_dead_nodes(tiny: Callable[[str], Any], seed: int) -> None:
     model = tiny("llama")
@@ -255,7 +256,7 @@ def over_the_wire(message: Open) -> Any:
     return decode([bytes(part) for part in encode(message)])
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@examples(15)
 @given(
     tokens=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=12),
     width=st.integers(1, 5),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="needs the extra 'engine'")
@@ -24,6 +24,7 @@ from atoll.engines.limits import Scheduling
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import ARCHITECTURES, LAYERS, VOCABULARY
 from tests.engine.split_router import SplitRouter
+from tests.seeds import examples
 
 pytestmark = pytest.mark.engine
 
@@ -99,7 +100,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(
     cuts=CUTS,
     requests=REQUESTS,
@@ -137,7 +138,7 @@ def test_any_layout_is_exact(
     check(cluster, ask(cluster, requests), model)
 
 
-@settings(max_examples=15)
+@examples(8)
 @given(
     sides=st.tuples(CUTS, CUTS),
     requests=REQUESTS,

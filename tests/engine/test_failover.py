@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="needs the extra 'engine'")
@@ -18,13 +18,14 @@ from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS
 from tests.engine.split_router import SplitRouter
 from tests.engine.test_exact import PROMPTS, ask, check
+from tests.seeds import examples
 
 pytestmark = pytest.mark.engine
 
 PAIRS = [NodeSetup(0, 2), NodeSetup(0, 2), NodeSetup(2, 4), NodeSetup(2, 4)]
 
 
-@settings(max_examples=12)
+@examples(6)
 @given(seed=st.integers(0, 100_000))
 def test_answers_survive_dead_nodes_token_for_token(tiny: Callable[[str], Any], seed: int) -> None:
     model = tiny("llama")
@@ -43,7 +44,7 @@ def test_answers_survive_dead_nodes_token_for_token(tiny: Callable[[str], Any], 
     check(cluster, asked, model)
 
 
-@settings(max_examples=10)
+@examples(5)
 @given(seed=st.integers(0, 100_000))
 def test_split_answers_survive_too(tiny: Callable[[str], Any], seed: int) -> None:
     model = tiny("llama")

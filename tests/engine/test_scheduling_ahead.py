@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -26,6 +26,7 @@ from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS
 from tests.engine.test_exact import PROMPTS, ask, check
+from tests.seeds import examples
 
 pytestmark = pytest.mark.engine
 
@@ -102,7 +103,7 @@ def answers(tiny: Callable[[str], Any]) -> Answers:
     return Answers(tiny("llama"))
 
 
-@settings(max_examples=12)
+@examples(6)
 @given(
     requests=st.lists(
         st.tuples(

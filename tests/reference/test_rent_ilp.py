@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.ids import Phase
@@ -18,6 +18,7 @@ from atoll.plan.problem import Lengths, Limits, Offer, Phases, Problem, Service,
 from tests.reference.quiet import silence_output
 from tests.reference.rent_ilp import RentReference, layouts, own_throughput
 from tests.reference.rent_layouts import Floats, best_cut, rates_by_kind
+from tests.seeds import examples
 
 FAST_LINK = {
     "links": {"regions": [{"between": ["r/a", "r/b"], "bandwidth": "100Gbit/s", "latency": "1ms"}]}
@@ -121,7 +122,7 @@ def plain_best(tables: dict[str, Floats], kinds: tuple[str, ...]) -> float:
     return best
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(st.integers(0, 2**32 - 1), st.lists(st.sampled_from("ABC"), min_size=1, max_size=4))
 def test_layouts_are_the_best_of_all(seed: int, kinds: list[str]) -> None:
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.gpus import SWITCHING_LOSS
@@ -25,6 +25,7 @@ from atoll.sim.api import simulate
 from atoll.sim.sim_options import Failure, SimOptions
 from atoll.sim.sim_result import SimReport
 from atoll.workload.requests import Requests
+from tests.seeds import examples
 from tests.sim.builders import CATALOG, placed, planned, problem, requests, service
 
 MODEL = "llama-3.2-3b"
@@ -161,7 +162,7 @@ def by_virtual_time(
 one_request = st.tuples(st.floats(0.0, 0.2), st.integers(1, 500), st.integers(1, 40))
 
 
-@settings(max_examples=15)
+@examples(8)
 @given(
     st.sampled_from(["none", "atoll", "vllm"]),
     st.lists(st.none() | one_request, min_size=2, max_size=4).filter(any),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import InputError
@@ -27,6 +27,7 @@ from atoll.sim.sim_links import link_names
 from atoll.sim.sim_options import Epoch, Failure, SimOptions
 from atoll.solve.registry import solve
 from atoll.workload.requests import Requests
+from tests.seeds import examples
 from tests.sim.builders import (
     CATALOG,
     READ_S,
@@ -195,7 +196,7 @@ def test_every_node_moves_its_own_layers() -> None:
         assert found.requests.ttft_s[0] == pytest.approx(prompt + move, abs=1e-5)
 
 
-@settings(max_examples=25)
+@examples(13)
 @given(
     tokens=st.integers(1, 4000),
     marks=st.tuples(st.integers(1, SPEC.layers), st.integers(1, SPEC.layers)),
@@ -286,7 +287,7 @@ def two_coasts(share: float = 0.5) -> Plan:
     )
 
 
-@settings(max_examples=20)
+@examples(10)
 @given(
     share=st.floats(0.1, 0.9),
     seed=st.integers(0, 99),
@@ -340,7 +341,7 @@ def mixed(shares: dict[tuple[str, ...], float]) -> Plan:
     return planned(MIXED, [placed(MIXED, name, phases[name[0]], ALL) for name in names], shares)
 
 
-@settings(max_examples=20)
+@examples(10)
 @given(
     parts=st.dictionaries(st.sampled_from(WAYS), st.integers(1, 9), min_size=1),
     seed=st.integers(0, 99),

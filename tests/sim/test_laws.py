@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.ids import Phase
@@ -18,6 +18,7 @@ from atoll.sim.sim_kernel import table_of
 from atoll.sim.sim_options import Admission, Failure, Order, SimOptions
 from atoll.sim.sim_result import SimReport
 from atoll.workload.requests import PrefixBlocks, Requests
+from tests.seeds import examples
 from tests.sim.builders import (
     CATALOG,
     cluster_plan,
@@ -121,7 +122,7 @@ def _check(own: object, plan: object, work: object, options: SimOptions) -> SimR
     return found
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(
     kind=st.sampled_from(sorted(PLANS)),
     seed=st.integers(0, 1000),
@@ -166,7 +167,7 @@ def test_nothing_is_lost_and_nothing_is_overdrawn(
     _check(own, plan, _with_prefixes(work, seed) if prefixes else work, options)
 
 
-@settings(max_examples=25)
+@examples(13)
 @given(
     seed=st.integers(0, 1000),
     room=st.integers(150, 3000),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog import Catalog
@@ -17,6 +17,7 @@ from atoll.solve.plan_request import PlanRequest
 from atoll.solve.rent import rent_solver as rent
 from atoll.solve.rent.rent_baselines import BASELINES
 from atoll.workload.lengths import LengthMix
+from tests.seeds import examples
 
 CATALOG = Catalog.default()
 TYPES = ("L4:1", "L40S:1", "A10G:1")
@@ -86,7 +87,7 @@ def test_every_solver_passes_the_validator_and_meets_demand(name: str, phases: s
     assert plan.solver == name
 
 
-@settings(max_examples=12, deadline=None)
+@examples(6)
 @given(rate=st.floats(1.0, 60.0))
 def test_no_baseline_is_cheaper(rate: float) -> None:
     own = problem(rate, available=40)
@@ -97,13 +98,13 @@ def test_no_baseline_is_cheaper(rate: float) -> None:
             assert plan.usd_per_hour >= best * (1 - 1e-6), name
 
 
-@settings(max_examples=12, deadline=None)
+@examples(6)
 @given(rate=st.floats(1.0, 30.0), more=st.floats(1.0, 2.0))
 def test_cost_never_falls_when_demand_rises(rate: float, more: float) -> None:
     assert cost(problem(rate * more, 60)) >= cost(problem(rate, 60)) * (1 - 2e-6)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(5)
 @given(available=st.integers(8, 20), extra=st.integers(0, 20))
 def test_cost_never_rises_when_more_is_available(available: int, extra: int) -> None:
     assert cost(problem(20.0, available + extra)) <= cost(problem(20.0, available)) * (1 + 2e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.fabric.tunnel.tunnel_client import Call
@@ -20,11 +20,12 @@ from tests.fabric.tunnel.harness import (
     run,
     tokens,
 )
+from tests.seeds import examples
 
 SETTINGS = TunnelSettings()
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(st.integers(0, 2**32), st.floats(0.0, 0.6), st.integers(1, 6))
 def test_any_net_each_stream_is_whole_or_lost_and_nothing_hangs(
     seed: int, loss: float, streams: int
@@ -95,7 +96,7 @@ class Mischief:
                 self.cancelled.add(call)
 
 
-@settings(max_examples=40)
+@examples(20)
 @given(st.integers(0, 2**32))
 def test_whatever_clients_and_members_do_others_get_all_of_their_answers(seed: int) -> None:
     async def main() -> None:

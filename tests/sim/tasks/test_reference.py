@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.sim.tasks.simulate_tasks import Routing, simulate_tasks
 from atoll.sim.tasks.task_demand import Arrivals, Demand, draw_demand
 from atoll.sim.tasks.task_fleet import TaskFleet
 from atoll.sim.tasks.task_result import TaskResult
+from tests.seeds import examples
 from tests.sim.tasks.builders import random_fleet
 from tests.sim.tasks.reference import Reference
 
@@ -55,7 +56,7 @@ def compare(
     return found
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@examples(25)
 @given(
     st.integers(0, 10**6),
     st.sampled_from(["dealt", "static", "dynamic"]),
@@ -70,7 +71,7 @@ def test_random_fleets_agree(seed: int, routing: Routing, at_once: bool, query_s
     assert found.finished == found.arrived == REQUESTS
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@examples(10)
 @given(st.integers(0, 10**6), st.floats(4.0, 9.0))
 def test_random_fleets_agree_when_stopped(seed: int, until_s: float) -> None:
     fleet = random_fleet(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.plan.problem import Limits, Offer, Problem
@@ -24,6 +24,7 @@ from atoll.solve.explain.merit import Merit, merit, relaxes
 from atoll.solve.explain.plan_explanation import ExtraNodes
 from atoll.solve.explain.planning_again import OutOfTimeError, gains, worth
 from tests.plan import clusters
+from tests.seeds import examples
 from tests.solve.explain import toy
 
 seeds = st.integers(0, 10_000)
@@ -84,7 +85,7 @@ def chain(problem: Problem, names: list[str]) -> list[Problem]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(problems(), steps, seeds, st.randoms(use_true_random=False))
 def test_allowing_more_never_serves_less_or_costs_more(
     problem: Problem, names: list[str], seed: int, random: object
@@ -104,7 +105,7 @@ def test_allowing_more_never_serves_less_or_costs_more(
     assert merits[0] >= merit(given_plan, problem)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(problems(), steps)
 def test_a_chain_of_changes_is_one_of_relaxations(problem: Problem, names: list[str]) -> None:
     looser = chain(problem, names)
@@ -113,7 +114,7 @@ def test_a_chain_of_changes_is_one_of_relaxations(problem: Problem, names: list[
         assert each == problem or not relaxes(problem, each)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(problems(), steps)
 def test_a_plan_holds_wherever_more_is_allowed(problem: Problem, names: list[str]) -> None:
     plan = toy.best_plan(problem)

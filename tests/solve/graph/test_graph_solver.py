@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
@@ -23,6 +23,7 @@ from atoll.solve.graph.graph_build import build_program
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.templates.library import template_libraries
+from tests.seeds import examples
 from tests.solve.graph.fleets import (
     DRAWING,
     HERE,
@@ -293,7 +294,7 @@ def fleets(draw: st.DrawFn) -> Problem:
     return fleet(models, offers, limits=limits, settings=settings_)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@examples(6)
 @given(fleets())
 def test_plans_of_random_fleets_are_valid(problem: Problem) -> None:
     plan = planned(problem)

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import UsageError
@@ -19,6 +19,7 @@ from atoll.solve.rent.choosing.level_choice import LevelAllocation, choose_level
 from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
 from atoll.solve.rent.relaxation import Prices, market_prices
 from atoll.solve.rent.rent_search import SMALL, oracles_of
+from tests.seeds import examples
 from tests.solve.rent.cases import Case, faults, model_of, service, supply_of
 from tests.solve.rent.choosing_cases import ChoiceCase, optima, random_choices
 
@@ -247,7 +248,7 @@ def test_a_shared_way_saves_a_machine() -> None:
     assert answer(ChoiceCase(without, apart)).objective == pytest.approx(2.0)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@examples(6)
 @given(st.sampled_from([(0, 0), (1, 1), (2, 2)]), st.integers(0, 10_000))
 def test_the_bound_holds_at_any_prices(key: tuple[int, int], seed: int) -> None:
     case = given_case(*key)

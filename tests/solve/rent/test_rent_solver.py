@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.plan.plan import Plan
@@ -18,6 +18,7 @@ from atoll.solve.registry import CUT_SHORT, solve
 from atoll.solve.rent import optimal
 from atoll.solve.templates import library
 from tests.plan.builders import EAST, WEST, catalog, offer, problem, service
+from tests.seeds import examples
 
 DEADLINE_S = 10.0
 
@@ -78,7 +79,7 @@ def test_a_first_plan_that_is_not_needed_shapes_nothing(monkeypatch: pytest.Monk
     assert hurried == solve(fleet(), PlanRequest(catalog=catalog(), effort=Effort(cached=False)))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(13)
 @given(power=st.floats(-3.0, 1.5), services=st.integers(1, 5))
 def test_however_fast_time_goes_everything_is_served(power: float, services: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

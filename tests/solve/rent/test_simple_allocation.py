@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.solve.array_types import Ints
@@ -27,6 +27,7 @@ from atoll.solve.rent.allocation_types import (
 )
 from atoll.solve.rent.items import RentModel
 from atoll.solve.rent.simple_allocation import SimpleGoal
+from tests.seeds import examples
 from tests.solve.rent.cases import Case, faults, random_case, service, supply_of
 
 MOST = 20.0
@@ -316,7 +317,7 @@ def test_load_is_spread_over_more_instances_but_over_no_larger_ones() -> None:
 # Larger ones
 
 
-@settings(max_examples=15, deadline=None)
+@examples(8)
 @given(
     seed=st.integers(0, 10_000),
     running=st.booleans(),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.errors import MissingDependencyError, UsageError
@@ -23,6 +23,7 @@ from atoll.solve.templates.generate import (
 from atoll.solve.templates.template_cache import TemplateCache, library_key
 from tests.reference import template_ilp as ilp
 from tests.reference.template_brute import brute_force
+from tests.seeds import examples
 
 
 def tables(
@@ -46,7 +47,7 @@ small = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(small, st.data())
 def test_layouts_are_optimal_and_real(role: RoleTables, data: st.DataObject) -> None:
     types = len(role.node_types)
@@ -65,7 +66,7 @@ def test_layouts_are_optimal_and_real(role: RoleTables, data: st.DataObject) -> 
     assert min(s.rate for s in layout.stages) >= layout.throughput * (1 - 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(13)
 @given(small)
 def test_library_holds_exactly_what_no_smaller_instances_match(role: RoleTables) -> None:
     types = len(role.node_types)
@@ -97,7 +98,7 @@ def real(seed: int, types: int, layers: int, size: float) -> RoleTables:
     return replace(whole, rates=whole.rates * noise * size)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(
     st.builds(
         real,
@@ -142,7 +143,7 @@ def test_units_are_as_fine_as_fits() -> None:
         assert (np.abs(role.units - scaled)[uncut] <= 1.0).all()
 
 
-@settings(max_examples=20, deadline=None)
+@examples(10)
 @given(st.integers(0, 10_000), st.integers(1, 3))
 def test_sets_of_few_kinds_are_the_same_where_others_are_left_out(seed: int, kinds: int) -> None:
     role = tables(seed, 4, 5)
