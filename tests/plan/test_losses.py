@@ -12,6 +12,7 @@ from atoll.plan.problem import Limits, Problem
 from atoll.plan.survival import Survival
 from atoll.plan.validate.check import validate
 from atoll.solve.effort import Effort
+from atoll.solve.explain.explain_plan import explain_problem
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 
@@ -124,3 +125,23 @@ def test_where_nothing_survives_all_is_served_and_the_loss_is_named() -> None:
     assert any("lost only 0%" in reason for reason in made.reasons)
     assert validate(made, alone) == []
     assert validate(made.model_copy(update={"status": "feasible"}), alone) != []
+
+
+def test_explain_prices_each_loss_and_names_the_one_that_binds() -> None:
+    asked = fleet({"machines": 1, "zones": 1})
+    made = plan_for(asked)
+    request = PlanRequest(effort=Effort(cached=False), deadline_s=60.0)
+    found = explain_problem(asked, made, request, repairs=False)
+
+    *each, at_all = found.losses
+    assert at_all.lost is None
+    assert at_all.saves_usd == pytest.approx(made.usd_per_hour - plan_for(fleet()).usd_per_hour)
+    assert {one.lost for one in each} >= {f"zone {i.region}" for i in made.instances}
+    (worst,) = [one for one in each if one.binds]
+    assert worst.saves_usd == max(one.saves_usd or 0.0 for one in each)
+    assert all((one.saves_usd or 0.0) <= (at_all.saves_usd or 0.0) + 1e-6 for one in each)
+    assert "it binds" in worst.text
+    # Planning again is for a plan that survives: one that dies is no saving.
+    assert found.again is not None
+    assert found.again.nothing
+    assert not explain_problem(fleet(), plan_for(fleet()), request, repairs=False).losses

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core.ids import Phase
 from atoll.plan.handover import handover
-from atoll.plan.plan import Instance, Node, Plan
+from atoll.plan.plan import Instance, Market, Node, Plan
 from atoll.plan.survival import Survival, Unit
 from atoll.plan.validate.violation import TOLERANCE
 
@@ -36,10 +36,11 @@ def region_of(place: str) -> str:
 
 @dataclass(frozen=True)
 class Loss:
-    """Units that are lost at once: how they are called, and the instances and nodes that go with them."""
+    """Units that are lost at once: how they and their kinds are called, and which instances and nodes go."""
 
     unit: Unit
     units: tuple[str, ...]
+    kinds: tuple[str, ...]
     instances: frozenset[str]
     nodes: tuple[tuple[str, str], ...]
 
@@ -59,21 +60,17 @@ def _machine(instance: Instance, node: Node) -> tuple[str, ...]:
     return (place, node.node_type, node.market, "", str(node.slot))
 
 
-def _name(instance: Instance, node: Node, unit: Unit) -> str:
-    place = instance.region_of(node)
+def kind_of(unit: Unit, place: str, node_type: str = "", market: Market = "on-demand") -> str:
+    """Return what units of a kind are called: machines of one offer, a zone, a region."""
     if unit != "machine":
         return f"{unit} {place if unit == 'zone' else region_of(place)}"
-    if node.host is not None:
-        return node.host
-    market = "" if node.market == "on-demand" else f" ({node.market})"
-    number = f"machine {node.slot}, " if node.gpu_ids is not None else ""
-    return f"{number}{node.node_type}{market} in {place}"
+    return f"{node_type}{'' if market == 'on-demand' else f' ({market})'} in {place}"
 
 
 def _units(plan: Plan, unit: Unit) -> list[Loss]:
     """All units of a sort that anything of the plan stands on, each alone."""
     nodes: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    names: dict[tuple[str, ...], str] = {}
+    names: dict[tuple[str, ...], tuple[str, str]] = {}
     for instance in plan.instances:
         for node in instance.nodes:
             place = instance.region_of(node)
@@ -82,10 +79,12 @@ def _units(plan: Plan, unit: Unit) -> list[Loss]:
                 "zone": (place,),
                 "region": (region_of(place),),
             }[unit]
+            kind = kind_of(unit, place, node.node_type, node.market)
+            cut = unit == "machine" and node.gpu_ids is not None
             nodes.setdefault(key, []).append((instance.id, node.id))
-            names.setdefault(key, _name(instance, node, unit))
+            names.setdefault(key, (f"machine {node.slot}, {kind}" if cut else kind, kind))
     return [
-        Loss(unit, (names[key],), frozenset(i for i, _ in held), tuple(held))
+        Loss(unit, (names[key][0],), (names[key][1],), frozenset(i for i, _ in held), tuple(held))
         for key, held in sorted(nodes.items())
     ]
 
@@ -105,12 +104,14 @@ def losses(plan: Plan, survival: Survival) -> Iterator[Loss]:
         seen: set[frozenset[str]] = set()
         for one in _units(plan, unit):
             # Nodes of one instance each take all of it with them.
-            if one.instances not in seen:
+            if one.instances not in seen and one.kinds[0] not in survival.spared:
                 seen.add(one.instances)
                 alike.setdefault(likeness(one), []).append(one)
         few = [one for some in alike.values() for one in some[:number]]
         tried: set[tuple[Likeness, ...]] = set()
         for some in itertools.combinations(few, min(number, len(few))):
+            if not some:
+                continue
             key = tuple(sorted(map(likeness, some)))
             if key in tried:
                 continue
@@ -118,6 +119,7 @@ def losses(plan: Plan, survival: Survival) -> Iterator[Loss]:
             yield Loss(
                 unit,
                 tuple(name for one in some for name in one.units),
+                tuple(kind for one in some for kind in one.kinds),
                 frozenset().union(*(one.instances for one in some)),
                 tuple(node for one in some for node in one.nodes),
             )

@@ -22,7 +22,8 @@ class Survival(Frozen):
     """What may be lost at once, any `machines`, any `zones` or any `regions`, and what is kept then.
 
     After each of these losses the share `keep` of the demand that the plan serves is still served within its
-    promises: of all services, or of those named.
+    promises: of all services, or of those named. Units of a kind in `spared` ("L40S:4 in eu", "zone eu/a")
+    are taken never to be lost, which says what surviving their loss costs.
     """
 
     machines: _Number = 0
@@ -30,8 +31,9 @@ class Survival(Frozen):
     regions: _Number = 0
     keep: Annotated[Share, Field(gt=0)] = 1.0
     services: tuple[Name, ...] = ()
+    spared: tuple[str, ...] = ()
 
-    @field_validator("services")
+    @field_validator("services", "spared")
     @classmethod
     def _in_order(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(sorted(set(names)))
@@ -41,7 +43,7 @@ class Survival(Frozen):
         """Leave out what is not set."""
         fields: dict[str, object] = write(self)
         blank: dict[str, object] = {"machines": 0, "zones": 0, "regions": 0, "keep": 1.0}
-        blank["services"] = fields["services"] if not self.services else None
+        blank |= {name: fields[name] for name in ("services", "spared") if not fields[name]}
         return {name: value for name, value in fields.items() if blank.get(name) != value}
 
     @property

@@ -58,5 +58,5 @@ def loss_failures(
         seen.add(alike)
         thinnest = min(instance.layout(), key=lambda stage: (len(stage.nodes), stage.start))
         node = thinnest.nodes[0].id
-        loss = Loss("machine", (node,), frozenset({instance.id}), ((instance.id, node),))
+        loss = Loss("machine", (node,), (node,), frozenset({instance.id}), ((instance.id, node),))
         yield loss, (Failure(time_s, instance=instance.id, node=node),)

@@ -23,6 +23,7 @@ _NO_REPAIR = "no single change was found that serves more"
 _NO_SAVING = "no single change was found that is cheaper"
 _NOTHING_MORE = "no single change was found that carries more"
 _NOTHING_BINDS = "nothing: no offer is used up and no limit is set"
+_LOSSES = "What surviving costs"
 _QUALITY = "What right answers cost"
 _WAYS = "Ways to deploy that have a name"
 _PARTS = "Executors by part, the bottleneck first"
@@ -60,6 +61,11 @@ def list_constraints(explanation: Explanation) -> list[str]:
         key=lambda c: (c.worth is None or c.worth.nothing, c.kind == "availability", c.where),
     )
     return [constraint.text for constraint in order] or [_NOTHING_BINDS]
+
+
+def list_losses(explanation: Explanation) -> list[str]:
+    """Return a sentence for each kind of loss that the plan survives, the worst first."""
+    return [loss.text for loss in explanation.losses]
 
 
 def list_qualities(explanation: Explanation) -> list[str]:
@@ -152,6 +158,8 @@ def draw_explanation(
     if not only_nodes:
         demand = _list_demand(explanation)
         parts.append(_draw_list(_BINDS, list_constraints(explanation)))
+        if explanation.losses:
+            parts.append(_draw_list(_LOSSES, list_losses(explanation)))
         if explanation.choices:
             parts.append(_draw_list(_QUALITY, list_qualities(explanation)))
         if explanation.engines:
@@ -199,6 +207,8 @@ def render_explanation_fragment(explanation: Explanation, notes: Sequence[str] =
 def _gather(explanation: Explanation, notes: Sequence[str]) -> dict[str, object]:
     """Everything that `pages/explanation.html.j2` shows."""
     lists = [(_BINDS, list_constraints(explanation))]
+    if explanation.losses:
+        lists.append((_LOSSES, list_losses(explanation)))
     if explanation.choices:
         lists.append((_QUALITY, list_qualities(explanation)))
     if explanation.engines:

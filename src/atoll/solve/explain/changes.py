@@ -11,6 +11,7 @@ from atoll.core.ids import parse_node_type
 from atoll.plan.cluster import Cluster, ClusterLink, ClusterNode
 from atoll.plan.files.offers_file import can_be_cut
 from atoll.plan.problem import Offer, Problem, Service
+from atoll.plan.survival import Survival
 from atoll.solve.explain.plan_explanation import Constraint, ExtraNodes, RepairKind
 
 _CLASS_PROMISES: Mapping[str, tuple[str, str]] = {
@@ -70,7 +71,7 @@ def loosen(problem: Problem, constraint: Constraint) -> Problem:
     return with_limits(problem, **{name: value})
 
 
-def with_limits(problem: Problem, **changes: float | None) -> Problem:
+def with_limits(problem: Problem, **changes: float | Survival | None) -> Problem:
     """Return the problem with other limits."""
     return problem.replace(limits=problem.limits.model_copy(update=changes))
 

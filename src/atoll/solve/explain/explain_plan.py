@@ -23,6 +23,7 @@ from atoll.solve.explain.changes import Change, faster_links, loosen, soft, with
 from atoll.solve.explain.engine_limits import price_engines
 from atoll.solve.explain.explain_choices import ErrorQuestions
 from atoll.solve.explain.explain_graph import ask_ways, executor_facts, leave_room
+from atoll.solve.explain.loss_costs import price_losses
 from atoll.solve.explain.merit import merit
 from atoll.solve.explain.node_types import node_use
 from atoll.solve.explain.plan_explanation import (
@@ -128,6 +129,7 @@ def explain(
     # Answers to other questions may have shown a better plan for the problem itself.
     again = planner.best(problem) or again
     engines = price_engines(planner, left_out) if constraints and problem.family == "rent" else ()
+    losses = price_losses(base, planner, left_out) if constraints else ()
     uses = _explain_node_types(node_types, base, planner, libraries, left_out)
     return _read_off(stated, base, planner, tuple(left_out), node_types).model_copy(
         update={
@@ -140,6 +142,7 @@ def explain(
             "node_types": uses,
             "ways": ways,
             "engines": engines,
+            "losses": losses,
             "plans": planner.plans + len(ways),
         }
     )

@@ -121,9 +121,16 @@ def _allows_offers(looser: tuple[Offer, ...], tighter: tuple[Offer, ...]) -> boo
 
 
 def _allows_limits(looser: Limits, tighter: Limits) -> bool:
-    return looser.spread <= tighter.spread and all(
-        _is_no_less(getattr(looser, name), getattr(tighter, name))
-        for name in ("budget_usd_per_hour", "spot_share", "max_nodes")
+    less, more = looser.survival, tighter.survival
+    spared = less.model_copy(update={"spared": more.spared}) == more
+    survives = not less.lost or (spared and {*less.spared} >= {*more.spared})
+    return (
+        survives
+        and looser.spread <= tighter.spread
+        and all(
+            _is_no_less(getattr(looser, name), getattr(tighter, name))
+            for name in ("budget_usd_per_hour", "spot_share", "max_nodes")
+        )
     )
 
 

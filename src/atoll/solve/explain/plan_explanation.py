@@ -424,6 +424,34 @@ def _join(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+class LossCost(Frozen):
+    """A kind of loss that a plan survives: what it leaves of the service it hurts most, and its price.
+
+    `saves_usd` is what a plan saves per hour that need not survive it, None where that was not asked; `binds`
+    says that no other costs more, or where none costs anything alone, that none leaves less. Without `lost`
+    it is about all losses together.
+    """
+
+    lost: str | None
+    service: str = ""
+    left: float = 1.0
+    keep: float = 1.0
+    binds: bool = False
+    saves_usd: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer in words."""
+        saves = ""
+        if self.saves_usd is not None:
+            saves = f"{format_price(self.saves_usd)} less" if self.saves_usd > 0.0 else "no less"
+        if self.lost is None:
+            return f"if nothing were ever lost: {saves or 'not asked'}"
+        text = f"{self.lost} lost: {format_share(self.left)} of {self.service} can be served"
+        text += f", {format_share(self.keep)} must be" + ("; it binds" if self.binds else "")
+        return text + (f"; if it could not be lost: {saves}" if saves else "")
+
+
 class Explanation(Frozen):
     """Everything asked about one plan of one problem.
 
@@ -435,7 +463,8 @@ class Explanation(Frozen):
     `left_out` names the questions that were not asked. With a `goal` other than cost, a fixed cluster's,
     `objective` and `bound` are tokens/s. Of any-to-any models: `ways` are ways to deploy that have a name,
     `parts` how busy each part keeps its executors, the bottleneck first, and `fits` which parts run where.
-    Of choices between models: `choices` are what right answers cost. `engines` are what others would cost.
+    Of choices between models: `choices` are what right answers cost. `engines` are what others would cost,
+    and `losses` what surviving each costs.
     """
 
     schema_version: Literal[1] = 1
@@ -458,13 +487,14 @@ class Explanation(Frozen):
     fits: tuple[PartFit, ...] = ()
     choices: tuple[ChoiceQuality, ...] = ()
     engines: tuple[EngineCost, ...] = ()
+    losses: tuple[LossCost, ...] = ()
     simple: bool = False
 
     @model_serializer(mode="wrap")
     def _without_executors(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what only any-to-any models and choices have."""
         fields: dict[str, object] = write(self)
-        later = ("ways", "parts", "fits", "choices", "engines", "simple")
+        later = ("ways", "parts", "fits", "choices", "engines", "losses", "simple")
         return {name: value for name, value in fields.items() if value or name not in later}
 
     @property

@@ -80,14 +80,16 @@ class Supply:
 class LossLimits:
     """Losses to survive: any so many `machines` at once, or all that stands in any of some sets of regions.
 
-    A share `keep` of the demand is then still served, of all services or of those named. With `safe` what is
-    found survives also where that takes more than is proven to be needed.
+    A share `keep` of the demand is then still served, of all services or of those named. Machines of offers
+    in `spared` are never lost. With `safe` what is found survives also where that takes more than is proven
+    to be needed.
     """
 
     machines: int = 0
     places: tuple[tuple[int, ...], ...] = ()
     keep: float = 1.0
     services: frozenset[str] = frozenset()
+    spared: frozenset[int] = frozenset()
     safe: bool = False
 
     def covers(self, name: str) -> bool:

@@ -14,7 +14,7 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase
 from atoll.core.units import format_share
 from atoll.plan.handover import cut_sizes, handover
-from atoll.plan.losses import find_shortest, list_left, region_of, survives
+from atoll.plan.losses import find_shortest, kind_of, list_left, region_of, survives
 from atoll.plan.plan import Instance, Market, Plan
 from atoll.plan.problem import Problem
 from atoll.solve.assembly import NewInstance, Source, infeasible, keep, plan_from_layouts
@@ -447,8 +447,13 @@ def losses_of(problem: Problem) -> types.LossLimits | None:
         return None
     by_region: dict[str, list[int]] = defaultdict(list)
     for g, place in enumerate(problem.regions):
-        by_region[region_of(place)].append(g)
-    zones = [(g,) for g in range(len(problem.regions))]
+        if kind_of("region", place) not in survival.spared:
+            by_region[region_of(place)].append(g)
+    zones = [
+        (g,)
+        for g, place in enumerate(problem.regions)
+        if kind_of("zone", place) not in survival.spared
+    ]
     regions = [tuple(some) for some in by_region.values()]
     places = [
         tuple(sorted(g for some in lost for g in some))
@@ -457,7 +462,15 @@ def losses_of(problem: Problem) -> types.LossLimits | None:
         if lost
     ]
     return types.LossLimits(
-        survival.machines, tuple(places), survival.keep, frozenset(survival.services)
+        survival.machines,
+        tuple(places),
+        survival.keep,
+        frozenset(survival.services),
+        frozenset(
+            k
+            for k, o in enumerate(problem.offers)
+            if kind_of("machine", o.region, o.node_type, o.market) in survival.spared
+        ),
     )
 
 

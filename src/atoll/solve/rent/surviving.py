@@ -244,7 +244,7 @@ class SurvivingMaster(InstanceMaster):
         for m, item, row, _, _ in self._nodes:
             rows_of[m, item].add(row)
         for (m, item, row, _, slot), x in self._nodes.items():
-            if m not in self._covered:
+            if m not in self._covered or slot[0] in self.losses.spared:
                 continue
             items = self.model.items[m]
             part = 1.0
@@ -292,7 +292,7 @@ class SurvivingMaster(InstanceMaster):
         supply, model = self.model.supply, self.model
         loose = set()
         for k, gpus, kind in self.slices:
-            if gpus == supply.gpus[k] or k in self._rest:
+            if k not in self.losses.spared and (gpus == supply.gpus[k] or k in self._rest):
                 loose.add(model.cell(k, kind))
         for m in self._covered:
             items, some = model.items[m], self._let_in[m]
@@ -301,9 +301,8 @@ class SurvivingMaster(InstanceMaster):
                 place.tolist(), rows.tolist(), amounts.tolist(), strict=True
             ):
                 k = row - model.cells
-                held = k >= 0 and (
-                    k not in self._cut or amount % supply.gpus[k] == 0 or k in self._rest
-                )
+                own = k not in self._cut or amount % supply.gpus[k] == 0 or k in self._rest
+                held = k >= 0 and k not in self.losses.spared and own
                 if row in loose or held:
                     alone.add((m, int(some[at])))
         return alone
