@@ -47,7 +47,7 @@ from atoll.runtime.graph_server.executor_links import ExecutorLinks
 from atoll.runtime.graph_server.graph_config import ExecutorAddress, GraphServerConfig, GraphService
 from atoll.runtime.graph_server.graph_server import TaskGraphServer
 from atoll.runtime.http.http_client import FetchError, request
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 from atoll.tasks.library.shapes import EmbeddingOrder, Embeddings
 from atoll.tasks.task import Task, UnitTask
 from benchmarks.process_cpu import read_cpu_s

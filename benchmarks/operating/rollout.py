@@ -225,7 +225,7 @@ class RolloutSite:
     async def open(self, model: Path) -> None:
         """Start hub and gateway, and what engines are forked from: loading torch takes them seconds."""
         from atoll.deploy.commands.stage_node import FORK_SERVER_VARIABLE
-        from atoll.runtime.local.local_endpoints import free_ports
+        from atoll.runtime.http.listen_address import free_ports
 
         (self.folder / "run").mkdir(mode=0o700)
         socket = self.folder / "fork_server"

@@ -57,8 +57,8 @@ def find_python(given: Path | None) -> tuple[str | None, str]:
 @contextmanager
 def serve(python: str, folder: Path) -> Iterator[str]:
     """Run vLLM on the folder of a model; yields its address."""
+    from atoll.runtime.http.listen_address import free_ports
     from atoll.runtime.local.cores import usable_cores
-    from atoll.runtime.local.local_endpoints import free_ports
 
     port = free_ports(1)[0]
     url = f"http://127.0.0.1:{port}"

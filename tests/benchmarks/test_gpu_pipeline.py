@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.core.ids import Phase
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 from benchmarks.hardware.gpu_fleet import GpuFleet
 from benchmarks.hardware.gpu_pipeline import KILLS, LAYOUTS, Setup, find_nodes
 from benchmarks.hardware.recall_model import RecallModel

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 from benchmarks.hardware import gpu_start
 from benchmarks.hardware.gpu_start import (
     COLUMNS,

@@ -62,13 +62,18 @@ for kind in (torch.float32, FP8):
         assert (found.float() != expected.float()).float().mean() < 0.01
     for store in (keys, values):
         store.copy_(torch.randn(store.shape).to(kind))
-    tables = torch.randperm(12)[:10].view(2, 5).int()
-    lengths = torch.tensor([18, 7])
-    # So small a context has but one part; in smaller tiles it has two, of which one may be empty.
-    for splits, triton_ops._TILE in ((1, 64), (2, 64), (1, 16), (4, 4)):
+    tables = torch.cat([torch.randperm(12)[:10], torch.zeros(5)]).view(3, 5).int()
+    lengths = torch.tensor([18, 7, 0])
+    done = torch.zeros(3 * kv_heads, dtype=torch.int32)
+    # One part, parts of equal length, a last one that is shorter, and a row of no context.
+    for splits, part, triton_ops._TILE in (
+        *((1, 64, 64), (2, 64, 64), (1, 16, 16), (4, 4, 4), (8, 4, 4), (4, 8, 4), (2, 12, 4)),
+    ):
         out = triton_ops.paged_decode(
-            q[:2].contiguous(), keys, values, tables, lengths, 0.25, page, splits=splits
+            q[:3].contiguous(), keys, values, tables, lengths, torch.tensor([part]), done, 0.25, page,
+            splits=splits,
         )
+        assert not out[2].any() and not done.any()
         for row in range(2):
             at = (tables[row].long()[:, None] * page + torch.arange(page)).flatten()[: lengths[row]]
             k, v = (s.float()[at].repeat_interleave(heads // kv_heads, 1) for s in (keys, values))

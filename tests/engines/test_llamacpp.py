@@ -18,7 +18,7 @@ from atoll.engines.engine import EngineLayout, ServedModel, ServerHost
 from atoll.engines.limits import EngineLaunch
 from atoll.engines.llamacpp import ENGINE as LLAMACPP
 from atoll.runtime.endpoints.endpoint import gguf_file
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 from tests.runtime.serving.test_instance import get, post
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -27,6 +27,7 @@ from atoll.engine.step_layout import (
     fill_step,
     list_rungs,
     order_step,
+    part_length,
 )
 from atoll.engine.weights.reader import Progress
 
@@ -37,10 +38,17 @@ class StepBatch:
     """Inputs of attention in a step, in tensors that stay at one address."""
 
     def __init__(
-        self, rung: StepRung, numbers: StepNumbers, tables: Tensor, cache: KvCache, splits: int
+        self,
+        rung: StepRung,
+        numbers: StepNumbers,
+        tables: Tensor,
+        cache: KvCache,
+        splits: int,
+        done: Tensor,
     ) -> None:
         self.cache = cache
-        self._rung, self._numbers, self._tables, self._splits = rung, numbers, tables, splits
+        self._rung, self._numbers, self._tables = rung, numbers, tables
+        self._splits, self._done = splits, done
         self.positions, self.slots = numbers.positions[None], numbers.slots
 
     def attend(
@@ -51,8 +59,8 @@ class StepBatch:
         # Rows that pad the step stay as they are; they must be numbers.
         out = torch.zeros_like(query) if self._rung.tiles else torch.empty_like(query)
         triton_ops.paged_decode(
-            query[:decodes], keys, values, self._tables, self._numbers.lengths, scaling, page,
-            window, self._splits, out[:decodes],
+            query[:decodes], keys, values, self._tables, self._numbers.lengths, self._numbers.part,
+            self._done, scaling, page, window, self._splits, out[:decodes],
         )  # fmt: skip
         if self._rung.tiles:
             tiles = self._numbers.tiles
@@ -88,6 +96,7 @@ class StepGraphs:
         self._kv_heads = next(iter(stage.cache.keys.values())).shape[1]
         heads = next(iter(stage.fused.values())).heads
         self._tile_rows = triton_ops.tile_rows(heads, self._kv_heads, stage.dtype)
+        self._parts = triton_ops.parts_wanted(stage.device, self._kv_heads)
         self._rungs: list[StepRung] = []
         self._graphs: dict[StepRung, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool: Any = None
@@ -104,6 +113,8 @@ class StepGraphs:
         self._numbers = torch.zeros(numbers, dtype=torch.int64, device=device)
         self._tables = torch.zeros((_MAX_SEQUENCES, self._width), dtype=torch.int32, device=device)
         self._inputs = torch.zeros(states, dtype=stage.dtype, device=device)
+        done = _MAX_SEQUENCES * self._kv_heads
+        self._done = torch.zeros(done, dtype=torch.int32, device=device)
         self._host_tables = BlockTables(_MAX_SEQUENCES, self._width)
         self._sides = [_HostSide(numbers, self._width, states, stage.dtype) for _ in range(2)]
         # The largest first: the smaller ones find room in the memory that it has let go.
@@ -148,7 +159,8 @@ class StepGraphs:
         count = rung.numbers
         tables = self._host_tables
         sampled = fill_step(
-            side.numbers.numpy()[:count], tables, batch, order, page, spare, self._tile_rows
+            *(side.numbers.numpy()[:count], tables, batch, order),
+            *(page, spare, self._tile_rows, self._parts),
         )
         self._numbers[:count].copy_(side.numbers[:count], non_blocking=True)
         # Tables are sent only when one has changed.
@@ -171,7 +183,8 @@ class StepGraphs:
         self._numbers.zero_()
         numbers.slots.fill_(self._stage.cache.blocks * self._stage.cache.block_size)
         numbers.sources.fill_(-1)
-        batch = StepBatch(rung, numbers, self._tables, self._stage.cache, splits)
+        numbers.part.fill_(part_length(0, self._parts))
+        batch = StepBatch(rung, numbers, self._tables, self._stage.cache, splits, self._done)
         # Run it before, on a stream of its own: what happens only the first time must not be captured.
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from typing import Any
 
 from atoll.core.errors import MissingDependencyError
@@ -78,11 +79,18 @@ class ZmqMailbox:
         except self._zmq.Again:
             _LOG.warning("dropped a message to %s: its queue is full", to)
 
-    def receive(self, timeout_s: float) -> list[Message]:
-        """Return everything that has come, waiting at most `timeout_s` for the first."""
+    def receive(self, timeout_s: float, busy_s: float = 0.0) -> list[Message]:
+        """Return everything that has come, waiting at most `timeout_s` for the first.
+
+        For the first `busy_s` it looks again and again: who sleeps takes a while to be woken.
+        """
         messages: list[Message] = []
-        if not self._inbox.poll(round(timeout_s * 1000)):
-            return messages
+        until_s = time.monotonic() + busy_s
+        while not self._inbox.poll(0):
+            if time.monotonic() >= until_s:
+                if not self._inbox.poll(round(timeout_s * 1000)):
+                    return messages
+                break
         with contextlib.suppress(self._zmq.Again):
             while True:
                 # The first part is the sender's identity, which ROUTER adds.

@@ -23,6 +23,8 @@ _FEW = 128
 """Decodes beside prompts for which there are rungs of all sizes."""
 _FINE, _MIDDLE = 1024, 2048
 """Rows up to which rungs are 64, and 128, apart; beyond, 512."""
+_PART = 128
+"""Parts of contexts are multiples of this many positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class StepRung:
     @property
     def numbers(self) -> int:
         """How many numbers a step of this size has."""
-        return 4 * self.rows + self.decodes + self.samples + 4 * self.tiles
+        return 4 * self.rows + self.decodes + self.samples + 4 * self.tiles + 1
 
     @property
     def samples(self) -> int:
@@ -58,7 +60,8 @@ class StepRung:
             sources=numbers[3 * rows : lengths],
             lengths=numbers[lengths:samples],
             samples=numbers[samples:tiles],
-            tiles=numbers[tiles : self.numbers].reshape(self.tiles, 4),
+            tiles=numbers[tiles : self.numbers - 1].reshape(self.tiles, 4),
+            part=numbers[self.numbers - 1 : self.numbers],
         )
 
 
@@ -68,7 +71,7 @@ class StepNumbers:
 
     A source is the row of `StageModel.chosen` that has the token, -1 where the token is known. Then how many
     positions each decode sees (0: none, the row pads the step), the rows that ask for a token, and tiles as
-    `triton_ops.paged_chunks` reads them.
+    `triton_ops.paged_chunks` reads them. `part` is one number, see `part_length`.
     """
 
     positions: Any
@@ -78,6 +81,7 @@ class StepNumbers:
     lengths: Any
     samples: Any
     tiles: Any
+    part: Any
 
 
 def list_rungs(budget: int, max_sequences: int | None, tile_rows: int) -> list[StepRung]:
@@ -159,10 +163,12 @@ def fill_step(
     page: int,
     spare: int,
     tile_rows: int,
+    parts: int,
 ) -> int:
     """Write the numbers and tables of a step; returns how many rows ask for a token.
 
     `page` is the size of a block, `spare` a slot that belongs to nobody: what pads a step is stored there.
+    Contexts are cut into some `parts` parts in all.
     """
     step = order.rung.split(numbers)
     tables.used, tables.changed = 0, False
@@ -184,6 +190,7 @@ def fill_step(
         step.tokens[:decodes], step.sources[:decodes] = tokens, sources
     step.lengths[:decodes] = step.positions[:decodes] + 1
     step.lengths[decodes:] = 0
+    step.part[0] = part_length(sum(positions), parts)
     row, tile = decodes, 0
     for number, sequence in zip(order.chunks, range(decodes, len(batch)), strict=True):
         rows = batch[number]
@@ -207,6 +214,14 @@ def fill_step(
     sampled = list_samples(batch, order)
     step.samples[: len(sampled)] = [row for _, row in sampled]
     return len(sampled)
+
+
+def part_length(positions: int, parts: int) -> int:
+    """Return of how many positions a part of a context is, of all contexts together.
+
+    As long as their mean where each gives work to one processor: the step does not wait for the longest.
+    """
+    return _PART * max(1, -(-positions // (parts * _PART)))
 
 
 def cut_tiles(

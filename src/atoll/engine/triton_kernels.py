@@ -391,10 +391,16 @@ def expanded_linear(
     tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :] & wide[:, None])
 
 
-@triton.jit(do_not_specialize=["table_width", "least"])
+@triton.jit
+def _part_length(contexts, part, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    """How many positions of a context one program takes: as asked for, or as many as there are for each."""
+    return tl.maximum(tl.cdiv(tl.cdiv(contexts, TILE), SPLITS) * TILE, tl.load(part).to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["table_width"])
 def decode(
-    q, keys, values, tables, lengths, out, scale, window, table_width, least,
-    partial, maxima, sums,
+    q, keys, values, tables, lengths, part, out, scale, window, table_width,
+    partial, maxima, sums, done,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr,
     GROUP: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, EXACT: tl.constexpr,
     PDL: tl.constexpr, FP8: tl.constexpr,
@@ -404,59 +410,90 @@ def decode(
     split = tl.program_id(2)
     length = tl.load(lengths + row).to(tl.int32)
     first = tl.maximum(length - window, 0)
-    tiles = tl.cdiv(length - first, TILE)
-    # Parts are equal and not shorter than `least`; of a short context the last ones are empty.
-    share = tl.maximum(tl.cdiv(tiles, SPLITS) * TILE, least)
+    share = _part_length(length - first, part, SPLITS, TILE)
     begin = first + split * share
     end = tl.minimum(begin + share, length)
-
-    group: tl.constexpr = HEADS // KV_HEADS
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
-    heads = tl.arange(0, GROUP)
-    size = tl.arange(0, SIZE)
-    mine = heads < group
-    head = kv_head * group + heads
-    _await_inputs(PDL)
-    query = tl.load(
-        q + (row * HEADS + head[:, None]) * SIZE + size[None, :], mask=mine[:, None], other=0.0
-    )
-    best = tl.full((GROUP,), -1.0e30, tl.float32)
-    total = tl.zeros((GROUP,), tl.float32)
-    acc = tl.zeros((GROUP, SIZE), tl.float32)
-    for at in range(begin, end, TILE):
-        position = at + tl.arange(0, TILE)
-        inside = position < end
-        page = tl.load(tables + row * table_width + position // PAGE, mask=inside, other=0)
-        slot = page.to(tl.int64) * PAGE + position % PAGE
-        where = (slot * KV_HEADS + kv_head) * SIZE
-        k = tl.load(keys + where[:, None] + size[None, :], mask=inside[:, None], other=0)
-        if FP8:
-            k = _from_fp8(k).to(query.dtype)
-        scores = tl.dot(query, tl.trans(k), input_precision=precision).to(tl.float32) * scale
-        scores = tl.where(inside[None, :], scores, -1.0e30)
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        weight = tl.exp(scores - new_best[:, None])
-        fade = tl.exp(best - new_best)
-        total = total * fade + tl.sum(weight, 1)
-        v = tl.load(values + where[:, None] + size[None, :], mask=inside[:, None], other=0)
-        if FP8:
-            v = _from_fp8(v).to(query.dtype)
-        acc = acc * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=precision)
-        best = new_best
-    if SPLITS == 1:
-        # A row of no length pads the batch; it has nothing to add up.
-        result = acc / tl.maximum(total, 1.0e-30)[:, None]
-        tl.store(
-            out + (row * HEADS + head[:, None]) * SIZE + size[None, :],
-            result.to(out.dtype.element_ty),
-            mask=mine[:, None],
+    # Programs of parts that a short context does not have end here; the first writes zeros for a row of none.
+    if (begin < end) | (split == 0):
+        group: tl.constexpr = HEADS // KV_HEADS
+        precision: tl.constexpr = "ieee" if EXACT else "tf32"
+        heads = tl.arange(0, GROUP)
+        size = tl.arange(0, SIZE)
+        mine = heads < group
+        head = kv_head * group + heads
+        _await_inputs(PDL)
+        query = tl.load(
+            q + (row * HEADS + head[:, None]) * SIZE + size[None, :], mask=mine[:, None], other=0.0
         )
-    else:
-        place = (row * HEADS + head) * SPLITS + split
-        if begin < end:
-            tl.store(partial + place[:, None] * SIZE + size[None, :], acc, mask=mine[:, None])
-        tl.store(maxima + place, best, mask=mine)
-        tl.store(sums + place, total, mask=mine)
+        best = tl.full((GROUP,), -1.0e30, tl.float32)
+        total = tl.zeros((GROUP,), tl.float32)
+        acc = tl.zeros((GROUP, SIZE), tl.float32)
+        for at in range(begin, end, TILE):
+            position = at + tl.arange(0, TILE)
+            inside = position < end
+            page = tl.load(tables + row * table_width + position // PAGE, mask=inside, other=0)
+            slot = page.to(tl.int64) * PAGE + position % PAGE
+            where = (slot * KV_HEADS + kv_head) * SIZE
+            k = tl.load(keys + where[:, None] + size[None, :], mask=inside[:, None], other=0)
+            if FP8:
+                k = _from_fp8(k).to(query.dtype)
+            scores = tl.dot(query, tl.trans(k), input_precision=precision).to(tl.float32) * scale
+            scores = tl.where(inside[None, :], scores, -1.0e30)
+            new_best = tl.maximum(best, tl.max(scores, 1))
+            weight = tl.exp(scores - new_best[:, None])
+            fade = tl.exp(best - new_best)
+            total = total * fade + tl.sum(weight, 1)
+            v = tl.load(values + where[:, None] + size[None, :], mask=inside[:, None], other=0)
+            if FP8:
+                v = _from_fp8(v).to(query.dtype)
+            acc = acc * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=precision)
+            best = new_best
+        if first + share >= length:
+            # The only part: nothing is put together afterwards. A row of no length has nothing to add up.
+            result = acc / tl.maximum(total, 1.0e-30)[:, None]
+            tl.store(
+                out + (row * HEADS + head[:, None]) * SIZE + size[None, :],
+                result.to(out.dtype.element_ty),
+                mask=mine[:, None],
+            )
+        elif SPLITS > 1:
+            place = (row * HEADS + head) * SPLITS
+            here = place + split
+            tl.store(partial + here[:, None] * SIZE + size[None, :], acc, mask=mine[:, None])
+            tl.store(maxima + here, best, mask=mine)
+            tl.store(sums + here, total, mask=mine)
+            # All threads have written before one of them says so.
+            tl.debug_barrier()
+            count = done + row * KV_HEADS + kv_head
+            parts = tl.cdiv(length - first, share)
+            if tl.atomic_add(count, 1, sem="acq_rel") == parts - 1:
+                # The last of a context puts its parts together, and leaves the count as it was.
+                tl.store(count, 0)
+                best = tl.full((GROUP,), -1.0e30, tl.float32)
+                total = tl.zeros((GROUP,), tl.float32)
+                acc = tl.zeros((GROUP, SIZE), tl.float32)
+                for each in range(parts):
+                    there = place + each
+                    largest = tl.load(
+                        maxima + there, mask=mine, other=-1.0e30, cache_modifier=".cg"
+                    )
+                    new_best = tl.maximum(best, largest)
+                    fade, weight = tl.exp(best - new_best), tl.exp(largest - new_best)
+                    total = total * fade + weight * tl.load(
+                        sums + there, mask=mine, other=0.0, cache_modifier=".cg"
+                    )
+                    value = tl.load(
+                        partial + there[:, None] * SIZE + size[None, :],
+                        mask=mine[:, None], other=0.0, cache_modifier=".cg",
+                    )  # fmt: skip
+                    acc = acc * fade[:, None] + value * weight[:, None]
+                    best = new_best
+                result = acc / tl.maximum(total, 1.0e-30)[:, None]
+                tl.store(
+                    out + (row * HEADS + head[:, None]) * SIZE + size[None, :],
+                    result.to(out.dtype.element_ty),
+                    mask=mine[:, None],
+                )
 
 
 @triton.jit
@@ -545,22 +582,3 @@ def chunks(
     result = acc / tl.maximum(total, 1.0e-30)[:, None]
     target = out + place[:, None] * SIZE + size[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=mine[:, None])
-
-
-@triton.jit
-def combine(
-    partial, maxima, sums, out, SIZE: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr
-):
-    _await_inputs(PDL)
-    place = tl.program_id(0).to(tl.int64)
-    splits = tl.arange(0, SPLITS)
-    size = tl.arange(0, SIZE)
-    best = tl.load(maxima + place * SPLITS + splits)
-    weight = tl.exp(best - tl.max(best, 0))
-    parts = tl.load(sums + place * SPLITS + splits)
-    total = tl.sum(parts * weight, 0)
-    # What an empty part would have written is not there.
-    there = partial + (place * SPLITS + splits[:, None]) * SIZE + size[None, :]
-    part = tl.load(there, mask=(parts > 0.0)[:, None], other=0.0)
-    value = tl.sum(part * weight[:, None], 0) / tl.maximum(total, 1.0e-30)
-    tl.store(out + place * SIZE + size, value.to(out.dtype.element_ty))

@@ -19,7 +19,11 @@ from atoll.engine import triton_kernels as kernels
 from atoll.engine.matrix_tiles import MatrixTiles
 from atoll.engine.torch_ops import FP8
 
-_TILE = 64
+_TILE, _WIDE_TILE, _WIDE_BYTES = 64, 128, 256
+"""Positions that attention takes at a time; more on Hopper and later, where keys have at most so many bytes.
+
+Others have less memory beside their processors.
+"""
 _GROUP_MIN = 16
 _STREAMED_ROWS = 64
 """Rows up to which reading the weights is all the time a linear layer takes."""
@@ -31,8 +35,8 @@ _WIDE_OUTPUTS = 2**15
 """Outputs from which on one program computes two blocks."""
 _MANY_HEADS = 8
 _MAX_SPLITS, _MAX_PROGRAMS = 16, 8192
-_FEW_PROGRAMS = 128
-"""Rows times KV heads up to which contexts are cut as finely as may be, for every processor to have work."""
+_PROGRAMS = 6
+"""Parts of contexts for each processor: as many as it works on at a time (the best of 1 to 16 on an H200)."""
 _CHUNK_LINES = 128
 """Queries, rows times heads of a group, that one program of `paged_chunks` works on."""
 
@@ -212,12 +216,22 @@ def splits_for(rows: int, kv_heads: int) -> int:
     return splits
 
 
+@lru_cache(maxsize=16)
+def parts_wanted(device: torch.device, kv_heads: int) -> int:
+    """Return into how many parts all contexts of a step are cut together: every processor has work."""
+    return max(
+        1, _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count // kv_heads
+    )
+
+
 def paged_decode(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
     tables: Tensor,
     lengths: Tensor,
+    part: Tensor,
+    done: Tensor,
     scale: float,
     page: int,
     window: int | None = None,
@@ -227,6 +241,9 @@ def paged_decode(
     """Attend with one query a row: q [rows, heads, size] over `lengths` positions of each table.
 
     keys and values are [slots, kv heads, size]; tables int32 [rows, pages]. A row of no length gives zeros.
+    Contexts longer than `part` (one number, `step_layout.part_length`) are cut into parts of that length, or
+    into `splits` equal ones where that would be more of them. `done` counts the parts that are done, int32,
+    at least rows x kv heads zeros; it is all zeros again afterwards.
     """
     rows, heads, size = q.shape
     kv_heads, fp8 = keys.shape[1], keys.dtype == FP8
@@ -239,20 +256,17 @@ def paged_decode(
     maxima = torch.empty(shape, dtype=torch.float32, device=q.device)
     sums = torch.empty(shape, dtype=torch.float32, device=q.device)
     pdl = overlaps(q.device)
-    least = (2 if rows * kv_heads <= _FEW_PROGRAMS else 4) * _TILE
+    # A window that no context reaches stands for none.
+    window = window or 2**30
+    wide = pdl and size * q.element_size() <= _WIDE_BYTES
     group = max(_GROUP_MIN, triton.next_power_of_2(heads // kv_heads))
     kernels.decode[(rows, kv_heads, splits)](
-        # A window that no context reaches stands for none.
-        q, keys, values, tables, lengths, out, scale, window or 2**30, tables.shape[1], least,
-        partial, maxima, sums,
+        q, keys, values, tables, lengths, part, out, scale, window, tables.shape[1],
+        partial, maxima, sums, done,
         HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAGE=page, GROUP=group, SPLITS=splits,
-        TILE=_TILE, EXACT=q.dtype == torch.float32, FP8=fp8, PDL=pdl, launch_pdl=pdl,
-        num_warps=4, num_stages=3,
+        TILE=_WIDE_TILE if wide else _TILE, EXACT=q.dtype == torch.float32, FP8=fp8, PDL=pdl,
+        launch_pdl=pdl, num_warps=4, num_stages=3,
     )  # fmt: skip
-    if splits > 1:
-        kernels.combine[(rows * heads,)](
-            partial, maxima, sums, out, SIZE=size, SPLITS=splits, PDL=pdl, launch_pdl=pdl
-        )
     return out
 
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.supervise.supervisor import descendants
 
 _START_S = 300.0

@@ -34,7 +34,7 @@ from atoll.deploy.slurm.slurm_settings import SlurmSettings
 from atoll.deploy.target import Deployer, InstanceStatus, StartOrder
 from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 from benchmarks.tiny_model import LAYERS
 from tests.deploy.slurm_cluster import SlurmCluster
 

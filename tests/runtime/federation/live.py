@@ -20,8 +20,8 @@ from atoll.fabric.tunnel.tunnel_server import TunnelServer
 from atoll.runtime.federation import Federation
 from atoll.runtime.gateway.app import Gateway
 from atoll.runtime.gateway.settings import Deadlines, GatewaySettings, HealthSettings
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.join.bridge import Bridge
-from atoll.runtime.local.local_endpoints import free_ports
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.usage_record import UsageRecord
 from tests.runtime.gateway.engine import ScriptedEngine

@@ -20,7 +20,7 @@ import pytest
 
 from atoll.cli.main import run
 from atoll.runtime.http.http_client import fetch
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 

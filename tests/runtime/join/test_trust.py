@@ -24,10 +24,10 @@ from atoll.fabric.transport.hub import Hub, hub_options
 from atoll.fabric.tunnel.tunnel_client import TunnelClient
 from atoll.fabric.tunnel.tunnel_frames import TunnelRequest
 from atoll.runtime.endpoints.endpoint import RunDirectory
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.joined_node import JoinedNode
-from atoll.runtime.local.local_endpoints import free_ports
 from tests.runtime.join.live import Answer, engine, until
 
 ROOT = Path(__file__).resolve().parents[3]

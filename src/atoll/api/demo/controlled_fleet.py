@@ -65,7 +65,7 @@ class DemoFleet:
         from atoll.fabric.transport.hub import Hub, hub_options
         from atoll.runtime.federation.federated_gateway import GatewayProcess, ServiceOptions
         from atoll.runtime.gateway.settings import GatewayFile
-        from atoll.runtime.local.local_endpoints import free_ports
+        from atoll.runtime.http.listen_address import free_ports
 
         (port,) = free_ports(1)
         hub = await Hub.start(hub_options(None, listen=[f"127.0.0.1:{port}"]))

@@ -24,7 +24,7 @@ from atoll.control.operation.fleet_home import Daemon, Entrance, FleetHome
 from atoll.core.errors import AtollError, InputError, UsageError
 from atoll.core.files import read_text_limited
 from atoll.deploy.local.daemon import ProcessId, process_start
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.supervise.supervised_process import last_lines
 
 _LISTENS_S = 60.0
@@ -54,39 +54,61 @@ def open_entrance(
 ) -> Entrance:
     """Return the entrance of a fleet with hub and gateway running: those that run already, or new ones.
 
-    Where the gateway cannot be brought up, a hub that was started for it is ended again.
+    Where one of them cannot be brought up, what was started is ended again.
     """
     from atoll.runtime.http.listen_address import check_listen
 
     folder = home.folder / "fabric"
     _make_fabric(folder, name, settings.address)
-    hub = known.hub if known is not None else None
-    started = None
-    if hub is None or not hub.is_alive:
-        started = hub = _start_hub(home, folder)
-    entrance = Entrance(
-        token=str(folder / "instances.token"), observer=str(folder / "fabric.token"), hub=hub
-    )
     gateway = known.gateway if known is not None else None
-    if gateway is not None and gateway.is_alive:
-        assert known is not None
-        return entrance.model_copy(
-            update={"gateway": gateway, "url": known.url, "admin_socket": known.admin_socket}
-        )
-    if known is not None and known.url is not None and settings.port == 0:
-        # Who has its address should find it there again.
-        with contextlib.suppress(AtollError):
-            port = urlsplit(known.url).port or 0
-            check_listen(settings.host, port)
-            settings = EntranceSettings(settings.address, settings.host, port)
-    try:
+    runs = gateway is not None and gateway.is_alive
+    if not runs:
+        settings = _gateway_address(settings, known)
         if settings.port:
             check_listen(settings.host, settings.port)
-        return _start_gateway(home, folder, settings, entrance)
+    hub = known.hub if known is not None else None
+    started: list[Daemon] = []
+    try:
+        # Both at once: a gateway looks for its hub until it is there, and Python takes a second to start.
+        if hub is None or not hub.is_alive:
+            hub = _spawn_hub(home, folder)
+            started.append(hub)
+        if not runs:
+            gateway = _spawn_gateway(home, folder, settings)
+            started.append(gateway)
+        assert gateway is not None
+        entrance = Entrance(
+            token=str(folder / "instances.token"),
+            observer=str(folder / "fabric.token"),
+            hub=hub,
+            gateway=gateway,
+        )
+        if hub in started:
+            _await_hub(hub, folder)
+        if not runs:
+            ready = _await_gateway(gateway, home)
+            return entrance.model_copy(
+                update={"url": ready["url"], "admin_socket": ready["admin_socket"]}
+            )
     except BaseException:
-        if started is not None:
-            end_daemon(started)
+        for daemon in reversed(started):
+            end_daemon(daemon)
         raise
+    assert known is not None
+    return entrance.model_copy(update={"url": known.url, "admin_socket": known.admin_socket})
+
+
+def _gateway_address(settings: EntranceSettings, known: Entrance | None) -> EntranceSettings:
+    """Return where a gateway is to listen: who has the address of one before should find it there again."""
+    from atoll.runtime.http.listen_address import check_listen
+
+    if known is None or known.url is None or settings.port:
+        return settings
+    with contextlib.suppress(AtollError):
+        port = urlsplit(known.url).port or 0
+        check_listen(settings.host, port)
+        return EntranceSettings(settings.address, settings.host, port)
+    return settings
 
 
 def keep_entrance(home: FleetHome, name: str, known: Entrance) -> Entrance:
@@ -178,26 +200,30 @@ def _make_fabric(folder: Path, name: str, address: str) -> None:
             write_secret(path, access.pack() + "\n")
 
 
-def _start_hub(home: FleetHome, folder: Path) -> Daemon:
+def _spawn_hub(home: FleetHome, folder: Path) -> Daemon:
+    from atoll.fabric.identity.authority import Authority
+
+    (address,) = Authority(folder).hubs
+    log = home.folder / "hub.log"
+    return _spawn(
+        ("hub", f"@{folder / 'hub-h0.token'}", "--listen", address, "--log", str(log)), log
+    )
+
+
+def _await_hub(daemon: Daemon, folder: Path) -> None:
     from atoll.fabric.identity.authority import Authority
 
     (address,) = Authority(folder).hubs
     host, _, port = address.rpartition(":")
-    log = home.folder / "hub.log"
-    daemon = _spawn(
-        ("hub", f"@{folder / 'hub-h0.token'}", "--listen", address, "--log", str(log)), log
-    )
     until_s = time.monotonic() + _LISTENS_S
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0):
-            return daemon
+            return
         _check_daemon(daemon, "the hub", until_s)
         time.sleep(_POLL_S)
 
 
-def _start_gateway(
-    home: FleetHome, folder: Path, settings: EntranceSettings, entrance: Entrance
-) -> Entrance:
+def _spawn_gateway(home: FleetHome, folder: Path, settings: EntranceSettings) -> Daemon:
     from atoll.fabric.identity.access import is_loopback
 
     said, log = home.folder / "gateway.json", home.folder / "gateway.log"
@@ -207,19 +233,17 @@ def _start_gateway(
         *("--host", settings.host, "--port", str(settings.port)),
         *(("--open",) if is_loopback(settings.host) else ()),
     ]
-    daemon = _spawn(words, log, said)
+    return _spawn(words, log, said)
+
+
+def _await_gateway(daemon: Daemon, home: FleetHome) -> dict[str, str]:
+    """Return what the gateway says once it listens: its address, and the socket of its admin."""
     until_s = time.monotonic() + _LISTENS_S
-    while not (text := _read_said(said)).endswith("\n"):
-        try:
-            _check_daemon(daemon, "the gateway", until_s)
-        except AtollError:
-            end_daemon(daemon)
-            raise
+    while not (text := _read_said(home.folder / "gateway.json")).endswith("\n"):
+        _check_daemon(daemon, "the gateway", until_s)
         time.sleep(_POLL_S)
-    ready = json.loads(text)
-    return entrance.model_copy(
-        update={"gateway": daemon, "url": ready["url"], "admin_socket": ready["admin_socket"]}
-    )
+    ready: dict[str, str] = json.loads(text)
+    return ready
 
 
 def _read_said(path: Path) -> str:

@@ -205,9 +205,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--helpers", default=None, help="file of prefill instances, followed")
     options = parser.parse_args(arguments)
     from atoll.engine.weights.sources import resolve
+    from atoll.runtime.http.listen_address import free_ports
     from atoll.runtime.local.cores import usable_cores
     from atoll.runtime.local.fleet_state import new_home, remove_home
-    from atoll.runtime.local.local_endpoints import LocalModel, free_ports
+    from atoll.runtime.local.local_endpoints import LocalModel
 
     home = None
     try:

@@ -51,7 +51,7 @@ from atoll.deploy.local.gpu_slots import (
 from atoll.deploy.target import DeployError, InstanceStatus, NodeCommand, StartOrder
 from atoll.deploy.terms import fence_term
 from atoll.plan.problem import Offer
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.supervise.supervised_process import last_lines
 
 F = TypeVar("F", bound=Frozen)

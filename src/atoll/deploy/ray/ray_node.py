@@ -15,7 +15,7 @@ from atoll.core.errors import shorten
 from atoll.deploy.commands.meeting import ADDRESS_VARIABLE
 from atoll.deploy.local.daemon import MAX_REASON_CHARACTERS, CommandProbe, last_word
 from atoll.deploy.ray.ray_package import SECRETS
-from atoll.runtime.local.local_endpoints import free_ports
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.supervise.agent import Agent, ProcessSpec
 from atoll.runtime.supervise.supervised_process import Command, last_lines
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits

@@ -1,4 +1,4 @@
-"""Whether an address can be listened on, and what to say where it cannot."""
+"""Addresses to listen on: which are free, and what to say of one that is not."""
 
 from __future__ import annotations
 
@@ -69,6 +69,19 @@ def check_listen(host: str, port: int, field: str = "--port") -> None:
                 tried.bind(address)
     except OSError as error:
         raise cannot_listen(error, host, port, field) from error
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        # All are bound before any is closed, so that no port comes twice.
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
 
 
 def is_listening(path: Path) -> bool:

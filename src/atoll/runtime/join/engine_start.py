@@ -19,12 +19,12 @@ from atoll.runtime.endpoints.endpoint import (
     RunDirectory,
     server_endpoint,
 )
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.join.assignment import Assignment
 from atoll.runtime.join.engine_command import EngineCommand, precision_of, read_command, takes_port
 from atoll.runtime.join.join_options import JoinOptions
 from atoll.runtime.join.offers import KnownServer
 from atoll.runtime.local.cores import usable_cores
-from atoll.runtime.local.local_endpoints import free_ports
 from atoll.runtime.supervise.agent import ProcessSpec
 from atoll.runtime.supervise.supervised_process import Command
 from atoll.runtime.supervise.supervision import RestartLimits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from atoll.runtime.endpoints.endpoint import (
     server_endpoint,
 )
 from atoll.runtime.endpoints.stage_endpoint import stage_endpoint
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.instance.instance_config import engine_name
 from atoll.runtime.local.cores import assign_cores, usable_cores
 from atoll.runtime.local.instance_runner import InstanceRunner
@@ -294,16 +294,3 @@ def available_bytes() -> int | None:
             # The kernel says how many KiB.
             return int(line.split()[1]) * 1024
     return None
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        # All are bound before any is closed, so that no port comes twice.
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

@@ -22,8 +22,9 @@ from atoll.runtime.graph_server.graph_config import (
     GraphServerConfig,
     modalities,
 )
+from atoll.runtime.http.listen_address import free_ports
 from atoll.runtime.local.cores import assign_cores
-from atoll.runtime.local.local_endpoints import available_bytes, free_ports
+from atoll.runtime.local.local_endpoints import available_bytes
 from atoll.runtime.local.local_fleet import ServiceEndpoint
 from atoll.runtime.media.media_limits import MediaLimits
 from atoll.runtime.pool.backend_metadata import (
