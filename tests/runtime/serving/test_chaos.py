@@ -20,10 +20,12 @@ pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.slow)])
 def test_kills_are_not_seen(tiny_folder: Path, forks: str, kills: int) -> None:
-    seen = asyncio.run(chaos(kills, 3, tiny_folder, forks=forks))
+    # A seed that strikes in another way each time.
+    seen = asyncio.run(chaos(kills, 156, tiny_folder, forks=forks))
     assert seen.kills == kills
+    assert len(seen.ways) == 6
     found = (seen.errors, seen.truncated, seen.token_mismatch, seen.hung, seen.orphans)
     assert found == (0, 0, 0, 0, 0), seen.notes
     assert seen.ledger_diff == 0

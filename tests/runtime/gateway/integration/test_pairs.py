@@ -263,7 +263,11 @@ def test_a_decode_backend_that_dies_is_followed_by_prefill_and_decode(
         assert record.backends == ("e1", "e2")
         assert first.kept == {}
 
-    serve([first, bad, good], test, deadlines=replace(PATIENT, between_tokens_s=0.3))
+    serve(
+        [first, bad, good],
+        test,
+        deadlines=replace(PATIENT, first_token_s=2.0, between_tokens_s=0.3),
+    )
 
 
 @pytest.mark.parametrize(
