@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -208,6 +209,41 @@ def test_replay_sends_exactly_what_is_missing(text: str, known: int, data: st.Da
     last = rewriter.chunk(chunk(finish="stop"))
     assert last is not None
     assert last["choices"][0]["finish_reason"] == "stop"
+
+
+def tokens(choice: Json, numbers: range, text: str, *, legacy: bool) -> Json:
+    """Return a chunk that brings some tokens, and a piece of text that need not be theirs."""
+    names = [f"t{n}" for n in numbers]
+    logprobs: Json = {"content": [{"token": name} for name in names]}
+    if legacy:
+        logprobs = {"tokens": names, "token_logprobs": [-0.1] * len(names), "text_offset": None}
+    piece: Json = {"text": text} if legacy else {"delta": {"content": text}}
+    return {"choices": [choice | piece | {"logprobs": logprobs, "token_ids": list(numbers)}]}
+
+
+@given(
+    st.integers(0, 12),
+    st.lists(st.integers(1, 12), max_size=4),
+    st.lists(st.integers(0, 3), min_size=12, max_size=12),
+    st.booleans(),
+)
+def test_replay_repeats_no_token(
+    known: int, cuts: list[int], lengths: list[int], legacy: bool
+) -> None:
+    texts = ["ab" * length for length in lengths]
+    first = [tokens({"index": 1}, range(n, n + 1), texts[n], legacy=legacy) for n in range(known)]
+    said = delivered(*first)
+    rewriter = ReplayFilter(said)
+    edges = sorted({0, *cuts, 12})
+    for start, end in pairwise(edges):
+        repeated = tokens({"index": 1}, range(start, end), "".join(texts[start:end]), legacy=legacy)
+        new = rewriter.chunk(repeated)
+        if new is not None:
+            said.add(new)
+    (answer,) = said.answers.values()
+    assert answer.text == "".join(texts)
+    assert answer.token_ids == list(range(12))
+    assert set(answer.listed.values()) == {12}
 
 
 def test_replay_notices_another_answer() -> None:

@@ -151,6 +151,21 @@ def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
     return strings
 
 
+def lists_of(choice: Chunk) -> list[tuple[tuple[str, ...], Chunk, str]]:
+    """Return what a choice lists token by token, ids and log-probabilities: its place, and what holds it."""
+    found: list[tuple[tuple[str, ...], Chunk, str]] = []
+    if isinstance(choice.get("token_ids"), list):
+        found.append((("token_ids",), choice, "token_ids"))
+    logprobs = choice.get("logprobs")
+    if isinstance(logprobs, dict):
+        found += [
+            (("logprobs", key), logprobs, key)
+            for key, value in logprobs.items()
+            if isinstance(value, list)
+        ]
+    return found
+
+
 @dataclass(slots=True)
 class DeliveredChoice:
     """One answer (choice) as far as the client has it."""
@@ -159,6 +174,8 @@ class DeliveredChoice:
     """Tokens (`count_tokens`)."""
     token_ids: list[int] | None = field(default_factory=list)
     """None once a piece of text came without the ids of its tokens."""
+    listed: dict[tuple[str, ...], int] = field(default_factory=dict)
+    """How many ids and log-probabilities came, by place (`lists_of`)."""
     finished: bool = False
     spoken: bool = False
     """Whether sound was begun: no text holds its state."""
@@ -213,6 +230,8 @@ class DeliveredChoice:
             some = some or bool(piece)
         if self._loose > _LOOSE_CHARS:
             self._pack()
+        for place, holder, key in lists_of(choice):
+            self.listed[place] = self.listed.get(place, 0) + len(holder[key])
         ids = choice.get("token_ids")
         if isinstance(ids, list):
             if self.token_ids is not None:

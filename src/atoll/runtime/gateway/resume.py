@@ -26,7 +26,7 @@ from atoll.runtime.gateway.events import (
     DeliveredChoice,
     choices_of,
     index_of,
-    strings_of,
+    lists_of,
 )
 from atoll.runtime.openai import ChatRequest, CompletionRequest, Generation
 
@@ -88,6 +88,11 @@ class ReplayFilter:
             for index, answer in delivered.answers.items()
             for place, text in answer.strings.items()
         }
+        self._left_listed = {
+            (index, place): count
+            for index, answer in delivered.answers.items()
+            for place, count in answer.listed.items()
+        }
         # Calls among them have their id and type at the client.
         self._begun = set(self._left)
         self._greeted = set(delivered.answers)
@@ -120,8 +125,7 @@ class ReplayFilter:
         return any(text for (i, _), text in self._left.items() if i == index)
 
     def _cut(self, index: int, choice: Chunk) -> bool:
-        """Take the known part off every text of a choice; return whether anything new is left."""
-        repeated = self._open(index)
+        """Take the known part off all texts and lists of a choice; return whether anything new is left."""
         if isinstance(choice.get("text"), str):
             choice["text"] = self._new(index, ("text",), choice["text"])
         delta = choice.get("delta")
@@ -134,9 +138,11 @@ class ReplayFilter:
                 delta["tool_calls"] = [c for c in calls if self._cut_call(index, c)]
                 if not delta["tool_calls"]:
                     del delta["tool_calls"]
-        if repeated and not any(piece for _, piece in strings_of(choice)):
-            # The client has the tokens with their text.
-            choice.pop("token_ids", None)
+        # Text may come in other pieces than tokens do, so these are counted by themselves.
+        for place, holder, key in lists_of(choice):
+            left = self._left_listed.get((index, place), 0)
+            self._left_listed[index, place] = max(0, left - len(holder[key]))
+            holder[key] = holder[key][left:]
         return _says_something(choice)
 
     def _cut_call(self, index: int, call: Any) -> bool:
@@ -215,7 +221,7 @@ def _silence(choice: Chunk) -> None:
 def _says_something(choice: Chunk) -> bool:
     if choice.get("finish_reason") is not None or choice.get("text"):
         return True
-    if choice.get("token_ids"):
+    if any(holder[key] for _, holder, key in lists_of(choice)):
         return True
     delta = choice.get("delta")
     return isinstance(delta, dict) and any(bool(value) for value in delta.values())
