@@ -107,6 +107,24 @@ class SlurmCluster:
                 process.kill()
                 process.wait()
 
+    @contextmanager
+    def silent_controller(self, *, kill: bool) -> Iterator[None]:
+        """Have slurmctld say nothing for a while: paused, or killed and started again from its state."""
+        at = next(n for n, each in enumerate(self._processes) if "slurmctld" in str(each.args))
+        process = self._processes[at]
+        process.send_signal(signal.SIGKILL if kill else signal.SIGSTOP)
+        try:
+            if kill:
+                process.wait()
+            yield
+        finally:
+            if kill:
+                self._begin("slurmctld", ["slurmctld", "-D", "-f", str(self.conf)])
+                # In its old place: parts are ended from the last to the first.
+                self._processes[at] = self._processes.pop()
+            else:
+                process.send_signal(signal.SIGCONT)
+
     def _begin(self, name: str, argv: Sequence[str]) -> None:
         with (self.folder / "log" / f"{name}.out").open("wb") as log:
             self._processes.append(

@@ -76,6 +76,7 @@ class FakeSlurm:
         self.refusal = ""
         self.loses_answer = False
         self.ending: list[int] = []
+        self.errors: list[dict[str, object]] = []
         self.accounts = SlurmAnswer(1, "", "Slurm accounting storage is disabled")
         self.nodes = read_data("sinfo-22.05.json")
         self.partitions = read_data("partitions.txt")
@@ -100,6 +101,8 @@ class FakeSlurm:
     def _squeue(self, argv: Sequence[str]) -> SlurmAnswer:
         if "--json" not in argv:
             return SlurmAnswer(0, "".join(f"{job}\n" for job in self.ending), "")
+        if self.errors:
+            return SlurmAnswer(0, json.dumps({"errors": self.errors, "jobs": []}), "")
         return SlurmAnswer(0, json.dumps({"jobs": self.rows}), "")
 
     def _sinfo(self, argv: Sequence[str]) -> SlurmAnswer:

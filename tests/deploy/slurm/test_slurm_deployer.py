@@ -314,10 +314,62 @@ def test_the_accounting_is_asked_for_what_the_queue_forgot(stage: Stage) -> None
     assert stage.only().state == "gone"
 
 
-def test_without_accounting_it_is_gone_all_the_same(stage: Stage) -> None:
+def test_what_the_queue_lacks_is_not_gone_before_a_stated_time(
+    stage: Stage, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("hush", "utf-8")
+    stage.deployer.start(make_order(secrets=[("TOKEN", str(token))]))
+    stage.run("100")
+    stage.say("n0", "ready")
+    rows = list(stage.slurm.rows)
+    stage.slurm.forget()
+    assert stage.only().state == "ready"
+    stage.now_s += stage.settings.missing_s - 1
+    missed = stage.only()
+    assert (missed.state, missed.reason) == ("ready", "Slurm's queue has not listed it for 59 s")
+    assert stage.deployer.start(make_order()).state == "ready"
+    assert (stage.home() / "secrets" / "n0.TOKEN").exists()
+    # It is back; what was missed before does not count.
+    stage.slurm.rows += rows
+    assert stage.only().state == "ready"
+    stage.now_s += 2
+    stage.slurm.forget()
+    assert stage.only().state == "ready"
+    stage.now_s += stage.settings.missing_s
+    assert (stage.only().state, stage.only().kind) == ("gone", "ended")
+    assert not (stage.home() / "secrets").exists()
+
+
+def test_what_the_queue_lacks_is_gone_at_once_where_its_nodes_say_so(stage: Stage) -> None:
+    stage.deployer.start(make_order())
+    stage.run("100")
+    stage.say("n0", "ready")
+    stage.say("n0", "ended 1")
+    stage.slurm.forget()
+    assert stage.only().state == "failed"
+
+
+def test_what_the_queue_lacks_is_cancelled_when_it_is_stopped(stage: Stage) -> None:
     stage.deployer.start(make_order())
     stage.slurm.forget()
-    assert (stage.only().state, stage.only().kind) == ("gone", "ended")
+    stage.deployer.stop("100", 1)
+    assert stage.slurm.calls("scancel") == [("scancel", "100")]
+    assert stage.only().state == "draining"
+    stage.now_s += stage.settings.missing_s
+    assert (stage.only().state, stage.only().reason) == ("gone", "was stopped")
+
+
+def test_an_answer_with_errors_says_nothing_of_jobs(stage: Stage) -> None:
+    """As squeue of Slurm 22.05 ends, with code 0, while slurmctld is silent."""
+    stage.deployer.start(make_order())
+    stage.run("100")
+    stage.slurm.errors = [{"description": "slurm_load_jobs", "error_number": 1803, "error": ""}]
+    with pytest.raises(DeployError, match="squeue --json failed: slurm_load_jobs") as caught:
+        stage.deployer.list("f")
+    assert caught.value.kind == "unreachable"
+    stage.slurm.errors = []
+    assert stage.only().state == "starting"
 
 
 def test_a_dry_run_submits_and_writes_nothing(stage: Stage) -> None:

@@ -120,6 +120,36 @@ def test_an_instance_comes_up_answers_drains_and_is_gone(
     assert not list((tmp_path / "work").rglob("secrets"))
 
 
+@pytest.mark.parametrize("fault", ["paused", "killed"])
+def test_a_silent_slurmctld_ends_nothing(
+    make: Callable[..., SlurmDeployer], cluster: SlurmCluster, tmp_path: Path, fault: str
+) -> None:
+    """Slurm's commands may answer with an empty list, or not at all: nothing is taken for ended."""
+    deployer = make(deadline_s=3.0)
+    token = tmp_path / "token"
+    token.write_text("hush", "utf-8")
+    order = make_order(fault, ["L4:1"], PATIENT_SERVER, secrets=[("TOKEN", str(token))])
+    handle = deployer.start(order).handle
+    assert see(deployer, fault, "ready", "failed").state == "ready", deployer.logs(handle)
+    with cluster.silent_controller(kill=fault == "killed"):
+        for _ in range(3):
+            with pytest.raises(DeployError) as caught:
+                deployer.list("f")
+            assert caught.value.kind == "unreachable"
+    assert list((tmp_path / "work").rglob("n0.TOKEN"))
+
+    def is_back() -> bool:
+        try:
+            (status,) = (each for each in deployer.list("f") if each.labels.instance == fault)
+        except DeployError:
+            return False
+        return (status.handle, status.state) == (handle, "ready")
+
+    wait_for(is_back, "it is listed again")
+    deployer.stop(handle, 1)
+    see(deployer, fault, "gone")
+
+
 @pytest.mark.parametrize("kinds", [("L4:1", "T4:2"), ("L4:1", "L4:1"), ("T4:2", "L4:2", "L4:2")])
 def test_pipelines_over_several_machines(
     make: Callable[..., SlurmDeployer], kinds: tuple[str, ...]

@@ -6,7 +6,7 @@
                             secrets/       files of mode 0600; gone when the job ends
                             NODE.log       what a node's command wrote; job.log: what Slurm wrote
                             NODE.state     "ready" and "ended CODE", by the node
-                            draining, stopped, dismissed   by the controller, with the time
+                            draining, stopped, dismissed, missing   by the controller, with the time
 
 Folders are of mode 0700. Files that nodes and controllers wait for are there from the beginning and grow: on
 NFS opening a file asks its server anew, looking for one that was not there may not.
@@ -109,6 +109,11 @@ class JobHome:
                 file.write(f"{now_s}\n")
         except OSError as error:
             raise _no_access(self.path, error) from error
+
+    def unmark(self, what: str) -> None:
+        """Take a mark away."""
+        with contextlib.suppress(OSError):
+            (self.path / what).unlink(missing_ok=True)
 
     def marked_s(self, what: str) -> float | None:
         """Return when a mark was left, None without one."""

@@ -46,6 +46,8 @@ DRAINING = "draining"
 STOPPED = "stopped"
 DISMISSED = "dismissed"
 """Stopped after it had ended by itself: nothing more is expected of it, and its own reason stays."""
+MISSING = "missing"
+"""Not in Slurm's queue, and nobody says that it ended: an answer of Slurm's may lack what runs."""
 
 
 class SlurmDeployer:
@@ -172,14 +174,15 @@ class SlurmDeployer:
             return
         with self._work.fence(labels.fleet, term, deadline_s=self._settings.deadline_s):
             home = self._work.home(labels.fleet, labels.instance)
-            # What completes has ended by itself: its own reason stays.
-            stands = [job for job in jobs if "COMPLETING" not in job.states]
+            # What completes has ended by itself: its own reason stays. What the queue lacks may run yet.
+            is_missing = not jobs and record is not None and record.end is None
+            stands = is_missing or any("COMPLETING" not in job.states for job in jobs)
             if home.path.is_dir():
                 home.mark(STOPPED if stands else DISMISSED, self._clock())
-            if not jobs:
-                home.drop_secrets()
-            elif stands:
+            if stands:
                 self._cancel(handle)
+            elif not jobs:
+                home.drop_secrets()
 
     def logs(self, handle: str, lines: int = 100) -> str:
         """Return the last lines of every node of a job and of Slurm about it."""
@@ -301,6 +304,7 @@ class SlurmDeployer:
         labels = _labels(first)
         home = self._work.home(labels.fleet, labels.instance)
         record = home.read()
+        home.unmark(MISSING)
         # Submitted by a controller that ended before it noted the number.
         if record is not None and record.job is None:
             record = record.model_copy(update={"job": first.leader})
@@ -401,24 +405,51 @@ class SlurmDeployer:
         return explain_end(state, worst.reason, worst.exit_code, worst.signal)
 
     def _remember(self, home: JobHome, record: JobRecord) -> InstanceStatus | None:
-        """Return a job that Slurm's queue has forgotten; None for one that never was in it."""
+        """Return a job that Slurm's queue has forgotten; None for one that never was in it.
+
+        Where nothing says that it ended it counts as it last was for `missing_s`, and nothing of it is
+        deleted.
+        """
         if record.job is None:
             return None
+        status = InstanceStatus(
+            str(record.job), record.labels, "starting", record.ordered_s, instance=record.instance
+        )
         if record.end is None:
-            end = self._ask_accounts(record.job) or JobEnd(
-                state="gone",
-                at_s=self._clock(),
-                reason="ended; Slurm no longer knows how",
-                kind="ended",
-            )
+            end = self._ask_accounts(record.job) or self._miss(home, record)
+            if end is None:
+                return self._last_known(status, home, record)
             record = record.model_copy(update={"end": end})
             home.write(record)
             home.drop_secrets()
         assert record.end is not None
-        status = InstanceStatus(
-            str(record.job), record.labels, "gone", 0.0, instance=record.instance
-        )
         return _ended(status, record.end, home)
+
+    def _miss(self, home: JobHome, record: JobRecord) -> JobEnd | None:
+        """Return the end of a job that the queue lacks: its nodes said so, or it was missed for long."""
+        now_s = self._clock()
+        told = _told_by_nodes(home, record.nodes)
+        if told is not None:
+            return JobEnd(state="failed", at_s=now_s, reason=told.line, kind=told.kind)
+        home.mark(MISSING, now_s)
+        if now_s - (home.marked_s(MISSING) or now_s) < self._settings.missing_s:
+            return None
+        return JobEnd(
+            state="gone", at_s=now_s, reason="ended; Slurm no longer knows how", kind="ended"
+        )
+
+    def _last_known(
+        self, status: InstanceStatus, home: JobHome, record: JobRecord
+    ) -> InstanceStatus:
+        """Return a job that the queue lacks as it was last known."""
+        missed_s = self._clock() - (home.marked_s(MISSING) or self._clock())
+        why = f"Slurm's queue has not listed it for {missed_s:.0f} s"
+        for mark in (STOPPED, DRAINING):
+            marked_s = home.marked_s(mark)
+            if marked_s is not None:
+                return replace(status, state="draining", since_s=marked_s, reason=why)
+        ready = all("ready" in lines for lines in home.node_states(record.nodes).values())
+        return replace(status, state="ready" if ready else "starting", reason=why)
 
     def _ask_accounts(self, job: int) -> JobEnd | None:
         """Return how a job ended by the accounting, where there is one and it says so."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from atoll.core.errors import InputError
+from atoll.core.errors import InputError, shorten
 from atoll.core.frozen import Frozen
 from atoll.deploy.target import DeployError, Labels
 
@@ -18,6 +18,7 @@ MAX_COMMENT_BYTES = 1024
 UNLIMITED_MINUTES = 365 * 24 * 60
 """Minutes left that Slurm reports for a running job without a limit."""
 _MAX_HOSTS = 100_000
+_LONGEST_ERROR = 200
 
 
 class JobComment(Frozen):
@@ -91,7 +92,10 @@ def read_jobs(text: str) -> tuple[SlurmJob, ...]:
 
 
 def read_rows(text: str, key: str, command: str) -> Sequence[Mapping[str, object]]:
-    """Return the objects under a key of a command's JSON."""
+    """Return the objects under a key of a command's JSON.
+
+    DeployError where it says that it failed: Slurm 22.05 ends well then, with errors and an empty list.
+    """
     try:
         data = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -101,9 +105,23 @@ def read_rows(text: str, key: str, command: str) -> Sequence[Mapping[str, object
             hint="Slurm 21.08 or later, built with its JSON serialiser, is needed",
         ) from error
     rows = data.get(key) if isinstance(data, dict) else None
+    if isinstance(data, dict) and data.get("errors"):
+        raise DeployError(
+            f"{command} --json failed: {_read_error(data['errors'])}", kind="unreachable"
+        )
     if not isinstance(rows, list):
         raise DeployError(f"{command} --json says nothing of {key}", kind="unreachable")
     return [row for row in rows if isinstance(row, dict)]
+
+
+def _read_error(errors: object) -> str:
+    """Return the first of a command's errors in a few words: its own, else those of what was called."""
+    first = errors[0] if isinstance(errors, list) else errors
+    if not isinstance(first, Mapping):
+        return shorten(str(first), _LONGEST_ERROR)
+    words = (first.get(key) for key in ("error", "description", "source"))
+    said = next((str(word) for word in words if word), "it does not say why")
+    return shorten(" ".join(said.split()), _LONGEST_ERROR)
 
 
 def _job(row: Mapping[str, object]) -> SlurmJob:

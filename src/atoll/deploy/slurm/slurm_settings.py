@@ -77,7 +77,8 @@ class SlurmSettings(DeployerSettings):
     for what engines compile as they start; left out, they keep it in your home. `gpu_names` gives the
     catalog's GPU for a gres type that is not called the same ({"a100": "A100-40"}; "gpu" is for gres without
     a type). `usd_per_gpu_hour` is by catalog name and 0 where it is not given. `deadline_s` ends any call of
-    Slurm's commands; ended jobs are listed for `keep_s`.
+    Slurm's commands; ended jobs are listed for `keep_s`. One that the queue does not list, while
+    nobody says that it ended, counts as gone after `missing_s`.
     """
 
     region: Name = "slurm"
@@ -98,6 +99,7 @@ class SlurmSettings(DeployerSettings):
     usd_per_gpu_hour: dict[str, NotNegative] = Field(default_factory=dict)
     deadline_s: float = Field(default=30.0, gt=0)
     keep_s: float = Field(default=3600.0, ge=0)
+    missing_s: float = Field(default=60.0, ge=0)
 
     @model_validator(mode="after")
     def _spot_is_used(self) -> Self:
