@@ -9,7 +9,7 @@ import pytest
 from atoll.catalog import Catalog
 from atoll.core.ids import Phase
 from atoll.plan.files.fleet_file import build_problem
-from atoll.plan.plan import Plan
+from atoll.plan.plan import Instance, Plan, SimulatedCapacity
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import validate
 from atoll.prove.load_curves import STEPS, TOP, LoadCurve, LoadJob, measure_loads
@@ -169,16 +169,23 @@ def test_short_prompts_that_ask_for_much_need_one_machine() -> None:
     assert plan.instances[0].throughput_per_s > 3.3
 
 
+def no_more(_instance: Instance, _per_s: float) -> SimulatedCapacity | None:
+    """Nothing carries more than the capacity model says."""
+    return None
+
+
 def test_a_plan_with_room_is_tried_with_an_instance_less() -> None:
     roomy = registry.solve(asked(1.5), request())
     libraries = template_libraries(PROBLEM, CATALOG, cached=False)
-    (found,) = smaller_plans(roomy, PROBLEM, CATALOG, libraries, math.inf)
+    (found,) = smaller_plans(roomy, PROBLEM, CATALOG, libraries, math.inf, no_more)
     assert len(found.instances) == len(roomy.instances) - 1
     assert found.served_fraction == {"chat": 1.0}
     assert not validate(found, PROBLEM, CATALOG)
-    assert smaller_plans(roomy, PROBLEM, CATALOG, libraries, found.usd_per_hour - 0.01) == []
+    assert (
+        smaller_plans(roomy, PROBLEM, CATALOG, libraries, found.usd_per_hour - 0.01, no_more) == []
+    )
     tight = registry.solve(PROBLEM, request())
-    assert smaller_plans(tight, PROBLEM, CATALOG, libraries, math.inf) == []
+    assert smaller_plans(tight, PROBLEM, CATALOG, libraries, math.inf, no_more) == []
 
 
 @pytest.mark.parametrize(("rate", "kind"), [(0.5, "L4:1"), (6.0, None)])
@@ -189,5 +196,5 @@ def test_a_cheaper_machine_stands_in_where_it_carries_enough(rate: float, kind: 
     plan = registry.solve(large, request())
     both = large.replace(offers=(*large.offers, cheap))
     libraries = template_libraries(both, CATALOG, cached=False)
-    found = smaller_plans(plan, both, CATALOG, libraries, math.inf)
+    found = smaller_plans(plan, both, CATALOG, libraries, math.inf, no_more)
     assert [p.instances[0].nodes[0].kind for p in found] == ([kind] if kind else [])

@@ -160,6 +160,24 @@ class StageView(NamedTuple):
     nodes: tuple[Node, ...]
 
 
+MAX_SIMULATED = 1.25
+"""The most that an instance may be simulated with, over what the capacity model gives it."""
+
+
+class SimulatedCapacity(Frozen):
+    """What an instance carries alone in simulation where that is more than the capacity model says.
+
+    `model_per_s` is what the model gives it and `per_s` what it was simulated with, both in units of its
+    role: with `requests` on each of the `seeds`, of which at least the share `kept` kept their promise.
+    """
+
+    model_per_s: float = Field(gt=0.0)
+    per_s: float = Field(gt=0.0)
+    kept: Share
+    requests: int = Field(ge=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+
+
 class Instance(Frozen):
     """One copy of a role standing in a region.
 
@@ -169,7 +187,8 @@ class Instance(Frozen):
     that it ran before and costs no initialisation. An executor has one node, whose layers are not told apart
     ([0, 1)), and its throughput is requests/s that paths lead over it. `engine` is the program that runs it;
     None where layouts are free of what engines can run. `slots` is how many requests it runs at a time where
-    its engine cuts the KV cache into so many equal parts.
+    its engine cuts the KV cache into so many equal parts. `simulated` is why it may carry more than the
+    capacity model says.
     """
 
     id: Name
@@ -185,12 +204,13 @@ class Instance(Frozen):
     partial: bool = False
     engine: Name | None = None
     slots: int | None = Field(default=None, ge=1)
+    simulated: SimulatedCapacity | None = None
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out an engine that is not known, so that plans and problems without keep their hash."""
         fields: dict[str, object] = write(self)
-        for name in ("engine", "slots"):
+        for name in ("engine", "slots", "simulated"):
             if fields.get(name) is None:
                 fields.pop(name, None)
         return fields

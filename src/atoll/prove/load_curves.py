@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from atoll.core.ids import Phase
 from atoll.core.rng import stream
+from atoll.plan.plan import MAX_SIMULATED, SimulatedCapacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ Floats = NDArray[np.float64]
 
 STEPS = 16
 """Loads are multiples of one over this, up to 1 or to `TOP` of them."""
-TOP = 20
+TOP = int(MAX_SIMULATED * STEPS)
 """The largest load that is simulated, in `STEPS`-ths: some instances carry more than the model says."""
 _REQUESTS = 2_000
 _OVERLOAD_S = 120.0
@@ -52,6 +53,9 @@ _LAST_COUNTED = 15 / 16
 """Share of requests up to which they count: those after are followed by nobody."""
 TAKING_SHARE = 0.25
 """Of TTFT, what may pass from when prefill has ended until an instance that only decodes goes on."""
+_SEEDS = 3
+"""Runs of an instance that is to carry more than the capacity model says."""
+_ROUNDING = 1e-9
 _INSTANCES_AT_ONCE = 48
 """Instances in one run; memory and lookups grow with them."""
 
@@ -141,6 +145,40 @@ def measure_loads(
         some = jobs[begin : begin + _INSTANCES_AT_ONCE]
         kept += _measure(problem, catalog, some, seed, watch, at_best)
     return kept
+
+
+def simulate_more(
+    problem: Problem,
+    catalog: Catalog,
+    instance: Instance,
+    per_s: float,
+    *,
+    watch: Watch | None = None,
+) -> SimulatedCapacity | None:
+    """Return what an instance carries alone if that is as much as `per_s`, above its analytic throughput.
+
+    None where that is too much: on one of some seeds fewer requests keep their promise than the service asks
+    for. The instance's throughput must be the analytic one.
+    """
+    service, model = problem.service(instance.service), instance.throughput_per_s
+    step = math.ceil(per_s / model * STEPS * (1.0 - _ROUNDING))
+    if step > TOP:
+        return None
+    job, kept = LoadJob(instance, step), 1.0
+    seeds = tuple(problem.settings.seed + number for number in range(_SEEDS))
+    for seed in seeds:
+        (share,) = measure_loads(problem, catalog, [job], seed=seed, watch=watch)
+        kept = min(kept, share)
+        if kept < service.target:
+            return None
+    rate = model / units_per_request(service, instance.phase) * step / STEPS
+    return SimulatedCapacity(
+        model_per_s=model,
+        per_s=model * step / STEPS,
+        kept=kept,
+        requests=_number(rate, step),
+        seeds=seeds,
+    )
 
 
 def find_loads(
@@ -274,6 +312,13 @@ def _move_s(
     return found
 
 
+def _number(rate: float, step: int) -> int:
+    """Return how many requests are simulated at so many a second."""
+    if step <= STEPS:
+        return _REQUESTS
+    return int(np.clip(rate * _OVERLOAD_S, _REQUESTS, _MOST_REQUESTS))
+
+
 def _requests(
     problem: Problem, jobs: Sequence[LoadJob], names: Sequence[str], seed: int, at_best: bool
 ) -> tuple[Requests, list[int]]:
@@ -297,9 +342,7 @@ def _requests(
             # Every so many-th request comes here: a power of two that is not too small.
             smooth = 1 << max(0, math.ceil(service.demand_per_s / rate) - 1).bit_length()
         shape = smooth / service.burstiness**2
-        number = _REQUESTS
-        if job.step > STEPS:
-            number = int(np.clip(rate * _OVERLOAD_S, _REQUESTS, _MOST_REQUESTS))
+        number = _number(rate, job.step)
         numbers.append(number)
         gaps = luck.standard_gamma(shape, number) / shape
         prompts, answers = sample_lengths(service).draw(luck, number)

@@ -32,19 +32,19 @@ from atoll.prove.kept import (
     sample_kept,
     worst_of,
 )
-from atoll.prove.load_curves import LoadCurve, find_loads
+from atoll.prove.load_curves import LoadCurve, find_loads, simulate_more
 from atoll.prove.prospects import Key, find_prospects
 from atoll.prove.simulated_bound import SimulatedBound
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.sizing import Allowance, Sizing
-from atoll.prove.smaller_plans import smaller_plans
+from atoll.prove.smaller_plans import describe_simulated, smaller_plans
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.registry import solve
 from atoll.solve.simplicity import describe_simplicity, is_simpler
 
 if TYPE_CHECKING:
-    from atoll.plan.plan import Instance, Plan
+    from atoll.plan.plan import Instance, Plan, SimulatedCapacity
     from atoll.plan.problem import Problem
     from atoll.solve.effort import Effort
     from atoll.solve.plan_request import PlanRequest
@@ -149,6 +149,8 @@ class _Prover:
         self._short: dict[object, set[str]] = {}
         self._on_the_way: dict[object, Plan] = {}
         """Plans that counted on templates which were simulated only afterwards."""
+        self._more: dict[object, dict[float, SimulatedCapacity | None]] = {}
+        """By template what was simulated above the capacity model, by units/s; None: it was too much."""
         self._hopeful: list[Problem] = []
         """Problems that serve everyone whom the plan for capacity serves."""
 
@@ -265,7 +267,9 @@ class _Prover:
             best = self.best
             libraries = template_libraries(self.problem, self.catalog, cached=self.effort.cached)
             max_usd = (best.objective or 0.0) * (1.0 - _SAME_COST)
-            for plan in smaller_plans(best, self.problem, self.catalog, libraries, max_usd):
+            for plan in smaller_plans(
+                best, self.problem, self.catalog, libraries, max_usd, self._carry_more
+            ):
                 if tried >= _MAX_SMALLER:
                     return
                 if _standing(plan) in self._tried:
@@ -277,9 +281,22 @@ class _Prover:
                 return
 
     def _is_least(self, plan: Plan) -> bool:
-        """Whether nothing valid costs less: by what the model says that instances carry, or by simulation."""
-        known = [bound for bound in (self.first.bound, self.bound) if bound is not None]
-        return (plan.objective or 0.0) * (1.0 - _SAME_COST) <= max(known, default=0.0)
+        """Whether nothing costs less by what instances carry in simulation, if that is known."""
+        least = self.first.bound if self.bound is None else self.bound
+        return (plan.objective or 0.0) * (1.0 - _SAME_COST) <= (least or 0.0)
+
+    def _carry_more(self, instance: Instance, per_s: float) -> SimulatedCapacity | None:
+        """Simulate an instance alone with more than the capacity model gives it."""
+        # To a step, as it is simulated: many plans ask for almost the same.
+        key = (instance.role, node_set(instance), instance.engine)
+        known = self._more.setdefault(key, {})
+        for most, found in known.items():
+            if (found is None and per_s >= most) or (found is not None and per_s <= most):
+                return found
+        watch = keep_deadline(self.deadline)
+        found = simulate_more(self.problem, self.catalog, instance, per_s, watch=watch)
+        known[per_s if found is None else found.per_s] = found
+        return found
 
     def _add_headroom(self) -> None:
         """Try a tenth more capacity for services that fall short, again and again while that is cheaper.
@@ -619,6 +636,7 @@ class _Prover:
         self.fresh_seed += 100
         stamped = plan.model_copy(
             update={
+                "notes": (*plan.notes, *describe_simulated(plan)),
                 "problem_hash": self.problem.content_hash(),
                 "promises": promises,
             }
@@ -630,8 +648,10 @@ class _Prover:
     def _prove(self, plan: Plan) -> Plan:
         """The plan with its bounds: with simulated capacities, and by the capacity model."""
         objective, capacity, bound = plan.objective or 0.0, self.first.bound, self.bound
-        if plan.status == "partial" and capacity is not None and capacity > objective:
-            capacity = None  # of the larger share of demand that capacity alone would serve
+        beyond = plan.status == "partial" or any(one.simulated for one in plan.instances)
+        if beyond and capacity is not None and capacity > objective:
+            # Of the larger share of demand that capacity alone would serve, or of instances that carry less.
+            capacity = None
         bound = None if bound is None else min(bound, objective)
         gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
         proven = gap is not None and gap <= PROVEN_GAP

@@ -1,16 +1,20 @@
 """Plans that differ from one in a single instance and cost less: without it, or with a cheaper one instead.
 
-What the other instances carry is raised as far as the performance model lets it, so that all demand is met;
-whether promises are kept is for a simulation to tell.
+What the other instances carry is raised so that all demand is met: as far as the performance model lets it,
+and beyond that where a simulation of each alone finds that it carries more. Whether promises are kept is for
+a simulation of the whole to tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from atoll.core.units import format_share
+from atoll.plan.plan import MAX_SIMULATED
 from atoll.plan.validate.check import validate
 from atoll.prove.load_curves import units_per_request
 from atoll.prove.prospects import kind_prices, stand
@@ -20,9 +24,11 @@ from atoll.solve.packing import pack
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
-    from atoll.plan.plan import Instance, Plan
+    from atoll.plan.plan import Instance, Plan, SimulatedCapacity
     from atoll.plan.problem import Problem
     from atoll.solve.templates.library import Libraries
+
+    CarryMore = Callable[[Instance, float], SimulatedCapacity | None]
 
 _SWAPS = 2
 """Cheaper templates that are tried instead of an instance: those that cost most."""
@@ -30,21 +36,42 @@ _ROUNDING = 1e-9
 
 
 def smaller_plans(
-    plan: Plan, problem: Problem, catalog: Catalog, libraries: Libraries, max_usd: float
+    plan: Plan,
+    problem: Problem,
+    catalog: Catalog,
+    libraries: Libraries,
+    max_usd: float,
+    carry: CarryMore,
 ) -> list[Plan]:
-    """Return valid plans with one instance less or a cheaper one that cost at most so much, dearest first."""
+    """Return valid plans with one instance less or a cheaper one that cost at most so much, dearest first.
+
+    `carry` says whether an instance carries more than the performance model gives it.
+    """
     found: list[Plan] = []
     for rest in _with_one_changed(plan, problem, catalog, libraries):
-        raised = _raise(problem, catalog, rest)
+        raised = _raise(problem, catalog, rest, carry)
         if raised is None:
             continue
         made = assemble(
             problem, pack(problem, raised), catalog=catalog, status="feasible", solver=plan.solver
         )
         cheap = (made.objective or 0.0) <= max_usd and made.status == "feasible"
-        if cheap and not validate(made, problem, catalog):
+        # What they keep is not known yet.
+        wrong = [one for one in validate(made, problem, catalog) if one.rule != "promise"]
+        if cheap and not wrong:
             found.append(made)
     return sorted(found, key=lambda made: (-(made.objective or 0.0), made.content_hash()))
+
+
+def describe_simulated(plan: Plan) -> list[str]:
+    """Return by instance in words that it carries more than the capacity model says, and why that is so."""
+    return [
+        f"{one.id} carries {one.throughput_per_s / known.model_per_s:.0%} of the capacity model, as "
+        f"simulated: alone with {known.per_s / known.model_per_s:.0%} at least {format_share(known.kept)} of "
+        f"{known.requests:,} requests keep their promise, on {len(known.seeds)} seeds"
+        for one in plan.instances
+        if (known := one.simulated) is not None
+    ]
 
 
 def _with_one_changed(
@@ -62,14 +89,15 @@ def _with_one_changed(
         yield rest
         library = libraries.roles[one.role]
         usd = library.counts @ prices
-        # The dearest of the cheaper ones that leave all demand served, by what the model says.
-        lacks = _demand(problem, one) - sum(
+        # The dearest of the cheaper ones that may leave all demand served.
+        lacks = _demand(problem, one) - MAX_SIMULATED * sum(
             keep(problem, catalog, other).throughput_per_s
             for other in rest
             if other.role == one.role
         )
         rows = np.flatnonzero(
-            (usd < one.usd_per_hour * (1.0 - _ROUNDING)) & (library.throughput >= max(lacks, 0.0))
+            (usd < one.usd_per_hour * (1.0 - _ROUNDING))
+            & (library.throughput * MAX_SIMULATED >= max(lacks, 0.0))
         )
         for row in rows[np.argsort(-usd[rows], kind="stable")][:_SWAPS]:
             other = stand(problem, catalog, one.role, library, int(row))
@@ -82,7 +110,9 @@ def _demand(problem: Problem, instance: Instance) -> float:
     return service.demand_per_s * units_per_request(service, instance.phase)
 
 
-def _raise(problem: Problem, catalog: Catalog, rest: Iterable[Instance]) -> list[Instance] | None:
+def _raise(
+    problem: Problem, catalog: Catalog, rest: Iterable[Instance], carry: CarryMore
+) -> list[Instance] | None:
     """Let the instances of each role carry its demand, in proportion; None where that is too much for all."""
     roles: dict[str, list[Instance]] = {}
     for one in rest:
@@ -93,10 +123,32 @@ def _raise(problem: Problem, catalog: Catalog, rest: Iterable[Instance]) -> list
         factor = max(1.0, (1.0 + _ROUNDING) * _demand(problem, some[0]) / carried)
         most = {one.id: keep(problem, catalog, one) for one in some}
         if any(one.throughput_per_s * factor > most[one.id].throughput_per_s for one in some):
-            raised += [most[one.id].model_copy(update={"kept": one.kept}) for one in some]
+            full = [most[one.id].model_copy(update={"kept": one.kept}) for one in some]
+            more = _overload(problem, full, carry)
+            if more is None:
+                return None
+            raised += more
             continue
-        for one in some:
-            flows = tuple(f.model_copy(update={"per_s": f.per_s * factor}) for f in one.flows)
-            update = {"flows": flows, "throughput_per_s": one.throughput_per_s * factor}
-            raised.append(one.model_copy(update=update))
+        raised += [_scale(one, factor) for one in some]
     return raised or None
+
+
+def _overload(problem: Problem, full: list[Instance], carry: CarryMore) -> list[Instance] | None:
+    """Let instances carry demand beyond the performance model, all alike; None where one does not."""
+    total = sum(one.throughput_per_s for one in full)
+    over = (1.0 + _ROUNDING) * _demand(problem, full[0]) / total if total > 0.0 else math.inf
+    if over <= 1.0:
+        return full
+    found: list[Instance] = []
+    for one in full:
+        known = carry(one, over * one.throughput_per_s) if over <= MAX_SIMULATED else None
+        if known is None:
+            return None
+        found.append(_scale(one, over).model_copy(update={"simulated": known}))
+    return found
+
+
+def _scale(one: Instance, factor: float) -> Instance:
+    flows = tuple(f.model_copy(update={"per_s": f.per_s * factor}) for f in one.flows)
+    update = {"flows": flows, "throughput_per_s": one.throughput_per_s * factor}
+    return one.model_copy(update=update)

@@ -309,7 +309,8 @@ def keep(problem: Problem, catalog: Catalog, running: Instance) -> Instance:
     """
     capacities = node_capacities(problem, catalog, running)
     usd = price(problem, running.region, running.nodes)
-    priced = running.model_copy(update={"usd_per_hour": usd, "kept": True})
+    # What was simulated of it was under the promises and lengths of then.
+    priced = running.model_copy(update={"usd_per_hour": usd, "kept": True, "simulated": None})
     priced = _with_room(problem, catalog, priced)
     if is_stage_layout(running):
         return _with_flows(priced, capacities)

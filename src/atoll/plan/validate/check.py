@@ -76,6 +76,7 @@ from atoll.plan.validate.validate_stated import (
     check_intervals,
     check_launches,
     check_models,
+    check_simulated,
     check_targets,
 )
 from atoll.plan.validate.violation import (
@@ -124,6 +125,7 @@ def validate(
     for rule in (
         check_models,
         check_targets,
+        check_simulated,
         check_offers,
         check_region,
         check_running,

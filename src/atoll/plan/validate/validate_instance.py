@@ -11,7 +11,15 @@ from atoll.engines.table import ENGINES
 from atoll.perf.memory_model import position_of
 from atoll.plan.capacities import hop_bytes_per_unit, longest_context, memory_model, node_capacity
 from atoll.plan.handover import hop_link
-from atoll.plan.plan import SINK, SOURCE, Flow, Instance, Node
+from atoll.plan.plan import (
+    MAX_SIMULATED,
+    SINK,
+    SOURCE,
+    Flow,
+    Instance,
+    Node,
+    SimulatedCapacity,
+)
 from atoll.plan.problem import Problem
 from atoll.plan.validate.validate_cluster import check_hosts, check_on_cluster
 from atoll.plan.validate.validate_engine import check_engine
@@ -72,6 +80,8 @@ def check_node_limits(instance: Instance, problem: Problem, catalog: Catalog) ->
         message = f"no node holds the last of {layers} layers"
         violations.append(violation("layers", instance.id, message))
     violations += check_engine(instance, problem, catalog)
+    if instance.simulated is not None:
+        violations += _simulated(instance, instance.simulated, problem, catalog)
     carried = _inflow(instance)
     for node in instance.nodes:
         if not service.allows(node.kind):
@@ -218,22 +228,64 @@ def _node(
         message = f"layers {_range(node)} on {kind.id} lack {short / 1e9:.3g} GB per GPU"
         yield violation("memory", where, message, max(0.0, short))
         return
-    limit = node_capacity(
-        problem,
+    limit = _model_limit(instance, node, problem, catalog)
+    if instance.simulated is not None:
+        # Whether it was simulated with so much, and kept enough, `_simulated` has looked at.
+        limit *= min(MAX_SIMULATED, instance.simulated.per_s / instance.simulated.model_per_s)
+    if exceeds(carried, limit):
+        message = f"{carried:g}/s on {kind.id} with {node.layers} layers, which carries {limit:g}/s"
+        yield violation("node-capacity", where, message, carried - limit)
+
+
+def _model_limit(instance: Instance, node: Node, problem: Problem, catalog: Catalog) -> float:
+    """Return what a node carries by the capacity model, in units of the role per second."""
+    service = problem.service(instance.service)
+    return node_capacity(
+        problem.run_by(instance.engine),
         catalog,
         service,
         instance.role_id,
         node.kind,
         node.layers,
         instance.stages,
-        position_of(memory.spec, node.start, node.end),
+        position_of(catalog.model(service.model).llm, node.start, node.end),
         tp=node.tp,
         region=instance.region,
         machine=node.node_type,
     )
-    if exceeds(carried, limit):
-        message = f"{carried:g}/s on {kind.id} with {node.layers} layers, which carries {limit:g}/s"
-        yield violation("node-capacity", where, message, carried - limit)
+
+
+def _simulated(
+    instance: Instance, stated: SimulatedCapacity, problem: Problem, catalog: Catalog
+) -> Iterator[Violation]:
+    """Check that more than the capacity model gives an instance is what a simulation of it would say."""
+    found: list[tuple[str, float]] = []
+    if problem.cluster is not None:
+        found.append(("is simulated, yet on a cluster flows are what they are", 0.0))
+    model = min(
+        sum(_model_limit(instance, node, problem, catalog) for node in stage.nodes)
+        for stage in instance.layout()
+    )
+    # Links may leave less than nodes carry, never more.
+    if exceeds(stated.model_per_s, model):
+        said = f"the capacity model gives it {model:g}/s, {stated.model_per_s:g}/s are stated"
+        found.append((said, stated.model_per_s - model))
+    if exceeds(stated.per_s, MAX_SIMULATED * stated.model_per_s):
+        over = stated.per_s / stated.model_per_s
+        said = f"simulated with {over:.0%} of the capacity model, {MAX_SIMULATED:.0%} is the most"
+        found.append((said, over - MAX_SIMULATED))
+    if exceeds(instance.throughput_per_s, stated.per_s):
+        said = f"carries {instance.throughput_per_s:g}/s, was simulated with {stated.per_s:g}/s"
+        found.append((said, instance.throughput_per_s - stated.per_s))
+    target = problem.service(instance.service).target
+    if stated.kept < target:
+        said = f"{stated.kept:.1%} kept their promise alone, {target:.1%} is asked for"
+        found.append((said, target - stated.kept))
+    if len(set(stated.seeds)) < len(stated.seeds):
+        found.append(("names a seed twice", 0.0))
+    for message, amount in found:
+        field = "instances.simulated"
+        yield violation("node-capacity", instance.id, message, amount, field=field)
 
 
 def _links(instance: Instance, problem: Problem, catalog: Catalog) -> Iterator[Violation]:

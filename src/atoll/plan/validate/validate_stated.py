@@ -97,6 +97,17 @@ def check_targets(plan: Plan, problem: Problem) -> Iterator[Violation]:
             yield from _check_groups(service, promise)
 
 
+def check_simulated(plan: Plan, _problem: Problem) -> Iterator[Violation]:
+    """Yield instances that carry more than the capacity model says in plans that were not simulated whole."""
+    stated = {promise.service for promise in plan.promises}
+    for instance in plan.instances:
+        if instance.simulated is not None and instance.service not in stated:
+            message = (
+                "carries more than the capacity model says, and nothing is stated of what is kept"
+            )
+            yield violation("promise", instance.id, message)
+
+
 def _check_groups(service: Service, promise: KeptPromise) -> Iterator[Violation]:
     """Yield groups of requests that a service does not have, that are left out, and targets too low."""
     asked = {group.name: group for group in list_groups(service)}
