@@ -295,6 +295,36 @@ def test_no_plan_that_could_save_little_is_looked_for() -> None:
     assert not prover._is_close(problem, None)
 
 
+@pytest.mark.parametrize(
+    ("shares", "taken"), [((0.96, 0.99), "1"), ((0.99, 0.96), "0"), ((0.96, 0.96, 0.957), "0")]
+)
+def test_a_plan_is_taken_when_its_whole_interval_is_above(
+    monkeypatch: pytest.MonkeyPatch, shares: tuple[float, ...], taken: str
+) -> None:
+    """On fresh arrivals of 0.96 +- 0.02 it is not sure that 0.95 is kept: other plans are looked for."""
+    problem, made = small()
+    prover = graph_promises._GraphProver(problem, PlanRequest())
+    prover.capacity = made
+    searched: list[int] = []
+
+    def search(*_: object, **__: object) -> tuple[Plan, dict[str, GraphShares]]:
+        searched.append(len(searched))
+        return made.model_copy(update={"solver": str(searched[-1])}), {}
+
+    def look(plan: Plan, _attempt: int) -> dict[str, list[GraphShares]]:
+        share = shares[int(plan.solver)]
+        runs = [GraphShares(share + off, {"ttft": share}, {}) for off in (-0.01, 0.0, 0.01)]
+        return {"see": runs}
+
+    monkeypatch.setattr(prover, "_search_until", search)
+    monkeypatch.setattr(prover, "_look", look)
+    plan = prover._search_sure()
+    assert plan.solver == taken
+    assert len(searched) == (1 if shares[0] == 0.99 else len(shares))
+    # Each was given more room than the one before.
+    assert len(prover.slow) == (0 if shares[0] == 0.99 else 1)
+
+
 def test_the_bound_is_by_the_capacity_model() -> None:
     """What executors were slowed down by in one plan is no bound of what they carry in others."""
     problem, plan = small()

@@ -77,7 +77,7 @@ _FRESH_RUNS = 4
 _MAX_FRESH = 16
 """The same for the proof, with arrivals that no plan was sized with."""
 _FRESH_TRIES = 3
-"""Plans that are proven with fresh arrivals, one after the other, until one keeps its promises."""
+"""Plans that are proven with fresh arrivals, one after the other, until one surely keeps its promises."""
 _FINE_GAP = 0.01
 """Proven gap of plans that may be taken: what is proven of the promised plan is not as close."""
 _ROUGH_GAP = 0.05
@@ -169,26 +169,46 @@ class _GraphProver:
             part = Deadline(self.until.share(_ALONE_SHARE))
             for service in self.graphs:
                 self._size_alone(service, part)
-        attempt = 0
-        while True:
+        return self._stamp_late(self._search_sure())
+
+    def _search_sure(self) -> Plan:
+        """Return the first plan that surely keeps its promises on fresh arrivals, else the closest."""
+        best: tuple[tuple[bool, float], Plan, dict[str, list[GraphShares]]] | None = None
+        for attempt in range(_FRESH_TRIES):
             plan, tried = self._search_until(self.problem, self.until, rough=False)
             if plan.status == "infeasible":
-                return self._stamp_late(plan)
+                return plan if best is None else self._finish(*best[1:])
             try:
                 fresh = self._look(plan, attempt)
             except SimulationCutShortError:
                 self.late = True
-                return self._stamp_late(plan.model_copy(update=self._bounds(plan)))
+                if best is None:
+                    return plan.model_copy(update=self._bounds(plan))
+                break
             kept = {name: mean_of(runs) for name, runs in fresh.items()}
-            short = self._short(kept)
-            attempt += 1
-            if short:
+            unsure = self._unsure(fresh)
+            rank = not unsure, self._margin(kept)
+            if best is None or rank > best[0]:
+                best = rank, plan, fresh
+            if unsure:
                 self.passed_over.pop(plan.content_hash(), None)
             # What was missed in trials, too, has been searched as far as it goes.
-            over = attempt == _FRESH_TRIES or self.late or self._short(tried)
-            if not short or over or not self._tighten(plan, kept, short, 1):
-                return self._stamp_late(self._finish(plan, fresh))
-            self._say("too few requests keep their promises on other arrivals")
+            over = not unsure or self.late or bool(self._short(tried))
+            if over or not self._tighten(plan, kept, unsure, 1):
+                break
+            self._say("it is not sure that enough requests keep their promises on other arrivals")
+        assert best is not None
+        return self._finish(*best[1:])
+
+    def _margin(self, kept: Mapping[str, GraphShares]) -> float:
+        """By how much the service that keeps least exceeds its target."""
+        margins = (one.margin(self._target(name)) for name, one in kept.items())
+        return min(margins, default=0.0)
+
+    def _unsure(self, fresh: Mapping[str, list[GraphShares]]) -> list[str]:
+        """The services of which it is not sure that enough requests keep their promises, of every class."""
+        found = (promise_of(self.problem.service(name), runs) for name, runs in fresh.items())
+        return [promise.service for promise in found if not promise.is_surely_kept]
 
     def _plan_capacity(self) -> Plan:
         """Return a plan for capacity alone; where a rough search finds none, with all of the effort."""
@@ -295,7 +315,7 @@ class _GraphProver:
                 continue
             kept = self._try(plan, problem)
             short = self._short(kept)
-            worst = min((k.margin(self._target(name)) for name, k in kept.items()), default=0.0)
+            worst = self._margin(kept)
             self._say(
                 f"trial {number + 1}: ${plan.usd_per_hour:.2f}/h, {worst:+.1%} over the target"
             )
@@ -489,14 +509,7 @@ class _GraphProver:
         steps: dict[Executors, float] = {}
         for name in short:
             shares = kept[name]
-            missed: list[tuple[str | None, Mapping[str, float], float]] = [
-                (group.name, group.each, group.target - (group.kept or 0.0))
-                for group in shares.groups
-                if group.is_kept is False
-            ]
-            if not missed:
-                missed = [(None, shares.each, self._target(name) - shares.all)]
-            for klass, each, missing in missed:
+            for klass, each, missing in _list_missed(shares, self._target(name)):
                 step = next(factor for least, factor in _STEPS if missing >= least) ** power
                 for key in self._blame(plan, name, klass, each, shares.busy):
                     steps[key] = max(step, steps.get(key, 1.0))
@@ -571,6 +584,21 @@ class _GraphProver:
             gap = 1.0 - bound / plan.objective if plan.objective > 0 else 0.0
         status = "optimal" if gap is not None and gap <= PROVEN_GAP else "feasible"
         return {"bound": bound, "gap": gap, "status": status, "capacity_bound": capacity}
+
+
+def _list_missed(
+    shares: GraphShares, target: float
+) -> list[tuple[str | None, Mapping[str, float], float]]:
+    """List the classes that fall short, what each keeps and by how much; where none does, those that may.
+
+    None stands for all requests of the service.
+    """
+    short = [group for group in shares.groups if group.is_kept is False]
+    if not short and shares.all >= target:
+        short = [group for group in shares.groups if group.is_kept and group.low < group.target]
+    if not short:
+        return [(None, shares.each, max(0.0, target - shares.all))]
+    return [(one.name, one.each, max(0.0, one.target - (one.kept or 0.0))) for one in short]
 
 
 def _saves(plan: Plan, best: Plan) -> bool:

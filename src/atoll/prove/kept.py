@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -131,6 +131,11 @@ def find_worst(kept: KeptShares, target: float) -> KeptShares:
         both, ttft, tpot = (group.scale_to(target, share) for share in shares)
         found.append(KeptShares(both, ttft, tpot))
     return min(found, key=lambda shares: shares.both)
+
+
+def are_surely_kept(promises: Iterable[KeptPromise]) -> bool:
+    """Whether a plan is one to take: the whole interval of every promise, and of its groups, is above."""
+    return all(promise.is_surely_kept for promise in promises)
 
 
 def worst_of(promise: KeptPromise) -> KeptShares:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from atoll.prove.kept import look_at, sample_kept, worst_of
+from atoll.prove.kept import FRESH_SEED, are_surely_kept, look_at, sample_kept, worst_of
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.prove.step_tokens import fit_steps
 from atoll.solve.deadline import Deadline
@@ -34,6 +34,8 @@ _AGAIN_SHARE = 0.15
 """Share of the deadline that must be left for another one."""
 _SIMPLE_SHARE = 0.3
 """Share of the time for the simplest placement, at most."""
+_SEEDS = 100
+"""Seeds that are set aside for one placement."""
 _PARTS = 16
 """Shares of the demand that are looked at where too few requests keep their promises."""
 
@@ -76,7 +78,8 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
 
     Machines are given, so there is no more to rent: where too few requests keep a promise, steps are made
     shorter (`step_tokens`), and if that is not enough pipelines are placed that would keep a tighter one,
-    shorter or less loaded. Unless an objective is asked for, the simplest placement that serves all demand is
+    shorter or less loaded. A placement is taken when it surely keeps them, and else the one that comes
+    closest. Unless an objective is asked for, the simplest placement that serves all demand is
     tried before (`solve.place.simple_placement`).
     """
     from atoll.plan.validate.check import check
@@ -100,7 +103,7 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
     promised = request.effort.promise
     first = plan = place(problem, _FIRST_SHARE if promised else _ONLY_SHARE)
     tighter = problem
-    best: tuple[float, Plan] | None = None
+    best: tuple[tuple[bool, float], Plan] | None = None
     for number in range(1, _MAX_PLACEMENTS + 1):
         if not plan.instances or (number > 1 and plan.status == "partial"):
             break
@@ -111,14 +114,15 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
         say("simulating arrivals")
         try:
             plan = fit_steps(plan, problem, catalog, deadline)
-            promises = look_at(plan, problem, catalog, deadline)
+            promises = look_at(plan, problem, catalog, deadline, first_seed=_fresh_seed(number))
         except SimulationCutShortError:
             break
         plan = plan.model_copy(update={"promises": promises})
-        worst = min((p.margin for p in promises), default=0.0)
-        if best is None or worst > best[0]:
-            best = worst, plan
-        if worst >= 0.0 or number == _MAX_PLACEMENTS or not promised:
+        sure = are_surely_kept(promises)
+        rank = sure, min((p.margin for p in promises), default=0.0)
+        if best is None or rank > best[0]:
+            best = rank, plan
+        if sure or number == _MAX_PLACEMENTS or not promised:
             break
         if deadline.left < _AGAIN_SHARE * deadline.seconds:
             break
@@ -127,7 +131,7 @@ def keep_on_cluster(problem: Problem, request: PlanRequest) -> Plan:
         plan = place(tighter)
     if best is None:
         return first.model_copy(update={"cut_short": True}) if first.instances else first
-    if best[0] >= 0.0:
+    if best[0][1] >= 0.0:
         return best[1]
     return see_promises(best[1], problem, catalog, deadline=deadline, say=say)
 
@@ -153,8 +157,16 @@ def _keep_simply(problem: Problem, request: PlanRequest, deadline: Deadline) -> 
         promises = look_at(plan, problem, catalog, deadline)
     except SimulationCutShortError:
         return None
-    kept = all(promise.is_kept for promise in promises)
+    kept = are_surely_kept(promises)
     return plan.model_copy(update={"promises": promises}) if kept else None
+
+
+def _fresh_seed(number: int) -> int:
+    """The first seed of the arrivals that a placement is judged by, counted from 0: each has its own.
+
+    One that is chosen for what it keeps would be flattered by arrivals that others were judged by.
+    """
+    return FRESH_SEED + _SEEDS * number
 
 
 def see_promises(
@@ -193,16 +205,18 @@ def see_promises(
 
 
 def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
-    """The problem with tighter promises where too few requests keep them."""
+    """The problem with tighter promises where it is not sure that enough requests keep them."""
     seen = {promise.service: promise for promise in promises}
     services = []
     for service in problem.services:
         found = seen.get(service.name)
-        if found is not None and not found.is_kept:
+        if found is not None and not found.is_surely_kept:
             worst = worst_of(found)
+            # Where neither is missed by itself, it is the one that more requests miss.
+            least = max(found.target, min(worst.ttft, worst.tpot))
             update = {
-                "ttft_s": service.ttft_s * (_TIGHTEN_FACTOR if worst.ttft < found.target else 1.0),
-                "tpot_s": service.tpot_s * (_TIGHTEN_FACTOR if worst.tpot < found.target else 1.0),
+                "ttft_s": service.ttft_s * (_TIGHTEN_FACTOR if worst.ttft <= least else 1.0),
+                "tpot_s": service.tpot_s * (_TIGHTEN_FACTOR if worst.tpot <= least else 1.0),
             }
             service = service.model_copy(update=update)
         services.append(service)
