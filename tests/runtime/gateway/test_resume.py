@@ -246,6 +246,14 @@ def test_replay_repeats_no_token(
     assert set(answer.listed.values()) == {12}
 
 
+def test_replay_brings_no_ids_of_text_that_came_without() -> None:
+    rewriter = ReplayFilter(SAID)
+    assert rewriter.chunk(tokens({"index": 0}, range(2), "Hello", legacy=False)) is None
+    new = rewriter.chunk(tokens({"index": 0}, range(2, 3), "!", legacy=False))
+    assert new is not None
+    assert choices_of(new)[0]["token_ids"] == [2]
+
+
 def test_replay_notices_another_answer() -> None:
     with pytest.raises(DivergedError):
         ReplayFilter(SAID).chunk(chunk(content="Help"))

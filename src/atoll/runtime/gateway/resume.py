@@ -27,6 +27,7 @@ from atoll.runtime.gateway.events import (
     choices_of,
     index_of,
     lists_of,
+    strings_of,
 )
 from atoll.runtime.openai import ChatRequest, CompletionRequest, Generation
 
@@ -126,6 +127,7 @@ class ReplayFilter:
 
     def _cut(self, index: int, choice: Chunk) -> bool:
         """Take the known part off all texts and lists of a choice; return whether anything new is left."""
+        repeated = self._open(index)
         if isinstance(choice.get("text"), str):
             choice["text"] = self._new(index, ("text",), choice["text"])
         delta = choice.get("delta")
@@ -138,9 +140,14 @@ class ReplayFilter:
                 delta["tool_calls"] = [c for c in calls if self._cut_call(index, c)]
                 if not delta["tool_calls"]:
                     del delta["tool_calls"]
+        silent = repeated and not any(piece for _, piece in strings_of(choice))
         # Text may come in other pieces than tokens do, so these are counted by themselves.
         for place, holder, key in lists_of(choice):
-            left = self._left_listed.get((index, place), 0)
+            left = self._left_listed.get((index, place))
+            if left is None:
+                # The engine before listed none, so what comes with text that the client has is not news.
+                holder[key] = [] if silent else holder[key]
+                continue
             self._left_listed[index, place] = max(0, left - len(holder[key]))
             holder[key] = holder[key][left:]
         return _says_something(choice)
