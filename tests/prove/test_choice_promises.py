@@ -1,0 +1,73 @@
+"""Promises where several models may answer: levels at which cheap machines are equally busy."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.plan.files.fleet_file import build_problem
+from atoll.plan.problem import Problem
+from atoll.prove.choice_promises import LevelEvener, even_levels
+from atoll.prove.rent_promises import keep_promises
+from atoll.solve.plan_request import PlanRequest
+from atoll.solve.registry import solve
+
+
+def fleet() -> Problem:
+    """As seed 117 of promise_truth: where the larger model answers all that it can, it is too busy."""
+    models = [("llama-3.1-8b", 0.03), ("llama-3.2-3b", 0.041)]
+    machines = [("L40S:2", 4.18), ("L4:2", 2.008)]
+    return build_problem(
+        {
+            "name": "even",
+            "services": {
+                "chat": {
+                    "models": [{"model": name, "error": error} for name, error in models],
+                    "max_error": 0.04,
+                    "ttft": "585ms",
+                    "tpot": "88.7ms",
+                    "rate": "40/s",
+                    "lengths": {"input": 67, "output": 195, "input_cv": 1.0, "output_cv": 1.0},
+                    "phases": "together",
+                }
+            },
+            "pool": {
+                "offers": [
+                    {"region": "r/a", "node_type": kind, "available": 7, "usd_per_hour": usd}
+                    for kind, usd in machines
+                ]
+            },
+            "settings": {"max_nodes_per_instance": 1, "init_penalty": 0, "engines": ["vllm"]},
+        }
+    )
+
+
+def test_the_busiest_model_is_least_busy() -> None:
+    problem = fleet()
+    plan = solve(problem)
+    levels = even_levels(problem, plan)
+    assert levels is not None
+    assert sum(levels.values()) == pytest.approx(1.0)
+    busy = [
+        40.0 * level / sum(i.throughput_per_s for i in plan.instances if i.service == name)
+        for name, level in levels.items()
+    ]
+    assert busy == pytest.approx([busy[0], busy[0]], rel=1e-4)
+    # The answers that err least leave nothing of the larger model.
+    assert levels["chat.llama-3.1-8b"] < plan.mixes[0].shares["chat.llama-3.1-8b"] - 0.01
+    assert even_levels(problem, plan.model_copy(update={"instances": ()})) is None
+
+
+def test_machines_for_capacity_keep_promises_at_equal_loads() -> None:
+    problem = fleet()
+    capacity = solve(problem)
+    usd = capacity.objective or 0.0
+    request = PlanRequest(deadline_s=100.0, error_bars=False)
+    search = LevelEvener(problem, request, capacity.model_copy(update={"objective": 2.0 * usd}))
+    # As the mix was chosen first, the larger model loses too many requests.
+    assert search._find_short(dict(capacity.mixes[0].shares)) == {"chat.llama-3.1-8b"}
+    levels = next(search.find())
+    found = keep_promises(problem.settled(problem.mixes_at(levels)), request)
+    assert found.objective == pytest.approx(usd)
+    assert all(promise.is_surely_kept for promise in found.promises)
+    # Nothing is tried that costs as much as the best plan.
+    assert list(LevelEvener(problem, request, capacity).find()) == []
