@@ -8,14 +8,14 @@ import pytest
 
 from atoll.catalog import Catalog
 from atoll.core.ids import Phase
-from atoll.plan.files.fleet_file import build_problem
+from atoll.plan.files.fleet_file import build_problem, parse_fleet
 from atoll.plan.plan import Instance, Plan, SimulatedCapacity
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import validate
 from atoll.prove.load_curves import STEPS, TOP, LoadCurve, LoadJob, measure_loads
 from atoll.prove.rent_promises import keep_promises
 from atoll.prove.simulated_bound import UNKNOWN, GoodCurve, SimulatedBound
-from atoll.prove.smaller_plans import smaller_plans
+from atoll.prove.smaller_plans import larger_plans, smaller_plans
 from atoll.solve import registry
 from atoll.solve.assembly import keep
 from atoll.solve.derating import Derating
@@ -198,3 +198,37 @@ def test_a_cheaper_machine_stands_in_where_it_carries_enough(rate: float, kind: 
     libraries = template_libraries(both, CATALOG, cached=False)
     found = smaller_plans(plan, both, CATALOG, libraries, math.inf, no_more)
     assert [p.instances[0].nodes[0].kind for p in found] == ([kind] if kind else [])
+
+
+LOST_SPOT = """
+name: lost
+services:
+  a: {model: phi-4-14b, ttft: 2s, tpot: 100ms, rate: 2/s, lengths: 400x80, phases: together}
+pool:
+  offers:
+    - {region: r, node_type: "L40S:1", market: spot, available: 2, usd_per_hour: 0.7}
+    - {region: r, node_type: "L40S:1", available: 8, usd_per_hour: 1.86}
+settings: {max_nodes_per_instance: 1, engines: [vllm]}
+limits: {spot_loss: 2/h}
+"""
+
+
+def test_an_instance_more_of_what_a_plan_has_on_every_market() -> None:
+    problem = parse_fleet(LOST_SPOT)
+    libraries = template_libraries(problem, CATALOG, cached=False)
+    one = registry.solve(problem, request())
+    assert [i.nodes[0].market for i in one.instances] == ["spot"]
+    two = larger_plans(one, problem, CATALOG, libraries, ["a"])
+    assert [round(plan.usd_per_hour, 2) for plan in two] == [1.4, 2.56]
+    assert larger_plans(one, problem, CATALOG, libraries, []) == []
+    # No third one on spot is to be had.
+    three = larger_plans(two[0], problem, CATALOG, libraries, ["a"])
+    assert [round(plan.usd_per_hour, 2) for plan in three] == [3.26]
+    for plan in (*two, *three):
+        assert validate(plan, problem, CATALOG) == []
+
+
+def test_a_second_spot_node_keeps_what_the_loss_of_one_would_break() -> None:
+    plan = keep_promises(parse_fleet(LOST_SPOT), request())
+    assert plan.usd_per_hour == pytest.approx(1.4)
+    assert all(promise.is_kept for promise in plan.promises)

@@ -37,7 +37,7 @@ from atoll.prove.prospects import Key, find_prospects
 from atoll.prove.simulated_bound import SimulatedBound
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.sizing import Allowance, Sizing
-from atoll.prove.smaller_plans import describe_simulated, smaller_plans
+from atoll.prove.smaller_plans import describe_simulated, larger_plans, smaller_plans
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import Derating, node_set
 from atoll.solve.registry import solve
@@ -67,6 +67,10 @@ _MAX_LOOKED_BACK = 3
 """How many plans made on the way are tried after that."""
 _MAX_SMALLER = 16
 """How many plans are tried that differ from the best in one instance."""
+_MAX_LARGER = 4
+"""How many instances are added to the plan that comes closest where none keeps its promises."""
+_LARGER_AT_ONCE = 3
+"""Plans with one instance more that are tried at a time, the cheapest ones."""
 _MAX_HEADROOM_STEPS = 8
 """How often a tenth more of everything is tried."""
 _ENOUGH_SIMULATIONS = 400
@@ -147,6 +151,10 @@ class _Prover:
         self._kept: dict[object, Plan] = {}
         """Plans that keep their promises, with what they keep."""
         self._short: dict[object, set[str]] = {}
+        self._whole: dict[object, tuple[float, Plan]] = {}
+        """Plans that serve everyone, with the least that any service keeps above its target."""
+        self.hopeless: set[str] = set()
+        """Services whose long prompts no instance answers in time."""
         self._on_the_way: dict[object, Plan] = {}
         """Plans that counted on templates which were simulated only afterwards."""
         self._more: dict[object, dict[float, SimulatedCapacity | None]] = {}
@@ -168,6 +176,7 @@ class _Prover:
                 self._probe()
                 self._look_back()
                 self._add_headroom()
+            self._grow()
             self._shrink()
             self._simplify_best()
         except SimulationCutShortError:
@@ -257,6 +266,51 @@ class _Prover:
                 return
             plan = max(untried, key=lambda p: (p.objective or 0.0, p.content_hash()))
             self._try(plan)
+
+    def _grow(self) -> None:
+        """Where no plan keeps what is promised: try the one that comes closest with one instance more.
+
+        Templates that carry too little by themselves, or are lost with spot, may do with others beside them.
+        """
+        from atoll.solve.templates.library import template_libraries
+
+        before, own = self.best, self.sizing.allowances
+        reached = before is not None and all(promise.is_kept for promise in before.promises)
+        if (
+            reached
+            or self.hopeless
+            or self.problem.limits.survive
+            or self.first.status == "partial"
+        ):
+            return
+        lowered = {name: allowance.target for name, allowance in own.items()}
+        self.best = None
+        for name, allowance in own.items():
+            allowance.target = self.promised[name]
+        plan = min(self._whole.values(), key=lambda one: -one[0], default=(0.0, self.first))[1]
+        libraries = template_libraries(self.problem, self.catalog, cached=self.effort.cached)
+        try:
+            for _ in range(_MAX_LARGER):
+                short = {name for name in own if name not in self._enough(plan)}
+                tried: list[tuple[float, Plan]] = []
+                larger = larger_plans(plan, self.problem, self.catalog, libraries, short)
+                for other in larger[:_LARGER_AT_ONCE]:
+                    if not self._find_short(other):
+                        return
+                    tried.append((self._whole[_standing(other)][0], other))
+                if not tried:
+                    return
+                plan = max(tried, key=lambda one: one[0])[1]
+        finally:
+            if self.best is None:
+                self.best = before
+                for name, target in lowered.items():
+                    own[name].target = target
+
+    def _enough(self, plan: Plan) -> set[str]:
+        """The services of a plan that was tried of which enough requests keep their promises."""
+        kept = self._tried.get(_standing(plan), {})
+        return {name for name, one in kept.items() if one.both >= self.promised[name]}
 
     def _shrink(self) -> None:
         """Try the best plan without an instance, or with a cheaper one in its place, while that is enough."""
@@ -450,6 +504,9 @@ class _Prover:
         worst = min((k.both - targets[n] for n, k in kept.items()), default=0.0)
         if self.closest is None or worst > self.closest[0]:
             self.closest = worst, plan
+        if plan.status in ("optimal", "feasible"):
+            lacks = [kept[name].both - self.promised[name] for name in kept]
+            self._whole[_standing(plan)] = min(lacks, default=0.0), plan
         return kept, short
 
     def _tighten(self, plan: Plan, short: set[str]) -> None:
@@ -596,6 +653,7 @@ class _Prover:
                 own = sizing.allowances[name]
                 own.target = min(own.target, target)
                 self.causes[name] = "its longest prompts alone take longer than ttft"
+                self.hopeless.add(name)
 
     def _lower_unkept(self, plan: Plan) -> bool:
         """Lower the targets of services that no template simulated so far keeps; say whether any was."""

@@ -1,6 +1,6 @@
-"""Plans that differ from one in a single instance and cost less: without it, or with a cheaper one instead.
+"""Plans that differ from one in a single instance: without it, with a cheaper one instead, or with one more.
 
-What the other instances carry is raised so that all demand is met: as far as the performance model lets it,
+Of smaller plans, what the others carry is raised so that all demand is met: as far as the performance model lets it,
 and beyond that where a simulation of each alone finds that it carries more. Whether promises are kept is for
 a simulation of the whole to tell.
 """
@@ -8,6 +8,7 @@ a simulation of the whole to tell.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,13 @@ from atoll.plan.plan import MAX_SIMULATED
 from atoll.plan.validate.check import validate
 from atoll.prove.load_curves import units_per_request
 from atoll.prove.prospects import kind_prices, stand
-from atoll.solve.assembly import assemble, keep
-from atoll.solve.derating import node_set
+from atoll.solve.assembly import NewInstance, assemble, build_instance, keep
+from atoll.solve.derating import find_templates, node_set
 from atoll.solve.packing import pack
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
-    from atoll.plan.plan import Instance, Plan, SimulatedCapacity
+    from atoll.plan.plan import Instance, Market, OfferKey, Plan, SimulatedCapacity
     from atoll.plan.problem import Problem
     from atoll.solve.templates.library import Libraries
 
@@ -72,6 +73,75 @@ def describe_simulated(plan: Plan) -> list[str]:
         for one in plan.instances
         if (known := one.simulated) is not None
     ]
+
+
+def larger_plans(
+    plan: Plan, problem: Problem, catalog: Catalog, libraries: Libraries, services: Iterable[str]
+) -> list[Plan]:
+    """Return valid plans with one instance more of some services, like one that it has, cheapest first.
+
+    On any market: what is lost with spot nodes may be had elsewhere.
+    """
+    found: list[Plan] = []
+    seen: set[object] = set()
+    wanted = {*services}
+    for one in sorted(plan.instances, key=lambda instance: instance.id):
+        alike = (one.role, one.region, node_set(one))
+        if one.service not in wanted or one.is_executor or alike in seen:
+            continue
+        seen.add(alike)
+        name = f"{one.service}-{one.phase}-{len(plan.instances)}"
+        if any(name == other.id for other in plan.instances):
+            name = f"{name}-more"
+        for other in _on_every_market(one, problem, catalog, libraries):
+            many = [*plan.instances, other.model_copy(update={"id": name})]
+            if not _on_offer(problem, many):
+                continue
+            raised = [keep(problem, catalog, i).model_copy(update={"kept": i.kept}) for i in many]
+            made = assemble(
+                problem,
+                pack(problem, raised),
+                catalog=catalog,
+                status="feasible",
+                solver=plan.solver,
+            )
+            if made.status == "feasible" and not validate(made, problem, catalog):
+                found.append(made)
+    return sorted(found, key=lambda made: (made.objective or 0.0, made.content_hash()))
+
+
+def _on_every_market(
+    one: Instance, problem: Problem, catalog: Catalog, libraries: Libraries
+) -> Iterator[Instance]:
+    """Yield an instance on the same nodes, all of them of one market."""
+    library, nodes = libraries.roles[one.role], node_set(one)
+    for row in find_templates(library.counts, libraries.kinds, [nodes])[nodes][:1]:
+        for market in sorted({offer.market for offer in problem.offers}):
+            rented: dict[tuple[str, str, Market], int] = {}
+            for kind, number in nodes:
+                sold = [
+                    offer
+                    for offer in problem.offers
+                    if (offer.region, offer.market) == (one.region, market) and kind in offer.kinds
+                ]
+                if sold:
+                    cheapest = min(
+                        sold, key=lambda offer: (offer.usd_per_hour / offer.gpus, offer.key)
+                    )
+                    rented[kind, cheapest.node_type, market] = number
+            if len(rented) == len(nodes):
+                new = NewInstance(one.role, one.region, library.layout(int(row)), rented)
+                yield build_instance(problem, catalog, new, id="more")
+
+
+def _on_offer(problem: Problem, instances: Iterable[Instance]) -> bool:
+    """Whether there are machines for all."""
+    gpus: Counter[OfferKey] = Counter()
+    for instance in instances:
+        for node in instance.nodes:
+            gpus[instance.region_of(node), node.node_type, node.market] += node.gpus
+    sold = {offer.key: offer.available * offer.gpus for offer in problem.offers}
+    return all(number <= sold.get(key, 0) for key, number in gpus.items())
 
 
 def _with_one_changed(
