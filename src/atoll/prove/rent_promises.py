@@ -279,7 +279,7 @@ class _Prover:
         if (
             reached
             or self.hopeless
-            or self.problem.limits.survive
+            or self.problem.limits.survival.lost
             or self.first.status == "partial"
         ):
             return
