@@ -1,8 +1,8 @@
 """Plans that differ from one in a single instance: without it, with a cheaper one instead, or with one more.
 
-Of smaller plans, what the others carry is raised so that all demand is met: as far as the performance model lets it,
-and beyond that where a simulation of each alone finds that it carries more. Whether promises are kept is for
-a simulation of the whole to tell.
+Of smaller plans, what the others carry is raised so that all demand is met: as far as the performance model
+lets it, and beyond that where a simulation of each alone finds that it carries more. Whether promises are
+kept is for a simulation of the whole to tell.
 """
 
 from __future__ import annotations
