@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.plan.plan import Plan
+from atoll.plan.kept_groups import KeptGroup, RequestGroup, judge_group
+from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Limits, Offer
-from atoll.prove.kept import kept_after_loss
+from atoll.prove import kept as kept_module
+from atoll.prove.kept import KeptSample, KeptShares, kept_after_loss, look_at
 from atoll.prove.losses import BACK_S, loss_failures, spot_losses
+from atoll.report.promises import judge_plan
 from tests.prove.test_rent_promises import CATALOG, FRESH, PROBLEM, kept
 from tests.prove.test_rent_promises import solve as plan_for
 
@@ -61,3 +64,34 @@ def test_a_plan_without_a_spare_breaks_its_promises_with_a_node_lost() -> None:
     asked = PROBLEM.replace(limits=Limits(survive=1))
     assert kept_after_loss(plain, asked, CATALOG)["chat"].both < 0.5
     assert not kept_after_loss(plain, PROBLEM, CATALOG)
+
+
+def judged(name: str, kept: float) -> KeptGroup:
+    count = round(10_000 * kept)
+    return judge_group(RequestGroup(name, 0.95), [(count, 10_000)], {})
+
+
+def test_a_class_that_a_loss_hurts_breaks_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all requests 96 % are kept whatever is lost, and of the short or the long ones too few."""
+    losses = [
+        {"chat": KeptShares(0.97, 0.98, 0.99, (judged("short", 0.98), judged("long", 0.9)))},
+        {"chat": KeptShares(0.96, 0.98, 0.98, (judged("short", 0.93), judged("long", 0.97)))},
+    ]
+    monkeypatch.setattr(kept_module, "simulate_losses", lambda *_: [(None, one) for one in losses])
+    whole = (KeptShares(0.99, 0.99, 0.99, (judged("short", 0.99), judged("long", 0.99))),)
+    samples = {"chat": KeptSample(whole * 3)}
+    monkeypatch.setattr(kept_module, "sample_kept", lambda *_, **__: samples)
+    asked = PROBLEM.replace(limits=Limits(survive=1))
+    (found,) = look_at(plan_for(PROBLEM, FRESH, 60.0), asked, CATALOG)
+    assert found.kept_after_loss == 0.96
+    assert {one.name: one.kept for one in found.groups_after_loss} == {"short": 0.93, "long": 0.9}
+    assert found.min_after_loss == pytest.approx(0.9)
+    assert not found.is_kept
+    assert found.cause == "too little is left with a node lost"
+    assert found.lower(0.9).is_kept
+    verdict, *_ = judge_plan(
+        plan_for(PROBLEM, FRESH, 60.0).model_copy(update={"promises": (found,)})
+    )
+    assert "for 96% with the node lost that hurts most (of long 90%, the least of 2" in verdict.text
+    assert verdict.is_kept is False
+    assert KeptPromise.model_validate_json(found.model_dump_json()) == found

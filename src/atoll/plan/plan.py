@@ -354,7 +354,8 @@ class KeptPromise(Frozen):
     must survive that. `chance` is how likely enough requests keep them, the performance model being wrong by
     as much as its constants may be. `cause` says what stands in the way where the target is missed.
     `groups` are what its classes keep, each with a target of its own, and deciles by length where asked for;
-    none where all requests are alike, and in plans of earlier versions.
+    none where all requests are alike, and in plans of earlier versions. `groups_after_loss` are what each of
+    them keeps with what is lost that hurts it most.
     """
 
     service: Name
@@ -368,13 +369,15 @@ class KeptPromise(Frozen):
     chance: Share | None = None
     cause: str | None = None
     groups: tuple[KeptGroup, ...] = ()
+    groups_after_loss: tuple[KeptGroup, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_groups(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out groups where there are none, so that other plans keep their hash."""
         fields: dict[str, object] = write(self)
-        if not self.groups:
-            fields.pop("groups", None)
+        for name in ("groups", "groups_after_loss"):
+            if not getattr(self, name):
+                fields.pop(name, None)
         return fields
 
     @property
@@ -383,10 +386,19 @@ class KeptPromise(Frozen):
 
         Of every group, too, as far as enough came of it to tell.
         """
-        kept_share = (
-            self.kept if self.kept_after_loss is None else min(self.kept, self.kept_after_loss)
-        )
+        after = self.min_after_loss
+        kept_share = self.kept if after is None else min(self.kept, after)
         return kept_share >= self.target and not self.short_groups
+
+    @property
+    def min_after_loss(self) -> float | None:
+        """What is kept with what is lost that hurts most, or what the group does that falls shortest then.
+
+        As of a service that promises it.
+        """
+        if self.kept_after_loss is None:
+            return None
+        return min_share(self.kept_after_loss, self.target, self.groups_after_loss)
 
     @property
     def margin(self) -> float:
@@ -396,15 +408,16 @@ class KeptPromise(Frozen):
     def lower(self, target: float) -> KeptPromise:
         """Return the same with less promised, of groups in proportion."""
         part = (1.0 - target) / (1.0 - self.target)
-        return self.model_copy(
-            update={
-                "target": target,
-                "groups": tuple(
-                    group.model_copy(update={"target": 1.0 - (1.0 - group.target) * part})
-                    for group in self.groups
-                ),
-            }
-        )
+
+        def lower_all(groups: tuple[KeptGroup, ...]) -> tuple[KeptGroup, ...]:
+            return tuple(
+                group.model_copy(update={"target": 1.0 - (1.0 - group.target) * part})
+                for group in groups
+            )
+
+        after = lower_all(self.groups_after_loss)
+        update = {"target": target, "groups": lower_all(self.groups), "groups_after_loss": after}
+        return self.model_copy(update=update)
 
     @property
     def short_groups(self) -> tuple[KeptGroup, ...]:

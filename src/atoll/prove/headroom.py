@@ -113,7 +113,7 @@ class _KeptJudge:
         kept: Shares = {name: one.worst(self.targets[name]).both for name, one in found.items()}
         if not short_services(self.problem, kept):
             for promise in self.promises_of(plan):
-                after, worst = promise.kept_after_loss, worst_of(promise).both
+                after, worst = promise.min_after_loss, worst_of(promise).both
                 kept[promise.service] = worst if after is None else min(worst, after)
         return kept
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -238,7 +238,8 @@ def _promise(
     mean, half = sample.mean, sample.half
     worst = sample.worst(service.target)
     # The worse of the two counts: with all nodes, and with the one lost that hurts most.
-    kept_share = worst.both if after is None else min(worst.both, after.both)
+    left = None if after is None else find_worst(after, service.target).both
+    kept_share = worst.both if left is None else min(worst.both, left)
     if cause is None and worst.both >= service.target:
         cause = "too little is left with a node lost"
     elif cause is None:
@@ -254,18 +255,34 @@ def _promise(
         kept_after_loss=None if after is None else after.both,
         cause=cause if kept_share < service.target else None,
         groups=mean.groups,
+        groups_after_loss=() if after is None else after.groups,
     )
 
 
 def kept_after_loss(
     plan: Plan, problem: Problem, catalog: Catalog, deadline: Deadline | None = None
 ) -> dict[str, KeptShares]:
-    """Return by service what requests keep after the loss that hurts it most; nothing if not asked."""
-    worst: dict[str, KeptShares] = {}
+    """Return by service what requests keep after the loss that hurts it most; nothing if not asked.
+
+    And what each group of them does after the one that hurts that group most.
+    """
+    found: dict[str, list[KeptShares]] = {}
     for _, kept in simulate_losses(plan, problem, catalog, deadline):
         for name, one in kept.items():
-            worst[name] = min(worst.get(name, one), one, key=lambda shares: shares.both)
-    return worst
+            found.setdefault(name, []).append(one)
+    return {
+        name: replace(min(some, key=lambda one: one.both), groups=_worst_groups(some))
+        for name, some in found.items()
+    }
+
+
+def _worst_groups(losses: Iterable[KeptShares]) -> tuple[KeptGroup, ...]:
+    """Of every group what it keeps after the loss that hurts it most, of those that say something of it."""
+    found: dict[str, KeptGroup] = {}
+    for group in (group for one in losses for group in one.groups):
+        best = found.get(group.name, group)
+        found[group.name] = min(best, group, key=lambda each: (each.kept is None, each.kept or 0.0))
+    return tuple(found.values())
 
 
 def simulate_losses(

@@ -52,6 +52,8 @@ def _judge_promise(promise: KeptPromise) -> PromiseVerdict:
     if after is not None:
         only = "" if after >= promise.target else "only "
         text += f"; for {only}{format_share(after)} with the node lost that hurts most"
+        if promise.groups_after_loss:
+            text += f" ({say_groups(promise.groups_after_loss)})"
     if promise.chance is not None:
         text += (
             f"; {format_share(promise.chance)} likely, the performance model being off as it may"
