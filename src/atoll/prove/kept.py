@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ import numpy as np
 from atoll.plan.kept_groups import KeptGroup, enough_requests, pool_groups
 from atoll.plan.plan import KeptPromise
 from atoll.plan.request_groups import DECILES, list_groups
-from atoll.prove.losses import loss_failures, spot_losses
+from atoll.prove.losses import loss_failures, lost_nodes, spot_losses
 from atoll.prove.simulation_deadline import keep_deadline
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ _MAX_FRESH = 30
 """The same at most, while it is not sure what is kept."""
 _HOPELESS_MARGIN = 0.2
 """A share that is so much below its target needs no second simulation."""
+_LOSSES = 4.0
+"""Losses of spot nodes to be expected in all simulations of a plan: none come in one of fifty cases."""
 _LOST_S = 60.0
 """Seconds into a simulation at which a node is lost."""
 _LOSS_SEED = 91
@@ -160,13 +163,16 @@ def sample_kept(
     """Return by service what requests keep, from `min_runs` to `max_runs` simulations with seeds in a row.
 
     Services of which it is not sure whether they are above or below their target are simulated more often;
-    with `until_short` only as long as none is sure to be below. `known` is what was simulated before of
+    with `until_short` only as long as none is sure to be below. `min_runs` are more where spot nodes are lost
+    now and then. `known` is what was simulated before of
     services whose instances are the same: the first seeds' runs. On a cluster, where services share machines
     and links, nothing is known of one alone.
     """
     runs: dict[str, list[KeptShares]] = {
         service.name: [] for service in problem.services if service.rate_per_s > 0
     }
+    if runs:
+        min_runs = min(max_runs, max(min_runs, _runs_for_losses(plan, problem)))
     if not problem.hosts:
         runs |= {name: list(one.runs) for name, one in (known or {}).items() if name in runs}
     while True:
@@ -357,12 +363,7 @@ def simulate_kept(
     if not asked:
         return {}
     # As long as all would be simulated, so that what one keeps does not depend on which others are.
-    everyone = [service for service in problem.services if service.rate_per_s > 0]
-    tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in everyone)
-    rate = sum(service.rate_per_s for service in everyone)
-    max_s = min(_MAX_REQUESTS / rate, _MAX_TOKENS / max(tokens_per_s, 1e-9))
-    wanted_s = max(max(requests, requests_to_judge(s)) / s.rate_per_s for s in everyone)
-    seconds = max(_MIN_S, min(wanted_s, max_s))
+    seconds = _seconds(plan, problem, requests)
     arrivals = collect(demand_of(problem.replace(services=tuple(asked)), seconds), seed)
     options = SimOptions(
         seed=seed,
@@ -381,6 +382,30 @@ def simulate_kept(
         for one in found.services
         if one.attainment is not None and one.name in names
     }
+
+
+def _seconds(plan: Plan, problem: Problem, requests: int) -> float:
+    """Return how long to simulate: so many requests, and until a spot node is lost once, within limits."""
+    everyone = [service for service in problem.services if service.rate_per_s > 0]
+    tokens_per_s = sum(s.rate_per_s * s.lengths.output_mean for s in everyone)
+    rate = sum(service.rate_per_s for service in everyone)
+    max_s = min(_MAX_REQUESTS / rate, _MAX_TOKENS / max(tokens_per_s, 1e-9))
+    wanted_s = max(max(requests, requests_to_judge(s)) / s.rate_per_s for s in everyone)
+    if lost_nodes(plan, problem):
+        wanted_s = max(wanted_s, 3600.0 / problem.limits.spot_loss_per_h)
+    return max(_MIN_S, min(wanted_s, max_s))
+
+
+def _runs_for_losses(plan: Plan, problem: Problem) -> int:
+    """Return in how many simulations about `_LOSSES` spot nodes are lost of the service that has fewest.
+
+    Runs without any agree on a share that says nothing of what the next loss does.
+    """
+    nodes = Counter(service for service, _ in lost_nodes(plan, problem))
+    if not nodes:
+        return 0
+    per_s = problem.limits.spot_loss_per_h / 3600.0 * min(nodes.values())
+    return math.ceil(_LOSSES / (per_s * _seconds(plan, problem, _REQUESTS)))
 
 
 def requests_to_judge(service: Service) -> int:

@@ -18,6 +18,18 @@ BACK_S = 300.0
 """Seconds until a lost spot node has been replaced and serves."""
 
 
+def lost_nodes(plan: Plan, problem: Problem) -> list[tuple[str, str]]:
+    """Return the nodes that are lost now and then, with their services: those on spot, if so asked."""
+    if problem.limits.spot_loss_per_h <= 0.0:
+        return []
+    return [
+        (instance.service, node.id)
+        for instance in plan.instances
+        for node in instance.nodes
+        if node.market == "spot"
+    ]
+
+
 def spot_losses(plan: Plan, problem: Problem, seconds: float, seed: int) -> tuple[Failure, ...]:
     """Return losses of spot nodes at random, each as often as the problem says, in so many seconds."""
     rate_per_s = problem.limits.spot_loss_per_h / 3600.0
