@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ from atoll.plan.kept_groups import (
     pool_groups,
 )
 from atoll.plan.plan import KeptPromise
-from atoll.plan.problem import Service
-from atoll.plan.request_groups import group_requests, list_groups
+from atoll.plan.problem import Lengths, Service
+from atoll.plan.request_groups import group_requests, length_ranges, list_groups
 from atoll.prove.kept import KeptSample, KeptShares, find_worst, look_at, requests_to_judge
 from atoll.sim.problem_demand import sample_lengths
 from atoll.solve.registry import solve
+from atoll.workload.lengths import LengthMix
 from tests.plan.validate.mutants import families
 
 POOL = """
@@ -242,3 +244,38 @@ def test_a_sample_goes_on_while_a_group_is_in_doubt() -> None:
     assert short.is_sure(0.95)
     assert short.is_surely_short(0.95)
     assert short.is_hopeless(0.95)
+
+
+def test_lengths_tell_classes_apart_whose_prompts_are() -> None:
+    short, long = length_ranges(read(TWO))
+    assert [(group.name, group.target) for group, _ in (short, long)] == [
+        ("text (short)", 0.9),
+        ("text (long)", 0.8),
+    ]
+    assert short[1] == pytest.approx((300 * 8000) ** 0.5)
+    assert math.isinf(long[1])
+    spread = TWO.replace("input: 300", "input: 300, input_cv: 0.5").replace(
+        "input: 8000", "input: 8000, input_cv: 0.5"
+    )
+    ((_, edge), _) = length_ranges(read(spread))
+    rng = np.random.default_rng(1)
+    for mean, beyond in ((300.0, True), (8000.0, False)):
+        tokens = rng.lognormal(
+            math.log(mean) - 0.5 * math.log(1.25), math.log(1.25) ** 0.5, 100_000
+        )
+        assert ((tokens > edge) == beyond).mean() < 0.01
+    # Prompts that are often as long as those of the other say nothing.
+    assert length_ranges(read(spread.replace("input: 8000", "input: 900"))) == ()
+    assert length_ranges(read(SPEECH)) == ()
+
+
+def test_deciles_hold_a_tenth_of_the_stated_lengths() -> None:
+    service = read(TWO).model_copy(update={"length_deciles": True, "text_classes": ()})
+    ranges = length_ranges(service)
+    assert [group.name for group, _ in ranges] == [f"length decile {n}" for n in range(1, 11)]
+    prompts, _ = sample_lengths(service).draw(np.random.default_rng(1), 100_000)
+    edges = [0.0, *(edge for _, edge in ranges)]
+    counts, _ = np.histogram(prompts, edges)
+    assert counts / len(prompts) == pytest.approx(np.full(10, 0.1), abs=0.01)
+    same = Lengths.of(LengthMix.fixed(600.0, 120.0))
+    assert length_ranges(service.model_copy(update={"lengths": same})) == ()

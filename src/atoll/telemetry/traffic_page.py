@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from atoll.core.frozen import Frozen
 
@@ -44,12 +44,28 @@ class WindowSums(_Said):
     rest_sum_s: Total = 0.0
 
 
+class GroupSums(_Said):
+    """Requests of a group that were judged, and those of them that kept the promise."""
+
+    judged: Counted
+    kept: Counted
+
+
 class ModelTraffic(_Said):
-    """The traffic of one model."""
+    """The traffic of one model; `groups` are those with a share of their own, over five minutes."""
 
     minute: WindowSums
     five_minutes: WindowSums
     hour: WindowSums
+    groups: dict[str, GroupSums] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out groups where there are none: most models have none."""
+        fields: dict[str, object] = write(self)
+        if not self.groups:
+            fields.pop("groups", None)
+        return fields
 
 
 class InstanceEnd(_Said):

@@ -326,6 +326,29 @@ def test_a_promise_that_is_broken_though_all_serves_brings_more() -> None:
     assert loop.memory.forecasts[0].boost < boost
 
 
+def test_a_class_that_breaks_its_promise_brings_more_though_the_service_keeps_its_own() -> None:
+    loop = settled()
+    before = loop.world.lanes()["chat/llm/both"]
+    whole = PromiseSeen("chat", 0.97, 0.95, 1000)
+    loop.world.promises = (whole, PromiseSeen("chat", 0.7, 0.9, 200, "text (long)"))
+    reasons: list[str] = []
+    for _ in range(60):
+        reasons += loop.tick().reasons
+    assert "chat keeps its promises for 70.0% of text (long), not 90.0%" in reasons
+    assert loop.world.lanes()["chat/llm/both"] > before
+    boost = loop.memory.forecasts[0].boost
+    assert boost > 1.0
+    # It is not taken back while one group is below its target, if only by chance.
+    loop.world.promises = (whole, PromiseSeen("chat", 0.89, 0.9, 200, "text (long)"))
+    for _ in range(200):
+        loop.tick()
+    assert loop.memory.forecasts[0].boost == boost
+    loop.world.promises = (whole, PromiseSeen("chat", 0.91, 0.9, 200, "text (long)"))
+    for _ in range(200):
+        loop.tick()
+    assert loop.memory.forecasts[0].boost < boost
+
+
 def test_a_restarted_controller_adopts_what_runs() -> None:
     loop = settled(service("chat", 20.0), service("code", 3.0))
     again = Loop(loop.world, recall(loop.world.view()))

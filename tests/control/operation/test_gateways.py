@@ -25,7 +25,13 @@ from atoll.core.errors import AtollError
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.runtime.pool.routes import RoutesTold
-from atoll.telemetry.traffic_page import InstanceEnd, ModelTraffic, TrafficPage, WindowSums
+from atoll.telemetry.traffic_page import (
+    GroupSums,
+    InstanceEnd,
+    ModelTraffic,
+    TrafficPage,
+    WindowSums,
+)
 from atoll.workload.lengths import LengthMix
 
 NOW_S = 1_000_000.0
@@ -201,6 +207,35 @@ def test_report_of_two_gateways_under_two_names() -> None:
     assert (promise.service, promise.kept, promise.target) == ("chat", 0.975, 0.97)
     assert promise.requests == 400
     assert [(n.name, n.ends_s) for n in report.notices] == [("chat-1", 800.0), ("chat-2", 700.0)]
+
+
+def test_groups_of_requests_are_told_and_pooled() -> None:
+    lengths = Lengths.of(LengthMix.lognormal(800.0, 500.0, 200.0, 150.0))
+    asked = service().model_copy(update={"length_deciles": True, "lengths": lengths})
+    pages = []
+    for judged, kept in ((100, 90), (300, 150)):
+        one = page({"chat": window(3600, judged=1000, kept=990)})
+        groups = {
+            "length decile 10": GroupSums(judged=judged, kept=kept),
+            "length decile 1": GroupSums(judged=0, kept=0),
+            "of an earlier file": GroupSums(judged=10, kept=0),
+        }
+        traffic = one.models["chat"].model_copy(update={"groups": groups})
+        pages.append(one.model_copy(update={"models": {"chat": traffic}}))
+    gates = Gates({"http://a": pages[0], "http://b": pages[1]})
+    group = gates.group(problem(asked))
+    whole, tenth = group.look(NOW_S).promises
+    assert (whole.kept, whole.group) == (0.99, None)
+    assert (tenth.group, tenth.kept, tenth.requests) == ("length decile 10", 0.6, 400)
+    assert tenth.target == asked.target
+    assert tenth.is_broken
+    promise = group.told().models["chat"].promise
+    assert promise is not None
+    assert [one.name for one in promise.groups] == [f"length decile {n}" for n in range(1, 11)]
+    assert promise.groups[-1].up_to is None
+    edges = [one.up_to or 0.0 for one in promise.groups[:-1]]
+    assert edges == sorted(edges)
+    assert edges[4] == pytest.approx(500.0)
 
 
 def test_few_requests_say_nothing_about_lengths() -> None:

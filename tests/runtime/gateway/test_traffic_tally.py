@@ -17,7 +17,7 @@ from atoll.runtime.gateway.traffic_tally import (
 )
 from atoll.runtime.pool.member import Backend, Facts
 from atoll.runtime.pool.pool import BackendPool
-from atoll.runtime.pool.routes import ModelPromise, ModelRoutes, RoutesTold
+from atoll.runtime.pool.routes import LengthGroup, ModelPromise, ModelRoutes, RoutesTold
 
 PROMISE = ModelPromise(ttft_s=1.0, tpot_s=0.1, target=0.95)
 FINE = EndedRequest(200, "ok", True, 1.4, 0.5, 10)
@@ -346,3 +346,48 @@ def test_promises_of_the_settings_count_where_a_controller_gives_none() -> None:
     tally.state({})
     looks = [tally.look(name, 4.0) for name in ("m", "n")]
     assert [look and look.promise for look in looks] == [told, None]
+
+
+GROUPS = (
+    LengthGroup(name="short", up_to=1000.0, target=0.95),
+    LengthGroup(name="long", up_to=None, target=0.8),
+)
+
+
+def test_groups_are_judged_by_the_length_of_prompts() -> None:
+    tally = ModelTally(0.0)
+    tally.promise = PROMISE.model_copy(update={"groups": GROUPS})
+    late = FINE._replace(first_s=1.2)
+    for second in range(400):
+        tally.judge(float(second), FINE._replace(prompt_tokens=1000))
+        tally.judge(float(second), late._replace(prompt_tokens=1001))
+        # A backend that failed has not said how long the prompt was.
+        tally.judge(float(second), EndedRequest(502, "error", True, 0.1, None))
+    read = tally.read(400.0, 0.0)
+    assert {name: (one.judged, one.kept) for name, one in read.groups.items()} == {
+        "short": (300, 300),
+        "long": (300, 0),
+    }
+    assert (read.five_minutes.judged, read.five_minutes.kept) == (900, 300)
+    # In a step that has just begun nothing is lost, and what is old is.
+    tally.judge(409.0, FINE._replace(prompt_tokens=1))
+    assert tally.read(409.0, 0.0).groups["short"].judged == 301
+    assert tally.read(800.0, 0.0).groups["short"].judged == 0
+
+
+def test_other_groups_begin_anew() -> None:
+    tally = ModelTally(0.0)
+    tally.promise = PROMISE.model_copy(update={"groups": GROUPS})
+    tally.judge(0.0, FINE._replace(prompt_tokens=5))
+    tally.promise = PROMISE.model_copy(update={"groups": GROUPS, "target": 0.9})
+    assert tally.read(1.0, 0.0).groups["short"].judged == 1
+    tally.promise = PROMISE.model_copy(update={"groups": GROUPS[1:]})
+    assert {name: one.judged for name, one in tally.read(1.0, 0.0).groups.items()} == {"long": 0}
+    tally.promise = PROMISE
+    assert tally.read(1.0, 0.0).groups == {}
+
+
+def test_promises_without_groups_are_read_by_older_gateways() -> None:
+    assert "groups" not in json.loads(PROMISE.model_dump_json())
+    with_groups = PROMISE.model_copy(update={"groups": GROUPS})
+    assert ModelPromise.model_validate_json(with_groups.model_dump_json()) == with_groups

@@ -47,12 +47,16 @@ class TrafficSeen:
 
 @dataclass(frozen=True, slots=True)
 class PromiseSeen:
-    """Which share of a service's latest requests kept its promises, of how many; the share it shall keep."""
+    """Which share of a service's latest requests kept its promises, of how many; the share it shall keep.
+
+    Of one `group` of them where it is named.
+    """
 
     service: str
     kept: float
     target: float
     requests: int
+    group: str | None = None
 
     @property
     def is_broken(self) -> bool:

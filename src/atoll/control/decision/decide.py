@@ -22,6 +22,7 @@ from atoll.control.decision.control_view import (
     ControlPolicy,
     ForecastState,
     Memory,
+    PromiseSeen,
     TrafficSeen,
     View,
     adopt_running,
@@ -228,17 +229,21 @@ def _boost(situation: Situation, memory: Memory) -> Memory:
     ready = {seen.id for seen in view.instances if seen.status.state == "ready"}
     # Where not all of the plan serves yet, a broken promise says nothing about the plan.
     waiting = {one.service for one in situation.wanted if one.id not in ready}
-    seen = {one.service: one for one in view.promises if one.requests >= policy.enough_requests}
+    seen: dict[str, list[PromiseSeen]] = {}
+    for one in view.promises:
+        if one.requests >= policy.enough_requests:
+            seen.setdefault(one.service, []).append(one)
     states = {state.service: state for state in memory.forecasts}
-    for name, promise in seen.items():
+    for name, promises in seen.items():
         state = states.get(name, ForecastState(name))
         since_s = None if state.boosted_s is None else view.time_s - state.boosted_s
         if since_s is not None and since_s < policy.startup_s + 300.0:
             continue  # what was done about it shows only after that
         boost = state.boost
-        if promise.is_broken and name not in waiting:
+        # Every group must keep its own share, as the service must.
+        if any(promise.is_broken for promise in promises) and name not in waiting:
             boost = min(policy.boost_most, boost * (1.0 + policy.boost))
-        elif promise.kept >= promise.target:
+        elif all(promise.kept >= promise.target for promise in promises):
             # Down at half the pace of up, and never below what is forecast.
             boost = max(1.0, boost / (1.0 + 0.5 * policy.boost))
         if boost != state.boost:

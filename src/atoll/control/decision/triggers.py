@@ -33,8 +33,11 @@ def find_triggers(situation: Situation, lost: Sequence[Lost]) -> dict[str, str]:
     found |= _market_triggers(situation)
     for seen in view.promises:
         if seen.requests >= policy.enough_requests and seen.is_broken:
-            text = f"{seen.service} keeps its promises for {seen.kept:.1%}, not {seen.target:.1%}"
-            found[f"promise {seen.service}"] = text
+            of = "" if seen.group is None else f" of {seen.group}"
+            text = (
+                f"{seen.service} keeps its promises for {seen.kept:.1%}{of}, not {seen.target:.1%}"
+            )
+            found[f"promise {seen.service}{of}"] = text
     return found
 
 

@@ -25,6 +25,7 @@ from atoll.core.files import read_text_limited
 from atoll.plan.choice import ModelMix
 from atoll.plan.plan import Route
 from atoll.plan.problem import Lengths, Problem, Service
+from atoll.plan.request_groups import length_ranges
 from atoll.runtime.pool.routes import ChoiceRoutes, ModelPromise, ModelRoutes, RoutesTold
 from atoll.telemetry.traffic_page import ModelTraffic, TrafficPage, WindowSums
 
@@ -185,6 +186,23 @@ def pool_traffic(said: Iterable[ModelTraffic]) -> PooledTraffic:
     )
 
 
+def _see_groups(service: Service, said: Iterable[ModelTraffic]) -> list[PromiseSeen]:
+    """Return what groups of requests keep that the length of a prompt tells apart."""
+    targets = {group.name: group.target for group, _ in length_ranges(service)}
+    sums: dict[str, list[int]] = {}
+    for one in said:
+        for name, group in one.groups.items():
+            # What an earlier fleet file asked for is left out.
+            if name in targets and group.judged:
+                total = sums.setdefault(name, [0, 0])
+                total[0] += group.judged
+                total[1] += group.kept
+    return [
+        PromiseSeen(service.name, kept / judged, targets[name], judged, name)
+        for name, (judged, kept) in sums.items()
+    ]
+
+
 def pool_ends(pages: Iterable[TrafficPage]) -> tuple[EndNotice, ...]:
     """Return the nearest end that any gateway knows of each instance."""
     ends: dict[str, float] = {}
@@ -300,6 +318,7 @@ class GatewayGroup:
             if judged:
                 kept = pooled.five_minutes.kept / judged
                 promises.append(PromiseSeen(service.name, kept, service.attainment, judged))
+            promises += _see_groups(service, said)
             if not self._believes(service, pooled, now_s):
                 continue
             rates[service.name] = pooled.five_minutes.rate_per_s
@@ -396,13 +415,10 @@ class GatewayGroup:
             weights = dict.fromkeys(self._former, 0.0) if given else {}
             # Rounded, so that the last digits of a share are nothing new to tell.
             weights |= {name: round(share, SHARE_DIGITS) for name, share in given.items()}
-            promise = ModelPromise(
-                ttft_s=service.ttft_s, tpot_s=service.tpot_s, target=service.attainment
-            )
             routes = ModelRoutes(
                 weights=dict(sorted(weights.items())),
                 pairs=tuple(sorted(pairs.get(service.name, ()))),
-                promise=promise,
+                promise=ModelPromise.of(service),
             )
             models |= dict.fromkeys(self._names_of(service), routes)
         choices = {mix.name: ChoiceRoutes.of(mix) for mix in self.mixes}

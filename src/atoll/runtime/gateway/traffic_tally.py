@@ -7,6 +7,8 @@ Time is a parameter, in seconds of any clock that does not step back.
 
 Who keeps a promise (`keeps_promise`): times count from the arrival, whatever was waited for. Requests that
 were refused for want of room or that failed have not kept it. What was the client's own fault is not judged.
+Groups of requests with a share of their own are told apart by the length of a prompt, as the backend counts
+it: one that ended without that counts for its model, and for no group.
 """
 
 from __future__ import annotations
@@ -19,12 +21,20 @@ from typing import NamedTuple, Protocol
 
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.pool.routes import ModelPromise, RoutesTold
-from atoll.telemetry.traffic_page import InstanceEnd, ModelTraffic, TrafficPage, WindowSums
+from atoll.telemetry.traffic_page import (
+    GroupSums,
+    InstanceEnd,
+    ModelTraffic,
+    TrafficPage,
+    WindowSums,
+)
 
 _STEP_S = 10.0
 _STEPS = 360
 _WINDOWS = {"minute": 6, "five_minutes": 30, "hour": _STEPS}
 """Whole steps of each; the one that is not over comes on top."""
+_GROUP_STEPS = _WINDOWS["five_minutes"] + 1
+"""Steps that are kept of groups of requests: those that a controller judges by."""
 _SUMS = 12
 _DAY_STEPS = 144
 _STEPS_A_DAY_STEP = 60
@@ -38,7 +48,8 @@ _MAX_TOKENS = 10_000_000
 class EndedRequest(NamedTuple):
     """How a request ended: `first_s` and `seconds` from its arrival to the first token and to the end.
 
-    `tokens` are those of the answer that the client has.
+    `tokens` are those of the answer that the client has, `prompt_tokens` of what was asked, where a backend
+    said so.
     """
 
     status: int
@@ -47,6 +58,7 @@ class EndedRequest(NamedTuple):
     seconds: float
     first_s: float | None
     tokens: int = 0
+    prompt_tokens: int | None = None
 
 
 def keeps_promise(promise: ModelPromise, ended: EndedRequest) -> bool | None:
@@ -124,6 +136,8 @@ class ModelTally:
         "_day",
         "_first",
         "_firsts",
+        "_groups",
+        "_groups_now",
         "_input",
         "_input_square",
         "_judged",
@@ -131,23 +145,41 @@ class ModelTally:
         "_measured",
         "_output",
         "_output_square",
+        "_promise",
         "_rest",
         "_rest_tokens",
         "_ring",
         "_step",
         "_step_ends_s",
         "_totals",
-        "promise",
     )
 
     def __init__(self, now_s: float) -> None:
-        self.promise: ModelPromise | None = None
+        self._promise: ModelPromise | None = None
+        self._groups = SumRing(_GROUP_STEPS, 0)
+        self._groups_now: list[int] = []
+        """Of the newest step, judged and kept of every group in turn."""
         self._ring = SumRing(_STEPS, _SUMS)
         # The whole steps of a day, and the one that is not over.
         self._day = SumRing(_DAY_STEPS + 1, 2)
         self._begin(int(now_s // _STEP_S))
 
+    @property
+    def promise(self) -> ModelPromise | None:
+        """What requests are judged by."""
+        return self._promise
+
+    @promise.setter
+    def promise(self, promise: ModelPromise | None) -> None:
+        before, now = (() if one is None else one.groups for one in (self._promise, promise))
+        self._promise = promise
+        if before != now:
+            # What was counted was of other groups.
+            self._groups = SumRing(_GROUP_STEPS, 2 * len(now))
+            self._groups_now = [0] * (2 * len(now))
+
     def _begin(self, step: int) -> None:
+        self._groups_now = [0] * len(self._groups_now)
         self._step, self._step_ends_s = step, (step + 1) * _STEP_S
         self._arrivals = self._measured = self._judged = self._kept = 0
         self._input = self._input_square = self._output = self._output_square = 0
@@ -176,6 +208,7 @@ class ModelTally:
     def _roll(self, now_s: float) -> None:
         """Put the newest step into the rings and begin another."""
         self._ring.add(self._step, self._sums())
+        self._groups.add(self._step, self._groups_now)
         if self._judged:
             self._day.add(self._step // _STEPS_A_DAY_STEP, (self._judged, self._kept))
         self._begin(int(now_s // _STEP_S))
@@ -226,18 +259,40 @@ class ModelTally:
         """Count whether a request kept the promise, if there is one."""
         if now_s >= self._step_ends_s:
             self._roll(now_s)
-        kept = None if self.promise is None else keeps_promise(self.promise, ended)
-        if kept is not None:
-            self._judged += 1
-            self._kept += kept
+        promise = self._promise
+        kept = None if promise is None else keeps_promise(promise, ended)
+        if promise is None or kept is None:
+            return
+        self._judged += 1
+        self._kept += kept
+        read = ended.prompt_tokens
+        if read is None:
+            return
+        for at, group in enumerate(promise.groups):
+            if group.up_to is None or read <= group.up_to:
+                self._groups_now[2 * at] += 1
+                self._groups_now[2 * at + 1] += kept
+                break
 
     def read(self, now_s: float, since_s: float) -> ModelTraffic:
         """Return all windows; nothing was counted before `since_s`."""
         if now_s >= self._step_ends_s:
             self._roll(now_s)
         return ModelTraffic(
-            **{name: self._window(steps, now_s, since_s) for name, steps in _WINDOWS.items()}
+            **{name: self._window(steps, now_s, since_s) for name, steps in _WINDOWS.items()},
+            groups=self._read_groups(),
         )
+
+    def _read_groups(self) -> dict[str, GroupSums]:
+        groups = () if self._promise is None else self._promise.groups
+        if not groups:
+            return {}
+        before = self._groups.total(self._step - _WINDOWS["five_minutes"], self._step)
+        total = [int(a + b) for a, b in zip(before, self._groups_now, strict=True)]
+        return {
+            group.name: GroupSums(judged=total[2 * at], kept=total[2 * at + 1])
+            for at, group in enumerate(groups)
+        }
 
     def day(self, now_s: float) -> tuple[int, int]:
         """Return how many requests were judged and how many kept the promise, over the last 24 hours.

@@ -160,4 +160,5 @@ def ended_request(
     tokens = 0 if usage is None else usage.completion_tokens
     if usage is None and outcome == "cancelled":
         tokens = relay.journal.read().tokens
-    return EndedRequest(status, outcome, relay.stream, seconds, first_s, tokens)
+    read = None if usage is None else usage.prompt_tokens
+    return EndedRequest(status, outcome, relay.stream, seconds, first_s, tokens, read)

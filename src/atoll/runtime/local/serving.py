@@ -98,9 +98,7 @@ def promises_of(problem: Problem, services: Collection[str]) -> dict[str, ModelP
     from atoll.runtime.pool.routes import ModelPromise
 
     return {
-        one.name: ModelPromise(ttft_s=one.ttft_s, tpot_s=one.tpot_s, target=one.attainment)
-        for one in problem.plain_services
-        if one.name in services
+        one.name: ModelPromise.of(one) for one in problem.plain_services if one.name in services
     }
 
 

@@ -8,6 +8,7 @@ before the controller knew.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isinf
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
@@ -16,13 +17,17 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.plan.name_types import refuse
+from atoll.plan.request_groups import length_ranges
 
 if TYPE_CHECKING:
     from atoll.plan.choice import ModelMix
+    from atoll.plan.problem import Service
 
 MAX_BYTES = 4 * 2**20
 """Of all that is told at once."""
 MAX_MODELS = 1024
+MAX_GROUPS = 16
+"""Groups of requests of one model; one that has more is judged as a whole."""
 
 InstanceName = Annotated[str, Field(min_length=1, max_length=256)]
 ModelLabel = Annotated[str, Field(min_length=1, max_length=512)]
@@ -30,12 +35,50 @@ Weight = Annotated[float, Field(ge=0, le=1e9)]
 PromisedSeconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
+class LengthGroup(Frozen):
+    """Requests with prompts of at most `up_to` tokens (None: any), longer than those of the group before.
+
+    `target` is the share of them that shall keep the promise.
+    """
+
+    name: str = Field(min_length=1, max_length=120)
+    up_to: float | None = Field(gt=0)
+    target: float = Field(gt=0, le=1)
+
+
 class ModelPromise(Frozen):
-    """Seconds to the first token and for each further one, and the share of requests that shall keep both."""
+    """Seconds to the first token and for each further one, and the share of requests that shall keep both.
+
+    `groups` are those that must keep a share of their own and that the length of a prompt tells apart, short
+    ones first.
+    """
 
     ttft_s: PromisedSeconds
     tpot_s: PromisedSeconds
     target: float = Field(gt=0, le=1)
+    groups: tuple[LengthGroup, ...] = Field((), max_length=MAX_GROUPS)
+
+    @classmethod
+    def of(cls, service: Service) -> Self:
+        """Return the promise of a service of a fleet."""
+        groups = tuple(
+            LengthGroup(name=group.name, up_to=None if isinf(edge) else edge, target=group.target)
+            for group, edge in length_ranges(service)
+        )
+        return cls(
+            ttft_s=service.ttft_s,
+            tpot_s=service.tpot_s,
+            target=service.attainment,
+            groups=groups if len(groups) <= MAX_GROUPS else (),
+        )
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what came later and is not there: older gateways read it then."""
+        fields: dict[str, object] = write(self)
+        if not self.groups:
+            fields.pop("groups", None)
+        return fields
 
 
 class ModelRoutes(Frozen):
