@@ -246,13 +246,28 @@ class RequestParameters(Struct, kw_only=True):
     ignore_eos: Annotated[bool | None, ParameterUse(instance=True, default=False, convert=bool)] = (
         None
     )
-    guided_regex: Annotated[str | None, ParameterUse(instance=True)] = None
+    # Forms of the answer, of vLLM and llama.cpp. The gateway must know that there is one: a stream that has
+    # a form cannot be continued from its text.
+    guided_json: Annotated[
+        dict[str, Any] | str | None, ParameterUse(gateway=True, instance=True)
+    ] = None
+    guided_regex: Annotated[str | None, ParameterUse(gateway=True, instance=True)] = None
+    guided_choice: Annotated[list[str] | None, ParameterUse(gateway=True, instance=True)] = None
+    guided_grammar: Annotated[str | None, ParameterUse(gateway=True, instance=True)] = None
+    structured_outputs: Annotated[
+        dict[str, Any] | None, ParameterUse(gateway=True, instance=True)
+    ] = None
+    grammar: Annotated[str | None, ParameterUse(gateway=True, instance=True)] = None
+    json_schema: Annotated[dict[str, Any] | None, ParameterUse(gateway=True, instance=True)] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None,
-        ParameterUse(responses="chat_template_kwargs", messages="chat_template_kwargs"),
+        ParameterUse(
+            responses="chat_template_kwargs", messages="chat_template_kwargs", instance=True
+        ),
     ] = None
     reasoning_effort: Annotated[
-        str | None, ParameterUse(responses="reasoning.effort", messages="output_config.effort")
+        str | None,
+        ParameterUse(responses="reasoning.effort", messages="output_config.effort", instance=True),
     ] = None
 
 
@@ -298,6 +313,11 @@ def _declared() -> Iterable[Parameter]:
         yield Parameter(name, kind, use)
 
 
+FORMS = (
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("structured_outputs", "grammar", "json_schema"),
+)
+"""Parameters that give an answer a form."""
 PARAMETERS: Mapping[str, Parameter] = {each.name: each for each in _declared()}
 COMPONENT_PARAMETERS = tuple(each for each in PARAMETERS.values() if each.use.component)
 TASK_DEFAULTS: Mapping[str, Any] = {
@@ -371,10 +391,11 @@ def engine_values(request: object) -> dict[str, Any]:
 class OutputFormat(Frozen):
     """The form of an answer: a JSON schema, a regular expression, any JSON object, or a grammar.
 
-    A grammar ("lark") is in the syntax of llguidance.
+    "lark" is a grammar of Atoll's own, in the syntax of llguidance; "grammar" is somebody's, in that or in
+    llama.cpp's (GBNF).
     """
 
-    kind: Literal["json_schema", "regex", "json_object", "lark"]
+    kind: Literal["json_schema", "regex", "json_object", "lark", "grammar"]
     text: str = ""
 
 

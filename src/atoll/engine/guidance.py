@@ -67,10 +67,23 @@ def _grammar(guide: OutputFormat) -> str:
             return str(LLMatcher.grammar_from_regex(guide.text))
         if guide.kind == "lark":
             return str(LLMatcher.grammar_from_lark(guide.text))
+        if guide.kind == "grammar":
+            return str(LLMatcher.grammar_from_lark(_to_lark(guide.text)))
         schema = guide.text if guide.kind == "json_schema" else '{"type": "object"}'
         return str(LLMatcher.grammar_from_json_schema(schema))
     except ValueError as error:
         raise EngineError(f"the guide is not a valid {guide.kind}: {error}") from error
+
+
+def _to_lark(text: str) -> str:
+    """Return a grammar in llguidance's syntax, if it is in llama.cpp's."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(text))
+    # It reads what strangers write, and fails in many ways.
+    except Exception as error:
+        raise EngineError(f"the guide is not a valid grammar: {_one_line(str(error))}") from error
 
 
 class MatcherFactory:
@@ -117,7 +130,7 @@ def compile_guide(matchers: MatcherFactory, guide: OutputFormat) -> Matcher:
 
 def _is_harmless(guide: OutputFormat) -> bool:
     """Return whether a guide compiles in about the time it takes to read it."""
-    if guide.kind == "regex":
+    if guide.kind in ("regex", "grammar"):
         return False
     texts = _SCHEMA.findall(guide.text) if guide.kind == "lark" else [guide.text]
     # A schema that the pattern did not find has not been looked at.

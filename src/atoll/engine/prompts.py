@@ -20,12 +20,13 @@ def chat_prompt(
     tools: Sequence[Mapping[str, Any]] | None = None,
     generate: bool = True,
     max_tokens: int | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[list[int], PromptEmbeds | None]:
     """Return the tokens of a conversation in the model's own format, and the vectors among them.
 
     The content of a message is a text, or a list of texts and arrays [count, width], in order. Text on
     either side of an array is tokenised on its own, as on either side of a special token. `max_tokens` as
-    in `TextCodec.encode`; vectors count.
+    in `TextCodec.encode`; vectors count. `more` is for the chat template.
     """
     # Nobody can know the names, so no text of a message is taken for one.
     nonce = secrets.token_hex(16)
@@ -35,10 +36,10 @@ def chat_prompt(
     if max_tokens is not None and vectors > max_tokens:
         raise TextTooLongError(f"{vectors} vectors are more than {max_tokens} tokens")
     if not arrays:
-        tokens = codec.chat(plain, tools=tools, generate=generate, max_tokens=max_tokens)
+        tokens = codec.chat(plain, tools=tools, generate=generate, max_tokens=max_tokens, more=more)
         return tokens, None
     pieces: list[Any] = []
-    rest = codec.render_chat(plain, tools=tools, generate=generate)
+    rest = codec.render_chat(plain, tools=tools, generate=generate, more=more)
     for number, array in enumerate(arrays):
         before, name, rest = rest.partition(_name(nonce, number))
         if not name or nonce in before:

@@ -22,6 +22,11 @@ _SLICE = 2**16
 _CHARS_PER_TOKEN = 8
 """Of text as people and programs write it, with a margin; more is possible but unusual."""
 
+TEMPLATE_FIELDS = frozenset(
+    {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"}
+)
+"""What a chat template is always told."""
+
 
 class TextCodec:
     """The tokenizer and chat template of a model folder. Loads no torch."""
@@ -139,12 +144,13 @@ class TextCodec:
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = True,
         max_tokens: int | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the tokens of a conversation in the model's own format; `max_tokens` as in `encode`."""
         # No message is without tokens, so this many need not be rendered to be refused.
         if max_tokens is not None and len(messages) > max_tokens:
             raise TextTooLongError(f"{len(messages)} messages have more than {max_tokens} tokens")
-        text = self.render_chat(messages, tools=tools, generate=generate)
+        text = self.render_chat(messages, tools=tools, generate=generate, more=more)
         return self.encode(text, special=False, max_tokens=max_tokens)
 
     def render_chat(
@@ -153,8 +159,9 @@ class TextCodec:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = True,
+        more: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return a conversation as one text, in the model's own format."""
+        """Return a conversation as one text, in the model's own format; the template is told `more`."""
         if self._template is None:
             raise EngineError("this model has no chat template", hint="use /v1/completions")
         import jinja2
@@ -167,6 +174,7 @@ class TextCodec:
                 add_generation_prompt=generate,
                 bos_token=self._special_token("bos_token"),
                 eos_token=self._special_token("eos_token"),
+                **(more or {}),
             )
         except jinja2.TemplateError as error:
             raise EngineError(f"the chat template refuses these messages: {error}") from error

@@ -57,7 +57,7 @@ def test_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     chat = {"model": "m", "messages": messages, "tools": [tool]}
     body = json.dumps(chat).encode()
-    monkeypatch.setattr(requests, "_check_guide", lambda *_: None)
+    monkeypatch.setattr(requests, "check_form", lambda *_: None)
     (choice,) = requests.read("/v1/chat/completions", body, CODEC, MAX_TOKENS).choices
     assert ask("/tokenize", messages=messages, tools=[tool])["tokens"] == list(choice.prompt)
     begun = [*messages, {"role": "assistant", "content": "Well, "}]

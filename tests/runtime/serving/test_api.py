@@ -147,6 +147,10 @@ MISTAKES: list[Json] = [
     {"guided_regex": "[a-"},
     {"guided_regex": "(" * 1000},
     {"guided_regex": "(?=a)b"},
+    {"grammar": "root ::= nowhere"},
+    {"structured_outputs": {"choice": []}},
+    {"use_beam_search": True},
+    {"store": True, "strict": True},
     {"logit_bias": {str(i): 1 for i in range(5000)}},
     {"stop_token_ids": list(range(2000))},
     {"stop": ["x" * 20_000]},
@@ -166,6 +170,15 @@ def test_a_client_s_mistake_is_nobody_else_s(running: Running, stream: bool) -> 
     assert [node["alive"] for node in after["nodes"]] == [True] * 3
     members = list(running.fleet.gateway.pool.members.values())
     assert [member.state for member in members] == ["up"] * len(members)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_left_out_is_named_to_the_client(running: Running, stream: bool) -> None:
+    body = json.dumps(asked(stream=stream, store=True, guided_choice=["AB", "CD"])).encode()
+    request = urllib.request.Request(f"{running.fleet.url}/v1/completions", body)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.headers["x-atoll-ignored"] == "store"
+        assert (b"AB" in (text := answer.read())) != (b"CD" in text) or stream
 
 
 def test_next_to_nothing_is_greedy(running: Running) -> None:

@@ -44,7 +44,7 @@ _REPEATED = frozenset({408, 409, 425, 429})
 """Errors of clients that are worth another attempt."""
 
 
-_PATH = re.compile(rb"[!-~ ]{1,1024}")
+_NOTE = re.compile(rb"[!-~ ]{1,1024}")
 _SHOWN_BYTES = 200
 """Of an event that says that the answer failed, for the log."""
 _EVENT_BYTES = 32 * 2**20
@@ -98,12 +98,14 @@ class Answer:
         """Return what the backend says beside its answer under a name."""
         return None if self.notes is None else self.notes.get(name)
 
-    def path_header(self) -> bytes:
-        """Return the header that says by which executors the answer was made, if the backend does."""
-        path = self.note_of(b"x-atoll-path")
-        if path is None or _PATH.fullmatch(path) is None:
-            return b""
-        return b"x-atoll-path: %b\r\n" % path
+    def note_headers(self) -> bytes:
+        """Return headers of the backend for the client: by which executors it answers, what it left out."""
+        lines = b""
+        for name in (b"x-atoll-path", b"x-atoll-ignored"):
+            note = self.note_of(name)
+            if note is not None and _NOTE.fullmatch(note) is not None:
+                lines += b"%b: %b\r\n" % (name, note)
+        return lines
 
     def begin(self, status: int, content_type: bytes, retry_after: bytes) -> None:
         """Take the status and the headers."""

@@ -56,7 +56,7 @@ _SENT = (
 )
 _SHOWN = (
     b"x-request-id, retry-after, x-atoll-model, x-atoll-node, x-atoll-provider, x-atoll-path, "
-    b"x-atoll-stand-in, x-atoll-usage"
+    b"x-atoll-stand-in, x-atoll-usage, x-atoll-ignored"
 )
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 

@@ -645,7 +645,7 @@ class Relay:
             return b""
         headers = member.headers + self._path
         if self._answer.notes is not None:
-            headers += self._answer.path_header()
+            headers += self._answer.note_headers()
         if self.requirements is None:
             return headers
         return headers + self._context.chooser.headers(self.requirements, member, self.model)

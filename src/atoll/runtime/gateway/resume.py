@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.core.request_parameters import FORMS
 from atoll.engines.engine import Engine
 from atoll.engines.table import find_engine
 from atoll.runtime.gateway.events import (
@@ -294,6 +295,7 @@ def _continues(request: Generation, delivered: Delivered, engine: Engine) -> boo
         return True
     penalised = bool(request.presence_penalty or request.frequency_penalty)
     formed = request.response_format is not None and request.response_format.type != "text"
+    formed = formed or any(getattr(request, name) is not None for name in FORMS)
     forced = isinstance(request, ChatRequest) and request.tool_choice not in (None, "auto", "none")
     exact = request.temperature == 0.0 or request.seed is not None
     # Penalties over a shorter answer are not quite the same; better than no answer if it cannot be

@@ -31,7 +31,7 @@ _LARGE_BYTES = 64 * 2**10
 _AROUND_BYTES = 128 * 2**10
 """Of headers, trailers and extensions of chunks between two pieces of a body, the same."""
 # Headers of a backend's answer that the gateway reads.
-_NOTES = frozenset({b"x-atoll-path", b"x-atoll-usage", b"x-atoll-rate-hz"})
+_NOTES = frozenset({b"x-atoll-path", b"x-atoll-usage", b"x-atoll-rate-hz", b"x-atoll-ignored"})
 
 
 class Receiver(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from atoll.engine.scheduler import TokenEvent
-from atoll.runtime.http.handlers import EventStream
+from atoll.runtime.http.handlers import EventStream, Headers
 from atoll.runtime.instance.choice_request import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.instance_answers import ChoiceDelta, ChoiceText, ResponseWriter
 from atoll.runtime.instance.instance_metrics import InstanceMetrics
@@ -145,7 +145,9 @@ class ChoiceMerger:
             metrics.whole.observe(time.monotonic() - self._started_s)
 
 
-async def begin_stream(answer: ChoiceMerger, writer: ResponseWriter) -> EventStream:
+async def begin_stream(
+    answer: ChoiceMerger, writer: ResponseWriter, headers: Headers = ()
+) -> EventStream:
     """Return the stream once its first piece is there: what fails before has a status of its own."""
     pieces = answer.pieces()
     try:
@@ -155,7 +157,7 @@ async def begin_stream(answer: ChoiceMerger, writer: ResponseWriter) -> EventStr
     except BaseException:
         await pieces.aclose()
         raise
-    return EventStream(_stream(answer, pieces, first, writer))
+    return EventStream(_stream(answer, pieces, first, writer), headers)
 
 
 async def _stream(

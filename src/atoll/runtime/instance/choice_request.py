@@ -48,3 +48,5 @@ class ParsedRequest:
     n: int = 1
     counts: bool = False
     """Whether every event is to say how many tokens its choice has by then."""
+    ignored: tuple[str, ...] = ()
+    """Fields that were left out."""

@@ -1,14 +1,14 @@
 """OpenAI's requests, as what the engine is asked.
 
 Beside OpenAI's fields, those of vLLM that the engine knows are read (`top_k`, `min_p`,
-`repetition_penalty`, `ignore_eos`, `stop_token_ids`, `guided_regex`), and `atoll.resume`: the part of an
-answer that was given elsewhere, as tokens or, failing that, as text. Messages may hold vectors in place of
-text, in parts of the type `embeds` (`vectors`). Tools are read in `tools`.
+`repetition_penalty`, `ignore_eos`, `stop_token_ids`), and `atoll.resume`: the part of an answer that was
+given elsewhere, as tokens or, failing that, as text. Messages may hold vectors in place of text, in parts of
+the type `embeds` (`vectors`). Tools are read in `tools`, forms in `answer_forms`, and what is not known is
+judged in `request_fields`.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from atoll.core.errors import AtollError
 from atoll.core.request_parameters import (
+    FORMS,
     MAX_SEED,
     InstanceParameters,
     NonNegative,
@@ -25,10 +26,10 @@ from atoll.core.request_parameters import (
     engine_values,
 )
 from atoll.engine.embeds import PromptEmbeds
-from atoll.engine.engine_errors import EngineError, TextTooLongError
-from atoll.engine.guidance import MatcherFactory, check_guide
+from atoll.engine.engine_errors import TextTooLongError
 from atoll.engine.prompts import chat_prompt
-from atoll.engine.text import TextCodec
+from atoll.engine.text import TEMPLATE_FIELDS, TextCodec
+from atoll.runtime.instance.answer_forms import check_form, guide_calls, read_form
 from atoll.runtime.instance.choice_request import ChoiceRequest, ParsedRequest
 from atoll.runtime.instance.completion_options import (
     as_completion,
@@ -36,6 +37,7 @@ from atoll.runtime.instance.completion_options import (
     check_completion,
     fill_in,
 )
+from atoll.runtime.instance.request_fields import check_fields
 from atoll.runtime.instance.tools.call_formats import CallFormat, GenericFormat, find_format
 from atoll.runtime.instance.tools.call_history import (
     adapt_messages,
@@ -43,7 +45,7 @@ from atoll.runtime.instance.tools.call_history import (
     has_calls,
     read_messages,
 )
-from atoll.runtime.instance.tools.functions import MAX_DEPTH, ToolUse, read_tools, too_deep
+from atoll.runtime.instance.tools.functions import ToolUse, read_tools
 from atoll.runtime.instance.vectors import read_vectors
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, read_request
 
@@ -52,10 +54,6 @@ MAX_CHOICES = 16
 _MAX_DIGITS = 20
 _LARGE_BYTES = 2**20
 _SPARE_PARTS = 2**19
-_MAX_GUIDE_CHARS = 2**16
-"""Of a schema or regular expression: reading one takes the square of its length, and a node's time."""
-_MAX_GRAMMAR_CHARS = 2**17
-"""Of all functions together, without what only people read."""
 COMPLETION_TOKENS = 16
 """Tokens that /v1/completions generates without `max_tokens`, as OpenAI has it."""
 
@@ -110,6 +108,7 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
     request = read_request(path, body)
     assert isinstance(request, ChatRequest | CompletionRequest)
     extras = _read_extras(body)
+    ignored = check_fields(body, {*request.__struct_fields__, *extras.__struct_fields__})
     check_limits(request, extras.min_tokens)
     is_chat = isinstance(request, ChatRequest)
     # Tools come before the prompt: the template and the guide depend on them.
@@ -119,7 +118,10 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         _refuse_functions(extras)
         use = read_tools(request.tools, request.tool_choice, extras.parallel_tool_calls)
         form = None if use is None else find_format(codec)
-    guide = _guide(extras) if use is None or form is None else _call_guide(extras, use, form)
+    asked = read_form(extras, extras.response_format or {})
+    if use is not None and form is not None:
+        asked = guide_calls(asked, use, form)
+    guide = None if asked is None else asked.guide
     if is_chat:
         prompt, embeds = _chat_prompt(extras, codec, max_length, use, form)
         prompts = [prompt]
@@ -142,8 +144,8 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
             as_completion(request, choice, number // count, codec)
             for number, choice in enumerate(choices)
         ]
-    if guide is not None:
-        _check_guide(guide, codec, "tools" if use else "response_format")
+    if asked is not None:
+        check_form(asked, codec)
     choices = [replace(choice, calls=form) for choice in choices]
     if len(choices) > MAX_CHOICES:
         raise _too_many()
@@ -151,8 +153,8 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         if len(choices) != 1:
             raise ApiError(400, "only a single answer can be resumed", param="atoll.resume")
         choices = [_resume_choice(choices[0], extras.atoll.resume, codec, max_length)]
-        if guide is not None:
-            _check_guide(guide, codec, "atoll.resume", choices[0].generated)
+        if asked is not None:
+            check_form(asked, codec, choices[0].generated)
     options = request.stream_options
     return ParsedRequest(
         model=request.model,
@@ -164,6 +166,7 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         best_of=count,
         n=request.n or 1,
         counts=bool(getattr(options, "continuous_usage_stats", False)),
+        ignored=ignored,
     )
 
 
@@ -207,6 +210,7 @@ def _chat_prompt(
         for number, message in enumerate(extras.messages or ())
     ]
     begins = extras.add_generation_prompt is not False
+    more = _template_fields(extras)
     plain = read_messages(messages, developer="developer" in codec.template_source)
     if form is None and has_calls(plain):
         form = find_format(codec)
@@ -219,7 +223,7 @@ def _chat_prompt(
     for number, way in enumerate(ways, 1):
         try:
             tokens, embeds = chat_prompt(
-                codec, way, tools=offered, generate=begins, max_tokens=max_length
+                codec, way, tools=offered, generate=begins, max_tokens=max_length, more=more
             )
             return tuple(tokens), embeds
         except TextTooLongError as error:
@@ -229,6 +233,18 @@ def _chat_prompt(
             if number == len(ways):
                 raise ApiError(400, str(error), param="messages") from error
     raise AssertionError("there is always a way to tell")
+
+
+def _template_fields(extras: _Extras) -> dict[str, Any]:
+    """Return what the chat template is told beside the messages."""
+    more = dict(extras.chat_template_kwargs or {})
+    taken = sorted(TEMPLATE_FIELDS & set(more))
+    if taken:
+        message = f"{taken[0]} is not given so: it follows from the request"
+        raise ApiError(400, message, param="chat_template_kwargs")
+    if extras.reasoning_effort is not None:
+        more.setdefault("reasoning_effort", extras.reasoning_effort)
+    return more
 
 
 def chat_tokens(
@@ -368,69 +384,6 @@ def _bias(logit_bias: dict[str, float] | None, codec: TextCodec) -> tuple[tuple[
     return tuple(pairs)
 
 
-def _guide(extras: _Extras) -> OutputFormat | None:
-    guide = _read_guide(extras)
-    if guide is not None and len(guide.text) > _MAX_GUIDE_CHARS:
-        param = "guided_regex" if guide.kind == "regex" else "response_format"
-        raise ApiError(400, f"a guide has at most {_MAX_GUIDE_CHARS} characters", param=param)
-    return guide
-
-
-def _call_guide(extras: _Extras, use: ToolUse, form: CallFormat) -> OutputFormat:
-    """Return the grammar of an answer that may call; what is no call has the form that was asked for."""
-    # Where a call is required there is no other content that could have a form.
-    content = None if use.required else _guide(extras)
-    schema: str | None = None
-    if content is not None:
-        if content.kind == "regex" or not form.begins_apart:
-            param = "guided_regex" if content.kind == "regex" else "response_format"
-            raise ApiError(400, "this form cannot be asked for beside tools", param=param)
-        schema = content.text or '{"type": "object"}'
-    text = form.grammar(use, schema)
-    if len(text) > _MAX_GRAMMAR_CHARS:
-        raise ApiError(
-            400,
-            f"the schemas of all tools have at most {_MAX_GRAMMAR_CHARS} characters together",
-            param="tools",
-        )
-    return OutputFormat(kind="lark", text=text)
-
-
-def _check_guide(
-    guide: OutputFormat, codec: TextCodec, param: str, generated: tuple[int, ...] = ()
-) -> None:
-    """Refuse a guide that no answer can follow, before a node has to."""
-    if guide.kind == "regex" and not generated:
-        param = "guided_regex"
-    try:
-        check_guide(MatcherFactory(codec.folder, codec.vocabulary, codec.eos), guide, generated)
-    except EngineError as error:
-        raise ApiError(400, str(error), param=param) from error
-
-
-def _read_guide(extras: _Extras) -> OutputFormat | None:
-    if extras.guided_regex:
-        return OutputFormat(kind="regex", text=extras.guided_regex)
-    form = extras.response_format or {}
-    kind = form.get("type", "text")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return OutputFormat(kind="json_object")
-    if kind == "json_schema":
-        schema = (form.get("json_schema") or {}).get("schema")
-        if too_deep(schema):
-            raise ApiError(
-                400,
-                f"a schema has at most {MAX_DEPTH} levels",
-                param="response_format.json_schema.schema",
-            )
-        if isinstance(schema, dict):
-            return OutputFormat(kind="json_schema", text=json.dumps(schema))
-        raise ApiError(400, "there is no schema", param="response_format.json_schema.schema")
-    raise ApiError(400, f"unknown form {str(kind)[:40]!r}", param="response_format.type")
-
-
 def _resume_choice(
     choice: ChoiceRequest, resume: ResumeField, codec: TextCodec, max_length: int
 ) -> ChoiceRequest:
@@ -463,7 +416,7 @@ def _resume_choice(
 
 _SMALL_BYTES = 2**14
 """Larger requests are read in a thread, so that no stream waits until a long prompt is tokenised."""
-_FORMS = (b"tools", b"response_format", b"guided_", b"\\u")
+_FORMS = (b"tools", b"response_format", *(name.encode() for name in FORMS), b"\\u")
 """So are those whose answer has a form, which is compiled; names may be written with escapes."""
 MAX_STOP_CHARS = 2**14
 """Of all stop strings together: every new token is compared with each."""

@@ -37,6 +37,7 @@ from atoll.runtime.instance.instance_metrics import InstanceMetrics
 from atoll.runtime.instance.instance_requests import is_quick
 from atoll.runtime.instance.plan_router import PlanRouter
 from atoll.runtime.instance.pooling import Vector, embed, find_pooling, read_embedding
+from atoll.runtime.instance.request_fields import name_ignored
 from atoll.runtime.instance.tokenizing import answer_tokens, read_tokens_request
 from atoll.runtime.local.placing import scale_layers
 from atoll.runtime.openai import DETOKENIZE, EMBEDDINGS, TOKENIZE, ApiError
@@ -249,7 +250,7 @@ class InstanceServer:
         writer = ResponseWriter(parsed, prompt_tokens)
         answer = ChoiceMerger(self, parsed, choices, started_s)
         if parsed.stream:
-            return await begin_stream(answer, writer)
+            return await begin_stream(answer, writer, name_ignored(parsed.ignored))
         pieces: list[list[ChoiceDelta]] = [[] for _ in parsed.choices]
         try:
             async with contextlib.aclosing(answer.pieces()) as stream:
@@ -258,7 +259,8 @@ class InstanceServer:
         except GenerationError as error:
             raise error.api_error() from error
         pieces = keep_best(pieces, parsed.best_of, parsed.n)
-        return Response(writer.whole(pieces, answer.completion_tokens))
+        body = writer.whole(pieces, answer.completion_tokens)
+        return Response(body, headers=name_ignored(parsed.ignored))
 
     async def _embed(self, path: str, body: bytes) -> Response:
         del path
