@@ -127,6 +127,8 @@ class Cluster:
             max_length=max_length,
             # Nothing may lean on the stall limit: whatever hangs must be seen to hang.
             settings=settings or SchedulerSettings(dead_after_s=1.0, heartbeat_s=0.1, stall_s=1e9),
+            owner="s",
+            incarnation=1,
         )
 
     def submit(self, request: GenerateRequest) -> str:
@@ -169,6 +171,7 @@ class Cluster:
         core = self.nodes[to]
         for message in self.boxes[to].receive(sender=source):
             if isinstance(message, SchedulerHello):
+                core.hear_owner(message)
                 self.boxes[to].send(message.reply_to, Heartbeat(stats=core.stats()))
             else:
                 core.handle(message)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
 from atoll.core.request_parameters import SamplingParams
+from atoll.engine.engine_messages import SchedulerHello
 from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
+from atoll.engine.sequence_owners import BROKEN_S
 from tests.engine.cluster import Cluster, NodeSetup
 from tests.engine.models import LAYERS
 from tests.engine.split_router import SplitRouter
@@ -55,6 +57,29 @@ def test_split_answers_survive_too(tiny: Callable[[str], Any], seed: int) -> Non
     asked = ask(cluster, [(chance.randrange(12), 12, chance.randrange(20)) for _ in range(3)])
     cluster.kill(f"n{chance.choice((0, 1, 2, 3))}")
     check(cluster, asked, model)
+
+
+@pytest.mark.parametrize("end", ["broken", "replaced", "started anew"])
+def test_nodes_drop_what_a_dead_scheduler_left(tiny: Callable[[str], Any], end: str) -> None:
+    cluster = Cluster(tiny("llama").folder, LAYERS, PAIRS[1:3], seed=1)
+    ask(cluster, [(9, 100, 0), (5, 100, 0)])
+    cluster.run(until=lambda: all(len(found) >= 4 for found in cluster.events.values()))
+    endpoint = cluster.scheduler.endpoint
+    for core in cluster.nodes.values():
+        assert core.pool.used
+        if end == "broken":
+            core.note_broken(endpoint)
+            core.purge()
+            assert core.pool.used
+        else:
+            reply_to = endpoint if end == "started anew" else "mem://other"
+            core.hear_owner(SchedulerHello(reply_to=reply_to, owner="s", incarnation=2))
+    cluster.now_s += 2 * BROKEN_S
+    for core in cluster.nodes.values():
+        core.purge()
+        assert core.idle
+        assert core.pool.used == 0
+        core.pool.check()
 
 
 def test_a_killed_node_is_noticed_by_silence_and_its_work_moves(

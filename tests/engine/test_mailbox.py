@@ -30,3 +30,22 @@ def test_what_came_is_returned_whether_one_sleeps_or_looks(busy_s: float) -> Non
         sender.close()
         inbox.close()
         context.term()
+
+
+def test_a_connection_that_breaks_is_noticed() -> None:
+    context = zmq.Context()
+    node, scheduler = ZmqMailbox(context=context), ZmqMailbox(context=context)
+    try:
+        node.watch(scheduler.endpoint)
+        node.send(scheduler.endpoint, Stop(drain=True))
+        assert scheduler.receive(10.0)
+        assert node.take_broken() == []
+        scheduler.close()
+        broken = node.take_broken()
+        # The other side hears of it a little later.
+        for _ in range(200):
+            broken = broken or ([] if node.receive(0.05) else node.take_broken())
+        assert broken == [scheduler.endpoint]
+    finally:
+        node.close()
+        context.destroy(0)

@@ -230,10 +230,16 @@ class KvTransfer:
 
 
 class SchedulerHello(Frozen):
-    """A scheduler at `reply_to` wants to hear from this node."""
+    """A scheduler at `reply_to` wants to hear from this node.
+
+    `owner` is a name that only one scheduler has at a time, `incarnation` a number of this one: what another
+    one at this endpoint or with this name left behind is void.
+    """
 
     kind: ClassVar[int] = 10
     reply_to: str
+    owner: str = ""
+    incarnation: int = 0
 
 
 class NodeStats(Frozen):

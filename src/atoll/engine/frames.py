@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAGIC = b"ATOL"
-VERSION = 4
+VERSION = 5
 MAX_BODY_BYTES = 4 * 2**20
 MAX_ARRAY_BYTES = 2**31
 MAX_EMBEDS_BYTES = 2**29

@@ -289,6 +289,8 @@ class NodeProcess:
                     self._handle(message)
                 worked = self.core.step()
                 if time.monotonic() - looked_s > _LOOK_S:
+                    for endpoint in self.mailbox.take_broken():
+                        self.core.note_broken(endpoint)
                     self.core.purge()
                     self.heartbeat.stats = self.core.stats()
                     looked_s = time.monotonic()
@@ -302,6 +304,8 @@ class NodeProcess:
         match message:
             case SchedulerHello(reply_to=endpoint):
                 self.heartbeat.hello(endpoint)
+                self.mailbox.watch(endpoint)
+                self.core.hear_owner(message)
             case Stop(drain=drain):
                 self.stop(at_once=not drain)
             case _:

@@ -45,6 +45,7 @@ from atoll.engine.engine_messages import (
     Release,
     Sampled,
     SampledBody,
+    SchedulerHello,
     Scored,
     StepReport,
     Table,
@@ -58,6 +59,7 @@ from atoll.engine.model_stage import SequenceRows, StageModel, StageOutput
 from atoll.engine.prompt_reader import PromptReader
 from atoll.engine.ranked_stage import RankedStage
 from atoll.engine.rows import RowSlice
+from atoll.engine.sequence_owners import SequenceOwners
 from atoll.engine.token_sampling import SampledToken, Sampler, choose_batch, choose_tokens
 
 _LOG = logging.getLogger(__name__)
@@ -112,6 +114,7 @@ class NodeCore:
         self._residents: dict[tuple[int, int], ResidentSequence] = {}
         # Sequences released before their Open arrived over a slower path: seq -> epoch.
         self._released: dict[int, int] = {}
+        self._owners = SequenceOwners()
         self._pacer: RoutePacer | None = None
         limit: int | Callable[[int], int] | None = None
         if self.settings.max_in_flight == "auto":
@@ -180,8 +183,24 @@ class NodeCore:
             case _:
                 _LOG.warning("%s: unexpected %s", self.name, type(message).__name__)
 
+    def hear_owner(self, hello: SchedulerHello) -> None:
+        """Note that a scheduler lives; what one before it left is dropped."""
+        gone = self._owners.hear(hello.reply_to, hello.owner, hello.incarnation, self._clock())
+        self._drop_owned(gone)
+
+    def note_broken(self, endpoint: str) -> None:
+        """Note that the connection to a scheduler broke."""
+        self._owners.note_broken(endpoint, self._clock())
+
+    def _drop_owned(self, endpoints: list[str]) -> None:
+        if endpoints:
+            for resident in list(self._residents.values()):
+                if resident.body.reply_to in endpoints:
+                    self._drop(resident)
+
     def purge(self) -> None:
-        """Drop sequences nobody has touched for long: whoever asked for them is gone."""
+        """Drop sequences of schedulers that are gone, and those nobody has touched for long."""
+        self._drop_owned(self._owners.take_gone(self._clock()))
         limit_s = self._clock() - self.settings.orphan_s
         for resident in list(self._residents.values()):
             if resident.active_s < limit_s:

@@ -38,7 +38,8 @@ class Scheduler:
     """Requests in, token events out, over nodes that may come and go.
 
     With a codec, events carry text and stop strings work, and end tokens and the longest length
-    are taken from the model folder unless given.
+    are taken from the model folder unless given. Nodes drop what an earlier scheduler with the name `owner`
+    left behind.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Scheduler:
         settings: SchedulerSettings | None = None,
         bind: str = "tcp://127.0.0.1:*",
         context: Any = None,
+        owner: str = "",
     ) -> None:
         self._codec = codec
         self._mailbox = ZmqMailbox(bind, context)
@@ -69,6 +71,9 @@ class Scheduler:
             eos=known_eos if eos is None else eos,
             max_length=max_length or known_length,
             settings=settings,
+            owner=owner,
+            # A new number for each start, as nodes have: by it they know that what ran before is nobody's.
+            incarnation=secrets.randbits(62),
         )
 
     @property

@@ -153,8 +153,11 @@ class SchedulerCore:
         eos: tuple[int, ...] = (),
         max_length: int = 2048,
         settings: SchedulerSettings | None = None,
+        owner: str = "",
+        incarnation: int = 0,
     ) -> None:
         self.endpoint = endpoint
+        self._hello = SchedulerHello(reply_to=endpoint, owner=owner, incarnation=incarnation)
         self.settings = settings or SchedulerSettings()
         self._router, self._send, self._emit = router, send, emit
         self._eos, self._max_length = eos, max_length
@@ -248,7 +251,7 @@ class SchedulerCore:
     def add_node(self, node: NodeSpec) -> None:
         """Make a node known, or known anew."""
         self._nodes[node.name] = node
-        self._send(node.endpoint, SchedulerHello(reply_to=self.endpoint))
+        self._send(node.endpoint, self._hello)
 
     def remove_node(self, name: str, now_s: float) -> None:
         """Forget a node; what runs there goes on elsewhere."""
@@ -308,7 +311,7 @@ class SchedulerCore:
         if now_s - self._hello_s >= limits.heartbeat_s:
             self._hello_s = now_s
             for node in self._nodes.values():
-                self._send(node.endpoint, SchedulerHello(reply_to=self.endpoint))
+                self._send(node.endpoint, self._hello)
         # Find nodes that have been silent for too long.
         for name in sorted(self._alive):
             if now_s - self._beat_s.get(name, -math.inf) > limits.dead_after_s:

@@ -76,6 +76,7 @@ class InstanceServer:
                 dead_after_s=config.dead_after_s, no_route_s=config.no_route_s
             ),
             bind=config.scheduler,
+            owner=config.name,
         )
         self.metrics = InstanceMetrics(config.models[0])
         self._http = HandlerServer(self.handle)
