@@ -37,6 +37,8 @@ _HOPELESS_MARGIN = 0.2
 """A share that is so much below its target needs no second simulation."""
 _LOSSES = 4.0
 """Losses of spot nodes to be expected in all simulations of a plan: none come in one of fifty cases."""
+_LOSS_STRETCH = 2.0
+"""By what simulations are longer at most where spot nodes are lost."""
 _LOST_S = 60.0
 """Seconds into a simulation at which a node is lost."""
 _LOSS_SEED = 91
@@ -392,7 +394,8 @@ def _seconds(plan: Plan, problem: Problem, requests: int) -> float:
     max_s = min(_MAX_REQUESTS / rate, _MAX_TOKENS / max(tokens_per_s, 1e-9))
     wanted_s = max(max(requests, requests_to_judge(s)) / s.rate_per_s for s in everyone)
     if lost_nodes(plan, problem):
-        wanted_s = max(wanted_s, 3600.0 / problem.limits.spot_loss_per_h)
+        stands_s = 3600.0 / problem.limits.spot_loss_per_h
+        wanted_s = max(wanted_s, min(stands_s, _LOSS_STRETCH * wanted_s))
     return max(_MIN_S, min(wanted_s, max_s))
 
 
