@@ -92,13 +92,8 @@ def solve(case: dict[str, Any], work: float) -> float | None:  # noqa: C901 - on
                 model.add(sum(regions) >= case["spread"] * stands)
     for key, some in slices_of.items():
         model.add(sum(some) == sum(nodes[key]))
-    spot, every = [], []
     for k, offer in enumerate(case["offers"]):
         model.add(offer["gpus"] * machines[k] >= sum(gpus_used[k]))
-        every += gpus_used[k]
-        spot += gpus_used[k] if offer["spot"] else []
-    if case["spot_share"] is not None:
-        model.add(sum(spot) * 1000 <= case["spot_share"] * sum(every))
     if case["max_nodes"] is not None:
         model.add(sum(machines) <= case["max_nodes"])
     if case["budget"] is not None:

@@ -232,14 +232,12 @@ def optimum(  # noqa: C901 - one program, written down in one go
     rent = [lp.column(paid * float(supply.usd[k]), float(supply.available[k])) for k in offers]
     gpu_rows: list[list[tuple[int, float]]] = [[(rent[k], float(supply.gpus[k]))] for k in offers]
     cells: dict[tuple[int, int], list[tuple[int, float]]] = {}
-    in_use: list[tuple[int, float, bool]] = []
     for k in offers:
         for gpus, kind in supply.sizes[k]:
             start = case.init_penalty * float(supply.usd[k]) * gpus / float(supply.gpus[k])
             column = lp.column(paid * start)
             gpu_rows[k].append((column, -float(gpus)))
             cells.setdefault((int(supply.region[k]), kind), []).append((column, 1.0))
-            in_use.append((column, float(gpus), bool(supply.spot[k])))
     links: dict[tuple[int, int], list[tuple[int, float]]] = {}
     served: list[list[tuple[int, float]]] = []
     for m, asked in enumerate(case.services):
@@ -264,7 +262,6 @@ def optimum(  # noqa: C901 - one program, written down in one go
                     levels.setdefault((role.phase, kept.region), []).append(level)
                     for k, gpus in kept.gpus:
                         gpu_rows[k].append((column, -float(gpus)))
-                        in_use.append((column, float(gpus), bool(supply.spot[k])))
         whole = [entry for g in range(len(supply.regions)) for entry in levels.get((BOTH, g), [])]
         sent: dict[tuple[int, int], list[tuple[int, float]]] = {}
         for g, h in [*((g, g) for g in range(len(supply.regions))), *asked.pairs]:
@@ -292,9 +289,6 @@ def optimum(  # noqa: C901 - one program, written down in one go
         lp.row([(rent[k], float(charged[k])) for k in offers], -np.inf, limits.budget)
     if limits.max_nodes is not None:
         lp.row([(rent[k], 1.0) for k in offers], -np.inf, limits.max_nodes)
-    if limits.spot_share is not None:
-        rows = [(c, gpus * (float(spot) - limits.spot_share)) for c, gpus, spot in in_use]
-        lp.row(rows, -np.inf, 0.0)
     return _aim(lp, case, aim, served)
 
 
@@ -407,19 +401,9 @@ def _supply_faults(case: Case, answer: Allocation) -> list[str]:
 
 def _limit_faults(case: Case, answer: Allocation) -> list[str]:
     supply, limits, found = case.supply, case.limits, []
-    used = np.zeros(len(supply.usd))
-    for chosen in answer.instances:
-        if chosen.running is not None:
-            for k, gpus in case.running[chosen.running].gpus:
-                used[k] += gpus * chosen.number
-    for (k, gpus), number in answer.slices.items():
-        used[k] += gpus * number
     charged = supply.usd if supply.paid is None else supply.paid
     if limits.budget is not None and float(charged @ answer.machines) > limits.budget + 1e-6:
         found.append("over the budget")
-    share = limits.spot_share
-    if share is not None and used[supply.spot].sum() > share * used.sum() + 1e-6:
-        found.append("too much on spot")
     if limits.max_nodes is not None and answer.machines.sum() > limits.max_nodes:
         found.append("too many machines")
     for m in range(len(case.services)):

@@ -53,7 +53,6 @@ def random_choices(
     if limited:
         limits = AllocationLimits(
             budget=None if rng.random() < 0.5 else round(float(rng.uniform(4.0, 12.0)), 2),
-            spot_share=None if rng.random() < 0.5 else 0.25,
             max_nodes=None if rng.random() < 0.5 else int(rng.integers(3, 8)),
             spread=1 if rng.random() < 0.6 else 2,
         )
@@ -103,14 +102,12 @@ def describe(given: ChoiceCase) -> dict[str, Any]:
         "spread": limits.spread,
         "budget": limits.budget,
         "max_nodes": limits.max_nodes,
-        "spot_share": None if limits.spot_share is None else round(limits.spot_share * 1000),
         "offers": [
             {
                 "region": int(supply.region[k]),
                 "gpus": int(supply.gpus[k]),
                 "usd": float(supply.usd[k]),
                 "available": int(supply.available[k]),
-                "spot": bool(supply.spot[k]),
                 "sizes": [list(size) for size in supply.sizes[k]],
             }
             for k in many

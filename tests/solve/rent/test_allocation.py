@@ -77,13 +77,6 @@ def test_equal_to_the_optimum_with_running_instances(seed: int) -> None:
     check_exact(random_case(seed, running=True))
 
 
-@pytest.mark.parametrize("seed", seeds(4, 8))
-def test_equal_to_the_optimum_with_a_spot_share(seed: int) -> None:
-    case = random_case(seed, running=bool(seed % 2), scarce=0.7)
-    share = float(np.random.default_rng(seed).uniform(0.0, 0.7))
-    check_exact(replace(case, limits=AllocationLimits(spot_share=share)))
-
-
 @pytest.mark.parametrize("seed", seeds(4, 6))
 def test_equal_to_the_optimum_within_limits(seed: int) -> None:
     case = random_case(seed, scarce=0.7, running=seed % 3 == 0)
@@ -119,9 +112,7 @@ def test_equal_to_the_optimum_spread_over_regions(seed: int) -> None:
 @pytest.mark.usefixtures("by_stages")
 @pytest.mark.parametrize("seed", seeds(6, 12, 30))
 def test_equal_to_the_optimum_by_stages(seed: int) -> None:
-    limits = AllocationLimits(spot_share=0.4) if seed % 3 == 0 else AllocationLimits()
     case = random_case(seed, running=seed % 2 == 0, pairs=seed % 3 == 1, scarce=0.8)
-    case = replace(case, limits=limits)
     answer = solve(case)
     least = optimum(case)
     if np.isfinite(least):
@@ -155,7 +146,6 @@ def test_anything_goes(seed: int) -> None:
     )
     limits = AllocationLimits(
         budget=float(rng.uniform(5.0, 30.0)) if rng.random() < 0.3 else None,
-        spot_share=float(rng.uniform(0.0, 0.8)) if rng.random() < 0.4 else None,
         max_nodes=int(rng.integers(2, 12)) if rng.random() < 0.3 else None,
         spread=2 if rng.random() < 0.2 else 1,
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.solve.rent.capped.capped_cover import LEVELS, cover_capped
 from atoll.solve.rent.capped.capped_oracle import capped_oracles, fits
 from atoll.solve.rent.incumbent import Work
-from atoll.solve.rent.relaxation import evaluate, market_prices, row_prices
+from atoll.solve.rent.relaxation import evaluate, market_prices
 from atoll.solve.rent.rent_search import oracles_of
 from tests.solve.rent.cases import model_of, optimum, random_case
 
@@ -75,7 +75,7 @@ def test_the_bound_within_what_there_is_holds(seed: int, factor: float) -> None:
     capped = capped_oracles(model, [], Work(np.inf))
     prices = market_prices(model)
     prices.row[:] *= np.random.default_rng(seed).uniform(0.4, factor, len(prices.row))
-    row = row_prices(model, prices)
+    row = prices.row
     for service, oracle in enumerate(capped):
         items: dict[int, int] | None = None
         for _ in range(10):

@@ -52,8 +52,6 @@ def limited_case(seed: int) -> Case:
         most=int(rng.integers(2, 8)),
     )  # fmt: skip
     limits = NO_LIMITS
-    if rng.random() < 0.4:
-        limits = replace(limits, spot_share=float(rng.choice([0.0, 0.3, 0.8])))
     if rng.random() < 0.2:
         limits = replace(limits, max_nodes=int(rng.integers(3, 12)))
     if rng.random() < 0.2:

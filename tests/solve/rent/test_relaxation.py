@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.solve.rent.allocation import allocate
-from atoll.solve.rent.allocation_types import BOTH, AllocationLimits, RunningColumn
+from atoll.solve.rent.allocation_types import AllocationLimits
 from atoll.solve.rent.relaxation import (
     Goal,
     Prices,
@@ -21,7 +20,7 @@ from atoll.solve.rent.relaxation import (
 )
 from atoll.solve.rent.rent_search import oracles_of
 from tests.seeds import examples
-from tests.solve.rent.cases import Case, model_of, optimum, random_case, service, supply_of
+from tests.solve.rent.cases import Case, model_of, optimum, random_case
 
 
 def limited_case(seed: int) -> Case:
@@ -32,7 +31,6 @@ def limited_case(seed: int) -> Case:
     )  # fmt: skip
     limits = AllocationLimits(
         budget=float(rng.uniform(5.0, 30.0)) if rng.random() < 0.4 else None,
-        spot_share=float(rng.uniform(0.0, 0.8)) if rng.random() < 0.6 else None,
         max_nodes=int(rng.integers(2, 12)) if rng.random() < 0.4 else None,
     )
     return replace(case, limits=limits)
@@ -47,7 +45,6 @@ def random_prices(case: Case, rent: float, seed: int) -> Prices:
     return Prices(
         row,
         budget=0.0 if limits.budget is None else float(rng.exponential(0.2 * scale)),
-        spot=0.0 if limits.spot_share is None else float(rng.exponential(scale)),
         nodes=0.0 if limits.max_nodes is None else float(rng.exponential(0.3 * scale)),
         rent=rent,
     )
@@ -66,32 +63,6 @@ def test_no_allocation_costs_less(seed: int) -> None:
         assert found.value <= least + 1e-6
     if np.isfinite(least):
         assert least <= price_of_all(model) + 1e-6
-
-
-def test_an_idle_instance_that_makes_room_for_spot_is_counted() -> None:
-    """Keeping what runs off spot, though it serves next to nothing, lets the work be done on spot."""
-    supply = supply_of(
-        [
-            (0, "A", 1, True, 1.0, 5, False),
-            (0, "A", 1, False, 10.0, 5, False),
-            (0, "B", 1, False, 0.01, 5, False),
-        ]
-    )
-    case = Case(
-        (service("m", supply, 1.0, {BOTH: [({"A:1": 1}, 1.0)]}),),
-        supply,
-        AllocationLimits(spot_share=0.5),
-        init_penalty=10.0,
-        running=(RunningColumn(0, BOTH, 0, ((2, 1),), 1, 1e-3),),
-    )
-    assert optimum(case) == pytest.approx(11.01)
-    model = model_of(case)
-    prices = Prices(np.array([11.05, 0.0, 1.0, 10.0, 0.01]), spot=0.1)
-    found = evaluate(model, oracles_of(model), "cost", prices, np.zeros(1))
-    assert found.value == pytest.approx(11.01)
-    answer = allocate(case.services, supply, case.limits, init_penalty=10.0, running=case.running)
-    assert answer.objective == pytest.approx(11.01)
-    assert answer.bound <= 11.01 + 1e-9
 
 
 @examples(15)

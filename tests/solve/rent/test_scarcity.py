@@ -49,7 +49,6 @@ def scarce_case(seed: int) -> Case:
     )  # fmt: skip
     limits = AllocationLimits(
         budget=float(rng.uniform(3.0, 20.0)) if rng.random() < 0.25 else None,
-        spot_share=float(rng.uniform(0.0, 0.8)) if rng.random() < 0.25 else None,
         max_nodes=int(rng.integers(1, 8)) if rng.random() < 0.25 else None,
         spread=2 if len(case.supply.regions) > 1 and rng.random() < 0.2 else 1,
     )

@@ -323,7 +323,7 @@ def test_load_is_spread_over_more_instances_but_over_no_larger_ones() -> None:
     running=st.booleans(),
     pairs=st.booleans(),
     simplicity=st.sampled_from([0.02, 0.1]),
-    limits=st.sampled_from([{}, {"spread": 2}, {"spot_share": 0.4}, {"max_nodes": 6}]),
+    limits=st.sampled_from([{}, {"spread": 2}, {"max_nodes": 6}]),
     free=st.booleans(),
 )
 def test_answers_are_simpler_within_their_cost_and_limits(

@@ -406,7 +406,6 @@ class _Allocator:
             name
             for name, price in (
                 ("budget", prices.budget),
-                ("spot share", prices.spot),
                 ("number of nodes", prices.nodes),
             )
             if price > _MIN_DUAL

@@ -107,13 +107,12 @@ class NodePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class AllocationLimits:
-    """Limits on the whole: USD per hour of rent, share of GPUs in use on spot, machines, regions per role.
+    """Limits on the whole: USD per hour of rent, machines, regions per role.
 
-    `losses` are what must be survived.
+    `losses` are what must be survived. A limit on spot is one on ways to serve (`spot_ways`).
     """
 
     budget: float | None = None
-    spot_share: float | None = None
     max_nodes: int | None = None
     spread: int = 1
     losses: LossLimits | None = None

@@ -26,7 +26,6 @@ from atoll.solve.rent.relaxation import (
     Prices,
     evaluate,
     market_prices,
-    row_prices,
 )
 from atoll.solve.rent.rental_program import RentalProgram, cheapest_supply, costs
 from atoll.solve.rent.service_oracle import Legs, ServiceOracle
@@ -116,12 +115,6 @@ class MixMaster(RentalProgram):
         used = model.items[service].use(dict(mix.items), model.rows)
         at = np.flatnonzero(used)
         rows, values = [at], [-used[at].astype(np.float64)]
-        # What runs holds GPUs of offers outright, so its spot counts here and not with new machines.
-        if "spot_share" in self.limit_rows:
-            held = used[model.cells :]
-            room = sum(self.spot_room(int(k)) * float(held[k]) for k in np.flatnonzero(held))
-            rows.append(np.array([self.limit_rows["spot_share"]]))
-            values.append(np.array([room]))
         rows.append(np.array([self._demand_row + service, self._single_row + service]))
         values.append(np.array([mix.share, -1.0]))
         row = np.concatenate(rows).astype(np.int64)
@@ -207,7 +200,7 @@ class Decomposition:
     def gather(self, prices: Prices, duals: Floats) -> bool:
         """Add the best mix of each service at these prices; return whether any is new."""
         self.standing.work.charge(self._round_work)
-        row = row_prices(self.model, prices)
+        row = prices.row
         added = False
         for service, oracle in enumerate(self.oracles):
             legs = oracle.legs(row, lower=False)
@@ -352,6 +345,5 @@ def blend(a: Prices, b: Prices, weight: float) -> Prices:
         a,
         row=weight * a.row + (1.0 - weight) * b.row,
         budget=weight * a.budget + (1.0 - weight) * b.budget,
-        spot=weight * a.spot + (1.0 - weight) * b.spot,
         nodes=weight * a.nodes + (1.0 - weight) * b.nodes,
     )

@@ -185,6 +185,7 @@ def draft(
             demands,
             supply_of(problem, catalog, rent_limit),
             limits,
+            problem.limits.spot_share,
             [column for column, _ in running],
             problem.settings.on_shortage,
             {
@@ -224,12 +225,12 @@ def _allocate(
     demands: Sequence[types.ServiceDemand],
     supply: types.Supply,
     limits: types.AllocationLimits,
+    spot_share: float | None,
     running: Sequence[types.RunningColumn],
     on_shortage: types.Shortage,
     effort: _Effort,
 ) -> types.Allocation:
     """Return the cheapest allocation; where spot is limited, over all shares of it that are allowed."""
-    free = replace(limits, spot_share=None)
 
     def plain(
         services: Sequence[types.ServiceDemand],
@@ -237,9 +238,9 @@ def _allocate(
         columns: Sequence[types.RunningColumn],
         shortage: types.Shortage,
     ) -> types.Allocation:
-        return allocate(services, market, free, running=columns, on_shortage=shortage, **effort)
+        return allocate(services, market, limits, running=columns, on_shortage=shortage, **effort)
 
-    ways = SpotWays.of(demands, supply, limits, running)
+    ways = SpotWays.of(demands, supply, spot_share, running)
     if ways is None:
         return plain(demands, supply, running, on_shortage)
     if ways.share <= 0.0:
@@ -248,7 +249,7 @@ def _allocate(
         # Which share on spot is best is not searched with losses: some are tried.
         return ways.try_levels(plain, on_shortage)
     found = choose_levels(
-        ways.services, ways.supply, free, ways.rows, running=ways.running, **effort
+        ways.services, ways.supply, limits, ways.rows, running=ways.running, **effort
     )
     if found.allocation is None:
         return ways.try_levels(plain, on_shortage, found.levels)
@@ -276,7 +277,7 @@ def redraft(
     demands = service_demands(problem, catalog, libraries, derating)
     supply, limits = supply_of(problem, catalog, rent_limit), limits_of(problem, rent_limit)
     chosen = _chosen(problem, libraries, cheapest, [group for _, group in running])
-    ways = SpotWays.of(demands, supply, limits, columns)
+    ways = SpotWays.of(demands, supply, problem.limits.spot_share, columns)
     if ways is not None:
         # As much on spot as the cheapest plan has: ways are plain services then.
         on, shares = _on_spot(problem, cheapest)
@@ -288,7 +289,7 @@ def redraft(
     allocation = simplify(
         demands,
         supply,
-        replace(limits, spot_share=None),
+        limits,
         [one for one, _ in chosen],
         cheapest.bound or 0.0,
         SimpleGoal(simplicity, objective * (1.0 + simplicity)),
@@ -433,7 +434,6 @@ def limits_of(problem: Problem, rent_limit: RentLimit | None = None) -> types.Al
     limits = problem.limits
     return types.AllocationLimits(
         budget=limits.budget_usd_per_hour if rent_limit is None else rent_limit.budget_usd_per_hour,
-        spot_share=limits.spot_share,
         max_nodes=limits.max_nodes,
         spread=limits.spread,
         losses=losses_of(problem),

@@ -31,14 +31,13 @@ _STEPS = np.arange(GRID + 1) / GRID
 
 @dataclass(frozen=True)
 class Prices:
-    """Multipliers: `row` of each row; budget, spot share and machine limit.
+    """Multipliers: `row` of each row; budget and machine limit.
 
     `rent` is 1 where the goal is the cost and 0 where machines cost nothing but what the limits make them.
     """
 
     row: Floats
     budget: float = 0.0
-    spot: float = 0.0
     nodes: float = 0.0
     rent: float = 1.0
 
@@ -54,7 +53,7 @@ class Evaluation:
 
 
 def machine_rents(model: RentModel, prices: Prices) -> Floats:
-    """Return what renting one machine of each offer costs, limits priced in but the share of spot."""
+    """Return what renting one machine of each offer costs, limits priced in."""
     supply = model.supply
     # Prices stand for more than rent here, but the budget is for rent.
     if supply.paid is not None:
@@ -65,15 +64,7 @@ def machine_rents(model: RentModel, prices: Prices) -> Floats:
 
 def gpu_starts(model: RentModel, prices: Prices) -> Floats:
     """Return what taking one GPU of each offer anew costs beside its machine's rent."""
-    return np.asarray(model.start * prices.rent + spot_toll(model, prices))
-
-
-def spot_toll(model: RentModel, prices: Prices) -> Floats:
-    """Return what a GPU in use of each offer costs for the limit on spot; less than nothing off spot."""
-    share = model.limits.spot_share
-    if share is None or prices.spot == 0.0:
-        return np.zeros(len(model.supply.usd))
-    return np.asarray(prices.spot * (model.supply.spot - share))
+    return np.asarray(model.start * prices.rent)
 
 
 def market_prices(model: RentModel, rent: float = 1.0, *, alone: bool = False) -> Prices:
@@ -116,13 +107,6 @@ def offers_part(model: RentModel, prices: Prices) -> float:
     return total
 
 
-def row_prices(model: RentModel, prices: Prices) -> Floats:
-    """Return what items pay per row: GPUs that running instances hold count for the limit on spot, too."""
-    row = prices.row.copy()
-    row[model.cells :] += spot_toll(model, prices)
-    return row
-
-
 def price_of_all(model: RentModel) -> float:
     """Return what no allocation costs more than: all machines there are, all of them started anew."""
     supply = model.supply
@@ -141,7 +125,7 @@ def evaluate(
     weights: Floats,
 ) -> Evaluation:
     """Return the Lagrangian bound at these prices; `weights` of the services matter to a weighted goal."""
-    row = row_prices(model, prices)
+    row = prices.row
     legs = tuple(oracle.legs(row) for oracle in oracles)
     value = offers_part(model, prices) + sum(leg.gain for leg in legs)
     if goal == "cost":

@@ -26,7 +26,6 @@ from atoll.solve.rent.relaxation import (
     Prices,
     market_prices,
     price_of_all,
-    row_prices,
     slacks,
 )
 from atoll.solve.rent.rental_program import cheapest_supply, costs
@@ -152,7 +151,7 @@ def _take_cheapest(
         # One that serves everything is worth the time, also where none is left.
         if standing.done and standing.solution is not None:
             return
-        row = row_prices(model, prices)
+        row = prices.row
         chosen = [oracle.pick(oracle.legs(row, lower=False)) for oracle in oracles]
         whole = tuple(picked for picked in chosen if picked is not None)
         if len(whole) == len(chosen):

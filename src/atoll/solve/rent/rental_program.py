@@ -3,9 +3,9 @@
 Columns come first: b_k machines of offer k, and w_{k,s} slices of each size taken of them anew. Rows, all of
 the form >= 0 unless said otherwise:
 
-    cell (g, c)     sum of w of that kind - new nodes in use        (= 0 where the share of spot is limited)
+    cell (g, c)     sum of w of that kind - new nodes in use
     GPUs of k       gpus_k b_k - sum_s s w_{k,s} - GPUs that kept instances hold
-    limits          budget, spot share, number of machines
+    limits          budget, number of machines
 
 What uses nodes is added by those who build on it.
 """
@@ -51,7 +51,6 @@ class RentalProgram:
         lower = [0.0] * self.model.rows
         for name, least in (
             ("budget", None if limits.budget is None else -limits.budget),
-            ("spot_share", None if limits.spot_share is None else 0.0),
             ("max_nodes", None if limits.max_nodes is None else -float(limits.max_nodes)),
         ):
             if least is not None:
@@ -64,11 +63,6 @@ class RentalProgram:
         nothing = np.zeros(0, np.int64)
         entries = Sparse.of(nothing, nothing, np.zeros(0), len(lower))
         return self.lp.add_rows(lower, np.full(len(lower), np.inf), entries)
-
-    def spot_room(self, k: int) -> float:
-        """Return what a GPU of offer k in use adds to the row of the spot limit."""
-        share = self.model.limits.spot_share or 0.0
-        return share - float(self.model.supply.spot[k])
 
     def _add_offers(self) -> None:
         model, supply = self.model, self.model.supply
@@ -91,10 +85,6 @@ class RentalProgram:
         gpus = np.array([s[1] for s in self.slices], np.float64)
         cell = np.array([model.cell(s[0], s[2]) for s in self.slices], np.int64)
         owner, row, value = [each, each], [cell, model.cells + k], [np.ones(len(each)), -gpus]
-        if "spot_share" in self.limit_rows:
-            owner.append(each)
-            row.append(np.full(len(each), self.limit_rows["spot_share"]))
-            value.append(gpus * np.array([self.spot_room(int(i)) for i in k]))
         self.lp.add_columns(
             self.rent * model.start[k] * gpus,
             np.zeros(len(each)),
@@ -107,19 +97,7 @@ class RentalProgram:
     def use_entries(self, items: ServiceItems, which: Ints) -> tuple[Ints, Ints, Floats]:
         """Return (owner, row, value) of what items take, for columns that count them."""
         owner, at, amount = items.list_use(which)
-        value = -amount.astype(np.float64)
-        if "spot_share" not in self.limit_rows:
-            return owner, at, value
-        held = at >= self.model.cells
-        room = np.array([self.spot_room(int(row) - self.model.cells) for row in at[held]])
-        # One entry for each item, whichever offers it holds.
-        total = np.bincount(owner[held], -value[held] * room, len(which))
-        some = np.flatnonzero(total)
-        return (
-            np.concatenate([owner, some]),
-            np.concatenate([at, np.full(len(some), self.limit_rows["spot_share"])]),
-            np.concatenate([value, total[some]]),
-        )
+        return owner, at, -amount.astype(np.float64)
 
     def prices(self, result: LpResult) -> Prices:
         """Return the duals that a Lagrangian bound is made of."""
@@ -129,7 +107,6 @@ class RentalProgram:
         return Prices(
             duals[: self.model.rows].copy(),
             limit.get("budget", 0.0),
-            limit.get("spot_share", 0.0),
             limit.get("max_nodes", 0.0),
             self.rent,
         )
@@ -170,8 +147,6 @@ class RentalProgram:
         """
         supply = np.arange(self.supply_columns)
         self.lp.set_integer(np.concatenate([supply, integer]).astype(np.int64))
-        # A share of what is in use: nodes that idle must not buy room for more spot.
-        exact = exact or "spot_share" in self.limit_rows
         cells = np.arange(self.model.cells if exact else 0)
         self.lp.set_row_bounds(cells, 0.0, 0.0)
         # What an iteration takes grows with the columns.
@@ -207,10 +182,6 @@ def cheapest_supply(
     for some, number in zip(model.items, items, strict=True):
         used += some.use(number, model.rows)
     entries += [(int(row), -float(used[row])) for row in np.flatnonzero(used)]
-    if "spot_share" in program.limit_rows:
-        held = used[model.cells :]
-        room = sum((program.spot_room(int(k)) * float(held[k]) for k in np.flatnonzero(held)), 0.0)
-        entries.append((program.limit_rows["spot_share"], room))
     rows = np.array([row for row, _ in entries], np.int64)
     values = np.array([value for _, value in entries])
     one = Sparse.of(np.zeros(len(rows), np.int64), rows, values, 1)

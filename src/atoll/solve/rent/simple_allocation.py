@@ -30,7 +30,7 @@ from atoll.solve.rent.allocation_types import RunningColumn
 from atoll.solve.rent.incumbent import MipLimits, Work
 from atoll.solve.rent.instance_master import InstanceMaster
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution
-from atoll.solve.rent.relaxation import Prices, row_prices
+from atoll.solve.rent.relaxation import Prices
 from atoll.solve.rent.rent_search import with_used
 from atoll.solve.rent.rental_program import costs
 from atoll.solve.simplicity import tangents
@@ -104,7 +104,7 @@ def _choose(model: RentModel, prices: Prices, running: Sequence[RunningColumn]) 
     total = sum(len(items) for items in model.items)
     if total <= MAX_ITEMS:
         return [np.arange(len(items)) for items in model.items]
-    row, chosen = row_prices(model, prices), []
+    row, chosen = prices.row, []
     for items in model.items:
         usd = items.prices(row)
         each = max(8, MAX_ITEMS // (2 * len(model.items) * len(np.unique(items.phase))))

@@ -19,7 +19,6 @@ import numpy as np
 from atoll.solve.rent.allocation import OPTIMAL
 from atoll.solve.rent.allocation_types import (
     Allocation,
-    AllocationLimits,
     RoleTemplates,
     RunningColumn,
     ServiceDemand,
@@ -53,11 +52,10 @@ class SpotWays:
         cls,
         services: Sequence[ServiceDemand],
         supply: Supply,
-        limits: AllocationLimits,
+        share: float | None,
         running: Sequence[RunningColumn],
     ) -> SpotWays | None:
-        """Return the ways, None where spot is not limited or not on offer."""
-        share = limits.spot_share
+        """Return the ways, None where spot is not limited to a `share` or not on offer."""
         if share is None or share >= 1.0 or not (supply.spot & (supply.available > 0)).any():
             return None
         kinds = len(supply.kinds)

@@ -21,7 +21,7 @@ from atoll.solve.rent.capped.capped_cover import LEVELS, CappedTable, cover_capp
 from atoll.solve.rent.incumbent import Incumbent, Work
 from atoll.solve.rent.items import RentModel, available_nodes
 from atoll.solve.rent.mix_master import Decomposition, Mix, Pace, best_level
-from atoll.solve.rent.relaxation import Goal, Prices, row_prices
+from atoll.solve.rent.relaxation import Goal, Prices
 from atoll.solve.rent.service_oracle import Legs, ServiceOracle, _either
 from atoll.solve.rent.step_functions import GRID, steps_of
 
@@ -183,7 +183,7 @@ class CappedDecomposition(Decomposition):
 
     def gather(self, prices: Prices, duals: Floats) -> bool:
         """Add the best mix of each service at these prices; return whether any is new."""
-        row = row_prices(self.model, prices)
+        row = prices.row
         added = False
         for service, oracle in enumerate(self.capped):
             items, level = None, GRID

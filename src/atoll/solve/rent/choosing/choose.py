@@ -84,15 +84,14 @@ def choose(
     ]
     rows, limits = LevelRows.of(problem), limits_of(problem)
     supply, columns = supply_of(problem, catalog), [column for column, _ in running]
-    ways = SpotWays.of(demands, supply, limits, columns)
+    ways = SpotWays.of(demands, supply, problem.limits.spot_share, columns)
     asked = (demands, supply, rows, columns)
     if ways is not None:
         asked = (list(ways.services), ways.supply, ways.widen(rows), list(ways.running))
     found = choose_levels(
         asked[0],
         asked[1],
-        # A limit on spot is one on levels.
-        replace(limits, spot_share=None),
+        limits,
         asked[2],
         init_penalty=problem.settings.init_penalty,
         running=asked[3],

@@ -14,7 +14,7 @@ from atoll.solve.rent.choosing.masters import LevelMixMaster
 from atoll.solve.rent.incumbent import Incumbent
 from atoll.solve.rent.items import RentModel
 from atoll.solve.rent.mix_master import Decomposition, Mix
-from atoll.solve.rent.relaxation import Evaluation, Prices, offers_part, row_prices
+from atoll.solve.rent.relaxation import Evaluation, Prices, offers_part
 from atoll.solve.rent.service_oracle import Legs, ServiceOracle
 from atoll.solve.rent.step_functions import GRID
 
@@ -37,7 +37,7 @@ def evaluate_levels(
     model: RentModel, oracles: Sequence[ServiceOracle], rows: LevelRows, prices: Prices
 ) -> LevelEvaluation:
     """Return the bound at these prices over all levels that the conditions allow."""
-    row = row_prices(model, prices)
+    row = prices.row
     each = [oracle.legs(row) for oracle in oracles]
     for borrower, lender in model.lenders.items():
         each[lender], rents = oracles[lender].lend(each[lender])
@@ -105,7 +105,7 @@ class LevelDecomposition(Decomposition):
     def gather(self, prices: Prices, duals: Floats) -> bool:
         """Add mixes of each service at these prices: all of it, or the levels that are worth most."""
         self.standing.work.charge(self._round_work)
-        row = row_prices(self.model, prices)
+        row = prices.row
         added = False
         for service, oracle in enumerate(self.oracles):
             legs = oracle.legs(row, lower=False)

@@ -31,7 +31,6 @@ from atoll.solve.rent.relaxation import (
     Prices,
     market_prices,
     price_of_all,
-    row_prices,
 )
 from atoll.solve.rent.rent_search import (
     SMALL,
@@ -159,7 +158,7 @@ class LevelSearch:
 
     def _try_levels(self, at: LevelEvaluation) -> None:
         """Offer instances for the levels of a bound, and for corners of the conditions, cheapest first."""
-        row = row_prices(self.model, at.prices)
+        row = at.prices.row
         legs = [oracle.legs(row, lower=False) for oracle in self.oracles]
         whole = {way: leg.total.dense() for way, leg in enumerate(legs) if way in self.rows.ways}
         base: Levels = {}
@@ -311,7 +310,7 @@ class LevelSearch:
         At the root's prices, and where slices cost all of their machine. Slack does not tell small items
         from large ones, and whole machines are filled by all sizes.
         """
-        alone = row_prices(self.model, market_prices(self.model, alone=True))
+        alone = market_prices(self.model, alone=True).row
         edges = []
         for m, (oracle, legs) in enumerate(zip(self.oracles, root.legs, strict=True)):
             items = oracle.items

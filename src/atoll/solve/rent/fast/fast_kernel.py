@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core.compiling import entry, part
-from atoll.solve.array_types import Bools, Floats, Ints, Small
+from atoll.solve.array_types import Floats, Ints, Small
 
 Tiny = NDArray[np.int8]
 
@@ -445,19 +445,15 @@ def _deal(  # noqa: C901 - one loop over families, cells and offers
     usd: Floats,
     paid: Floats,
     start: Floats,
-    spot: Bools,
-    spot_share: float,
     used: Ints,
     slices: Ints,
-    spot_used: Ints,
     total: Floats,
 ) -> int:
     """Deal the nodes that some families (a GPU type in a region) need to their offers.
 
     Large slices first, each to an open machine, or else to the machine that costs least for the GPUs that
     are still to be dealt, at `paid`. `used` has GPUs of each offer after that, `slices` by source, `total`
-    what each family costs. `spot_used` are GPUs on spot so far, and all that are in use in the end. Returns
-    the first family that does not fit, or -1.
+    what each family costs. Returns the first family that does not fit, or -1.
     """
     for f in which:
         rest = 0
@@ -480,12 +476,6 @@ def _deal(  # noqa: C901 - one loop over families, cells and offers
                 min_value = np.inf
                 for s in range(source_begin[c], source_begin[c + 1]):
                     k = source_offer[s]
-                    if (
-                        spot[k]
-                        and spot_share < 1.0
-                        and spot_used[0] + size > spot_share * spot_used[1] + _TOLERANCE
-                    ):
-                        continue
                     # Room in an open machine costs no rent; one more is paid by the GPUs that it will hold.
                     machines = -(-used[k] // gpus[k])
                     if machines * gpus[k] - used[k] >= size:
@@ -503,15 +493,11 @@ def _deal(  # noqa: C901 - one loop over families, cells and offers
                 room = -(-used[k] // gpus[k]) * gpus[k] - used[k]
                 if room < size:
                     room += gpus[k]
-                # As many as that machine holds; one at a time where each may reach the limit on spot.
+                # As many as that machine holds.
                 taken = min(number, room // size)
-                if spot[k] and spot_share < 1.0:
-                    taken = 1
                 number -= taken
                 rest -= taken * size
                 used[k] += taken * size
-                if spot[k]:
-                    spot_used[0] += taken * size
                 slices[best] += taken
                 cost += start[k] * taken * size
         # Rent is counted at true prices: `paid` guides the choice only.
@@ -525,18 +511,16 @@ def _deal(  # noqa: C901 - one loop over families, cells and offers
 deal_slices = entry(
     "(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
     " int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[::1],"
-    " boolean[::1], float64, int64[::1], int64[::1], int64[::1], float64[::1])"
+    " int64[::1], int64[::1], float64[::1])"
 )(_deal)
 
 
 @entry(
     "(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1],"
-    " int64[::1], int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[::1],"
-    " boolean[::1], float64, int64[::1], int64[::1], int64[::1], float64[::1], int64[::1], int64[::1],"
-    " float64[::1])"
+    " int64[::1], int64[::1], int64[::1], float64[::1], float64[::1], float64[::1], int64[::1],"
+    " int64[::1], float64[::1], int64[::1], float64[::1])"
 )
 def price_one_more(
-    which: Ints,
     cell_begin: Ints,
     cell_of: Ints,
     cell_gpus: Ints,
@@ -551,44 +535,29 @@ def price_one_more(
     usd: Floats,
     paid: Floats,
     start: Floats,
-    spot: Bools,
-    spot_share: float,
     used: Ints,
     slices: Ints,
-    spot_used: Ints,
     total: Floats,
     one: Ints,
-    spot_start: Ints,
     price: Floats,
 ) -> None:
     """Write what one more node of each cell costs now, inf where there is none.
 
-    `which` are all families where a limit on spot joins them; else it is empty, and each is dealt alone.
-    `total`, `used`, `slices` and `spot_used` are room to work in.
+    `total`, `used`, `slices` and `one` are room to work in.
     """
     before = np.inf
     for f in range(len(cell_begin) - 1):
         one[0] = f
-        some = which if len(which) > 0 else one
         # Step -1 deals what is needed now, to compare with.
         for step in range(-1, cell_begin[f + 1] - cell_begin[f]):
             c = cell_begin[f] + step
-            # Dealing counts on in these: every trial starts from the same numbers.
-            spot_used[0] = spot_start[0]
-            spot_used[1] = spot_start[1]
             if step >= 0:
                 need[cell_of[c]] += 1
-                spot_used[1] += cell_gpus[c]
             failed = _deal(
-                some, cell_begin, cell_of, cell_gpus, source_begin, source_offer, offer_begin, offer_of,
-                gpus, available, need, held, usd, paid, start, spot, spot_share, used, slices, spot_used,
-                total,
+                one, cell_begin, cell_of, cell_gpus, source_begin, source_offer, offer_begin, offer_of,
+                gpus, available, need, held, usd, paid, start, used, slices, total,
             )  # fmt: skip
-            value = np.inf
-            if failed < 0:
-                value = 0.0
-                for g in some:
-                    value += total[g]
+            value = total[f] if failed < 0 else np.inf
             if step < 0:
                 before = value
             else:

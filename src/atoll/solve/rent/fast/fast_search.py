@@ -94,12 +94,6 @@ class FastSearch:
         # Where machines are cut, a slice may have to pay for all of its machine.
         if self.cut:
             self._bases.append(market_prices(guided, alone=True).row)
-        share = model.limits.spot_share
-        # Under a limit on spot, pure spot prices promise what may not be taken.
-        if share is not None and share < 1.0 and model.supply.spot.any():
-            self._bases += [
-                _blend(guided, share, alone) for alone in ((False, True) if self.cut else (False,))
-            ]
 
     def _with_rooms(self) -> Floats:
         """Prices as they are: little for what fits into open machines, else all of a machine."""
@@ -313,7 +307,7 @@ class FastSearch:
         self.clear()
         failed = {m for m in order if not self.fill(m, float(targets[m]), price, wanted)}
         # Spot is a share of all GPUs, so it is judged once all services have theirs.
-        if failed or not self.ledger.spot_fits:
+        if failed or not self.ledger.sound:
             return None, failed
         return self._fitted(), failed
 
@@ -391,7 +385,7 @@ class FastSearch:
             if self.ledger.cost >= before * (1.0 - _MIN_GAIN):
                 break
         after = self._fitted()
-        return after if after.cost < found.cost and self.ledger.spot_fits else found
+        return after if after.cost < found.cost and self.ledger.sound else found
 
     def _move(self, some: list[int], targets: Floats) -> None:
         """Let some services choose anew, one after the other, and keep that if all costs less."""
@@ -411,7 +405,7 @@ class FastSearch:
                     break
             else:
                 # Limits that held before must hold after.
-                if ledger.spot_fits and ledger.cost < best and (ledger.within or not bound):
+                if ledger.sound and ledger.cost < best and (ledger.within or not bound):
                     best, books = ledger.cost, ledger.copy()
                     kept = {m: dict(self.chosen[m]) for m in some}
             for m in some:
@@ -452,7 +446,7 @@ class FastSearch:
                 if ledger.take(items, other, 1):
                     more = dict(less)
                     _add(more, {other: 1})
-                    fits = ledger.spot_fits and (ledger.within or not bound)
+                    fits = ledger.sound and (ledger.within or not bound)
                     if fits and ledger.cost < best and self._stands_enough(m, more):
                         best, found = ledger.cost, (more, ledger.copy())
                 ledger.go_back(without)
@@ -546,7 +540,7 @@ class FastSearch:
         self.chosen = [dict(chosen) for chosen in solution.items]
         # Below zero where slices are missing for what the items need.
         fits = not over.any() and bool((ledger.machines <= supply.available).all())
-        if not fits or not ledger.spot_fits or not ledger.within:
+        if not fits or not ledger.sound or not ledger.within:
             return None
         if not all(self._stands_enough(m, chosen) for m, chosen in enumerate(self.chosen)):
             return None
@@ -617,18 +611,7 @@ class FastSearch:
         return found if any(found.solution.items) else None
 
     def _holds(self) -> bool:
-        return self.ledger.within and self.ledger.spot_fits
-
-
-def _blend(model: RentModel, share: float, alone: bool) -> Floats:
-    """Prices of nodes of which a share at most may be spot: that much as spot, the rest as others."""
-    spot = model.supply.spot
-    never = replace(model.supply, available=np.where(spot, 0, model.supply.available))
-    cheap = market_prices(model, alone=alone).row
-    steady = market_prices(replace(model, supply=never), alone=alone).row
-    # Where only spot is sold, something else has to make up for it.
-    steady = np.where((steady > 0.0) | (cheap == 0.0), steady, 2.5 * cheap)
-    return share * cheap + (1.0 - share) * steady
+        return self.ledger.within and self.ledger.sound
 
 
 def _add(chosen: dict[int, int], more: dict[int, int]) -> None:

@@ -102,7 +102,6 @@ def _allocate(
 ) -> Allocation:
     """Return an allocation; where spot is limited, with as much of it as may be or with none."""
     limits, shortage = optimal.limits_of(problem), problem.settings.on_shortage
-    free = replace(limits, spot_share=None)
 
     def plain(
         services: Sequence[ServiceDemand],
@@ -113,13 +112,13 @@ def _allocate(
         return allocate_fast(
             services,
             market,
-            free,
+            limits,
             init_penalty=problem.settings.init_penalty,
             running=columns,
             on_shortage=on_shortage,
         )
 
-    ways = SpotWays.of(demands, supply, limits, running)
+    ways = SpotWays.of(demands, supply, problem.limits.spot_share, running)
     if ways is None:
         return plain(demands, supply, running, shortage)
     if ways.share <= 0.0:

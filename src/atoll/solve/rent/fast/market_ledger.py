@@ -1,7 +1,7 @@
 """Ledger of what is taken of the market: nodes by cell, GPUs by offer, and their cost.
 
 A *family* is a GPU type in a region: cells and offers that can share machines. Families do not touch each
-other, so what they cost is counted one by one, except where a limit on spot joins them.
+other, so what they cost is counted one by one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from atoll.solve.array_types import Floats, Ints
 from atoll.solve.rent.fast.fast_kernel import deal_slices, price_one_more
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution
 
-_NO_SPOT_LIMIT = 1.0
 _LIMIT_TOLERANCE = 1e-9
 """Share of a limit that sums may exceed by rounding."""
 
@@ -44,20 +43,6 @@ class Families:
     def each(self) -> Ints:
         """The numbers of all families."""
         return np.arange(len(self))
-
-    def by_saving(self, model: RentModel) -> Ints:
-        """Return the families in the order in which spot saves most per GPU."""
-        supply = model.supply
-        per_gpu = supply.usd / supply.gpus
-        on, off = np.full(len(self), np.inf), np.full(len(self), np.inf)
-        some = supply.available > 0
-        np.minimum.at(on, self.of_offer[some & supply.spot], per_gpu[some & supply.spot])
-        np.minimum.at(off, self.of_offer[some & ~supply.spot], per_gpu[some & ~supply.spot])
-        # Where nothing but spot is sold, 1e9 keeps the saving finite and first in order.
-        saving = np.where(
-            np.isfinite(on), np.minimum(off, 1e9) - np.where(np.isfinite(on), on, 0.0), 0.0
-        )
-        return np.argsort(-saving, kind="stable").astype(np.int64)
 
     @classmethod
     def of(cls, model: RentModel) -> Families:
@@ -131,10 +116,10 @@ def within_limits(model: RentModel, machines: Ints) -> bool:
 
 
 class MarketLedger:
-    """Nodes and GPUs taken, and their cost; `take` says no where the market or a limit on spot does.
+    """Nodes and GPUs taken, and their cost; `take` says no where the market does.
 
-    Giving back always works, though what is left may then be against the limit on spot: it is not `sound`
-    until something else is taken.
+    Giving back always works, though what is left may then have no machines: it is not `sound` until
+    something else is given back.
     """
 
     def __init__(self, model: RentModel, families: Families) -> None:
@@ -147,12 +132,6 @@ class MarketLedger:
         self.total = np.zeros(len(families))
         self.paid = supply.usd.copy()
         self.available = supply.available.copy()
-        share = model.limits.spot_share
-        self.spot_share = _NO_SPOT_LIMIT if share is None else float(share)
-        # A limit on spot joins all families: where spot saves most is dealt first.
-        self._every = (
-            families.by_saving(model) if self.spot_share < _NO_SPOT_LIMIT else families.each
-        )
         cell = np.repeat(np.arange(len(families.cell_of)), np.diff(families.source_begin))
         self.gpus_of = np.zeros(model.cells, np.int64)
         self.gpus_of[families.cell_of] = families.cell_gpus
@@ -231,25 +210,19 @@ class MarketLedger:
         np.add.at(self.held, offers, gpus)
 
     def _touched(self, cells: Ints, offers: Ints) -> Ints:
-        if self.spot_share < _NO_SPOT_LIMIT:
-            return self._every
         families = self.families
         both = np.concatenate([families.of_cell[cells], families.of_offer[offers]])
         return np.unique(both)
 
     def _deal(self, which: Ints) -> bool:
-        if len(self._unsound) and which is not self._every:
+        if len(self._unsound):
             which = np.union1d(which, self._unsound)
         families, supply = self.families, self.model.supply
-        spot_used = np.zeros(2, np.int64)
-        if self.spot_share < _NO_SPOT_LIMIT:
-            spot_used[0] = self.held[supply.spot].sum()
-            spot_used[1] = self.held.sum() + self.need @ self.gpus_of
         failed = deal_slices(
             which, families.cell_begin, families.cell_of, families.cell_gpus, families.source_begin,
             families.source_offer, families.offer_begin, families.offer_of, supply.gpus,
-            self.available, self.need, self.held, supply.usd, self.paid, self.model.start, supply.spot,
-            self.spot_share, self.used, self.slices, spot_used, self.total,
+            self.available, self.need, self.held, supply.usd, self.paid, self.model.start, self.used,
+            self.slices, self.total,
         )  # fmt: skip
         self._unsound = self._unsound[:0] if failed < 0 else which
         return bool(failed < 0)
@@ -268,17 +241,12 @@ class MarketLedger:
     def marginal(self, price: Floats) -> Floats:
         """Return prices at which one more node of each cell costs what it would cost now."""
         families, supply = self.families, self.model.supply
-        limited = self.spot_share < _NO_SPOT_LIMIT
         out = price.copy()
-        room = (np.empty_like(self.used), np.empty_like(self.slices), np.empty(2, np.int64))
-        on_spot = int(self.held[supply.spot].sum())
-        start = np.array([on_spot, self.held.sum() + self.need @ self.gpus_of], np.int64)
         price_one_more(
-            self._every if limited else self._every[:0], families.cell_begin, families.cell_of,
-            families.cell_gpus, families.source_begin, families.source_offer, families.offer_begin,
-            families.offer_of, supply.gpus, self.available, self.need, self.held, supply.usd, self.paid,
-            self.model.start, supply.spot, self.spot_share, *room, np.empty_like(self.total),
-            np.empty(1, np.int64), start, out,
+            families.cell_begin, families.cell_of, families.cell_gpus, families.source_begin,
+            families.source_offer, families.offer_begin, families.offer_of, supply.gpus, self.available,
+            self.need, self.held, supply.usd, self.paid, self.model.start, np.empty_like(self.used),
+            np.empty_like(self.slices), np.empty_like(self.total), np.empty(1, np.int64), out,
         )  # fmt: skip
         return out
 
@@ -286,14 +254,6 @@ class MarketLedger:
     def sound(self) -> bool:
         """Whether all that is taken has its machines."""
         return not len(self._unsound)
-
-    @property
-    def spot_fits(self) -> bool:
-        """Whether all has its machines, and no more of the GPUs in use are on spot than may be."""
-        if not self.sound or self.spot_share >= _NO_SPOT_LIMIT:
-            return self.sound
-        on_spot = int(self.used[self.model.supply.spot].sum())
-        return on_spot <= self.spot_share * int(self.used.sum()) + _LIMIT_TOLERANCE
 
     def solution(self, items: tuple[dict[int, int], ...]) -> Solution:
         """Return what stands now as a solution of the model, with these items."""
