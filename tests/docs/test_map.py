@@ -50,6 +50,29 @@ def test_a_package_says_what_it_is_and_names_modules_that_are_there(page: Path) 
         assert listed is None or set(listed[1].split(", ")) <= there, line
 
 
+INTERNALS = sorted((ROOT / "docs/internals").glob("*.md"))
+CODE = ("src", "tests", "benchmarks", "research", "tools", "examples")
+FILES = [str(path.relative_to(ROOT)) for name in CODE for path in (ROOT / name).rglob("*.py")]
+
+
+@pytest.mark.parametrize("page", INTERNALS, ids=named)
+def test_a_page_about_the_inside_names_files_that_are_there(page: Path) -> None:
+    for name in set(re.findall(r"`([\w/]+\.py)`", page.read_text("utf-8"))):
+        assert any(file.endswith(f"/{name}") or file == name for file in FILES), name
+
+
+FOLDERS = {"control": ("decision", "operation"), "virtual": ("virtual",)}
+
+
+@pytest.mark.parametrize("page", FOLDERS)
+def test_a_table_of_files_names_those_of_its_folder(page: str) -> None:
+    text = (ROOT / f"docs/internals/{page}.md").read_text("utf-8")
+    tables = re.findall(r"^\| (?:File|In `\w+/`) \|.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    for folder, table in zip(FOLDERS[page], tables, strict=True):
+        there = {path.name for path in (ROOT / "src/atoll/control" / folder).glob("*.py")}
+        assert set(re.findall(r"`(\w+\.py)`", table)) <= there
+
+
 def test_the_readme_can_be_read_at_one_go() -> None:
     assert len(README.split()) <= MAX_README_WORDS
     assert len(README.splitlines()) <= MAX_README_LINES
