@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 from atoll.catalog.media import EncoderSpec, GeneratorSpec
 from atoll.catalog.models import ModelSpec
@@ -23,6 +24,7 @@ _CODE_BYTES = 4.0
 """Bytes of one code on its way from a talker to a vocoder."""
 
 
+@lru_cache(maxsize=1024)
 def class_routes(model: ModelSpec, klass: RequestClass) -> tuple[tuple[str, ...], ...]:
     """Return the routes that requests of a class may go: each a tuple of parts, in the order of the graph.
 
