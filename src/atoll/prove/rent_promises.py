@@ -167,6 +167,9 @@ class _Prover:
         self.first = self.simple = self._plan(self.problem, self.effort)
         if not self.first.instances:
             return self.first
+        if self._dies(self.first):
+            # Capacity alone leaves too little after a loss: no plan of simulated templates leaves more.
+            return self._stamp(self.first)
         late = False
         try:
             simple = self._simplify_first()
@@ -195,6 +198,12 @@ class _Prover:
             return self._say_price(found)
         update = {"cut_short": True, "problem_hash": self.problem.content_hash()}
         return found.model_copy(update=update)
+
+    def _dies(self, plan: Plan) -> bool:
+        """Whether a plan serves everything, but not after every loss that it should survive."""
+        served = min(plan.served_fraction.values(), default=0.0)
+        lost = bool(self.problem.limits.survival.lost)
+        return lost and plan.status == "partial" and served >= 1.0
 
     def _say_price(self, plan: Plan) -> Plan:
         """The plan with what surviving losses costs: beside one of the same capacities that need not."""

@@ -48,6 +48,10 @@ def pack(problem: Problem, instances: Iterable[Instance]) -> tuple[Instance, ...
     """
     standing = tuple(instances)
     best = _lay_out(problem, standing, frozenset())
+    if best is None and problem.limits.survival.machines:
+        # Slices that are spread may leave no gap for a larger one: then they are packed like any others.
+        standing = tuple(_anywhere(instance) for instance in standing)
+        best = _lay_out(problem, standing, frozenset())
     # Where nothing runs there is nothing to move.
     running = {
         (instance.region_of(node), node.node_type, node.market)
@@ -64,6 +68,14 @@ def pack(problem: Problem, instances: Iterable[Instance]) -> tuple[Instance, ...
     if best is None:
         raise InternalError(f"{problem.name}: slices need more machines than are on offer")
     return best
+
+
+def _anywhere(instance: Instance) -> Instance:
+    """The instance with slices of any machine, unless it runs."""
+    if instance.kept:
+        return instance
+    nodes = tuple(node.model_copy(update={"slot": None}) for node in instance.nodes)
+    return instance.model_copy(update={"nodes": nodes})
 
 
 def _rank(problem: Problem, packed: Sequence[Instance] | None) -> tuple[bool, bool, float]:

@@ -60,6 +60,8 @@ _MIN_DUAL = 1e-6
 """Prices of a limit above this say that it stands in the way of a better answer."""
 _SHORTAGE_WORK = 0.6
 """Share of the effort left for finding what can be served; the rest is for serving it cheaply."""
+_LEFT_WORK = 0.1
+"""Share of the effort left for finding the most that losses can leave, and again for what that costs."""
 
 
 def allocate(
@@ -180,12 +182,12 @@ class _Allocator:
 
         What is proven of it is what is proven of any allocation.
         """
-        standing = self._standing(0.3)
+        standing = self._standing(_LEFT_WORK)
         left = find_most_left(self.model, losses, standing, self.seed) * (1.0 - _SHARE_TOLERANCE)
         self.work.charge(standing.work.spent)
         if left <= _SHARE_TOLERANCE:
             return None
-        standing = self._standing(0.5)
+        standing = self._standing(_LEFT_WORK)
         fewer = replace(losses, keep=losses.keep * left, safe=True)
         outcome = self._minimise(self.model, standing, fewer)
         self.work.charge(standing.work.spent)

@@ -1,0 +1,41 @@
+"""The benchmark of losses finds what is false of a plan, and reports what no family counts as not run."""
+
+from __future__ import annotations
+
+from atoll.prove.planning import plan as make_plan
+from atoll.solve.effort import Effort
+from atoll.solve.plan_request import PlanRequest
+from benchmarks.planning import survive, survive_losses
+from benchmarks.planning.survive_outcome import FAULTS, Outcome
+from tests.reference.loss_enumeration import cheapest
+
+SEED = 18
+"""A fleet that is planned in a moment."""
+
+
+def test_a_plan_that_need_not_survive_is_found_out() -> None:
+    asked = survive_losses.make_fleet(SEED)
+    request = PlanRequest(effort=Effort(cached=False), deadline_s=60.0, capacity_only=True)
+    made = make_plan(asked, request)
+    assert survive_losses.stands(made, asked)
+    offers, places = survive_losses.offers_of(asked, asked.catalog())
+    best, whole = cheapest(offers, survive_losses.lost_of(asked), places)
+    assert whole
+    assert best is not None
+    assert abs(best.usd - made.usd_per_hour) < 1e-6
+
+    plain = asked.replace(limits=asked.limits.model_copy(update={"survive": 0}))
+    assert not survive_losses.stands(make_plan(plain, request), asked)
+
+
+def test_faults_are_counted_and_those_of_no_family_are_not_run() -> None:
+    good, bad = Outcome(0, "loss", price=0.5, cpu_s=3.0, plain_cpu_s=2.0), Outcome(1, "loss")
+    bad.fault("dearer", "half of it would do")
+    found = {figure.name: figure.value for figure in survive.figures({0: good, 1: bad})}
+    assert found["cases"] == 2
+    assert found["dearer"] == 1
+    assert found["does_not_survive"] == 0
+    assert found["price_of_surviving_median"] == 0.5
+    assert found["cpu_s_median"] == 1.5
+    counted = {name for _, names in survive.FAMILIES.values() for name in names}
+    assert all((found[name] is None) == (name not in counted) for name in FAULTS)
