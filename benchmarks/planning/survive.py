@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.planning import survive_losses
+from benchmarks.planning import survive_losses, survive_picture
 from benchmarks.planning.survive_outcome import FAULTS, Outcome
 from benchmarks.report import Figure, finish
 
@@ -93,7 +93,13 @@ def main() -> None:
     parser.add_argument("--cases", type=int, help="so many, from seed 0 on")
     parser.add_argument("--seeds", help="only these, as in 7 or 100:200")
     parser.add_argument("--results", type=Path, help="go on from what this file has, and add to it")
+    parser.add_argument(
+        "--picture", action="store_true", help="draw docs/img/loss.svg, and no more"
+    )
     arguments = parser.parse_args()
+    if arguments.picture:
+        survive_picture.draw()
+        return
     wanted = arguments.cases or (QUICK_CASES if arguments.quick else CASES)
     outcomes, start = _known(arguments.results), time.perf_counter()
     print(
