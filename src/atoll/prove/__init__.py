@@ -18,6 +18,7 @@ load_curves, sizing, sized_templates, prospects
                  capacity of templates by simulation, and which of them to simulate
 simulated_bound, smaller_plans
                  what any plan costs at least by such capacities; plans with an instance less or a cheaper one
+redundancy       plans that keep promises with spot nodes lost
 losses, step_tokens, rank, cp_tables
                  lost nodes, step lengths, placements ranked, tables of latency
 uncertainty      how sure a plan is of its promises, over the errors that the performance model may have

@@ -39,6 +39,9 @@ _LOSSES = 4.0
 """Losses of spot nodes to be expected in all simulations of a plan: none come in one of fifty cases."""
 _LOSS_STRETCH = 2.0
 """By what simulations are longer at most where spot nodes are lost."""
+_DAY_S = 86_400.0
+_DAY_REQUESTS = 400_000
+"""Requests of all services in a day of losses, at most: the rest of the day is not simulated."""
 _LOST_S = 60.0
 """Seconds into a simulation at which a node is lost."""
 _LOSS_SEED = 91
@@ -215,18 +218,27 @@ def look_at(
     *,
     first_seed: int = FRESH_SEED,
 ) -> tuple[KeptPromise, ...]:
-    """Return what requests of each service keep on arrivals that no plan was sized with."""
+    """Return what requests of each service keep on arrivals that no plan was sized with.
+
+    Where spot nodes are lost, a day of losses, or as much of it as `_DAY_REQUESTS` are: that two of them are
+    away at once is rare, and may be all that breaks promises.
+    """
     targets = {service.name: service.target for service in problem.services}
-    found = sample_kept(
-        plan,
-        problem,
-        catalog,
-        targets,
-        first_seed=first_seed,
-        min_runs=_FRESH_RUNS,
-        max_runs=_MAX_FRESH,
-        deadline=deadline,
-    )
+    found: dict[str, KeptSample] = {}
+    for runs in (_FRESH_RUNS, _runs_for_a_day(plan, problem)):
+        if any(one.is_surely_short(targets[name]) for name, one in found.items()):
+            break
+        found = sample_kept(
+            plan,
+            problem,
+            catalog,
+            targets,
+            first_seed=first_seed,
+            min_runs=runs,
+            max_runs=max(runs, _MAX_FRESH),
+            deadline=deadline,
+            known=found,
+        )
     after = kept_after_loss(plan, problem, catalog, deadline)
     return tuple(
         _promise(
@@ -409,6 +421,14 @@ def _runs_for_losses(plan: Plan, problem: Problem) -> int:
         return 0
     per_s = problem.limits.spot_loss_per_h / 3600.0 * min(nodes.values())
     return math.ceil(_LOSSES / (per_s * _seconds(plan, problem, _REQUESTS)))
+
+
+def _runs_for_a_day(plan: Plan, problem: Problem) -> int:
+    """Return in how many simulations a day passes, or as much of it as is simulated; 0 if nothing is lost."""
+    if not lost_nodes(plan, problem):
+        return 0
+    rate = sum(service.rate_per_s for service in problem.services)
+    return math.ceil(min(_DAY_S, _DAY_REQUESTS / rate) / _seconds(plan, problem, _REQUESTS))
 
 
 def requests_to_judge(service: Service) -> int:

@@ -18,6 +18,12 @@ BACK_S = 300.0
 """Seconds until a lost spot node has been replaced and serves."""
 
 
+def away_share(problem: Problem) -> float:
+    """Return for which share of the time a spot node is away."""
+    away_h = problem.limits.spot_loss_per_h * BACK_S / 3600.0
+    return away_h / (1.0 + away_h)
+
+
 def lost_nodes(plan: Plan, problem: Problem) -> list[tuple[str, str]]:
     """Return the nodes that are lost now and then, with their services: those on spot, if so asked."""
     if problem.limits.spot_loss_per_h <= 0.0:
@@ -31,17 +37,24 @@ def lost_nodes(plan: Plan, problem: Problem) -> list[tuple[str, str]]:
 
 
 def spot_losses(plan: Plan, problem: Problem, seconds: float, seed: int) -> tuple[Failure, ...]:
-    """Return losses of spot nodes at random, each as often as the problem says, in so many seconds."""
+    """Return losses of spot nodes at random, each as often as the problem says, in so many seconds.
+
+    A node may be away from the beginning on, as it is at any other time.
+    """
     rate_per_s = problem.limits.spot_loss_per_h / 3600.0
     if rate_per_s <= 0.0:
         return ()
-    luck = stream(seed, "spot losses")
+    luck, away = stream(seed, "spot losses"), away_share(problem)
     failures: list[Failure] = []
     for instance in plan.instances:
         for node in instance.nodes:
             if node.market != "spot":
                 continue
             at = float(luck.exponential(1.0 / rate_per_s))
+            if luck.random() < away:
+                back_s = BACK_S * (1.0 - float(luck.random()))
+                failures.append(Failure(0.0, instance=instance.id, node=node.id, back_s=back_s))
+                at += back_s
             while at < seconds:
                 failures.append(Failure(at, instance=instance.id, node=node.id, back_s=at + BACK_S))
                 at += BACK_S + float(luck.exponential(1.0 / rate_per_s))

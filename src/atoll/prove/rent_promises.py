@@ -10,6 +10,8 @@ is searched between what was enough and what was not (`sizing`). How good it is 
 capacities (`simulated_bound`). While it leaves room, plans with one instance less or a cheaper one are tried
 (`smaller_plans`).
 
+Where spot nodes are lost, that is found as if none were, and then what is spare for it (`redundancy`).
+
 Of plans that cost at most the share `settings.simplicity` more than what was found, the simplest one is taken
 in the end (`solve.rent.simple_allocation`), if it keeps its promises as well.
 """
@@ -34,6 +36,7 @@ from atoll.prove.kept import (
 )
 from atoll.prove.load_curves import LoadCurve, find_loads, simulate_more
 from atoll.prove.prospects import Key, find_prospects
+from atoll.prove.redundancy import Redundancy, Spare, TrialOutcome
 from atoll.prove.simulated_bound import SimulatedBound
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 from atoll.prove.sizing import Allowance, Sizing
@@ -77,6 +80,8 @@ _ENOUGH_SIMULATIONS = 400
 """After so many simulations of templates a plan that keeps its promises is good enough."""
 _SIMPLE_ROUNDS = 4
 """Plans on the way to a simpler one of simulated templates alone, at most."""
+_CALM_SHARE = 0.6
+"""Share of the deadline for a plan that keeps its promises while no spot node is lost."""
 _TRIAL_SEED = 1
 _TRIAL_RUNS = 3
 """Simulations of a plan in a trial, at least."""
@@ -92,7 +97,16 @@ def keep_promises(problem: Problem, request: PlanRequest) -> Plan:
     Where a target cannot be met the plan comes as close as was found, and says why. The deadline ends it with
     the best plan so far, `cut_short`.
     """
-    return _Prover(problem, request).run()
+    rate_per_h = problem.limits.spot_loss_per_h
+    if rate_per_h <= 0.0 or not any(offer.market == "spot" for offer in problem.offers):
+        return _Prover(problem, request).run()
+    deadline = Deadline(request.deadline_s)
+    # What is proven of plans that lose nothing is proven of those that do.
+    limits = problem.limits.model_copy(update={"spot_loss_per_h": 0.0})
+    within = replace(request, deadline_s=deadline.share(_CALM_SHARE))
+    calm = _Prover(problem.replace(limits=limits), within)
+    found = calm.run()
+    return _SpotProver(problem, replace(request, deadline_s=deadline.share(1.0)), calm).keep(found)
 
 
 def plan_simply(problem: Problem, request: PlanRequest) -> Plan:
@@ -703,7 +717,7 @@ class _Prover:
         self.fresh_seed += 100
         stamped = plan.model_copy(
             update={
-                "notes": (*plan.notes, *describe_simulated(plan)),
+                "notes": tuple(dict.fromkeys((*plan.notes, *describe_simulated(plan)))),
                 "problem_hash": self.problem.content_hash(),
                 "promises": promises,
             }
@@ -721,13 +735,87 @@ class _Prover:
             capacity = None
         bound = None if bound is None else min(bound, objective)
         gap = None if bound is None else (1.0 - bound / objective if objective > 0.0 else 0.0)
-        proven = gap is not None and gap <= PROVEN_GAP
+        # The bound is on plans that keep their promises.
+        kept = all(promise.is_kept for promise in plan.promises)
+        proven = kept and gap is not None and gap <= PROVEN_GAP
         status = plan.status
         if status in ("optimal", "feasible"):
             status = "optimal" if proven else "feasible"
         return plan.model_copy(
             update={"bound": bound, "gap": gap, "status": status, "capacity_bound": capacity}
         )
+
+
+class _SpotProver(_Prover):
+    """The search for a plan that keeps its promises with spot nodes lost, after one that does without."""
+
+    def __init__(self, problem: Problem, request: PlanRequest, calm: _Prover) -> None:
+        super().__init__(problem, request)
+        self.calm = calm
+        self.first, self.simple, self.bound = calm.first, calm.simple, calm.bound
+        self.causes, self.sizing, self._more = calm.causes, calm.sizing, calm._more
+        self.simulations, self.fresh_seed = calm.simulations, calm.fresh_seed
+
+    def keep(self, found: Plan) -> Plan:
+        """Return the cheapest plan found that keeps its promises, or the one that comes closest."""
+        if not found.instances or found.cut_short:
+            update: dict[str, object] = {
+                "problem_hash": self.problem.content_hash(),
+                "promises": (),
+            }
+            return found.model_copy(update=update)
+        late = False
+        try:
+            verdict = self._see(found)
+            # Where promises are broken with all nodes there, spare ones are no remedy.
+            if verdict.short and self.calm.best is not None:
+                self._add_spare(found, verdict)
+            if self.best is None and self.closest is not None:
+                return self._stamp(self.closest[1])
+        except SimulationCutShortError:
+            late = True
+        best = self.best
+        if best is None:
+            return found.model_copy(update={"promises": (), "cut_short": True})
+        more = (best.objective or 0.0) - (found.objective or 0.0)
+        if more > 0.0:
+            note = f"the price of spot nodes that are lost: ${more:.2f}/h"
+            best = best.model_copy(update={"notes": (*best.notes, note)})
+        return best.model_copy(update={"cut_short": True}) if late else best
+
+    def _see(self, plan: Plan) -> TrialOutcome:
+        """Simulate a plan with losses."""
+        short = self._find_short(plan)
+        kept = {name: one.both for name, one in self._tried[_standing(plan)].items()}
+        return TrialOutcome(frozenset(short), kept)
+
+    def _add_spare(self, found: Plan, verdict: TrialOutcome) -> None:
+        """Search for plans with more than is needed, or less of it on spot; then for smaller ones."""
+        self._settle()
+        self._sized = any(self.sizing.share(one.role) > 0.0 for one in found.instances)
+        search = Redundancy(self.problem, self.catalog, found, verdict, self._plan_spare, self._see)
+        if search.find() is not None:
+            self._shrink()
+            return
+        said = f"spot nodes are lost too often: of {search.trials + 1} plans simulated, with more "
+        said += "nodes than are needed or with fewer on spot, none keeps more"
+        self.causes |= dict.fromkeys(sorted(verdict.short), said)
+
+    def _plan_spare(self, spare: Spare, services: frozenset[str]) -> Plan:
+        """Plan with something to spare, of templates that were simulated where others were."""
+        gap = max(self.effort.gap, _SAME_COST)
+        if not self._sized:
+            asked = spare.ask(self.calm.problem, services)
+            return self._plan(asked, replace(self.effort, gap=gap))
+        sizing = self.sizing
+        asked = spare.ask(sizing.problem, services)
+        for _ in range(_SIMPLE_ROUNDS):
+            effort = replace(self.effort, derating=sizing.derating("likely"), gap=gap)
+            used = self._used(self._plan(asked, effort))
+            new = {key: one for key, one in used.items() if key not in sizing.curves}
+            if not self._measure(new, used):
+                break
+        return self._plan(asked, replace(self.effort, derating=sizing.derating("nothing"), gap=gap))
 
 
 def _standing(plan: Plan, service: str | None = None) -> object:

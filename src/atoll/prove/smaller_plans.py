@@ -95,7 +95,7 @@ def larger_plans(
             name = f"{name}-more"
         for other in _on_every_market(one, problem, catalog, libraries):
             many = [*plan.instances, other.model_copy(update={"id": name})]
-            if not _on_offer(problem, many):
+            if not on_offer(problem, many):
                 continue
             raised = [keep(problem, catalog, i).model_copy(update={"kept": i.kept}) for i in many]
             made = assemble(
@@ -134,7 +134,7 @@ def _on_every_market(
                 yield build_instance(problem, catalog, new, id="more")
 
 
-def _on_offer(problem: Problem, instances: Iterable[Instance]) -> bool:
+def on_offer(problem: Problem, instances: Iterable[Instance]) -> bool:
     """Whether there are machines for all."""
     gpus: Counter[OfferKey] = Counter()
     for instance in instances:

@@ -1,0 +1,143 @@
+"""Plans that keep promises with spot nodes lost: what is spare for it, and what is said if nothing does."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from atoll.core.ids import Phase
+from atoll.plan.plan import Plan
+from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
+from atoll.plan.validate.check import validate
+from atoll.prove.kept import look_at
+from atoll.prove.losses import BACK_S, away_share, spot_losses
+from atoll.prove.redundancy import Availability, ladders
+from atoll.workload.lengths import LengthMix
+from tests.prove.test_rent_promises import CATALOG, FRESH, kept
+from tests.prove.test_rent_promises import solve as plan_for
+
+CHAT = Service(
+    name="chat",
+    model="phi-4-14b",
+    ttft_s=2.0,
+    tpot_s=0.1,
+    rate_per_s=0.5,
+    lengths=Lengths.of(LengthMix.fixed(400.0, 20.0)),
+)
+
+
+def offer(market: str, usd: float, available: int = 8) -> Offer:
+    return Offer.model_validate(
+        {
+            "region": "z0",
+            "node_type": "L40S:1",
+            "market": market,
+            "available": available,
+            "usd_per_hour": usd,
+        }
+    )
+
+
+def fleet(*offers: Offer) -> Problem:
+    return Problem(
+        name="lost",
+        services=(CHAT,),
+        offers=offers,
+        limits=Limits(spot_loss_per_h=2.0),
+        settings=Settings(max_nodes_per_instance=1, engine="none"),
+    )
+
+
+TWO_SPOT = fleet(offer("spot", 0.7), offer("on-demand", 1.86))
+
+
+def markets(plan: Plan) -> list[str]:
+    return sorted(node.market for one in plan.instances for node in one.nodes)
+
+
+def test_a_second_spot_node_is_rented_for_the_one_that_is_lost() -> None:
+    found = kept(TWO_SPOT)
+
+    assert markets(found) == ["spot", "spot"]
+    (promise,) = found.promises
+    assert promise.is_surely_kept
+    assert found.notes == ("the price of spot nodes that are lost: $0.70/h",)
+    # What is proven is proven of plans that lose nothing.
+    assert found.status == "feasible"
+    assert found.bound == pytest.approx(0.7)
+    assert validate(found, TWO_SPOT) == []
+    (again,) = look_at(found, TWO_SPOT, CATALOG, first_seed=7001)
+    assert again.is_kept
+
+
+def test_nodes_that_stay_are_rented_where_that_is_cheaper_than_two_that_go() -> None:
+    found = kept(fleet(offer("spot", 0.7), offer("on-demand", 1.2)))
+    assert markets(found) == ["on-demand"]
+    assert found.promises[0].is_surely_kept
+
+
+def test_where_no_plan_keeps_promises_the_closest_says_so() -> None:
+    alone = fleet(offer("spot", 0.7, available=1))
+
+    found = kept(alone)
+
+    (promise,) = found.promises
+    assert promise.kept < promise.target
+    assert "spot nodes are lost too often" in (promise.cause or "")
+    assert found.status == "feasible"
+
+
+def test_what_can_be_kept_is_as_likely_as_that_enough_nodes_are_there() -> None:
+    limits = Limits(spot_loss_per_h=2.0)
+    busy = CHAT.model_copy(update={"rate_per_s": 20.0, "ttft_s": 1e-6})
+    problem = TWO_SPOT.replace(services=(busy,), limits=limits)
+    spot = plan_for(TWO_SPOT, FRESH, 60.0).instances[0]
+    away = away_share(problem)
+    assert away == pytest.approx(1.0 / 7.0)
+
+    # Phases apart beside both together, each with what it carries of the demand; a tenth more is let pass.
+    shares = [(Phase.BOTH, 0.5), (Phase.PREFILL, 0.6), (Phase.DECODE, 0.4), (Phase.DECODE, 0.2)]
+    units = {Phase.BOTH: 1.0, Phase.PREFILL: 400.0, Phase.DECODE: 20.0}
+    instances = [
+        spot.model_copy(
+            update={
+                "role": f"chat/llm/{phase}",
+                "throughput_per_s": share * 20.0 * units[phase] / 1.1,
+            }
+        )
+        for phase, share in shares
+    ]
+    expected = 0.0
+    for here in itertools.product((False, True), repeat=len(shares)):
+        there = dict.fromkeys(Phase, 0.0)
+        chance = 1.0
+        for (phase, share), is_there in zip(shares, here, strict=True):
+            there[phase] += share * is_there
+            chance *= 1.0 - away if is_there else away
+        left = there[Phase.BOTH] + min(there[Phase.PREFILL], there[Phase.DECODE])
+        expected += chance * (left >= 1.0 - 1e-9)
+    found = Availability(problem).kept_at_most("chat", instances)
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_ladders_ask_for_spot_machines_alone_to_be_lost() -> None:
+    (none,), lost, more, (half,) = ladders(TWO_SPOT, frozenset({"chat"}))
+    assert none.limits.spot_share == 0.0
+    assert half.limits.spot_share == 0.5
+    assert [one.limits.survival.machines for one in lost] == [1, 2, 3]
+    assert {one.limits.survival.spared for one in lost} == {("L40S:1 in z0",)}
+    rooms = [one.ask(TWO_SPOT, frozenset({"chat"})).service("chat").headroom for one in more]
+    assert rooms == sorted(rooms)
+    assert rooms[0] > CHAT.headroom
+
+
+def test_nodes_may_be_away_when_a_simulation_begins() -> None:
+    plan = plan_for(TWO_SPOT, FRESH, 60.0)
+    seconds, away_s = 300.0, 0.0
+    for seed in range(400):
+        for loss in spot_losses(plan, TWO_SPOT, seconds, seed):
+            assert loss.back_s is not None
+            assert loss.back_s <= loss.time_s + BACK_S
+            away_s += min(loss.back_s, seconds) - loss.time_s
+    assert away_s / (400 * seconds) == pytest.approx(away_share(TWO_SPOT), rel=0.2)
