@@ -51,7 +51,7 @@ def smaller_plans(
     found: list[Plan] = []
     for rest in _with_one_changed(plan, problem, catalog, libraries):
         raised = _raise(problem, catalog, rest, carry)
-        if raised is None or not _on_offer(problem, raised):
+        if raised is None or not on_offer(problem, raised):
             continue
         made = assemble(
             problem, pack(problem, raised), catalog=catalog, status="feasible", solver=plan.solver
