@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,8 +11,10 @@ from atoll.plan.files.fleet_file import build_problem
 from atoll.plan.plan import MAX_SIMULATED, Instance, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
+from atoll.prove import rent_promises
 from atoll.prove.load_curves import STEPS, TOP, simulate_more
 from atoll.prove.rent_promises import keep_promises
+from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.assembly import keep
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
@@ -88,6 +91,22 @@ def test_too_much_is_too_much() -> None:
     assert analytic.throughput_per_s < 30.0
     assert simulate_more(problem, catalog, analytic, 1.2 * analytic.throughput_per_s) is None
     assert simulate_more(problem, catalog, analytic, 1.3 * analytic.throughput_per_s) is None
+
+
+def test_no_smaller_plan_is_looked_for_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    prover = rent_promises._Prover(asked(), replace(REQUEST, deadline_s=0.0))
+    prover.first = prover.best = solve(asked(), REQUEST)
+    prover.bound = 0.0
+    asked_for: list[object] = []
+
+    def smaller(*args: object) -> list[Plan]:
+        asked_for.append(args)
+        return []
+
+    monkeypatch.setattr(rent_promises, "smaller_plans", smaller)
+    with pytest.raises(SimulationCutShortError):
+        prover._shrink()
+    assert not asked_for
 
 
 def _stating(**changes: object) -> Plan:

@@ -341,6 +341,8 @@ class _Prover:
 
         tried = 0
         while self.best is not None and not self._is_least(self.best):
+            if self.deadline.passed:
+                raise SimulationCutShortError("no time is left for smaller plans")
             best = self.best
             libraries = template_libraries(self.problem, self.catalog, cached=self.effort.cached)
             max_usd = (best.objective or 0.0) * (1.0 - _SAME_COST)
