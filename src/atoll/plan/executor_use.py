@@ -406,6 +406,9 @@ class _Timed:
     def _moving_s(self, first: str, second: str) -> float:
         """The longest that handing over takes, from kind of slice to kind of slice."""
         size = self.size.get((first, second), 0.0)
+        # Parts of one step run on one and the same executor, whichever that is.
+        if any(first in step.parts and second in step.parts for step in self.path.steps):
+            return 0.0
         return max(
             (
                 handover_s(self.catalog, a.region, a.nodes[0], b.nodes[0], size)

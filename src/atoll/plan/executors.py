@@ -24,7 +24,7 @@ from atoll.perf.components.class_loads import bytes_between, class_routes, compo
 from atoll.perf.components.executor import ExecutorWork, executor_work
 from atoll.perf.components.measured import MeasuredRate, MeasuredRates
 from atoll.plan.capacities import node_source
-from atoll.plan.handover import hop_link
+from atoll.plan.handover import pair_link
 from atoll.plan.plan import Instance, Node
 from atoll.plan.problem import Phases, Problem, Service
 from atoll.workload.classes import RequestClass
@@ -153,10 +153,9 @@ def machine_of(executor: Instance) -> tuple[object, ...]:
 
 
 def handover_s(catalog: Catalog, region: str, sender: Node, receiver: Node, size: float) -> float:
-    """Return the seconds that bytes take from one node to another of the same region."""
-    links = [
-        hop_link(catalog, node.node_type, region, None if node.gpu_ids is None else node.gpus)
+    """Return the seconds that bytes take from one node to another of the same region, on two machines."""
+    ends = [
+        (region, node.node_type, None if node.gpu_ids is None else node.gpus)
         for node in (sender, receiver)
     ]
-    slowest = min(link.bandwidth_bytes_per_s for link in links)
-    return size / slowest + max(link.latency_s for link in links)
+    return pair_link(catalog, *ends).time_s(size)

@@ -83,6 +83,26 @@ def hop_link(
     return link if gpus is None else link.share(gpus, whole)
 
 
+def pair_link(
+    catalog: Catalog,
+    sender: tuple[str, str, int | None],
+    receiver: tuple[str, str, int | None],
+) -> Link:
+    """Return the link from one machine to another, each as region, node type and GPUs of the slice.
+
+    That is the slower of both ends' shares of their interfaces, or of the link that is stated for the two.
+    """
+    stated = catalog.links.node_pairs.get((sender[1], receiver[1]))
+    ends = []
+    for region, node_type, gpus in (sender, receiver):
+        if stated is None:
+            ends.append(hop_link(catalog, node_type, region, gpus))
+        else:
+            whole = parse_node_type(node_type).gpu_count
+            ends.append(stated.share(whole if gpus is None else gpus, whole))
+    return Link(min(end.bandwidth_bytes_per_s for end in ends), max(end.latency_s for end in ends))
+
+
 def cut_sizes(problem: Problem, catalog: Catalog) -> Mapping[OfferKey, tuple[int, ...]]:
     """Return by offer the slices that its machines are cut into, of those that they may be.
 

@@ -23,6 +23,7 @@ from atoll.core.ids import Phase
 from atoll.perf.components.class_loads import component_of
 from atoll.plan.executors import DECODE, PREFILL
 from atoll.plan.plan import PROVEN_GAP
+from atoll.plan.validate.violation import InvalidPlanError
 from atoll.prove.graph_kept import (
     AHEAD,
     IMAGE,
@@ -42,6 +43,7 @@ from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import node_set
 from atoll.solve.effort import KnownPlan
+from atoll.solve.graph.graph_solver import CUTS, all_options, hangs_on_links
 from atoll.solve.registry import solve
 from atoll.solve.resizing import derating_of
 
@@ -84,6 +86,8 @@ _ROUGH_GAP = 0.05
 """The same of plans from which it is learnt what executors carry."""
 _ROUGH_WORK = 0.2
 """Share of the effort that such a plan may take."""
+_CUT_SLOWDOWNS = (1.0, 1.25, 1.5, 2.0)
+"""By what executors of simple rules are slowed down, one after the other, until enough requests are kept."""
 _MAX_LOOKED_BACK = 4
 """How many plans that were passed over are tried whole."""
 _MIN_SAVING = 1e-3
@@ -151,6 +155,8 @@ class _GraphProver:
         self._tried: dict[object, GraphShares | None] = {}
         self.passed_over: dict[str, Plan] = {}
         """Plans that were not simulated whole, for what their executors carry alone; by hash."""
+        self.cuts_tried = False
+        """Whether plans of simple rules were tried."""
         self.found: Plan | None = None
         """The last plan of a search."""
         self.closest: tuple[float, Plan, dict[str, GraphShares]] | None = None
@@ -331,6 +337,7 @@ class _GraphProver:
                 # Rough plans keep the promises: what is learnt holds, so the last plan is worth more effort.
                 fine = True
                 continue
+            good = good or self._try_cuts(problem, rough=rough)
             lacking = dict(self.slow)
             now = Counter(_kind_of(i) for i in plan.executor_instances)
             # Where more room leads back to executors that were too few before, a larger step does not.
@@ -342,6 +349,41 @@ class _GraphProver:
             return self._look_back(self._loosen(problem, good))
         assert self.closest is not None
         return self.closest[1:]
+
+    def _try_cuts(self, problem: Problem, *, rough: bool) -> _Enough | None:
+        """Return the cheapest plan by a simple rule that keeps its promises, None where none does.
+
+        Once, for the whole problem, and where links make a difference: on slow ones executors that take less
+        time for a request are worth more than their seconds say, and trials may lead far astray, to dearer
+        plans than a simple rule makes with some room.
+        """
+        if rough or problem is not self.problem or self.cuts_tried:
+            return None
+        self.cuts_tried = True
+        best: _Enough | None = None
+        for cut in CUTS if hangs_on_links(problem, self.catalog) else ():
+            for slowed in _CUT_SLOWDOWNS:
+                slow = {
+                    (service.name, "+".join(option), "*"): slowed
+                    for service in self.graphs
+                    for option in all_options(self.catalog, service)
+                }
+                effort = replace(_rough(self.effort), slowdown=slow)
+                try:
+                    plan = solve(self.problem, replace(self._step(effort), solver=cut))
+                except InvalidPlanError:
+                    break  # rules know no limits of the whole
+                if plan.status not in ("optimal", "feasible"):
+                    break
+                if best is not None and not _saves(plan, best.plan):
+                    break  # with more room it costs no less
+                kept = self._try(plan, self.problem)
+                if not self._short(kept):
+                    self._say(f"{cut}: ${plan.usd_per_hour:.2f}/h will do")
+                    plan = plan.model_copy(update={"solver": self.capacity.solver})
+                    best = _Enough(plan, kept, dict(self.slow), dict(self.slow))
+                    break
+        return best
 
     def _pass_over(self, problem: Problem, plan: Plan) -> None:
         """Remember a plan of the whole problem that is not simulated whole (`_look_back`)."""

@@ -185,6 +185,7 @@ def _check_promise(
     """Every executor of a path can do its parts, and the slowest of each step keep the promise together."""
     slowest: dict[str, float] = {}
     holders: dict[str, list[Instance]] = {}
+    step_of = {part: number for number, step in enumerate(path.steps) for part in step.parts}
     for step in path.steps:
         for part in step.parts:
             holders[part] = [executors[name] for name, w in step.instances.items() if w > 0]
@@ -206,7 +207,10 @@ def _check_promise(
                 handover_s(catalog, a.region, a.nodes[0], b.nodes[0], per)
                 for a in holders[first]
                 for b in holders[second]
-                if a.id != b.id and machine_of(a) != machine_of(b)
+                # Parts of one step run on one and the same executor, whichever that is.
+                if step_of[first] != step_of[second]
+                and a.id != b.id
+                and machine_of(a) != machine_of(b)
             ),
             default=0.0,
         )

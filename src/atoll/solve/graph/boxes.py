@@ -24,19 +24,21 @@ from dataclasses import dataclass, field
 
 from atoll.plan.plan import OfferKey
 from atoll.solve.graph.graph_types import ClassDemand, GraphAnswer, GraphProgram, Machines
-from atoll.solve.graph.program_table import route_chains
 
 _SAME_S = 1e-9
 
 RouteKey = tuple[int, int, str]
 """Class, route and region."""
+InsideKey = tuple[str, str, int, tuple[str, int], tuple[str, int]]
+"""Service, class, route, and (part, executor type) that hands over and that takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaidMachine:
     """One machine: its offer, executors (type, kind of slice, how many), and traffic in and out (bytes/s).
 
-    `flows` has requests/s by (service, class, route, part, executor type) for which its executors run a part.
+    `flows` has requests/s by (service, class, route, part, executor type) for which its executors run a part,
+    `inside` those of which one executor hands a part's result to another, or to itself.
     """
 
     offer: OfferKey
@@ -45,6 +47,7 @@ class LaidMachine:
     bytes_in_per_s: float = 0.0
     bytes_out_per_s: float = 0.0
     flows: tuple[tuple[tuple[str, str, int, str, int], float], ...] = ()
+    inside: tuple[tuple[InsideKey, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,23 +111,31 @@ def make_block(
         rate = klass.rate_per_s * scale
         mine: dict[str, list[int]] = {part: [] for part in klass.routes[w]}
         for part, flows in mine.items():
+            places = klass.places.get(part)
             for e in types:
                 executor = program.executors[e]
+                here = (region, machine.key[1], executor.uses[0][0])
+                if places is not None and here not in places:
+                    continue
                 seconds = executor.seconds.get((klass.name, part))
                 if executor.service == klass.service and seconds is not None:
                     late = float(executor.latency_s.get((klass.name, part), 0.0))
                     flows.append(len(block.z))
                     block.z.append(ZFlow(route, part, e, max(1e-6, seconds * rate), late))
         if machine.nic_bytes_per_s < float("inf"):
-            _add_edges(block, klass, w, mine, rate / machine.nic_bytes_per_s)
+            _add_edges(block, klass, mine, rate / machine.nic_bytes_per_s)
     return block
 
 
 def _add_edges(
-    block: MachineBlock, klass: ClassDemand, route: int, mine: dict[str, list[int]], load: float
+    block: MachineBlock, klass: ClassDemand, mine: dict[str, list[int]], load: float
 ) -> None:
     """Add what one route's flows take of the NIC (`load`: per byte), and what is handed over inside."""
-    bounds = {frozenset(chain[:2]): chain[2] for chain in route_chains(klass, klass.routes[route])}
+    bounds = {
+        frozenset((c.first, c.second)): c.budget_s if c.inside_s is None else c.inside_s
+        for c in klass.chains
+        if c.first in mine and c.second in mine
+    }
     for (part, after), size in klass.bytes_between.items():
         if part not in mine or after not in mine or size <= 0.0:
             continue

@@ -104,15 +104,26 @@ def label(parts: Sequence[str], option: Option) -> str:
     return f"{','.join(parts)}@{'+'.join(option)}"
 
 
+def by_way(labelled: str, way: int) -> str:
+    """Return what parts are called that are reached by one of several ways (`link_ways`)."""
+    return f"{labelled}#{way}"
+
+
+def without_way(labelled: str) -> str:
+    """Return what parts are called whichever way they are reached."""
+    return labelled.partition("#")[0]
+
+
 def plain_parts(labelled: str) -> tuple[str, ...]:
     """Return the parts that a label speaks of; a part without one is itself."""
-    return tuple(labelled.partition("@")[0].split(","))
+    return tuple(without_way(labelled).partition("@")[0].split(","))
 
 
 def runs_on(labelled: str, option: Option) -> bool:
     """Whether executors of these parts run what a label speaks of."""
-    parts, at, where = labelled.partition("@")
-    return where == "+".join(option) if at else parts in option
+    _, at, where = without_way(labelled).partition("@")
+    parts = plain_parts(labelled)
+    return where == "+".join(option) if at else all(part in option for part in parts)
 
 
 def allowed_routes(

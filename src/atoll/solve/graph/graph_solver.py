@@ -15,18 +15,26 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.compiling import compile_entries
 from atoll.core.errors import UsageError
 from atoll.core.units import format_price, format_share
+from atoll.plan.executors import routes_of
 from atoll.plan.plan import PROVEN_GAP, Plan
 from atoll.plan.problem import Problem, Service
 from atoll.plan.validate.validate_spot import check_spot
 from atoll.solve.assembly import relative_gap
 from atoll.solve.deadline import Deadline
+from atoll.solve.effort import Effort
 from atoll.solve.family import SolverFamily
 from atoll.solve.graph.boxes import LaidMachine
 from atoll.solve.graph.equal_cells import plan_cells
-from atoll.solve.graph.executor_options import Option, named_options
-from atoll.solve.graph.executor_packing import overloads_interfaces
+from atoll.solve.graph.executor_options import (
+    Option,
+    named_options,
+    options_of,
+    without_way,
+)
+from atoll.solve.graph.executor_packing import strains_links
 from atoll.solve.graph.executor_program import solve_program
-from atoll.solve.graph.graph_build import BuiltProgram, ChooseOptions, build_program
+from atoll.solve.graph.graph_build import BuiltProgram, build_program
+from atoll.solve.graph.graph_service import ChooseOptions
 from atoll.solve.graph.graph_to_plan import plan_of
 from atoll.solve.graph.graph_types import GraphAnswer
 from atoll.solve.graph.patterns import solve_with_topology
@@ -103,14 +111,20 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
         return plan_cells(problem, catalog, effort, libraries, deadline, solver=name)
     choose = None if name == DEFAULT else _cut(name, catalog)
     request.say("options", "how long parts take on every kind of node")
-    built = build_program(
-        problem,
-        catalog,
-        effort,
-        libraries,
-        choose=choose,
-        until=lambda: deadline.left < deadline.seconds * (1.0 - _OPTIONS),
-    )
+
+    def build(*, anywhere: bool, within_interfaces: bool = False) -> BuiltProgram:
+        return build_program(
+            problem,
+            catalog,
+            effort,
+            libraries,
+            choose=choose,
+            anywhere=anywhere,
+            within_interfaces=within_interfaces,
+            until=lambda: deadline.left < deadline.seconds * (1.0 - _OPTIONS),
+        )
+
+    built = build(anywhere=False)
     reasons = missing_executors(built)
 
     def make(built: BuiltProgram, answer: GraphAnswer, boxes: Sequence[LaidMachine] = ()) -> Plan:
@@ -130,32 +144,54 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
     if reasons and problem.settings.on_shortage == "fail":
         return make(built, _nothing())
     request.say("allocating", f"{len(built.program.executors):,} kinds of executors")
-    answer = solve_program(
-        built.program, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
-    )
+
+    def allocate(built: BuiltProgram) -> GraphAnswer:
+        left = deadline.share(1.0)
+        return solve_program(built.program, gap=effort.gap, work=effort.work, deadline_s=left)
+
+    answer = allocate(built)
     work = {"nodes": answer.nodes, "iterations": answer.iterations}
     request.say("allocating", _describe(answer), 1.0, work)
     answer = replace(answer, cut_short=answer.cut_short or built.cut_short)
     plan = make(built, answer)
-    if not overloads_interfaces(plan, problem, catalog):
+    if not strains_links(plan, problem, catalog):
         return plan
-    request.say("topology", "more goes between machines than their interfaces carry")
+    request.say("topology", "links between machines carry less, or later, than they would have to")
     bound = answer.bound
-    answer, boxes = solve_with_topology(
-        built.program, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
-    )
-    plan = make(built, answer, boxes)
-    if not overloads_interfaces(plan, problem, catalog):
-        return plan
-    # What runs has its place, whatever would hand over less: then no executor takes more than its share of
-    # an interface. What is proven without that limit holds with it, and no more.
-    built = build_program(
-        problem, catalog, effort, libraries, choose=choose, within_interfaces=True
-    )
-    answer = solve_program(
-        built.program, gap=effort.gap, work=effort.work, deadline_s=deadline.share(1.0)
-    )
-    return make(built, replace(answer, bound=min(answer.bound, bound)))
+    if built.by_machine is not None:
+        answer, boxes = solve_with_topology(
+            built.by_machine,
+            gap=effort.gap,
+            work=effort.work,
+            deadline_s=deadline.share(1.0),
+            free=(built.program, answer),
+            exact=built.exact,
+        )
+        plan = make(replace(built, program=built.by_machine), answer, boxes)
+        if answer.status != "infeasible" and not strains_links(plan, problem, catalog):
+            return plan
+    # What runs has its place, whatever would hand over less: then every link is as slow as the slowest, and
+    # no executor takes more than its share of an interface. What is proven without that holds with it.
+    for within in (False, True):
+        safe = build(anywhere=True, within_interfaces=within)
+        answer = allocate(safe)
+        plan = make(safe, replace(answer, bound=min(answer.bound, bound)))
+        if not strains_links(plan, problem, catalog):
+            break
+    return plan
+
+
+def all_options(catalog: Catalog, service: Service) -> tuple[Option, ...]:
+    """Return the sets of parts that executors of a service may run, by any rule."""
+    model = catalog.model(service.model)
+    routes = [route for klass in service.classes for route in routes_of(catalog, service, klass)]
+    cuts = (option for name in CUTS for option in named_options(name, model, routes))
+    return tuple(dict.fromkeys((*options_of(model, service, routes), *cuts)))
+
+
+def hangs_on_links(problem: Problem, catalog: Catalog) -> bool:
+    """Return whether it makes a difference to the promises of a fleet which way data goes."""
+    return build_program(problem, catalog, Effort(), None).hangs_on_links
 
 
 def missing_executors(built: BuiltProgram) -> tuple[str, ...]:
@@ -172,7 +208,8 @@ def missing_executors(built: BuiltProgram) -> tuple[str, ...]:
         if any(all(part in runnable for part in route) for route in demand.routes):
             continue
         lacking = sorted({part for route in demand.routes for part in route} - runnable)
-        parts = " or ".join(part.replace("@", " on ") for part in lacking) or "a path"
+        names = dict.fromkeys(without_way(part).replace("@", " on ") for part in lacking)
+        parts = " or ".join(names) or "a path"
         found.append(
             f"{demand.service}: no kind of node runs {parts} for '{demand.name}' within its promise"
         )

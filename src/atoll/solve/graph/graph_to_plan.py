@@ -138,7 +138,8 @@ def _lean(built: BuiltProgram, answer: GraphAnswer) -> GraphAnswer:
 def _leaner(built: BuiltProgram, index: int, used: set[str]) -> int | None:
     """The executor type of the parts used alone, None where there is none or it is slower."""
     origin, own = built.origins[index], built.program.executors[index]
-    parts = tuple(part for part in origin.parts if part in used)
+    names = {each for part in used if "@" not in part for each in plain_parts(part)}
+    parts = tuple(part for part in origin.parts if part in names)
     if origin.kind is None or not parts or parts == origin.parts:
         return None
     for other, lean in zip(built.origins, built.program.executors, strict=True):

@@ -34,6 +34,8 @@ ClassKey = tuple[str, str]
 """Service and class."""
 PartKey = tuple[str, str]
 """Class (within the executor's service) and part."""
+Place = tuple[str, str, str]
+"""Region, node type of the machine, kind of the slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,15 @@ class ExecutorType:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The latencies of two parts of a class may add up to `budget_s`, hand-over left out."""
+    """The latencies of two parts of a class may add up to `budget_s`, hand-over left out.
+
+    Executors of one machine hand over in less time: then `inside_s`, None where that makes no difference.
+    """
 
     first: str
     second: str
     budget_s: float
+    inside_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,8 @@ class ClassDemand:
     """Requests of a class: how many a second, which routes they may go, and what bounds their latency.
 
     `bytes_between` has, by (part, next part), the bytes of one request that go from one to the other.
+    `places` has, by part, the (region, node type, kind of slice) that may run it where machines are told
+    apart; a part that is not named runs on all.
     """
 
     service: str
@@ -97,6 +105,7 @@ class ClassDemand:
     chains: tuple[Chain, ...] = ()
     bytes_between: Mapping[tuple[str, str], float] = field(default_factory=dict, hash=False)
     priority: float = 1.0
+    places: Mapping[str, frozenset[Place]] = field(default_factory=dict, hash=False)
 
     @property
     def key(self) -> ClassKey:

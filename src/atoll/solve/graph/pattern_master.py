@@ -7,13 +7,13 @@ patterns. See `boxes` for the rows of a block.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from atoll.solve.array_types import Floats
 from atoll.solve.graph.boxes import LaidMachine, MachineBlock, Pattern, RouteKey, make_block
-from atoll.solve.graph.graph_types import GraphAnswer, GraphProgram, PartFlow
+from atoll.solve.graph.graph_types import GraphAnswer, GraphProgram, Machines, PartFlow
 from atoll.solve.graph.program_table import route_chains, tied_shares, weigh_shares
 from atoll.solve.lp import LinearProgram, Sparse
 
@@ -25,6 +25,36 @@ _ZERO = 1e-11
 def slice_sizes(program: GraphProgram, e: int) -> list[int]:
     """Return the GPUs of the slices of an executor type."""
     return [int(kind.rsplit(":", 1)[1]) for kind, n in program.executors[e].uses for _ in range(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMachine:
+    """A machine whose executors are open: columns for whether it is taken, and for how many of each type."""
+
+    offer: int
+    types: tuple[int, ...]
+    taken: int
+    numbers: tuple[int, ...]
+    order: int
+
+    def pattern(self, values: Floats) -> Pattern | None:
+        """Return what stands on it in a solution, None where it is not taken."""
+        if values[self.taken] < 0.5:
+            return None
+        counts = (
+            (e, round(values[column])) for e, column in zip(self.types, self.numbers, strict=True)
+        )
+        return Pattern(self.offer, tuple(sorted((e, n) for e, n in counts if n)))
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockRows:
+    """Flows of machines with given executor types, and their rows."""
+
+    flows: MachineBlock
+    capacity: dict[int, int]
+    pairs: dict[tuple[str, int, tuple[str, str]], int]
+    nic: tuple[int, ...]
 
 
 class PatternMaster:
@@ -44,7 +74,7 @@ class PatternMaster:
         prices = [m.usd_per_hour for m in program.machines if m.usd_per_hour > 0.0]
         self.money = max(prices, default=1.0)
         self._rows: list[tuple[float, float]] = []
-        self._chain_rows: dict[tuple[RouteKey, int, float], int] = {}
+        self._chain_rows: dict[tuple[RouteKey, int], list[tuple[float, int]]] = {}
         self._make_rows()
         self._make_columns()
 
@@ -104,8 +134,7 @@ class PatternMaster:
                 for executor in self.program.executors
                 if executor.service == klass.service and (klass.name, first) in executor.seconds
             }
-            for v in sorted(late):
-                self._chain_rows[key, c, v] = self._row(0.0, math.inf)
+            self._chain_rows[key, c] = [(v, self._row(0.0, math.inf)) for v in sorted(late)]
 
     def _column(
         self, entries: list[tuple[int, float]], upper: float = math.inf, cost: float = 0.0
@@ -145,49 +174,86 @@ class PatternMaster:
 
     def add_pattern(self, pattern: Pattern) -> None:
         """Take a pattern in: the number of its machines, and their flows."""
-        program, machine = self.program, self.program.machines[pattern.offer]
+        machine = self.program.machines[pattern.offer]
         counts = dict(pattern.executors)
-        block = make_block(program, self.routes, machine, list(counts), self.scale)
-        tight = bool(block.out)
+        block = self._make_flows(machine, list(counts))
+        entries = self.price_entries(pattern.offer, counts)
+        entries += [(block.capacity[e], float(n)) for e, n in counts.items()]
+        entries += [(row, 1.0) for row in block.nic]
+        self.count_columns.append(self._column(entries, float(machine.available)))
+        z, k = self._add_flows(block)
+        self.z_columns.append(z)
+        self.k_columns.append(k)
+        self.patterns.append(pattern)
+        self.blocks.append(block.flows)
+
+    def add_machine(self, offer: int, types: list[int], before: OpenMachine | None) -> OpenMachine:
+        """Take in one machine that any executors of these types may stand on.
+
+        `before` is another of the offer, which is taken first.
+        """
+        machine = self.program.machines[offer]
+        block = self._make_flows(machine, types)
+        room, order = self.lp.rows, self.lp.rows + 1
+        self.lp.add_rows(np.zeros(2), np.full(2, math.inf), make_entries([], 2))
+        base = dict(self.price_entries(offer, {}))
+        entries = [*base.items(), (room, float(machine.gpus))]
+        entries += [(row, 1.0) for row in block.nic]
+        # Machines are alike: the next one is taken only if this one is.
+        if before is not None:
+            entries += [(before.order, -1.0)]
+        taken = self._column([*entries, (order, 1.0)], 1.0, self.machine_cost(offer))
+        numbers = []
+        for e in types:
+            size = slice_sizes(self.program, e)[0]
+            extra = {
+                row: value - base.get(row, 0.0) for row, value in self.price_entries(offer, {e: 1})
+            }
+            entries = [(row, value) for row, value in extra.items() if value]
+            entries += [(block.capacity[e], 1.0), (room, -float(size))]
+            numbers.append(self._column(entries, float(machine.gpus // size)))
+        self._add_flows(block)
+        return OpenMachine(offer, tuple(types), taken, tuple(numbers), order)
+
+    def _make_flows(self, machine: Machines, types: list[int]) -> _BlockRows:
+        """Add the rows of machines with these executor types."""
+        block = make_block(self.program, self.routes, machine, types, self.scale)
         base = self.lp.rows
-        capacity = {e: base + i for i, e in enumerate(counts)}
+        capacity = {e: base + i for i, e in enumerate(types)}
         pairs: dict[tuple[str, int, tuple[str, str]], int] = {}
         for flow in block.k:
             for side, i in (("first", flow.first), ("second", flow.second)):
-                pairs.setdefault((side, i, flow.edge), base + len(counts) + len(pairs))
-        nic = base + len(counts) + len(pairs)
-        number = len(counts) + len(pairs) + (2 if tight else 0)
+                pairs.setdefault((side, i, flow.edge), base + len(types) + len(pairs))
+        at = base + len(types) + len(pairs)
+        nic = (at, at + 1) if block.out else ()
+        number = len(types) + len(pairs) + len(nic)
         self.lp.add_rows(np.zeros(number), np.full(number, math.inf), make_entries([], number))
-        entries = self.price_entries(pattern.offer, counts)
-        entries += [(capacity[e], float(n)) for e, n in counts.items()]
-        if tight:
-            entries += [(nic, 1.0), (nic + 1, 1.0)]
-        self.count_columns.append(self._column(entries, float(machine.available)))
-        columns = []
+        return _BlockRows(block, capacity, pairs, nic)
+
+    def _add_flows(self, rows: _BlockRows) -> tuple[list[int], list[int]]:
+        """Add the flows of a block; return their columns z and k."""
+        block = rows.flows
+        by_flow: dict[int, list[int]] = {}
+        for (_, at, _), row in rows.pairs.items():
+            by_flow.setdefault(at, []).append(row)
+        z_columns, k_columns = [], []
         for i, z in enumerate(block.z):
-            entries = [(self.need_row[z.route, z.part], 1.0), (capacity[z.executor], -z.load)]
+            entries = [(self.need_row[z.route, z.part], 1.0), (rows.capacity[z.executor], -z.load)]
             entries += self.chain_entries(z.route, z.part, z.latency_s)
-            entries += [(row, 1.0) for (_, at, _), row in pairs.items() if at == i]
-            if tight:
-                entries += [
-                    (nic, -block.out.get(("z", i), 0.0)),
-                    (nic + 1, -block.into.get(("z", i), 0.0)),
-                ]
-            columns.append(self._column(entries))
-        self.z_columns.append(columns)
-        columns = []
+            entries += [(row, 1.0) for row in by_flow.get(i, ())]
+            for row, taken in zip(rows.nic, (block.out, block.into), strict=False):
+                entries.append((row, -taken.get(("z", i), 0.0)))
+            z_columns.append(self._column(entries))
         for i, flow in enumerate(block.k):
             entries = [
-                (pairs["first", flow.first, flow.edge], -1.0),
-                (pairs["second", flow.second, flow.edge], -1.0),
-                (nic, -block.out["k", i]),
-                (nic + 1, -block.into["k", i]),
+                (rows.pairs["first", flow.first, flow.edge], -1.0),
+                (rows.pairs["second", flow.second, flow.edge], -1.0),
             ]
+            for row, taken in zip(rows.nic, (block.out, block.into), strict=False):
+                entries.append((row, -taken["k", i]))
             entries += self.pair_entries(block, i)
-            columns.append(self._column(entries))
-        self.k_columns.append(columns)
-        self.patterns.append(pattern)
-        self.blocks.append(block)
+            k_columns.append(self._column(entries))
+        return z_columns, k_columns
 
     def price_entries(self, offer: int, counts: dict[int, int]) -> list[tuple[int, float]]:
         """Return the entries of one machine with these executors in the rows that patterns share."""
@@ -215,9 +281,7 @@ class PatternMaster:
         for c, (first, second, budget) in enumerate(route_chains(klass, klass.routes[route[1]])):
             if part not in (first, second):
                 continue
-            for (key, chain, v), row in self._chain_rows.items():
-                if (key, chain) != (route, c):
-                    continue
+            for v, row in self._chain_rows[route, c]:
                 if part == first and late >= v:
                     entries[row] = entries.get(row, 0.0) - 1.0
                 if part == second and late <= budget - v + _SAME_S:
@@ -236,12 +300,11 @@ class PatternMaster:
             if {first, second} != set(flow.edge):
                 continue
             early, late = (one, two) if one.part == first else (two, one)
-            for (key, chain, v), row in self._chain_rows.items():
-                if (key, chain) == (one.route, c):
-                    value = float(early.latency_s >= v)
-                    value -= float(late.latency_s <= budget - v + _SAME_S)
-                    if value:
-                        entries[row] = entries.get(row, 0.0) + value
+            for v, row in self._chain_rows[one.route, c]:
+                value = float(early.latency_s >= v)
+                value -= float(late.latency_s <= budget - v + _SAME_S)
+                if value:
+                    entries[row] = entries.get(row, 0.0) + value
         return list(entries.items())
 
     # ---------------------------------------------------------------- goals
@@ -340,9 +403,18 @@ class PatternMaster:
                     klass = self.program.classes[z.route[0]]
                     rate = float(values[column]) * klass.rate_per_s * self.scale / len(boxes)
                     flows.append(((*klass.key, z.route[1], z.part, z.executor), rate))
+            inside = []
+            for k, column in zip(block.k, self.k_columns[i], strict=True):
+                if values[column] > _ZERO and boxes:
+                    one, two = block.z[k.first], block.z[k.second]
+                    klass = self.program.classes[one.route[0]]
+                    rate = float(values[column]) * klass.rate_per_s * self.scale / len(boxes)
+                    ends = (one.part, one.executor), (two.part, two.executor)
+                    inside.append(((*klass.key, one.route[1], *ends), rate))
             found += [
                 replace(
                     box,
+                    inside=tuple(sorted(inside)),
                     bytes_out_per_s=max(0.0, float(out)) * each,
                     bytes_in_per_s=max(0.0, float(into)) * each,
                     flows=tuple(sorted(flows)),

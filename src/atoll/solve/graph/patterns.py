@@ -13,23 +13,27 @@ Executor types on several slices are left out of patterns: their slices may be i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.plan.plan import OfferKey
 from atoll.solve.array_types import Floats
+from atoll.solve.deadline import Deadline
 from atoll.solve.graph.boxes import LaidMachine, Pattern, make_block, pack_boxes
 from atoll.solve.graph.executor_program import solve_program
 from atoll.solve.graph.graph_types import GraphAnswer, GraphProgram, PlacedExecutors
-from atoll.solve.graph.pattern_master import PatternMaster, make_entries, slice_sizes
+from atoll.solve.graph.pattern_master import OpenMachine, PatternMaster, make_entries, slice_sizes
 from atoll.solve.graph.presolve import undominated
 from atoll.solve.lp import LinearProgram, MipResult
 
-_ALL_PATTERNS = 400
-"""Patterns up to which all are listed."""
+_ALL_PATTERNS = 150
+"""Patterns of an offer up to which all are listed."""
+_MAX_OPEN = 500
+"""Numbers of executors, by type and machine, up to which machines are left open in one integer program."""
 _ITERATIONS = 60_000
 _ROUNDS = 60
 """Rounds of pricing."""
@@ -38,6 +42,8 @@ _PAYS = 1e-6
 _SLACK = 1e-8
 _WHOLE = 1e-9
 _TOLERANCE = 1e-7
+_MOMENT_S = 2.0
+"""Seconds that an answer may take when time is up, on a busy machine."""
 
 HOLDS = "NICs hold: the answer is the best with topology too"
 BINDS = "NICs bind: machines were planned by pattern"
@@ -45,25 +51,36 @@ SPLIT = "executors on several slices were left out of machines planned by patter
 
 
 def solve_with_topology(
-    program: GraphProgram, *, gap: float = 1e-4, work: float = 1.0, deadline_s: float = math.inf
+    program: GraphProgram,
+    *,
+    gap: float = 1e-4,
+    work: float = 1.0,
+    deadline_s: float = math.inf,
+    free: tuple[GraphProgram, GraphAnswer] | None = None,
+    exact: bool = True,
 ) -> tuple[GraphAnswer, tuple[LaidMachine, ...]]:
     """Return the best answer whose traffic the NICs carry, and its machines; gap is relative.
 
-    The answer's `reasons` say whether NICs bind.
+    The answer's `reasons` say whether NICs bind. `free` is a program that allows all that this one does, with
+    the same executors, and its answer: what is proven there holds here. Without one it is the program itself,
+    its machines not told apart. Where this one is not `exact` nothing else is proven.
     """
-    # As if NICs had no limit first: where they carry its traffic, that answer is the best of all.
-    free = solve_program(program, gap=gap, work=work, deadline_s=deadline_s)
-    if free.status == "infeasible" or not free.machines:
-        return free, ()
-    laid = pack_boxes(program, free)
+    end = Deadline(deadline_s)
+    if free is None:
+        # As if NICs had no limit first: where they carry its traffic, that answer is the best of all.
+        free = program, solve_program(program, gap=gap, work=work, deadline_s=deadline_s)
+    wide, first = free
+    if first.status == "infeasible" or not first.machines:
+        return first, ()
+    laid = pack_boxes(wide, first)
     if all(len(slice_sizes(program, e)) == 1 for box in laid for e, _, _ in box.executors):
-        routed = _route(program, free, laid)
+        routed = _route(program, first, laid)
         if routed is not None:
             answer, boxes = routed
-            return replace(answer, reasons=(*free.reasons, HOLDS)), boxes
+            return replace(answer, reasons=(*first.reasons, HOLDS)), boxes
     elif all(m.nic_bytes_per_s == math.inf for m in program.machines):
-        return replace(free, reasons=(*free.reasons, HOLDS)), laid
-    return _PatternSearch(program, free, gap, work).solve()
+        return replace(first, reasons=(*first.reasons, HOLDS)), laid
+    return _PatternSearch(program, first, laid, gap, work, end, exact=exact).solve()
 
 
 def _route(
@@ -111,9 +128,22 @@ def _route(
 class _PatternSearch:
     """The search by patterns where NICs bind."""
 
-    def __init__(self, program: GraphProgram, free: GraphAnswer, gap: float, work: float) -> None:
+    def __init__(
+        self,
+        program: GraphProgram,
+        free: GraphAnswer,
+        laid: tuple[LaidMachine, ...],
+        gap: float,
+        work: float,
+        end: Deadline,
+        *,
+        exact: bool,
+    ) -> None:
         self.program = program
         self.free = free
+        self.laid = laid
+        self.end = end
+        self.late = False
         self.gap = gap
         self.iterations = max(2_000, int(_ITERATIONS * work))
         self.nodes = 0
@@ -123,7 +153,10 @@ class _PatternSearch:
         self.master = PatternMaster(program, scale)
         self.types = self._list_types()
         self.split = any(len(slice_sizes(program, e)) > 1 for e in undominated(program))
-        self.complete = self._fill()
+        # What is left out may be better than all that is there.
+        self.loose = self.split or not exact
+        self.open = self._fill()
+        self.complete = not self.open
 
     def _list_types(self) -> dict[int, list[int]]:
         """Return by offer the executor types on one slice of it."""
@@ -139,20 +172,20 @@ class _PatternSearch:
             ]
         return types
 
-    def _fill(self) -> bool:
-        """List all patterns where they are few; return whether they are."""
-        patterns: list[Pattern] = []
+    def _fill(self) -> list[int]:
+        """List all patterns of offers that have few; return the others."""
+        many: list[int] = []
         for o, machine in enumerate(self.program.machines):
             if machine.available <= 0 or not self.types[o]:
                 continue
-            for counts in self._multisets(self.types[o], machine.gpus):
-                patterns.append(Pattern(o, counts))
-                # Too many to list: then they are found by pricing.
-                if len(patterns) > _ALL_PATTERNS:
-                    return False
-        for pattern in patterns:
-            self.master.add_pattern(pattern)
-        return True
+            some = list(islice(self._multisets(self.types[o], machine.gpus), _ALL_PATTERNS + 1))
+            # Too many to list: then they are found by pricing.
+            if len(some) > _ALL_PATTERNS:
+                many.append(o)
+                continue
+            for counts in some:
+                self.master.add_pattern(Pattern(o, counts))
+        return many
 
     def _multisets(self, types: list[int], gpus: int) -> Iterator[tuple[tuple[int, int], ...]]:
         """List executors that fit one machine; only full machines where more executors never hurt."""
@@ -184,9 +217,8 @@ class _PatternSearch:
             if self.complete:
                 return result.objective
             bound, found = result.objective, []
-            for o, machine in enumerate(self.program.machines):
-                if machine.available <= 0 or not self.types[o]:
-                    continue
+            for o in self.open:
+                machine = self.program.machines[o]
                 reduced, pattern = self._price(o, result.duals)
                 # Every machine of the offer could gain so much: with that taken off, the bound
                 # holds for all patterns.
@@ -199,6 +231,9 @@ class _PatternSearch:
                 master.add_pattern(pattern)
             # Columns that are new get their price with the goal.
             self._goal()
+            if self.end.passed:
+                self.late = True
+                break
         return bound
 
     def _price(self, o: int, duals: Floats) -> tuple[float, Pattern]:
@@ -281,26 +316,27 @@ class _PatternSearch:
         whole = np.array([*master.count_columns, *master.kept_columns], np.int64)
         master.lp.set_integer(whole)
         result = master.lp.solve_mip(
-            time_limit_s=math.inf,
+            time_limit_s=max(_MOMENT_S, self.end.left),
             gap=0.5 * self.gap,
             iteration_limit=self.iterations,
             tolerance=_TOLERANCE,
         )
+        self.late = self.late or result.timed_out
         self.nodes += result.nodes
         self.spent += result.iterations
-        return result, max(floor, result.bound) if self.complete and not self.split else floor
+        return result, max(floor, result.bound) if self.complete and not self.loose else floor
 
     def solve(self) -> tuple[GraphAnswer, tuple[LaidMachine, ...]]:
         """Return the best answer by patterns; its bound is never below that without topology."""
         program, free, master = self.program, self.free, self.master
         if not self.complete:
-            for box in pack_boxes(program, free):
+            for box in self.laid:
                 self._add_laid(box)
         shares, share_floor = self._phase(0.0, 0.0)
         reasons = (*free.reasons, BINDS, *((SPLIT,) if self.split else ()))
         level = 0.0 if shares.values is None else min(1.0, -shares.objective)
         max_share = free.share_bound / master.scale
-        share_bound = max_share if self.split else min(max_share, max(level, -share_floor))
+        share_bound = max_share if self.loose else min(max_share, max(level, -share_floor))
         if level <= _SLACK or (
             program.goal == "cost" and program.shortage == "fail" and level < 1.0 - _SLACK
         ):
@@ -320,11 +356,14 @@ class _PatternSearch:
         cheap, floor = self._phase(1.0, level * (1.0 - _SLACK))
         values = cheap.values if cheap.values is not None else shares.values
         assert values is not None
-        answer, boxes = self._finish(np.rint(values[master.count_columns]).astype(np.int64), values)
+        chosen = self._numbers(master, values)
+        if self.open:
+            chosen, floor = self._leave_open(chosen, level * (1.0 - _SLACK), floor)
+        answer, boxes = self._finish(chosen)
         share = float(master.weights @ np.array(self._shares))
         # A bound without topology is for its own share: it holds here only if that is no larger.
         known = free.bound if program.goal == "cost" and free.share <= share + _SLACK else 0.0
-        bound = max(known, 0.0 if self.split else floor * master.money)
+        bound = max(known, 0.0 if self.loose else floor * master.money)
         cost = answer.usd_per_hour + answer.init_usd
         bound = min(bound, cost)
         wide = share_bound - share <= self.gap * share_bound + 1e-7
@@ -339,6 +378,7 @@ class _PatternSearch:
             nodes=free.nodes + self.nodes,
             iterations=free.iterations + self.spent,
             reasons=reasons,
+            cut_short=free.cut_short or self.late,
         )
         if program.goal == "most":
             answer = replace(
@@ -361,16 +401,82 @@ class _PatternSearch:
         if pattern not in self.master.patterns and set(counts) <= set(self.types[o]):
             self.master.add_pattern(pattern)
 
-    def _finish(
-        self, numbers: NDArray[np.int64], values: Floats
-    ) -> tuple[GraphAnswer, tuple[LaidMachine, ...]]:
+    def _numbers(self, master: PatternMaster, values: Floats) -> Counter[Pattern]:
+        """Return how many machines of each pattern a solution has."""
+        return Counter(
+            {
+                pattern: round(values[column])
+                for pattern, column in zip(master.patterns, master.count_columns, strict=True)
+                if values[column] > 0.5
+            }
+        )
+
+    def _leave_open(
+        self, best: Counter[Pattern], level: float, floor: float
+    ) -> tuple[Counter[Pattern], float]:
+        """Return the cheapest machines where those of offers with many patterns are left open, and a bound.
+
+        No answer that is better than the best so far has more of them than it costs. If they are too many,
+        about as many as that has, and nothing is proven.
+        """
+        program = self.program
+        price = [self.master.machine_cost(o) for o in range(len(program.machines))]
+        cost = sum(price[pattern.offer] * n for pattern, n in best.items())
+        if cost <= floor * (1.0 + 0.5 * self.gap):
+            return best, floor
+        rent = Counter(pattern.offer for pattern in best.elements())
+        numbers = {}
+        for o in self.open:
+            fits = math.inf if price[o] <= 0.0 else math.floor(cost / price[o] + _WHOLE)
+            numbers[o] = int(min(program.machines[o].available, fits))
+        proves = sum(n * len(self.types[o]) for o, n in numbers.items()) <= _MAX_OPEN
+        if not proves:
+            numbers = {o: min(n, rent[o]) for o, n in numbers.items()}
+            if sum(n * len(self.types[o]) for o, n in numbers.items()) > _MAX_OPEN:
+                return best, floor
+        master = PatternMaster(program, self.master.scale)
+        for pattern in self.master.patterns:
+            if pattern.offer not in self.open:
+                master.add_pattern(pattern)
+        machines: list[OpenMachine] = []
+        for o, n in numbers.items():
+            last: OpenMachine | None = None
+            for _ in range(n):
+                last = master.add_machine(o, self.types[o], last)
+                machines.append(last)
+        master.seek_cost(level)
+        for one in machines:
+            master.lp.set_costs(np.array([one.taken]), np.array([price[one.offer]]))
+        whole = [*master.count_columns, *master.kept_columns]
+        whole += [column for one in machines for column in (one.taken, *one.numbers)]
+        master.lp.set_integer(np.array(whole, np.int64))
+        result = master.lp.solve_mip(
+            time_limit_s=max(_MOMENT_S, self.end.left),
+            gap=0.5 * self.gap,
+            iteration_limit=self.iterations,
+            tolerance=_TOLERANCE,
+        )
+        self.late = self.late or result.timed_out
+        self.nodes += result.nodes
+        self.spent += result.iterations
+        if proves and not self.loose:
+            # With more machines than are open an answer costs no less than the best so far.
+            inner = math.inf if result.status == "infeasible" else result.bound
+            floor = max(floor, min(inner, cost))
+        if result.values is None or result.objective >= cost * (1.0 - _WHOLE):
+            return best, floor
+        found = self._numbers(master, result.values)
+        found.update(p for one in machines if (p := one.pattern(result.values)) is not None)
+        return found, floor
+
+    def _finish(self, numbers: Counter[Pattern]) -> tuple[GraphAnswer, tuple[LaidMachine, ...]]:
         """Return the answer with these numbers of machines, its flows made exact and its executors named."""
         program = self.program
-        chosen = [i for i in range(len(numbers)) if numbers[i] > 0]
+        chosen = list(numbers)
         fixed = PatternMaster(program, self.master.scale)
-        for i in chosen:
-            fixed.add_pattern(self.master.patterns[i])
-        count = numbers[chosen].astype(np.float64)
+        for pattern in chosen:
+            fixed.add_pattern(pattern)
+        count = np.array([float(numbers[pattern]) for pattern in chosen])
         fixed.lp.set_bounds(np.array(fixed.count_columns, np.int64), count, count)
         fixed.seek_share()
         result = fixed.lp.solve_mip(time_limit_s=math.inf, gap=0.0)
@@ -380,13 +486,13 @@ class _PatternSearch:
         self._shares = [float(values[c]) for c in fixed.share_columns]
         laid: list[list[LaidMachine]] = []
         slots: dict[int, int] = {}
-        for k, i in enumerate(chosen):
-            pattern = self.master.patterns[i]
-            inside = self._used(fixed, k, int(numbers[i]), values)
+        for k, pattern in enumerate(chosen):
+            number = numbers[pattern]
+            inside = self._used(fixed, k, number, values)
             key = program.machines[pattern.offer].key
             first = slots.get(pattern.offer, 0)
-            slots[pattern.offer] = first + int(numbers[i])
-            laid.append([LaidMachine(key, first + n, inside) for n in range(int(numbers[i]))])
+            slots[pattern.offer] = first + number
+            laid.append([LaidMachine(key, first + n, inside) for n in range(number)])
         boxes = fixed.boxes(values, laid)
         return self._account(fixed.answer(values, self.free), boxes), boxes
 
