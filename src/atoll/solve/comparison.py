@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from atoll.core.errors import InternalError
 from atoll.core.frozen import Frozen
+from atoll.core.units import format_price
 from atoll.plan.plan import Plan, Status
 from atoll.plan.problem import Problem
 from atoll.plan.validate.violation import InvalidPlanError
@@ -13,6 +15,9 @@ from atoll.solve.deadline import Deadline
 from atoll.solve.explain.plan_explanation import served_share
 from atoll.solve.family import baselines
 from atoll.solve.plan_request import PlanRequest
+
+_ROUNDING = 1e-6
+"""Share of a bound that a cheaper plan may differ by."""
 
 
 class Compared(Frozen):
@@ -69,7 +74,22 @@ def compare_solvers(
             rules = dict.fromkeys(str(violation.rule) for violation in error.violations)
             yield Compared(solver=name, broken=tuple(rules))
         else:
+            refuse_cheaper(other, plan, problem)
             yield compare(other, plan, problem)
+
+
+def refuse_cheaper(other: Plan, plan: Plan, problem: Problem) -> None:
+    """Raise InternalError where a valid plan costs less than is proven of every plan that serves as much."""
+    bound = plan.bound if plan.capacity_bound is None else plan.capacity_bound
+    same = plan.goal == other.goal == "cost" and "partial" not in (plan.status, other.status)
+    if bound is None or other.objective is None or not same or other.status == "infeasible":
+        return
+    if other.objective < bound * (1.0 - _ROUNDING):
+        raise InternalError(
+            f"the rule {other.solver} plans {problem.name} for {format_price(other.objective)}, and"
+            f" nothing was to cost less than {format_price(bound)}: what is proven is wrong",
+            hint="report this with the fleet file; until then take the plan of that rule (--solver)",
+        )
 
 
 def compare(other: Plan, plan: Plan, problem: Problem) -> Compared:

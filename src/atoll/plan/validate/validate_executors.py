@@ -91,6 +91,7 @@ def check_paths(plan: Plan, problem: Problem, catalog: Catalog) -> list[Violatio
     found += _check_shares(plan, problem)
     found += _check_work(plan, problem, works)
     found += _check_interfaces(plan, problem, catalog)
+    found += _check_pairs(plan, problem, catalog)
     return found
 
 
@@ -299,6 +300,25 @@ def _check_interfaces(plan: Plan, problem: Problem, catalog: Catalog) -> Iterato
                 yield violation("link-capacity", where, message, used - limit)
 
 
+def _check_pairs(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[Violation]:
+    """Check that traffic between two machines is within the link that is stated for them, if one is."""
+    executors = {i.id: i for i in plan.executor_instances}
+    used: defaultdict[tuple[tuple[object, ...], ...], float] = defaultdict(float)
+    limits: dict[tuple[tuple[object, ...], ...], float] = {}
+    for sender, receiver, per_s in _sent(plan, problem, catalog, executors):
+        types = sender.nodes[0].node_type, receiver.nodes[0].node_type
+        stated = catalog.links.node_pairs.get(types)
+        if stated is not None:
+            pair = machine_of(sender), machine_of(receiver)
+            used[pair] += per_s
+            limits[pair] = stated.bandwidth_bytes_per_s
+    for pair, limit in limits.items():
+        if exceeds(used[pair], limit):
+            message = f"{used[pair] / 1e9:.3g} GB/s over a link of {limit / 1e9:.3g} GB/s"
+            where = " to ".join(" ".join(map(str, machine)) for machine in pair)
+            yield violation("link-capacity", where, message, used[pair] - limit)
+
+
 def machine_traffic(
     plan: Plan, problem: Problem, catalog: Catalog, executors: Mapping[str, Instance]
 ) -> dict[tuple[object, ...], tuple[str, str, float, float]]:
@@ -306,6 +326,18 @@ def machine_traffic(
     sent: defaultdict[tuple[object, ...], float] = defaultdict(float)
     received: defaultdict[tuple[object, ...], float] = defaultdict(float)
     places: dict[tuple[object, ...], tuple[str, str]] = {}
+    for out, into, per_s in _sent(plan, problem, catalog, executors):
+        sent[machine_of(out)] += per_s
+        received[machine_of(into)] += per_s
+        places[machine_of(out)] = (out.region, out.nodes[0].node_type)
+        places[machine_of(into)] = (into.region, into.nodes[0].node_type)
+    return {m: (*place, sent[m], received[m]) for m, place in places.items()}
+
+
+def _sent(
+    plan: Plan, problem: Problem, catalog: Catalog, executors: Mapping[str, Instance]
+) -> Iterator[tuple[Instance, Instance, float]]:
+    """Yield who sends to whom on another machine, and how many bytes/s, path by path."""
     for path in plan.paths:
         service = problem.service(path.service)
         klass = service.klass(path.klass)
@@ -319,10 +351,5 @@ def machine_traffic(
             for a, x in a_step.instances.items():
                 for b, y in b_step.instances.items():
                     out, into = executors[a], executors[b]
-                    if machine_of(out) == machine_of(into) or a == b:
-                        continue
-                    sent[machine_of(out)] += rate * x * y * size
-                    received[machine_of(into)] += rate * x * y * size
-                    places[machine_of(out)] = (out.region, out.nodes[0].node_type)
-                    places[machine_of(into)] = (into.region, into.nodes[0].node_type)
-    return {m: (*place, sent[m], received[m]) for m, place in places.items()}
+                    if machine_of(out) != machine_of(into) and a != b:
+                        yield out, into, rate * x * y * size

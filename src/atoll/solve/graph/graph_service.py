@@ -341,8 +341,23 @@ class ServiceProgram:
         size = request_bytes(self.catalog, self.service, klass)
         # A slice has a share of its machine's interface, by GPUs.
         gpus = parse_node_type(one.kind).gpu_count
+        links = self.catalog.links
+        # As if all went over one link, where one is stated for two machines.
+        stated = {
+            offer.node_type: min(
+                (
+                    link.bandwidth_bytes_per_s
+                    for pair, link in links.node_pairs.items()
+                    if offer.node_type in pair
+                ),
+                default=math.inf,
+            )
+            for offer in one.offers
+        }
         slowest = min(
-            self.catalog.links.nic_bytes_per_s(offer.region, offer.node_type) * gpus / offer.gpus
+            min(links.nic_bytes_per_s(offer.region, offer.node_type), stated[offer.node_type])
+            * gpus
+            / offer.gpus
             for offer in one.offers
         )
         max_bytes = 0.0
