@@ -26,6 +26,8 @@ from atoll.plan.validate.violation import TOLERANCE, Violation, differs, exceeds
 from atoll.workload.classes import RequestClass
 
 Works = Mapping[str, ExecutorWork]
+_Machine = tuple[object, ...]
+"""What tells a machine from others (`machine_of`)."""
 
 
 def check_executor(
@@ -303,8 +305,8 @@ def _check_interfaces(plan: Plan, problem: Problem, catalog: Catalog) -> Iterato
 def _check_pairs(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[Violation]:
     """Check that traffic between two machines is within the link that is stated for them, if one is."""
     executors = {i.id: i for i in plan.executor_instances}
-    used: defaultdict[tuple[tuple[object, ...], ...], float] = defaultdict(float)
-    limits: dict[tuple[tuple[object, ...], ...], float] = {}
+    used: defaultdict[tuple[_Machine, _Machine], float] = defaultdict(float)
+    limits: dict[tuple[_Machine, _Machine], float] = {}
     for sender, receiver, per_s in _sent(plan, problem, catalog, executors):
         types = sender.nodes[0].node_type, receiver.nodes[0].node_type
         stated = catalog.links.node_pairs.get(types)
