@@ -89,6 +89,8 @@ class ScriptedEngine:
     reasons: bool = False
     """Whether it tells reasoning from the rest where it counts in chats, as vLLM with such a parser."""
     name: str = "engine"
+    busy: bool = False
+    """Too busy to say how it is."""
     url: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     """What its backend says of it."""
@@ -125,6 +127,8 @@ class ScriptedEngine:
                     _write(writer, 200, {"object": "list", "data": [listed]})
                     continue
                 if path == "/health":
+                    while self.busy and not reader.at_eof():
+                        await asyncio.sleep(0.01)
                     _write(writer, 200, {"status": "ok"})
                     continue
                 if first.startswith("GET"):

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -159,7 +160,7 @@ class Gateway(Application):
             recorder=recorder,
             spans=spans,
         )
-        self._health = HealthMonitor(pool, self.upstreams, chosen.health)
+        self._health = HealthMonitor(pool, self.upstreams, chosen.health, self._progress_at)
         self.snapshots = GatewaySnapshots(self)
         self.live = LiveFeed(self, self.snapshots.snapshot)
         self._pages = Pages(self)
@@ -598,6 +599,11 @@ class Gateway(Application):
             if upstreams.url != member.backend.url:
                 upstreams.drop_idle()
             upstreams.aim(member)
+
+    def _progress_at(self, member: Member) -> float:
+        """Return when a backend last sent a part of an answer, in the loop's time; -inf: it runs none."""
+        times = (each.progress_s for each in self._running() if each.uses(member))
+        return max(times, default=-math.inf)
 
     def _running(self) -> list[Relay | ServiceProxy]:
         # A copy: requests leave the sets when they end.

@@ -17,7 +17,7 @@ from atoll.telemetry.metrics import (
     render_page,
 )
 
-STATES = ("up", "down", "ejected", "drained")
+STATES = ("up", "down", "slow", "ejected", "drained")
 _MAX_TALLIES = 10_000
 """Kinds of requests whose counters are kept at hand; others are looked up each time."""
 

@@ -51,10 +51,12 @@ class HealthMonitor:
         pool: BackendPool,
         upstreams: Callable[[Member], UpstreamPool],
         settings: HealthSettings,
+        progress: Callable[[Member], float],
     ) -> None:
         self._pool = pool
         self._upstreams = upstreams
         self.settings = settings
+        self._progress = progress
         self._failures: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -84,6 +86,7 @@ class HealthMonitor:
     async def _check(self, member: Member) -> None:
         settings = self.settings
         name = member.backend.id
+        is_late = False
         try:
             path = find_engine(member.backend.kind).health_path or settings.path
             status = await self._ask(member, GET, path, b"", settings.timeout_s)
@@ -91,20 +94,32 @@ class HealthMonitor:
             # Before a backend that was down is trusted again it has to make a token.
             if fine and not member.well:
                 fine, reason = await self._try_token(member)
-        except (OSError, TimeoutError) as error:
-            fine, reason = False, str(error) or f"no answer in {settings.timeout_s:g} s"
+        except TimeoutError:
+            fine, reason, is_late = False, f"no answer in {settings.timeout_s:g} s", True
+        except OSError as error:
+            fine, reason = False, str(error) or type(error).__name__
         # It was taken out while it was asked.
         if member.removed:
             return
         if fine:
             self._failures[name] = 0
-            if not member.well:
+            if not member.well or member.slow:
                 self._pool.set_health(name, up=True)
             return
         # One failure may be chance: it takes several in a row.
         self._failures[name] = self._failures.get(name, 0) + 1
         if member.well and self._failures[name] >= settings.failures:
-            self._pool.set_health(name, up=False, reason=reason)
+            if is_late and self._works(member):
+                self._pool.set_slow(name, reason)
+            else:
+                self._pool.set_health(name, up=False, reason=reason)
+
+    def _works(self, member: Member) -> bool:
+        """Whether a backend that does not say how it is works all the same, or has nobody beside it."""
+        settings = self.settings
+        lately_s = settings.failures * (settings.interval_s + settings.timeout_s)
+        now_s = asyncio.get_running_loop().time()
+        return now_s - self._progress(member) < lately_s or self._pool.is_only(member)
 
     async def _try_token(self, member: Member) -> tuple[bool, str]:
         """Return whether a backend makes a token: some are well only until they are used."""

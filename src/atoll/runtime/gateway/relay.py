@@ -8,6 +8,7 @@ between; a connection that is refused costs no attempt, but the search for a bac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Protocol
@@ -435,6 +436,11 @@ class Relay:
         made, seconds = max(0, tokens - self._counted), now_s - self.attempts.began_s
         self.shares += (share_of(member, self.model, made, seconds, outcome),)
         self._counted = max(tokens, self._counted)
+
+    @property
+    def progress_s(self) -> float:
+        """When its backend sent something last, in the loop's time; -inf: it has sent nothing."""
+        return self._last_s if self._last_s > self.attempts.began_s else -math.inf
 
     def uses(self, member: Member) -> bool:
         """Whether the request is at a backend now."""

@@ -7,6 +7,7 @@ is written down (`ServiceMeter`).
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -349,6 +350,11 @@ class ServiceProxy:
         self._paused = False
         self._heard_s = self._context.loop.time()
         self.attempts.resume()
+
+    @property
+    def progress_s(self) -> float:
+        """When its node sent something last, in the loop's time; -inf: it has sent nothing."""
+        return self._heard_s if self._begun else -math.inf
 
     def uses(self, member: Member) -> bool:
         """Whether the request is at a node now."""

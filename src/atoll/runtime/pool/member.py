@@ -141,6 +141,7 @@ class Member:
         "removed",
         "requests",
         "since_s",
+        "slow",
         "up",
         "well",
     )
@@ -156,6 +157,8 @@ class Member:
         """Seconds to the first token of its streams, lately; None: there was none."""
         self.up = self.well = True
         """Whether it may be sent requests; `well`: it answers, whether or not it is drained."""
+        self.slow = False
+        """Too busy to answer a question about its health, though it works: others are asked first."""
         self.drained = False
         """Taken out of service by a person: it gets nothing more, and what runs there goes on."""
         self.since_s = 0.0
@@ -223,7 +226,7 @@ class Member:
 
     @property
     def state(self) -> str:
-        """`up`, `down`, `drained`, `ejected` or `removed`."""
+        """`up`, `down`, `drained`, `ejected`, `slow` or `removed`."""
         # The strongest reason first: what is down and drained shows as down.
         if self.removed:
             return "removed"
@@ -231,7 +234,14 @@ class Member:
             return "down"
         if self.drained:
             return "drained"
-        return "up" if self.outlier.ejected_until_s is None else "ejected"
+        if self.outlier.ejected_until_s is not None:
+            return "ejected"
+        return "slow" if self.slow else "up"
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are sent to it, be it slow."""
+        return self.state in ("up", "slow")
 
     @property
     def machine(self) -> str:

@@ -25,8 +25,8 @@ from atoll.runtime.pool.routes import RoutesTold
 _SMOOTHING = 0.1
 
 Listener = Callable[[str, Member], None]
-"""Called with `added`, `changed`, `removed`, `masked`, `down`, `up`, `ejected`, `restored`, `drained` or
-`returned`."""
+"""Called with `added`, `changed`, `removed`, `masked`, `down`, `up`, `slow`, `ejected`, `restored`, `drained`
+or `returned`."""
 
 
 class BackendPool:
@@ -83,7 +83,7 @@ class BackendPool:
             model
             for model in known
             if model not in self.rings
-            or not any(member.state == "up" for member in self.rings[model].members)
+            or not any(member.serves for member in self.rings[model].members)
         ]
 
     def add(self, backend: Backend, facts: Facts | None = None) -> Member:
@@ -142,16 +142,31 @@ class BackendPool:
     def set_health(self, name: str, up: bool, reason: str = "") -> None:
         """Say that a backend is dead (what runs there moves on) or well again."""
         member = self._member(name)
-        was, masked = member.well, member.masked
+        was, masked, slow = member.well, member.masked, member.slow
         member.well, member.reason = up, "" if up else reason
         member.up = up and not member.drained
-        member.masked = False
+        member.masked = member.slow = False
         # One that was asked and is well need not sit out its ejection.
         if up:
             self._outliers.restore(member.outlier)
         # One that is masked counts as not well already; that it is dead is still news.
-        if was != up or (masked and not up):
+        if was != up or (masked and not up) or (slow and up):
             self._tell("up" if up else "down", member)
+
+    def set_slow(self, name: str, reason: str) -> None:
+        """Ask others before a backend that works and is late; what runs there goes on."""
+        member = self._member(name)
+        if member.well and not member.slow:
+            member.slow, member.reason = True, reason
+            self._tell("slow", member)
+
+    def is_only(self, member: Member) -> bool:
+        """Whether some model that a backend serves has no other backend to go to."""
+        rings = (self.rings.get(model) for model in member.backend.models)
+        return any(
+            ring is not None and not any(m.up and m is not member for m in ring.members)
+            for ring in rings
+        )
 
     def mask(self, name: str, reason: str) -> None:
         """Send a backend nothing for the moment; what runs there is left alone."""

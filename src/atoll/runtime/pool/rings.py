@@ -28,12 +28,12 @@ def max_share(running: float, total: float) -> float:
 
 
 def usable_by(avoid: Collection[str], allow: Allow | None, *, ejected: bool, full: bool) -> Usable:
-    """Return the question whether a backend can be used; `ejected` or `full` ones only if so told."""
+    """Return the question whether a backend can be used; `ejected` and slow, or `full` ones if so told."""
 
     def usable(m: Member) -> bool:
         return (
             m.up
-            and (ejected or m.outlier.ejected_until_s is None)
+            and (ejected or not (m.slow or m.outlier.ejected_until_s is not None))
             and (full or not m.full())
             and m.name not in avoid
             and (allow is None or allow(m))

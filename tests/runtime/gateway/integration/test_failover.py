@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -345,6 +346,61 @@ async def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() 
         assert (await bench.get("/ready")).status == 200
 
 
+SOON = HealthSettings(interval_s=0.02, timeout_s=0.05, failures=2)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def test_slow_is_not_dead_where_a_stream_goes_on() -> None:
+    """Whoever is late with its health while it sends tokens keeps what it runs, and gets nothing new."""
+    text = (await asyncio.to_thread(expected, CHAT, chat())).text
+    engines = [ScriptedEngine(step_s=0.03), ScriptedEngine()]
+    async with running(engines, health=SOON) as bench:
+        pool = bench.gateway.pool
+        pool.set_health("e1", up=False)
+        asked = asyncio.create_task(bench.post(CHAT, streamed()))
+        await until(lambda: any(relay.begun for relay in bench.gateway.relays))
+        engines[0].busy = True
+        await until(lambda: pool.members["e0"].slow)
+        assert pool.members["e0"].state == "slow"
+        await until(lambda: pool.members["e1"].up)
+        assert (await bench.post(CHAT, chat())).status == 200
+        assert engines[1].seen[-1].body["messages"] == chat()["messages"]
+        reply = await asked
+        assert reply.text == text
+        assert bench.records[-1].backends == ("e0",)
+        engines[0].busy = False
+        await until(lambda: pool.members["e0"].state == "up")
+
+
+async def test_the_only_backend_is_kept_however_slow_it_is() -> None:
+    engine = ScriptedEngine(busy=True)
+    async with running([engine], health=SOON) as bench:
+        await until(lambda: bench.gateway.pool.members["e0"].slow)
+        assert (await bench.post(CHAT, chat())).status == 200
+        alarms = (await bench.admin("/atoll/v1/snapshot")).json["alarms"]
+        assert [alarm["id"] for alarm in alarms] == ["backend-slow:e0"]
+
+
+async def test_who_is_late_and_sends_nothing_is_left_for_others() -> None:
+    text = (await asyncio.to_thread(expected, CHAT, chat())).text
+    engines = [ScriptedEngine(faults=[Fault("stall", 2)]), ScriptedEngine()]
+    patient = replace(QUICK, first_token_s=600.0, between_tokens_s=600.0)
+    async with running(engines, health=SOON, deadlines=patient) as bench:
+        pool = bench.gateway.pool
+        pool.set_health("e1", up=False)
+        asked = asyncio.create_task(bench.post(CHAT, streamed()))
+        await until(lambda: any(relay.begun for relay in bench.gateway.relays))
+        engines[0].busy = True
+        reply = await asked
+        assert reply.text == text
+        assert bench.records[-1].backends == ("e0", "e1")
+
+
 async def test_health_checks_leave_no_connection_behind() -> None:
     """Each has one of its own, however often it asks; requests keep theirs."""
 
@@ -355,7 +411,7 @@ async def test_health_checks_leave_no_connection_behind() -> None:
         assert isinstance(upstreams, HttpUpstreamPool)
         assert (await bench.post(CHAT, chat())).status == 200
         kept = upstreams.open
-        monitor = HealthMonitor(gateway.pool, gateway.upstreams, HealthSettings())
+        monitor = HealthMonitor(gateway.pool, gateway.upstreams, HealthSettings(), lambda _: 0.0)
         for _ in range(5):
             assert await monitor._ask(member, GET, "/health", b"", 2.0) == 200
             await asyncio.sleep(0)

@@ -83,6 +83,14 @@ def _of_member(member: Member, now_s: float) -> Iterator[Alarm]:
             f"look at its log, or remove it with DELETE /atoll/v1/backends/{quote(member.name, '')}",
             since_s,
         )
+    elif state == "slow":
+        yield Alarm(
+            f"backend-slow:{member.name}",
+            "warning",
+            f"{shown} is too busy to say how it is{why}",
+            "others are asked first, and what runs there goes on; give it less, or more cores",
+            since_s,
+        )
     elif state == "ejected":
         yield Alarm(
             f"backend-ejected:{member.name}",

@@ -93,5 +93,5 @@ def _last_for(view: GatewayView, member: Member) -> list[str]:
     return [
         name
         for name, ring in zip((*models, *backend.services), rings, strict=True)
-        if not any(m.state == "up" and m.machine != member.machine for m in ring.members)
+        if not any(m.serves and m.machine != member.machine for m in ring.members)
     ]

@@ -152,7 +152,7 @@ class GatewaySnapshots:
                 "running": len(view.relays),
                 "connections": len(view.connections),
                 "version": version,
-                "backends_up": sum(m.state == "up" for m in pool.members.values()),
+                "backends_up": sum(m.serves for m in pool.members.values()),
                 "backends": len(pool.members),
                 "usd_per_hour": _round(self._prices.usd_per_hour),
                 "models": [
@@ -171,7 +171,7 @@ class GatewaySnapshots:
         shown: dict[str, object] = {
             "name": name,
             "backends": len(members),
-            "up": sum(member.state == "up" for member in members),
+            "up": sum(member.serves for member in members),
             "running": running,
         }
         if look is None:
