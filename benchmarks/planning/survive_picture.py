@@ -45,7 +45,7 @@ def _kept_through(survive: int) -> tuple[float, NDArray[np.float64]]:
     problem = _fleet(survive)
     catalog = problem.catalog()
     plan = make_plan(problem, PlanRequest(catalog=catalog, error_bars=False))
-    loss = next(losses(plan, Survival(machines=1)))
+    loss = next(losses(plan.instances, Survival(machines=1)))
     failures = tuple(Failure(_LOST_S, instance=i, node=node) for i, node in loss.nodes)
     arrivals = collect(demand_of(problem, _END_S), _SEED)
     options = SimOptions(seed=_SEED, failures=failures)

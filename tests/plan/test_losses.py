@@ -98,7 +98,7 @@ def test_zones_and_regions_are_lost_whole(unit: str) -> None:
     made = plan_for(asked)
     units = {i.region if unit == "zones" else region_of(i.region) for i in made.instances}
     assert len(units) > 1
-    found = list(losses(made, asked.limits.survival))
+    found = list(losses(made.instances, asked.limits.survival))
     assert all(
         left.shares["chat"] >= 1.0 - 1e-6 for left in list_left(made, asked, asked.catalog())
     )
@@ -145,3 +145,22 @@ def test_explain_prices_each_loss_and_names_the_one_that_binds() -> None:
     assert found.again is not None
     assert found.again.nothing
     assert not explain_problem(fleet(), plan_for(fleet()), request, repairs=False).losses
+
+
+def test_a_loss_takes_every_slice_of_the_machine() -> None:
+    (one, *_) = plan_for(fleet(1)).instances
+    node = one.nodes[0].model_copy(
+        update={"node_type": "L40S:4", "gpu_ids": (0,), "slot": 0, "market": "on-demand"}
+    )
+    beside = node.model_copy(update={"gpu_ids": (1,)})
+    apart = node.model_copy(update={"slot": 1})
+    stand = [
+        one.model_copy(update={"id": name, "nodes": (own,)})
+        for name, own in (("a", node), ("b", beside), ("c", apart))
+    ]
+    found = {loss.instances: loss.name for loss in losses(stand, Survival(machines=1))}
+    assert set(found) == {frozenset("ab"), frozenset("c")}
+    assert found[frozenset("c")] == f"machine 1, L40S:4 in {one.region}"
+    (both,) = losses(stand, Survival(machines=2))
+    assert both.instances == frozenset("abc")
+    assert not list(losses(stand, Survival(machines=1, spared=(f"L40S:4 in {one.region}",))))

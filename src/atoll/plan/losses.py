@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,11 +67,11 @@ def kind_of(unit: Unit, place: str, node_type: str = "", market: Market = "on-de
     return f"{node_type}{'' if market == 'on-demand' else f' ({market})'} in {place}"
 
 
-def _units(plan: Plan, unit: Unit) -> list[Loss]:
-    """All units of a sort that anything of the plan stands on, each alone."""
+def _units(instances: Iterable[Instance], unit: Unit) -> list[Loss]:
+    """All units of a sort that any of some instances stands on, each alone."""
     nodes: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     names: dict[tuple[str, ...], tuple[str, str]] = {}
-    for instance in plan.instances:
+    for instance in instances:
         for node in instance.nodes:
             place = instance.region_of(node)
             key = {
@@ -89,12 +89,12 @@ def _units(plan: Plan, unit: Unit) -> list[Loss]:
     ]
 
 
-def losses(plan: Plan, survival: Survival) -> Iterator[Loss]:
-    """Yield the losses that a plan must survive; of those that are alike only one.
+def losses(instances: Sequence[Instance], survival: Survival) -> Iterator[Loss]:
+    """Yield the losses that instances must survive; of those that are alike only one.
 
-    Where a plan stands on fewer units than may be lost, all of them are lost.
+    Where they stand on fewer units than may be lost, all of them are lost.
     """
-    weights = {instance.id: _weight(instance) for instance in plan.instances}
+    weights = {instance.id: _weight(instance) for instance in instances}
 
     def likeness(one: Loss) -> Likeness:
         return tuple(sorted(weights[name] for name in one.instances))
@@ -102,7 +102,7 @@ def losses(plan: Plan, survival: Survival) -> Iterator[Loss]:
     for unit, number in survival.lost.items():
         alike: dict[Likeness, list[Loss]] = {}
         seen: set[frozenset[str]] = set()
-        for one in _units(plan, unit):
+        for one in _units(instances, unit):
             # Nodes of one instance each take all of it with them.
             if one.instances not in seen and one.kinds[0] not in survival.spared:
                 seen.add(one.instances)
@@ -241,7 +241,7 @@ def list_left(plan: Plan, problem: Problem, catalog: Catalog) -> list[Left]:
                 if survival.covers(name)
             },
         )
-        for loss in losses(plan, survival)
+        for loss in losses(plan.instances, survival)
     ]
 
 

@@ -72,7 +72,7 @@ def loss_failures(
     node: a pipeline without one of its nodes serves as little as without another, where nodes share no stage.
     """
     if problem.family != "place":
-        for loss in losses(plan, problem.limits.survival):
+        for loss in losses(plan.instances, problem.limits.survival):
             yield loss, tuple(Failure(time_s, instance=i, node=node) for i, node in loss.nodes)
         return
     seen: set[object] = set()

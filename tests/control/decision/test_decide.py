@@ -218,7 +218,7 @@ def test_a_fleet_that_survives_a_loss_does_so_again_after_one() -> None:
     loop.world.offers = (offer("L40S:1", 1.8, 2), offer("L4:1", 2.0, 8))
     told = [reason for _ in range(20) for reason in loop.tick().reasons]
     assert left() >= 1.0
-    assert any("adopted: with an instance lost serves 100.0%" in reason for reason in told)
+    assert any("adopted: after a loss serves 100.0%" in reason for reason in told)
     # And then it is left alone; a cheaper plan that could not lose anything is not taken.
     settled_shape = loop.world.shape()
     loop.plan = lambda asked: plan_greedily(asked.model_copy(update={"running": ()}))

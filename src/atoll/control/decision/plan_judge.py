@@ -1,8 +1,8 @@
 """Whether a new plan takes the place of the one in force.
 
-Needed changes are made at once: more of the demand is served, now or (`limits.survive`) with any one instance
-lost, or what stands exceeds the fleet's limits or is where its service may not stand. All others must pay for
-themselves, and must not leave a lane short on the way. A plan that serves less than what stands is refused,
+Needed changes are made at once: more of the demand is served, now or (`limits.survive`) after any loss
+that is to be survived, or what stands exceeds the fleet's limits or is where its service may not stand. All
+others must pay for themselves, and must not leave a lane short on the way. A plan that serves less than what stands is refused,
 whatever it saves: that there is no better one may be the planner's fault, or pass.
 """
 
@@ -22,6 +22,7 @@ from atoll.control.decision.lane_capacity import (
 )
 from atoll.control.decision.machine_pool import rent_of
 from atoll.core.units import format_price
+from atoll.plan.losses import losses
 from atoll.plan.plan import Instance, Plan, count_machines
 from atoll.plan.problem import Problem
 
@@ -91,10 +92,10 @@ def judge(
         left_now = _worst_after_loss(problem, mixed, rerated, demand)
         left_then = _worst_after_loss(problem, mixed, new.instances, demand)
         if left_then > left_now + MIN_SHARE_GAIN:
-            text = f"with an instance lost serves {left_then:.1%} of the demand instead of {left_now:.1%}"
+            text = f"after a loss serves {left_then:.1%} of the demand instead of {left_now:.1%}"
             return _weigh_dips(text, left_then - left_now, policy, dips)
         if left_then < left_now - MIN_SHARE_GAIN:
-            text = f"serve {left_then:.1%} of the demand with an instance lost, not {left_now:.1%}"
+            text = f"serve {left_then:.1%} of the demand after a loss, not {left_now:.1%}"
             return Verdict(False, f"refused: it would {text}")
     return _weigh_cost(problem, new, rerated, policy, dips)
 
@@ -165,15 +166,16 @@ def _worst_share(carried: Lanes, demand: Lanes) -> float:
 def _worst_after_loss(
     problem: Problem, mixed: frozenset[str], instances: Sequence[Instance], demand: Lanes
 ) -> float:
-    """Return the least share of its demand that any lane carries with any one instance lost, 1 at most."""
-    carried = CarriedLoad(problem, mixed, instances)
-    lanes = carried.lanes()
-    # Of instances that are alike one is enough to look at.
-    unlike = {(one.role, one.throughput_per_s): one for one in instances}
-    return min(
-        (_worst_share(lanes | carried.without(one), demand) for one in unlike.values()),
-        default=0.0,
-    )
+    """Return the least share of its demand that any lane carries after any loss, no more than must be kept.
+
+    A machine is lost with all that stands on it, a place with all of its machines.
+    """
+    survival = problem.limits.survival
+    left = [
+        CarriedLoad(problem, mixed, [one for one in instances if one.id not in loss.instances])
+        for loss in losses(instances, survival)
+    ]
+    return min((min(survival.keep, _worst_share(one.lanes(), demand)) for one in left), default=0.0)
 
 
 def _loses(now: Lanes, then: Lanes, demand: Lanes) -> tuple[str, ...]:
