@@ -2,8 +2,8 @@
 
 Needed changes are made at once: more of the demand is served, now or (`limits.survive`) after any loss
 that is to be survived, or what stands exceeds the fleet's limits or is where its service may not stand. All
-others must pay for themselves, and must not leave a lane short on the way. A plan that serves less than what stands is refused,
-whatever it saves: that there is no better one may be the planner's fault, or pass.
+others must pay for themselves, and must not leave a lane short on the way. A plan that serves less than what
+stands is refused, whatever it saves: that there is no better one may be the planner's fault, or pass.
 """
 
 from __future__ import annotations
