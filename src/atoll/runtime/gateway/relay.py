@@ -418,6 +418,9 @@ class Relay:
                 tried = False
             if doubt:
                 attempts.doubt(member, reason)
+            if tried:
+                # A new search: the time that the backend worked is not time without one.
+                budget.restart_search()
         # Let go of it before anything else: what follows may end the request, or send it elsewhere at once.
         attempts.give_up(reason, now_s, blame=blame and not doubt)
         if member is not None:

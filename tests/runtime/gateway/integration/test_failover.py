@@ -346,6 +346,25 @@ async def test_health_checks_find_the_dead_and_trust_them_again_after_a_token() 
         assert (await bench.get("/ready")).status == 200
 
 
+async def test_backends_that_fail_late_leave_time_for_the_next() -> None:
+    """Only time without a backend counts as search: two that took longer than it may are no reason."""
+    engines = [
+        *(ScriptedEngine(faults=[Fault("stall_before")]) for _ in range(2)),
+        ScriptedEngine(),
+    ]
+    late = replace(QUICK, first_token_s=0.4, between_tokens_s=0.4, retry_s=0.2)
+    async with running(engines, deadlines=late) as bench:
+        pool = bench.gateway.pool
+        pool.set_health("e2", up=False)
+        asked = asyncio.create_task(bench.post(CHAT, streamed()))
+        await until(lambda: all(engine.seen for engine in engines[:2]))
+        pool.set_health("e2", up=True)
+        reply = await asked
+        assert reply.status == 200
+        assert bench.records[-1].backends[-1] == "e2"
+        assert len(bench.records[-1].backends) == 3
+
+
 SOON = HealthSettings(interval_s=0.02, timeout_s=0.05, failures=2)
 
 
