@@ -10,7 +10,7 @@ from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Limits, Offer, Problem
 from atoll.prove import kept as kept_module
 from atoll.prove.kept import KeptSample, KeptShares, _seconds, kept_after_loss, look_at
-from atoll.prove.losses import BACK_S, loss_failures, spot_losses
+from atoll.prove.losses import SpotAbsence, loss_failures, spot_losses
 from atoll.report.promises import judge_plan
 from tests.prove.test_rent_promises import CATALOG, FRESH, PROBLEM, kept
 from tests.prove.test_rent_promises import solve as plan_for
@@ -42,7 +42,8 @@ def test_spot_nodes_are_lost_as_often_as_said() -> None:
 
     nodes = sum(len(instance.nodes) for instance in plan.instances)
     # A node is there but for the time until it is replaced.
-    expected = nodes * hours / (1.0 / 2.0 + BACK_S / 3600.0)
+    back_h = SpotAbsence(often).back_s(plan.instances[0]) / 3600.0
+    expected = nodes * hours / (1.0 / 2.0 + back_h)
     assert len(losses) == pytest.approx(expected, rel=0.1)
     assert list(losses) == sorted(losses, key=lambda loss: loss.time_s)
     assert losses == spot_losses(plan, often, hours * 3600.0, 0)

@@ -11,7 +11,7 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Settings
 from atoll.plan.validate.check import validate
 from atoll.prove.kept import look_at
-from atoll.prove.losses import BACK_S, away_share, spot_losses
+from atoll.prove.losses import SpotAbsence, spot_losses
 from atoll.prove.redundancy import Availability, ladders
 from atoll.workload.lengths import LengthMix
 from tests.prove.test_rent_promises import CATALOG, FRESH, kept
@@ -45,7 +45,7 @@ def fleet(*offers: Offer) -> Problem:
         services=(CHAT,),
         offers=offers,
         limits=Limits(spot_loss_per_h=2.0),
-        settings=Settings(max_nodes_per_instance=1, engine="none"),
+        settings=Settings(max_nodes_per_instance=1, engine="none", startup_s=300.0),
     )
 
 
@@ -77,6 +77,14 @@ def test_nodes_that_stay_are_rented_where_that_is_cheaper_than_two_that_go() -> 
     assert found.promises[0].is_surely_kept
 
 
+def test_one_spot_node_will_do_that_is_back_soon() -> None:
+    settings = TWO_SPOT.settings.model_copy(update={"startup_s": 15.0})
+    found = kept(TWO_SPOT.replace(settings=settings))
+    assert markets(found) == ["spot"]
+    assert found.promises[0].is_surely_kept
+    assert found.notes == ()
+
+
 def test_where_no_plan_keeps_promises_the_closest_says_so() -> None:
     alone = fleet(offer("spot", 0.7, available=1))
 
@@ -93,7 +101,7 @@ def test_what_can_be_kept_is_as_likely_as_that_enough_nodes_are_there() -> None:
     busy = CHAT.model_copy(update={"rate_per_s": 20.0, "ttft_s": 1e-6})
     problem = TWO_SPOT.replace(services=(busy,), limits=limits)
     spot = plan_for(TWO_SPOT, FRESH, 60.0).instances[0]
-    away = away_share(problem)
+    away = SpotAbsence(problem).share(spot)
     assert away == pytest.approx(1.0 / 7.0)
 
     # Phases apart beside both together, each with what it carries of the demand; a tenth more is let pass.
@@ -138,6 +146,6 @@ def test_nodes_may_be_away_when_a_simulation_begins() -> None:
     for seed in range(400):
         for loss in spot_losses(plan, TWO_SPOT, seconds, seed):
             assert loss.back_s is not None
-            assert loss.back_s <= loss.time_s + BACK_S
+            assert loss.back_s <= loss.time_s + 300.0
             away_s += min(loss.back_s, seconds) - loss.time_s
-    assert away_s / (400 * seconds) == pytest.approx(away_share(TWO_SPOT), rel=0.2)
+    assert away_s / (400 * seconds) == pytest.approx(1.0 / 7.0, rel=0.2)

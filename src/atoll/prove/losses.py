@@ -6,22 +6,34 @@ from typing import TYPE_CHECKING
 
 from atoll.core.rng import stream
 from atoll.plan.losses import Loss, losses
+from atoll.plan.startup import StartupTimes
 from atoll.sim.sim_options import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from atoll.plan.plan import Plan
+    from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem
 
-BACK_S = 300.0
-"""Seconds until a lost spot node has been replaced and serves."""
+_MIN_BACK_S = 1.0
+"""Seconds that a lost node is away at least, however fast instances start."""
 
 
-def away_share(problem: Problem) -> float:
-    """Return for which share of the time a spot node is away."""
-    away_h = problem.limits.spot_loss_per_h * BACK_S / 3600.0
-    return away_h / (1.0 + away_h)
+class SpotAbsence:
+    """For how long nodes on spot are away: one that is lost is ordered anew at once, and starts."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._per_s = problem.limits.spot_loss_per_h / 3600.0
+        self._startup = StartupTimes(problem)
+
+    def back_s(self, instance: Instance) -> float:
+        """Return the seconds until a lost node of an instance serves again."""
+        return max(_MIN_BACK_S, self._startup.of(instance))
+
+    def share(self, instance: Instance) -> float:
+        """Return for which share of the time a spot node of an instance is away."""
+        away = self._per_s * self.back_s(instance)
+        return away / (1.0 + away)
 
 
 def lost_nodes(plan: Plan, problem: Problem) -> list[tuple[str, str]]:
@@ -44,20 +56,22 @@ def spot_losses(plan: Plan, problem: Problem, seconds: float, seed: int) -> tupl
     rate_per_s = problem.limits.spot_loss_per_h / 3600.0
     if rate_per_s <= 0.0:
         return ()
-    luck, away = stream(seed, "spot losses"), away_share(problem)
+    luck, absence = stream(seed, "spot losses"), SpotAbsence(problem)
     failures: list[Failure] = []
     for instance in plan.instances:
-        for node in instance.nodes:
-            if node.market != "spot":
-                continue
+        spot = [node for node in instance.nodes if node.market == "spot"]
+        if not spot:
+            continue
+        away_s, away = absence.back_s(instance), absence.share(instance)
+        for node in spot:
             at = float(luck.exponential(1.0 / rate_per_s))
             if luck.random() < away:
-                back_s = BACK_S * (1.0 - float(luck.random()))
+                back_s = away_s * (1.0 - float(luck.random()))
                 failures.append(Failure(0.0, instance=instance.id, node=node.id, back_s=back_s))
                 at += back_s
             while at < seconds:
-                failures.append(Failure(at, instance=instance.id, node=node.id, back_s=at + BACK_S))
-                at += BACK_S + float(luck.exponential(1.0 / rate_per_s))
+                failures.append(Failure(at, instance=instance.id, node=node.id, back_s=at + away_s))
+                at += away_s + float(luck.exponential(1.0 / rate_per_s))
     return tuple(
         sorted(failures, key=lambda loss: (loss.time_s, loss.instance or "", loss.node or ""))
     )

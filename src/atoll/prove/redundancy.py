@@ -7,9 +7,9 @@ all services together, with losses. A service that falls short then takes its ne
 that keeps all promises has the cheapest instances of all that were looked at.
 
 What may do says an estimate that needs no simulation: nodes are lost independently of each other and are away
-for `losses.BACK_S`, and while less is left than carries the demand requests wait longer and longer. It is a
-little too good: streams that move are not in it. What simulations find it to be too good by is counted. All
-limits are counts of plans, so the same problem has the same plan.
+for as long as instances take to start, and while less is left than carries the demand requests wait longer
+and longer. It is a little too good: streams that move are not in it. What simulations find it to be too good
+by is counted. All limits are counts of plans, so the same problem has the same plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atoll.plan.losses import kind_of
 from atoll.plan.plan import Instance
 from atoll.plan.validate.check import validate
 from atoll.prove.load_curves import units_per_request
-from atoll.prove.losses import BACK_S, away_share
+from atoll.prove.losses import SpotAbsence
 from atoll.prove.smaller_plans import on_offer
 from atoll.solve.array_types import Floats, Ints
 from atoll.solve.assembly import assemble, price
@@ -121,17 +121,23 @@ class Availability:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._away = away_share(problem)
+        self._absence = SpotAbsence(problem)
 
     def kept_at_most(self, service: str, instances: Iterable[Instance]) -> float:
         """Return about the largest share of requests that instances of a service can keep promises of."""
         own = self.problem.service(service)
-        alike = Counter((one.phase, self._share(one), _count_spot(one)) for one in instances)
+        alike: Counter[tuple[Phase, int, float]] = Counter()
+        longest_s = 0.0
+        for one in instances:
+            spot = _count_spot(one)
+            there = (1.0 - self._absence.share(one)) ** spot if spot else 1.0
+            longest_s = max(longest_s, self._absence.back_s(one) if spot else 0.0)
+            alike[one.phase, self._share(one), there] += 1
         # By phase the thousandths of the demand that are carried, in one number, each with its chance.
         left: Ints = np.zeros(1, np.int64)
         chance: Floats = np.ones(1)
-        for (phase, share, spot), number in sorted(alike.items()):
-            here, likely = _binomial(number, (1.0 - self._away) ** spot)
+        for (phase, share, there), number in sorted(alike.items()):
+            here, likely = _binomial(number, there)
             base = _BASE ** _PHASES.index(phase)
             had = left // base % _BASE
             # More than all of the demand is as good as all of it.
@@ -143,7 +149,7 @@ class Availability:
         total = (both + np.minimum(prefill, decode)) / _ALL
         # Requests wait longer by the second; those who come before that is too long are served in time.
         lacks = np.maximum(_ROUNDING, 1.0 - total)
-        in_time = np.minimum(1.0, own.ttft_s / (BACK_S * lacks))
+        in_time = np.minimum(1.0, own.ttft_s / np.maximum(longest_s * lacks, _ROUNDING))
         return float((chance * in_time).sum() / chance.sum())
 
     def _share(self, instance: Instance) -> int:
