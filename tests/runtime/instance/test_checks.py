@@ -72,6 +72,17 @@ def test_limits_of_chats(more: dict[str, Any], param: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+def test_a_prompt_that_is_too_long_is_refused_in_the_words_that_clients_look_for() -> None:
+    """LiteLLM and LangChain know it by its code or by these words, and then shorten or go elsewhere."""
+    words = f"this model's maximum context length is {LONGEST} tokens"
+    for text in ("x" * LONGEST, "x" * 10 * LONGEST):
+        with pytest.raises(ApiError, match=words) as caught:
+            read(prompt=text)
+        assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+        with pytest.raises(ApiError, match=words):
+            chat(messages=[{"role": "user", "content": text}])
+
+
 def test_what_is_allowed_stays_allowed() -> None:
     most = {str(i): 1.0 for i in range(200)}
     sampling = (

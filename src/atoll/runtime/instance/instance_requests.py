@@ -104,7 +104,7 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
     # Lists of millions of tokens or texts keep every other thread waiting while they are decoded.
     max_parts = MAX_CHOICES * max_length + _SPARE_PARTS
     if len(body) > _LARGE_BYTES and body.count(b",") > max_parts:
-        raise _too_long(f"the request has more than {max_parts} parts", "prompt")
+        raise _too_long(f"the request has more than {max_parts} parts", "prompt", max_length)
     request = read_request(path, body)
     assert isinstance(request, ChatRequest | CompletionRequest)
     extras = _read_extras(body)
@@ -190,12 +190,14 @@ def _too_many() -> ApiError:
     return ApiError(400, f"at most {MAX_CHOICES} answers a request", param="n")
 
 
-def _too_long(message: str, param: str) -> ApiError:
-    return ApiError(400, message, param=param, code="context_length_exceeded")
+def _too_long(message: str, param: str, max_length: int) -> ApiError:
+    # In the words of OpenAI's servers: LiteLLM, LangChain and agents look for them, and shorten the prompt.
+    said = f"this model's maximum context length is {max_length} tokens: {message}"
+    return ApiError(400, said, param=param, code="context_length_exceeded")
 
 
 def _too_many_tokens(count: int, max_length: int, param: str) -> ApiError:
-    return _too_long(f"the prompt has {count} tokens and the model takes {max_length}", param)
+    return _too_long(f"the prompt has {count}", param, max_length)
 
 
 def _chat_prompt(
@@ -227,7 +229,7 @@ def _chat_prompt(
             )
             return tuple(tokens), embeds
         except TextTooLongError as error:
-            raise _too_long(str(error), "messages") from error
+            raise _too_long(str(error), "messages", max_length) from error
         # The template refuses this way of telling: try the next, and say why the last one failed.
         except AtollError as error:
             if number == len(ways):
@@ -315,7 +317,7 @@ def _encode(text: str, codec: TextCodec, max_length: int) -> tuple[int, ...]:
     try:
         return tuple(codec.encode(text, max_tokens=max_length))
     except TextTooLongError as error:
-        raise _too_long(str(error), "prompt") from error
+        raise _too_long(str(error), "prompt", max_length) from error
 
 
 def _check(
@@ -402,7 +404,7 @@ def _resume_choice(
         try:
             generated = tuple(codec.encode(written, special=False, max_tokens=max_length))
         except TextTooLongError as error:
-            raise _too_long(str(error), "atoll.resume") from error
+            raise _too_long(str(error), "atoll.resume", max_length) from error
     return replace(
         choice,
         generated=generated[: choice.sampling.max_tokens],
