@@ -13,6 +13,7 @@ from atoll.plan.validate.check import validate
 from atoll.prove.kept import look_at
 from atoll.prove.losses import SpotAbsence, spot_losses
 from atoll.prove.redundancy import Availability, ladders
+from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.workload.lengths import LengthMix
 from tests.prove.test_rent_promises import CATALOG, FRESH, kept
 from tests.prove.test_rent_promises import solve as plan_for
@@ -94,6 +95,20 @@ def test_where_no_plan_keeps_promises_the_closest_says_so() -> None:
     assert promise.kept < promise.target
     assert "spot nodes are lost too often" in (promise.cause or "")
     assert found.status == "feasible"
+
+
+def test_nothing_is_said_of_promises_where_no_time_was_left_for_losses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end(*_: object) -> None:
+        raise SimulationCutShortError("late")
+
+    monkeypatch.setattr("atoll.prove.rent_promises._SpotProver._see", end)
+    found = kept(TWO_SPOT)
+    assert found.cut_short
+    assert found.promises == ()
+    assert found.status == "feasible"
+    assert validate(found, TWO_SPOT) == []
 
 
 def test_what_can_be_kept_is_as_likely_as_that_enough_nodes_are_there() -> None:

@@ -760,12 +760,12 @@ class _SpotProver(_Prover):
 
     def keep(self, found: Plan) -> Plan:
         """Return the cheapest plan found that keeps its promises, or the one that comes closest."""
+        # What it keeps with nodes lost is not known yet.
+        known: dict[str, object] = {"problem_hash": self.problem.content_hash(), "promises": ()}
+        if found.status == "optimal":
+            known["status"] = "feasible"
         if not found.instances or found.cut_short:
-            update: dict[str, object] = {
-                "problem_hash": self.problem.content_hash(),
-                "promises": (),
-            }
-            return found.model_copy(update=update)
+            return found.model_copy(update=known)
         late = False
         try:
             verdict = self._see(found)
@@ -778,7 +778,7 @@ class _SpotProver(_Prover):
             late = True
         best = self.best
         if best is None:
-            return found.model_copy(update={"promises": (), "cut_short": True})
+            return found.model_copy(update={**known, "cut_short": True})
         more = (best.objective or 0.0) - (found.objective or 0.0)
         if more > 0.0:
             note = f"the price of spot nodes that are lost: ${more:.2f}/h"
@@ -802,6 +802,12 @@ class _SpotProver(_Prover):
         said = f"spot nodes are lost too often: of {search.trials + 1} plans simulated, with more "
         said += "nodes than are needed or with fewer on spot, none keeps more"
         self.causes |= dict.fromkeys(sorted(verdict.short), said)
+
+    def _plan(self, problem: Problem, effort: Effort) -> Plan:
+        # Many plans follow each other, and each takes a moment whatever time is left.
+        if self.deadline.passed:
+            raise SimulationCutShortError("no time is left to plan with more to spare")
+        return super()._plan(problem, effort)
 
     def _plan_spare(self, spare: Spare, services: frozenset[str]) -> Plan:
         """Plan with something to spare, of templates that were simulated where others were."""
