@@ -154,7 +154,7 @@ def test_cluster_files(
 PLANS: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     ("layers", lambda p: p["instances"][0]["nodes"][-1].update(end=999), ", 999)"),
     ("service", lambda p: p["instances"][0].update(service="nobody"), "no role of nobody"),
-    ("routes", lambda p: p.update(routes=[]), "by no route"),
+    ("routes", lambda p: p.update(routes=[]), "no request is sent to"),
     ("gpu", lambda p: p["instances"][0]["nodes"][0].update(node_type="ZZ:1"), "unknown gpu"),
     ("nothing", lambda p: p.update(instances=[]), "no instances"),
     ("share", lambda p: p["routes"][0].update(share=7), "less than or equal to 1"),

@@ -11,7 +11,9 @@ from atoll.plan.problem import Limits, Offer, Problem
 from atoll.prove import kept as kept_module
 from atoll.prove.kept import KeptSample, KeptShares, _seconds, kept_after_loss, look_at
 from atoll.prove.losses import SpotAbsence, loss_failures, spot_losses
+from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.report.promises import judge_plan
+from atoll.solve.deadline import Deadline
 from tests.prove.test_rent_promises import CATALOG, FRESH, PROBLEM, kept
 from tests.prove.test_rent_promises import solve as plan_for
 
@@ -128,3 +130,26 @@ def test_plans_are_simulated_until_spot_nodes_were_lost(
     assert 300.0 <= seconds <= 120_000 / 10.0
     # As much of a day as 400,000 requests are.
     assert seconds * len(seeds) >= 40_000.0 or not lost_per_h
+
+
+def test_no_simulation_begins_after_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan
+) -> None:
+    """Short ones end before they look at the time; many of them took a minute more than there was."""
+    name = PROBLEM.services[0].name
+    runs = []
+
+    def simulate(*_: object, **__: object) -> Kept:
+        runs.append(1)
+        return {name: KeptShares(0.95, 0.95, 0.95)}
+
+    monkeypatch.setattr(kept_module, "simulate_kept", simulate)
+    with pytest.raises(SimulationCutShortError):
+        kept_module.sample_kept(
+            *(plan, PROBLEM, CATALOG, {name: 0.95}),
+            first_seed=1,
+            min_runs=5,
+            max_runs=9,
+            deadline=Deadline(0.0),
+        )
+    assert len(runs) == 1

@@ -15,7 +15,7 @@ from atoll.plan.kept_groups import KeptGroup, enough_requests, pool_groups
 from atoll.plan.plan import KeptPromise
 from atoll.plan.request_groups import DECILES, list_groups
 from atoll.prove.losses import loss_failures, lost_nodes, spot_losses
-from atoll.prove.simulation_deadline import keep_deadline
+from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -191,12 +191,15 @@ def sample_kept(
             for name, some in runs.items()
             if not (some and until_short and found[name].is_hopeless(targets[name]))
             and (
-                len(some) < min_runs
+                len(some) < max(1, min_runs)
                 or (len(some) < max_runs and not short and not found[name].is_sure(targets[name]))
             )
         ]
         if not wanted:
             return found
+        if found and deadline is not None and deadline.passed:
+            # Short simulations end before they look at the time themselves.
+            raise SimulationCutShortError("the deadline came between two simulations")
         # All go on from the same seed, so that services meet the same arrivals in the same run.
         number = min(len(runs[name]) for name in wanted)
         now = None if problem.hosts else [name for name in wanted if len(runs[name]) == number]
@@ -226,6 +229,8 @@ def look_at(
     targets = {service.name: service.target for service in problem.services}
     found: dict[str, KeptSample] = {}
     for runs in (_FRESH_RUNS, _runs_for_a_day(plan, problem)):
+        if found and runs <= _FRESH_RUNS:
+            break
         if any(one.is_surely_short(targets[name]) for name, one in found.items()):
             break
         found = sample_kept(
