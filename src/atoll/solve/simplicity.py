@@ -28,7 +28,7 @@ SAID = "simplicity: "
 """What a plan's note of what simplicity costs begins with."""
 _SERVERS = 4
 _EXPONENT = 2.0 - math.sqrt(2.0 * _SERVERS + 2.0)
-_HAIR = 1e-6
+_TOLERANCE = 1e-6
 """Share of their time by which requests must differ to be told apart."""
 
 
@@ -123,7 +123,7 @@ def is_simpler(plan: Plan, other: Plan, problem: Problem) -> bool:
         return True
     slower = sum(map(slowdown, _capacities(plan, problem)))
     slower -= sum(map(slowdown, _capacities(other, problem)))
-    return more * simplicity + slower < -_HAIR
+    return more * simplicity + slower < -_TOLERANCE
 
 
 def describe_simplicity(plan: Plan, cheapest: Plan, problem: Problem) -> str:

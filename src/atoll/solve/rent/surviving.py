@@ -48,7 +48,7 @@ _MAX_COLUMNS = 30_000
 _TIE = 1e-7
 """Share of the dearest machine's price that an instance counts with, beside its rent."""
 _ROUNDING = 1e-9
-_HAIR = 1e-7
+_TOLERANCE = 1e-7
 """Share of the demand that a scenario may miss by rounding: well below what a plan is checked to."""
 
 Terms = dict[int, float]
@@ -338,7 +338,7 @@ class SurvivingMaster(InstanceMaster):
                     load = service.kv_bytes_per_s / float(model.supply.link[g, h])
                     links[g, h][flow] = -load
             for terms in levels.values():
-                self._row(terms, -_HAIR * keep)
+                self._row(terms, -_TOLERANCE * keep)
             self._row(total, keep)
         for terms in links.values():
             self._row(terms, -1.0)
