@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from atoll.catalog import Catalog
 from atoll.plan.kept_groups import KeptGroup, RequestGroup, judge_group
@@ -12,6 +15,7 @@ from atoll.prove import kept as kept_module
 from atoll.prove.kept import KeptSample, KeptShares, _seconds, kept_after_loss, look_at
 from atoll.prove.losses import SpotAbsence, loss_failures, spot_losses
 from atoll.prove.simulation_deadline import SimulationCutShortError
+from atoll.report.plan.rented_tables import draw_rented_plan
 from atoll.report.promises import judge_plan
 from atoll.solve.deadline import Deadline
 from tests.prove.test_rent_promises import CATALOG, FRESH, PROBLEM, kept
@@ -62,6 +66,11 @@ def test_promises_hold_with_a_node_lost_and_that_has_its_price() -> None:
     assert len(safe.instances) > len(plain.instances)
     more = safe.usd_per_hour - plain.usd_per_hour
     assert safe.notes == (f"the price of surviving the loss of any machine: ${more:.2f}/h",)
+    # No simulation found that: two plans were compared.
+    console = Console(width=300, file=StringIO())
+    console.print(draw_rented_plan(safe, PROBLEM, [], 100))
+    assert isinstance(console.file, StringIO)
+    assert "\nThe price of surviving the loss of any machine" in console.file.getvalue()
     assert plain.promises[0].kept_after_loss is None
 
 

@@ -47,6 +47,8 @@ _SLICE_COLUMNS = ("region", "machine", "market", "GPUs", "instance")
 _HOLDS = ("layers", "runs")
 """Heads of the last column of slices: layers of plain models, or also parts of others."""
 IDLE = "idle GPUs"
+_PRICE = "the price of "
+"""Beginning of a note that compares plans and simulates none."""
 _UNITS = "Per second: prompt tokens (prefill), generated tokens (decode), requests (both)."
 
 
@@ -180,8 +182,9 @@ def draw_rented_plan(
     reasons = binding_reasons(plan)
     if reasons and plan.bound is not None and shortage is None:
         parts.append(Text(f"What keeps it from being cheaper: {'; '.join(reasons)}."))
-    parts += [Text(f"Simulated: {note}.") for note in plan.notes if not note.startswith(SAID)]
-    parts += [Text(f"{note.capitalize()}.") for note in plan.notes if note.startswith(SAID)]
+    planned = [note for note in plan.notes if note.startswith((SAID, _PRICE))]
+    parts += [Text(f"Simulated: {note}.") for note in plan.notes if note not in planned]
+    parts += [Text(f"{note[0].upper()}{note[1:]}.") for note in planned]
     return Group(*parts)
 
 
