@@ -50,6 +50,7 @@ from atoll.sim.tasks.from_plan import simulate_plan
 from atoll.solve.family import family_of, solvers
 from atoll.solve.plan_request import PlanRequest
 from atoll.workload.requests import collect
+from benchmarks.planning.case_runs import list_seeds, read_known
 from benchmarks.planning.promise_executors import list_executor_rivals
 from benchmarks.planning.promise_fleets import kind_of, make_fleet
 from benchmarks.planning.promise_rivals import CAPACITY_RULES, Rival, Yard
@@ -402,20 +403,6 @@ def count_family_mutants() -> tuple[int, list[str]]:
 # Running
 
 
-def _known(path: Path | None) -> dict[int, Outcome]:
-    if path is None or not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {one["seed"]: Outcome(**one) for one in map(json.loads, lines)}
-
-
-def _seeds(text: str | None, cases: int) -> Iterable[int]:
-    if text is None:
-        return range(cases)
-    first, _, last = text.partition(":")
-    return range(int(first), int(last) if last else int(first) + 1)
-
-
 def _figures(outcomes: Mapping[int, Outcome], missed: int) -> list[Figure]:
     counts = Counter(name for one in outcomes.values() for name in one.faults)
     counts["mutants_missed"] = missed + sum(
@@ -443,13 +430,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="go on from what this file has, and add to it")
     arguments = parser.parse_args()
     wanted = arguments.cases or (QUICK_CASES if arguments.quick else CASES)
-    outcomes, start = _known(arguments.results), time.perf_counter()
+    outcomes, start = read_known(arguments.results, Outcome), time.perf_counter()
     number, missed = count_family_mutants()
     print(f"  {number} kinds of broken plans, {len(missed)} pass the validator: {missed}")
     print(
         f"  {'seed':>5s} {'kind':11s} {'plan':10s} {'$/h':>8s} {'bound':>8s} {'rivals':>7s} CPU-s"
     )
-    for seed in _seeds(arguments.seeds, wanted):
+    for seed in list_seeds(arguments.seeds, wanted):
         if seed in outcomes:
             continue
         if arguments.quick and time.perf_counter() - start > QUICK_S:

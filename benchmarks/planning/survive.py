@@ -21,13 +21,14 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.planning import survive_losses, survive_picture
+from benchmarks.planning.case_runs import list_seeds, read_known
 from benchmarks.planning.survive_outcome import FAULTS, Outcome
 from benchmarks.report import Figure, finish
 
@@ -49,20 +50,6 @@ def kind_of(seed: int) -> str:
 def run_case(seed: int) -> Outcome:
     """Run the case of a seed."""
     return FAMILIES[kind_of(seed)][0](seed)
-
-
-def _known(path: Path | None) -> dict[int, Outcome]:
-    if path is None or not path.exists():
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return {one["seed"]: Outcome(**one) for one in map(json.loads, lines)}
-
-
-def _seeds(text: str | None, cases: int) -> Iterable[int]:
-    if text is None:
-        return range(cases)
-    first, _, last = text.partition(":")
-    return range(int(first), int(last) if last else int(first) + 1)
 
 
 def figures(outcomes: Mapping[int, Outcome]) -> list[Figure]:
@@ -101,11 +88,11 @@ def main() -> None:
         survive_picture.draw()
         return
     wanted = arguments.cases or (QUICK_CASES if arguments.quick else CASES)
-    outcomes, start = _known(arguments.results), time.perf_counter()
+    outcomes, start = read_known(arguments.results, Outcome), time.perf_counter()
     print(
         f"  {'seed':>5s} {'kind':11s} {'plan':10s} {'$/h':>8s} {'bound':>8s} {'dearer':>7s} CPU-s"
     )
-    for seed in _seeds(arguments.seeds, wanted):
+    for seed in list_seeds(arguments.seeds, wanted):
         if seed in outcomes:
             continue
         if arguments.quick and time.perf_counter() - start > QUICK_S:

@@ -141,9 +141,9 @@ def test_a_template_may_lose_more_than_its_service_where_others_lose_less() -> N
     """At 18/16 of its load it keeps the promise of more requests than at the largest that keeps 95 %."""
     curve = GoodCurve({12: 1.0, 15: 0.96, 16: 0.94, 18: 0.93, 19: 0.6, 20: 0.5}, TOP)
     assert curve.max_load(0.95) == 1.0
-    assert curve.most_good(0.95) == pytest.approx(19 / STEPS * 0.93 / 0.95)
+    assert curve.max_good(0.95) == pytest.approx(19 / STEPS * 0.93 / 0.95)
     # A cliff: nothing is gained beyond it.
-    assert GoodCurve({15: 0.99, 16: 0.2, 20: 0.1}, TOP).most_good(0.95) == 1.0
+    assert GoodCurve({15: 0.99, 16: 0.2, 20: 0.1}, TOP).max_good(0.95) == 1.0
 
 
 def test_loads_are_simulated_until_no_other_could_keep_more() -> None:
@@ -154,7 +154,7 @@ def test_loads_are_simulated_until_no_other_could_keep_more() -> None:
         curve.kept[step] = 1.0 if step <= 14 else max(0.0, 1.0 - 0.11 * (step - 14))
     assert {14, 15, 16} <= {*asked_for}
     true = max(step / STEPS * kept / 0.9 for step, kept in curve.kept.items())
-    assert true <= curve.most_good(0.9) <= 1.1 * true
+    assert true <= curve.max_good(0.9) <= 1.1 * true
     # What is surely less needs no simulation.
     assert len(asked_for) < 9
 

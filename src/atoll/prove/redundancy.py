@@ -183,9 +183,9 @@ State = tuple[int, ...]
 class _Choices:
     """Instances that a service may have, the cheapest first of those that may keep its promises."""
 
-    def __init__(self, name: str, problem: Problem, catalog: Catalog, most_usd: float) -> None:
+    def __init__(self, name: str, problem: Problem, catalog: Catalog, max_usd: float) -> None:
         self.service, self.problem, self.catalog = problem.service(name), problem, catalog
-        self.most_usd = most_usd
+        self.max_usd = max_usd
         self.optimism = 0.0
         """What the estimate is too high by, as far as simulations tell."""
         self.now: State = ()
@@ -243,7 +243,7 @@ class _Choices:
         return self._places[key]
 
     def _push(self, usd: float, state: State) -> None:
-        if state in self._seen or usd > self.most_usd * (1.0 + _ROUNDING):
+        if state in self._seen or usd > self.max_usd * (1.0 + _ROUNDING):
             return
         self._seen.add(state)
         heapq.heappush(self._waiting, (round(usd, 9), len(self._seen), state))

@@ -55,7 +55,7 @@ class GoodCurve(LoadCurve):
         _, a, b = max(open_ends)
         return (a + b) // 2
 
-    def most_good(self, share: float) -> float:
+    def max_good(self, share: float) -> float:
         """Return the most that keep their promise at any load, over the share that must."""
         beyond = [most for most, _, _ in self._beyond(share)]
         return max([self.max_load(share), *self._at_points(share), *beyond])
@@ -155,7 +155,7 @@ class SimulatedBound:
             )
             for one, (key, instance) in asked.items():
                 share = max(self._share_of(key[0]), _MIN_SHARE)
-                most[key] = max(most[key], curves[one].most_good(share) * instance.throughput_per_s)
+                most[key] = max(most[key], curves[one].max_good(share) * instance.throughput_per_s)
         for key, template in new.items():
             analytic = keep(self._problem, self._catalog, template).throughput_per_s
             self._most[key] = most[key] / analytic if analytic > 0.0 else UNKNOWN

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -307,14 +307,9 @@ class _PatternSearch:
         else:
             self.master.seek_share()
 
-    def _phase(self, money: float, level: float) -> tuple[MipResult, float]:
-        """Return the integer solution for a goal, and a bound over all patterns."""
-        self._money, self._level = money, level
-        self._goal()
-        floor = self.generate()
-        master = self.master
-        whole = np.array([*master.count_columns, *master.kept_columns], np.int64)
-        master.lp.set_integer(whole)
+    def _solve_whole(self, master: PatternMaster, whole: Sequence[int]) -> MipResult:
+        """Solve a program with these columns in whole numbers, and count the work."""
+        master.lp.set_integer(np.array(whole, np.int64))
         result = master.lp.solve_mip(
             time_limit_s=max(_MOMENT_S, self.end.left),
             gap=0.5 * self.gap,
@@ -324,6 +319,15 @@ class _PatternSearch:
         self.late = self.late or result.timed_out
         self.nodes += result.nodes
         self.spent += result.iterations
+        return result
+
+    def _phase(self, money: float, level: float) -> tuple[MipResult, float]:
+        """Return the integer solution for a goal, and a bound over all patterns."""
+        self._money, self._level = money, level
+        self._goal()
+        floor = self.generate()
+        master = self.master
+        result = self._solve_whole(master, [*master.count_columns, *master.kept_columns])
         return result, max(floor, result.bound) if self.complete and not self.loose else floor
 
     def solve(self) -> tuple[GraphAnswer, tuple[LaidMachine, ...]]:
@@ -449,16 +453,7 @@ class _PatternSearch:
             master.lp.set_costs(np.array([one.taken]), np.array([price[one.offer]]))
         whole = [*master.count_columns, *master.kept_columns]
         whole += [column for one in machines for column in (one.taken, *one.numbers)]
-        master.lp.set_integer(np.array(whole, np.int64))
-        result = master.lp.solve_mip(
-            time_limit_s=max(_MOMENT_S, self.end.left),
-            gap=0.5 * self.gap,
-            iteration_limit=self.iterations,
-            tolerance=_TOLERANCE,
-        )
-        self.late = self.late or result.timed_out
-        self.nodes += result.nodes
-        self.spent += result.iterations
+        result = self._solve_whole(master, whole)
         if proves and not self.loose:
             # With more machines than are open an answer costs no less than the best so far.
             inner = math.inf if result.status == "infeasible" else result.bound

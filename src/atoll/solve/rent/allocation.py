@@ -46,7 +46,7 @@ from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.simple_allocation import MOST, SimpleGoal, find_simplest
 from atoll.solve.rent.simple_allocation import WORK as SIMPLE_WORK
-from atoll.solve.rent.surviving import find_most_left, minimise_surviving
+from atoll.solve.rent.surviving import find_max_left, minimise_surviving
 
 WORK = 450_000
 """Effort of an allocation, in simplex iterations (see `incumbent.Work`)."""
@@ -183,7 +183,7 @@ class _Allocator:
         What is proven of it is what is proven of any allocation.
         """
         standing = self._standing(_LEFT_WORK)
-        left = find_most_left(self.model, losses, standing, self.seed) * (1.0 - _SHARE_TOLERANCE)
+        left = find_max_left(self.model, losses, standing, self.seed) * (1.0 - _SHARE_TOLERANCE)
         self.work.charge(standing.work.spent)
         if left <= _SHARE_TOLERANCE:
             return None

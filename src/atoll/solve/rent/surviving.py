@@ -71,7 +71,7 @@ class SurvivingMaster(InstanceMaster):
     """The program over instances with rows for every loss.
 
     `machines` says by offer that is cut how many of its machines are told apart; there may be more of those
-    in `rest`. With `most_left` machines are free of charge and the share that scenarios leave is as large as
+    in `rest`. With `max_left` machines are free of charge and the share that scenarios leave is as large as
     can be.
     """
 
@@ -86,7 +86,7 @@ class SurvivingMaster(InstanceMaster):
         safe: bool,
         machines: Mapping[int, int],
         rest: frozenset[int] = frozenset(),
-        most_left: bool = False,
+        max_left: bool = False,
     ) -> None:
         super().__init__(model, "cost", np.zeros(0), let_in, work, seed)
         self.losses, self.safe = losses, safe
@@ -102,11 +102,11 @@ class SurvivingMaster(InstanceMaster):
         self._slots: dict[Slot, int] = {}
         self._nodes: dict[tuple[int, int, int, int, Slot], int] = {}
         """Columns x by (service, item, row, place in `slices`, machine)."""
-        if most_left:
+        if max_left:
             self._tie = 0.0
             self.lp.set_costs(np.arange(self.lp.columns), np.zeros(self.lp.columns))
         # The share of what is to be kept that scenarios leave out: none, unless the least of it is sought.
-        self._short = self._column(float(most_left), cost=1.0)
+        self._short = self._column(float(max_left), cost=1.0)
         for gone in losses.places:
             self._add_scenario({}, frozenset(gone))
         if losses.machines:
@@ -474,7 +474,7 @@ def minimise_surviving(
     return SearchOutcome(prices, duals, mixes.master.number, 0 if standing.closed else total)
 
 
-def find_most_left(model: RentModel, losses: LossLimits, standing: Incumbent, seed: int) -> float:
+def find_max_left(model: RentModel, losses: LossLimits, standing: Incumbent, seed: int) -> float:
     """Return the largest share of what must be kept that every loss can leave, as far as is found; 0 if none.
 
     All of the demand is served while nothing is lost.
@@ -484,13 +484,13 @@ def find_most_left(model: RentModel, losses: LossLimits, standing: Incumbent, se
     if _count_columns(every, machines) > _MAX_COLUMNS:
         return 0.0
     master = SurvivingMaster(
-        model, losses, every, standing.work, seed, safe=True, machines=machines, most_left=True
+        model, losses, every, standing.work, seed, safe=True, machines=machines, max_left=True
     )
     answer = master.find(MipLimits(standing.deadline.limit(), 0.0, 1e-4, standing.work.part(0.5)))
     return 0.0 if answer.solution is None else max(0.0, 1.0 - answer.objective)
 
 
-def _tell_apart(model: RentModel, most_usd: float) -> tuple[dict[int, int], frozenset[int]]:
+def _tell_apart(model: RentModel, max_usd: float) -> tuple[dict[int, int], frozenset[int]]:
     """Return how many machines of each offer that is cut are told apart, and offers with more of use."""
     supply = model.supply
     found: dict[int, int] = {}
@@ -499,8 +499,8 @@ def _tell_apart(model: RentModel, most_usd: float) -> tuple[dict[int, int], froz
         if sizes[0][0] == supply.gpus[k] or supply.available[k] < 1:
             continue
         of_use = int(supply.available[k])
-        if np.isfinite(most_usd) and supply.usd[k] > 0.0:
-            of_use = min(of_use, int(most_usd / supply.usd[k] + _ROUNDING))
+        if np.isfinite(max_usd) and supply.usd[k] > 0.0:
+            of_use = min(of_use, int(max_usd / supply.usd[k] + _ROUNDING))
         found[k] = max(1, min(of_use, _MACHINES))
         if of_use > found[k]:
             rest.add(k)
