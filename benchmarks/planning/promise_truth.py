@@ -46,6 +46,7 @@ from atoll.report.plan.show import draw_plan, render_plan_page
 from atoll.sim.api import simulate
 from atoll.sim.problem_demand import demand_of
 from atoll.sim.sim_options import SimOptions
+from atoll.sim.sim_result import SimReport
 from atoll.sim.tasks.from_plan import simulate_plan
 from atoll.solve.family import family_of, solvers
 from atoll.solve.plan_request import PlanRequest
@@ -69,6 +70,8 @@ _GLANCE_SLACK, _TRIAL_SLACK = 0.06, 0.01
 """Shares below the target at which a short simulation, and then a trial of two seeds, rules a plan out."""
 _RUNS, _MANY_RUNS = 6, 16
 """Seeds that decide, and those where it is close."""
+_SPOT_SLACK = 0.02
+"""Share by which requests that find an instance full may add to those on spot."""
 LIKELY, BELOW, OTHERS = 30, 15, 15
 """Rivals that are simulated: those that carry most by the model, of all and below the bound, and others."""
 _SAME = 1e-6
@@ -135,13 +138,41 @@ def kept_by_class(
         lone = {s.name: f"{s.name}: {s.classes[0].name}" for s in problem.services}
         kept |= {name: kept.get(klass) for name, klass in lone.items()}
         return {name: share for name, share in kept.items() if share is not None}
-    losses = spot_losses(plan, problem, seconds, seed)
-    options = SimOptions(seed=seed, from_s=from_s, failures=losses)
-    report = simulate(plan, problem, catalog, collect(demand_of(problem, seconds), seed), options)
+    report = _simulate(plan, problem, catalog, seconds, seed)
     shares = {s.name: s.attainment for s in report.services}
     for service in report.services:
         shares |= {f"{service.name}: {group.name}": group.kept for group in service.groups}
     return {name: share for name, share in shares.items() if share is not None}
+
+
+def _simulate(
+    plan: Plan, problem: Problem, catalog: Catalog, seconds: float, seed: int
+) -> SimReport:
+    losses = spot_losses(plan, problem, seconds, seed)
+    options = SimOptions(seed=seed, from_s=seconds / 10.0, failures=losses)
+    return simulate(plan, problem, catalog, collect(demand_of(problem, seconds), seed), options)
+
+
+def simulated_on_spot(
+    plan: Plan, problem: Problem, catalog: Catalog, seed: int
+) -> dict[str, float]:
+    """Return by service which share of its tokens, of prompts or of answers, was computed on spot.
+
+    What an instance cannot take goes to others, whatever share of requests routes would send there.
+    """
+    spot = {i.id for i in plan.instances if any(n.market == "spot" for n in i.nodes)}
+    work: dict[tuple[str, str], Counter[bool]] = defaultdict(Counter)
+    for node in _simulate(plan, problem, catalog, WINDOW_S, seed).nodes:
+        # Of a pipeline the first node counts: all of them see the same tokens.
+        if node.layers[0] == 0:
+            on = node.instance in spot
+            work[node.service, "prompts"][on] += node.prompt_tokens
+            work[node.service, "answers"][on] += node.decode_tokens
+    shares: dict[str, float] = defaultdict(float)
+    for (service, _), tokens in work.items():
+        share = tokens[True] / max(1, tokens.total())
+        shares[service] = max(shares[service], share)
+    return shares
 
 
 class Judge:
@@ -157,7 +188,7 @@ class Judge:
                 shares[name].append(share)
 
     def surely_keeps(self, plan: Plan) -> bool:
-        """Whether every class is above its target with its whole interval."""
+        """Whether every class is above its target with its whole interval, and spot within its limit."""
         targets = targets_of(self.problem)
         self.simulated += 1
         try:
@@ -173,7 +204,16 @@ class Judge:
             self._add(shares, plan, range(2, _RUNS))
         except InputError:
             return False
-        return all(_interval(shares[name])[0] >= target for name, target in targets.items())
+        keeps = all(_interval(shares[name])[0] >= target for name, target in targets.items())
+        return keeps and not self.beyond_spot(plan)
+
+    def beyond_spot(self, plan: Plan) -> dict[str, float]:
+        """Return the services of which more is computed on spot in simulation than the limit allows."""
+        limit = self.problem.limits.spot_share
+        if limit is None or self.problem.graph_services:
+            return {}
+        found = simulated_on_spot(plan, self.problem, self.catalog, SEED)
+        return {name: share for name, share in found.items() if share > limit + _SPOT_SLACK}
 
     def find_below(self, plan: Plan) -> dict[str, tuple[float, float]]:
         """Return the classes that are surely below their targets: what they keep, and the target."""
@@ -219,6 +259,9 @@ def run_case(seed: int) -> Outcome:
     if kept:
         _check_classes(plan, problem, catalog, outcome)
         _check_spot(plan, problem, outcome)
+        settled = problem.settled(plan.mixes).started_as(plan.engines)
+        for name, share in Judge(settled, catalog).beyond_spot(plan).items():
+            outcome.fault("spot_false", f"{name}: {share:.2%} on spot in simulation")
     _check_rivals(plan, problem, catalog, outcome, kept=kept)
     _check_fast(problem, catalog, outcome)
     _check_mutants(plan, problem, outcome)

@@ -126,6 +126,26 @@ def test_too_much_spot_and_idle_instances_are_found() -> None:
     assert len(outcome.faults["spot_false"]) == 2
 
 
+def test_what_others_take_from_a_full_instance_counts_as_on_spot() -> None:
+    chat = {"model": "llama-3.1-8b", "ttft": "2s", "tpot": "200ms", "rate": "1.5/s"}
+    problem = fleet(
+        services={"chat": {**chat, "lengths": "600x600", "phases": "together"}},
+        limits={"spot_share": "50%"},
+        settings={"max_nodes_per_instance": 1, "engines": ["atoll"]},
+    )
+    yard = Yard(problem, problem.catalog())
+    spot, off = (next(p for p in yard.pieces["chat"] if p.on_spot is on) for on in (True, False))
+    judge = Judge(problem, problem.catalog())
+    # Routes send half of the requests to a machine that has room for a third of them.
+    ways: dict[tuple[int, ...], float] = {(0,): 0.5, (1,): 1 / 6, (2,): 1 / 6, (3,): 1 / 6}
+    plan = yard.assemble(problem, [off, spot, spot, spot], ways)
+    assert judge.find_below(plan) == {}
+    assert judge.beyond_spot(plan)["chat"] > 0.6
+    assert not judge.surely_keeps(plan)
+    within = yard.assemble(problem, [off, off, spot, spot], {(n,): 0.25 for n in range(4)})
+    assert judge.surely_keeps(within)
+
+
 def test_executors_are_divided_in_every_way() -> None:
     problem = next(make_fleet(seed) for seed in (3, 13) if make_fleet(seed).graph_services)
     catalog = problem.catalog()
