@@ -41,6 +41,23 @@ class Lost:
     services: frozenset[int] | None = None
 
 
+@dataclass(frozen=True)
+class Mix:
+    """One demand that all services may answer, each as often as `most` and wrong as often as `errors` says:
+    no more often than `max_error` in all. What each answers is settled before the loss."""
+
+    errors: tuple[float, ...]
+    max_error: float
+
+    def is_met(self, most: Floats) -> bool:
+        """Return whether services that answer so much at most can answer everything, well enough."""
+        left, wrong = 1.0, 0.0
+        for error, share in sorted(zip(self.errors, most.tolist(), strict=True)):
+            taken = min(left, share)
+            left, wrong = left - taken, wrong + taken * error
+        return left <= _MISSED and wrong <= self.max_error + _MISSED
+
+
 @dataclass
 class Fleet:
     """Machines by (offer, filling)."""
@@ -107,9 +124,18 @@ def scenarios(
 
 
 def survives(
-    offers: Sequence[MachineOffer], fleet: Sequence[tuple[int, int]], lost: Lost, regions: int
+    offers: Sequence[MachineOffer],
+    fleet: Sequence[tuple[int, int]],
+    lost: Lost,
+    regions: int,
+    mix: Mix | None = None,
 ) -> bool:
     """Return whether a fleet serves all, and enough after each loss."""
+    if mix is not None:
+        most = shares_left(offers, fleet, regions)
+        for left in scenarios(offers, fleet, lost, regions):
+            most = np.minimum(most, shares_left(offers, left, regions) / lost.keep)
+        return mix.is_met(most)
     if (shares_left(offers, fleet, regions) < 1.0 - _MISSED).any():
         return False
     for left in scenarios(offers, fleet, lost, regions):
@@ -128,6 +154,7 @@ def cheapest(
     under: float = float("inf"),
     most_machines: int = 8,
     most_fleets: int = 400_000,
+    mix: Mix | None = None,
 ) -> tuple[Fleet | None, bool]:
     """Return the cheapest fleet below a price that survives, and whether all fleets below it were tried."""
     every = [
@@ -151,7 +178,7 @@ def cheapest(
                 whole = False
                 return
             larger = [*fleet, every[at]]
-            if survives(offers, larger, lost, regions):
+            if survives(offers, larger, lost, regions, mix):
                 best = Fleet(cost, larger)
                 continue  # one machine more is never cheaper
             grow(larger, cost, at)

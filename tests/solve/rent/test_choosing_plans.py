@@ -76,6 +76,21 @@ def test_no_share_on_a_grid_is_cheaper_than_the_plan() -> None:
     assert again == found
 
 
+def test_models_are_chosen_with_losses_in_mind() -> None:
+    plain = fleet(rate=2.0, max_error=None)
+    given = plain.replace(limits=plain.limits.model_copy(update={"survive": 1}))
+    found = solve(given, PlanRequest(catalog=catalog()))
+    assert found.status in ("optimal", "feasible")
+    assert validate(found, given, catalog()) == []
+    assert found.objective is not None
+    assert found.bound is not None
+    # One model alone: the other way to answer would have to be doubled as well.
+    assert sum(share > 0.0 for share in found.mixes[0].shares.values()) == 1
+    assert found.bound >= found.objective * 0.99
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        assert found.objective <= cost_at(given, share) * (1 + 1e-3)
+
+
 def test_a_plan_knows_the_problem_that_its_mixes_settle() -> None:
     given = fleet(max_error=None)
     made = FleetPlan.of(solve(given, PlanRequest(catalog=catalog())), given)

@@ -19,7 +19,10 @@ from atoll.solve.rent.allocation_types import (
     ServiceDemand,
     Supply,
 )
-from tests.reference.loss_enumeration import Lost, MachineOffer, cheapest, fill, survives
+from atoll.solve.rent.choosing.level_choice import choose_levels
+from atoll.solve.rent.choosing.level_rows import ChoiceRow, LevelRows
+from atoll.solve.rent.spot_ways import SpotWays
+from tests.reference.loss_enumeration import Lost, MachineOffer, Mix, cheapest, fill, survives
 
 PHASES = {"together": (BOTH,), "apart": (PREFILL, DECODE), "auto": (PREFILL, DECODE, BOTH)}
 MACHINES = ((1, (1,)), (2, (1, 2)), (4, (4,)), (4, (1, 2, 4)))
@@ -205,3 +208,53 @@ def test_nothing_that_survives_costs_less(world: World, lost: Lost) -> None:
         assert found.objective == pytest.approx(best.usd)
     else:
         assert found.objective >= best.usd - 1e-6
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    world=worlds(),
+    lost=st.sampled_from([Lost(machines=1), Lost(machines=1, keep=0.6), Lost(regions=1)]),
+    errors=st.sampled_from([(0.0, 0.2), (0.1, 0.0)]),
+    max_error=st.sampled_from([0.05, 0.12, 0.3]),
+)
+def test_models_are_chosen_for_what_survives(
+    world: World, lost: Lost, errors: tuple[float, float], max_error: float
+) -> None:
+    ways = len(world.services)
+    mix = Mix(errors[:ways], max_error)
+    rows = LevelRows((ChoiceRow("chat", tuple(range(ways)), mix.errors, max_error),))
+    if not rows.possible:
+        return
+    places = tuple((g,) for g in range(world.regions)) if lost.regions else ()
+    asked = LossLimits(lost.machines, places, lost.keep)
+    best, whole = cheapest(
+        world.offers, lost, world.regions, most_machines=7, most_fleets=3000, mix=mix
+    )
+    if not whole:
+        return
+    found = choose_levels(world.services, world.supply, AllocationLimits(losses=asked), rows)
+    if best is None:
+        assert found.allocation is None
+        return
+    assert found.allocation is not None
+    assert found.objective == pytest.approx(best.usd)
+    assert found.bound <= best.usd + 1e-6
+    assert rows.hold(found.levels, 1e-6)
+
+
+def test_the_share_on_spot_is_chosen_for_what_survives() -> None:
+    """Machines off spot carry half, cheap ones on spot 60 %: of these at most 40 % may be used."""
+    world = World(
+        [(0, 0, 3.0, 4), (1, 0, 1.0, 4)], ["together"], [{(BOTH, 0): 0.5, (BOTH, 2): 0.6}], 1
+    )
+    spot = np.array([False, True])
+    supply = Supply(**{**vars(world.supply), "spot": spot})
+    ways = SpotWays.of(world.services, supply, 0.4, ())
+    assert ways is not None
+    limits = AllocationLimits(losses=LossLimits(machines=1))
+    found = choose_levels(ways.services, ways.supply, limits, ways.rows)
+
+    assert found.allocation is not None
+    # Two off spot carry all, and one of them with one on spot does: $6 and $1.
+    assert found.objective == pytest.approx(7.0)
+    assert found.bound == pytest.approx(7.0)

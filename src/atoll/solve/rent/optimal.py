@@ -245,9 +245,6 @@ def _allocate(
         return plain(demands, supply, running, on_shortage)
     if ways.share <= 0.0:
         return ways.answer(plain(ways.at(ways.off()), ways.supply, ways.running, on_shortage))
-    if limits.losses is not None:
-        # Which share on spot is best is not searched with losses: some are tried.
-        return ways.try_levels(plain, on_shortage)
     found = choose_levels(
         ways.services, ways.supply, limits, ways.rows, running=ways.running, **effort
     )

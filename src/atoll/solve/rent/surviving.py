@@ -17,6 +17,9 @@ machine where nodes on cut machines are instances of their own. Else there are t
 every plan that survives is a solution, for the bound (a node of several counts for its part), and one whose
 solutions all survive (`safe`: every node counts for all of its instance; of several losses at once each phase
 and region has its worst).
+
+Where models are chosen, or a share on spot, ways have levels (`choosing.level_rows`): a scenario keeps the
+share `keep` of each model's level. Ways of one service, on spot and off it, stand in for each other there.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ import numpy as np
 from atoll.solve.array_types import Floats, Ints
 from atoll.solve.lp import Sparse
 from atoll.solve.rent.allocation_types import BOTH, DECODE, PREFILL, LossLimits, NodePlace
+from atoll.solve.rent.choosing.level_rows import LevelRows
+from atoll.solve.rent.choosing.masters import LevelInstanceMaster
 from atoll.solve.rent.incumbent import Incumbent, MipLimits, Work
-from atoll.solve.rent.instance_master import InstanceMaster
 from atoll.solve.rent.items import MANY, RentModel, Solution, available_nodes
 from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import market_prices, price_of_all, slacks
@@ -41,7 +45,7 @@ _MACHINES = 8
 """Machines of an offer that are told apart, at least where so many are on offer."""
 _STAGES = (60, 240, 1000)
 """Items of all services that are solved over, one number after the other, before all of them."""
-_SMALL = 240
+SMALL_SURVIVING = 240
 """Items up to which no prices are sought first: the program over all of them is solved at once."""
 _MAX_COLUMNS = 30_000
 """Columns of a program beyond which it is not begun."""
@@ -50,6 +54,9 @@ _TIE = 1e-7
 _ROUNDING = 1e-9
 _TOLERANCE = 1e-7
 """Share of the demand that a scenario may miss by rounding: well below what a plan is checked to."""
+
+_NO_LEVELS = LevelRows(())
+"""All services are asked for all of their demand."""
 
 Terms = dict[int, float]
 """A linear expression: coefficients by column."""
@@ -67,8 +74,8 @@ class _Unit:
     lost: dict[Group, Terms] = field(default_factory=lambda: defaultdict(dict))
 
 
-class SurvivingMaster(InstanceMaster):
-    """The program over instances with rows for every loss.
+class SurvivingMaster(LevelInstanceMaster):
+    """The program over instances, at levels that are free where `rows` has any, with rows for every loss.
 
     `machines` says by offer that is cut how many of its machines are told apart; there may be more of those
     in `rest`. With `max_left` machines are free of charge and the share that scenarios leave is as large as
@@ -87,18 +94,28 @@ class SurvivingMaster(InstanceMaster):
         machines: Mapping[int, int],
         rest: frozenset[int] = frozenset(),
         max_left: bool = False,
+        rows: LevelRows = _NO_LEVELS,
     ) -> None:
-        super().__init__(model, "cost", np.zeros(0), let_in, work, seed)
+        super().__init__(model, "cost", rows, let_in, work, seed)
         self.losses, self.safe = losses, safe
         # Of equally dear allocations the one of fewest instances; what that adds is taken off the bound.
         own = np.arange(self._first, self.lp.columns)
         each = _TIE * float(model.supply.usd.max(initial=0.0))
         self.lp.set_costs(own, np.full(len(own), each))
         self._tie = each * self._max_instances()
+        # Of levels that cost as much those that err least: that takes from the objective, so from the bound.
+        for choice in rows.by_choice:
+            for way, error in zip(choice.ways, choice.errors, strict=True):
+                self.levels.add_cost(way, each * error)
         self._machines, self._rest = machines, frozenset() if safe else rest
         self._last = self.lp.columns
         self._whole: list[int] = list(range(self._first, self._last))
         self._covered = [m for m, s in enumerate(model.services) if losses.covers(s.name)]
+        # Shares of ways at levels are of the same demand: those of one service are kept together.
+        self._kin: dict[int, int] = {}
+        first: dict[str, int] = {}
+        for m, service in enumerate(model.services):
+            self._kin[m] = first.setdefault(service.name, m) if m in rows.ways else m
         self._slots: dict[Slot, int] = {}
         self._nodes: dict[tuple[int, int, int, int, Slot], int] = {}
         """Columns x by (service, item, row, place in `slices`, machine)."""
@@ -251,7 +268,7 @@ class SurvivingMaster(InstanceMaster):
             if not self.safe:
                 # A node of several of an instance: for its part, which is never too much.
                 part = 1.0 / (self._amount(m, item, row) * len(rows_of[m, item]))
-            group = _group(m, int(items.phase[item]), int(items.region[item]))
+            group = self._group(m, int(items.phase[item]), int(items.region[item]))
             units[slot].lost[group][x] = part * float(items.share[item])
         return dict(units)
 
@@ -279,7 +296,7 @@ class SurvivingMaster(InstanceMaster):
                 if (m, item) not in alone or most[at] < 1.0:
                     continue
                 share, column = float(items.share[item]), self._offset(m) + at
-                group = _group(m, int(items.phase[item]), int(items.region[item]))
+                group = self._group(m, int(items.phase[item]), int(items.region[item]))
                 for r in range(min(number, int(most[at]))):
                     used = self._column(1.0, whole=True)
                     self._row({used: float(most[at]) - r, column: -1.0}, -float(r))
@@ -321,13 +338,15 @@ class SurvivingMaster(InstanceMaster):
         crossing = any(service.pairs for service in model.services)
         hit = {group[0] for group in lost}
         links: dict[tuple[int, int], Terms] = defaultdict(dict)
-        for m in self._covered:
+        for m in sorted({self._kin[m] for m in self._covered}):
             # Others are served as they were, unless they share links.
             if not gone and not crossing and m not in hit:
                 continue
-            service = model.services[m]
+            service, kin = model.services[m], [n for n in self._covered if self._kin[n] == m]
             levels = self._left(m, lost, gone)
             total: Terms = {self._short: keep, **levels.pop((BOTH, 0), {})}
+            # Columns are 1 less a level.
+            total |= {self.levels.column(n): keep for n in kin if n in self._rows.ways}
             for g, h in [*((g, g) for g in range(model.regions)), *sorted(service.pairs)]:
                 if (PREFILL, g) not in levels or (DECODE, h) not in levels:
                     continue
@@ -339,7 +358,7 @@ class SurvivingMaster(InstanceMaster):
                     links[g, h][flow] = -load
             for terms in levels.values():
                 self._row(terms, -_TOLERANCE * keep)
-            self._row(total, keep)
+            self._row(total, keep * len(kin))
         for terms in links.values():
             self._row(terms, -1.0)
 
@@ -347,19 +366,23 @@ class SurvivingMaster(InstanceMaster):
         self, m: int, lost: Mapping[Group, Terms], gone: frozenset[int]
     ) -> dict[tuple[int, int], Terms]:
         """What is left of a service in a scenario, by phase and region; of both phases together, at 0."""
-        items, some = self.model.items[m], self._let_in[m]
         levels: dict[tuple[int, int], Terms] = defaultdict(dict)
-        for at, item in enumerate(some.tolist()):
-            phase, g = int(items.phase[item]), int(items.region[item])
-            if g not in gone:
-                own = levels[_group(m, phase, g)[1:]]
-                own[self._offset(m) + at] = float(items.share[item])
+        for n in (n for n, first in self._kin.items() if first == m):
+            items = self.model.items[n]
+            for at, item in enumerate(self._let_in[n].tolist()):
+                phase, g = int(items.phase[item]), int(items.region[item])
+                if g not in gone:
+                    own = levels[self._group(m, phase, g)[1:]]
+                    own[self._offset(n) + at] = float(items.share[item])
         for (service, phase, g), terms in lost.items():
             if service == m:
                 own = levels[phase, g]
                 for column, value in terms.items():
                     own[column] = own.get(column, 0.0) - value
         return levels
+
+    def _group(self, service: int, phase: int, region: int) -> Group:
+        return self._kin[service], phase, 0 if phase == BOTH else region
 
     # -- the program ----------------------------------------------------------------------------------
 
@@ -395,7 +418,7 @@ class SurvivingMaster(InstanceMaster):
             number = np.rint(values[first : first + len(some)]).astype(np.int64)
             chosen.append({int(some[i]): int(number[i]) for i in np.flatnonzero(number)})
         solution = Solution(machines, slices, tuple(chosen), self._places(values))
-        return SurvivingAnswer(result.objective, bound, solution)
+        return SurvivingAnswer(result.objective, bound, solution, self.levels.read(values))
 
     def _places(self, values: Floats) -> dict[tuple[int, int], tuple[NodePlace, ...]]:
         """The nodes of items that are parts of machines, by service and item: which machine each is on."""
@@ -414,10 +437,7 @@ class SurvivingAnswer:
     objective: float
     bound: float
     solution: Solution | None
-
-
-def _group(service: int, phase: int, region: int) -> Group:
-    return service, phase, 0 if phase == BOTH else region
+    levels: Mapping[int, float] = field(default_factory=dict)
 
 
 def _add(a: Terms, b: Terms, factor: float) -> Terms:
@@ -442,16 +462,38 @@ def minimise_surviving(
     if standing.bound == np.inf:
         return SearchOutcome(first.prices, np.where(np.isfinite(demand), demand, 0.0), 0, 0)
     total = sum(len(items) for items in model.items)
-    if total > _SMALL:
+    if total > SMALL_SURVIVING:
         mixes.unserved = 3.0 * np.maximum(1.0, demand)
         mixes.master.set_unserved(mixes.unserved)
         mixes.converge()
     item_slacks = slacks(mixes.oracles, mixes.root)
-    stages = [] if total <= _SMALL else [n for n in _STAGES if n < total]
+    search_surviving(model, losses, standing, seed, item_slacks, mixes.root.value, safe=safe)
+    prices, duals = mixes.relaxed or (first.prices, demand)
+    return SearchOutcome(prices, duals, mixes.master.number, 0 if standing.closed else total)
+
+
+def search_surviving(
+    model: RentModel,
+    losses: LossLimits,
+    standing: Incumbent,
+    seed: int,
+    item_slacks: list[Floats],
+    root: float,
+    *,
+    safe: bool,
+    rows: LevelRows = _NO_LEVELS,
+) -> dict[int, float]:
+    """Solve over more and more items, and report to `standing`; return the levels of what was found.
+
+    By `item_slacks` an item raises the bound `root`, once it is used.
+    """
+    levels: dict[int, float] = {}
+    total = sum(len(items) for items in model.items)
+    stages = [] if total <= SMALL_SURVIVING else [n for n in _STAGES if n < total]
     for max_items in (*stages, None):
         if standing.done:
             break
-        needed = standing.wanted - mixes.root.value
+        needed = standing.wanted - root
         chosen, limit = lowest(item_slacks, needed, max_items)
         last = limit >= needed
         if not standing.deadline.allows(sum(len(some) for some in chosen)):
@@ -460,18 +502,25 @@ def minimise_surviving(
         if _count_columns(chosen, machines) > _MAX_COLUMNS:
             break
         master = SurvivingMaster(
-            model, losses, chosen, standing.work, seed, safe=safe, machines=machines, rest=rest
+            model,
+            losses,
+            chosen,
+            standing.work,
+            seed,
+            safe=safe,
+            machines=machines,
+            rest=rest,
+            rows=rows,
         )
         answer = master.find(standing.limits(standing.work.part(0.9 if last else 0.35)))
-        if answer.solution is not None:
-            standing.offer(answer.solution, answer.objective)
+        if answer.solution is not None and standing.offer(answer.solution, answer.objective):
+            levels = dict(answer.levels)
         # What must be safe may take more than is needed: nothing is proven by it.
         if not safe:
-            standing.prove(min(answer.bound, mixes.root.value + limit))
+            standing.prove(min(answer.bound, root + limit))
         if last:
             break
-    prices, duals = mixes.relaxed or (first.prices, demand)
-    return SearchOutcome(prices, duals, mixes.master.number, 0 if standing.closed else total)
+    return levels
 
 
 def find_max_left(model: RentModel, losses: LossLimits, standing: Incumbent, seed: int) -> float:

@@ -176,12 +176,14 @@ class _Chooser:
         self, found: LevelOutcome, solution: Solution, standing: Incumbent, gap: float
     ) -> Allocation:
         model = self.model
-        # What answers nothing need not stand, unless it is in a region more that its service must be in.
-        items = tuple(
-            {} if found.levels.get(m, 1.0) <= 0.0 and self.limits.spread == 1 else number
-            for m, number in enumerate(solution.items)
-        )
-        solution = cheapest_supply(model, items, self.seed) or solution
+        # What must survive stands on the machines that it was given.
+        if self.limits.losses is None:
+            # What answers nothing need not stand, unless it is in a region more that its service must be in.
+            items = tuple(
+                {} if found.levels.get(m, 1.0) <= 0.0 and self.limits.spread == 1 else number
+                for m, number in enumerate(solution.items)
+            )
+            solution = cheapest_supply(model, items, self.seed) or solution
         usd = float(self.supply.usd @ solution.machines)
         per_gpu = self.init_penalty * self.supply.usd / self.supply.gpus
         init = sum(float(per_gpu[k]) * gpus * n for (k, gpus), n in solution.count_slices().items())
@@ -190,7 +192,7 @@ class _Chooser:
         bound = max(0.0, min(standing.bound / (1.0 + hair), objective))
         proven = 0.0 if objective <= 0.0 else (objective - bound) / objective
         chosen = tuple(
-            allocated(model, m, i, item, count)
+            replace(allocated(model, m, i, item, count), places=solution.places.get((i, item), ()))
             for i, m in enumerate(self.active)
             for item, count in sorted(solution.items[i].items())
         )

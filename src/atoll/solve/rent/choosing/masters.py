@@ -48,6 +48,7 @@ class LevelColumns:
         """Add them; with `plain` rows, those and the rows of choices are relaxed by a share unserved."""
         self.rows = rows
         self._lp = program.lp
+        self._usd: dict[int, float] = {}
         self.unserved: int | None = None
         self.error_row: dict[int, int] = {}
         entries: dict[int, list[tuple[int, float]]] = {way: [] for way in rows.ways}
@@ -122,6 +123,12 @@ class LevelColumns:
     def column(self, way: int) -> int:
         """Return the column of 1 less the level of a way."""
         return self._column[way]
+
+    def add_cost(self, way: int, usd: float) -> None:
+        """Let all of a way cost more, less a constant, USD per hour."""
+        at = self._column[way]
+        self._usd[way] = self._usd.get(way, 0.0) - usd
+        self._lp.set_costs(np.array([at]), np.array([self._usd[way]]))
 
     def read(self, values: Floats) -> dict[int, float]:
         """Return the levels of a solution."""

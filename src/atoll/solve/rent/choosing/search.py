@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.solve.rent.allocation_types import LossLimits
 from atoll.solve.rent.choosing.bound import error_prices
 from atoll.solve.rent.choosing.decomposition import (
     LevelDecomposition,
@@ -43,6 +44,7 @@ from atoll.solve.rent.rent_search import (
 from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.service_oracle import Legs
 from atoll.solve.rent.step_functions import GRID
+from atoll.solve.rent.surviving import SMALL_SURVIVING, search_surviving
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -125,14 +127,20 @@ class LevelSearch:
         root = self._root(mixes)
         self.error_usd = _errors_of(self.rows, root)
         # An infinite bound says that not everything can be served.
-        if standing.bound < np.inf:
+        losses = self.model.limits.losses
+        if standing.bound < np.inf and losses is not None:
+            self._survive(mixes, losses)
+        elif standing.bound < np.inf:
             self._take_cheapest()
             if self.total <= SMALL:
                 self._solve_whole()
             if not standing.done and self.total > SMALL:
                 self._decompose(mixes)
         if standing.solution is not None:
-            levels = self._settle(standing.solution, self.best.levels)
+            levels = self.best.levels
+            # After a loss no more than these may be kept.
+            if losses is None:
+                levels = self._settle(standing.solution, levels)
             prices = (mixes.relaxed or (self._root(mixes).prices, None))[0]
             return LevelOutcome(standing.solution, levels, self.error_usd, prices)
         return self._serve_most(mixes)
@@ -145,6 +153,30 @@ class LevelSearch:
     def _root(mixes: LevelDecomposition) -> LevelEvaluation:
         assert mixes.level_root is not None
         return mixes.level_root
+
+    def _survive(self, mixes: LevelDecomposition, losses: LossLimits) -> None:
+        """Solve with rows for every loss."""
+        if self.total > SMALL_SURVIVING:
+            self._price(mixes)
+        root = self._root(mixes)
+        self.best.levels = search_surviving(
+            self.model,
+            losses,
+            self.standing,
+            self.seed,
+            level_slacks(self.oracles, self.rows, root),
+            root.value,
+            safe=losses.safe,
+            rows=self.rows,
+        )
+
+    def _price(self, mixes: LevelDecomposition) -> None:
+        """Find the best prices."""
+        min_costs = [legs.least for legs in self._root(mixes).legs]
+        mixes.unserved = _DEAR * np.maximum(1.0, np.where(np.isfinite(min_costs), min_costs, 1.0))
+        mixes.master.set_unserved(mixes.unserved)
+        mixes.converge()
+        self.error_usd = _errors_of(self.rows, self._root(mixes))
 
     def _take_cheapest(self) -> None:
         """Offer what ways would take if there were plenty of everything, at a few levels."""
@@ -274,11 +306,7 @@ class LevelSearch:
 
     def _decompose(self, mixes: LevelDecomposition) -> None:
         standing = self.standing
-        min_costs = [legs.least for legs in self._root(mixes).legs]
-        mixes.unserved = _DEAR * np.maximum(1.0, np.where(np.isfinite(min_costs), min_costs, 1.0))
-        mixes.master.set_unserved(mixes.unserved)
-        mixes.converge()
-        self.error_usd = _errors_of(self.rows, self._root(mixes))
+        self._price(mixes)
         if not self._enough():
             self._try_levels(self._root(mixes))
         if self._enough():

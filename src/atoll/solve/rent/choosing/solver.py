@@ -67,9 +67,7 @@ def solve_choice(problem: Problem, request: PlanRequest, find: FindPlan) -> Plan
     chosen = choose_mixes(problem, request, deadline)
     settled = problem.settled(chosen.mixes)
     plan = find(settled, replace(request, deadline_s=deadline.share(1.0)))
-    # The plan that levels were chosen with knows of no losses.
-    other = None if problem.limits.survival.lost else chosen.plan
-    return with_mixes(_cheaper(plan, other), chosen)
+    return with_mixes(_cheaper(plan, chosen.plan), chosen)
 
 
 def choose_mixes(
