@@ -12,12 +12,20 @@ from atoll.plan.kept_groups import KeptGroup, RequestGroup, judge_group
 from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Limits, Offer, Problem
 from atoll.prove import kept as kept_module
-from atoll.prove.kept import KeptSample, KeptShares, _seconds, kept_after_loss, look_at
+from atoll.prove.kept import (
+    KeptSample,
+    KeptShares,
+    _seconds,
+    kept_after_loss,
+    look_at,
+    simulate_losses,
+)
 from atoll.prove.losses import SpotAbsence, loss_failures, spot_losses
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.report.plan.rented_tables import draw_rented_plan
 from atoll.report.promises import judge_plan
 from atoll.solve.deadline import Deadline
+from tests.plan import clusters
 from tests.prove.test_rent_promises import CATALOG, FRESH, PROBLEM, kept
 from tests.prove.test_rent_promises import solve as plan_for
 
@@ -36,6 +44,36 @@ def test_of_instances_that_are_alike_one_is_lost(plan: Plan) -> None:
     assert failure.instance == plan.instances[0].id
     assert loss.instances == {plan.instances[0].id}
     assert not list(loss_failures(plan, PROBLEM, 5.0))
+
+
+def test_a_cluster_loses_places_with_all_their_nodes() -> None:
+    """One pipeline over two sites: without the north nobody holds its first layers, the south is spare."""
+    asked = clusters.problem(limits=Limits.model_validate({"survive": {"zones": 1, "keep": 0.5}}))
+    placed = clusters.plan(asked)
+    lost = {
+        loss.name: [failure.node for failure in failures]
+        for loss, failures in loss_failures(placed, asked, 5.0)
+    }
+    assert lost == {"zone north": ["n0", "n1"], "zone south": ["n2", "n3"]}
+    kept = {
+        loss.name: found["chat"].both
+        for loss, found in simulate_losses(placed, asked, asked.catalog())
+    }
+    assert kept["zone north"] == 0.0
+    assert kept["zone south"] > 0.9
+
+
+def test_a_cluster_loses_several_machines_of_its_thinnest_stages() -> None:
+    one = clusters.instance()
+    wide = one.model_copy(update={"id": "chat-both-1", "nodes": one.nodes[1:]})
+    placed = clusters.plan().model_copy(update={"instances": (one, wide)})
+    asked = clusters.problem(limits=Limits.model_validate({"survive": {"machines": 2}}))
+    lost = [sorted(loss.nodes) for loss, _ in loss_failures(placed, asked, 5.0)]
+    # One of each pipeline, or two of the stage that has three; of nodes that are alike the first.
+    assert lost == [
+        [("chat-both-0", "n0"), ("chat-both-1", "n1")],
+        [("chat-both-1", "n1"), ("chat-both-1", "n2")],
+    ]
 
 
 def test_spot_nodes_are_lost_as_often_as_said() -> None:

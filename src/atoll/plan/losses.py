@@ -49,6 +49,17 @@ class Loss:
         """What is lost, in words."""
         return " and ".join(self.units)
 
+    @classmethod
+    def of_all(cls, some: Sequence[Loss]) -> Loss:
+        """Return the loss of several units of a sort at once."""
+        return cls(
+            some[0].unit,
+            tuple(name for one in some for name in one.units),
+            tuple(kind for one in some for kind in one.kinds),
+            frozenset().union(*(one.instances for one in some)),
+            tuple(node for one in some for node in one.nodes),
+        )
+
 
 def _machine(instance: Instance, node: Node) -> tuple[str, ...]:
     """Identity of the machine that a node is (a part of)."""
@@ -67,8 +78,8 @@ def kind_of(unit: Unit, place: str, node_type: str = "", market: Market = "on-de
     return f"{node_type}{'' if market == 'on-demand' else f' ({market})'} in {place}"
 
 
-def _units(instances: Iterable[Instance], unit: Unit) -> list[Loss]:
-    """All units of a sort that any of some instances stands on, each alone."""
+def units_of(instances: Iterable[Instance], unit: Unit) -> list[Loss]:
+    """Return all units of a sort that any of some instances stands on, each alone."""
     nodes: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     names: dict[tuple[str, ...], tuple[str, str]] = {}
     for instance in instances:
@@ -102,7 +113,7 @@ def losses(instances: Sequence[Instance], survival: Survival) -> Iterator[Loss]:
     for unit, number in survival.lost.items():
         alike: dict[Likeness, list[Loss]] = {}
         seen: set[frozenset[str]] = set()
-        for one in _units(instances, unit):
+        for one in units_of(instances, unit):
             # Nodes of one instance each take all of it with them.
             if one.instances not in seen and one.kinds[0] not in survival.spared:
                 seen.add(one.instances)
@@ -116,13 +127,7 @@ def losses(instances: Sequence[Instance], survival: Survival) -> Iterator[Loss]:
             if key in tried:
                 continue
             tried.add(key)
-            yield Loss(
-                unit,
-                tuple(name for one in some for name in one.units),
-                tuple(kind for one in some for kind in one.kinds),
-                frozenset().union(*(one.instances for one in some)),
-                tuple(node for one in some for node in one.nodes),
-            )
+            yield Loss.of_all(some)
 
 
 Likeness = tuple[tuple[str, str, float], ...]

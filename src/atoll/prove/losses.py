@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from atoll.core.rng import stream
-from atoll.plan.losses import Loss, losses
+from atoll.plan.losses import Loss, losses, units_of
 from atoll.plan.startup import StartupTimes
 from atoll.sim.sim_options import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from atoll.plan.plan import Instance, Plan
     from atoll.plan.problem import Problem
+    from atoll.plan.survival import Survival
 
 _MIN_BACK_S = 1.0
 """Seconds that a lost node is away at least, however fast instances start."""
@@ -80,22 +83,52 @@ def spot_losses(plan: Plan, problem: Problem, seconds: float, seed: int) -> tupl
 def loss_failures(
     plan: Plan, problem: Problem, time_s: float
 ) -> Iterator[tuple[Loss, tuple[Failure, ...]]]:
-    """Yield the losses to survive, each with the nodes that go at `time_s` for good.
+    """Yield the losses to survive, each with the nodes that go at `time_s` for good."""
+    survival = problem.limits.survival
+    own = _cluster_losses if problem.family == "place" else losses
+    for loss in own(plan.instances, survival):
+        yield loss, tuple(Failure(time_s, instance=i, node=node) for i, node in loss.nodes)
 
-    On a fixed cluster, whose instances go on without a node, of instances that are alike one loses its first
-    node: a pipeline without one of its nodes serves as little as without another, where nodes share no stage.
+
+def _cluster_losses(instances: Sequence[Instance], survival: Survival) -> Iterator[Loss]:
+    """Yield the losses of a fixed cluster, whose instances go on without a node; of those alike only one.
+
+    Places go with all of their nodes. Of machines those of the stage with the fewest nodes do: a pipeline
+    without one of its nodes serves as little as without another, where nodes share no stage.
     """
-    if problem.family != "place":
-        for loss in losses(plan.instances, problem.limits.survival):
-            yield loss, tuple(Failure(time_s, instance=i, node=node) for i, node in loss.nodes)
-        return
-    seen: set[object] = set()
-    for instance in plan.instances:
-        alike = (instance.region, instance.template_key)
-        if alike in seen:
+    for unit, number in survival.lost.items():
+        if unit == "machine":
+            units, alike = _thin_nodes(instances, number)
+        else:
+            units = [
+                one for one in units_of(instances, unit) if one.kinds[0] not in survival.spared
+            ]
+            alike = {one.nodes: one.nodes for one in units}
+        seen: set[object] = set()
+        for some in itertools.combinations(units, min(number, len(units))):
+            # How many nodes of one instance go matters, and what it is like, but not which instance it is.
+            lost = Counter((alike[one.nodes], one.nodes[0][0]) for one in some)
+            key = tuple(sorted((repr(like), n) for (like, _), n in lost.items()))
+            if some and key not in seen:
+                seen.add(key)
+                yield Loss.of_all(some)
+
+
+def _thin_nodes(
+    instances: Sequence[Instance], number: int
+) -> tuple[list[Loss], dict[object, object]]:
+    """So many nodes of the thinnest stage of so many instances of a kind, and by nodes what they are like."""
+    found: list[Loss] = []
+    alike: dict[object, object] = {}
+    taken: Counter[object] = Counter()
+    for instance in instances:
+        like = (instance.region, instance.template_key)
+        taken[like] += 1
+        if taken[like] > number:
             continue
-        seen.add(alike)
         thinnest = min(instance.layout(), key=lambda stage: (len(stage.nodes), stage.start))
-        node = thinnest.nodes[0].id
-        loss = Loss("machine", (node,), (node,), frozenset({instance.id}), ((instance.id, node),))
-        yield loss, (Failure(time_s, instance=instance.id, node=node),)
+        for node in thinnest.nodes[:number]:
+            held = ((instance.id, node.id),)
+            found.append(Loss("machine", (node.id,), (node.id,), frozenset({instance.id}), held))
+            alike[held] = like
+    return found, alike

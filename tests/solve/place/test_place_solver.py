@@ -147,6 +147,12 @@ def test_limits_on_renting_are_refused(limits: dict[str, float]) -> None:
         solve(SEARCH, asked, CATALOG, QUICK)
 
 
+@pytest.mark.parametrize("lost", [{"machines": 2}, {"zones": 1, "keep": 0.5}, {"regions": 1}])
+def test_losses_do_not_keep_a_cluster_from_being_placed(lost: dict[str, float]) -> None:
+    made = solve(SEARCH, problem(limits=Limits.model_validate({"survive": lost})), CATALOG, QUICK)
+    assert made.instances
+
+
 def test_names() -> None:
     with pytest.raises(UnknownNameError, match=r"flow\.search"):
         solve("flow.searching", problem(), CATALOG)

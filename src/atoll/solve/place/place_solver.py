@@ -24,7 +24,6 @@ from atoll.core.units import format_duration, format_share
 from atoll.plan.cluster_profiles import cluster_of, request_tokens
 from atoll.plan.plan import Goal, Plan
 from atoll.plan.problem import Problem, Service
-from atoll.plan.survival import Survival
 from atoll.solve.assembly import infeasible
 from atoll.solve.deadline import Deadline
 from atoll.solve.effort import Measured
@@ -315,12 +314,6 @@ def _refuse_limits(problem: Problem) -> None:
             raise UsageError(
                 f"limits.{name} does not apply to a fixed cluster", hint="leave it out", field=name
             )
-    if limits.survival not in (Survival(), Survival(machines=1)):
-        raise UsageError(
-            "on a fixed cluster the loss of one machine is simulated, and no other",
-            field="limits.survive",
-            hint="write survive: 1, or leave it out",
-        )
 
 
 def _solve_for_family(problem: Problem, request: PlanRequest) -> Plan:
