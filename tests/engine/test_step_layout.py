@@ -19,10 +19,9 @@ from atoll.engine.step_layout import (
     list_rungs,
     list_samples,
     order_step,
-    part_length,
 )
 
-PAGE, TILE, BLOCKS, PARTS = 4, 8, 1000, 12
+PAGE, TILE, BLOCKS = 4, 8, 1000
 SPARE = BLOCKS * PAGE
 
 
@@ -66,7 +65,7 @@ def test_a_step_says_what_every_row_is(steps: list[list[tuple[int, int, int, boo
         order = order_step(batch, rungs)
         assert order is not None
         numbers = np.full(order.rung.numbers, -77, np.int64)
-        sampled = fill_step(numbers, tables, batch, order, PAGE, SPARE, TILE, PARTS)
+        sampled = fill_step(numbers, tables, batch, order, PAGE, SPARE, TILE)
         if tables.changed:
             there[: len(batch), : tables.used] = tables.rows[: len(batch), : tables.used]
         step = order.rung.split(numbers)
@@ -93,7 +92,6 @@ def test_a_step_says_what_every_row_is(steps: list[list[tuple[int, int, int, boo
             assert there[sequence, : len(rows.table.blocks)].tolist() == rows.table.blocks
         assert not in_tiles
         assert not step.lengths[len(order.decodes) :].any()
-        assert step.part == part_length(sum(batch[n].position for n in order.decodes), PARTS)
         assert (step.slots[row:] == SPARE).all()
         assert (step.sources[row:] == -1).all()
         if order.chunks:
@@ -102,18 +100,6 @@ def test_a_step_says_what_every_row_is(steps: list[list[tuple[int, int, int, boo
             assert {number for number, _ in found} == {n for n, r in enumerate(batch) if r.sample}
         else:
             assert sampled == len(batch)
-
-
-@given(st.lists(st.integers(1, 100_000), min_size=1, max_size=512), st.integers(1, 2000))
-def test_contexts_are_cut_into_about_as_many_parts_as_are_wanted(
-    contexts: list[int], parts: int
-) -> None:
-    part = part_length(sum(contexts), parts)
-    cut = sum(-(-context // part) for context in contexts)
-    # Each context may have one that is not full.
-    assert cut <= parts + len(contexts)
-    # No finer than it need be, but for rounding: half as long they would be more than wanted.
-    assert part == 128 or 2 * sum(contexts) / part > parts
 
 
 LIMITS = [(1, None), (20, None), (512, 40), (2048, 256), (8192, 1000)]

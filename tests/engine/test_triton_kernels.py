@@ -64,18 +64,44 @@ for kind in (torch.float32, FP8):
         store.copy_(torch.randn(store.shape).to(kind))
     tables = torch.cat([torch.randperm(12)[:10], torch.zeros(5)]).view(3, 5).int()
     lengths = torch.tensor([18, 7, 0])
-    done = torch.zeros(3 * kv_heads, dtype=torch.int32)
-    # One part, parts of equal length, a last one that is shorter, and a row of no context.
-    for splits, part, triton_ops._TILE in (
-        *((1, 64, 64), (2, 64, 64), (1, 16, 16), (4, 4, 4), (8, 4, 4), (4, 8, 4), (2, 12, 4)),
+    # One part of each, two, parts of one tile, a last one that is shorter, and a row of no context.
+    for wanted, multiple, triton_ops._TILE in (
+        *((1, 64, 64), (2, 16, 16), (2, 8, 8), (7, 4, 4), (3, 8, 4), (2, 12, 4), (100, 4, 4)),
     ):
+        triton_ops._PART, triton_ops._CUT_ROWS = multiple, 2
+        parts = triton_ops.ContextParts(3, kv_heads, wanted, lengths.device)
+        parts.cut(lengths)
+        listed = [item for item in parts.items.tolist() if item[0] >= 0]
+        usual = max(1, -(-25 // (wanted * multiple))) * multiple
+        kept = 0
+        for row, length in enumerate(lengths.tolist()):
+            mine = sorted(item for item in listed if item[0] == row)
+            share = mine[0][2]
+            assert share % multiple == 0 and (share == multiple or share <= 2 * usual)
+            assert len(mine) == max(1, -(-length // share))
+            for number, item in enumerate(mine):
+                assert item[:6] == [row, number, share, length, kept, len(mine)]
+            kept += len(mine)
+        assert kept == len(listed)
+        sizes = [min(item[2], item[3]) for item in listed]
+        ranks = [(size < usual) + (2 * size < usual) for size in sizes]
+        assert ranks == sorted(ranks)
         out = triton_ops.paged_decode(
-            q[:3].contiguous(), keys, values, tables, lengths, torch.tensor([part]), done, 0.25, page,
-            splits=splits,
+            q[:3].contiguous(), keys, values, tables, parts, 0.25, page
         )
-        assert not out[2].any() and not done.any()
+        assert not out[2].any() and not parts.done.any()
         for row in range(2):
             at = (tables[row].long()[:, None] * page + torch.arange(page)).flatten()[: lengths[row]]
+            k, v = (s.float()[at].repeat_interleave(heads // kv_heads, 1) for s in (keys, values))
+            weight = torch.softmax(torch.einsum("hs,phs->hp", q[row], k) * 0.25, -1)
+            plain = torch.einsum("hp,phs->hs", weight, v)
+            torch.testing.assert_close(out[row], plain, rtol=1e-4, atol=1e-4)
+        # The last five positions: fewer parts than were listed.
+        out = triton_ops.paged_decode(
+            q[:3].contiguous(), keys, values, tables, parts, 0.25, page, window=5
+        )
+        for row in range(2):
+            at = (tables[row].long()[:, None] * page + torch.arange(page)).flatten()[: lengths[row]][-5:]
             k, v = (s.float()[at].repeat_interleave(heads // kv_heads, 1) for s in (keys, values))
             weight = torch.softmax(torch.einsum("hs,phs->hp", q[row], k) * 0.25, -1)
             plain = torch.einsum("hp,phs->hs", weight, v)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from atoll.engine.device_copy import to_device
 from atoll.engine.kv import BlockTable
-from atoll.engine.step_layout import cut_tiles, part_length
+from atoll.engine.step_layout import cut_tiles
 from atoll.engine.torch_ops import read_rows, store_rows
 
 IMPLEMENTATION = "atoll_paged"
@@ -236,14 +236,11 @@ class PagedBatch:
             if self._tables is None:
                 self._tables = _block_tables(single, query.device)
             rows, tables, lengths = self._tables
-            splits = triton_ops.splits_for(len(single), kv_heads)
-            parts = triton_ops.parts_wanted(query.device, kv_heads)
-            part = part_length(sum(span.position for span in single), parts)
-            part_there = torch.full((1,), part, device=query.device)
-            done = torch.zeros(len(single) * kv_heads, dtype=torch.int32, device=query.device)
+            wanted = triton_ops.parts_wanted(query.device, kv_heads)
+            parts = triton_ops.ContextParts(len(single), kv_heads, wanted, query.device)
+            parts.cut(lengths)
             output[rows] = triton_ops.paged_decode(
-                *(query[rows], keys, values, tables, lengths, part_there, done),
-                *(scaling, page, window, splits),
+                query[rows], keys, values, tables, parts, scaling, page, window
             )
         if several:
             if self._tiles is None:

@@ -27,7 +27,6 @@ from atoll.engine.step_layout import (
     fill_step,
     list_rungs,
     order_step,
-    part_length,
 )
 from atoll.engine.weights.reader import Progress
 
@@ -43,13 +42,15 @@ class StepBatch:
         numbers: StepNumbers,
         tables: Tensor,
         cache: KvCache,
-        splits: int,
-        done: Tensor,
+        parts: triton_ops.ContextParts,
     ) -> None:
         self.cache = cache
-        self._rung, self._numbers, self._tables = rung, numbers, tables
-        self._splits, self._done = splits, done
+        self._rung, self._numbers, self._tables, self._parts = rung, numbers, tables, parts
         self.positions, self.slots = numbers.positions[None], numbers.slots
+
+    def cut(self) -> None:
+        """Cut the contexts of this step's decodes, once for all layers."""
+        self._parts.cut(self._numbers.lengths)
 
     def attend(
         self, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None = None
@@ -59,9 +60,9 @@ class StepBatch:
         # Rows that pad the step stay as they are; they must be numbers.
         out = torch.zeros_like(query) if self._rung.tiles else torch.empty_like(query)
         triton_ops.paged_decode(
-            query[:decodes], keys, values, self._tables, self._numbers.lengths, self._numbers.part,
-            self._done, scaling, page, window, self._splits, out[:decodes],
-        )  # fmt: skip
+            *(query[:decodes], keys, values, self._tables, self._parts),
+            *(scaling, page, window, out[:decodes]),
+        )
         if self._rung.tiles:
             tiles = self._numbers.tiles
             triton_ops.paged_chunks(
@@ -96,7 +97,6 @@ class StepGraphs:
         self._kv_heads = next(iter(stage.cache.keys.values())).shape[1]
         heads = next(iter(stage.fused.values())).heads
         self._tile_rows = triton_ops.tile_rows(heads, self._kv_heads, stage.dtype)
-        self._parts = triton_ops.parts_wanted(stage.device, self._kv_heads)
         self._rungs: list[StepRung] = []
         self._graphs: dict[StepRung, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._pool: Any = None
@@ -113,8 +113,8 @@ class StepGraphs:
         self._numbers = torch.zeros(numbers, dtype=torch.int64, device=device)
         self._tables = torch.zeros((_MAX_SEQUENCES, self._width), dtype=torch.int32, device=device)
         self._inputs = torch.zeros(states, dtype=stage.dtype, device=device)
-        done = _MAX_SEQUENCES * self._kv_heads
-        self._done = torch.zeros(done, dtype=torch.int32, device=device)
+        wanted = triton_ops.parts_wanted(device, self._kv_heads)
+        self._parts = triton_ops.ContextParts(DECODES[-1], self._kv_heads, wanted, device)
         self._host_tables = BlockTables(_MAX_SEQUENCES, self._width)
         self._sides = [_HostSide(numbers, self._width, states, stage.dtype) for _ in range(2)]
         # The largest first: the smaller ones find room in the memory that it has let go.
@@ -160,7 +160,7 @@ class StepGraphs:
         tables = self._host_tables
         sampled = fill_step(
             *(side.numbers.numpy()[:count], tables, batch, order),
-            *(page, spare, self._tile_rows, self._parts),
+            *(page, spare, self._tile_rows),
         )
         self._numbers[:count].copy_(side.numbers[:count], non_blocking=True)
         # Tables are sent only when one has changed.
@@ -177,14 +177,12 @@ class StepGraphs:
 
     def _capture(self, rung: StepRung) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         device = self._stage.device
-        splits = triton_ops.splits_for(rung.decodes, self._kv_heads)
         numbers = rung.split(self._numbers)
         # Nothing but rows that pad it: whatever is captured writes where nobody reads.
         self._numbers.zero_()
         numbers.slots.fill_(self._stage.cache.blocks * self._stage.cache.block_size)
         numbers.sources.fill_(-1)
-        numbers.part.fill_(part_length(0, self._parts))
-        batch = StepBatch(rung, numbers, self._tables, self._stage.cache, splits, self._done)
+        batch = StepBatch(rung, numbers, self._tables, self._stage.cache, self._parts)
         # Run it before, on a stream of its own: what happens only the first time must not be captured.
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -208,6 +206,7 @@ class StepGraphs:
         else:
             chosen = stage.chosen[numbers.sources.clamp_min(0)]
             hidden = stage.embed(torch.where(numbers.sources < 0, numbers.tokens, chosen))
+        batch.cut()
         hidden = stage.run_layers(hidden, stage.start, stage.end, batch)
         if stage.head is not None and not rung.tiles:
             hidden = stage.logits(hidden)

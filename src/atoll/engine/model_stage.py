@@ -39,8 +39,8 @@ CHOSEN_ROWS = 1 << 16
 """Tokens of one step that stay on the device: more sequences no engine is started with."""
 _EAGER_ROWS = (1, 2, 17, 33, 65, 2048)
 """Rows of prompts for which kernels differ."""
-_EAGER_DECODES = (65, 129, 257, 513)
-"""Decodes from which on their contexts are cut less."""
+_EAGER_DECODES = 33
+"""Decodes from which on attention reads fewer positions at a time."""
 
 
 @dataclass(slots=True)
@@ -387,8 +387,7 @@ class StageModel:
             # What no graph takes runs kernel by kernel: each is compiled for a few numbers of rows.
             for rows in _EAGER_ROWS:
                 self._run_spare(1, min(rows, budget))
-            for sequences in _EAGER_DECODES:
-                self._run_spare(min(sequences, budget), 1)
+            self._run_spare(min(_EAGER_DECODES, budget), 1)
         torch.cuda.synchronize(self.device)
 
     def _run_spare(self, sequences: int, count: int) -> None:

@@ -23,8 +23,6 @@ _FEW = 128
 """Decodes beside prompts for which there are rungs of all sizes."""
 _FINE, _MIDDLE = 1024, 2048
 """Rows up to which rungs are 64, and 128, apart; beyond, 512."""
-_PART = 128
-"""Parts of contexts are multiples of this many positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class StepRung:
     @property
     def numbers(self) -> int:
         """How many numbers a step of this size has."""
-        return 4 * self.rows + self.decodes + self.samples + 4 * self.tiles + 1
+        return 4 * self.rows + self.decodes + self.samples + 4 * self.tiles
 
     @property
     def samples(self) -> int:
@@ -60,8 +58,7 @@ class StepRung:
             sources=numbers[3 * rows : lengths],
             lengths=numbers[lengths:samples],
             samples=numbers[samples:tiles],
-            tiles=numbers[tiles : self.numbers - 1].reshape(self.tiles, 4),
-            part=numbers[self.numbers - 1 : self.numbers],
+            tiles=numbers[tiles : self.numbers].reshape(self.tiles, 4),
         )
 
 
@@ -71,7 +68,7 @@ class StepNumbers:
 
     A source is the row of `StageModel.chosen` that has the token, -1 where the token is known. Then how many
     positions each decode sees (0: none, the row pads the step), the rows that ask for a token, and tiles as
-    `triton_ops.paged_chunks` reads them. `part` is one number, see `part_length`.
+    `triton_ops.paged_chunks` reads them.
     """
 
     positions: Any
@@ -81,7 +78,6 @@ class StepNumbers:
     lengths: Any
     samples: Any
     tiles: Any
-    part: Any
 
 
 def list_rungs(budget: int, max_sequences: int | None, tile_rows: int) -> list[StepRung]:
@@ -111,22 +107,25 @@ class BlockTables:
 
     def __init__(self, rows: int, width: int) -> None:
         self.rows = np.zeros((rows, width), np.int32)
-        self._held: list[tuple[BlockTable | None, int]] = [(None, 0)] * rows
+        self._held: list[BlockTable | None] = [None] * rows
+        self._counts = [0] * rows
         self.used = 0
         """Columns that this step reads."""
         self.changed = False
         """Whether the device has to be told."""
 
-    def put(self, row: int, table: BlockTable) -> None:
-        """Write one; told by identity and length, not block by block: this must be quick."""
-        blocks = table.blocks
-        count = len(blocks)
-        if count > self.used:
-            self.used = count
-        if self._held[row][0] is not table or self._held[row][1] != count:
-            self.rows[row, :count] = blocks
-            self._held[row] = (table, count)
-            self.changed = True
+    def put(self, first: int, tables: Sequence[BlockTable]) -> None:
+        """Write some, from a row on; told by identity and length, not block by block: this must be quick."""
+        held, used = self._held, self.used
+        for row, table in enumerate(tables, first):
+            count = len(table.blocks)
+            if count > used:
+                used = count
+            if held[row] is not table or self._counts[row] != count:
+                self.rows[row, :count] = table.blocks
+                held[row], self._counts[row] = table, count
+                self.changed = True
+        self.used = used
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,34 +162,26 @@ def fill_step(
     page: int,
     spare: int,
     tile_rows: int,
-    parts: int,
 ) -> int:
     """Write the numbers and tables of a step; returns how many rows ask for a token.
 
     `page` is the size of a block, `spare` a slot that belongs to nobody: what pads a step is stored there.
-    Contexts are cut into some `parts` parts in all.
     """
     step = order.rung.split(numbers)
     tables.used, tables.changed = 0, False
-    positions, slots, tokens, sources = [], [], [], []
-    # The only loop over decodes: it runs while the device may be waiting.
-    for row, number in enumerate(order.decodes):
-        rows = batch[number]
-        at, table = rows.position, rows.table
-        positions.append(at)
-        slots.append(table.blocks[at // page] * page + at % page)
-        if rows.start == 0:
-            tokens.append(rows.data[0])
-            sources.append(-1 if rows.source is None else rows.source)
-        tables.put(row, table)
-    decodes = len(positions)
-    for part, values in ((step.positions, positions), (step.slots, slots)):
-        part[:decodes] = values
-    if tokens:
-        step.tokens[:decodes], step.sources[:decodes] = tokens, sources
-    step.lengths[:decodes] = step.positions[:decodes] + 1
+    # Decodes without a loop over all that is known of one: the device may be waiting.
+    lines = [batch[number] for number in order.decodes]
+    decodes = len(lines)
+    tables.put(0, [rows.table for rows in lines])
+    at = step.positions[:decodes]
+    at[:] = [rows.position for rows in lines]
+    pages, offsets = np.divmod(at, page)
+    step.slots[:decodes] = tables.rows[np.arange(decodes), pages] * np.int64(page) + offsets
+    if batch[0].start == 0:
+        step.tokens[:decodes] = [rows.data[0] for rows in lines]
+        step.sources[:decodes] = [-1 if rows.source is None else rows.source for rows in lines]
+    step.lengths[:decodes] = at + 1
     step.lengths[decodes:] = 0
-    step.part[0] = part_length(sum(positions), parts)
     row, tile = decodes, 0
     for number, sequence in zip(order.chunks, range(decodes, len(batch)), strict=True):
         rows = batch[number]
@@ -201,7 +192,7 @@ def fill_step(
         step.slots[row:end] = blocks[at // page] * page + at % page
         if rows.start == 0:
             step.tokens[row:end] = rows.data
-        tables.put(sequence, rows.table)
+        tables.put(sequence, [rows.table])
         for cut in cut_tiles(row, rows.count, rows.position, sequence, tile_rows):
             step.tiles[tile] = cut
             tile += 1
@@ -214,14 +205,6 @@ def fill_step(
     sampled = list_samples(batch, order)
     step.samples[: len(sampled)] = [row for _, row in sampled]
     return len(sampled)
-
-
-def part_length(positions: int, parts: int) -> int:
-    """Return of how many positions a part of a context is, of all contexts together.
-
-    As long as their mean where each gives work to one processor: the step does not wait for the longest.
-    """
-    return _PART * max(1, -(-positions // (parts * _PART)))
 
 
 def cut_tiles(

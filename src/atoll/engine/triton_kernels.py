@@ -391,30 +391,74 @@ def expanded_linear(
     tl.store(target, acc.to(out.dtype.element_ty), mask=there[None, :] & wide[:, None])
 
 
-@triton.jit
-def _part_length(contexts, part, SPLITS: tl.constexpr, TILE: tl.constexpr):
-    """How many positions of a context one program takes: as asked for, or as many as there are for each."""
-    return tl.maximum(tl.cdiv(tl.cdiv(contexts, TILE), SPLITS) * TILE, tl.load(part).to(tl.int32))
+@triton.jit(do_not_specialize=["rows", "wanted", "room"])
+def cut_contexts(
+    lengths, items, rows, wanted, room,
+    ROWS: tl.constexpr, MULTIPLE: tl.constexpr, FIELDS: tl.constexpr,
+):  # fmt: skip
+    """List the parts of all contexts, the longest of three kinds first, that no long one is begun last.
+
+    Of each part: its row, its number in it, the length of parts and of all, where its row's first part is
+    kept, and how many there are. Row -1 stands for none. A row of no context has one part, of nothing.
+    """
+    total = 0
+    for first in range(0, rows, ROWS):
+        row = first + tl.arange(0, ROWS)
+        total += tl.sum(tl.load(lengths + row, mask=row < rows, other=0).to(tl.int32))
+    usual = tl.maximum(tl.cdiv(total, wanted * MULTIPLE), 1) * MULTIPLE
+    listed = 0
+    for kind in tl.static_range(3):
+        begun = 0
+        for first in range(0, rows, ROWS):
+            row = first + tl.arange(0, ROWS)
+            length = tl.load(lengths + row, mask=row < rows, other=0).to(tl.int32)
+            # Equal parts of a context, about as long as usual: none is a short rest.
+            cut = tl.maximum((2 * length + usual) // (2 * usual), 1)
+            share = tl.maximum(tl.cdiv(tl.cdiv(length, MULTIPLE), cut), 1) * MULTIPLE
+            count = tl.where(row < rows, tl.maximum(tl.cdiv(length, share), 1), 0)
+            kept = begun + tl.cumsum(count) - count
+            begun += tl.sum(count)
+            size = tl.minimum(share, length)
+            rank = (size < usual).to(tl.int32) + (2 * size < usual).to(tl.int32)
+            here = tl.where(rank == kind, count, 0)
+            place = listed + tl.cumsum(here) - here
+            listed += tl.sum(here)
+            for number in range(tl.max(here)):
+                item = items + (place + number) * FIELDS
+                given = number < here
+                tl.store(item, row, mask=given)
+                tl.store(item + 1, number, mask=given)
+                tl.store(item + 2, share, mask=given)
+                tl.store(item + 3, length, mask=given)
+                tl.store(item + 4, kept, mask=given)
+                tl.store(item + 5, count, mask=given)
+    for first in range(listed, room, ROWS):
+        place = first + tl.arange(0, ROWS)
+        tl.store(items + place * FIELDS, -1, mask=place < room)
 
 
 @triton.jit(do_not_specialize=["table_width"])
 def decode(
-    q, keys, values, tables, lengths, part, out, scale, window, table_width,
-    partial, maxima, sums, done,
+    q, keys, values, tables, items, out, scale, window, table_width, partial, maxima, sums, done,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, PAGE: tl.constexpr,
-    GROUP: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, EXACT: tl.constexpr,
-    PDL: tl.constexpr, FP8: tl.constexpr,
+    GROUP: tl.constexpr, LANES: tl.constexpr, TILE: tl.constexpr, FIELDS: tl.constexpr,
+    EXACT: tl.constexpr, PDL: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    length = tl.load(lengths + row).to(tl.int32)
+    # KV heads of one context side by side: their keys lie beside each other.
+    kv_head = tl.program_id(0)
+    item = items + tl.program_id(1) * FIELDS
+    row = tl.load(item).to(tl.int64)
+    number = tl.load(item + 1)
+    share = tl.load(item + 2)
+    length = tl.load(item + 3)
+    kept = tl.load(item + 4)
+    count = tl.load(item + 5)
     first = tl.maximum(length - window, 0)
-    share = _part_length(length - first, part, SPLITS, TILE)
-    begin = first + split * share
-    end = tl.minimum(begin + share, length)
-    # Programs of parts that a short context does not have end here; the first writes zeros for a row of none.
-    if (begin < end) | (split == 0):
+    # Parts before the window are none.
+    skipped = first // share
+    begin = tl.maximum(number * share, first)
+    end = tl.minimum((number + 1) * share, length)
+    if (row >= 0) & (number >= skipped):
         group: tl.constexpr = HEADS // KV_HEADS
         precision: tl.constexpr = "ieee" if EXACT else "tf32"
         heads = tl.arange(0, GROUP)
@@ -448,7 +492,7 @@ def decode(
                 v = _from_fp8(v).to(query.dtype)
             acc = acc * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=precision)
             best = new_best
-        if first + share >= length:
+        if count - skipped == 1:
             # The only part: nothing is put together afterwards. A row of no length has nothing to add up.
             result = acc / tl.maximum(total, 1.0e-30)[:, None]
             tl.store(
@@ -456,44 +500,54 @@ def decode(
                 result.to(out.dtype.element_ty),
                 mask=mine[:, None],
             )
-        elif SPLITS > 1:
-            place = (row * HEADS + head) * SPLITS
-            here = place + split
+        else:
+            here = (kept + number) * HEADS + head
             tl.store(partial + here[:, None] * SIZE + size[None, :], acc, mask=mine[:, None])
             tl.store(maxima + here, best, mask=mine)
             tl.store(sums + here, total, mask=mine)
             # All threads have written before one of them says so.
             tl.debug_barrier()
-            count = done + row * KV_HEADS + kv_head
-            parts = tl.cdiv(length - first, share)
-            if tl.atomic_add(count, 1, sem="acq_rel") == parts - 1:
+            counter = done + row * KV_HEADS + kv_head
+            if tl.atomic_add(counter, 1, sem="acq_rel") == count - skipped - 1:
                 # The last of a context puts its parts together, and leaves the count as it was.
-                tl.store(count, 0)
-                best = tl.full((GROUP,), -1.0e30, tl.float32)
-                total = tl.zeros((GROUP,), tl.float32)
-                acc = tl.zeros((GROUP, SIZE), tl.float32)
-                for each in range(parts):
-                    there = place + each
-                    largest = tl.load(
-                        maxima + there, mask=mine, other=-1.0e30, cache_modifier=".cg"
-                    )
-                    new_best = tl.maximum(best, largest)
-                    fade, weight = tl.exp(best - new_best), tl.exp(largest - new_best)
-                    total = total * fade + weight * tl.load(
-                        sums + there, mask=mine, other=0.0, cache_modifier=".cg"
-                    )
-                    value = tl.load(
-                        partial + there[:, None] * SIZE + size[None, :],
-                        mask=mine[:, None], other=0.0, cache_modifier=".cg",
-                    )  # fmt: skip
-                    acc = acc * fade[:, None] + value * weight[:, None]
-                    best = new_best
-                result = acc / tl.maximum(total, 1.0e-30)[:, None]
-                tl.store(
-                    out + (row * HEADS + head[:, None]) * SIZE + size[None, :],
-                    result.to(out.dtype.element_ty),
-                    mask=mine[:, None],
-                )
+                tl.store(counter, 0)
+                _join_parts(
+                    partial, maxima, sums, out, kept, skipped, count, row, kv_head * group,
+                    group, HEADS, SIZE, LANES,
+                )  # fmt: skip
+
+
+@triton.jit
+def _join_parts(
+    partial, maxima, sums, out, kept, skipped, count, row, first_head,
+    MINE: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Put the parts of a context together, of MINE heads from one on, padded to LANES."""
+    size = tl.arange(0, SIZE)
+    lane = tl.arange(0, LANES)
+    mine = lane < MINE
+    best = tl.full((LANES,), -1.0e30, tl.float32)
+    total = tl.zeros((LANES,), tl.float32)
+    acc = tl.zeros((LANES, SIZE), tl.float32)
+    for number in range(skipped, count):
+        there = (kept + number) * HEADS + first_head + lane
+        largest = tl.load(maxima + there, mask=mine, other=-1.0e30, cache_modifier=".cg")
+        added = tl.load(sums + there, mask=mine, other=0.0, cache_modifier=".cg")
+        value = tl.load(
+            partial + there[:, None] * SIZE + size[None, :],
+            mask=mine[:, None], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        new_best = tl.maximum(best, largest)
+        fade, weight = tl.exp(best - new_best), tl.exp(largest - new_best)
+        total = total * fade + added * weight
+        acc = acc * fade[:, None] + value * weight[:, None]
+        best = new_best
+    result = acc / tl.maximum(total, 1.0e-30)[:, None]
+    tl.store(
+        out + (row * HEADS + first_head + lane[:, None]) * SIZE + size[None, :],
+        result.to(out.dtype.element_ty),
+        mask=mine[:, None],
+    )
 
 
 @triton.jit

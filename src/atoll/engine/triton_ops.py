@@ -19,10 +19,11 @@ from atoll.engine import triton_kernels as kernels
 from atoll.engine.matrix_tiles import MatrixTiles
 from atoll.engine.torch_ops import FP8
 
-_TILE, _WIDE_TILE, _WIDE_BYTES = 64, 128, 256
+_TILE, _WIDE_TILE, _WIDE_BYTES, _WIDE_ROWS = 64, 128, 256, 32
 """Positions that attention takes at a time; more on Hopper and later, where keys have at most so many bytes.
 
-Others have less memory beside their processors.
+Others have less memory beside their processors. With more rows, two programs on a processor are quicker than
+one that takes more.
 """
 _GROUP_MIN = 16
 _STREAMED_ROWS = 64
@@ -34,7 +35,10 @@ _STEP = 128
 _WIDE_OUTPUTS = 2**15
 """Outputs from which on one program computes two blocks."""
 _MANY_HEADS = 8
-_MAX_SPLITS, _MAX_PROGRAMS = 16, 8192
+_PART, _CUT_ROWS = 128, 512
+"""Parts of contexts are multiples of this many positions; rows that are cut at a time."""
+_FIELDS = 8
+"""Numbers from one part to the next in the list of them."""
 _PROGRAMS = 6
 """Parts of contexts for each processor: as many as it works on at a time (the best of 1 to 16 on an H200)."""
 _CHUNK_LINES = 128
@@ -205,17 +209,6 @@ def rope_store(
     return q
 
 
-def splits_for(rows: int, kv_heads: int) -> int:
-    """Return into how many parts each context is cut at most, a power of two up to 16.
-
-    However long one of them is, it should not be alone at the end; and empty parts should not be too many.
-    """
-    splits = 1
-    while splits < _MAX_SPLITS and rows * kv_heads * splits * 2 <= _MAX_PROGRAMS:
-        splits *= 2
-    return splits
-
-
 @lru_cache(maxsize=16)
 def parts_wanted(device: torch.device, kv_heads: int) -> int:
     """Return into how many parts all contexts of a step are cut together: every processor has work."""
@@ -224,48 +217,63 @@ def parts_wanted(device: torch.device, kv_heads: int) -> int:
     )
 
 
+class ContextParts:
+    """How the contexts of up to `rows` decodes are cut, so that a step does not wait for the longest.
+
+    They are cut into equal parts, `wanted` in all, but for rounding: never more than that and one for each
+    row.
+    """
+
+    def __init__(self, rows: int, kv_heads: int, wanted: int, device: torch.device) -> None:
+        self.wanted = wanted
+        self.items = torch.zeros((rows + wanted, _FIELDS), dtype=torch.int32, device=device)
+        self.done = torch.zeros(rows * kv_heads, dtype=torch.int32, device=device)
+        """How many parts of each context and KV head are done; all zeros again when all are."""
+
+    def cut(self, lengths: Tensor) -> None:
+        """Cut contexts of so many positions; a row of none has one part."""
+        rows = lengths.shape[0]
+        kernels.cut_contexts[(1,)](
+            lengths, self.items, rows, self.wanted, rows + self.wanted,
+            ROWS=_CUT_ROWS, MULTIPLE=_PART, FIELDS=_FIELDS,
+        )  # fmt: skip
+
+
 def paged_decode(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
     tables: Tensor,
-    lengths: Tensor,
-    part: Tensor,
-    done: Tensor,
+    parts: ContextParts,
     scale: float,
     page: int,
     window: int | None = None,
-    splits: int = 1,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend with one query a row: q [rows, heads, size] over `lengths` positions of each table.
+    """Attend with one query a row: q [rows, heads, size] over the context of each table, cut into `parts`.
 
-    keys and values are [slots, kv heads, size]; tables int32 [rows, pages]. A row of no length gives zeros.
-    Contexts longer than `part` (one number, `step_layout.part_length`) are cut into parts of that length, or
-    into `splits` equal ones where that would be more of them. `done` counts the parts that are done, int32,
-    at least rows x kv heads zeros; it is all zeros again afterwards.
+    keys and values are [slots, kv heads, size]; tables int32 [rows, pages]. A row of no context gives zeros.
     """
     rows, heads, size = q.shape
     kv_heads, fp8 = keys.shape[1], keys.dtype == FP8
     if fp8:
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     out = torch.empty_like(q) if out is None else out
-    # With a single part nothing is put together afterwards: the buffers are stand-ins.
-    shape = (rows, heads, splits) if splits > 1 else (1,)
-    partial = torch.empty((*shape, size), dtype=torch.float32, device=q.device)
-    maxima = torch.empty(shape, dtype=torch.float32, device=q.device)
-    sums = torch.empty(shape, dtype=torch.float32, device=q.device)
+    items = rows + parts.wanted
+    partial = torch.empty((items, heads, size), dtype=torch.float32, device=q.device)
+    maxima = torch.empty((items, heads), dtype=torch.float32, device=q.device)
+    sums = torch.empty((items, heads), dtype=torch.float32, device=q.device)
     pdl = overlaps(q.device)
     # A window that no context reaches stands for none.
     window = window or 2**30
-    wide = pdl and size * q.element_size() <= _WIDE_BYTES
-    group = max(_GROUP_MIN, triton.next_power_of_2(heads // kv_heads))
-    kernels.decode[(rows, kv_heads, splits)](
-        q, keys, values, tables, lengths, part, out, scale, window, tables.shape[1],
-        partial, maxima, sums, done,
-        HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAGE=page, GROUP=group, SPLITS=splits,
-        TILE=_WIDE_TILE if wide else _TILE, EXACT=q.dtype == torch.float32, FP8=fp8, PDL=pdl,
-        launch_pdl=pdl, num_warps=4, num_stages=3,
+    wide = pdl and rows <= _WIDE_ROWS and size * q.element_size() <= _WIDE_BYTES
+    lanes = triton.next_power_of_2(heads // kv_heads)
+    kernels.decode[(kv_heads, items)](
+        q, keys, values, tables, parts.items, out, scale, window, tables.shape[1],
+        partial, maxima, sums, parts.done,
+        HEADS=heads, KV_HEADS=kv_heads, SIZE=size, PAGE=page, GROUP=max(_GROUP_MIN, lanes),
+        LANES=lanes, FIELDS=_FIELDS, TILE=_WIDE_TILE if wide else _TILE,
+        EXACT=q.dtype == torch.float32, FP8=fp8, PDL=pdl, launch_pdl=pdl, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 
