@@ -16,6 +16,8 @@ from hypothesis import settings
 from atoll.runtime.endpoints.compile_cache import FOLDER_VARIABLE
 from tests.seeds import EXAMPLES
 
+pytest_plugins = ["tests.served_fleet"]
+
 # Fixed examples by default, so a red run is red again; `make test-full` tries twice as many of them, and
 # HYPOTHESIS_PROFILE=explore looks further.
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=EXAMPLES)

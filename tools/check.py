@@ -73,7 +73,8 @@ _REAL_TESTS = Check("real engines", ("pytest", "-q", "-rs", REAL))
 # Folders of tests, each row a process, those that take longest first; all other folders are the last part.
 # Workers that share all tests would each import and collect all of them, and each start what modules share.
 _PARTS = (
-    ("runtime",),
+    # Both ask one fleet.
+    ("runtime", "compat"),
     ("solve",),
     ("deploy", "control"),
     ("cli", "prove"),

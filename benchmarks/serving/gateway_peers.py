@@ -170,10 +170,9 @@ def _nginx_binary() -> str:
     return str(binary)
 
 
-def litellm(folder: Path, engine_port: int) -> Proxy:
-    """Start LiteLLM's proxy from an environment of its own."""
+def litellm_environment() -> Path:
+    """Return an environment with LiteLLM alone, installed once; UnavailableError: it cannot be."""
     venv = CACHE / "litellm"
-    program = venv / "bin/litellm"
     if not (venv / "ready").exists():
         print("  installing litellm[proxy] into its own environment (minutes, once)", flush=True)
         venv.mkdir(parents=True, exist_ok=True)
@@ -187,6 +186,12 @@ def litellm(folder: Path, engine_port: int) -> Proxy:
         ]
         _call("litellm", pip, venv, _PIP_S)
         (venv / "ready").touch()
+    return venv
+
+
+def litellm(folder: Path, engine_port: int) -> Proxy:
+    """Start LiteLLM's proxy from an environment of its own."""
+    program = litellm_environment() / "bin/litellm"
     port = _free_port()
     config = folder / "litellm.yaml"
     config.write_text(

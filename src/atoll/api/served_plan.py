@@ -15,7 +15,7 @@ from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.extras import require_extras
 from atoll.core.frozen import Frozen
 from atoll.core.listener import Listener
-from atoll.core.options import option
+from atoll.core.options import CONFIG_HELP, CORS_HELP, option
 from atoll.core.quantities import Bytes, Duration
 from atoll.engines.table import AUTO
 
@@ -46,6 +46,15 @@ class GatewayPlace(Frozen):
     port: int = option(8080, "Port of the gateway; 0: any.", ge=0, le=65535)
     drain: Duration = option("30s", "How long to finish what runs when stopping.")
     log: Path | None = option(None, "Where the gateway logs requests, as JSON lines.")
+    cors: tuple[str, ...] = option((), CORS_HELP, metavar="ORIGIN")
+    gateway_config: Path | None = option(None, CONFIG_HELP, metavar="FILE")
+
+    @property
+    def gateway_settings(self) -> dict[str, object]:
+        """Settings of the gateway beside where it listens; what is wrong with them is an InputError."""
+        from atoll.runtime.gateway.standalone import read_settings
+
+        return read_settings(self.gateway_config, self.cors)
 
     def check(self) -> None:
         """Raise where the log cannot be written or the port is taken, before anything is started."""
@@ -56,6 +65,7 @@ class GatewayPlace(Frozen):
             check_target(self.log)
         if self.port:
             check_listen(self.host, self.port)
+        _ = self.gateway_settings
 
 
 class ServeOptions(GatewayPlace):
@@ -172,6 +182,7 @@ class PreparedPlan:
             tasks=self.tasks,
             promises=self.promises,
             runners=self.runners,
+            gateway=options.gateway_settings,
         ) as fleet:
             if options.fabric is not None:
                 offer = FabricOffer(options.fabric, options.name, fleet, listener.note)

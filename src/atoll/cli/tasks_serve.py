@@ -83,5 +83,6 @@ def serve_tasks(options: TasksServeSettings) -> None:
             log=options.log,
             on_progress=started,
             tasks=deployment,
+            gateway=options.gateway_settings,
         ) as fleet:
             run(serve_until_stopped(ServingRun(fleet, options.drain), started, options))

@@ -50,11 +50,15 @@ def up(options: UpSettings) -> None:
     GPUs, --stand-in tries a fleet with processes of this machine and a small model.
     """
     require_extras("serve", "fabric")
+    from atoll.runtime.gateway.standalone import read_settings
+
     terminal = TerminalListener(yes=options.yes, as_json=options.as_json)
     if not options.dry_run:
         terminal.check_can_ask()
     if options.output is not None and not options.dry_run:
         raise UsageError("-o is for --dry-run", field="-o", hint="add --dry-run, or leave it out")
+    # Before anything is planned, which takes long.
+    read_settings(options.gateway_config, options.cors)
     asked = _read(options)
     if options.dry_run:
         change = asked.preview_up(

@@ -10,6 +10,10 @@ from typing import Any
 
 from pydantic import Field
 
+CORS_HELP = "Pages of this origin may ask from a browser; * for all; may be repeated."
+CONFIG_HELP = (
+    "More settings of the gateway, as `atoll gateway --config` has them: deadlines, health, ..."
+)
 _SHOWN = ("argument", "env", "file", "flag", "metavar", "panel")
 
 

@@ -104,7 +104,10 @@ class Open:
 
 
 class Opened(Frozen):
-    """Every hop of the route is ready; all hold the first `hit` positions."""
+    """Every hop of the route is ready; all hold the first `hit` positions.
+
+    To the first hop, and to the scheduler where it waits for this or some positions are held.
+    """
 
     kind: ClassVar[int] = 2
     seq: int

@@ -283,9 +283,11 @@ class NodeCore:
         # The scheduler opens the side of the prompt when it has this answer.
         if body.expects_kv:
             self._send(body.reply_to, opened)
-        # The first hop holds back its rows until it has this.
+        # The first hop holds back its rows until it has this; the scheduler says how much was not computed.
         elif body.agree:
             self._post(body.route[0].endpoint, opened)
+        if hit and not body.expects_kv:
+            self._send(body.reply_to, opened)
 
     def _refusal(self, body: OpenBody, tokens: Table) -> str | None:
         known = len(tokens)

@@ -75,6 +75,7 @@ class TokenEvent:
     None where the answer ends without one more (an error, a cancellation, a stop string).
     `top` holds (token, natural log probability) pairs. An error that is `refused` lies in what was asked.
     `reading` is what was wanted of the prompt itself; where that is a vector, nothing else comes.
+    `cached` are tokens of the prompt that were not computed, since nodes held them.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class TokenEvent:
     restarts: int = 0
     refused: bool = False
     reading: PromptReading | None = None
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class _Live:
     opening: bool = False
     restarts: int = 0
     prefill_base: int = 0
+    cached: int = 0
     early: dict[int, TokenEvent] = field(default_factory=dict)
     scores: dict[int, Scored] = field(default_factory=dict)
 
@@ -278,10 +281,7 @@ class SchedulerCore:
             case Heartbeat(stats=stats):
                 self._beaten(stats, now_s)
             case Opened():
-                live = self._current(message.seq, message.epoch)
-                if live is not None and live.opening:
-                    live.opening = False
-                    self._open_prefill(live, now_s)
+                self._opened(message, now_s)
             case Evicted():
                 live = self._current(message.seq, message.epoch)
                 if live is not None:
@@ -351,6 +351,14 @@ class SchedulerCore:
         self._beat_s[stats.name] = now_s
         self._alive.add(stats.name)
 
+    def _opened(self, message: Opened, now_s: float) -> None:
+        live = self._current(message.seq, message.epoch)
+        if live is not None and live.opening:
+            live.opening = False
+            self._open_prefill(live, now_s)
+        elif live is not None:
+            live.cached = min(message.hit, len(live.request.prompt))
+
     def _sampled(self, message: Sampled, now_s: float) -> None:
         for row, (seq, epoch, position, token, finish) in enumerate(message.table.tolist()):
             live = self._current(seq, epoch)
@@ -367,6 +375,7 @@ class SchedulerCore:
                 top=tuple((t, p) for t, p in message.body.top.get(row, [])),
                 finish_reason=_FINISH.get(finish),
                 restarts=live.restarts,
+                cached=live.cached,
             )
             live.progress_s = now_s
             self._deliver(live)
@@ -512,7 +521,7 @@ class SchedulerCore:
         self._release(live)
         live.epoch += 1
         live.restarts += 1
-        live.route, live.opening, live.progress_s = None, False, now_s
+        live.route, live.opening, live.progress_s, live.cached = None, False, now_s, 0
         # Tokens that came too early and scores belong to the old route; they come again.
         live.early.clear()
         live.scores.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,11 @@ class TextCodec:
             raise EngineError(f"the chat template refuses these messages: {what}") from error
         return text
 
+    def describe(self) -> dict[str, Any]:
+        """Return the settings of the tokenizer and its chat template, as vLLM's /tokenizer_info has them."""
+        shown = {"tokenizer_class": None} | self._settings
+        return shown | {"chat_template": self.template_source or None}
+
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """Start a text that grows token by token."""
         return TextStream(self, stop)
@@ -241,10 +246,15 @@ class TextCodec:
 
 @dataclass(frozen=True, slots=True)
 class TextStep:
-    """New text, and whether a stop string has ended it."""
+    """New text, and the stop string that has ended it, if one has."""
 
     text: str
-    stopped: bool = False
+    stop: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text is over."""
+        return self.stop is not None
 
 
 class TextStream:
@@ -287,10 +297,11 @@ class TextStream:
 
     def _show(self, new: str) -> TextStep:
         text = self._held + new
-        hits = [at for at in (text.find(stop) for stop in self._stop) if at >= 0]
+        hits = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if hits:
+            at, stop = min(hits)
             self._held = ""
-            return TextStep(text[: min(hits)], stopped=True)
+            return TextStep(text[:at], stop)
         keep = _longest_beginning(text, self._stop)
         self._held = text[len(text) - keep :]
         return TextStep(text[: len(text) - keep])
@@ -307,6 +318,11 @@ def _longest_beginning(text: str, stops: Sequence[str]) -> int:
                 longest = length
                 break
     return longest
+
+
+def stop_token(token: int | None, named: Container[int]) -> int | None:
+    """Return the token that ended an answer if the client had named it, as vLLM does: not the model's own."""
+    return token if token in named else None
 
 
 def _refuse(message: str) -> None:
@@ -345,6 +361,9 @@ class AnswerText:
         """How many there are so far."""
         self.finish: str | None = None
         """Why the answer is over, if it is."""
+        self.stop_reason: str | int | None = None
+        """The stop string, or the token the client named, that ended it."""
+        self._stop_ids = frozenset(sampling.stop_token_ids)
         self._ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else codec.eos)}
         self._stream = codec.stream(stop)
         steps = [self._stream.push(token) for token in generated]
@@ -352,21 +371,25 @@ class AnswerText:
         self.owed = text[len(shown) :]
         """Text of the tokens generated elsewhere that the client has not seen yet."""
         # It may have ended elsewhere before the client heard of it.
-        if any(step.stopped for step in steps) or (generated and generated[-1] in self._ends):
+        stops = [step.stop for step in steps if step.stop is not None]
+        if stops or (generated and generated[-1] in self._ends):
             self.finish = "stop"
+            self.stop_reason = stops[0] if stops else stop_token(generated[-1], self._stop_ids)
         elif self.tokens >= sampling.max_tokens:
             self.owed += self._stream.finish()
             self.finish = "length"
 
     def add(self, token: int | None, finish: str | None) -> str:
         """Take the next token, or the end without one; returns the text there is to show."""
-        text, stopped = "", False
+        text, stop = "", None
         if token is not None:
             self.tokens += 1
             step = self._stream.push(token)
-            text, stopped = step.text, step.stopped
-        self.finish = "stop" if stopped else finish
-        if finish is not None and not stopped:
+            text, stop = step.text, step.stop
+        self.finish = finish if stop is None else "stop"
+        if finish is not None and stop is None:
             text += self._stream.finish()
+        if self.finish == "stop":
+            self.stop_reason = stop_token(token, self._stop_ids) if stop is None else stop
         text, self.owed = self.owed + text, ""
         return text

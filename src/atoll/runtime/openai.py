@@ -165,9 +165,9 @@ class ChatRequest(Generation, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    functions: None = None
-    """Older name of tools; nobody here understands it."""
-    function_call: None = None
+    functions: list[dict[str, Any]] | None = None
+    """Older name of tools: the stage engine knows it, others are told."""
+    function_call: str | dict[str, Any] | None = None
 
 
 _UNSAID = "\0"
@@ -311,7 +311,6 @@ _DECODERS: dict[str, msgspec.json.Decoder[JsonRequest]] = {
 _PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
-_HINTS = {"functions": "; use tools", "function_call": "; use tool_choice"}
 _LARGE_BYTES = 2**20
 _MAX_PARTS = 2**19
 """Brackets that open in a large body; millions of small objects take seconds to read, whoever else waits."""
@@ -357,7 +356,6 @@ def read_body(decoder: msgspec.json.Decoder[_Read], body: bytes) -> _Read:
         place = _PLACE.search(text)
         param = place[1] if place else None
         message = text if place is None else f"{param or 'body'}: {text[: place.start()]}"
-        message += _HINTS.get(param or "", "")
         raise ApiError(400, message, param=param or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
@@ -525,7 +523,7 @@ def with_seed(request: Generation, body: bytes) -> bytes:
         return body
     form = request.response_format
     formed = form is not None and form.type != "text"
-    told = getattr(request, "tools", None) or getattr(request, "prompt_embeds", None)
+    told = any(getattr(request, name, None) for name in ("tools", "functions", "prompt_embeds"))
     if not formed and (request.n or 1) == 1 and not told:
         return body
     if b'"seed"' in body and "seed" in msgspec.json.decode(body):

@@ -147,10 +147,8 @@ def test_no_form_is_compiled_between_tokens(name: str) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"prompt_logprobs": 0},
         {"use_beam_search": True},
         {"chat_template": "{{ messages }}"},
-        {"continue_final_message": True},
         {"bad_words": ["x"]},
         {"n_predict": 9},
         {"mirostat": 2},

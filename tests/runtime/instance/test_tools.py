@@ -387,7 +387,9 @@ def nested(levels: int) -> Json:
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"messages": [{"role": "poet", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
+        ({"tools": None, "functions": [{"name": "f"}], "function_call": "any"}, "function_call"),
+        ({"tools": None, "function_call": "auto"}, "function_call"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         (
             {"messages": [{"role": "tool", "tool_call_id": "c", "content": "x"}]},
@@ -399,8 +401,8 @@ def nested(levels: int) -> Json:
             "messages[0].tool_calls[0].function",
         ),
         (
-            {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
-            "messages[0].function_call",
+            {"messages": [{"role": "assistant", "function_call": {"arguments": "{}"}}]},
+            "messages[0].tool_calls[0].function.name",
         ),
         (
             {

@@ -13,8 +13,8 @@ import pytest
 
 from atoll.engines.limits import EngineLaunch
 from tests.runtime.local.test_placing import instance, plan
-from tests.runtime.serving.conftest import Running, serving
 from tests.runtime.serving.test_instance import get, post
+from tests.served_fleet import Running, serving
 
 pytestmark = pytest.mark.engine
 Json = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.serving.conftest import Running
 from tests.runtime.serving.test_instance import asked, chunks, get, post, text_of, whole
+from tests.served_fleet import Running
 
 pytestmark = pytest.mark.engine
 Json = dict[str, Any]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.serving.conftest import Running
 from tests.runtime.serving.test_instance import chunks, post
+from tests.served_fleet import Running
 
 pytest.importorskip("openai")
 import openai

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.serving.conftest import Running
+from tests.served_fleet import Running
 
 pytestmark = pytest.mark.engine
 Json = dict[str, Any]

@@ -15,9 +15,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from atoll.control.operation.fleet_home import Daemon, Entrance, FleetHome
@@ -41,12 +42,13 @@ class EntranceSettings:
     """Where hub and gateway listen.
 
     `address` is where nodes reach this machine: loopback where all of them are processes of it. `port` 0 is
-    any that is free.
+    any that is free. `given` are more settings of the gateway; none: those it had before.
     """
 
     address: str = "127.0.0.1"
     host: str = "127.0.0.1"
     port: int = 8080
+    given: Mapping[str, object] = MappingProxyType({})
 
 
 def open_entrance(
@@ -56,10 +58,14 @@ def open_entrance(
 
     Where one of them cannot be brought up, what was started is ended again.
     """
+    from atoll.fabric.identity.authority import write_secret
     from atoll.runtime.http.listen_address import check_listen
 
     folder = home.folder / "fabric"
     _make_fabric(folder, name, settings.address)
+    if settings.given or not _config_of(home).exists():
+        # A gateway that runs follows the file; there may be a token in it.
+        write_secret(_config_of(home), json.dumps(dict(settings.given)))
     gateway = known.gateway if known is not None else None
     runs = gateway is not None and gateway.is_alive
     if not runs:
@@ -107,7 +113,7 @@ def _gateway_address(settings: EntranceSettings, known: Entrance | None) -> Entr
     with contextlib.suppress(AtollError):
         port = urlsplit(known.url).port or 0
         check_listen(settings.host, port)
-        return EntranceSettings(settings.address, settings.host, port)
+        return replace(settings, port=port)
     return settings
 
 
@@ -232,8 +238,13 @@ def _spawn_gateway(home: FleetHome, folder: Path, settings: EntranceSettings) ->
         *("gateway", "--fabric", f"@{folder / 'gateway.token'}", "--json"),
         *("--host", settings.host, "--port", str(settings.port)),
         *(("--open",) if is_loopback(settings.host) else ()),
+        *("--config", str(_config_of(home))),
     ]
     return _spawn(words, log, said)
+
+
+def _config_of(home: FleetHome) -> Path:
+    return home.folder / "gateway.yaml"
 
 
 def _await_gateway(daemon: Daemon, home: FleetHome) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from atoll.core.errors import UnknownNameError, UsageError
 from atoll.core.frozen import Frozen
 from atoll.core.listener import Listener
-from atoll.core.options import option
+from atoll.core.options import CONFIG_HELP, CORS_HELP, option
 
 if TYPE_CHECKING:
     from atoll.control.operation.control_loop import LoopTurn
@@ -102,6 +102,8 @@ class OperationOptions(Frozen):
         "Where the gateway listens; beyond this machine it asks for keys.", "127.0.0.1"
     )
     port: int = option(8080, "Port of the gateway; 0: any.", panel=_HOW, ge=0, le=65535)
+    cors: tuple[str, ...] = _how(CORS_HELP, (), metavar="ORIGIN")
+    gateway_config: Path | None = _how(CONFIG_HELP, metavar="FILE")
     address: str | None = _how(
         "Where nodes reach this machine's hub. Default: loopback for local alone, else this machine's "
         "address."
@@ -337,6 +339,7 @@ def open_fleet_entrance(
         open_entrance,
         use_fabric,
     )
+    from atoll.runtime.gateway.standalone import read_settings
 
     if options.fabric is not None:
         known = record.entrance
@@ -350,5 +353,6 @@ def open_fleet_entrance(
         return record.entrance
     only_local = record.targets.names == ("local",)
     address = options.address or ("127.0.0.1" if only_local else find_address())
-    settings = EntranceSettings(address, options.host, options.port)
+    given = read_settings(options.gateway_config, options.cors)
+    settings = EntranceSettings(address, options.host, options.port, given)
     return open_entrance(home, record.name, settings, record.entrance)

@@ -140,7 +140,10 @@ def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
         if isinstance(value, str) and key != "role":
             strings.append(((key,), value))
     calls = delta.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
+    listed = calls if isinstance(calls, list) else []
+    # What a call was before there were tools: one, without an id.
+    legacy = [{"function": delta["function_call"]}] if "function_call" in delta else []
+    for call in (*listed, *legacy):
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict):
             strings += [
@@ -153,9 +156,11 @@ def strings_of(choice: Chunk) -> list[tuple[tuple[str, ...], str]]:
 
 def lists_of(choice: Chunk) -> list[tuple[tuple[str, ...], Chunk, str]]:
     """Return what a choice lists token by token, ids and log-probabilities: its place, and what holds it."""
-    found: list[tuple[tuple[str, ...], Chunk, str]] = []
-    if isinstance(choice.get("token_ids"), list):
-        found.append((("token_ids",), choice, "token_ids"))
+    found: list[tuple[tuple[str, ...], Chunk, str]] = [
+        ((key,), choice, key)
+        for key in ("token_ids", "prompt_token_ids")
+        if isinstance(choice.get(key), list)
+    ]
     logprobs = choice.get("logprobs")
     if isinstance(logprobs, dict):
         found += [

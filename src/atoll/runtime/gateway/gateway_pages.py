@@ -6,14 +6,17 @@ either they are not there at all (`admin` has other places for them).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from atoll.core.version import __version__
 from atoll.engines.table import find_engine
 from atoll.runtime.accounts.grants import role_forbids_error
+from atoll.runtime.gateway.backend_question import ask_backend
 from atoll.runtime.gateway.chooser import BackendChooser
 from atoll.runtime.gateway.console.console import PREFIX, Console
 from atoll.runtime.gateway.console.console_caller import Caller
@@ -26,9 +29,11 @@ from atoll.runtime.gateway.dialects.messages_dialect import (
 )
 from atoll.runtime.gateway.openapi import document
 from atoll.runtime.gateway.served_choices import Candidate
+from atoll.runtime.http.handlers import Response
 from atoll.runtime.http.http_server import Connection, Request
 from atoll.runtime.openai import FORMS, REQUESTS, ApiError
 from atoll.runtime.pool.member import Member
+from atoll.runtime.pool.model_facts import ModelFacts, join_facts
 from atoll.runtime.pool.policy import Policy
 from atoll.runtime.pool.pool import BackendPool
 from atoll.telemetry.metrics import CONTENT_TYPE
@@ -38,7 +43,12 @@ _CONSOLE = PREFIX.encode()
 _PRIVATE = (_CONSOLE, _METRICS.encode())
 _MAX_POLICIES = 256
 """Policies whose models are kept; at more all are worked out anew."""
-_PAGES = ("/health", "/ready", _METRICS, "/openapi.json", "/v1/models")
+_PING = "/ping"
+_TOKENIZER = "/tokenizer_info"
+_OF_VLLM = ("/version", "/load", _TOKENIZER)
+"""Pages that clients of vLLM know it by."""
+_PAGES = ("/health", _PING, "/ready", _METRICS, "/openapi.json", "/v1/models", *_OF_VLLM)
+_TOKENIZER_S, _TOKENIZER_BYTES = 10.0, 32 * 2**20
 
 
 class Pages:
@@ -100,13 +110,14 @@ class Pages:
             raise not_allowed(request, "POST")
         if path not in _PAGES and not path.startswith("/v1/models/"):
             raise nothing_at(path)
-        if request.method not in (b"GET", b"HEAD"):
+        # SageMaker and vLLM take both for this one.
+        if request.method not in (b"GET", b"HEAD") and (path, request.method) != (_PING, b"POST"):
             raise not_allowed(request, "GET, HEAD")
         self._show(connection, request, path)
 
     def _show(self, connection: Connection, request: Request, path: str) -> None:
         context = self._context
-        if path == "/health":
+        if path in ("/health", _PING):
             # Of the gateway itself, whatever its backends do: whoever starts it anew goes by this.
             up = sum(m.state == "up" for m in context.pool.members.values())
             state = "draining" if context.draining else "ok"
@@ -122,8 +133,64 @@ class Pages:
             connection.respond(200, page, CONTENT_TYPE.encode())
         elif path == "/openapi.json":
             _respond(connection, 200, document())
+        elif path in _OF_VLLM:
+            self._show_as_vllm(connection, request, path)
         else:
             self._show_models(connection, request, path)
+
+    def _show_as_vllm(self, connection: Connection, request: Request, path: str) -> None:
+        """Answer what tools for vLLM ask; with keys, strangers are told nothing but the version."""
+        context = self._context
+        if path == "/version":
+            _respond(connection, 200, {"version": __version__})
+            return
+        if context.accounts is not None:
+            context.accounts.authenticate(request.headers.get(b"authorization"))
+        if path == "/load":
+            _respond(connection, 200, {"server_load": len(context.relays)})
+        else:
+            answer = self._ask_tokenizer(request)
+            self._console.answer_later(connection, request, answer)
+
+    async def _ask_tokenizer(self, request: Request) -> Response:
+        """Return what a backend says of its tokenizer: of the model in `?model=`, or of the only one."""
+        context = self._context
+        names = self._visible(request, hidden=True)
+        asked = dict(parse_qsl(request.query.decode("latin-1"))).get("model")
+        if asked is None and len(names) != 1:
+            raise ApiError(400, "say of which model: ?model=NAME", param="model")
+        name = names[0] if asked is None else asked
+        if name not in names:
+            raise _no_model(name)
+        for member, _ in self._members(name):
+            if not member.serves:
+                continue
+            with contextlib.suppress(OSError):
+                status, body = await ask_backend(
+                    context.upstreams(member),
+                    _TOKENIZER,
+                    timeout_s=_TOKENIZER_S,
+                    max_bytes=_TOKENIZER_BYTES,
+                )
+                if status == 200:
+                    return Response(body)
+        message = f"no backend of {name[:200]!r} says anything of its tokenizer"
+        raise ApiError(404, message, code="not_found")
+
+    def _members(self, name: str) -> list[tuple[Member, str]]:
+        """Return the backends of a model, or of those that a name stands for, each with the model."""
+        rings = self._context.pool.rings
+        models = [candidate.model for candidate in self._context.chooser.find_candidates(name)]
+        return [(m, model) for model in models if model in rings for m in rings[model].members]
+
+    def _visible(self, request: Request, *, hidden: bool) -> list[str]:
+        """Return the models there are; with keys, those that the caller's may use."""
+        context = self._context
+        names = context.chooser.names(hidden=hidden)
+        if context.accounts is None:
+            return names
+        grant = context.accounts.authenticate(shown_key(request.path, request.headers))
+        return self._permitted.choose(grant.policy, context.accounts.visible_models(grant, names))
 
     def _show_ready(self, connection: Connection, request: Request) -> None:
         """Answer whether every model has a backend; with keys, strangers are not told of which."""
@@ -150,11 +217,7 @@ class Pages:
     def _show_models(self, connection: Connection, request: Request, path: str) -> None:
         """Answer what there is to ask for; with keys, what the caller's may use."""
         context = self._context
-        names = context.chooser.names(hidden=path != "/v1/models")
-        if context.accounts is not None:
-            grant = context.accounts.authenticate(shown_key(request.path, request.headers))
-            visible = context.accounts.visible_models(grant, names)
-            names = self._permitted.choose(grant.policy, visible)
+        names = self._visible(request, hidden=path != "/v1/models")
         anthropic = asks_for_anthropic(request.headers)
         if path == "/v1/models" and anthropic:
             _respond(connection, 200, list_models(names, context.started_s))
@@ -166,7 +229,7 @@ class Pages:
         elif name in names:
             _respond(connection, 200, self._describe_model(name))
         else:
-            raise ApiError(404, f"The model {name[:200]!r} does not exist", code="model_not_found")
+            raise _no_model(name)
 
     def _describe_model(self, name: str) -> dict[str, object]:
         ring = self._context.pool.rings.get(name)
@@ -174,12 +237,29 @@ class Pages:
         by_atoll = ring is not None and all(
             find_engine(m.backend.kind).resume == "tokens" for m in ring.members
         )
-        return {
+        facts = join_facts([_facts(member, model) for member, model in self._members(name)])
+        described: dict[str, object] = {
             "id": name,
             "object": "model",
             "created": int(self._context.started_s),
-            "owned_by": "atoll" if by_atoll else "atoll-gateway",
+            "owned_by": "atoll" if by_atoll else facts.owned_by or "atoll-gateway",
+            "root": facts.root or name,
+            "parent": None,
         }
+        if facts.max_model_len is not None:
+            described["max_model_len"] = facts.max_model_len
+        return described
+
+
+def _facts(member: Member, model: str) -> ModelFacts:
+    """Return what a backend says of a model, or the node that it is of."""
+    facts = (member.listed or {}).get(model) or ModelFacts(root=model)
+    context = member.offer(model).context
+    return facts if facts.max_model_len is not None else facts._replace(max_model_len=context)
+
+
+def _no_model(name: str) -> ApiError:
+    return ApiError(404, f"The model {name[:200]!r} does not exist", code="model_not_found")
 
 
 def is_private(path: bytes) -> bool:

@@ -8,39 +8,17 @@ from collections.abc import Callable
 import msgspec
 
 from atoll.engines.table import find_engine
+from atoll.runtime.gateway.backend_question import ask_backend
 from atoll.runtime.gateway.settings import HealthSettings
-from atoll.runtime.http.upstream import GET, JSON, RequestTemplate, Upstream, UpstreamPool
+from atoll.runtime.http.upstream import JSON, UpstreamPool
 from atoll.runtime.pool.member import Member
+from atoll.runtime.pool.model_facts import read_facts
 from atoll.runtime.pool.pool import BackendPool
 
 # For one token of a backend that was down: far more than the cheap question may take.
 _TOKEN_TIMEOUT_S = 60.0
-
-
-class _Reply:
-    """Waits for one answer, and keeps nothing of its connection: there is one for every question."""
-
-    def __init__(self, upstream: Upstream, loop: asyncio.AbstractEventLoop) -> None:
-        self.status: asyncio.Future[int] = loop.create_future()
-        self._upstream = upstream
-        self._status = 0
-
-    def on_head(self, status: int, content_type: bytes, retry_after: bytes) -> None:
-        del content_type, retry_after
-        self._status = status
-
-    def on_body(self, data: bytes) -> None:
-        pass
-
-    def on_end(self) -> None:
-        self._upstream.close()
-        if not self.status.done():
-            self.status.set_result(self._status)
-
-    def on_lost(self, reason: str, *, unused: bool) -> None:
-        del unused
-        if not self.status.done():
-            self.status.set_exception(ConnectionError(reason))
+_LIST_BYTES = 2**20
+"""Of a list of models."""
 
 
 class HealthMonitor:
@@ -67,13 +45,14 @@ class HealthMonitor:
                 settings = self.settings
                 if settings.enabled:
                     for name, member in list(self._pool.members.items()):
-                        # A node says by itself whether it is well.
-                        if member.node:
+                        # A node says by itself whether it is well, but not all that its engine says.
+                        if member.node and member.listed is not None:
                             continue
                         task = pending.get(name)
                         # A check that takes longer than the interval is not begun a second time.
                         if task is None or task.done():
-                            pending[name] = asyncio.ensure_future(self._check(member))
+                            check = self._list if member.node else self._check
+                            pending[name] = asyncio.ensure_future(check(member))
                 for name in [n for n in pending if n not in self._pool.members]:
                     pending.pop(name).cancel()
                     self._failures.pop(name, None)
@@ -89,11 +68,16 @@ class HealthMonitor:
         is_late = False
         try:
             path = find_engine(member.backend.kind).health_path or settings.path
-            status = await self._ask(member, GET, path, b"", settings.timeout_s)
+            upstreams = self._upstreams(member)
+            status, _ = await ask_backend(upstreams, path, timeout_s=settings.timeout_s)
             fine, reason = status < 500, f"{path} answered with status {status}"
             # Before a backend that was down is trusted again it has to make a token.
             if fine and not member.well:
                 fine, reason = await self._try_token(member)
+                # It may be another engine than before.
+                member.listed = None
+            if fine and member.listed is None:
+                await self._list(member)
         except TimeoutError:
             fine, reason, is_late = False, f"no answer in {settings.timeout_s:g} s", True
         except OSError as error:
@@ -126,21 +110,25 @@ class HealthMonitor:
         model = member.backend.models[0]
         alone = find_engine(member.backend.kind).apart_proof if member.phase else {}
         body = msgspec.json.encode({"model": model, "prompt": "Hi", "max_tokens": 1, **alone})
-        status = await self._ask(member, JSON, "/v1/completions", body, _TOKEN_TIMEOUT_S)
+        status, _ = await ask_backend(
+            self._upstreams(member),
+            "/v1/completions",
+            timeout_s=_TOKEN_TIMEOUT_S,
+            ask=JSON,
+            body=body,
+        )
         # A model that completes nothing (embeddings) says so with a 4xx, which is an answer too.
         return status < 500, f"a request for one token was answered with status {status}"
 
-    async def _ask(
-        self, member: Member, ask: RequestTemplate, path: str, body: bytes, timeout_s: float
-    ) -> int:
-        async with asyncio.timeout(timeout_s):
-            # A new connection: a kept one says nothing about who listens now.
-            upstream = await self._upstreams(member).connect()
-            reply = _Reply(upstream, asyncio.get_running_loop())
-            try:
-                upstream.ask(reply, path.encode(), body, b"", ask)
-                return await reply.status
-            finally:
-                # Cancelled or late: nobody else closes the connection then.
-                if not reply.status.done() or reply.status.cancelled():
-                    upstream.close()
+    async def _list(self, member: Member) -> None:
+        """Ask a backend what it says of its models, for those who ask the gateway; late ones again later."""
+        try:
+            status, body = await ask_backend(
+                self._upstreams(member),
+                "/v1/models",
+                timeout_s=self.settings.timeout_s,
+                max_bytes=_LIST_BYTES,
+            )
+        except OSError:
+            return
+        member.listed = read_facts(body) if status == 200 else {}

@@ -137,6 +137,13 @@ def document() -> dict[str, Any]:
         }
     }
     paths["/health"] = {"get": _get("Whether the gateway serves", "application/json", "503")}
+    paths["/ping"] = {"get": _get("Whether the gateway serves", "application/json", "503")}
+    paths["/version"] = {"get": _get("The version of Atoll", "application/json")}
+    paths["/load"] = {"get": _get("How many requests run", "application/json", "401")}
+    paths["/tokenizer_info"] = {
+        "get": _get("The settings of a model's tokenizer", "application/json", "400", "401", "404")
+        | {"parameters": [{"name": "model", "in": "query", "schema": {"type": "string"}}]}
+    }
     paths["/ready"] = {
         "get": _get("Whether every model has a backend that is up", "application/json", "503")
     }

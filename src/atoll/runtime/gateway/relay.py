@@ -178,7 +178,11 @@ class Relay:
         member = self._choose(now_s)
         if member is not None and self.stream and isinstance(self.request, Generation):
             self.body, self._answer.counts = ask_counts(
-                self.request, self.body, member.backend.kind, recounts=member.recounts
+                self.request,
+                self.body,
+                member.backend.kind,
+                recounts=member.recounts,
+                kept=bool(self.endpoint),
             )
         return member
 

@@ -141,6 +141,9 @@ class ReplayFilter:
                 delta["tool_calls"] = [c for c in calls if self._cut_call(index, c)]
                 if not delta["tool_calls"]:
                     del delta["tool_calls"]
+            legacy = delta.get("function_call")
+            if isinstance(legacy, dict) and not self._cut_call(index, {"function": legacy}):
+                del delta["function_call"]
         silent = repeated and not any(piece for _, piece in strings_of(choice))
         # Text may come in other pieces than tokens do, so these are counted by themselves.
         for place, holder, key in lists_of(choice):
@@ -190,6 +193,8 @@ Rewriter = Continuation | ReplayFilter
 def _same_stream(chunk: Chunk, head: Chunk | None) -> None:
     if head is None:
         return
+    # Of vLLM: the client has it from the first chunk.
+    chunk.pop("prompt_token_ids", None)
     for key in _KEPT:
         if key in head:
             chunk[key] = head[key]
@@ -296,7 +301,10 @@ def _continues(request: Generation, delivered: Delivered, engine: Engine) -> boo
     penalised = bool(request.presence_penalty or request.frequency_penalty)
     formed = request.response_format is not None and request.response_format.type != "text"
     formed = formed or any(getattr(request, name) is not None for name in FORMS)
-    forced = isinstance(request, ChatRequest) and request.tool_choice not in (None, "auto", "none")
+    forced = isinstance(request, ChatRequest) and any(
+        choice not in (None, "auto", "none")
+        for choice in (request.tool_choice, request.function_call)
+    )
     exact = request.temperature == 0.0 or request.seed is not None
     # Penalties over a shorter answer are not quite the same; better than no answer if it cannot be
     # repeated.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from atoll.core.errors import AtollError
+from atoll.core.errors import AtollError, InputError
 from atoll.core.files import load_yaml
 from atoll.runtime.gateway.app import Gateway
+from atoll.runtime.gateway.cors import CorsSettings
 from atoll.runtime.gateway.settings import GatewayFile
 from atoll.runtime.http.program import StopSignals, unless
 from atoll.runtime.pool.pool import BackendPool
@@ -20,6 +22,7 @@ _LOOK_S = 0.5
 _DRAIN_S = 30.0
 _FIXED = ("host", "port", "policy", "outliers", "admin_socket", "metrics")
 """Settings that need a restart."""
+_PLACES = ("host", "port", "backends")
 TOKEN_VARIABLE = "ATOLL_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 """Sets the admin token, so that it need not stand in a file."""
 
@@ -29,6 +32,23 @@ def read_config(path: Path | None) -> GatewayFile:
     file = GatewayFile() if path is None else GatewayFile.parse(load_yaml(path) or {}, path=path)
     token = os.environ.get(TOKEN_VARIABLE)
     return file.model_copy(update={"admin_token": token}) if token else file
+
+
+def read_settings(path: Path | None, origins: Sequence[str] = ()) -> dict[str, Any]:
+    """Return settings of a gateway that others start, as they are written; what is wrong is an InputError.
+
+    `path` is a configuration without backends and addresses, `origins` are those whose pages may ask.
+    """
+    read = {} if path is None else load_yaml(path) or {}
+    GatewayFile.parse(read, path=path)
+    given: dict[str, Any] = dict(read) if isinstance(read, Mapping) else {}
+    for name in _PLACES:
+        if name in given:
+            raise InputError("whoever starts the gateway says it", path=path, field=name)
+    if origins:
+        cors = CorsSettings.parse((given.get("cors") or {}) | {"origins": list(origins)})
+        given = given | {"cors": cors.model_dump(mode="json", exclude_defaults=True)}
+    return given
 
 
 async def run(path: Path, ready: asyncio.Future[tuple[str, int]] | None = None) -> int:

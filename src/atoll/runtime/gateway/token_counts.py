@@ -110,16 +110,20 @@ def counts_reasoning(usage: Chunk) -> bool:
 
 
 def ask_counts(
-    request: Generation, body: bytes, kind: str, *, recounts: bool = False
+    request: Generation, body: bytes, kind: str, *, recounts: bool = False, kept: bool = False
 ) -> tuple[bytes, EventCounts | None]:
     """Return a stream's request with the question for counts, and how a backend of a kind answers it.
 
-    `body` asks for the usage already. `recounts`: the backend is known to count reasoning. None: such a
-    backend does not count.
+    `body` asks for the usage already. `recounts`: the backend is known to count reasoning. `kept`: whoever
+    reads the events knows what to make of counts (a dialect), so they stay, as a usage where that is cheap.
+    None: such a backend does not count.
     """
     engine = find_engine(kind)
     rule = engine.counts
     if rule == "none":
+        # The stage engine names its tokens, so that nobody else asks it to count.
+        if kept and engine.resume == "tokens":
+            return _with_continuous(body), EventCounts("usage", usage=True)
         return body, None
     options = request.stream_options
     usage = isinstance(options, StreamOptions) and bool(options.continuous_usage_stats)
@@ -129,12 +133,13 @@ def ask_counts(
     if rule == "usage":
         if usage:
             return body, EventCounts(rule, usage=True)
-        return _with_continuous(body), _UNASKED[rule]
+        return _with_continuous(body), EventCounts(rule, usage=True) if kept else _UNASKED[rule]
     flag = _FLAGS[rule]
     named = b'"%b"' % flag.encode() in body
     own = named and bool(msgspec.json.decode(body).get(flag))
     if not own:
         body = _with_flag(body, flag, named=named)
+    usage, own = usage or kept, own or kept
     return body, EventCounts(rule, usage, own) if usage or own else _UNASKED[rule]
 
 

@@ -61,6 +61,11 @@ class ChoiceMerger:
         """Tokens of all choices, those generated elsewhere included."""
         return sum(choice.completion_tokens for choice in self._choices)
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompts that were not computed anew; those of a prompt count once."""
+        return sum(choice.cached for choice in self._choices[:: self._parsed.best_of])
+
     async def pieces(self) -> AsyncGenerator[ChoiceDelta, None]:
         """Yield pieces until every choice has ended; GenerationError if one cannot."""
         # A single choice needs neither a task nor a queue.
@@ -115,27 +120,22 @@ class ChoiceMerger:
         try:
             async with contextlib.aclosing(self._server.events(request)) as events:
                 async for event in events:
-                    now_s = time.monotonic()
                     if event.token is not None:
-                        metrics.generation_tokens += 1
-                        if last_s is None:
-                            metrics.first_token.observe(now_s - self._started_s)
-                        else:
-                            metrics.per_token.observe(now_s - last_s)
-                        last_s = now_s
+                        last_s = self._note_token(last_s)
                     # What is read of the prompt comes with the first event.
                     if request.read is not None and event.index == 0:
-                        yield choice.echo(request, event.reading)
+                        for piece in choice.tell_prompt(request, event.reading):
+                            yield piece
                         if request.is_silent:
                             ended = "length"
                             yield ChoiceDelta(choice.index, finish="length")
                             break
-                    piece = choice.add(event)
-                    if piece is None:
+                    new = choice.add(event)
+                    if new is None:
                         continue
-                    yield piece
-                    if piece.finish is not None:
-                        ended = piece.finish
+                    yield new
+                    if new.finish is not None:
+                        ended = new.finish
                         break
         except GenerationError:
             ended = "error"
@@ -143,6 +143,16 @@ class ChoiceMerger:
         finally:
             metrics.finished[ended] += 1
             metrics.whole.observe(time.monotonic() - self._started_s)
+
+    def _note_token(self, last_s: float | None) -> float:
+        """Note how long a token took after the one before; return when it came."""
+        metrics, now_s = self._server.metrics, time.monotonic()
+        metrics.generation_tokens += 1
+        if last_s is None:
+            metrics.first_token.observe(now_s - self._started_s)
+        else:
+            metrics.per_token.observe(now_s - last_s)
+        return now_s
 
 
 async def begin_stream(
@@ -157,6 +167,7 @@ async def begin_stream(
     except BaseException:
         await pieces.aclose()
         raise
+    writer.cached_tokens = answer.cached_tokens
     return EventStream(_stream(answer, pieces, first, writer), headers)
 
 
@@ -175,4 +186,5 @@ async def _stream(
         kind = error.api_error().kind
         yield b"data: " + error_body(str(error), kind) + b"\n\n"
         return
+    writer.cached_tokens = answer.cached_tokens
     yield writer.end(answer.completion_tokens)

@@ -23,6 +23,8 @@ class ChoiceRequest:
     embeds: PromptEmbeds | None = None
     read: ReadOrder | None = None
     """Readings wanted of the prompt itself."""
+    prompt_logprobs: int | None = None
+    """Tokens to name for each of the prompt beside it, where it is asked how likely they are (of vLLM)."""
     echo: str | None = None
     """The prompt, where it is to be shown before the answer."""
     is_silent: bool = False
@@ -48,5 +50,9 @@ class ParsedRequest:
     n: int = 1
     counts: bool = False
     """Whether every event is to say how many tokens its choice has by then."""
+    prompt_ids: bool = False
+    """Whether the tokens of the prompt are to be named (`return_token_ids` of vLLM)."""
+    legacy: bool = False
+    """Whether calls are written as they were before tools (`function_call`)."""
     ignored: tuple[str, ...] = ()
     """Fields that were left out."""

@@ -1,4 +1,4 @@
-"""Parts of /v1/completions alone: prompts that are shown again, text before a suffix, the best of several."""
+"""Options of answers: prompts that are shown or scored, text before a suffix, the best of several."""
 
 from __future__ import annotations
 
@@ -139,3 +139,10 @@ def as_completion(
         if request.max_tokens == 0:
             update["sampling"] = choice.sampling.model_copy(update={"max_tokens": 1})
     return replace(choice, **update) if update else choice
+
+
+def score_prompt(choice: ChoiceRequest, top: int) -> ChoiceRequest:
+    """Return a choice of which it is also said how likely each token of its prompt is."""
+    order = choice.read or ReadOrder()
+    wanted = order.model_copy(update={"scores": max(order.scores or 0, top)})
+    return replace(choice, read=wanted, prompt_logprobs=top)

@@ -35,6 +35,10 @@ class ChoiceDelta:
     finish: str | None = None
     calls: list[dict[str, Any]] = field(default_factory=list)
     """Pieces of calls, as OpenAI writes them in a stream."""
+    stop_reason: str | int | None = None
+    """The stop string, or token that the client named, that ended it."""
+    prompt_logprobs: list[dict[str, Logprob] | None] | None = None
+    """How likely each token of the prompt is, by its id."""
 
 
 class ChoiceText:
@@ -53,6 +57,8 @@ class ChoiceText:
             self._answer = CallAnswer(request.calls, *given, shown)
         self._pending: list[int] = []
         self._logprobs: list[Logprob] = []
+        self.cached = 0
+        """Tokens of the prompt that were not computed anew."""
 
     @property
     def completion_tokens(self) -> int:
@@ -68,11 +74,16 @@ class ChoiceText:
         """Return the end of an answer that was over elsewhere: what the client has not seen of it."""
         if isinstance(self._answer, CallAnswer):
             owed = self._answer.take_owed()
-            return ChoiceDelta(self.index, owed.text, finish=self.finish, calls=self._written(owed))
-        return ChoiceDelta(self.index, self._answer.owed, finish=self.finish)
+            text, calls = owed.text, self._written(owed)
+        else:
+            text, calls = self._answer.owed, []
+        stop = self._answer.stop_reason
+        return ChoiceDelta(self.index, text, finish=self.finish, calls=calls, stop_reason=stop)
 
     def add(self, event: TokenEvent) -> ChoiceDelta | None:
         """Take an event; returns what there is to say, None if that has to wait."""
+        # Of an answer that goes on, the prompt was computed where it began.
+        self.cached = 0 if self._request.generated else event.cached
         if event.token is not None:
             self._pending.append(event.token)
             if event.logprob is not None:
@@ -82,7 +93,8 @@ class ChoiceText:
         finish = self._answer.finish
         if not text and not calls and finish is None and not self._logprobs:
             return None
-        piece = ChoiceDelta(self.index, text, self._pending, self._logprobs, finish, calls)
+        stop = self._answer.stop_reason
+        piece = ChoiceDelta(self.index, text, self._pending, self._logprobs, finish, calls, stop)
         self._pending, self._logprobs = [], []
         return piece
 
@@ -96,9 +108,39 @@ class ChoiceText:
                 if logprob is None:
                     entries.append(entry | {"logprob": None, "top_logprobs": None})
                 else:
-                    shown = [self._entry(other, p) for other, p in top]
+                    shown = [self._entry(other, p) for other, p in top[: request.sampling.logprobs]]
                     entries.append(entry | {"top_logprobs": shown})
         return ChoiceDelta(self.index, request.echo or "", logprobs=entries)
+
+    def tell_prompt(
+        self, request: ChoiceRequest, reading: PromptReading | None
+    ) -> list[ChoiceDelta]:
+        """Return what was asked about the prompt itself."""
+        if request.prompt_logprobs is None:
+            return [self.echo(request, reading)]
+        scores = self._score_prompt(request, reading)
+        return [scores] if request.echo is None else [scores, self.echo(request, reading)]
+
+    def _score_prompt(self, request: ChoiceRequest, reading: PromptReading | None) -> ChoiceDelta:
+        """Return how likely the tokens of a prompt are, as vLLM says it."""
+        scores: list[dict[str, Logprob] | None] = []
+        if reading is not None:
+            for token, logprob, top in zip(
+                request.prompt, reading.logprobs, reading.top, strict=True
+            ):
+                if logprob is None:
+                    scores.append(None)
+                    continue
+                likely = {other: rank for rank, (other, _) in enumerate(top, 1)}
+                shown = dict(top[: request.prompt_logprobs]) | {token: logprob}
+                scores.append(
+                    {str(t): self._score(t, value, likely.get(t)) for t, value in shown.items()}
+                )
+        return ChoiceDelta(self.index, prompt_logprobs=scores)
+
+    def _score(self, token: int, logprob: float, rank: int | None) -> Logprob:
+        entry = self._entry(token, logprob)
+        return {"logprob": entry["logprob"], "rank": rank, "decoded_token": entry["token"]}
 
     def _written(self, delta: AnswerDelta) -> list[dict[str, Any]]:
         form = self._request.calls
@@ -129,6 +171,9 @@ class ChoiceText:
 class ResponseWriter:
     """Writes the answer to one request."""
 
+    cached_tokens = 0
+    """Of the prompts, not computed anew; set before anything is written."""
+
     def __init__(self, parsed: ParsedRequest, prompt_tokens: int) -> None:
         self._parsed = parsed
         self._prompt_tokens = prompt_tokens
@@ -142,15 +187,22 @@ class ResponseWriter:
             "model": parsed.model,
         }
         self._greeting = "" if parsed.choices[0].calls is None else None
+        # Whoever goes on with an answer has told of its prompt.
+        self._unnamed = {
+            index
+            for index, choice in enumerate(parsed.choices)
+            if parsed.prompt_ids and not (choice.generated or choice.shown)
+        }
         self._offsets: dict[int, int] = {}
         self._made = [len(choice.generated) for choice in parsed.choices]
 
-    def usage(self, completion_tokens: int) -> dict[str, int]:
+    def usage(self, completion_tokens: int) -> dict[str, Any]:
         """Return what the request used."""
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self._prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
     def roles(self) -> bytes:
@@ -167,6 +219,7 @@ class ResponseWriter:
                         "finish_reason": None,
                     }
                 ],
+                **self._prompt_ids(index),
                 **self._counts(index),
             )
             for index in range(len(self._parsed.choices))
@@ -178,15 +231,29 @@ class ResponseWriter:
         if self._parsed.is_chat:
             silent = bool(piece.finish or piece.calls) and not piece.text
             choice["delta"] = {} if silent else {"content": piece.text}
-            if piece.calls:
+            if piece.calls and self._parsed.legacy:
+                choice["delta"]["function_call"] = piece.calls[0]["function"]
+            elif piece.calls:
                 choice["delta"]["tool_calls"] = piece.calls
         else:
-            choice["text"] = piece.text
+            choice |= {"text": piece.text, **self._prompt_ids(piece.index)}
         choice["logprobs"] = self._logprobs(piece.index, piece.logprobs)
-        choice["finish_reason"] = piece.finish
+        choice["finish_reason"] = self._finish(piece)
+        choice["stop_reason"] = piece.stop_reason
         choice["token_ids"] = piece.tokens
         self._made[piece.index] += len(piece.tokens)
         return self._event([choice], **self._counts(piece.index))
+
+    def _finish(self, piece: ChoiceDelta) -> str | None:
+        is_call = self._parsed.legacy and piece.finish == "tool_calls"
+        return "function_call" if is_call else piece.finish
+
+    def _prompt_ids(self, index: int) -> dict[str, object]:
+        """Return the tokens of the prompt where they are asked for; once."""
+        if index not in self._unnamed:
+            return {}
+        self._unnamed.discard(index)
+        return {"prompt_token_ids": self._parsed.choices[index].prompt}
 
     def _counts(self, index: int) -> dict[str, object]:
         return {"usage": self.usage(self._made[index])} if self._parsed.counts else {}
@@ -201,19 +268,29 @@ class ResponseWriter:
     def whole(self, choices: list[list[ChoiceDelta]], completion_tokens: int) -> bytes:
         """Return the answer in one piece."""
         written = []
+        more: dict[str, Any] = {}
         for index, pieces in enumerate(choices):
+            of_prompt = self._prompt_ids(index)
+            scores = next(
+                (p.prompt_logprobs for p in pieces if p.prompt_logprobs is not None), None
+            )
+            if scores is not None:
+                of_prompt["prompt_logprobs"] = scores
             text = "".join(piece.text for piece in pieces)
             choice: dict[str, Any] = {"index": index}
             if self._parsed.is_chat:
                 choice["message"] = self._message(text, pieces)
+                # vLLM has it beside the choices here, and in each of them below.
+                more = of_prompt | more
             else:
-                choice["text"] = text
+                choice |= {"text": text, **of_prompt}
             logprobs = [entry for piece in pieces for entry in piece.logprobs]
             choice["logprobs"] = self._logprobs(index, logprobs)
-            choice["finish_reason"] = pieces[-1].finish
+            choice["finish_reason"] = self._finish(pieces[-1])
+            choice["stop_reason"] = pieces[-1].stop_reason
             choice["token_ids"] = [token for piece in pieces for token in piece.tokens]
             written.append(choice)
-        body = self._head | {"choices": written, "usage": self.usage(completion_tokens)}
+        body = self._head | {"choices": written, "usage": self.usage(completion_tokens)} | more
         return msgspec.json.encode(body)
 
     def _message(self, text: str, pieces: list[ChoiceDelta]) -> dict[str, Any]:
@@ -228,7 +305,9 @@ class ResponseWriter:
                 "arguments": function["arguments"] + more["arguments"],
             }
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-        if calls:
+        if calls and self._parsed.legacy:
+            message |= {"content": text or None, "function_call": calls[0]["function"]}
+        elif calls:
             message |= {"content": text or None, "tool_calls": calls}
         return message
 
@@ -253,7 +332,8 @@ class ResponseWriter:
             "top_logprobs": [
                 None
                 if entry["top_logprobs"] is None
-                else {top["token"]: top["logprob"] for top in entry["top_logprobs"]}
+                # With the token itself, as OpenAI and vLLM have it: one more than was asked for, at most.
+                else {e["token"]: e["logprob"] for e in (*entry["top_logprobs"], entry)}
                 for entry in entries
             ],
             "text_offset": offsets,

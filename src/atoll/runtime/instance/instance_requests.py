@@ -1,19 +1,19 @@
 """OpenAI's requests, as what the engine is asked.
 
 Beside OpenAI's fields, those of vLLM that the engine knows are read (`top_k`, `min_p`,
-`repetition_penalty`, `ignore_eos`, `stop_token_ids`), and `atoll.resume`: the part of an answer that was
-given elsewhere, as tokens or, failing that, as text. Messages may hold vectors in place of text, in parts of
-the type `embeds` (`vectors`). Tools are read in `tools`, forms in `answer_forms`, and what is not known is
-judged in `request_fields`.
+`repetition_penalty`, `ignore_eos`, `stop_token_ids`, `prompt_logprobs`, `return_token_ids`,
+`continue_final_message`), and `atoll.resume`: the part of an answer that was given elsewhere, as tokens or,
+failing that, as text. Messages may hold vectors in place of text, in parts of the type `embeds` (`vectors`).
+Tools are read in `tools`, forms in `answer_forms`, and what is not known is judged in `request_fields`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from atoll.core.errors import AtollError
 from atoll.core.request_parameters import (
@@ -36,6 +36,7 @@ from atoll.runtime.instance.completion_options import (
     best_of,
     check_completion,
     fill_in,
+    score_prompt,
 )
 from atoll.runtime.instance.request_fields import check_fields
 from atoll.runtime.instance.tools.call_formats import CallFormat, GenericFormat, find_format
@@ -45,7 +46,7 @@ from atoll.runtime.instance.tools.call_history import (
     has_calls,
     read_messages,
 )
-from atoll.runtime.instance.tools.functions import ToolUse, read_tools
+from atoll.runtime.instance.tools.functions import ToolUse, read_functions, read_tools
 from atoll.runtime.instance.vectors import read_vectors
 from atoll.runtime.openai import ApiError, ChatRequest, CompletionRequest, read_request
 
@@ -86,9 +87,10 @@ class _Extras(InstanceParameters, kw_only=True):
     response_format: dict[str, Any] | None = None
     messages: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     parallel_tool_calls: bool | None = None
-    functions: Any = None
-    function_call: Any = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    return_token_ids: bool | None = None
     atoll: AtollField | None = None
 
 
@@ -112,12 +114,8 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
     check_limits(request, extras.min_tokens)
     is_chat = isinstance(request, ChatRequest)
     # Tools come before the prompt: the template and the guide depend on them.
-    use: ToolUse | None = None
-    form: CallFormat | None = None
-    if isinstance(request, ChatRequest):
-        _refuse_functions(extras)
-        use = read_tools(request.tools, request.tool_choice, extras.parallel_tool_calls)
-        form = None if use is None else find_format(codec)
+    use = _tools(request, extras)
+    form = None if use is None else find_format(codec)
     asked = read_form(extras, extras.response_format or {})
     if use is not None and form is not None:
         asked = guide_calls(asked, use, form)
@@ -147,6 +145,7 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
     if asked is not None:
         check_form(asked, codec)
     choices = [replace(choice, calls=form) for choice in choices]
+    _score_prompts(choices, count, extras.prompt_logprobs, stream=bool(request.stream))
     if len(choices) > MAX_CHOICES:
         raise _too_many()
     if extras.atoll is not None and extras.atoll.resume is not None:
@@ -166,6 +165,8 @@ def read(path: str, body: bytes, codec: TextCodec, max_length: int) -> ParsedReq
         best_of=count,
         n=request.n or 1,
         counts=bool(getattr(options, "continuous_usage_stats", False)),
+        prompt_ids=bool(extras.return_token_ids),
+        legacy=isinstance(request, ChatRequest) and bool(request.functions),
         ignored=ignored,
     )
 
@@ -179,11 +180,28 @@ def _read_extras(body: bytes) -> _Extras:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
 
 
-def _refuse_functions(extras: _Extras) -> None:
-    """Refuse what OpenAI replaced by tools."""
-    for name, now in (("functions", "tools"), ("function_call", "tool_choice")):
-        if getattr(extras, name) not in (None, []):
-            raise ApiError(400, f"{name} is not known any more: use {now}", param=name)
+def _tools(request: ChatRequest | CompletionRequest, extras: _Extras) -> ToolUse | None:
+    """Return what a request may call, in today's words or in those before there were tools."""
+    if not isinstance(request, ChatRequest):
+        return None
+    if request.functions is None and request.function_call is None:
+        return read_tools(request.tools, request.tool_choice, extras.parallel_tool_calls)
+    if request.tools:
+        param = "functions" if request.functions else "function_call"
+        raise ApiError(400, "functions are an older name of tools: give either", param=param)
+    return read_functions(request.functions, request.function_call)
+
+
+def _score_prompts(
+    choices: list[ChoiceRequest], count: int, top: int | None, *, stream: bool
+) -> None:
+    if top is None:
+        return
+    if stream:
+        message = "prompt_logprobs come with a whole answer: they cannot be streamed"
+        raise ApiError(400, message, param="prompt_logprobs")
+    # Answers to one prompt stand side by side: it is read once.
+    choices[::count] = [score_prompt(choice, top) for choice in choices[::count]]
 
 
 def _too_many() -> ApiError:
@@ -212,6 +230,10 @@ def _chat_prompt(
         for number, message in enumerate(extras.messages or ())
     ]
     begins = extras.add_generation_prompt is not False
+    goes_on = bool(extras.continue_final_message)
+    if goes_on and extras.add_generation_prompt:
+        message = "either the last message goes on, or an answer begins"
+        raise ApiError(400, message, param="continue_final_message")
     more = _template_fields(extras)
     plain = read_messages(messages, developer="developer" in codec.template_source)
     if form is None and has_calls(plain):
@@ -224,6 +246,10 @@ def _chat_prompt(
     offered = use.offered if use is not None and form is not None and form.own_template else None
     for number, way in enumerate(ways, 1):
         try:
+            if goes_on:
+                text = codec.render_chat(way, tools=offered, generate=False, more=more)
+                text = cut_final_message(text, way[-1]["content"])
+                return tuple(codec.encode(text, special=False, max_tokens=max_length)), None
             tokens, embeds = chat_prompt(
                 codec, way, tools=offered, generate=begins, max_tokens=max_length, more=more
             )
@@ -247,6 +273,16 @@ def _template_fields(extras: _Extras) -> dict[str, Any]:
     if extras.reasoning_effort is not None:
         more.setdefault("reasoning_effort", extras.reasoning_effort)
     return more
+
+
+def cut_final_message(text: str, last: Any) -> str:
+    """Return a conversation up to the end of its last message, without the marks that close it."""
+    last = last.strip() if isinstance(last, str) else ""
+    end = text.rfind(last)
+    if end < 0 or not last:
+        message = "the chat template does not show the last message as it is"
+        raise ApiError(400, message, param="continue_final_message")
+    return text[: end + len(last)]
 
 
 def chat_tokens(

@@ -10,12 +10,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
 from atoll.core.errors import AtollError
 from atoll.core.request_parameters import SamplingParams
+from atoll.core.version import __version__
 from atoll.engine.engine_messages import ReadOrder
 from atoll.engine.pipeline_routes import NodeSpec
 from atoll.engine.scheduler import GenerateRequest, Scheduler, SchedulerSettings, TokenEvent
@@ -152,11 +153,11 @@ class InstanceServer:
             return await endpoint(path, request.body)
         if method not in ("GET", "HEAD"):
             raise ApiError(404 if path not in _GETS else 405, f"no {method} {path[:100]}")
-        if path == "/v1/models":
-            return Response(msgspec.json.encode(self._models()))
         if path in ("/health", "/ping"):
             await self._prove_ready()
             return Response(b"{}")
+        if path in _PAGES:
+            return Response(msgspec.json.encode(self._page(path)))
         if path == "/metrics":
             page = self.metrics.page(
                 self.scheduler.running,
@@ -165,9 +166,16 @@ class InstanceServer:
                 self.scheduler.alive(),
             )
             return Response(page, content_type=CONTENT_TYPE)
-        if path == "/atoll/v1/status":
-            return Response(msgspec.json.encode(self.status()))
         raise ApiError(404, f"there is no {path[:100]}", code="not_found")
+
+    def _page(self, path: str) -> dict[str, Any]:
+        if path == "/v1/models":
+            return self._models()
+        if path == "/version":
+            return {"version": __version__}
+        if path == "/load":
+            return {"server_load": self.scheduler.running + self.scheduler.queued}
+        return self.codec.describe() if path == "/tokenizer_info" else self.status()
 
     def status(self) -> dict[str, object]:
         """Return how the instance and its nodes are, for people and supervisors."""
@@ -202,6 +210,8 @@ class InstanceServer:
                     "object": "model",
                     "created": self._created,
                     "owned_by": "atoll",
+                    "root": name,
+                    "parent": None,
                     "max_model_len": self.max_length,
                 }
                 for name in self.config.models
@@ -260,6 +270,7 @@ class InstanceServer:
         except GenerationError as error:
             raise error.api_error() from error
         pieces = keep_best(pieces, parsed.best_of, parsed.n)
+        writer.cached_tokens = answer.cached_tokens
         body = writer.whole(pieces, answer.completion_tokens)
         return Response(body, headers=name_ignored(parsed.ignored))
 
@@ -389,4 +400,5 @@ def _list_nodes(config: InstanceConfig) -> list[NodeSpec]:
 
 
 _ONE_TOKEN = SamplingParams(max_tokens=1)
-_GETS = frozenset({"/v1/models", "/health", "/ping", "/metrics", "/atoll/v1/status"})
+_PAGES = frozenset({"/v1/models", "/version", "/load", "/tokenizer_info", "/atoll/v1/status"})
+_GETS = _PAGES | {"/health", "/ping", "/metrics"}

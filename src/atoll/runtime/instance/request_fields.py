@@ -16,7 +16,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     # Of OpenAI.
     "web_search_options": (),
     # Of vLLM and SGLang.
-    "prompt_logprobs": (),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
     "early_stopping": (False,),
@@ -29,7 +28,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "logits_processors": ([],),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "return_tokens_as_token_ids": (False,),
     "thinking_token_budget": (),
@@ -51,8 +49,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "lora": ([],),
 }
 """Fields that change an answer, or what is shown of it, with the values that do not."""
-_ADDED = frozenset({"strict", "return_token_ids", "timings_per_token"})
-"""Known here: the last two are asked for by gateways, who count tokens by what comes with every answer."""
+_ADDED = frozenset({"strict", "timings_per_token"})
+"""Known here: the last is asked for by gateways, who count tokens by what comes with every answer."""
 _MAX_SHOWN, _MAX_CHARS = 16, 64
 
 

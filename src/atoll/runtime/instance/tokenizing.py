@@ -11,7 +11,7 @@ from atoll.core.errors import AtollError
 from atoll.engine.engine_errors import TextTooLongError
 from atoll.engine.text import TextCodec
 from atoll.runtime.http.handlers import Response
-from atoll.runtime.instance.instance_requests import chat_tokens
+from atoll.runtime.instance.instance_requests import chat_tokens, cut_final_message
 from atoll.runtime.instance.tools.call_history import read_messages
 from atoll.runtime.openai import (
     DETOKENIZE,
@@ -102,7 +102,7 @@ def _chat(request: TokenizeRequest, given: list[dict[str, Any]], codec: TextCode
     messages = read_messages([_plain(message, number) for number, message in enumerate(given)])
     text = codec.render_chat(messages, tools=request.tools, generate=generate and not goes_on)
     if goes_on:
-        text = _unfinished(text, str(messages[-1]["content"]))
+        text = cut_final_message(text, messages[-1]["content"])
     return codec.encode(text, special=special, max_tokens=MAX_TOKENS)
 
 
@@ -120,15 +120,6 @@ def _plain(message: dict[str, Any], number: int) -> dict[str, Any]:
     if len(texts) != len(content) or not all(isinstance(text, str) for text in texts):
         raise ApiError(400, "this model reads text only", param=f"{where}.content")
     return message | {"content": "".join(map(str, texts))}
-
-
-def _unfinished(text: str, last: str) -> str:
-    """Return a conversation up to the end of its last message, without the marks that close it."""
-    end = text.rfind(last.strip())
-    if end < 0 or not last.strip():
-        message = "the chat template does not show the last message as it is"
-        raise ApiError(400, message, param="continue_final_message")
-    return text[:end] + last.strip()
 
 
 def _too_many(param: str) -> ApiError:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
@@ -154,11 +155,13 @@ def local_fleet(
     tasks: TaskDeployment | None = None,
     promises: Mapping[str, ModelPromise] | None = None,
     runners: Sequence[InstanceRunner] = (),
+    gateway: Mapping[str, object] = MappingProxyType({}),
 ) -> Iterator[LocalFleet]:
     """Return a fleet that is not started yet; its folder goes when it is left.
 
     `name` is what others see, the plan's unless given. Without a plan only `tasks` stand. The gateway counts
-    who keeps `promises`. `runners` say what runs each instance of the plan, those left out too.
+    who keeps `promises`. `runners` say what runs each instance of the plan, those left out too; `gateway` are
+    more settings of the gateway.
     """
     import os
 
@@ -198,11 +201,13 @@ def local_fleet(
             name or (plan.problem_name if plan else "tasks"),
             named,
             home,
-            GatewaySettings(
-                host=host,
-                port=port,
-                choices=choices_of(plan, models) if plan else {},
-                promises=dict(promises or {}),
+            GatewaySettings.parse(gateway).model_copy(
+                update={
+                    "host": host,
+                    "port": port,
+                    "choices": choices_of(plan, models) if plan else {},
+                    "promises": dict(promises or {}),
+                }
             ),
             liveness,
             warm=tuple(dict.fromkeys(warm)),

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from atoll.core.frozen import Frozen
 from atoll.engines.table import ENGINES, UNKNOWN, list_kinds
 from atoll.fabric.identity.fabric_keys import slot_of
+from atoll.runtime.pool.model_facts import ModelFacts
 from atoll.runtime.pool.outliers import Outliers
 from atoll.runtime.pool.policy import ModelOffer
 from atoll.runtime.pool.routes import Seat
@@ -128,6 +129,7 @@ class Member:
         "handover",
         "headers",
         "inflight",
+        "listed",
         "masked",
         "max_inflight",
         "mean_s",
@@ -177,6 +179,8 @@ class Member:
     def become(self, backend: Backend) -> None:
         """Take what a backend is; what is needed for every request is kept at hand."""
         self.backend = backend
+        self.listed: dict[str, ModelFacts] | None = None
+        """Facts of its models by its own word; None: it was not asked yet."""
         self.name = backend.id
         self.max_inflight = backend.max_inflight
         self.node = backend.url.startswith(f"{FABRIC}:")

@@ -14,9 +14,9 @@ from unittest.mock import patch
 import pytest
 
 from atoll.runtime.gateway import events
-from atoll.runtime.gateway.health import HealthMonitor
+from atoll.runtime.gateway.backend_question import ask_backend
 from atoll.runtime.gateway.settings import GatewayLimits, HealthSettings
-from atoll.runtime.http.upstream import GET, HttpUpstreamPool
+from atoll.runtime.http.upstream import HttpUpstreamPool
 from tests.runtime.gateway.engine import BAD_ANSWERS, Fault, ScriptedEngine, expected
 from tests.runtime.gateway.harness import (
     CHAT,
@@ -430,9 +430,8 @@ async def test_health_checks_leave_no_connection_behind() -> None:
         assert isinstance(upstreams, HttpUpstreamPool)
         assert (await bench.post(CHAT, chat())).status == 200
         kept = upstreams.open
-        monitor = HealthMonitor(gateway.pool, gateway.upstreams, HealthSettings(), lambda _: 0.0)
         for _ in range(5):
-            assert await monitor._ask(member, GET, "/health", b"", 2.0) == 200
+            assert (await ask_backend(upstreams, "/health", timeout_s=2.0))[0] == 200
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert upstreams.open == kept == 1

@@ -166,8 +166,8 @@ def test_a_stream_that_cannot_go_on_says_so_as_documented() -> None:
     ("more", "param"),
     [
         ({"messages": [{"role": "narrator", "content": "x"}]}, "messages[0].role"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
+        ({"functions": "f"}, "functions"),
+        ({"function_call": 1}, "function_call"),
         ({"modalities": ["text", "smell"]}, "modalities[1]"),
         ({"stop": ["x"] * 100_000}, "stop"),
         ({"stop": "x" * 100_000}, "stop"),

@@ -114,7 +114,13 @@ class Console:
         elif isinstance(answer, LiveAnswer):
             answer.feed.join(connection, answer.allowed, answer.who)
         else:
-            HandlerCall(self, connection, request, lambda request: self._wait(request, answer))
+            self.answer_later(connection, request, answer)
+
+    def answer_later(
+        self, connection: Connection, request: Request, answer: Answer | Awaitable[Answer]
+    ) -> None:
+        """Answer a request when its answer is there."""
+        HandlerCall(self, connection, request, lambda request: self._wait(request, answer))
 
     async def _wait(self, request: Request, answer: Answer | Awaitable[Answer]) -> Answer:
         """Return an answer that takes time; what goes wrong is noted as elsewhere."""

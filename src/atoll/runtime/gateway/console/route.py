@@ -22,7 +22,9 @@ from atoll.runtime.gateway.console.view import GatewayView
 from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.http.handlers import Answer, Headers, Response
 from atoll.runtime.http.http_request import Request
+from atoll.runtime.http.upstream import UpstreamPool
 from atoll.runtime.openai import ApiError
+from atoll.runtime.pool.member import Member
 
 if TYPE_CHECKING:
     from atoll.runtime.accounts.accounts import Accounts
@@ -48,6 +50,10 @@ class PagesContext(GatewayView, Protocol):
     @property
     def accounts(self) -> Accounts | None:
         """Keys and usage, if there are."""
+        ...
+
+    def upstreams(self, member: Member) -> UpstreamPool:
+        """Return the connections to a backend."""
         ...
 
     def refused(self, error: ApiError, request: Request | None = None) -> None:

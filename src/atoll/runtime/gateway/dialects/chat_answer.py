@@ -41,15 +41,6 @@ class AnswerBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatHead:
-    """Parts of an answer known from its first word on."""
-
-    model: str
-    created_s: int
-    """Unix time."""
-
-
-@dataclass(frozen=True, slots=True)
 class TokenCounts:
     """Tokens that an answer used."""
 
@@ -59,6 +50,17 @@ class TokenCounts:
     """Of the prompt, read from a cache."""
     reasoning: int = 0
     """Of the completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatHead:
+    """Parts of an answer known from its first word on."""
+
+    model: str
+    created_s: int
+    """Unix time."""
+    tokens: TokenCounts = TokenCounts()
+    """By then; none where its engine says so only at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,16 @@ def head_of(chunk: Chunk, asked: str) -> ChatHead:
     return ChatHead(
         model if isinstance(model, str) and model else asked,
         _count(int(created) if isinstance(created, float) and created < _MAX else created),
+        early_counts(chunk),
     )
+
+
+def early_counts(chunk: Chunk) -> TokenCounts:
+    """Return what one of the first chunks says of the prompt: by a usage, or by naming its tokens."""
+    if isinstance(chunk.get("usage"), dict):
+        return counts_of(chunk["usage"])
+    ids = chunk.get("prompt_token_ids")
+    return TokenCounts(len(ids)) if isinstance(ids, list) else TokenCounts()
 
 
 def counts_of(usage: Any) -> TokenCounts:

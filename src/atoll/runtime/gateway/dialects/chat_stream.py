@@ -17,16 +17,19 @@ from atoll.runtime.gateway.dialects.chat_answer import (
     TokenCounts,
     call_name,
     counts_of,
+    early_counts,
     head_of,
     matched_stop,
 )
 from atoll.runtime.gateway.events import (
     Chunk,
     choices_of,
+    finishes,
     index_of,
     payload,
     read_chunk,
     split_events,
+    strings_of,
 )
 
 
@@ -37,6 +40,9 @@ class StreamTranslator(ABC):
     has some; until then what the others bring is kept back. A call is opened with its first argument, so
     that its name is whole.
     """
+
+    counts_first = False
+    """Whether the head tells what the prompt took: until a chunk says so, or has text, it is not written."""
 
     def __init__(self, asked: str, seed: str) -> None:
         self._asked = asked
@@ -124,7 +130,8 @@ class StreamTranslator(ABC):
                 code if isinstance(code, str) else "stream_interrupted",
             )
             return
-        self._begin(chunk)
+        if not self.counts_first or early_counts(chunk).prompt or _says_something(chunk):
+            self._begin(chunk)
         for choice in choices_of(chunk):
             # Dialects know one answer only.
             if index_of(choice) == 0:
@@ -241,6 +248,12 @@ class StreamTranslator(ABC):
         self._over = True
         self._close(whole=False)
         self.write_failure(message, code)
+
+
+def _says_something(chunk: Chunk) -> bool:
+    return finishes(chunk) or any(
+        text for choice in choices_of(chunk) for _, text in strings_of(choice)
+    )
 
 
 def _string(value: Any) -> str:

@@ -95,7 +95,7 @@ class TranslatedMessages(Translation):
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage(TokenCounts()),
+            "usage": usage(head.tokens),
         }
 
     def stop(self, ending: AnswerEnding, kinds: set[BlockKind]) -> dict[str, Any]:
@@ -136,7 +136,8 @@ def empty_block(block: AnswerBlock) -> dict[str, Any]:
         return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": {}}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": "", "signature": ""}
-    return {"type": "text", "text": "", "citations": None}
+    # No `citations`: where there are none, readers of Anthropic's own answers refuse null (Vercel's).
+    return {"type": "text", "text": ""}
 
 
 def read_input(arguments: str) -> dict[str, Any]:
@@ -153,6 +154,8 @@ def read_input(arguments: str) -> dict[str, Any]:
 class MessagesStream(StreamTranslator):
     """Stream of `/v1/messages`: one message, its blocks one after the other."""
 
+    counts_first = True
+
     def __init__(self, message: TranslatedMessages) -> None:
         super().__init__(message.asked, message.seed)
         self._message = message
@@ -160,7 +163,7 @@ class MessagesStream(StreamTranslator):
         self._kinds: set[BlockKind] = set()
 
     def write_head(self, head: ChatHead) -> None:
-        """Write that the message begins; what the prompt took is known at its end."""
+        """Write that the message begins, with what the prompt took where its engine says so by now."""
         self._write("message_start", message=self._message.begun(head, []))
 
     def write_open(self, block: AnswerBlock) -> None:

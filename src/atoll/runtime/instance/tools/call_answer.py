@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.core.request_parameters import SamplingParams
-from atoll.engine.text import TextCodec
+from atoll.engine.text import TextCodec, stop_token
 from atoll.runtime.instance.tools.call_formats import CallFormat
 from atoll.runtime.instance.tools.parser import AnswerDelta, CallDelta
 
@@ -38,6 +38,9 @@ class CallAnswer:
         """How many there are so far."""
         self.finish: str | None = None
         """Why the answer is over, if it is."""
+        self.stop_reason: str | int | None = None
+        """The stop string, or the token the client named, that ended it."""
+        self._stop_ids = frozenset(sampling.stop_token_ids)
         self._codec = codec
         self._stop = tuple(stop)
         self._marks = form.marks
@@ -71,24 +74,26 @@ class CallAnswer:
         return made
 
     def _take(self, token: int | None, finish: str | None) -> AnswerDelta:
-        delta, stopped = AnswerDelta(), False
+        delta, stop = AnswerDelta(), None
         if token is not None:
             self.tokens += 1
             mark = self._marks.get(token)
             if mark is None:
                 step = self._stream.push(token)
-                delta, stopped = self._parser.feed(step.text), step.stopped
+                delta, stop = self._parser.feed(step.text), step.stop
             else:
                 delta = self._parser.feed(self._stream.finish())
                 _append(delta, self._parser.mark(mark))
                 self._stream = self._codec.stream(self._stop)
-        if stopped:
+        if stop is not None:
             finish = "stop"
         elif finish is not None:
             _append(delta, self._parser.feed(self._stream.finish()))
         if finish is not None:
             delta.text += self._parser.finish()
         self.finish = finish
+        if finish == "stop":
+            self.stop_reason = stop_token(token, self._stop_ids) if stop is None else stop
         if finish == "stop" and self._parser.calls and self._parser.between:
             self.finish = "tool_calls"
         return delta

@@ -17,7 +17,7 @@ from atoll.runtime.instance.tools.functions import ToolUse, too_deep
 from atoll.runtime.openai import ApiError
 
 Json = dict[str, Any]
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MAX_ID_CHARS = 256
 
 
@@ -30,10 +30,10 @@ def read_messages(messages: Sequence[Json], *, developer: bool = False) -> list[
     read = []
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
+        message = _without_functions(message, where, names)
         role = message.get("role")
         if role not in ROLES:
-            hint = "; results of calls have the role tool" if role == "function" else ""
-            raise ApiError(400, f"roles are {', '.join(ROLES)}{hint}", param=f"{where}.role")
+            raise ApiError(400, f"roles are {', '.join(ROLES)}", param=f"{where}.role")
         if role == "developer" and not developer:
             message = message | {"role": "system"}
         if role == "assistant":
@@ -46,14 +46,28 @@ def read_messages(messages: Sequence[Json], *, developer: bool = False) -> list[
     return read
 
 
+def _without_functions(message: Json, where: str, names: dict[str, str]) -> Json:
+    """Return a message in today's words: calls and results had no ids before there were tools."""
+    call = message.get("function_call")
+    if message.get("role") == "assistant" and call is not None:
+        kept = {key: value for key, value in message.items() if key != "function_call"}
+        return kept | {"tool_calls": [{"id": f"call_{len(names)}", "function": call}]}
+    if message.get("role") != "function":
+        return message
+    name = message.get("name")
+    last = next((id_ for id_ in reversed(names) if names[id_] == name), None)
+    if last is None:
+        message_ = "a result has the name of a function that was called before"
+        raise ApiError(400, message_, param=f"{where}.name")
+    return message | {"role": "tool", "tool_call_id": last}
+
+
 def has_calls(messages: Sequence[Json]) -> bool:
     """Return whether there are calls or results in a conversation."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
 def _read_assistant(message: Json, where: str, names: dict[str, str]) -> Json:
-    if message.get("function_call") is not None:
-        raise ApiError(400, "use tool_calls", param=f"{where}.function_call")
     listed = message.get("tool_calls")
     if listed is not None and not isinstance(listed, list):
         raise ApiError(400, "tool_calls is a list", param=f"{where}.tool_calls")

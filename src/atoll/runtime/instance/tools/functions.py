@@ -83,6 +83,17 @@ def read_tools(
     return ToolUse(tuple(tools or ()), (chosen,), required=True, parallel=False)
 
 
+def read_functions(functions: Sequence[Json] | None, choice: str | Json | None) -> ToolUse | None:
+    """Return what may be called by a request in the words that OpenAI had before tools."""
+    tools = [{"type": "function", "function": function} for function in functions or ()]
+    if isinstance(choice, dict):
+        return read_tools(tools, {"type": "function", "function": choice}, parallel=False)
+    if choice not in (None, "auto", "none") or (choice == "auto" and not tools):
+        message = 'function_call is "auto", "none" or {"name": ...} beside functions'
+        raise ApiError(400, message, param="function_call")
+    return read_tools(tools, choice, parallel=False)
+
+
 def _bounded(tools: Sequence[Json]) -> Sequence[Json]:
     if len(tools) > MAX_FUNCTIONS:
         raise ApiError(400, f"at most {MAX_FUNCTIONS} tools a request", param="tools")

@@ -110,7 +110,7 @@ def test_calls_outlive_their_backend(path: str, after: int) -> None:
         message = read_message(reply.body)
         assert message["stop_reason"] == "tool_use"
         assert message["content"] == [
-            {"type": "text", "text": "I look.", "citations": None},
+            {"type": "text", "text": "I look."},
             {"type": "tool_use", "id": "call_1", "name": "look", "input": {"what": "sea"}},
             {"type": "tool_use", "id": "call_2", "name": "go", "input": {}},
         ]

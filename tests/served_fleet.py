@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from atoll.plan.plan import Plan
+from benchmarks.serving.client_checks import ORIGIN
 
 
 @dataclass
@@ -44,7 +45,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def forks(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The socket of a process from which all fleets fork: each would load torch anew."""
     path = str(tmp_path_factory.mktemp("forks") / "socket")
@@ -66,6 +67,7 @@ def serving(
     """Serve services of a plan, all with the model in `folder`, behind a gateway."""
     from atoll.runtime.endpoints.endpoint import RunDirectory
     from atoll.runtime.gateway import GatewaySettings
+    from atoll.runtime.gateway.cors import CorsSettings
     from atoll.runtime.local.fleet_state import new_home, remove_home
     from atoll.runtime.local.local_endpoints import LocalModel, LocalOptions, build
     from atoll.runtime.local.local_fleet import LivenessTracker, LocalFleet
@@ -79,7 +81,7 @@ def serving(
     async def start() -> LocalFleet:
         models = {service: LocalModel(str(folder), folder, stand_in) for service in services}
         named = build(plan, models, home, liveness, LocalOptions(kv_bytes=8 * 2**20))
-        settings = GatewaySettings(port=0)
+        settings = GatewaySettings(port=0, cors=CorsSettings(origins=(ORIGIN,)))
         fleet = LocalFleet("test", named, home, settings, liveness)
         fleet.agent.fork_server = ForkServer.connect(forks)
         await fleet.start()
@@ -99,7 +101,7 @@ def serving(
         remove_home(home.folder)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def running(tiny_folder: Path, forks: str) -> Iterator[Running]:
     from benchmarks.failover.chaos_fleet import SERVICE, tiny_plan
 
