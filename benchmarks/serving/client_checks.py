@@ -176,7 +176,7 @@ def openai_cached_tokens(site: ClientSite) -> None:
             client.completions.create(model=site.model, prompt=5 * PROMPT, max_tokens=1).usage
             for _ in range(_AGAIN)
         ]
-    details = [usage and usage.prompt_tokens_details for usage in usages]
+    details = [None if usage is None else usage.prompt_tokens_details for usage in usages]
     assert any(detail.cached_tokens for detail in details if detail is not None), details
 
 
@@ -344,7 +344,8 @@ def vllm_structured_outputs(site: ClientSite) -> None:
             assert json.loads(text)["a"] in ("x", "y")
         else:
             assert text in ("yes", "no", "p", "q") or set(text) <= set("ab"), (name, text)
-    for wrong in ({"regex": "[a"}, {"grammar": "root ::= nothing"}, {"choice": []}):
+    refused: tuple[Json, ...] = ({"regex": "[a"}, {"grammar": "root ::= nothing"}, {"choice": []})
+    for wrong in refused:
         assert site.chat(structured_outputs=wrong).status == 400, wrong
 
 

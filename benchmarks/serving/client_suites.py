@@ -1,8 +1,8 @@
-"""Clients of others against a gateway over the stage engine: every behaviour that they need (docs/clients.md).
+"""Clients of others against a gateway over the stage engine: every behaviour that they need.
 
 A tiny model is served as `atoll serve` does it, and every check of `client_checks` is asked of it, by the
-clients of OpenAI and Anthropic themselves. LiteLLM runs in an environment of its own, which is installed once:
-what it makes of a prompt that is too long, and of a model that is not there, is checked with its own exceptions.
+clients of OpenAI and Anthropic themselves. LiteLLM runs in an environment of its own that is installed once:
+its own exceptions say what it makes of a prompt that is too long, and of a model that is not there.
 """
 
 from __future__ import annotations

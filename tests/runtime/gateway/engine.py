@@ -91,6 +91,8 @@ class ScriptedEngine:
     name: str = "engine"
     busy: bool = False
     """Too busy to say how it is."""
+    listed: Json = field(default_factory=dict)
+    """What it says more of its model."""
     url: str = ""
     metadata: dict[str, str] = field(default_factory=dict)
     """What its backend says of it."""
@@ -124,12 +126,16 @@ class ScriptedEngine:
                 path = first.split()[1]
                 if path == "/v1/models":
                     listed = {"id": self.model, "object": "model", "owned_by": self.kind}
+                    listed |= self.listed
                     _write(writer, 200, {"object": "list", "data": [listed]})
                     continue
                 if path == "/health":
                     while self.busy and not reader.at_eof():
                         await asyncio.sleep(0.01)
                     _write(writer, 200, {"status": "ok"})
+                    continue
+                if path == "/tokenizer_info" and self.kind == "vllm":
+                    _write(writer, 200, {"tokenizer_class": "Scripted", "chat_template": "t"})
                     continue
                 if first.startswith("GET"):
                     _write(writer, 404, {"error": {"message": "nothing here"}})

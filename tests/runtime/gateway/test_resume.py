@@ -328,3 +328,41 @@ def test_what_was_spoken_does_not_go_on_elsewhere(kind: str, audio: Json) -> Non
 def test_a_graph_server_repeats_what_it_can_and_is_not_handed_text() -> None:
     assert replays("tasks", seed=1)
     assert plan("tasks", temperature=1) is None
+
+
+def test_an_old_call_goes_on_where_it_broke_off() -> None:
+    """Functions as they were before tools: one call, without an id."""
+
+    def called(**call: str) -> Json:
+        return chunk(function_call=call)
+
+    found = delivered(called(name="look", arguments=""), called(arguments='{"a"'))
+    body = json.dumps(
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "x"}],
+            "temperature": 0,
+            "functions": [{"name": "look"}],
+            "function_call": "auto",
+        }
+    ).encode()
+    request = read_request(CHAT, body)
+    assert isinstance(request, ChatRequest)
+    by_tokens = resume(request, body, found, "atoll")
+    assert by_tokens is not None
+    state = json.loads(by_tokens.body)["atoll"]["resume"]
+    assert state["calls"] == [{"name": "look", "arguments": '{"a"'}]
+    again = resume(request, body, found, "openai")
+    assert again is not None
+    assert again.rewriter.chunk(called(name="look", arguments='{"a')) is None
+    new = again.rewriter.chunk(called(arguments='":1}'))
+    assert new is not None
+    assert new["choices"][0]["delta"] == {"function_call": {"arguments": ":1}"}}
+
+
+def test_tokens_of_a_prompt_are_named_once() -> None:
+    def named() -> Json:
+        choice = {"index": 0, "text": "ab", "prompt_token_ids": [7, 8], "finish_reason": None}
+        return {"prompt_token_ids": [7, 8], "choices": [choice]}
+
+    assert ReplayFilter(delivered(named())).chunk(named()) is None

@@ -16,9 +16,8 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from atoll.control.operation.fleet_home import Daemon, Entrance, FleetHome
@@ -48,7 +47,7 @@ class EntranceSettings:
     address: str = "127.0.0.1"
     host: str = "127.0.0.1"
     port: int = 8080
-    given: Mapping[str, object] = MappingProxyType({})
+    given: Mapping[str, object] = field(default_factory=dict)
 
 
 def open_entrance(

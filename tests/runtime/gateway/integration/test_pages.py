@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from atoll.cli.status import ask_fleet
 from atoll.core.errors import InputError
 from atoll.core.paths import runtime_dir
-from atoll.runtime.gateway.settings import GatewayFile, GatewaySettings
+from atoll.core.version import __version__
+from atoll.runtime.gateway.settings import GatewayFile, GatewaySettings, HealthSettings
 from atoll.runtime.local.fleet_state import FleetState
 from tests.runtime.gateway.engine import Fault, ScriptedEngine
 from tests.runtime.gateway.harness import CHAT, Bench, chat, running
@@ -42,6 +43,43 @@ def test_models() -> None:
         assert (await bench.get("/v1/models/none")).status == 404
 
     with_bench(go)
+
+
+async def test_models_are_described_as_their_backends_do() -> None:
+    """Vercel's, LangChain's and others' clients read how long a context may be."""
+    said: dict[str, Any] = {"max_model_len": 4096, "root": "org/m-7b", "owned_by": "vllm"}
+    engines = [
+        ScriptedEngine(kind="vllm", listed=said),
+        ScriptedEngine(kind="vllm", listed=said | {"max_model_len": 2048}),
+        ScriptedEngine(model="org/other", listed={"owned_by": 3, "max_model_len": "long"}),
+    ]
+    health = HealthSettings(interval_s=0.01)
+    async with running(engines, health=health, aliases={"short": "m"}) as bench:
+        members = bench.gateway.pool.members.values()
+        while any(member.listed is None for member in members):
+            await asyncio.sleep(0.01)
+        for name in ("m", "short"):
+            found = (await bench.get(f"/v1/models/{name}")).json
+            assert found["id"] == name
+            assert {key: found[key] for key in said} == said | {"max_model_len": 2048}
+        other = (await bench.get("/v1/models/org/other")).json
+        assert (other["root"], other["owned_by"]) == ("org/other", "atoll-gateway")
+        assert "max_model_len" not in other
+
+
+async def test_pages_of_vllm() -> None:
+    engines = [ScriptedEngine(kind="vllm"), ScriptedEngine(model="org/other", kind="openai")]
+    async with running(engines) as bench:
+        assert (await bench.get("/version")).json == {"version": __version__}
+        assert (await bench.get("/load")).json == {"server_load": 0}
+        assert (await bench.get("/ping")).status == 200
+        assert (await bench.post("/ping", {})).status == 200
+        assert (await bench.post("/version", {})).status == 405
+        assert (await bench.get("/tokenizer_info")).status == 400
+        told = await bench.get("/tokenizer_info?model=m")
+        assert (told.status, told.json["chat_template"]) == (200, "t")
+        for unknown in ("org/other", "nobody"):
+            assert (await bench.get(f"/tokenizer_info?model={unknown}")).status == 404
 
 
 def test_health_and_head() -> None:

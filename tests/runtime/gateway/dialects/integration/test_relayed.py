@@ -318,3 +318,31 @@ async def test_a_connection_is_kept_and_a_client_that_leaves_is_noticed() -> Non
         writer.transport.abort()
         await bench.settled()
         assert [record.outcome for record in bench.records] == ["ok", "cancelled"]
+
+
+@pytest.mark.parametrize("kind", ["atoll", "vllm", "sglang", "llamacpp"])
+def test_a_message_begins_with_what_its_prompt_took(kind: str) -> None:
+    reply, bench = run(MESSAGES, ScriptedEngine(kind=kind), stream=True)
+    begun, *_, ended, _ = events_of(reply.body)
+    assert begun["type"] == "message_start"
+    told = begun["message"]["usage"]["input_tokens"]
+    assert told == bench.records[0].prompt_tokens == ended["usage"]["input_tokens"] > 0
+    assert "timings" not in reply.body.decode()
+
+
+def test_a_message_begins_without_where_nobody_says() -> None:
+    reply, _ = run(MESSAGES, ScriptedEngine(kind="openai"), stream=True)
+    begun, *_, ended, _ = events_of(reply.body)
+    assert begun["message"]["usage"]["input_tokens"] == 0 < ended["usage"]["input_tokens"]
+
+
+def test_functions_of_before_reach_other_engines() -> None:
+    asked: Json = {"functions": [{"name": "look"}], "function_call": {"name": "look"}}
+
+    async def go() -> None:
+        async with running([ScriptedEngine(kind="openai")]) as bench:
+            assert (await bench.post(CHAT, chat(**asked))).status == 200
+            sent = bench.engines[0].seen[0].body
+            assert {key: sent[key] for key in asked} == asked
+
+    asyncio.run(go())
