@@ -81,6 +81,8 @@ class _OptionTimes:
     ) -> None:
         self.model, self.service, self.engine = model, service, engine
         self.nodes = dict(nodes)
+        self.copies: dict[Hashable, tuple[Catalog, list[_Copy]]] = {}
+        """Copies of routes (`ServiceProgram.copies_of`); the catalog is held since its identity is in the key."""
         self._works: dict[tuple[Option, str], tuple[ExecutorWork, ...] | None] = {}
         self._times: dict[tuple[Option, str, str, str], tuple[float, float] | None] = {}
 
@@ -210,7 +212,8 @@ class ServiceProgram:
         self.late = False
         self.times = _times_of(
             self.model,
-            service,
+            # What executors take does not hang on the paths that are allowed.
+            service.model_copy(update={"paths": ()}),
             problem.engine_of(service),
             tuple((kind, self._nodes(kind, offers)) for kind, offers in self.kinds.items()),
         )
@@ -262,7 +265,7 @@ class ServiceProgram:
         latency: list[dict[tuple[str, str], float]] = [{} for _ in self.types]
         classes = []
         for klass in self.service.classes:
-            copies = self._copies(klass, links)
+            copies = self.copies_of(klass, links)
             classes.append(self._class(klass, copies, links))
             places = {part: where for copy in copies for part, where in copy.places.items()}
             max_s = self._side_limits(klass, copies) if links != "cheapest" else {}
@@ -372,8 +375,17 @@ class ServiceProgram:
 
     # ---------------------------------------------------------------- copies of routes
 
+    def copies_of(self, klass: RequestClass, links: Links) -> list[_Copy]:
+        """Return the copies of a class's routes: however slow executors are taken to be, so found once."""
+        types = tuple((one.option, one.kind) for one in self.types)
+        where = (tuple(self.kinds.items()), id(self.catalog))
+        key = (klass.name, links, self.routes[klass.name], types, where)
+        known = self.times.copies.get(key)
+        if known is None:
+            known = self.times.copies[key] = (self.catalog, self._copies(klass, links))
+        return known[1]
+
     def _copies(self, klass: RequestClass, links: Links) -> list[_Copy]:
-        """The copies of a class's routes."""
         copies: list[_Copy] = []
         for route in self.routes[klass.name]:
             for merged in self._merged(klass, route):
