@@ -25,7 +25,7 @@ from atoll.prove.graph_kept import (
 )
 from atoll.prove.graph_promises import _GraphProver, keep_graph_promises
 from atoll.prove.planning import plan as plan_fleet
-from atoll.sim.tasks.from_plan import task_fleet
+from atoll.sim.tasks.from_plan import simulate_plan, task_fleet
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
 from benchmarks.planning.promise_fleets import make_fleet
@@ -344,6 +344,19 @@ def test_two_small_machines_are_not_passed_over_for_a_dear_one() -> None:
     plan = prove(problem)
     assert plan.usd_per_hour == pytest.approx(1.746)
     assert plan.promises[0].is_kept
+
+
+def test_a_plan_whose_speech_waits_longer_and_longer_keeps_no_promise() -> None:
+    """Found by `benchmarks.promise_truth`: two L4 for $1.75/h, the talker behind by minutes, were optimal."""
+    problem = make_fleet(3)
+    plan = prove(problem)
+    assert plan.promises[0].is_kept
+    found = simulate_plan(
+        plan, problem, problem.catalog(), duration_s=900.0, seed=7_001, warm_up_s=90.0
+    )
+    spoken = found.klass("audio -> audio").e2e_s
+    assert spoken.p99 is not None
+    assert spoken.p99 < 30.0
 
 
 def test_no_more_requests_keep_all_promises_than_each() -> None:

@@ -265,6 +265,28 @@ def test_the_tail_of_speech_is_where_it_is_min_ahead() -> None:
     assert found.columns.ahead_s.min() < found.columns.ahead_s.max()
 
 
+@pytest.mark.parametrize(("rate", "behind"), [(2.0, False), (5.0, True)])
+def test_a_class_that_falls_further_and_further_behind_keeps_nothing(
+    rate: float, behind: bool
+) -> None:
+    # One after the other a talker makes 3.4 requests/s; nothing is promised until the first sound.
+    fleet = speech(streamed=True)
+    one = TokenPart(FLAT, kv_tokens=1000, max_sequences=1, emits="")
+    devices = [
+        replace(e, parts={"talker": one}) if e.name == "talker" else e for e in fleet.executors
+    ]
+    (klass,) = fleet.classes
+    klass = replace(klass, rate_per_s=rate, input_tokens=10.0, output_tokens=10.0)
+    found = simulate_tasks(replace(fleet, executors=tuple(devices), classes=(klass,)), requests=600)
+    # All speech is ahead of its listeners once it has begun.
+    assert found.columns.ahead_s.min() > 1.4
+    klass_found = found.klass("a")
+    assert klass_found.falls_behind is behind
+    assert klass_found.kept_all == (0.0 if behind else 1.0)
+    assert klass_found.kept == {"ahead": klass_found.kept_all}
+    assert sum(kept for kept, _ in klass_found.counts) == (0 if behind else klass_found.arrived)
+
+
 def test_speech_that_is_not_streamed_is_rendered_at_the_end() -> None:
     found = simulate_tasks(speech(streamed=False), demand=at(0.0), warmup=0.0)
     assert found.columns.first_audio_s[0] == pytest.approx(0.19 + 0.29 + 0.02)

@@ -125,6 +125,9 @@ def describe_tasks(report: MixedReport) -> str:
     ):
         if number:
             said.append(f"{number:,} {what}")
+    behind = [f"{k.service} {k.name}" for k in tasks.classes if k.falls_behind]
+    if behind:
+        said.append(f"falls further and further behind: {', '.join(behind)}")
     return "; ".join(said)
 
 

@@ -17,6 +17,13 @@ from atoll.sim.tasks import task_arrays as a
 from atoll.sim.tasks.task_build import BuiltTasks, class_parts
 from atoll.sim.tasks.task_fleet import ClassSpec, Promises
 
+_BEHIND = 0.02
+"""A class falls behind whose requests take longer by this share of the time that has passed."""
+_SURE = 4.0
+"""That many standard errors, too."""
+_MIN_THIRD = 10
+"""Requests in a third of the time, for that to be told."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClassResult:
@@ -27,8 +34,9 @@ class ClassResult:
     (less is worse: 99 % of requests are ahead by `p99` or more),
     `image_s` until the images. `kept` are the shares of judged requests that kept each promise there is,
     `kept_all` all of them (None: there is none), and `counts` how many did and were judged, by part of the
-    run. One that is not finished is judged by what is broken already. `requests_per_s` are those that
-    finished in the steady window. `part_s` is, by part, how long requests are there: from when what it needs
+    run. One that is not finished is judged by what is broken already. A class that `falls_behind` takes longer
+    and longer, as its executors carry less of it than comes: then nothing is kept, whatever waits before its
+    first sound, of which nothing is promised. `requests_per_s` are those that finished in the steady window. `part_s` is, by part, how long requests are there: from when what it needs
     has come until it is done, waiting included.
     """
 
@@ -46,6 +54,7 @@ class ClassResult:
     kept: Mapping[str, float]
     kept_all: float | None
     counts: tuple[tuple[int, int], ...]
+    falls_behind: bool
     requests_per_s: float
     part_s: Mapping[str, Spread]
 
@@ -227,6 +236,10 @@ def _class(
     e2e = columns.e2e_s[mine]
     done = np.isfinite(e2e)
     kept, kept_all, counts = _kept(spec.promises, columns, mine, clock)
+    falls_behind = _falls_behind(columns, mine, clock)
+    if falls_behind and kept_all is not None:
+        kept |= dict.fromkeys(kept.keys() & {"ahead", "image"}, 0.0)
+        kept_all, counts = 0.0, tuple((0, judged) for _, judged in counts)
     spreads = {
         name: Spread.of(getattr(columns, name)[mine])
         for name in ("e2e_s", "ttft_s", "tpot_s", "first_audio_s", "image_s")
@@ -242,10 +255,27 @@ def _class(
         kept=kept,
         kept_all=kept_all,
         counts=counts,
+        falls_behind=falls_behind,
         requests_per_s=per_s,
         part_s=part_s,
         **spreads,
     )
+
+
+def _falls_behind(columns: TaskColumns, mine: NDArray[np.bool_], clock: float) -> bool:
+    """Whether requests take longer and longer: the last third of the time against the first."""
+    arrival, e2e = columns.arrival_s[mine], columns.e2e_s[mine]
+    took = np.where(np.isfinite(e2e), e2e, clock - arrival)
+    third_s = float(np.ptp(arrival)) / 3.0 if len(arrival) else 0.0
+    if third_s <= 0.0:
+        return False  # all of them came at once
+    first, last = took[arrival < arrival.min() + third_s], took[arrival > arrival.max() - third_s]
+    if min(len(first), len(last)) < _MIN_THIRD:
+        return False
+    grown_s = float(last.mean() - first.mean())
+    # Where all keeps up, chance alone moves the means so far.
+    chance_s = float(np.sqrt(first.var() / len(first) + last.var() / len(last)))
+    return grown_s > max(_BEHIND * 2.0 * third_s, _SURE * chance_s)
 
 
 def _times_at_parts(built: BuiltTasks, at: int, judged: NDArray[np.bool_]) -> dict[str, Spread]:
