@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -18,11 +19,11 @@ from atoll.sim.tasks.task_build import BuiltTasks, class_parts
 from atoll.sim.tasks.task_fleet import ClassSpec, Promises
 
 _BEHIND = 0.02
-"""A class falls behind whose requests take longer by this share of the time that has passed."""
-_SURE = 4.0
-"""That many standard errors, too."""
-_MIN_THIRD = 10
-"""Requests in a third of the time, for that to be told."""
+"""A class falls behind of which this share of what comes is added to what is under way."""
+_MORE = 0.5
+"""And this share of what is under way at first."""
+_SURE = 3.0
+"""And so many times the root of that, by which chance alone moves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +35,10 @@ class ClassResult:
     (less is worse: 99 % of requests are ahead by `p99` or more),
     `image_s` until the images. `kept` are the shares of judged requests that kept each promise there is,
     `kept_all` all of them (None: there is none), and `counts` how many did and were judged, by part of the
-    run. One that is not finished is judged by what is broken already. A class that `falls_behind` takes longer
-    and longer, as its executors carry less of it than comes: then nothing is kept, whatever waits before its
-    first sound, of which nothing is promised. `requests_per_s` are those that finished in the steady window. `part_s` is, by part, how long requests are there: from when what it needs
+    run. One that is not finished is judged by what is broken already. Of a class that `falls_behind` more
+    and more are under way, as executors carry less than comes: then nothing is kept, also where they wait
+    for their first sound, of which nothing is promised. `requests_per_s` are those that finished in the
+    steady window. `part_s` is, by part, how long requests are there: from when what it needs
     has come until it is done, waiting included.
     """
 
@@ -165,7 +167,8 @@ class TaskResult:
         clock = float(run["clock_s"])
         came = sim.request[: int(run["next"])]
         columns = _columns(came, built.speech_s[: len(came)])
-        judged = columns.arrival_s >= warmup * float(columns.arrival_s[-1])
+        from_s = warmup * float(columns.arrival_s[-1])
+        judged = columns.arrival_s >= from_s
         end_s = np.asarray(came["end_s"])
         asked = min(clock, float(run["asked_s"]))
         low, high = warmup * asked, (1.0 - warmup) * asked
@@ -183,6 +186,7 @@ class TaskResult:
                     clock,
                     float((steady & (columns.klass == at)).sum()) / window,
                     _times_at_parts(built, at, judged) if part_times else {},
+                    falls_behind=_falls_behind(columns, columns.klass == at, from_s),
                 )
                 for at, spec in enumerate(fleet.classes)
             ),
@@ -232,11 +236,12 @@ def _class(
     clock: float,
     per_s: float,
     part_s: Mapping[str, Spread],
+    *,
+    falls_behind: bool,
 ) -> ClassResult:
     e2e = columns.e2e_s[mine]
     done = np.isfinite(e2e)
     kept, kept_all, counts = _kept(spec.promises, columns, mine, clock)
-    falls_behind = _falls_behind(columns, mine, clock)
     if falls_behind and kept_all is not None:
         kept |= dict.fromkeys(kept.keys() & {"ahead", "image"}, 0.0)
         kept_all, counts = 0.0, tuple((0, judged) for _, judged in counts)
@@ -262,20 +267,28 @@ def _class(
     )
 
 
-def _falls_behind(columns: TaskColumns, mine: NDArray[np.bool_], clock: float) -> bool:
-    """Whether requests take longer and longer: the last third of the time against the first."""
-    arrival, e2e = columns.arrival_s[mine], columns.e2e_s[mine]
-    took = np.where(np.isfinite(e2e), e2e, clock - arrival)
-    third_s = float(np.ptp(arrival)) / 3.0 if len(arrival) else 0.0
+def _falls_behind(columns: TaskColumns, own: NDArray[np.bool_], from_s: float) -> bool:
+    """Whether more and more requests of a class are under way: in the last third of the time as in the first.
+
+    The time is that in which they come, after the warm-up.
+    """
+    arrival = columns.arrival_s[own]
+    # What never ended was under way all the time.
+    end = np.nan_to_num(arrival + columns.e2e_s[own], nan=np.inf)
+    until_s = float(arrival.max(initial=from_s))
+    third_s = (until_s - from_s) / 3.0
     if third_s <= 0.0:
         return False  # all of them came at once
-    first, last = took[arrival < arrival.min() + third_s], took[arrival > arrival.max() - third_s]
-    if min(len(first), len(last)) < _MIN_THIRD:
-        return False
-    grown_s = float(last.mean() - first.mean())
-    # Where all keeps up, chance alone moves the means so far.
-    chance_s = float(np.sqrt(first.var() / len(first) + last.var() / len(last)))
-    return grown_s > max(_BEHIND * 2.0 * third_s, _SURE * chance_s)
+
+    def under_way(since_s: float) -> float:
+        inside = np.minimum(end, since_s + third_s) - np.maximum(arrival, since_s)
+        return float(np.maximum(inside, 0.0).sum()) / third_s
+
+    first, last = under_way(from_s), under_way(until_s - third_s)
+    came = int((arrival >= from_s).sum()) * 2.0 / 3.0
+    chance = _SURE * math.sqrt(max(first, 1.0))
+    # In a short run queues that keep up fill at first.
+    return last - first > max(_BEHIND * came, _MORE * first, chance)
 
 
 def _times_at_parts(built: BuiltTasks, at: int, judged: NDArray[np.bool_]) -> dict[str, Spread]:

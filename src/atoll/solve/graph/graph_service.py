@@ -82,7 +82,7 @@ class _OptionTimes:
         self.model, self.service, self.engine = model, service, engine
         self.nodes = dict(nodes)
         self.copies: dict[Hashable, tuple[Catalog, list[_Copy]]] = {}
-        """Copies of routes (`ServiceProgram.copies_of`); the catalog is held since its identity is in the key."""
+        """Copies of routes (`ServiceProgram.copies_of`), with the catalog whose identity is in the key."""
         self._works: dict[tuple[Option, str], tuple[ExecutorWork, ...] | None] = {}
         self._times: dict[tuple[Option, str, str, str], tuple[float, float] | None] = {}
 
