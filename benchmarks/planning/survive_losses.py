@@ -53,7 +53,9 @@ Fields = dict[str, object]
 Machine = tuple[str, ...]
 
 
-class _Draw:
+class Draw:
+    """Random things by seed."""
+
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng([41, seed])
 
@@ -67,7 +69,7 @@ class _Draw:
 
 def make_fleet(seed: int) -> Problem:
     """Return the fleet of a seed: one or two services, two or three offers in one or two places."""
-    draw = _Draw(seed)
+    draw = Draw(seed)
     places = _PLACES[: draw.pick((1, 2), (0.6, 0.4))]
     offers: list[Fields] = []
     for _ in range(draw.pick((2, 3), (0.4, 0.6)) + len(places) - 1):
@@ -126,7 +128,7 @@ def _plain(problem: Problem) -> Problem:
     return problem.replace(limits=problem.limits.model_copy(update={"survive": 0}))
 
 
-def _sized(problem: Problem, draw: _Draw) -> Problem:
+def _sized(problem: Problem, draw: Draw) -> Problem:
     """The fleet with rates that take a machine or two of some sort."""
     yard = Yard(_plain(problem), problem.catalog())
     services = []

@@ -71,7 +71,6 @@ def test_what_is_shared_adds_up(asked: list[Service]) -> None:
         assert merged.attainment == max(part.attainment for part in parts)
         assert merged.headroom == max(part.headroom for part in parts)
         assert merged.burstiness == max(part.burstiness for part in parts)
-        assert merged.lengths.input_tail == max(part.lengths.input_tail for part in parts)
         assert merged.rate_per_s == pytest.approx(sum(part.rate_per_s for part in parts))
         if merged.rate_per_s > 1e-9:
             for moment in (
@@ -83,6 +82,26 @@ def test_what_is_shared_adds_up(asked: list[Service]) -> None:
                 total = sum(part.rate_per_s * getattr(part.lengths, moment) for part in parts)
                 mine = merged.rate_per_s * getattr(merged.lengths, moment)
                 assert mine == pytest.approx(total, rel=1e-9)
+        # Whoever has least time by token for its prompts has as much of the tightest promise.
+        by_token = min(
+            part.ttft_s / max(part.lengths.input_tail, part.lengths.input_mean) for part in parts
+        )
+        assert merged.ttft_s / merged.lengths.input_tail == pytest.approx(by_token)
+        asked_for = {
+            f"text ({part.name})": part
+            for part in parts
+            if part.rate_per_s > 1e-7 * merged.rate_per_s
+        }
+        if len(asked_for) < 2:
+            assert merged.text_classes == ()
+            continue
+        assert [klass.name for klass in merged.text_classes] == sorted(asked_for)
+        for klass in merged.text_classes:
+            part = asked_for[klass.name]
+            assert klass.share * merged.rate_per_s == pytest.approx(part.rate_per_s)
+            assert (klass.ttft_s, klass.tpot_s) == (part.ttft_s, part.tpot_s)
+            assert klass.attainment == part.attainment
+            assert klass.text_mix.has_moments_of(part.lengths.mix())
     for model in ("llama-3.1-8b", "llama-3.2-1b"):
         assert sum(by_name[way].model == model for way in shared.sharers) <= MAX_WAYS
 
@@ -170,4 +189,10 @@ def test_neighbours_by_promise_share_first_where_there_are_many() -> None:
 def test_alike_where_nothing_arrives() -> None:
     asked = [service("a", rate_per_s=0.0), service("b", rate_per_s=0.0)]
     asked[1] = asked[1].model_copy(update={"lengths": Lengths.of(LengthMix.fixed(1536.0, 128.0))})
-    assert merge_services("ab", asked).lengths.input_mean == 1024.0
+    assert merge_services("ab", {s.name: s for s in asked}).lengths.input_mean == 1024.0
+
+
+def test_long_names_are_cut_in_those_of_classes() -> None:
+    asked = {name: service(name) for name in ("x" * 100 + "a", "x" * 100 + "b")}
+    names = [klass.name for klass in merge_services("ab", asked).text_classes]
+    assert len(set(names)) == 2

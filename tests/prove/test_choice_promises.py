@@ -6,7 +6,9 @@ import pytest
 
 from atoll.plan.files.fleet_file import build_problem
 from atoll.plan.problem import Problem
+from atoll.plan.validate.check import validate
 from atoll.prove.choice_promises import LevelEvener, even_levels
+from atoll.prove.planning import plan as make_plan
 from atoll.prove.rent_promises import keep_promises
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
@@ -71,3 +73,35 @@ def test_machines_for_capacity_keep_promises_at_equal_loads() -> None:
     assert all(promise.is_surely_kept for promise in found.promises)
     # Nothing is tried that costs as much as the best plan.
     assert list(LevelEvener(problem, request, capacity).find()) == []
+
+
+def test_every_sharer_of_an_instance_keeps_its_own_promise() -> None:
+    def asked(rate: str, lengths: str) -> dict[str, str]:
+        promise = {"ttft": "500ms", "tpot": "80ms", "phases": "together"}
+        return {"model": "llama-3.1-8b", "rate": rate, "lengths": lengths, **promise}
+
+    problem = build_problem(
+        {
+            "name": "share",
+            "services": {"short": asked("10/s", "100x60"), "long": asked("0.4/s", "6000x60")},
+            "pool": {
+                "offers": [
+                    {"region": "r/a", "node_type": kind, "available": 4, "usd_per_hour": usd}
+                    for kind, usd in (("L40S:1", 1.86), ("H100:1", 6.9))
+                ]
+            },
+            "settings": {"max_nodes_per_instance": 1, "engines": ["vllm"]},
+            "share_instances": True,
+        }
+    )
+    request = PlanRequest(deadline_s=100.0, error_bars=False)
+    found = make_plan(problem, request)
+    # Two L40S keep 97 % of all requests, and 40 % of the long ones.
+    assert [instance.nodes[0].node_type for instance in found.instances] == ["H100:1"]
+    (promise,) = found.promises
+    assert [group.name for group in promise.groups] == ["text (long)", "text (short)"]
+    assert all(group.is_kept for group in promise.groups)
+    assert validate(found, problem) == []
+    silent = promise.model_copy(update={"groups": promise.groups[1:]})
+    said = validate(found.model_copy(update={"promises": (silent,)}), problem)
+    assert "nothing is stated of what 'text (long)' keeps" in str(said)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.ids import Phase
-from atoll.plan.problem import Lengths, Problem
+from atoll.plan.problem import Lengths, Problem, Service
+from atoll.plan.service_sharing import merge_services
 from atoll.prove.load_curves import STEPS, LoadCurve, LoadJob, measure_loads, units_per_request
 from atoll.solve.assembly import keep
 from atoll.workload.lengths import LengthMix
@@ -66,6 +67,23 @@ def test_all_promises_are_kept_at_little_load_and_fewer_at_more(phases: str, pha
     assert kept[0] == 1.0
     assert kept[0] >= kept[1] >= kept[2]
     assert kept == measure_loads(mine, CATALOG, [LoadJob(instance, s) for s in (2, 10, 16)])
+
+
+def test_few_long_prompts_among_short_ones_are_judged_by_themselves() -> None:
+    def sharer(prompt: float, rate: float, ttft_s: float) -> Service:
+        lengths = Lengths.of(LengthMix.fixed(prompt, 60.0))
+        changes = {"rate_per_s": rate, "lengths": lengths, "ttft_s": ttft_s, "tpot_s": 0.08}
+        return service().model_copy(update=changes)
+
+    def kept(ttft_s: float) -> float:
+        sharers = {"long": sharer(6000.0, 0.4, ttft_s), "short": sharer(100.0, 10.0, 0.5)}
+        mine = problem(merge_services("both", sharers), nodes=("L40S:1",))
+        instance = keep(mine, CATALOG, placed(mine, "x", Phase.BOTH, (0, 32, ("L40S:1",))))
+        return measure_loads(mine, CATALOG, [LoadJob(instance, 2)])[0]
+
+    # 96 % of all requests are short, and in time.
+    assert kept(0.5) < 0.1
+    assert kept(1.0) > 0.95
 
 
 def test_one_prompt_after_the_other_waits_as_long_as_theory_says() -> None:

@@ -120,7 +120,17 @@ def _asked(problem: Problem, service: Service) -> tuple[LengthMix, float]:
         return mix, 0.5
     # Of the longest decile as many must keep the promise as of all.
     lost = (1.0 - service.attainment) / (DECILES if service.length_deciles else 1)
-    tail = max(mix.input_tail, prompt_quantile(mix, 1.0 - lost))
+    # A class loses as many times what it may lose as all do, and has the time of its own promise.
+    times = lost / (1.0 - service.target)
+    tails = [
+        prompt_quantile(
+            klass.text_mix, max(0.0, 1.0 - times * (1.0 - service.class_target(klass.name)))
+        )
+        * service.ttft_s
+        / (klass.ttft_s or service.ttft_s)
+        for klass in service.text_classes
+    ] or [prompt_quantile(mix, 1.0 - lost)]
+    tail = max(mix.input_tail, *tails)
     return replace(mix, input_tail=tail), max(0.5, 1.0 - 2.0 * (1.0 - service.attainment))
 
 
@@ -415,7 +425,7 @@ def _first_alike(problem: Problem, service: Service) -> Service:
         asked = (
             id(problem), service.model, service.lengths, service.ttft_s, service.tpot_s,
             service.attainment, service.length_deciles, service.phases, service.only, service.avoid,
-            service.engine_limits,
+            service.engine_limits, service.text_classes,
         )  # fmt: skip
         first = _ALIKE.get(asked, (problem, service, service))[2]
         if len(_ALIKE) >= _MAX_RATES:

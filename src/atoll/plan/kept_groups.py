@@ -76,7 +76,12 @@ class KeptGroup(Frozen):
 
         It loses as many times what it may lose: it is below `target` where the group is below its own.
         """
-        return max(0.0, 1.0 - (1.0 - share) * (1.0 - target) / (1.0 - self.target))
+        return scale_share(share, self.target, target)
+
+
+def scale_share(share: float, target: float, to: float) -> float:
+    """Return a kept share where `target` is promised as one where `to` is: as many times what may be lost."""
+    return max(0.0, 1.0 - (1.0 - share) * (1.0 - to) / (1.0 - target))
 
 
 def min_share(kept: float, target: float, groups: Iterable[KeptGroup]) -> float:

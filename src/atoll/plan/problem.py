@@ -122,7 +122,9 @@ class Service(Frozen):
 
     Promises hold for every class, each with its own `attainment` or the service's. Classes of text alone
     under one promise are `text_classes`: the service is a plain one, and they are told apart where promises
-    are judged. With `length_deciles` they hold for each tenth of its requests by length of prompt, too.
+    are judged. So are services that share instances (`service_sharing`), each of which is held to its own
+    promise; `ttft_s` and `tpot_s` are the tightest then. With `length_deciles` promises hold for each tenth
+    of its requests by length of prompt, too.
     """
 
     name: Name
@@ -221,6 +223,21 @@ class Service(Frozen):
                 "attainment": share,
                 "classes": alike(self.classes),
                 "text_classes": alike(self.text_classes),
+            }
+        )
+
+    def scale_promises(self, *, ttft: float = 1.0, tpot: float = 1.0) -> Service:
+        """Return the service with so many times the promised seconds, of its classes too."""
+
+        def scale(promised: Service | RequestClass) -> dict[str, object]:
+            times = {"ttft_s": (promised.ttft_s, ttft), "tpot_s": (promised.tpot_s, tpot)}
+            return {name: s * factor for name, (s, factor) in times.items() if s is not None}
+
+        return self.model_copy(
+            update={
+                **scale(self),
+                "classes": tuple(k.model_copy(update=scale(k)) for k in self.classes),
+                "text_classes": tuple(k.model_copy(update=scale(k)) for k in self.text_classes),
             }
         )
 

@@ -1,8 +1,10 @@
 """Services of one model on the same instances: ways that they share, beside a way of each one's own.
 
 A shared way is a service as any other: the sum of its sharers' rates, the lengths of the mixture of their
-requests, and the tightest of their promises. At level y it serves a share y of each of them, so how much is
-shared is a plan's to say, as which model answers is (`choice`).
+requests, and capacity for the tightest of their promises. Its classes of requests are its sharers, each with
+its own lengths, promises and share of requests that must keep them: a few long prompts among many short ones
+are judged by themselves. At level y it serves a share y of each of them, so how much is shared is a plan's to
+say, as which model answers is (`choice`).
 
 Services share where they have the model, the phases, the engine's limits and the nodes that they may stand
 on in common. Of those, sorted by promise, neighbours share: who is promised less than another gets more
@@ -18,11 +20,16 @@ from typing import NamedTuple
 
 from atoll.plan.choice import Choice, Variant
 from atoll.plan.problem import Lengths, Service
+from atoll.workload.classes import RequestClass
 
 MAX_SHARERS = 4
 """Services on one shared way."""
 MAX_WAYS = 12
 """Shared ways of one model."""
+_NO_SHARE = 1e-7
+"""Of the requests of a shared way, the share below which a sharer is not judged by itself."""
+_MAX_LABEL = 60
+"""Characters of a sharer's name in that of its class of requests."""
 _PREFIX = "shared"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -77,7 +84,7 @@ def share_services(services: Sequence[Service], choices: Sequence[Choice]) -> Sh
         for number, group in enumerate(groups, 1):
             count = f".{number}" if len(groups) > 1 else ""
             name = _free(f"{_PREFIX}.{name_part(model)}{count}", taken)
-            shared.append(merge_services(name, [way.service for way in group]))
+            shared.append(merge_services(name, {way.asked: way.service for way in group}))
             sharers[name] = tuple(way.asked for way in group)
             for way in group:
                 variant = Variant(service=name, model=model, error=way.error)
@@ -93,22 +100,63 @@ def share_services(services: Sequence[Service], choices: Sequence[Choice]) -> Sh
     return SharedProblem((*all_services, *shared), tuple(kept), sharers)
 
 
-def merge_services(name: str, sharers: Sequence[Service]) -> Service:
-    """Return the service that carries what these carry: rates added, lengths mixed, the tightest promise."""
-    first = sharers[0]
-    return first.model_copy(
+def merge_services(name: str, sharers: Mapping[str, Service]) -> Service:
+    """Return the service that carries what these carry, by the names that requests ask for.
+
+    Rates are added, lengths mixed, and each is a class of requests of its own.
+    """
+    services = list(sharers.values())
+    return services[0].model_copy(
         update={
             "name": name,
-            "rate_per_s": math.fsum(s.rate_per_s for s in sharers),
-            "lengths": mix_lengths([(s.rate_per_s, s.lengths) for s in sharers]),
-            "ttft_s": min(s.ttft_s for s in sharers),
-            "tpot_s": min(s.tpot_s for s in sharers),
-            "attainment": max(s.attainment for s in sharers),
-            "headroom": max(s.headroom for s in sharers),
-            "burstiness": max(s.burstiness for s in sharers),
-            "priority": max(s.priority for s in sharers),
+            "rate_per_s": math.fsum(s.rate_per_s for s in services),
+            "lengths": _lengths_of(services),
+            "ttft_s": min(s.ttft_s for s in services),
+            "tpot_s": min(s.tpot_s for s in services),
+            "attainment": max(s.attainment for s in services),
+            "headroom": max(s.headroom for s in services),
+            "burstiness": max(s.burstiness for s in services),
+            "priority": max(s.priority for s in services),
+            "text_classes": _classes_of(sharers),
         }
     )
+
+
+def _lengths_of(sharers: Sequence[Service]) -> Lengths:
+    """Return the lengths of the requests of all sharers.
+
+    The tail stands for the sharer that has least time for its prompts: as many tokens as leave the tightest
+    promise so much time by token.
+    """
+    tightest = min(s.ttft_s for s in sharers)
+    tails = (max(s.lengths.input_tail, s.lengths.input_mean) * tightest / s.ttft_s for s in sharers)
+    mixed = mix_lengths([(s.rate_per_s, s.lengths) for s in sharers])
+    return mixed.model_copy(update={"input_tail": max(tails)})
+
+
+def _classes_of(sharers: Mapping[str, Service]) -> tuple[RequestClass, ...]:
+    """Return the classes of requests that sharers are, of those that are asked for anything."""
+    total = math.fsum(s.rate_per_s for s in sharers.values())
+    taken: set[str] = set()
+    classes = []
+    for asked, sharer in sharers.items():
+        if sharer.rate_per_s <= _NO_SHARE * total:
+            continue
+        input_cv, output_cv = sharer.lengths.mix().spreads
+        classes.append(
+            RequestClass(
+                name=f"text ({_free(asked[:_MAX_LABEL], taken)})",
+                share=sharer.rate_per_s / total,
+                input_tokens=sharer.lengths.input_mean,
+                output_tokens=sharer.lengths.output_mean,
+                input_cv=input_cv,
+                output_cv=output_cv,
+                ttft_s=sharer.ttft_s,
+                tpot_s=sharer.tpot_s,
+                attainment=sharer.attainment,
+            )
+        )
+    return tuple(sorted(classes, key=lambda klass: klass.name)) if len(classes) > 1 else ()
 
 
 def mix_lengths(parts: Sequence[tuple[float, Lengths]]) -> Lengths:

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 
 from atoll.core.ids import Phase
 from atoll.core.rng import stream
+from atoll.plan.kept_groups import scale_share
 from atoll.plan.plan import MAX_SIMULATED, SimulatedCapacity
+from atoll.plan.request_groups import list_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     Watch = Callable[[int, int, float], None]
 
 Floats = NDArray[np.float64]
+_Small = NDArray[np.int16]
 
 STEPS = 16
 """Loads are multiples of one over this, up to 1 or to `TOP` of them."""
@@ -56,6 +59,10 @@ TAKING_SHARE = 0.25
 _SEEDS = 3
 """Runs of an instance that is to carry more than the capacity model says."""
 _ROUNDING = 1e-9
+_CLASS_REQUESTS = 200
+"""Requests of the rarest class of a service that are simulated, so far as `_MOST_CLASSED` allows."""
+_MOST_CLASSED = 8_000
+"""The most requests that are simulated for that."""
 _INSTANCES_AT_ONCE = 48
 """Instances in one run; memory and lookups grow with them."""
 
@@ -176,7 +183,7 @@ def simulate_more(
         model_per_s=model,
         per_s=model * step / STEPS,
         kept=kept,
-        requests=_number(rate, step),
+        requests=_number(service, rate, step),
         seeds=seeds,
     )
 
@@ -226,6 +233,7 @@ def _measure(
     from atoll.plan.plan import Plan, Route
     from atoll.sim.api import simulate
     from atoll.sim.sim_options import SimOptions
+    from atoll.sim.sim_result import promised_s
 
     names = [f"s{number:03}" for number in range(len(jobs))]
     services, instances, routes = [], [], []
@@ -259,23 +267,30 @@ def _measure(
             int(_FIRST_COUNTED * numbers[at]) : int(_LAST_COUNTED * numbers[at])
         ]
         met = np.ones(len(mine), np.bool_)
-        service = problem.service(job.instance.service)
-        promised_s = service.ttft_s
+        service, klass = problem.service(job.instance.service), columns.klass[mine]
+        first_s, _ = promised_s(alone, requests.classes, columns.service[mine], klass)
         if job.instance.phase is Phase.BOTH:
             met &= columns.met_ttft[mine]
         elif job.instance.phase is Phase.PREFILL:
             ready_s = columns.arrival_s[mine] + columns.ttft_s[mine]
             moved_s = _move_s(problem, catalog, job.instance, ready_s, columns.input[mine])
             asked_s = asked_again_s(problem.run_by(job.instance.engine), service)
-            met &= columns.ttft_s[mine] + moved_s + asked_s <= promised_s
+            met &= columns.ttft_s[mine] + moved_s + asked_s <= first_s
         else:
             came_s = columns.arrival_s[mine]
             moved_s = _move_s(problem, catalog, job.instance, came_s, columns.input[mine])
             taking = 1.0 if at_best else TAKING_SHARE
-            met &= columns.ttft_s[mine] + moved_s <= taking * promised_s
+            met &= columns.ttft_s[mine] + moved_s <= taking * first_s
         if job.instance.phase is not Phase.PREFILL:
             met &= columns.met_tpot[mine]
-        kept.append(float(met.mean()) if len(mine) else 0.0)
+        # A plan may lose more of a class on one instance and less on another: at best all count alike.
+        shares = [float(met.mean()) if len(mine) else 0.0]
+        classes = [] if at_best else [g for g in list_groups(service) if g.kind == "class"]
+        for group in classes:
+            own = met[klass == requests.classes.index(group.name)]
+            if len(own):
+                shares.append(scale_share(float(own.mean()), group.target, service.target))
+        kept.append(min(shares))
     return kept
 
 
@@ -312,11 +327,13 @@ def _move_s(
     return found
 
 
-def _number(rate: float, step: int) -> int:
+def _number(service: Service, rate: float, step: int) -> int:
     """Return how many requests are simulated at so many a second."""
+    rarest = min((klass.share for klass in service.text_classes), default=1.0)
+    least = int(np.clip(_CLASS_REQUESTS / rarest, _REQUESTS, _MOST_CLASSED))
     if step <= STEPS:
-        return _REQUESTS
-    return int(np.clip(rate * _OVERLOAD_S, _REQUESTS, _MOST_REQUESTS))
+        return least
+    return int(np.clip(rate * _OVERLOAD_S, least, _MOST_REQUESTS))
 
 
 def _requests(
@@ -324,10 +341,12 @@ def _requests(
 ) -> tuple[Requests, list[int]]:
     """Requests of all jobs in order of arrival, and how many each has."""
     from atoll.sim.problem_demand import sample_lengths
-    from atoll.workload.requests import Requests
+    from atoll.workload.requests import TEXT, Requests
+    from atoll.workload.sampling import ClassMix
 
-    columns: list[tuple[Floats, NDArray[np.int16], NDArray[np.int32], NDArray[np.int32]]] = []
+    columns: list[tuple[Floats, _Small, _Small, NDArray[np.int32], NDArray[np.int32]]] = []
     numbers: list[int] = []
+    classes = [TEXT]
     for at, job in enumerate(jobs):
         instance = job.instance
         service = problem.service(instance.service)
@@ -342,26 +361,36 @@ def _requests(
             # Every so many-th request comes here: a power of two that is not too small.
             smooth = 1 << max(0, math.ceil(service.demand_per_s / rate) - 1).bit_length()
         shape = smooth / service.burstiness**2
-        number = _number(rate, job.step)
+        number = _number(service, rate, job.step)
         numbers.append(number)
         gaps = luck.standard_gamma(shape, number) / shape
-        prompts, answers = sample_lengths(service).draw(luck, number)
+        lengths = sample_lengths(service)
+        klass = np.zeros(number, np.int16)
+        if isinstance(lengths, ClassMix):
+            prompts, answers, own = lengths.draw_classes(luck, number)
+            classes += [name for name in lengths.names if name not in classes]
+            klass = np.array([classes.index(name) for name in lengths.names], np.int16)[own]
+        else:
+            prompts, answers = lengths.draw(luck, number)
         if instance.phase is Phase.PREFILL:
             # Prefill alone ends with the first token.
             answers = np.ones_like(answers)
         arrival = np.cumsum(gaps) / rate
-        columns.append((arrival, np.full(number, at, np.int16), prompts, answers))
-    arrival, model, prompts, answers = (np.concatenate(some) for some in zip(*columns, strict=True))
+        columns.append((arrival, np.full(number, at, np.int16), klass, prompts, answers))
+    arrival, model, klass, prompts, answers = (
+        np.concatenate(some) for some in zip(*columns, strict=True)
+    )
     # Stable, so that requests that arrive together keep the order of jobs.
     order = np.argsort(arrival, kind="stable")
     return (
         Requests(
             arrival[order],
             model[order],
-            np.zeros(len(order), np.int16),
+            klass[order],
             prompts[order].astype(np.int32),
             answers[order].astype(np.int32),
             tuple(names),
+            tuple(classes),
         ),
         numbers,
     )

@@ -325,23 +325,7 @@ def _slower(problem: Problem, factor: float, scaled: Scaled) -> Problem:
     """The problem with promises that allow `factor` times as long."""
     ttft = factor if scaled in ("both", "ttft") else 1.0
     tpot = factor if scaled in ("both", "tpot") else 1.0
-
-    def scale(value: object) -> dict[str, object]:
-        times = {
-            name: getattr(value, name) for name in ("ttft_s", "tpot_s") if hasattr(value, name)
-        }
-        factors = {"ttft_s": ttft, "tpot_s": tpot}
-        return {name: x * factors[name] for name, x in times.items() if x is not None}
-
-    services = tuple(
-        service.model_copy(
-            update={
-                **scale(service),
-                "classes": tuple(k.model_copy(update=scale(k)) for k in service.classes),
-            }
-        )
-        for service in problem.services
-    )
+    services = tuple(service.scale_promises(ttft=ttft, tpot=tpot) for service in problem.services)
     return problem.replace(services=services)
 
 

@@ -214,11 +214,10 @@ def _tighten(problem: Problem, promises: tuple[KeptPromise, ...]) -> Problem:
             worst = worst_of(found)
             # Where neither is missed by itself, it is the one that more requests miss.
             least = max(found.target, min(worst.ttft, worst.tpot))
-            update = {
-                "ttft_s": service.ttft_s * (_TIGHTEN_FACTOR if worst.ttft <= least else 1.0),
-                "tpot_s": service.tpot_s * (_TIGHTEN_FACTOR if worst.tpot <= least else 1.0),
-            }
-            service = service.model_copy(update=update)
+            service = service.scale_promises(
+                ttft=_TIGHTEN_FACTOR if worst.ttft <= least else 1.0,
+                tpot=_TIGHTEN_FACTOR if worst.tpot <= least else 1.0,
+            )
         services.append(service)
     return problem.replace(services=tuple(services))
 

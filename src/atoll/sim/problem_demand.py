@@ -8,7 +8,7 @@ from atoll.workload.arrival_rates import RateClock
 from atoll.workload.arrivals import Renewal
 from atoll.workload.builtin import lengths_like
 from atoll.workload.requests import Workload
-from atoll.workload.sampling import ClassMix, Independent, LengthSampler, LogNormal
+from atoll.workload.sampling import ClassMix, LengthSampler
 from atoll.workload.synthetic import Mixed, Synthetic
 
 
@@ -44,13 +44,7 @@ def sample_lengths(service: Service) -> LengthSampler:
     return ClassMix(
         tuple(klass.name for klass in classes),
         tuple(klass.share for klass in classes),
-        tuple(
-            Independent(
-                LogNormal(klass.input_tokens, klass.input_cv),
-                LogNormal(klass.output_tokens, klass.output_cv),
-            )
-            for klass in classes
-        ),
+        tuple(lengths_like(klass.text_mix) for klass in classes),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -261,7 +261,7 @@ class SimReport(RequestTable):
         cut = math.isfinite(options.until_s) and bool(going.any())
         if cut:
             clock = float(options.until_s)
-        columns = _columns(asked, problem, options, clock)
+        columns = _columns(asked, problem, built.classes, options, clock)
         last = float(columns.arrival_s.max(initial=0.0))
         # After the last request came is the run-out. A run that is cut has none, and where all requests come
         # at once the run is all there is.
@@ -307,11 +307,13 @@ def _tokens_per_s(sim: a.Sim, at: int, from_s: float, until_s: float, clock_s: f
     return total / max(clock_s - from_s, 1e-9)
 
 
-def _columns(q: a.Records, problem: Problem, options: SimOptions, clock_s: float) -> RequestColumns:
+def _columns(
+    q: a.Records, problem: Problem, classes: Sequence[str], options: SimOptions, clock_s: float
+) -> RequestColumns:
     came = q["arrival_s"] <= clock_s
     q = q[came]
     service = q["service"]
-    promised = np.array([(service.ttft_s, service.tpot_s) for service in problem.services])
+    ttft_s, tpot_s = promised_s(problem, classes, service, q["klass"])
     ttft = q["first_s"] - q["arrival_s"]
     llm_done = np.where(np.isin(q["state"], (a.DONE, a.COMPONENT)), q["last_s"], np.nan)
     gaps = q["answer"] - (1 if options.first_token else 0)
@@ -321,7 +323,7 @@ def _columns(q: a.Records, problem: Problem, options: SimOptions, clock_s: float
     outcome = np.full(len(q), OUTCOMES.index("unfinished"), np.int8)
     outcome[q["state"] == a.DONE] = OUTCOMES.index("finished")
     outcome[q["state"] == a.DROPPED] = OUTCOMES.index("dropped")
-    late = np.isnan(q["first_s"]) & (clock_s - q["arrival_s"] > promised[service, 0])
+    late = np.isnan(q["first_s"]) & (clock_s - q["arrival_s"] > ttft_s)
     decided = (outcome != OUTCOMES.index("unfinished")) | late
     return RequestColumns(
         service=service.astype(np.int16),
@@ -335,10 +337,32 @@ def _columns(q: a.Records, problem: Problem, options: SimOptions, clock_s: float
         e2e_s=np.where(outcome == 0, q["end_s"] - q["arrival_s"], np.nan),
         retries=q["retries"].astype(np.int16),
         outcome=outcome,
-        met_ttft=(outcome == 0) & (ttft <= promised[service, 0]),
-        met_tpot=(outcome == 0) & (tpot <= promised[service, 1]),
+        met_ttft=(outcome == 0) & (ttft <= ttft_s),
+        met_tpot=(outcome == 0) & (tpot <= tpot_s),
         judged=decided & (q["arrival_s"] >= options.from_s),
     )
+
+
+def promised_s(
+    problem: Problem,
+    classes: Sequence[str],
+    service: NDArray[np.integer],
+    klass: NDArray[np.integer],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the seconds to the first token and per further one that each request is promised.
+
+    By the numbers of its service and of its class; classes that a service does not know have its promise.
+    """
+    found = np.empty((len(problem.services), len(classes), 2))
+    for at, each in enumerate(problem.services):
+        found[at] = each.ttft_s, each.tpot_s
+        own = {one.name: one for one in each.text_classes}
+        for number, name in enumerate(classes):
+            if name in own:
+                one = own[name]
+                found[at, number] = one.ttft_s or each.ttft_s, one.tpot_s or each.tpot_s
+    promised = found[service, klass]
+    return promised[:, 0], promised[:, 1]
 
 
 def _service(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -90,16 +89,10 @@ def lengths_like(mix: LengthMix) -> LengthSampler:
     A mix that is built in is drawn as it was measured; any other as independent log-normal lengths.
     """
     for name in NAMES:
-        if BUILT_IN.get(name) == replace(mix, input_tail=0.0):
+        if name in BUILT_IN and BUILT_IN[name].has_moments_of(mix):
             return get_builtin(name).lengths
-    return Independent(
-        LogNormal(mix.input_mean, _cv(mix.input_mean, mix.input_mean_square)),
-        LogNormal(mix.output_mean, _cv(mix.output_mean, mix.output_mean_square)),
-    )
-
-
-def _cv(mean: float, mean_square: float) -> float:
-    return math.sqrt(max(0.0, mean_square / (mean * mean) - 1.0))
+    input_cv, output_cv = mix.spreads
+    return Independent(LogNormal(mix.input_mean, input_cv), LogNormal(mix.output_mean, output_cv))
 
 
 def _lengths(entry: Mapping[str, Any]) -> LengthSampler:

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
+from atoll.workload.lengths import LengthMix
 
 Modality = Literal["text", "image", "video", "audio"]
 INPUTS: tuple[Modality, ...] = ("text", "image", "video", "audio")
@@ -22,7 +23,7 @@ OUTPUTS: tuple[Modality, ...] = ("text", "audio", "image")
 MAX_PIXELS = 16_384
 _LONGEST = 120
 """Characters of the longest name."""
-_NAME = re.compile(r"([a-z+ ]+?)(?:\s*->\s*([a-z+ ]+?))?(?:\s*\(([A-Za-z0-9 ._-]{1,40})\))?")
+_NAME = re.compile(r"([a-z+ ]+?)(?:\s*->\s*([a-z+ ]+?))?(?:\s*\(([A-Za-z0-9 ._-]{1,64})\))?")
 
 Pixels = Annotated[int, Field(ge=1, le=MAX_PIXELS)]
 Count = Annotated[float, Field(gt=0, le=1000)]
@@ -92,6 +93,16 @@ class RequestClass(Frozen):
         if self.attainment is None:
             fields.pop("attainment", None)
         return fields
+
+    @property
+    def text_mix(self) -> LengthMix:
+        """Lengths of its text alone."""
+        return LengthMix(
+            self.input_tokens,
+            self.output_tokens,
+            self.input_tokens**2 * (1.0 + self.input_cv**2),
+            self.output_tokens**2 * (1.0 + self.output_cv**2),
+        )
 
     @property
     def is_promised(self) -> bool:

@@ -88,6 +88,21 @@ class LengthMix:
         """
         return self.input_mean + self.output_mean_square / (2.0 * self.output_mean)
 
+    @property
+    def spreads(self) -> tuple[float, float]:
+        """Standard deviations of prompts and of answers, each over its mean."""
+        sides = (
+            (self.input_mean, self.input_mean_square),
+            (self.output_mean, self.output_mean_square),
+        )
+        first, second = (math.sqrt(max(0.0, square / mean**2 - 1.0)) for mean, square in sides)
+        return first, second
+
+    def has_moments_of(self, other: LengthMix) -> bool:
+        """Return whether means and mean squares are those of another, but for rounding."""
+        names = ("input_mean", "output_mean", "input_mean_square", "output_mean_square")
+        return all(math.isclose(getattr(self, n), getattr(other, n)) for n in names)
+
 
 def _check_length(name: str, value: float) -> None:
     if not 1.0 <= value <= _MAX_TOKENS:

@@ -375,6 +375,19 @@ def test_groups_are_judged_by_the_length_of_prompts() -> None:
     assert tally.read(800.0, 0.0).groups["short"].judged == 0
 
 
+def test_groups_may_have_promises_of_their_own() -> None:
+    tally = ModelTally(0.0)
+    patient = GROUPS[1].model_copy(update={"ttft_s": 2.0})
+    tally.promise = PROMISE.model_copy(update={"groups": (GROUPS[0], patient)})
+    late = FINE._replace(first_s=1.2)
+    for tokens in (1000, 1001):
+        tally.judge(0.0, late._replace(prompt_tokens=tokens))
+    read = tally.read(1.0, 0.0)
+    assert {name: one.kept for name, one in read.groups.items()} == {"short": 0, "long": 1}
+    assert read.five_minutes.kept == 1
+    assert "ttft_s" not in json.loads(GROUPS[0].model_dump_json())
+
+
 def test_other_groups_begin_anew() -> None:
     tally = ModelTally(0.0)
     tally.promise = PROMISE.model_copy(update={"groups": GROUPS})

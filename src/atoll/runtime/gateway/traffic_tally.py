@@ -20,7 +20,7 @@ from operator import add
 from typing import NamedTuple, Protocol
 
 from atoll.runtime.pool.pool import BackendPool
-from atoll.runtime.pool.routes import ModelPromise, RoutesTold
+from atoll.runtime.pool.routes import LengthGroup, ModelPromise, RoutesTold
 from atoll.telemetry.traffic_page import (
     GroupSums,
     InstanceEnd,
@@ -61,26 +61,31 @@ class EndedRequest(NamedTuple):
     prompt_tokens: int | None = None
 
 
-def keeps_promise(promise: ModelPromise, ended: EndedRequest) -> bool | None:
-    """Whether a request kept a promise; None where it says nothing about that.
+def keeps_promise(
+    promise: ModelPromise, ended: EndedRequest, group: LengthGroup | None = None
+) -> bool | None:
+    """Whether a request kept a promise, its group's where it has one; None where it says nothing about that.
 
     Of an answer that is no stream only the end is seen: it has the time of its first token and of all the
     others. A client that left before the first token was promised is not judged.
     """
     outcome, first_s = ended.outcome, ended.first_s
+    ttft_s, tpot_s = promise.ttft_s, promise.tpot_s
+    if group is not None:
+        ttft_s, tpot_s = group.ttft_s or ttft_s, group.tpot_s or tpot_s
     # One that left was waiting for one token more.
     further = ended.tokens if outcome == "cancelled" else max(0, ended.tokens - 1)
     if outcome == "cancelled":
         if first_s is None:
-            return False if ended.seconds > promise.ttft_s else None
+            return False if ended.seconds > ttft_s else None
     elif outcome != "ok":
         # 429 is want of room: that is not the client's fault.
         client = 400 <= ended.status < 500 and ended.status != 429
         return None if client else False
     if not ended.stream or first_s is None:
-        return ended.seconds <= promise.ttft_s + promise.tpot_s * further
-    in_time = further == 0 or ended.seconds - first_s <= promise.tpot_s * further
-    return in_time and first_s <= promise.ttft_s
+        return ended.seconds <= ttft_s + tpot_s * further
+    in_time = further == 0 or ended.seconds - first_s <= tpot_s * further
+    return in_time and first_s <= ttft_s
 
 
 class SumRing:
@@ -260,19 +265,17 @@ class ModelTally:
         if now_s >= self._step_ends_s:
             self._roll(now_s)
         promise = self._promise
-        kept = None if promise is None else keeps_promise(promise, ended)
-        if promise is None or kept is None:
+        if promise is None:
+            return
+        at = promise.group_of(ended.prompt_tokens)
+        kept = keeps_promise(promise, ended, None if at is None else promise.groups[at])
+        if kept is None:
             return
         self._judged += 1
         self._kept += kept
-        read = ended.prompt_tokens
-        if read is None:
-            return
-        for at, group in enumerate(promise.groups):
-            if group.up_to is None or read <= group.up_to:
-                self._groups_now[2 * at] += 1
-                self._groups_now[2 * at + 1] += kept
-                break
+        if at is not None:
+            self._groups_now[2 * at] += 1
+            self._groups_now[2 * at + 1] += kept
 
     def read(self, now_s: float, since_s: float) -> ModelTraffic:
         """Return all windows; nothing was counted before `since_s`."""

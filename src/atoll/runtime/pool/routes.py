@@ -38,12 +38,24 @@ PromisedSeconds = Annotated[float, Field(gt=0, le=1e6)]
 class LengthGroup(Frozen):
     """Requests with prompts of at most `up_to` tokens (None: any), longer than those of the group before.
 
-    `target` is the share of them that shall keep the promise.
+    `target` is the share of them that shall keep the promise: `ttft_s` and `tpot_s`, None where they are the
+    model's.
     """
 
     name: str = Field(min_length=1, max_length=120)
     up_to: float | None = Field(gt=0)
     target: float = Field(gt=0, le=1)
+    ttft_s: PromisedSeconds | None = None
+    tpot_s: PromisedSeconds | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what came later and is not there: older gateways read it then."""
+        fields: dict[str, object] = write(self)
+        for name in ("ttft_s", "tpot_s"):
+            if fields[name] is None:
+                fields.pop(name)
+        return fields
 
 
 class ModelPromise(Frozen):
@@ -61,16 +73,32 @@ class ModelPromise(Frozen):
     @classmethod
     def of(cls, service: Service) -> Self:
         """Return the promise of a service of a fleet."""
-        groups = tuple(
-            LengthGroup(name=group.name, up_to=None if isinf(edge) else edge, target=group.target)
-            for group, edge in length_ranges(service)
-        )
+        own = {klass.name: klass for klass in service.text_classes}
+        groups = []
+        for group, edge in length_ranges(service):
+            klass = own.get(group.name)
+            groups.append(
+                LengthGroup(
+                    name=group.name,
+                    up_to=None if isinf(edge) else edge,
+                    target=group.target,
+                    ttft_s=klass.ttft_s if klass and klass.ttft_s != service.ttft_s else None,
+                    tpot_s=klass.tpot_s if klass and klass.tpot_s != service.tpot_s else None,
+                )
+            )
         return cls(
             ttft_s=service.ttft_s,
             tpot_s=service.tpot_s,
             target=service.attainment,
-            groups=groups if len(groups) <= MAX_GROUPS else (),
+            groups=tuple(groups) if len(groups) <= MAX_GROUPS else (),
         )
+
+    def group_of(self, prompt_tokens: int | None) -> int | None:
+        """Return the number of the group that a prompt falls into; None where none or nobody knows."""
+        if prompt_tokens is None:
+            return None
+        edges = enumerate(group.up_to for group in self.groups)
+        return next((at for at, edge in edges if edge is None or prompt_tokens <= edge), None)
 
     @model_serializer(mode="wrap")
     def _without_blanks(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:

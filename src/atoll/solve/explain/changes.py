@@ -195,7 +195,11 @@ def loosen_promise(problem: Problem, service: Service, kind: RepairKind, factor:
     """Return the problem with one promise of a service loosened to `factor` times what it is."""
     before = service.ttft_s if kind == "ttft" else service.tpot_s
     after = before * factor
-    looser = _with_service(problem, service.name, **{f"{kind}_s": after})
+    services = tuple(
+        s.scale_promises(**{kind: factor}) if s.name == service.name else s
+        for s in problem.services
+    )
+    looser = problem.replace(services=services)
     return Change(kind, f"{kind.upper()} of {service.name}", looser, before=before, after=after)
 
 

@@ -74,10 +74,12 @@ def _allows_service(looser: Service, tighter: Service) -> bool:
         "only": (),
         "avoid": (),
     }
-    changed |= {"classes": (), "paths": ()}
+    changed |= {"classes": (), "text_classes": (), "paths": ()}
     if _with(looser, changed) != _with(tighter, changed):
         return False
     if not _allows_classes(looser.classes, tighter.classes):
+        return False
+    if not _allows_classes(looser.text_classes, tighter.text_classes):
         return False
     if looser.paths and looser.paths != tighter.paths:
         return False

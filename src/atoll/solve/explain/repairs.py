@@ -411,10 +411,7 @@ def _looser_promises(planner: Planner, base: Plan) -> Iterator[Found]:
     wanted = [(s, kind) for s in problem.services if s.rate_per_s > 0 for kind in kinds]
     if len(wanted) > 2:
         slowest = PROMISES[-1]
-        services = tuple(
-            s.model_copy(update={"ttft_s": s.ttft_s * slowest, "tpot_s": s.tpot_s * slowest})
-            for s in problem.services
-        )
+        services = tuple(s.scale_promises(ttft=slowest, tpot=slowest) for s in problem.services)
         plan = planner.ask(problem.replace(services=services), "looser promises")
         if not gains(base, plan, problem):
             return

@@ -399,9 +399,7 @@ def _broken_promise(
     """Say how much looser the promise would have to be for the quickest pipeline of some placements."""
 
     def keeps(times: float) -> bool:
-        looser = service.model_copy(
-            update={"ttft_s": service.ttft_s * times, "tpot_s": service.tpot_s * times}
-        )
+        looser = service.scale_promises(ttft=times, tpot=times)
         instance = flow_instance(problem, catalog, looser, promised=True)
         return any(flow_within(instance, placement).value > 0 for placement in placements)
 
