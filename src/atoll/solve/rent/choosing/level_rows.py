@@ -28,6 +28,8 @@ Ints = NDArray[np.int64]
 
 NONE = 1e-9
 """Rest of a level that is rounding."""
+_NO_RANGE = 1e-7
+"""Levels that are so close to nothing, or to all, whatever is chosen, are there."""
 MIN = 1e-6
 """Levels below this are not worth an instance: they are taken for nothing where conditions allow it."""
 
@@ -122,7 +124,14 @@ class LevelRows:
                 for sign in (1.0, -1.0):
                     levels = self.least({way: sign}, group)
                     ends.append(0.0 if levels is None else levels[way])
-                found[way] = (max(0.0, ends[0] - NONE), min(1.0, ends[1] + NONE))
+                low, high = max(0.0, ends[0] - NONE), min(1.0, ends[1] + NONE)
+                # Where the error allowed is the least possible, ways are at 0 or 1. Ranges of rounding alone
+                # leave an integer program whose solutions are all within its tolerance of none.
+                if high < _NO_RANGE:
+                    low = high = 0.0
+                elif low > 1.0 - _NO_RANGE:
+                    low = high = 1.0
+                found[way] = (low, high)
         return found
 
     @cached_property
