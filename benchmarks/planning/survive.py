@@ -1,7 +1,8 @@
 """Plans that must survive, held against everything small that could be done instead.
 
 Random small fleets are planned, and other plans are found for them without any solver. Families of cases, in
-turn by seed (`FAMILIES`): losses of machines and places (`survive_losses`).
+turn by seed (`FAMILIES`): losses of machines and places (`survive_losses`), services that share instances
+(`survive_shares`).
 
 does_not_survive    a loss that is to be survived leaves too little, by capacity or in simulation
 dearer              a plan more than 2 % cheaper survives as well, by capacity
@@ -27,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.planning import survive_losses, survive_picture
+from benchmarks.planning import survive_losses, survive_picture, survive_shares
 from benchmarks.planning.case_runs import list_seeds, read_known
 from benchmarks.planning.survive_outcome import FAULTS, Outcome
 from benchmarks.report import Figure, finish
@@ -37,6 +38,7 @@ FAMILIES: dict[str, tuple[Callable[[int], Outcome], tuple[str, ...]]] = {
         survive_losses.run_case,
         ("does_not_survive", "dearer", "bound_false", "refused_wrongly"),
     ),
+    "sharer": (survive_shares.run_case, ("sharer_below",)),
 }
 """By name what runs a case, and the faults that it counts. Others are not run."""
 CASES, QUICK_CASES, QUICK_S = 200, 6, 120.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.prove.planning import plan as make_plan
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
-from benchmarks.planning import survive, survive_losses
+from benchmarks.planning import survive, survive_losses, survive_shares
 from benchmarks.planning.survive_outcome import FAULTS, Outcome
 from tests.reference.loss_enumeration import cheapest
 
@@ -37,5 +37,15 @@ def test_faults_are_counted_and_those_of_no_family_are_not_run() -> None:
     assert found["does_not_survive"] == 0
     assert found["price_of_surviving_median"] == 0.5
     assert found["cpu_s_median"] == 1.5
-    counted = {name for _, names in survive.FAMILIES.values() for name in names}
+    counted = survive.FAMILIES["loss"][1]
     assert all((found[name] is None) == (name not in counted) for name in FAULTS)
+
+
+def test_a_sharer_that_falls_short_is_found_out() -> None:
+    asked, services = survive_shares.make_fleet(6)
+    request = PlanRequest(effort=Effort(cached=False), deadline_s=60.0, capacity_only=True)
+    made = make_plan(asked, request)
+    kept = survive_shares.kept_by_service(made, asked, services, asked.catalog(), 1)
+    # Few long prompts among many short ones, on one machine that capacity alone would take.
+    assert kept["s0"] < 0.8
+    assert min(kept["s1"], kept["s2"]) > 0.9
