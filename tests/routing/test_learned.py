@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from atoll.routing.affinity import Affinity, blocks, chain
 from atoll.routing.learned import Learned, Speed
+from benchmarks.serving.router_policies import compare, draw_mix
 
 WORK = 100.0
 """Mean of a request."""
@@ -293,3 +294,13 @@ def test_long_prompts_are_cut_into_blocks() -> None:
     text = "x" * 5000
     assert [len(b) for b in blocks(text)] == [1024] * 4
     assert list(blocks(text + "y" * 5000))[:4] == list(blocks(text))
+
+
+@pytest.mark.parametrize("seed", [0, 97])
+def test_never_much_worse_than_the_fewest_outstanding(seed: int) -> None:
+    """Nearly full, of about equal speed, with a cap on what runs at once: chance must not decide."""
+    assert compare(draw_mix(seed), 3000) < 1.02
+
+
+def test_much_better_where_speeds_differ() -> None:
+    assert compare(draw_mix(2), 2000) < 0.7

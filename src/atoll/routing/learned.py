@@ -26,8 +26,10 @@ _KEEP = 0.97
 """Weight of an observation once another was made."""
 _HALF_LIFE_S = 60.0
 """In this time an observation loses half of its weight, whatever else happens."""
+_MAX_WEIGHT = 4.0
+"""Of a request that is longer than others."""
 _RATIO = 1 / 8
-_RATIO_WEIGHT = 0.5
+_RATIO_WEIGHT = 2.0
 """b / a until it is known, and the observations that this counts for."""
 _MIN_ALONE_SHARE = 0.02
 """Of what requests take, `a` is at least this share."""
@@ -36,8 +38,8 @@ _TRUSTED = 8
 """A known replica's time counts up to so many times what was expected: one stall is no slow replica."""
 _UNKNOWN_RUNNING = 2
 """Requests a replica gets before it has answered one."""
-_AS_GOOD = 0.95
-"""Of two replicas whose gains differ by less, the one that waited longer gets the request."""
+_ALIKE = 1.25
+"""Replicas that take up to so many times as long as another at the same load are taken for as fast."""
 _EXPLORE_EVERY = 50
 """At most one in so many requests tries a replica that the others leave idle."""
 _STALE_S = 10.0
@@ -50,6 +52,7 @@ class Speed:
     __slots__ = (
         "_heard_s",
         "_w",
+        "_work",
         "_wx",
         "_wxx",
         "_wxy",
@@ -68,7 +71,7 @@ class Speed:
         self.seen = 0
         self.asked_s = float("-inf")
         """When it was last chosen."""
-        self._heard_s = 0.0
+        self._heard_s = self._work = 0.0
         self._w = self._wx = self._wy = self._wxx = self._wxy = 0.0
 
     def observe(self, work: float, seconds: float, beside: float, now_s: float) -> None:
@@ -84,11 +87,14 @@ class Speed:
         self.seen += 1
         self._heard_s = now_s
         x = max(0.0, beside)
-        self._w = keep * self._w + 1.0
-        self._wx = keep * self._wx + x
-        self._wy = keep * self._wy + took_s
-        self._wxx = keep * self._wxx + x * x
-        self._wxy = keep * self._wxy + x * took_s
+        # A short request that waited for its turn seems slow beyond measure: work counts, not requests.
+        self._work += (work - self._work) * max(1.0 / self.seen, 1.0 - _KEEP)
+        weight = min(work / self._work, _MAX_WEIGHT)
+        self._w = keep * self._w + weight
+        self._wx = keep * self._wx + weight * x
+        self._wy = keep * self._wy + weight * took_s
+        self._wxx = keep * self._wxx + weight * x * x
+        self._wxy = keep * self._wxy + weight * x * took_s
         self._fit()
 
     def _fit(self) -> None:
@@ -147,10 +153,18 @@ class Learned:
         best_gain = max(gains, default=-1.0)
         if best_gain < 0.0:
             return -1, False
-        # Who is about as good as the best gets its turn, and stays known that way.
+        first = gains.index(best_gain)
+        # What is measured of replicas that are about as fast differs by chance: among them the fewest
+        # requests decide, and of equals the one that waited longest, which stays known that way.
+        limit_s = _ALIKE * _time_s(speeds[first], running[first], usual)
         best = min(
-            (i for i, gain in enumerate(gains) if gain >= _AS_GOOD * best_gain),
-            key=lambda i: speeds[i].asked_s,
+            (
+                i
+                for i, gain in enumerate(gains)
+                if gain > 0.0 and _time_s(speeds[i], running[first], usual) <= limit_s
+            ),
+            key=lambda i: (running[i], speeds[i].asked_s),
+            default=first,
         )
         tried = min(
             (
@@ -172,6 +186,11 @@ class Learned:
 def _best(speeds: Sequence[Speed], closed: Sequence[bool]) -> Speed | None:
     known = [s for s, shut in zip(speeds, closed, strict=True) if s.seen and not shut]
     return max(known, key=lambda s: s.gain(0.0), default=None)
+
+
+def _time_s(speed: Speed, running: float, usual: Speed | None) -> float:
+    known = speed if speed.seen or usual is None else usual
+    return known.time_s(running)
 
 
 def _gain(speed: Speed, running: float, usual: Speed | None) -> float:

@@ -8,6 +8,7 @@ often, and for how long, another backend is looked for.
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import Protocol
 
@@ -27,6 +28,8 @@ _MAX_DIED = 8
 """Nodes that may vanish under one request between two tokens: it might be what kills them."""
 _MAX_BROKEN = 64
 """A request moves so often at most, though each backend gave it a token: a bad one could go on for ever."""
+_END_S = 60.0
+"""A backend that dies less than this before its announced end has ended: clocks differ, notices are short."""
 _BACKOFF_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Waits before the first and further tries (s): the first is at once, the last is repeated."""
 
@@ -179,6 +182,9 @@ class Attempts:
         member, upstream, context = self.member, self.upstream, self._context
         if member is None:
             return False
+        if member.ends_s is not None and time.time() > member.ends_s - _END_S:
+            # As it was announced: nobody killed it.
+            return True
         now_s, book = context.loop.time(), context.deaths
         death = book.note(member.name, now_s)
         # A request of which a part never left is not what killed the backend.

@@ -22,7 +22,7 @@ from atoll.runtime.gateway.requirements import (
 )
 from atoll.runtime.gateway.served_choices import AssignedTurn, Candidate, ChoiceTable
 from atoll.runtime.gateway.settings import GatewaySettings
-from atoll.runtime.openai import AnyRequest, ApiError
+from atoll.runtime.openai import AnyRequest, ApiError, Generation
 from atoll.runtime.pool.member import Allow, Member
 from atoll.runtime.pool.pool import BackendPool
 
@@ -137,6 +137,7 @@ class BackendChooser:
         if self._pool.ending:
             limit = limit_of(parsed)
             requirements.work = 0.0 if limit is None else 1.0 + limit
+            requirements.movable = isinstance(parsed, Generation) and bool(parsed.stream)
         return requirements
 
     def _served(self, candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -295,7 +296,7 @@ class BackendChooser:
         if not policies and not ending and not alias:
             return None
 
-        def allow(member: Member) -> bool:
+        def fits(member: Member) -> bool:
             if alias and member.backend.aliases.get(alias) != model:
                 return False
             if policies:
@@ -303,12 +304,35 @@ class BackendChooser:
                 for policy in policies:
                     if policy.refusal(offer) is not None:
                         return False
-            return member.ends_s is None or self._lasts(member, model, requirements)
+            return True
 
-        return allow
+        if not ending:
+            return fits
+        work = self._work_to_last(requirements, model, fits)
+        return lambda member: fits(member) and self._lasts(member, model, work)
 
-    def _lasts(self, member: Member, model: str, requirements: Requirements) -> bool:
-        """Whether a node is expected to be there until a request ends."""
+    def _work_to_last(self, requirements: Requirements, model: str, fits: Allow) -> float:
+        """Return for how much work a node must be there to get a request: as much as anybody lasts for.
+
+        First all that the request may take, so that nodes without an end get what is long; then as much as
+        the longest answers of the model took lately; a stream, which can be moved, is begun where an answer
+        of the usual length would end. Who is only busy is waited for.
+        """
+        ring = self._pool.rings.get(model)
+        if ring is None:
+            return 0.0
+        most = requirements.work or ring.long_work
+        works = [most, min(most, ring.long_work or most)]
+        if requirements.movable:
+            works.append(min(most, ring.mean_work or most))
+        up = [member for member in ring.members if member.up and fits(member)]
+        for work in works:
+            if any(self._lasts(member, model, work) for member in up):
+                return work
+        return works[-1]
+
+    def _lasts(self, member: Member, model: str, work: float) -> bool:
+        """Whether a node is expected to be there until so much work is done; 0: nobody knows how much."""
         if member.ends_s is None:
             return True
         # Less the time before its end at which requests are moved away.
@@ -316,9 +340,6 @@ class BackendChooser:
         ring = self._pool.rings.get(model)
         if left_s <= 0.0 or ring is None:
             return False
-        usual = ring.mean_work
-        # Few answers are as long as they may be.
-        work = min(requirements.work or float("inf"), 2.0 * usual) if usual else requirements.work
         expected_s = ring.expected_s(member, work) if work else None
         return (_UNKNOWN_S if expected_s is None else expected_s) <= left_s
 
@@ -331,6 +352,7 @@ class BackendChooser:
         waits = False
         for model, _, alias in requirements.candidates:
             ring = self._pool.rings.get(model)
+            lasts = self._allow(requirements, model, alias) if self._pool.ending else None
             for member in () if ring is None else ring.members:
                 if alias and member.backend.aliases.get(alias) != model:
                     continue
@@ -338,7 +360,7 @@ class BackendChooser:
                 offer = member.offer(model)
                 reasons = [policy.refusal(offer) for policy in requirements.policies]
                 refusal = next((reason for reason in reasons if reason is not None), None)
-                if refusal is None and not self._lasts(member, model, requirements):
+                if refusal is None and lasts is not None and not lasts(member):
                     refusal = "ending"
                 if refusal is not None:
                     why[refusal] += 1
@@ -361,6 +383,8 @@ class BackendChooser:
         # The policy of the key alone forbids every node.
         if by_key == nodes:
             return faults.forbidden(requirements.asked, listed), 0.0
+        if "ending" in why:
+            return faults.ending(requirements.asked, listed), 0.0
         trusted = set(why) == {"provider"}
         return faults.not_allowed(requirements.asked, listed, trusted=trusted), 0.0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from atoll.runtime.openai import ApiError
 
+_ENDING_RETRY_S = 30
+"""After which another node may have come for those that end."""
 _MAX_RETRY_S = 3600
 """Longest wait that a client is told, whatever a backend says."""
 
@@ -42,6 +44,12 @@ def not_allowed(model: str, reasons: str, *, trusted: bool) -> ApiError:
     """No node meets the policy of the request."""
     who = "no node of a trusted provider serves" if trusted else "no node that may be used serves"
     return server_fault(503, f"{who} {model} now: {reasons}", "policy_unmet", 5)
+
+
+def ending(model: str, reasons: str) -> ApiError:
+    """Nobody lives long enough to answer; others may come."""
+    text = f"no node that serves {model} lives long enough for this request: {reasons}"
+    return server_fault(503, text, "nodes_ending", _ENDING_RETRY_S)
 
 
 def unreachable(model: str) -> ApiError:

@@ -20,7 +20,7 @@ SPECIAL = HEADERS | {b"x-atoll-fallback", b"x-atoll-session"}
 class Requirements:
     """Requirements of a request beyond its model; policies of the key and of the request both hold."""
 
-    __slots__ = ("asked", "candidates", "grant", "keys", "policies", "turn", "work")
+    __slots__ = ("asked", "candidates", "grant", "keys", "movable", "policies", "turn", "work")
 
     def __init__(self, model: str, candidates: Sequence[Candidate]) -> None:
         self.asked = model
@@ -34,6 +34,8 @@ class Requirements:
         """By which the conversation is known, the longest beginning first; see `routing.affinity`."""
         self.work = 0.0
         """Tokens it will take at most, 0: not limited."""
+        self.movable = False
+        """Whether it may go on elsewhere in the middle of its answer."""
         self.turn: AssignedTurn | None = None
         """Whose turn it is, where a choice between models was asked for."""
 

@@ -23,6 +23,8 @@ from atoll.runtime.pool.routes import RoutesTold
 
 # Weight of the newest value in a running mean.
 _SMOOTHING = 0.1
+_FADING = 0.005
+"""Share of what is known of long requests that every shorter one takes away."""
 
 Listener = Callable[[str, Member], None]
 """Called with `added`, `changed`, `removed`, `masked`, `down`, `up`, `slow`, `ejected`, `restored`, `drained`
@@ -276,6 +278,7 @@ class BackendPool:
             speed.observe(work, seconds, beside, now_s)
             # The first value is taken as it is.
             ring.mean_work += _SMOOTHING * (work - ring.mean_work) if ring.mean_work else work
+            ring.long_work = max(work, ring.long_work + _FADING * (work - ring.long_work))
 
     def note_success(self, member: Member, seconds: float) -> None:
         """Note that a backend answered a request in so many seconds."""

@@ -82,6 +82,8 @@ class Ring:
         """Who computes the prompt for the member that was picked last, if another does (`pairs`)."""
         self.mean_work: float = before.mean_work if before is not None else 0.0
         """Of a request, as `BackendPool.learn` was told; 0: not known."""
+        self.long_work: float = before.long_work if before is not None else 0.0
+        """Of the longest requests lately."""
 
     def speeds_by_member(self) -> dict[Member, Speed]:
         """Return what is known of the speed of each."""
