@@ -7,10 +7,11 @@ import pytest
 from atoll.core.errors import AtollError
 from atoll.plan.files.fleet_file import build_problem
 from atoll.plan.losses import left_shares, list_left, losses, region_of
-from atoll.plan.plan import Plan
+from atoll.plan.plan import Plan, Route
 from atoll.plan.problem import Limits, Problem
 from atoll.plan.survival import Survival
 from atoll.plan.validate.check import validate
+from atoll.prove.planning import plan as make_plan
 from atoll.solve.effort import Effort
 from atoll.solve.explain.explain_plan import explain_problem
 from atoll.solve.plan_request import PlanRequest
@@ -55,6 +56,33 @@ def test_numbers_are_machines_and_older_problems_keep_their_hash() -> None:
     assert read.survival == Survival(zones=1, keep=0.8)
     assert region_of("eu/a") == "eu"
     assert region_of("us") == "us"
+
+
+def test_routes_for_every_loss_are_in_the_plan_before_it_happens() -> None:
+    asked = fleet({"machines": 1, "zones": 1})
+    request = PlanRequest(effort=Effort(cached=False), deadline_s=60.0, capacity_only=True)
+    made = make_plan(asked, request)
+    assert "zone us" in {loss.lost for loss in made.after_loss}
+    # Whatever machine goes, not only one of those that are alike.
+    single = [loss.instances[0] for loss in made.after_loss if "L40S:1" in loss.lost]
+    assert len(single) == len({*single}) > 1
+    lost = {name for loss in made.after_loss for name in loss.instances}
+    assert lost == {one.id for one in made.instances}
+    for loss in made.after_loss:
+        left = {one.id for one in made.instances} - {*loss.instances}
+        assert {name for route in loss.routes for name in route.instances} <= left
+        assert sum(route.share for route in loss.routes) == pytest.approx(1.0)
+    assert validate(made, asked) == []
+    assert Plan.model_validate_json(made.model_dump_json()) == made
+
+    first = made.after_loss[0]
+    dead = first.model_copy(
+        update={"routes": (Route(service="chat", instances=first.instances[:1], share=1.0),)}
+    )
+    wrong = made.model_copy(update={"after_loss": (dead, *made.after_loss[1:])})
+    found = [one for one in validate(wrong, asked) if one.field == "after_loss"]
+    assert f"with {first.lost} lost leads to" in found[0].message
+    assert not make_plan(fleet(), request).after_loss
 
 
 @pytest.mark.parametrize(

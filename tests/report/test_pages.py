@@ -33,6 +33,7 @@ from atoll.report.render import render_fragment, render_page
 from atoll.report.simulation.page import render_simulation_fragment, render_simulation_page
 from atoll.report.simulation.plots_svg import map_heat, plot_distributions, plot_over_time
 from atoll.report.simulation.simulation_tables import draw_simulation
+from atoll.sim.kept_through import KeptThroughLoss
 from atoll.sim.sim_result import (
     InstanceSummary,
     NodeSummary,
@@ -228,6 +229,7 @@ def run_of(name: str, requests: int = 40) -> tuple[SimReport, Problem]:
         plan_name=name, services=(service,), nodes=(node,), instances=(instance,), requests=columns,
         series=series, link_busy={name: 0.7}, component_busy={name: 0.1}, clock_s=16.0, window_s=16.0,
         finished=requests, dropped=1, rejected=0, retries=2, usd=0.1, usd_per_million_tokens=0.5, cpu_s=1.0,
+        losses=(KeptThroughLoss(name, 4.0, (name,), True, 1.0, 0.5, None),),
     )  # fmt: skip
     return report, problem
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.core.errors import InputError, UnknownNameError
+from atoll.plan.plan import LossRoutes, Route
 from atoll.sim.api import simulate
 from atoll.sim.sim_options import Epoch, Failure, SimOptions
 from tests.sim.builders import CATALOG, laid_out, poisson, problem, requests, service, whole
@@ -30,6 +31,60 @@ def test_requests_of_a_dead_node_start_over_elsewhere_and_all_finish() -> None:
     assert hit.nodes[0].utilisation < 0.5 * calm.nodes[0].utilisation
     late = hit.requests.arrival_s > 12.0
     assert hit.requests.e2e_s[late].mean() > calm.requests.e2e_s[late].mean()
+
+
+def test_routes_that_are_ready_for_a_loss_hold_after_it() -> None:
+    """Of three copies one dies: by the routes for that, one of the others takes everything."""
+    own = problem()
+    plan = whole(own, copies=3)
+    dead, heir, idle = (one.id for one in plan.instances)
+    all_to = (Route(service=plan.routes[0].service, instances=(heir,), share=1.0),)
+    ready = LossRoutes(
+        lost="a machine", instances=(dead,), services=(all_to[0].service,), routes=all_to
+    )
+    other = ready.model_copy(update={"instances": (idle,)})
+    work = poisson(400, 10.0)
+    options = SimOptions(failures=(Failure(0.5, instance=dead),))
+
+    def steps(after_loss: tuple[LossRoutes, ...]) -> list[int]:
+        given = plan.model_copy(update={"after_loss": after_loss})
+        found = simulate(given, own, CATALOG, work, options)
+        assert found.finished == 400
+        return [node.steps for node in found.nodes]
+
+    _, taken, little = steps((other, ready))
+    assert taken > 5 * little
+    # What is ready for another loss does not count, and then both share.
+    _, one, two = steps((other,))
+    assert max(one, two) < 2 * min(one, two)
+
+
+def test_what_is_kept_is_told_before_a_loss_right_after_it_and_later() -> None:
+    """One of two copies is lost: requests that were there, and those that wait behind them, are late."""
+    own = problem()
+    plan = whole(own, copies=2)
+    dead = plan.instances[0].id
+    work = poisson(6_000, 40.0)
+    found = simulate(plan, own, CATALOG, work, SimOptions(failures=(Failure(60.0, instance=dead),)))
+    (one,) = found.losses
+    assert (one.service, one.time_s, one.instances, one.ready) == ("m", 60.0, (dead,), False)
+    assert one.before is not None
+    assert one.soon is not None
+    assert one.later is not None
+    assert one.before > 0.95
+    assert one.soon < one.before - 0.2
+    ready = LossRoutes(
+        lost="a machine",
+        instances=(dead,),
+        services=("m",),
+        routes=(Route(service="m", instances=(plan.instances[1].id,), share=1.0),),
+    )
+    options = SimOptions(failures=(Failure(60.0, instance=dead),))
+    prepared = plan.model_copy(update={"after_loss": (ready,)})
+    assert simulate(prepared, own, CATALOG, work, options).losses[0].ready
+    assert not simulate(plan, own, CATALOG, work).losses
+    many = tuple(Failure(float(t), instance=dead, back_s=t + 0.5) for t in range(1, 30))
+    assert not simulate(plan, own, CATALOG, work, SimOptions(failures=many)).losses
 
 
 def test_without_any_node_left_requests_wait_until_one_is_back() -> None:

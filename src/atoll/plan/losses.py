@@ -130,6 +130,19 @@ def losses(instances: Sequence[Instance], survival: Survival) -> Iterator[Loss]:
             yield Loss.of_all(some)
 
 
+def list_losses(instances: Sequence[Instance], survival: Survival) -> Iterator[Loss]:
+    """Yield every loss that instances must survive, and those of fewer units, single ones first."""
+    seen: set[frozenset[str]] = set()
+    for number in range(1, max(survival.lost.values(), default=0) + 1):
+        for unit, most in survival.lost.items():
+            units = [u for u in units_of(instances, unit) if u.kinds[0] not in survival.spared]
+            for some in itertools.combinations(units, number if number <= most else 0):
+                loss = Loss.of_all(some) if some else None
+                if loss is not None and loss.instances not in seen:
+                    seen.add(loss.instances)
+                    yield loss
+
+
 Likeness = tuple[tuple[str, str, float], ...]
 """What goes with a unit: units that are equal in this are alike."""
 

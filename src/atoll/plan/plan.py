@@ -318,6 +318,25 @@ class Route(Frozen):
     share: Share
 
 
+class LossRoutes(Frozen):
+    """Routes of `services` once some instances are lost, ready before it happens; `lost` says what goes.
+
+    Services that it leaves as they are keep their routes.
+    """
+
+    lost: str = Field(min_length=1, max_length=1000)
+    instances: tuple[Name, ...] = Field(min_length=1)
+    services: tuple[Name, ...] = Field(min_length=1)
+    routes: tuple[Route, ...] = ()
+
+    def over(self, routes: Iterable[Route]) -> tuple[Route, ...]:
+        """Return the routes that hold after the loss, in place of those of a plan."""
+        others = [route for route in routes if route.service not in self.services]
+        return tuple(
+            sorted((*others, *self.routes), key=lambda route: (route.service, route.instances))
+        )
+
+
 class RequestStep(Frozen):
     """Parts of a model that one executor runs for a request; which of several is dealt by weight.
 
@@ -452,6 +471,7 @@ class Plan(Frozen):
     with and that engines are started with, where any are set, and `models` the names of the models that are
     served, empty where nobody wrote them down; `checkpoints` are the weights that it was reckoned with, as
     far as any are published. Requests of any-to-any models go by `paths` instead of routes.
+    `after_loss` are the routes that hold once something is lost that the plan must survive.
     `mixes` are what it makes of choices between models: it is a plan for the problem that they settle, and
     `problem_hash` is of that one. `power` is what it draws, and `robustness` how it fares when things
     turn out otherwise, where that was asked.
@@ -462,6 +482,7 @@ class Plan(Frozen):
     problem_name: str
     instances: tuple[Instance, ...] = ()
     routes: tuple[Route, ...] = ()
+    after_loss: tuple[LossRoutes, ...] = ()
     paths: tuple[RequestPath, ...] = ()
     served_fraction: dict[str, Share] = Field(default_factory=dict)
     usd_per_hour: NotNegative
@@ -490,6 +511,8 @@ class Plan(Frozen):
         fields: dict[str, object] = write(self)
         if not self.paths:
             fields.pop("paths", None)
+        if not self.after_loss:
+            fields.pop("after_loss", None)
         if not self.promises:
             fields.pop("promises", None)
         if self.capacity_bound is None:

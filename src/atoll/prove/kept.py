@@ -16,6 +16,7 @@ from atoll.plan.plan import KeptPromise
 from atoll.plan.request_groups import DECILES, list_groups
 from atoll.prove.losses import loss_failures, lost_nodes, spot_losses
 from atoll.prove.simulation_deadline import SimulationCutShortError, keep_deadline
+from atoll.solve.loss_routes import with_loss_routes
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -337,7 +338,7 @@ def simulate_losses(
             continue
         # The same arrivals for every loss: only what is lost differs.
         kept = simulate_kept(
-            plan,
+            with_loss_routes(plan, problem, catalog, [loss]),
             fewer,
             catalog,
             _LOSS_SEED,

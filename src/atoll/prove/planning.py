@@ -33,6 +33,7 @@ from atoll.prove.place_promises import add_simulations, keep_on_cluster
 from atoll.prove.rent_promises import keep_promises, plan_simply
 from atoll.solve.deadline import Deadline
 from atoll.solve.family import family_of, solvers
+from atoll.solve.loss_routes import with_loss_routes
 from atoll.solve.plan_request import FindPlan, PlanRequest
 from atoll.solve.registry import solve
 from atoll.solve.solve_progress import SolveStats
@@ -63,6 +64,7 @@ def plan(problem: Problem, request: PlanRequest | None = None) -> Plan:
 
             # Who says what electricity costs the climate wants to know what a plan draws.
             made = stamp_power(made, problem, catalog)
+    made = with_loss_routes(made, problem.settled(made.mixes), catalog)
     if made.status == "optimal" and not all(promise.is_kept for promise in made.promises):
         # The bound is on plans that keep them, of which this is none.
         made = made.model_copy(update={"status": "feasible"})

@@ -200,6 +200,8 @@ class Upper:
 
     `leaving` has, by plan and service, the edges (number in its table, target) over which instances that the
     plan does not have any more pass on what they still compute: to those who decode in their region.
+    `after_loss` says which weights hold once the instances of a plan are lost that it has routes ready for;
+    those come after the weights of the plans.
     """
 
     tables: tuple[RouteTables, ...]
@@ -208,14 +210,16 @@ class Upper:
     edges: Records
     weights: tuple[tuple[Floats, ...], ...]
     leaving: tuple[tuple[tuple[tuple[int, int], ...], ...], ...]
+    after_loss: Mapping[tuple[int, frozenset[int]], int]
 
 
 def upper_graph(problem: Problem, history: FleetHistory, sites: Sites) -> Upper:
     """Return the graphs of the instances of every service, over all plans of a run."""
     tables: list[RouteTables] = []
     numbers: list[tuple[int, ...]] = []
-    weights: list[list[Floats]] = [[] for _ in history.plans]
-    leaving: list[list[tuple[tuple[int, int], ...]]] = [[] for _ in history.plans]
+    plans = [*enumerate(history.plans), *((one.number, one.plan) for one in history.after_loss)]
+    weights: list[list[Floats]] = [[] for _ in plans]
+    leaving: list[list[tuple[tuple[int, int], ...]]] = [[] for _ in plans]
     vertices: list[Records] = []
     edges: list[Records] = []
     for service in problem.services:
@@ -229,7 +233,7 @@ def upper_graph(problem: Problem, history: FleetHistory, sites: Sites) -> Upper:
         last = len(named) + 1
         planned = [
             _planned_weights(plan, service.name, history.numbers[k], vertex, last)
-            for k, plan in enumerate(history.plans)
+            for k, plan in plans
         ]
         own = {v: serving[number] for number, v in vertex.items()}
         for k, shares in enumerate(planned):
@@ -240,7 +244,7 @@ def upper_graph(problem: Problem, history: FleetHistory, sites: Sites) -> Upper:
             }
         late = [
             _late_pairs({vertex[n] for n in history.numbers[k].values() if n in vertex}, own)
-            for k in range(len(history.plans))
+            for k, _ in plans
         ]
         # All plans of a run share one graph: a plan only sets weights.
         pairs = sorted({pair for some in (*planned, *late) for pair in some})
@@ -265,6 +269,10 @@ def upper_graph(problem: Problem, history: FleetHistory, sites: Sites) -> Upper:
         np.concatenate(edges),
         tuple(tuple(of_plan) for of_plan in weights),
         tuple(tuple(of_plan) for of_plan in leaving),
+        {
+            (one.number, one.lost): at
+            for at, one in enumerate(history.after_loss, len(history.plans))
+        },
     )
 
 

@@ -33,6 +33,15 @@ class LifeEvent:
     plan: int | None = None
 
 
+@dataclass(frozen=True)
+class RoutesLeft:
+    """A plan of a run, by number, with the routes that it has once some instances, by number, are lost."""
+
+    number: int
+    lost: frozenset[int]
+    plan: Plan
+
+
 @dataclass
 class FleetHistory:
     """All instances, what happens to them, and which number each id has under each plan."""
@@ -40,6 +49,8 @@ class FleetHistory:
     plans: tuple[Plan, ...]
     standing: list[StandingInstance] = field(default_factory=list)
     events: list[LifeEvent] = field(default_factory=list)
+    after_loss: list[RoutesLeft] = field(default_factory=list)
+    """What plans have ready for losses of the run."""
     numbers: list[dict[str, int]] = field(default_factory=list)
 
     def add(self, instance: Instance, now_s: float, *, ready: bool) -> StandingInstance:
@@ -68,6 +79,14 @@ def fleet_history(plan: Plan, options: SimOptions) -> FleetHistory:
             history.events.append(LifeEvent(failure.time_s, FAIL, number, node.id))
             if failure.back_s is not None:
                 history.events.append(LifeEvent(failure.back_s, REVIVE, number, node.id))
+    hit_ever = {event.instance for event in history.events if event.kind == FAIL}
+    for index, own in enumerate(history.plans):
+        numbers = history.numbers[index]
+        for loss in own.after_loss:
+            lost = frozenset(numbers[name] for name in loss.instances if name in numbers)
+            if lost and lost <= hit_ever:
+                left = own.model_copy(update={"routes": loss.over(own.routes)})
+                history.after_loss.append(RoutesLeft(index, lost, left))
     return history
 
 

@@ -72,6 +72,8 @@ def _weights(lower: Lower, upper: Upper, dead: set[int], plan: int) -> list[tupl
             gone.add(number)
         weights += weight.tolist()
         base += size
+    # Routes that are ready for what is gone hold without any share of a lost instance.
+    plan = upper.after_loss.get((plan, frozenset(gone)), plan)
     for at, table in enumerate(upper.tables):
         weighted = table.with_weight(upper.weights[plan][at])
         flags = np.array([False, *(n in gone for n in upper.numbers[at]), False])

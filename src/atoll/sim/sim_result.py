@@ -21,6 +21,7 @@ from atoll.plan.kept_groups import KeptGroup, judge_groups
 from atoll.plan.problem import Problem, Service
 from atoll.plan.request_groups import group_requests
 from atoll.sim import sim_arrays as a
+from atoll.sim.kept_through import KeptThroughLoss, kept_through_losses
 from atoll.sim.lifetime import GAP_MIN_S, GAP_PER_DECADE
 from atoll.sim.sim_links import link_names
 from atoll.sim.sim_options import SimOptions
@@ -213,6 +214,7 @@ class SimReport(RequestTable):
     usd: float
     usd_per_million_tokens: float | None
     cpu_s: float
+    losses: tuple[KeptThroughLoss, ...]
 
     @cached_property
     def attainment(self) -> float | None:
@@ -292,6 +294,20 @@ class SimReport(RequestTable):
             usd=usd,
             usd_per_million_tokens=usd / tokens * 1e6 if tokens else None,
             cpu_s=cpu_s,
+            losses=tuple(
+                kept_through_losses(
+                    built.history,
+                    [
+                        (
+                            one.name,
+                            columns.arrival_s[own],
+                            (columns.met_ttft & columns.met_tpot)[own],
+                        )
+                        for at, one in enumerate(services)
+                        for own in [columns.judged & (columns.service == at)]
+                    ],
+                )
+            ),
         )
 
 

@@ -21,7 +21,7 @@ from atoll.control.operation.control_loop import (
 from atoll.control.operation.controller_lease import FileLease, LeaseHeldError, SupersededError
 from atoll.control.operation.fleet_history import History
 from atoll.deploy.target import DeployError, FailureKind, InstanceStatus, StartOrder
-from atoll.plan.plan import Plan, Route
+from atoll.plan.plan import LossRoutes, Plan, Route
 from atoll.plan.problem import Lengths, Offer, Problem, Service, Settings
 from atoll.solve import registry
 from atoll.solve.effort import Effort
@@ -188,6 +188,40 @@ def test_twice_the_demand_brings_replicas_and_none_is_lost(tmp_path: Path) -> No
         world.pass_time(60.0)
         assert world.serving() >= least
     assert world.serving() > least
+
+
+def test_who_serves_what_is_left_is_told_before_a_plan_is_made(tmp_path: Path) -> None:
+    world = World(rate_per_s=60.0)
+    control = controller(world, tmp_path)
+    settle(world, control)
+    in_force = control.memory.plan
+    assert in_force is not None
+    lost, heir, *_ = sorted(one.id for one in in_force.instances)
+    all_to = (Route(service="chat", instances=(heir,), share=1.0),)
+    ready = LossRoutes(lost="a machine", instances=(lost,), services=("chat",), routes=all_to)
+    memory = replace(control.memory, plan=in_force.model_copy(update={"after_loss": (ready,)}))
+    control.memory = memory
+    told: list[Sequence[Route]] = []
+
+    def plan_late(problem: Problem) -> Plan:
+        told.append(world.routes)
+        return plan(problem)
+
+    control.use_planner(plan_late)
+    world.statuses[lost] = replace(world.statuses[lost], state="gone")
+    control.turn()
+
+    assert told[0] == all_to
+    texts = [event.text for event in control.history.read() if event.kind == "reweight"]
+    assert f"{lost} gone: {len(in_force.instances) - 1} instances serve" in texts
+    # With two gone nothing is ready, and all that serve get their shares.
+    control.memory = memory
+    gone = sorted(one.id for one in in_force.instances)[2]
+    world.statuses[gone] = replace(world.statuses[gone], state="gone")
+    control.turn()
+    assert {name for route in world.routes for name in route.instances} == {
+        one.id for one in in_force.instances if one.id not in (lost, gone)
+    }
 
 
 def test_looking_changes_nothing(tmp_path: Path) -> None:

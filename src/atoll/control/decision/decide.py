@@ -8,13 +8,16 @@
 4. judge the answer (`judge`): it takes the place of the plan in force, or not;
 5. take the next safe step from what stands to the plan in force (`path`), and tell gateways who serves.
 
+Planning may take a minute. Where something is gone that gateways send to, `reroute` says before it who serves
+what is left.
+
 A plan that was refused, or none at all, changes nothing: the one in force goes on, and what it has lost is
 started again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.control.decision.backoff import count_failures
@@ -358,8 +361,7 @@ def _act(
         for seen in situation.observed
         if seen.status.state == "ready" and seen.status.handle not in gone
     }
-    planned = () if situation.in_force is None else situation.in_force.routes
-    routes = spread_routes(situation.problem, serving.values(), planned)
+    routes = _route(situation.problem, serving.values(), situation.in_force)
     if routes != memory.routes and (routes or memory.routes):
         actions.append(ReweightRoutes(routes, _describe_serving(len(serving))))
     # What failed is stopped first, for it may hold machines that the starts need.
@@ -378,6 +380,32 @@ def _act(
         if seen.status.state != "failed"
     ]
     return tuple(actions), routes
+
+
+def _route(
+    problem: Problem, serving: Iterable[Instance], in_force: Plan | None
+) -> tuple[Route, ...]:
+    planned = () if in_force is None else in_force.routes
+    ready = () if in_force is None else in_force.after_loss
+    return spread_routes(problem, serving, planned, ready)
+
+
+def reroute(view: View, memory: Memory) -> ReweightRoutes | None:
+    """Return the routes over what is left, where something that gateways send to does not serve any more.
+
+    They need no plan: told at once, they hold while one is made. None where all of it serves.
+    """
+    told = {name for route in memory.routes or () for name in route.instances}
+    serving = {
+        seen.id: seen.instance.model_copy(update={"id": seen.id})
+        for seen in view.instances
+        if seen.id in told and seen.status.state == "ready"
+    }
+    gone = sorted(told - serving.keys())
+    if not gone or not serving:
+        return None
+    routes = _route(view.problem, serving.values(), memory.plan)
+    return ReweightRoutes(routes, f"{', '.join(gone)} gone: {_describe_serving(len(serving))}")
 
 
 def _describe_serving(count: int) -> str:

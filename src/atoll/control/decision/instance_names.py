@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from atoll.plan.plan import Instance, Plan
+from atoll.plan.plan import Instance, Plan, Route
 
 _STAMP = re.compile(r"-t[0-9a-z]{4,}$")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -69,16 +69,29 @@ def rename(plan: Plan, name_of: Callable[[Instance], str]) -> Plan:
         one if names[one.id] == one.id else one.model_copy(update={"id": names[one.id]})
         for one in plan.instances
     ]
-    routes = [
-        route.model_copy(update={"instances": tuple(names.get(n, n) for n in route.instances)})
-        for route in plan.routes
-    ]
     return plan.model_copy(
         update={
             "instances": tuple(sorted(instances, key=lambda one: one.id)),
-            "routes": tuple(sorted(routes, key=lambda one: (one.service, one.instances))),
+            "routes": _rename_routes(plan.routes, names),
+            "after_loss": tuple(
+                loss.model_copy(
+                    update={
+                        "instances": tuple(sorted(names.get(n, n) for n in loss.instances)),
+                        "routes": _rename_routes(loss.routes, names),
+                    }
+                )
+                for loss in plan.after_loss
+            ),
         }
     )
+
+
+def _rename_routes(routes: Iterable[Route], names: Mapping[str, str]) -> tuple[Route, ...]:
+    renamed = [
+        route.model_copy(update={"instances": tuple(names.get(n, n) for n in route.instances)})
+        for route in routes
+    ]
+    return tuple(sorted(renamed, key=lambda one: (one.service, one.instances)))
 
 
 def hash_place(instance: Instance) -> str:

@@ -1,8 +1,9 @@
 """Which share of a service's requests goes to which instances while a fleet changes.
 
-Where just the planned instances serve, the plan's routes hold. Otherwise every instance gets a share by what
-it carries: requests that run both phases in one place, and pairs of prefill and decode, filled up in order
-inside each region first, then across regions with what is left: few more pairs than instances.
+Where just the planned instances serve, the plan's routes hold, and those that it has ready for a loss where
+just that is gone (`Plan.after_loss`). Otherwise every instance gets a share by what it carries: requests that
+run both phases in one place, and pairs of prefill and decode, filled up in order inside each region first,
+then across regions with what is left: few more pairs than instances.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from atoll.core.ids import Phase
-from atoll.plan.plan import Instance, Route
+from atoll.plan.plan import Instance, LossRoutes, Route
 from atoll.plan.problem import Problem, Service
 
 MIN_ROUTE_SHARE = 1e-9
 
 
 def spread_routes(
-    problem: Problem, serving: Iterable[Instance], planned: Iterable[Route]
+    problem: Problem,
+    serving: Iterable[Instance],
+    planned: Iterable[Route],
+    after_loss: Sequence[LossRoutes] = (),
 ) -> tuple[Route, ...]:
     """Return the routes of all services over the instances that serve now, in order."""
     by_service: dict[str, list[Instance]] = {}
@@ -30,8 +34,19 @@ def spread_routes(
     for service in problem.services:
         here = sorted(by_service.get(service.name, ()), key=lambda one: (one.region, one.id))
         given = routes_of.get(service.name, [])
-        if {one.id for one in here} == {name for route in given for name in route.instances}:
-            routes += given
+        ids = {one.id for one in here}
+        wanted = {name for route in given for name in route.instances}
+        ready = next(
+            (
+                loss.routes
+                for loss in after_loss
+                if service.name in loss.services and wanted - {*loss.instances} == ids
+            ),
+            (),
+        )
+        own = [route for route in ready if route.service == service.name]
+        if ids == wanted or own:
+            routes += own or given
         else:
             routes += _share_out(service, here)
     return tuple(sorted(routes, key=lambda route: (route.service, route.instances)))

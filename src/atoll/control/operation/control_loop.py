@@ -32,6 +32,7 @@ from atoll.control.decision.decide import (
     StartInstance,
     StopInstance,
     decide,
+    reroute,
 )
 from atoll.control.operation.controller_lease import Lease, SupersededError
 from atoll.control.operation.fleet_history import History, HistoryEvent
@@ -223,6 +224,8 @@ class FleetController:
         # Who only looks needs no lease, and has no term.
         term = self._lease.take(self._holder, now_s, self._valid_s).term if act else 0
         view, unreachable = self._observe(now_s, term if act else None)
+        if act and approve is None:
+            self._reroute(view, term)
         decision, memory = decide(view, self.memory, self.policy, self._plan)
         turn = LoopTurn(view, decision, unreachable=unreachable)
         if approve is not None:
@@ -247,6 +250,15 @@ class FleetController:
                     raise self._superseded from error
         self._tidy(view)
         return turn
+
+    def _reroute(self, view: View, term: int) -> None:
+        """Tell gateways who serves what is left, before a plan is made."""
+        ready = reroute(view, self.memory)
+        if ready is None:
+            return
+        self.place.gateways.route(ready.routes)
+        self.memory = replace(self.memory, routes=ready.routes)
+        self._say("reweight", ready.reason, term)
 
     def _observe(self, now_s: float, term: int | None) -> tuple[View, list[str]]:
         """Ask all targets; of one that does not answer, what it said last. Writes nothing without a term."""

@@ -60,7 +60,7 @@ from atoll.plan.validate.validate_engine import check_connectors
 from atoll.plan.validate.validate_executors import check_paths
 from atoll.plan.validate.validate_handover import check_handover
 from atoll.plan.validate.validate_instance import check_names, check_node_limits, check_structure
-from atoll.plan.validate.validate_losses import check_losses, find_unsurvived
+from atoll.plan.validate.validate_losses import check_loss_routes, check_losses, find_unsurvived
 from atoll.plan.validate.validate_machines import (
     check_gpus,
     check_limits,
@@ -142,6 +142,7 @@ def validate(
     short = find_unsurvived(plan, problem, facts) if named else {}
     violations += check_served(plan, problem, survives=not short)
     violations += check_losses(plan, problem, short)
+    violations += check_loss_routes(plan, problem)
     return violations
 
 

@@ -64,6 +64,7 @@ def summarize(report: SimReport) -> dict[str, object]:
         "services": [describe_service(service) for service in report.services],
         "nodes": jsonable(report.nodes),
         "instances": jsonable(report.instances),
+        "losses": jsonable(report.losses),
         "link_busy": dict(report.link_busy),
         "component_busy": dict(report.component_busy),
         "series": {
@@ -87,6 +88,23 @@ def describe_service(service: ServiceSummary | ServiceKept) -> dict[str, object]
 def list_run_groups(report: SimReport) -> Grid:
     """Return a row for each group of requests of a run's services."""
     return list_kept_groups((service.name, service.groups) for service in report.services)
+
+
+def list_losses(report: SimReport) -> Grid:
+    """Return a row for each loss and service: what requests kept that came before it, after it and later."""
+    return Grid.of(
+        report.losses[:_MAX_SHOWN],
+        {
+            "lost": lambda one: ", ".join(one.instances),
+            "after": lambda one: format_time(one.time_s),
+            "service": lambda one: one.service,
+            "kept before": lambda one: format_part(one.before),
+            "the next minute": lambda one: format_part(one.soon),
+            "later": lambda one: format_part(one.later),
+            "routes": lambda one: "ready in the plan" if one.ready else "found then",
+        },
+        right=("after", "kept before", "the next minute", "later"),
+    )
 
 
 def _say_run_out(report: SimReport) -> str:
@@ -190,6 +208,7 @@ def draw_simulation(report: SimReport, problem: Problem) -> RenderableType:
         Text(describe_run(report)),
         list_promises(report, problem).draw(),
         *([groups.draw()] if (groups := list_run_groups(report)).rows else []),
+        *([list_losses(report).draw()] if report.losses else []),
         list_nodes(shown).draw(caption=say_busiest(shown, report.nodes)),
     ]
     crowded = [f"{name} {share:.0%}" for name, share in report.link_busy.items() if share > 0.5]
