@@ -215,7 +215,8 @@ class FleetController:
     def turn(self, *, act: bool = True, approve: Approve | None = None) -> LoopTurn:
         """Observe, decide and, with `act`, carry out; without it nothing changes anywhere.
 
-        `approve` is shown what was decided before anything of it is done; what it refuses is forgotten.
+        `approve` is shown what was decided before anything of it is done; what it refuses is forgotten. That
+        gateways send nothing to what is gone needs no approval, and is told before anything is decided.
         Raises `SupersededError` when a target says that a later controller acts, and from then on.
         """
         if act and self._superseded is not None:
@@ -224,7 +225,7 @@ class FleetController:
         # Who only looks needs no lease, and has no term.
         term = self._lease.take(self._holder, now_s, self._valid_s).term if act else 0
         view, unreachable = self._observe(now_s, term if act else None)
-        if act and approve is None:
+        if act:
             self._reroute(view, term)
         decision, memory = decide(view, self.memory, self.policy, self._plan)
         turn = LoopTurn(view, decision, unreachable=unreachable)
