@@ -12,8 +12,10 @@ from atoll.plan.problem import Lengths, Limits, Offer, Problem, Service, Setting
 from atoll.plan.validate.check import validate
 from atoll.prove.kept import look_at
 from atoll.prove.losses import SpotAbsence, spot_losses
+from atoll.prove.planning import plan as make_plan
 from atoll.prove.redundancy import Availability, ladders
 from atoll.prove.simulation_deadline import SimulationCutShortError
+from atoll.solve.plan_request import PlanRequest
 from atoll.workload.lengths import LengthMix
 from tests.prove.test_rent_promises import CATALOG, FRESH, kept
 from tests.prove.test_rent_promises import solve as plan_for
@@ -84,6 +86,50 @@ def test_one_spot_node_will_do_that_is_back_soon() -> None:
     assert markets(found) == ["spot"]
     assert found.promises[0].is_surely_kept
     assert found.notes == ()
+
+
+def test_one_spot_node_will_do_that_is_announced_in_time() -> None:
+    """Five minutes before it goes the next one is ordered, which takes as long to start."""
+    told = TWO_SPOT.limits.model_copy(update={"spot_notice_s": 300.0})
+    asked = TWO_SPOT.replace(limits=told)
+    found = kept(asked)
+    assert markets(found) == ["spot"]
+    assert found.promises[0].is_surely_kept
+    late, soon = (spot_losses(found, one, 36_000.0, 1) for one in (TWO_SPOT, asked))
+    assert all(loss.drained_s is None for loss in late)
+    assert min((loss.back_s or 0.0) - loss.time_s for loss in late if loss.time_s) > 250.0
+    assert all(
+        loss.drained_s == max(0.0, loss.time_s - 20.0) and loss.back_s == loss.time_s + 1.0
+        for loss in soon
+        if loss.time_s
+    )
+
+
+def test_machines_are_lost_for_good_and_on_spot_at_random() -> None:
+    """Two spot nodes keep promises with losses at random, and a third is there for one that goes for good."""
+    both = TWO_SPOT.limits.model_copy(update={"survive": 1})
+    asked = TWO_SPOT.replace(limits=both)
+    found = kept(asked)
+    assert markets(found) == ["spot", "spot", "spot"]
+    (promise,) = found.promises
+    assert promise.is_surely_kept
+    assert promise.kept_after_loss is not None
+    assert promise.kept_after_loss >= promise.target
+    assert validate(found, asked) == []
+    assert any("the price of surviving" in note for note in found.notes)
+    assert any("spot nodes that are lost" in note for note in found.notes)
+
+
+def test_the_fast_solver_says_what_it_tried() -> None:
+    request = PlanRequest(solver="fast", catalog=CATALOG, deadline_s=60.0, error_bars=False)
+    cheap = make_plan(TWO_SPOT, request)
+    assert validate(cheap, TWO_SPOT) == []
+    assert cheap.promises[0].is_kept
+    assert "without spot were tried, and nothing between" in cheap.notes[-1]
+    # Headroom alone rents more and more of what is lost together with the rest of a small fleet.
+    dear = make_plan(fleet(offer("spot", 0.7, 1), offer("on-demand", 1.86)), request)
+    assert markets(dear) == ["on-demand"]
+    assert dear.promises[0].is_kept
 
 
 def test_where_no_plan_keeps_promises_the_closest_says_so() -> None:

@@ -9,6 +9,7 @@ from atoll.core.errors import InputError, UnknownNameError
 from atoll.plan.plan import LossRoutes, Route
 from atoll.sim.api import simulate
 from atoll.sim.sim_options import Epoch, Failure, SimOptions
+from atoll.sim.sim_result import SimReport
 from tests.sim.builders import CATALOG, laid_out, poisson, problem, requests, service, whole
 
 
@@ -85,6 +86,30 @@ def test_what_is_kept_is_told_before_a_loss_right_after_it_and_later() -> None:
     assert not simulate(plan, own, CATALOG, work).losses
     many = tuple(Failure(float(t), instance=dead, back_s=t + 0.5) for t in range(1, 30))
     assert not simulate(plan, own, CATALOG, work, SimOptions(failures=many)).losses
+
+
+def test_a_node_whose_end_is_announced_finishes_what_it_has() -> None:
+    own = problem()
+    plan = whole(own, copies=2)
+    first = plan.instances[0].id
+    work = poisson(400, 10.0)
+
+    def run(drained_s: float | None) -> SimReport:
+        lost = Failure(10.0, instance=first, back_s=15.0, drained_s=drained_s)
+        return simulate(plan, own, CATALOG, work, SimOptions(failures=(lost,)))
+
+    sudden, told = run(None), run(2.0)
+    assert sudden.retries > 0
+    assert told.retries == 0
+    assert told.finished == 400
+    # It is back, and has its share again.
+    assert told.nodes[0].steps > 0.3 * told.nodes[1].steps
+    # Where nobody else serves it gets what comes, to the end.
+    alone = whole(own)
+    lost = Failure(10.0, instance=alone.instances[0].id, back_s=15.0, drained_s=2.0)
+    found = simulate(alone, own, CATALOG, work, SimOptions(failures=(lost,)))
+    between = (found.requests.arrival_s > 2.0) & (found.requests.arrival_s < 8.0)
+    assert found.requests.ttft_s[between].max() < 1.0
 
 
 def test_without_any_node_left_requests_wait_until_one_is_back() -> None:

@@ -373,7 +373,7 @@ class Limits(Frozen):
     `budget_usd_per_hour` bounds what the nodes cost while they run. `spot_share` is the largest share
     of any service's requests that may be served on spot (`validate_spot`). `spread` is in how many regions
     every role must stand. Promises hold with what `survive` names lost (a number is of machines), and with
-    every spot node lost `spot_loss_per_h` times an hour.
+    every spot node lost `spot_loss_per_h` times an hour, `spot_notice_s` seconds after that is announced.
     """
 
     budget_usd_per_hour: NotNegative | None = None
@@ -382,12 +382,13 @@ class Limits(Frozen):
     spread: int = Field(default=1, ge=1)
     survive: Annotated[int, Field(strict=True, ge=0, le=MAX_LOST)] | Survival = 0
     spot_loss_per_h: float = Field(default=0.0, ge=0, le=60)
+    spot_notice_s: float = Field(default=0.0, ge=0, le=3600)
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out what came later and is not set, so that older problems keep their hash."""
         fields: dict[str, object] = write(self)
-        later = {"survive": 0, "spot_loss_per_h": 0.0}
+        later = {"survive": 0, "spot_loss_per_h": 0.0, "spot_notice_s": 0.0}
         return {name: value for name, value in fields.items() if later.get(name) != value}
 
     @property

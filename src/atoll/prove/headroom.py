@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from atoll.core.errors import InfeasibleError
+from atoll.core.units import format_price
 from atoll.prove.kept import look_at, sample_kept, worst_of
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.deadline import Deadline
@@ -40,6 +41,8 @@ _TRIAL_RUNS = 2
 """Simulations of such a plan in a round, at least."""
 _MAX_RUNS = 6
 """The same at most, while it is not sure what is kept."""
+_SPOT_SHARE = 0.6
+"""Share of the deadline for a plan with spot nodes where those are lost; the rest is for one without."""
 _SERVED = 1.0 - 1e-9
 """Share of its demand from which on a service counts as served: the rest is rounding."""
 
@@ -66,8 +69,34 @@ def keep_quickly(problem: Problem, request: PlanRequest) -> Plan:
 
     Where that takes more than there is or may be spent, it is the plan that comes closest, and its `promises`
     say what is kept of it; services that cannot be served at all are left as they are. A deadline that comes
-    first ends it with the best plan so far, `cut_short`.
+    first ends it with the best plan so far, `cut_short`. Where spot nodes are lost a plan without any is
+    made as well, and the cheaper one taken that keeps its promises.
     """
+    limits, deadline = problem.limits, Deadline(request.deadline_s)
+    lossy = limits.spot_loss_per_h > 0.0 and any(o.market == "spot" for o in problem.offers)
+    if not lossy:
+        return _keep_with_headroom(problem, request)
+    found = _keep_with_headroom(problem, replace(request, deadline_s=deadline.share(_SPOT_SHARE)))
+    without = problem.replace(limits=limits.model_copy(update={"spot_share": 0.0}))
+    other = _keep_with_headroom(without, replace(request, deadline_s=deadline.share(1.0)))
+    best = other if _merit(other) > _merit(found) else found
+    note = (
+        f"spot nodes that are lost: {format_price(found.usd_per_hour)} with headroom and "
+        f"{format_price(other.usd_per_hour)} without spot were tried, and nothing between"
+    )
+    settled = problem.settled(best.mixes)
+    fields = {"notes": (*best.notes, note), "problem_hash": settled.content_hash()}
+    return best.model_copy(update=fields)
+
+
+def _merit(plan: Plan) -> tuple[bool, bool, float]:
+    """Order of plans: all is served, promises are kept, at the lower price."""
+    whole = plan.status in ("optimal", "feasible")
+    kept = bool(plan.promises) and all(promise.is_kept for promise in plan.promises)
+    return whole, kept, -plan.usd_per_hour
+
+
+def _keep_with_headroom(problem: Problem, request: PlanRequest) -> Plan:
     deadline, catalog = Deadline(request.deadline_s), request.catalog_for(problem)
 
     def find(asked: Problem) -> Plan:

@@ -47,6 +47,8 @@ _LOST_S = 60.0
 """Seconds into a simulation at which a node is lost."""
 _LOSS_SEED = 91
 """The arrivals it is lost among."""
+_LOSS_RUNS = 4
+"""Simulations of a loss where spot nodes are lost beside it."""
 _REQUESTS = 6_000
 """Requests simulated per seed of the service that is asked least often, within limits."""
 _MIN_S = 300.0
@@ -336,16 +338,22 @@ def simulate_losses(
         hit = covered & {owners[name] for name in loss.instances}
         if not hit:
             continue
-        # The same arrivals for every loss: only what is lost differs.
-        kept = simulate_kept(
-            with_loss_routes(plan, problem, catalog, [loss]),
-            fewer,
-            catalog,
-            _LOSS_SEED,
-            deadline,
-            failures,
-            services=None if problem.hosts else hit,
-        )
+        ready = with_loss_routes(plan, problem, catalog, [loss])
+        runs: dict[str, list[KeptShares]] = {}
+        # The same arrivals for every loss: only what is lost differs. Spot nodes are lost by luck beside it.
+        for number in range(_LOSS_RUNS if lost_nodes(plan, problem) else 1):
+            one = simulate_kept(
+                ready,
+                fewer,
+                catalog,
+                _LOSS_SEED + number,
+                deadline,
+                failures,
+                services=None if problem.hosts else hit,
+            )
+            for name, shares in one.items():
+                runs.setdefault(name, []).append(shares)
+        kept = {name: KeptSample(tuple(some)).mean for name, some in runs.items()}
         # Nobody serves those of whom nothing is said.
         gone = KeptShares(0.0, 0.0, 0.0)
         yield loss, {name: kept.get(name, gone) for name in covered if problem.hosts or name in hit}
@@ -390,7 +398,7 @@ def simulate_kept(
         # Requests count after a tenth of the time, when queues have filled, and after every loss that is
         # asked for.
         from_s=max(seconds / 10.0, *(loss.time_s for loss in losses), 0.0),
-        failures=(*losses, *spot_losses(plan, problem, seconds, seed)),
+        failures=(*losses, *_beside(spot_losses(plan, problem, seconds, seed), losses)),
         constants=constants,
         # Neighbours on a GPU may be of services that are not asked.
         turns=False,
@@ -402,6 +410,12 @@ def simulate_kept(
         for one in found.services
         if one.attainment is not None and one.name in names
     }
+
+
+def _beside(at_random: Iterable[Failure], for_good: Collection[Failure]) -> Iterator[Failure]:
+    """Yield losses at random but for those of nodes that are lost for good: they would be back after them."""
+    gone = {(loss.instance, loss.node) for loss in for_good if loss.back_s is None}
+    return (loss for loss in at_random if (loss.instance, loss.node) not in gone)
 
 
 def _seconds(plan: Plan, problem: Problem, requests: int) -> float:

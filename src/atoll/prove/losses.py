@@ -18,20 +18,24 @@ if TYPE_CHECKING:
     from atoll.plan.problem import Problem
     from atoll.plan.survival import Survival
 
+DRAIN_S = 20.0
+"""Seconds before a loss that is announced in which a node gets nothing new, while another one starts: as the
+controller drains it (`ControlPolicy.move_s`)."""
 _MIN_BACK_S = 1.0
 """Seconds that a lost node is away at least, however fast instances start."""
 
 
 class SpotAbsence:
-    """For how long nodes on spot are away: one that is lost is ordered anew at once, and starts."""
+    """For how long nodes on spot are away: one is ordered anew when its end is announced, and starts."""
 
     def __init__(self, problem: Problem) -> None:
         self._per_s = problem.limits.spot_loss_per_h / 3600.0
         self._startup = StartupTimes(problem)
+        self._notice_s = problem.limits.spot_notice_s
 
     def back_s(self, instance: Instance) -> float:
         """Return the seconds until a lost node of an instance serves again."""
-        return max(_MIN_BACK_S, self._startup.of(instance))
+        return max(_MIN_BACK_S, self._startup.of(instance) - self._notice_s)
 
     def share(self, instance: Instance) -> float:
         """Return for which share of the time a spot node of an instance is away."""
@@ -60,6 +64,7 @@ def spot_losses(plan: Plan, problem: Problem, seconds: float, seed: int) -> tupl
     if rate_per_s <= 0.0:
         return ()
     luck, absence = stream(seed, "spot losses"), SpotAbsence(problem)
+    drain_s = min(DRAIN_S, problem.limits.spot_notice_s)
     failures: list[Failure] = []
     for instance in plan.instances:
         spot = [node for node in instance.nodes if node.market == "spot"]
@@ -73,7 +78,16 @@ def spot_losses(plan: Plan, problem: Problem, seconds: float, seed: int) -> tupl
                 failures.append(Failure(0.0, instance=instance.id, node=node.id, back_s=back_s))
                 at += back_s
             while at < seconds:
-                failures.append(Failure(at, instance=instance.id, node=node.id, back_s=at + away_s))
+                drained_s = max(0.0, at - drain_s) if drain_s else None
+                failures.append(
+                    Failure(
+                        at,
+                        instance=instance.id,
+                        node=node.id,
+                        back_s=at + away_s,
+                        drained_s=drained_s,
+                    )
+                )
                 at += away_s + float(luck.exponential(1.0 / rate_per_s))
     return tuple(
         sorted(failures, key=lambda loss: (loss.time_s, loss.instance or "", loss.node or ""))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.core.ids import Phase
-from atoll.plan.losses import kind_of
+from atoll.plan.losses import kind_of, region_of
 from atoll.plan.plan import Instance
 from atoll.plan.validate.check import validate
 from atoll.prove.load_curves import units_per_request
@@ -124,7 +124,32 @@ class Availability:
         self._absence = SpotAbsence(problem)
 
     def kept_at_most(self, service: str, instances: Iterable[Instance]) -> float:
-        """Return about the largest share of requests that instances of a service can keep promises of."""
+        """Return about the largest share of requests that instances of a service can keep promises of.
+
+        Where losses must be survived, after the worst of them.
+        """
+        survival, left = self.problem.limits.survival, list(instances)
+        found = self._kept_by(service, left)
+        if not survival.covers(service):
+            return found
+        places = {"zone": lambda place: place, "region": region_of}
+        for unit, number in survival.lost.items():
+            rest = left
+            for _ in range(number):
+                if unit == "machine":
+                    lost = [[one] for one in {one.placement_key: one for one in rest}.values()]
+                else:
+                    of = places[unit]
+                    lost = [
+                        [one for one in rest if of(one.region) == place]
+                        for place in sorted({of(one.region) for one in rest})
+                    ]
+                others = [_without(rest, some) for some in lost]
+                rest = min(others, key=lambda some: self._kept_by(service, some), default=[])
+            found = min(found, self._kept_by(service, rest))
+        return found
+
+    def _kept_by(self, service: str, instances: Iterable[Instance]) -> float:
         own = self.problem.service(service)
         alike: Counter[tuple[Phase, int, float]] = Counter()
         longest_s = 0.0
@@ -157,6 +182,14 @@ class Availability:
         service = self.problem.service(instance.service)
         per_s = instance.throughput_per_s / units_per_request(service, instance.phase)
         return round(_ALL * min(1.0, _BEYOND * per_s / max(service.rate_per_s, _ROUNDING)))
+
+
+def _without(instances: Iterable[Instance], lost: Iterable[Instance]) -> list[Instance]:
+    """Instances without some of them, each once."""
+    left = list(instances)
+    for one in lost:
+        left.remove(one)
+    return left
 
 
 def _binomial(number: int, chance: float) -> tuple[Ints, Floats]:

@@ -87,6 +87,7 @@ _TRIAL_RUNS = 3
 """Simulations of a plan in a trial, at least."""
 _MAX_RUNS = 9
 """The same at most, while it is not sure what is kept."""
+_SURVIVING = "the price of surviving"
 _ROUNDING = 1e-9
 _MIN_TARGETS = (0.9, 0.75, 0.5, 0.25, 0.1)
 
@@ -235,7 +236,7 @@ class _Prover:
         if plain.status not in ("optimal", "feasible"):
             return plan
         more = max(0.0, plan.usd_per_hour - plain.usd_per_hour)
-        note = f"the price of surviving the loss of {survival.describe()}: ${more:.2f}/h"
+        note = f"{_SURVIVING} the loss of {survival.describe()}: ${more:.2f}/h"
         return plan.model_copy(update={"notes": (*plan.notes, note)})
 
     def _search(self) -> bool:
@@ -779,6 +780,10 @@ class _SpotProver(_Prover):
         best = self.best
         if best is None:
             return found.model_copy(update={**known, "cut_short": True})
+        # What surviving costs was said of the plan that loses nothing else.
+        said = [note for note in found.notes if note.startswith(_SURVIVING)]
+        notes = tuple(dict.fromkeys((*best.notes, *said)))
+        best = best.model_copy(update={"notes": notes})
         more = (best.objective or 0.0) - (found.objective or 0.0)
         if more > 0.0:
             note = f"the price of spot nodes that are lost: ${more:.2f}/h"

@@ -24,7 +24,10 @@ class StandingInstance:
 
 @dataclass(frozen=True)
 class LifeEvent:
-    """At `time_s` (None: when another instance has drained) something happens to an instance or a node."""
+    """At `time_s` (None: when another instance has drained) something happens to an instance or a node.
+
+    Of `WEIGHTS` with a node its instance gets nothing new from then on.
+    """
 
     time_s: float | None
     kind: int
@@ -76,6 +79,8 @@ def fleet_history(plan: Plan, options: SimOptions) -> FleetHistory:
     for failure in options.failures:
         hit = _hit(history, failure.instance, failure.node, failure.host)
         for number, node in hit:
+            if failure.drained_s is not None and failure.drained_s < failure.time_s:
+                history.events.append(LifeEvent(failure.drained_s, WEIGHTS, number, node.id))
             history.events.append(LifeEvent(failure.time_s, FAIL, number, node.id))
             if failure.back_s is not None:
                 history.events.append(LifeEvent(failure.back_s, REVIVE, number, node.id))

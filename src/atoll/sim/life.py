@@ -23,6 +23,7 @@ def life_records(
     changes: list[tuple[int, float]] = []
     starts: list[tuple[float, int]] = []
     dead: set[int] = set()
+    leaving: dict[str, int] = {}
     plan = 0
     for event in sorted(history.events, key=_when):
         hit = _targets(history, lower, event)
@@ -30,6 +31,13 @@ def life_records(
             dead |= set(hit)
         elif event.kind == a.REVIVE:
             dead -= set(hit)
+        if event.node is not None:
+            # From when it is announced that a node goes until it does: others take what comes.
+            key = f"{event.instance} {event.node}"
+            if event.kind == a.WEIGHTS:
+                leaving[key] = event.instance
+            else:
+                leaving.pop(key, None)
         if event.plan is not None:
             plan = event.plan
         for number, target in enumerate(hit):
@@ -37,7 +45,7 @@ def life_records(
                 starts.append((event.time_s, len(rows)))
             rows.append((event.kind, target, len(changes)))
             if number == 0 and event.kind in (a.FAIL, a.REVIVE, a.WEIGHTS):
-                changes += _weights(lower, upper, dead, plan)
+                changes += _weights(lower, upper, dead, {*leaving.values()}, plan)
     rows.append((0, 0, len(changes)))
     return np.array(rows, a.LIFE_TYPE), np.array(changes, a.CHANGE), starts
 
@@ -58,8 +66,13 @@ def _targets(history: FleetHistory, lower: Lower, event: LifeEvent) -> list[int]
     ]
 
 
-def _weights(lower: Lower, upper: Upper, dead: set[int], plan: int) -> list[tuple[int, float]]:
-    """All weights, on both levels, under a plan when these units are dead."""
+def _weights(
+    lower: Lower, upper: Upper, dead: set[int], leaving: set[int], plan: int
+) -> list[tuple[int, float]]:
+    """All weights, on both levels, under a plan when units are dead and some instances get nothing new.
+
+    What instances that are leaving still compute they pass on; where nobody else serves they get all.
+    """
     weights: list[float] = []
     gone: set[int] = set()
     base = 0
@@ -73,11 +86,19 @@ def _weights(lower: Lower, upper: Upper, dead: set[int], plan: int) -> list[tupl
         weights += weight.tolist()
         base += size
     # Routes that are ready for what is gone hold without any share of a lost instance.
-    plan = upper.after_loss.get((plan, frozenset(gone)), plan)
+    ready = upper.after_loss.get((plan, frozenset(gone | leaving)))
     for at, table in enumerate(upper.tables):
-        weighted = table.with_weight(upper.weights[plan][at])
+        weighted = table.with_weight(upper.weights[plan if ready is None else ready][at])
         flags = np.array([False, *(n in gone for n in upper.numbers[at]), False])
         weight = reweight(weighted, flags).weight if flags.any() else weighted.weight
+        avoided = np.array([False, *(n in leaving for n in upper.numbers[at]), False])
+        if avoided.any():
+            stays = table.with_weight(upper.weights[plan][at])
+            passed = reweight(stays, flags).weight if flags.any() else stays.weight
+            weight = reweight(weighted, flags | avoided).weight
+            if not weight[int(table.first[0]) : int(table.first[1])].any():
+                weight = passed
+            weight = np.where(avoided[table.source_of], passed, weight)
         if upper.leaving[plan][at]:
             into = np.bincount(table.target, weights=weight, minlength=table.vertices)
             weight = weight.copy()

@@ -24,7 +24,7 @@ ORDERS: Mapping[Order, int] = {"arrival": BY_ARRIVAL, "slack": BY_SLACK, "shorte
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A machine is gone at `time_s`, for good or until `back_s`.
+    """A machine is gone at `time_s`, for good or until `back_s`; from `drained_s` on it gets nothing new.
 
     Named by `host` (a node of a cluster), or by `instance` and the id of a `node` in it (None: all).
     """
@@ -34,6 +34,7 @@ class Failure:
     node: str | None = None
     host: str | None = None
     back_s: float | None = None
+    drained_s: float | None = None
 
     def __post_init__(self) -> None:
         if (self.host is None) == (self.instance is None):

@@ -158,6 +158,7 @@ def _problem(
                 spread=limits.spread,
                 survive=_survival(document, services, choices),
                 spot_loss_per_h=limits.spot_loss * 3600.0,
+                spot_notice_s=limits.spot_notice,
             ),
             "settings": Settings.parse(settings),
             "running": _read_running(document),

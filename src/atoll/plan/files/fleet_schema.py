@@ -470,6 +470,10 @@ class LimitsSpec(Frozen):
         default=0.0,
         description="How often a spot node is lost, such as 0.05/h; it comes back minutes later.",
     )
+    spot_notice: Duration = Field(
+        default=0.0,
+        description="How long before it is lost that is announced, such as 30s; not at all if left out.",
+    )
 
 
 _DemandField = Annotated[
