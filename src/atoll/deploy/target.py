@@ -139,12 +139,13 @@ class Claim(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TargetSite:
-    """Arguments of opening a deployer: its part of a fleet's pool, and the folder that the fleet has here."""
+    """Arguments of opening a deployer: its part of a fleet's pool, the fleet's folder here, and its name."""
 
     folder: Path
     pool: Sequence[Offer] = ()
     catalog: Catalog | None = None
     drain_s: float = 600.0
+    fleet: str = ""
 
 
 class DeployerSettings(Frozen):

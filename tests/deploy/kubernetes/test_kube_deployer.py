@@ -36,7 +36,9 @@ class Cluster:
         self.api.add_node("d", T4, 4)
         self.settings = KubernetesSettings(**settings)
         self.client = KubeClient(self.api, "default")
-        self.deployer = KubernetesDeployer(self.client, self.settings, clock=lambda: self.api.now_s)
+        self.deployer = KubernetesDeployer(
+            self.client, self.settings, clock=lambda: self.api.now_s, fleet="lab"
+        )
 
         self.target: Deployer = self.deployer
 
@@ -303,15 +305,95 @@ def test_a_machine_that_does_not_answer_and_one_that_is_taken_away() -> None:
     assert status.ends_s == cluster.api.now_s + 40
 
 
-def test_a_cordon_is_a_notice() -> None:
+def test_a_cordon_is_a_notice_whose_end_comes_nearer() -> None:
     cluster = Cluster(drain_s=50)
-    cluster.deployer.start(build_order())
+    cluster.deployer.start(build_order(ready_s=200))
     cluster.settle()
     assert cluster.only().ends_s is None
-    cluster.api.objects["nodes", "", "a"]["spec"]["unschedulable"] = True
+    machine = cluster.api.objects["nodes", "", "a"]
+    machine["spec"]["unschedulable"] = True
     status = cluster.only()
     assert (status.state, status.reason) == ("ready", "machine a is cordoned")
-    assert status.ends_s == cluster.api.now_s + 50
+    # Time for another to start: evictions wait for it.
+    ends_s = cluster.api.now_s + 200
+    assert status.ends_s == ends_s
+    cluster.api.advance(150)
+    assert cluster.only().ends_s == ends_s
+    # The machine itself says when; another controller knows it, too.
+    changed = {"time": write_time(ends_s - 300), "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
+    machine["metadata"]["managedFields"] = [changed]
+    assert cluster.only().ends_s == ends_s - 100
+    machine["spec"]["unschedulable"] = False
+    assert cluster.only().ends_s is None
+
+
+def test_where_pods_may_be_evicted_a_cordon_leaves_time_for_streams_alone() -> None:
+    cluster = Cluster(drain_s=50, evictable=True)
+    cluster.deployer.start(build_order(ready_s=200))
+    cluster.settle()
+    cluster.api.objects["nodes", "", "a"]["spec"]["unschedulable"] = True
+    assert cluster.only().ends_s == cluster.api.now_s + 50
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_machine_that_died_is_a_loss_at_once(gone: bool) -> None:
+    cluster = Cluster()
+    cluster.deployer.start(build_order())
+    cluster.settle()
+    (pod,) = (key[2] for key, _ in cluster.api.of("pods"))
+    # As the controller of nodes leaves it: not ready, without a reason.
+    cluster.api.set_status(pod, conditions=[{"type": "Ready", "status": "False"}])
+    assert cluster.only().state == "starting"
+    if gone:
+        del cluster.api.objects["nodes", "", "a"]
+    else:
+        cluster.api.objects["nodes", "", "a"]["status"]["conditions"][0]["status"] = "Unknown"
+    status = cluster.only()
+    assert (status.state, status.kind) == ("failed", "ended")
+    assert status.reason == "machine a does not answer"
+
+
+def test_what_lost_its_labels_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster()
+    handle = cluster.deployer.start(build_order()).handle
+    cluster.deployer.start(build_order("other"))
+    cluster.settle()
+    for plural in ("pods", "statefulsets"):
+        _, made = next(iter(cluster.api.of(plural)))
+        del made["metadata"]["labels"]["app.kubernetes.io/instance"]
+    anchor = cluster.api.objects["configmaps", "default", handle]
+    anchor["data"]["nodes"] = "many"
+    anchor["metadata"]["annotations"]["atoll-serving.github.io/ready-s"] = "soon"
+    damaged, whole = sorted(cluster.deployer.list("lab"), key=lambda s: s.handle != handle)
+    assert (damaged.state, damaged.reason) == ("starting", "0 of 1 nodes applied")
+    assert whole.state == "ready"
+    anchor["metadata"]["annotations"] = {}
+    assert [s.handle for s in cluster.deployer.list("lab")] == [whole.handle]
+    cluster.deployer.list("lab")
+    assert capsys.readouterr().err.count(f"ConfigMap {handle} has lost what says whose it is") == 1
+    assert ("configmaps", "default", handle) in cluster.api.objects
+
+
+def test_a_pod_that_is_evicted_again_and_again_fails_in_time() -> None:
+    cluster = Cluster()
+    cluster.deployer.start(build_order(ready_s=100))
+    for _ in range(3):
+        cluster.api.step()
+        assert cluster.only().state == "starting"
+        cluster.api.advance(40)
+        (pod,) = (key for key, _ in cluster.api.of("pods"))
+        del cluster.api.objects[pod]
+    cluster.api.step()
+    status = cluster.only()
+    assert status.state == "failed"
+    assert status.reason.startswith("not ready after 100 s")
+    # Once it has been ready, a start begins anew.
+    cluster.settle()
+    assert cluster.only().state == "ready"
+    (pod,) = (key for key, _ in cluster.api.of("pods"))
+    del cluster.api.objects[pod]
+    cluster.api.step()
+    assert cluster.only().state == "starting"
 
 
 @pytest.mark.parametrize(
@@ -367,6 +449,30 @@ def test_offers_are_machines_that_can_be_had_less_what_others_hold() -> None:
         ("cluster", "T4:2", "on-demand", 1, 0.0),
         ("east", "L4:1", "on-demand", 1, 0.7),
     ]
+
+
+def test_offers_leave_out_what_other_fleets_and_settings_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    toleration = {"key": "team", "operator": "Equal", "value": "ml"}
+    cluster = Cluster(node_selector={"pool": "gpu"}, tolerations=[toleration])
+    api = cluster.api
+    pool = {**L4, "pool": "gpu"}
+    for name in ("mine", "theirs"):
+        api.add_node(name, pool, 1)
+    api.add_node("ours", pool, 1, taints=[{**toleration, "effect": "NoSchedule"}])
+    api.add_node("not", pool, 1, taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}])
+    api.add_node("cloud", {"node.kubernetes.io/instance-type": "g6.xlarge", "pool": "gpu"}, 1)
+    api.add_node("odd", {"nvidia.com/gpu.product": "NVIDIA-A10", "pool": "gpu"}, 1)
+    api.add_node("house", {"nvidia.com/gpu.product": "NVIDIA-A10", "pool": "gpu"}, 1)
+    for fleet, host in (("lab", "mine"), ("other", "theirs")):
+        cluster.deployer.start(build_order(fleet, fleet=fleet, host=host))
+    api.step()
+    for _ in range(2):
+        (offer,) = cluster.deployer.offers()
+        # Its own machine counts as free, since a plan counts what it uses itself.
+        assert (offer.node_type, offer.available) == ("L4:1", 3)
+    assert capsys.readouterr().err.count("no such GPU: NVIDIA-A10; set gpu_names") == 1
 
 
 def test_one_controller_acts_and_an_older_term_is_refused() -> None:

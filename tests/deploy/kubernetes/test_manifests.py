@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
-from atoll.deploy.kubernetes.kube_machines import products_of
+from atoll.deploy.kubernetes.gpu_labels import PRODUCT, find_gpu, list_rules
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import (
     label_value,
@@ -32,6 +33,18 @@ LEGAL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 SETTINGS = KubernetesSettings()
 CATALOG = Catalog.default()
 names = st.text(min_size=1, max_size=120)
+OWN: dict[str, Any] = {
+    "requests": {"cpu": "8", "memory": "64Gi"},
+    "limits": {"memory": "96Gi", "rdma/hca": "1"},
+    "env": {"NCCL_DEBUG": "WARN", "ATOLL_PORT": "1"},
+    "tolerations": ({"key": "team", "operator": "Equal", "value": "ml", "effect": "NoSchedule"},),
+    "node_selector": {"pool": "gpu"},
+    "priority_class": "serving",
+    "runtime_class": "nvidia",
+    "annotations": {"sidecar.istio.io/inject": "false"},
+    "sidecars": ({"name": "logs", "image": "fluent-bit:3"},),
+    "read_only_root": True,
+}
 
 
 def render(**order: Any) -> dict[str, dict[str, Any]]:
@@ -170,10 +183,17 @@ def test_bad_orders_are_refused() -> None:
 
 @pytest.mark.parametrize("gpu", sorted(CATALOG.gpus))
 def test_every_gpu_of_the_catalog_has_its_own_labels(gpu: str) -> None:
-    products = products_of(gpu, CATALOG)
+    rules = list_rules(gpu, CATALOG, {})
     theirs = CATALOG.gpu(gpu).architecture in ("CDNA2", "CDNA3", "Apple")
-    assert {CATALOG.gpu(product).name for product in products} == (set() if theirs else {gpu})
-    assert all(LEGAL.fullmatch(product) for product in products)
+    assert bool(rules) is not theirs
+    for rule in rules:
+        # What pods ask for is what offers are read from: each combination of labels means this GPU.
+        for values in itertools.product(*rule.values.values()):
+            labels = dict(zip(rule.values, values, strict=True))
+            assert find_gpu(labels, CATALOG, {}) == gpu
+            assert all(LEGAL.fullmatch(value) for value in values)
+    keys = [key for rule in rules for key in rule.values]
+    assert theirs or keys[0] == PRODUCT
 
 
 def test_manifests_keep_the_published_schemas(tmp_path: Path) -> None:
@@ -186,7 +206,11 @@ def test_manifests_keep_the_published_schemas(tmp_path: Path) -> None:
         types=("L4:1", "T4:4"), market="spot", secrets=(("HUB", str(tmp_path / "token")),)
     )
     settings = KubernetesSettings(
-        user=1000, weights_path="/weights", image_pull_secrets=("pull",), probe="http"
+        user=1000,
+        weights_path="/weights",
+        image_pull_secrets=("pull",),
+        probe="http",
+        **OWN,
     )
     secret = render_secret(order, settings)
     assert secret is not None
@@ -205,3 +229,90 @@ def test_machines_that_are_set_aside_are_out_in_every_term(gpus: int) -> None:
     assert terms
     assert all(out in term["matchExpressions"] for term in terms)
     assert "affinity" not in pod_of(gpus=0)
+
+
+def test_what_a_cluster_asks_of_pods_is_set() -> None:
+    made = render(types=("L4:1",), settings=KubernetesSettings(**OWN))["StatefulSet-0"]
+    template = made["spec"]["template"]
+    assert template["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+    pod = template["spec"]
+    engine, logs = pod["containers"]
+    assert logs == {"name": "logs", "image": "fluent-bit:3"}
+    assert engine["resources"] == {
+        "limits": {"memory": "96Gi", "rdma/hca": "1", "nvidia.com/gpu": 1},
+        "requests": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": 1},
+    }
+    env = {each["name"]: each.get("value") for each in engine["env"]}
+    # What Atoll sets itself stays.
+    assert (env["NCCL_DEBUG"], env["HOME"], env["ATOLL_PORT"]) == ("WARN", "/tmp", "8000")
+    assert engine["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {"name": "scratch", "mountPath": "/tmp"} in engine["volumeMounts"]
+    assert OWN["tolerations"][0] in pod["tolerations"]
+    assert pod["nodeSelector"] == {"pool": "gpu"}
+    assert (pod["priorityClassName"], pod["runtimeClassName"]) == ("serving", "nvidia")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"requests": {"cpu": "many"}}, "no quantity"),
+        ({"limits": {"nvidia.com/gpu": "1"}}, "GPUs are the plan's"),
+        ({"env": {"A B": "x"}}, "no name of an environment variable"),
+        ({"tolerations": [{"effect": "NoSchedule"}]}, "needs operator: Exists"),
+        ({"tolerations": [{"kee": "a"}]}, "a toleration has no 'kee'"),
+        ({"sidecars": [{"name": "engine", "image": "x"}]}, "'engine' is taken"),
+        ({"sidecars": [{"name": "x"}]}, "a name and an image"),
+    ],
+)
+def test_settings_that_no_pod_can_have_are_refused(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        KubernetesSettings(**given)
+
+
+@pytest.mark.parametrize(
+    ("labels", "gpu"),
+    [
+        ({"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}, "A100-40"),
+        ({"cloud.google.com/gke-accelerator": "nvidia-h100-mega-80gb"}, "H100"),
+        ({"karpenter.k8s.aws/instance-gpu-name": "l40s"}, "L40S"),
+        (
+            {
+                "karpenter.k8s.aws/instance-gpu-name": "a100",
+                "karpenter.k8s.aws/instance-gpu-memory": "81920",
+            },
+            "A100-80",
+        ),
+        # Which of the two it is, nobody says.
+        ({"karpenter.k8s.aws/instance-gpu-name": "a100"}, None),
+        ({"node.kubernetes.io/instance-type": "g5.12xlarge"}, "A10G"),
+        ({"node.kubernetes.io/instance-type": "Standard_ND96isr_H100_v5"}, "H100"),
+        # With another GPU than the one that the catalog has.
+        ({"node.kubernetes.io/instance-type": "Standard_NC24ads_A100_v4"}, None),
+        ({"nvidia.com/gpu.product": "NVIDIA-A100-80GB-PCIe"}, None),
+        (
+            {
+                "nvidia.com/gpu.product": "NVIDIA-A10",
+                "node.kubernetes.io/instance-type": "g5.xlarge",
+            },
+            None,
+        ),
+        ({"nvidia.com/gpu.product": "house-gpu"}, "L4"),
+        (
+            {
+                "nvidia.com/gpu.product": "NVIDIA-L4",
+                "nvidia.com/gpu.sharing-strategy": "time-slicing",
+            },
+            None,
+        ),
+        (
+            {
+                "cloud.google.com/gke-accelerator": "nvidia-tesla-a100",
+                "cloud.google.com/gke-gpu-partition-size": "1g.5gb",
+            },
+            None,
+        ),
+        ({}, None),
+    ],
+)
+def test_labels_of_clouds_name_one_gpu_or_none(labels: dict[str, str], gpu: str | None) -> None:
+    assert find_gpu(labels, CATALOG, {"house-gpu": "L4"}) == gpu

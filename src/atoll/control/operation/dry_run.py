@@ -80,7 +80,7 @@ class OfflineTargets:
         settings = self._settings
         pools = {name: own_offers(name, settings, self._pool) for name in settings.names}
         targets: dict[str, PoolTarget] = {
-            name: _QuietTarget(self._reach(name, pool), pool, self.notes)
+            name: _QuietTarget(self._reach(name, pool, record.name), pool, self.notes)
             for name, pool in pools.items()
         }
         found = TargetMap(settings, self._pool)
@@ -91,12 +91,12 @@ class OfflineTargets:
         orders = OrderMaker(found, weights, commands)
         return OperatedFleet(home, record, problem, targets, found, orders, HomeLease(home))
 
-    def _reach(self, name: str, pool: Sequence[Offer]) -> Deployer:
+    def _reach(self, name: str, pool: Sequence[Offer], fleet: str) -> Deployer:
         if self._settings.section(name).is_untouched(self._folder):
             return UnreachedTarget(name, pool)
         alone = self._settings.model_copy(update={"names": (name,)})
         try:
-            return open_targets(alone, pool, self._folder)[name].target
+            return open_targets(alone, pool, self._folder, fleet=fleet)[name].target
         except AtollError as error:
             self.notes.append(f"{name} is planned with the pool as written: {error}")
             return UnreachedTarget(name, pool)

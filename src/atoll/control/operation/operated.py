@@ -192,6 +192,7 @@ def open_fleet(
         home.folder,
         catalog=problem.catalog(),
         drain_s=policy.drain_s,
+        fleet=record.name,
     )
     found = TargetMap(record.targets, problem.offers)
     settings = command_settings(
@@ -310,7 +311,7 @@ def look_at_targets(home: FleetHome, record: FleetRecord) -> tuple[TargetLook, .
         deployer: Deployer | None = None
         try:
             alone = record.targets.model_copy(update={"names": (name,)})
-            deployer = open_targets(alone, (), home.folder)[name]
+            deployer = open_targets(alone, (), home.folder, fleet=record.name)[name]
             looks.append(TargetLook(name, deployer, tuple(deployer.list(record.name))))
         except DeployError as error:
             looks.append(TargetLook(name, deployer, error=str(error)))

@@ -163,6 +163,7 @@ def open_targets(
     *,
     catalog: Catalog | None = None,
     drain_s: float = 600.0,
+    fleet: str = "",
 ) -> dict[str, PoolTarget]:
     """Return a fleet's targets by name; DeployError says which cannot be reached, and why.
 
@@ -171,6 +172,6 @@ def open_targets(
     opened: dict[str, PoolTarget] = {}
     for name in settings.names:
         own = own_offers(name, settings, pool)
-        site = TargetSite(folder, own, catalog, drain_s)
+        site = TargetSite(folder, own, catalog, drain_s, fleet)
         opened[name] = PoolTarget(settings.section(name).open(site), own)
     return opened

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import builtins
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from atoll.catalog.catalog import Catalog
 from atoll.deploy.kubernetes.kube_client import KubeClient
 from atoll.deploy.kubernetes.kube_lease import LeaseHolder, find_newest_term
-from atoll.deploy.kubernetes.kube_machines import is_cordoned, read_offers
+from atoll.deploy.kubernetes.kube_machines import (
+    cordoned_s,
+    is_cordoned,
+    is_lost,
+    list_unknown,
+    read_offers,
+)
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import (
-    MANAGER,
+    belongs_to,
     read_labels,
     select_fleet,
     select_instance,
     workload_name,
 )
 from atoll.deploy.kubernetes.manifests import own, render_instance, render_secret, write_manifests
-from atoll.deploy.kubernetes.workload_status import WorkloadParts, judge_instance
+from atoll.deploy.kubernetes.workload_status import SeenMachines, WorkloadParts, judge_instance
 from atoll.deploy.target import DeployError, InstanceStatus, StartOrder
 from atoll.deploy.terms import refuse_old_term
 from atoll.plan.problem import Offer
@@ -48,28 +55,41 @@ class KubernetesDeployer:
         settings: KubernetesSettings,
         catalog: Catalog | None = None,
         clock: Callable[[], float] = time.time,
+        fleet: str = "",
     ) -> None:
         self._client = client
         self._settings = settings
         self._catalog = catalog or Catalog.default()
         self._clock = clock
+        self._fleet = fleet
+        self._told: set[str] = set()
+        self._cordoned: dict[str, float] = {}
+        self._starting: dict[str, float] = {}
 
     @classmethod
     def connect(
-        cls, settings: KubernetesSettings, catalog: Catalog | None = None
+        cls, settings: KubernetesSettings, catalog: Catalog | None = None, fleet: str = ""
     ) -> KubernetesDeployer:
-        """Return the target in the cluster that the settings name."""
+        """Return the target in the cluster that the settings name, for one fleet."""
         from atoll.deploy.kubernetes.kube_transport import ClusterTransport
 
         transport = ClusterTransport(settings.kubeconfig, settings.context)
-        return cls(KubeClient(transport, settings.namespace), settings, catalog)
+        return cls(KubeClient(transport, settings.namespace), settings, catalog, fleet=fleet)
 
     def offers(self) -> Sequence[Offer]:
-        """Return what machines with GPUs can be had, less what pods of others hold of them."""
+        """Return what machines with GPUs can be had, less what pods of others hold of them.
+
+        Others are other fleets of Atoll, too; whose GPUs are of no known type is said once.
+        """
         nodes = self._client.select("Node")
         # Rights over a namespace alone do not show what is in others; then the machines count as free.
         pods = self._client.select_if_allowed("Pod", everywhere=True) or ()
-        others = [pod for pod in pods if not _is_ours(pod)]
+        others = [pod for pod in pods if not belongs_to(pod, self._fleet, self._settings.namespace)]
+        unknown = list_unknown(nodes, self._settings, self._catalog)
+        self._tell(
+            f"not offered, since the catalog has no such GPU: {each}; set gpu_names"
+            for each in unknown
+        )
         return read_offers(nodes, others, self._settings, self._catalog)
 
     def list(self, fleet: str) -> Sequence[InstanceStatus]:
@@ -178,19 +198,48 @@ class KubernetesDeployer:
         warnings = (
             self._warnings() if sum(map(len, pods.values())) < sum(map(len, sets.values())) else {}
         )
-        nodes = self._client.select_if_allowed("Node") or ()
-        cordoned = frozenset(node["metadata"]["name"] for node in nodes if is_cordoned(node))
         now_s = self._clock()
+        nodes = self._client.select_if_allowed("Node")
+        machines = self._look_at(nodes, now_s)
         statuses = []
         for anchor in anchors:
             labels = read_labels(anchor["metadata"].get("annotations") or {})
+            name = anchor["metadata"]["name"]
+            if labels is None:
+                self._tell([f"ConfigMap {name} has lost what says whose it is: it is left alone"])
             # A label holds a digest of a long name; the name itself decides.
             if labels is None or (fleet is not None and labels.fleet != fleet):
                 continue
-            name = anchor["metadata"]["name"]
             parts = WorkloadParts(anchor, labels, sets[name], pods[name], warnings)
-            statuses.append(judge_instance(parts, self._settings, now_s, cordoned))
+            status = judge_instance(
+                parts, self._settings, now_s, machines, self._starting.get(name)
+            )
+            statuses.append(status)
+            # A pod that is evicted again and again begins anew each time; its instance does not.
+            if status.state == "starting":
+                self._starting.setdefault(name, status.since_s)
+            elif status.state == "ready":
+                self._starting.pop(name, None)
         return tuple(sorted(statuses, key=lambda status: status.handle))
+
+    def _look_at(self, nodes: Sequence[Json] | None, now_s: float) -> SeenMachines:
+        """Return what is known of machines, and remember since when each is cordoned."""
+        if nodes is None:
+            return SeenMachines()
+        since = {node["metadata"]["name"]: cordoned_s(node) for node in nodes if is_cordoned(node)}
+        self._cordoned = {
+            name: self._cordoned.get(name, now_s) if at_s is None else at_s
+            for name, at_s in since.items()
+        }
+        well = frozenset(node["metadata"]["name"] for node in nodes if not is_lost(node))
+        return SeenMachines(well, dict(self._cordoned))
+
+    def _tell(self, lines: Iterable[str]) -> None:
+        """Say each line once."""
+        for line in lines:
+            if line not in self._told:
+                self._told.add(line)
+                sys.stderr.write(f"atoll: {line}\n")
 
     def _warnings(self) -> dict[str, str]:
         """Return why sets could not make their pods: it stands nowhere but in events."""
@@ -204,13 +253,10 @@ class KubernetesDeployer:
         }
 
 
-def _is_ours(pod: Json) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    return bool(labels.get("app.kubernetes.io/managed-by") == MANAGER)
-
-
 def _by_instance(objects: Sequence[Json]) -> defaultdict[str, builtins.list[Json]]:
+    """Return objects by the instance they are labelled with; what has lost that label is nobody's."""
     found: defaultdict[str, builtins.list[Json]] = defaultdict(list)
     for each in objects:
-        found[each["metadata"]["labels"]["app.kubernetes.io/instance"]].append(each)
+        labels = each["metadata"].get("labels") or {}
+        found[labels.get("app.kubernetes.io/instance", "")].append(each)
     return found

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from atoll.catalog.catalog import Catalog
-from atoll.core.errors import UnknownNameError
 from atoll.core.ids import format_node_type
+from atoll.deploy.kubernetes.gpu_labels import describe_gpu, find_gpu
+from atoll.deploy.kubernetes.kube_lease import read_time_s
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import label_value
 from atoll.plan.plan import Market
 from atoll.plan.problem import Offer, slices_of
 
 GPU = "nvidia.com/gpu"
-PRODUCT = "nvidia.com/gpu.product"
-COUNT = "nvidia.com/gpu.count"
 REGION = "topology.kubernetes.io/region"
 HOST = "kubernetes.io/hostname"
 SPOT = (
@@ -30,18 +28,6 @@ SPOT = (
 _TOLERATED = {GPU, *(key for key, _ in SPOT)}
 
 Json = Mapping[str, Any]
-
-
-def products_of(gpu: str, catalog: Catalog) -> tuple[str, ...]:
-    """Return the values of the product label that mean a GPU type, sorted; none unless it is NVIDIA's.
-
-    The label is the name the driver gives, with hyphens for spaces; the catalog knows those names.
-    """
-    kind = catalog.gpu(gpu)
-    if re.fullmatch(r"\d+\.\d+", kind.compute_capability) is None:
-        return ()
-    written = (alias.replace(" ", "-") for alias in (kind.name, *kind.aliases))
-    return tuple(sorted({value for value in written if label_value(value) == value}))
 
 
 def read_offers(
@@ -61,8 +47,10 @@ def read_offers(
         labels: Mapping[str, str] = node["metadata"].get("labels") or {}
         gpus = int(node.get("status", {}).get("allocatable", {}).get(GPU, 0))
         free = gpus - held[node["metadata"]["name"]]
-        name = _gpu_name(labels.get(PRODUCT, ""), catalog)
-        if free < 1 or name is None or not _is_usable(node):
+        if free < 1 or not _is_usable(node, settings):
+            continue
+        name = find_gpu(labels, catalog, settings.gpu_names)
+        if name is None:
             continue
         largest = max(size for size in slices_of(gpus) if size <= free)
         market: Market = "spot" if is_spot(labels) else settings.market
@@ -105,23 +93,59 @@ def count_gpus(pod: Json) -> int:
     return sum(int(c.get("resources", {}).get("limits", {}).get(GPU, 0)) for c in containers)
 
 
-def _is_usable(node: Json) -> bool:
-    if is_cordoned(node):
+def list_unknown(
+    nodes: Iterable[Json], settings: KubernetesSettings, catalog: Catalog
+) -> tuple[str, ...]:
+    """Return what machines with GPUs that are not offered say of them, sorted."""
+    unknown = set()
+    for node in nodes:
+        labels: Mapping[str, str] = node["metadata"].get("labels") or {}
+        gpus = int(node.get("status", {}).get("allocatable", {}).get(GPU, 0))
+        if gpus and find_gpu(labels, catalog, settings.gpu_names) is None:
+            unknown.add(describe_gpu(labels))
+    return tuple(sorted(unknown))
+
+
+def is_lost(node: Json) -> bool:
+    """Return whether a machine's kubelet says that it is not well, or says nothing any more."""
+    conditions = node.get("status", {}).get("conditions") or ()
+    return not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def cordoned_s(node: Json) -> float | None:
+    """Return since when nothing new is to be put on a machine, where it says so; Unix time.
+
+    Whoever changes an object is noted in it, with the time and the fields.
+    """
+    found = [
+        read_time_s(entry.get("time"))
+        for entry in node["metadata"].get("managedFields") or ()
+        if "f:unschedulable" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
+    return max(found, default=None)
+
+
+def _is_usable(node: Json, settings: KubernetesSettings) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in settings.node_selector.items()):
+        return False
+    if is_cordoned(node) or is_lost(node):
         return False
     taints = node.get("spec", {}).get("taints") or ()
-    if any(t["effect"] != "PreferNoSchedule" and t["key"] not in _TOLERATED for t in taints):
-        return False
-    conditions = node.get("status", {}).get("conditions") or ()
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return all(t["effect"] == "PreferNoSchedule" or _is_tolerated(t, settings) for t in taints)
 
 
-def _gpu_name(product: str, catalog: Catalog) -> str | None:
-    if not product:
-        return None
-    try:
-        return catalog.gpu(product).name
-    except UnknownNameError:
-        return None
+def _is_tolerated(taint: Json, settings: KubernetesSettings) -> bool:
+    if taint["key"] in _TOLERATED:
+        return True
+    for each in settings.tolerations:
+        if each.get("key") not in (None, "", taint["key"]):
+            continue
+        if each.get("effect") not in (None, "", taint["effect"]):
+            continue
+        if each.get("operator") == "Exists" or each.get("value", "") == taint.get("value", ""):
+            return True
+    return False
 
 
 def _price(node_type: str, market: Market, settings: KubernetesSettings) -> float:

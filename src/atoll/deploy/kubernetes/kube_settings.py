@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from atoll.deploy.target import DeployerSettings
 from atoll.plan.name_types import Name
 from atoll.plan.plan import Market
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_QUANTITY = re.compile(r"\d+(\.\d+)?([mkMGTPE]|[KMGTPE]i)?")
 
 
 class KubernetesSettings(DeployerSettings):
@@ -26,6 +30,13 @@ class KubernetesSettings(DeployerSettings):
     `drain_s` is how long streams may take to end, `schedule_s` how long a pod may wait for a node before it
     counts as failed. `evictable` lets the cluster move a pod without asking; otherwise draining a machine
     waits until the controller, who sees the cordon, has moved the instance.
+
+    `gpu_names` gives the catalog's GPU for a machine's label that does not name it ({"NVIDIA-A10": "A10G"}).
+    `requests` and `limits` are added to those of GPUs for every node ({"cpu": "8", "memory": "64Gi",
+    "rdma/hca": "1"}), `env` to its environment. `tolerations`, `node_selector`, `priority_class`,
+    `runtime_class`, `annotations` and `sidecars` (containers beside the engine) are those of Kubernetes;
+    machines that selector and tolerations leave out are not offered either. `read_only_root` gives an
+    engine nowhere to write but volumes: its home is an empty one then.
     """
 
     image: str = "atoll:latest"
@@ -49,6 +60,17 @@ class KubernetesSettings(DeployerSettings):
     evictable: bool = False
     probe: Literal["exec", "http"] = "exec"
     user: int | None = Field(default=None, ge=1)
+    gpu_names: dict[str, str] = Field(default_factory=dict)
+    requests: dict[str, str] = Field(default_factory=dict)
+    limits: dict[str, str] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+    tolerations: tuple[dict[str, Any], ...] = ()
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    priority_class: str | None = None
+    runtime_class: str | None = None
+    annotations: dict[str, str] = Field(default_factory=dict)
+    sidecars: tuple[dict[str, Any], ...] = ()
+    read_only_root: bool = False
 
     @field_validator("secrets")
     @classmethod
@@ -57,3 +79,42 @@ class KubernetesSettings(DeployerSettings):
             if reference.count("/") != 1 or not all(reference.split("/")):
                 raise ValueError(f"{variable}: write SECRET/KEY")
         return secrets
+
+    @field_validator("requests", "limits")
+    @classmethod
+    def _check_quantities(cls, given: dict[str, str]) -> dict[str, str]:
+        for resource, quantity in given.items():
+            if resource == "nvidia.com/gpu":
+                raise ValueError("GPUs are the plan's: leave nvidia.com/gpu out")
+            if _QUANTITY.fullmatch(quantity) is None:
+                raise ValueError(f"{resource}: {quantity!r} is no quantity; write 8, 500m or 64Gi")
+        return given
+
+    @field_validator("env")
+    @classmethod
+    def _check_variables(cls, env: dict[str, str]) -> dict[str, str]:
+        for variable in env:
+            if VARIABLE.fullmatch(variable) is None:
+                raise ValueError(f"{variable!r} is no name of an environment variable")
+        return env
+
+    @field_validator("tolerations")
+    @classmethod
+    def _check_tolerations(cls, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        for each in given:
+            unknown = set(each) - {"key", "operator", "value", "effect", "tolerationSeconds"}
+            if unknown:
+                raise ValueError(f"a toleration has no {min(unknown)!r}")
+            if not each.get("key") and each.get("operator") != "Exists":
+                raise ValueError("a toleration without a key needs operator: Exists")
+        return given
+
+    @field_validator("sidecars")
+    @classmethod
+    def _check_sidecars(cls, given: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        names = [each.get("name") for each in given]
+        if not all(names) or not all(each.get("image") for each in given):
+            raise ValueError("a sidecar needs a name and an image")
+        if len({*names, "engine"}) <= len(names):
+            raise ValueError("sidecars need names of their own, and 'engine' is taken")
+        return given

@@ -17,7 +17,7 @@ class KubernetesTarget(KubernetesSettings):
 
     def open(self, site: TargetSite) -> Deployer:
         """Return the namespace of the cluster that these settings name."""
-        return KubernetesDeployer.connect(self, site.catalog)
+        return KubernetesDeployer.connect(self, site.catalog, site.fleet)
 
     def claim(self, region: str) -> Claim:
         """Claim the regions that are named."""

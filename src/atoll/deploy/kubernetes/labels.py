@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from atoll.core.errors import InputError
 from atoll.deploy.target import Labels
@@ -69,6 +70,17 @@ def select_fleet(fleet: str) -> str:
     return (
         f"app.kubernetes.io/managed-by={MANAGER},app.kubernetes.io/component=engine,"
         f"{DOMAIN}/fleet={label_value(fleet)}"
+    )
+
+
+def belongs_to(pod: Mapping[str, Any], fleet: str, namespace: str) -> bool:
+    """Return whether a pod of any namespace is one of a fleet's instances."""
+    meta = pod["metadata"]
+    labels = meta.get("labels") or {}
+    return bool(
+        meta.get("namespace", namespace) == namespace
+        and labels.get("app.kubernetes.io/managed-by") == MANAGER
+        and labels.get(f"{DOMAIN}/fleet") == label_value(fleet)
     )
 
 

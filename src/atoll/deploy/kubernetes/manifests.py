@@ -10,7 +10,6 @@ pipeline find it. Everything hangs on one ConfigMap, so that one deletion ends a
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,16 @@ from atoll.catalog.catalog import Catalog
 from atoll.core.errors import InputError
 from atoll.core.ids import parse_node_type
 from atoll.deploy.kubernetes import kube_machines as machines
-from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
-from atoll.deploy.kubernetes.labels import DOMAIN, FULL, NODE, object_labels, workload_name
+from atoll.deploy.kubernetes.gpu_labels import COUNT, PARTITIONED, SHARED, GpuRule, list_rules
+from atoll.deploy.kubernetes.kube_settings import VARIABLE, KubernetesSettings
+from atoll.deploy.kubernetes.labels import (
+    DOMAIN,
+    FULL,
+    MANAGER,
+    NODE,
+    object_labels,
+    workload_name,
+)
 from atoll.deploy.target import DeployError, NodeCommand, StartOrder
 from atoll.plan.plan import Node
 
@@ -33,11 +40,11 @@ PORT = 8000
 SECRETS = "/run/secrets/atoll"
 _WEIGHTS = "/var/cache/atoll"
 COMPILED = "/var/cache/atoll-compiled"
+_SCRATCH = "/tmp"
 _PERIOD_S = 5
 # From the end of the time to drain to the kubelet's SIGKILL.
 _GRACE_MORE_S = 30
 _SECRET_BYTES = 1 << 16
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 # The kubelet sends its own SIGTERM when this has ended: a second one while streams run would cut them.
 _DRAIN = (
     'kill -TERM "${ATOLL_PID:-1}"; while kill -0 "${ATOLL_PID:-1}" 2>/dev/null; do sleep 1; done'
@@ -164,6 +171,8 @@ def _budget(order: StartOrder, name: str, settings: KubernetesSettings) -> Manif
         **_head("policy/v1", "PodDisruptionBudget", name, order, settings),
         "spec": {
             "maxUnavailable": 1 if settings.evictable else 0,
+            # What does not serve holds up nobody who drains a machine.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": {"app.kubernetes.io/instance": name}},
         },
     }
@@ -182,7 +191,10 @@ def _stateful_set(
             "serviceName": name,
             "selector": {"matchLabels": {"app.kubernetes.io/instance": name, NODE: str(index)}},
             "template": {
-                "metadata": {"labels": labels, "annotations": head["metadata"]["annotations"]},
+                "metadata": {
+                    "labels": labels,
+                    "annotations": {**settings.annotations, **head["metadata"]["annotations"]},
+                },
                 "spec": _pod(order, index, name, settings, catalog),
             },
         },
@@ -194,20 +206,23 @@ def _pod(
 ) -> Manifest:
     command = order.commands[index]
     volumes, mounts = _volumes(command, name, settings)
-    gpus = {machines.GPU: command.gpus} if command.gpus else {}
+    gpus: Manifest = {machines.GPU: command.gpus} if command.gpus else {}
+    # What is limited and not asked for is asked for in full, as Kubernetes has it.
+    resources = {"limits": {**settings.limits, **gpus}, "requests": {**settings.requests, **gpus}}
     listens = any("{port}" in word for word in command.argv)
     container: Manifest = {
         "name": "engine",
         "image": settings.images.get(order.labels.service, settings.image),
         "command": [_expand(word) for word in command.argv],
         "env": _env(order, index, name, settings),
-        "resources": {"limits": gpus, "requests": gpus} if gpus else {},
+        "resources": {kind: given for kind, given in resources.items() if given},
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", _DRAIN]}}},
         # Where it leaves no message, the end of its log says why it ended.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
+            **({"readOnlyRootFilesystem": True} if settings.read_only_root else {}),
         },
         "volumeMounts": mounts,
     }
@@ -233,7 +248,10 @@ def _pod(
             else {}
         ),
         **_scheduling(order, command, settings, catalog),
-        "containers": [container],
+        **({"priorityClassName": settings.priority_class} if settings.priority_class else {}),
+        **({"runtimeClassName": settings.runtime_class} if settings.runtime_class else {}),
+        **({"nodeSelector": settings.node_selector} if settings.node_selector else {}),
+        "containers": [container, *settings.sidecars],
         "volumes": volumes,
     }
 
@@ -268,6 +286,10 @@ def _env(order: StartOrder, index: int, name: str, settings: KubernetesSettings)
     given.setdefault("ATOLL_ADDRESS", {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     if settings.weights_claim or settings.weights_path:
         given.setdefault("HF_HOME", {"value": _WEIGHTS})
+    if settings.read_only_root:
+        given.setdefault("HOME", {"value": _SCRATCH})
+    for variable, value in settings.env.items():
+        given.setdefault(variable, {"value": value})
     return [{"name": variable, **given[variable]} for variable in sorted(given)]
 
 
@@ -286,6 +308,9 @@ def _volumes(
         projected = {"defaultMode": 0o440, "sources": sources}
         volumes.append({"name": "secrets", "projected": projected})
         mounts.append({"name": "secrets", "mountPath": SECRETS, "readOnly": True})
+    if settings.read_only_root:
+        volumes.append({"name": "scratch", "emptyDir": {}})
+        mounts.append({"name": "scratch", "mountPath": _SCRATCH})
     kept = (
         ("weights", settings.weights_claim, settings.weights_path, _WEIGHTS),
         ("compiled", settings.compile_cache_claim, settings.compile_cache_path, COMPILED),
@@ -307,10 +332,12 @@ def _scheduling(
     """Say which machines a node may stand on: those with its GPU, in its region, of its market."""
     aside = [_rule(machines.HOST, "NotIn", *sorted(order.avoid_hosts))] if order.avoid_hosts else []
     if not command.gpus:
-        return _require([{"matchExpressions": aside}]) if aside else {}
+        given = {"tolerations": list(settings.tolerations)} if settings.tolerations else {}
+        return {**(_require([{"matchExpressions": aside}]) if aside else {}), **given}
     node = _planned(order, command)
     gpu, count = parse_node_type(command.node_type)
-    base = [_rule(machines.PRODUCT, "In", *_products(gpu, catalog)), *aside]
+    base = [*aside, *(_rule(key, "NotIn", *values) for key, values in SHARED)]
+    base.append(_rule(PARTITIONED, "DoesNotExist"))
     if node is not None and node.host is not None:
         base.append(_rule(machines.HOST, "In", node.host))
     region = order.instance.region if node is None else order.instance.region_of(node)
@@ -325,18 +352,32 @@ def _scheduling(
     else:
         markets = [[_rule(key, "NotIn", value) for key, value in machines.SPOT]]
     terms = [
-        {"matchExpressions": [*base, *place, *market]} for place in places for market in markets
+        {"matchExpressions": [*kind, *base, *place, *market]}
+        for kind in map(_have, _gpu_rules(gpu, settings, catalog))
+        for place in places
+        for market in markets
     ]
     # A machine of that many GPUs first, so that small instances do not break up large machines.
     liked = {
         "weight": 100,
-        "preference": {"matchExpressions": [_rule(machines.COUNT, "In", str(count))]},
+        "preference": {"matchExpressions": [_rule(COUNT, "In", str(count))]},
     }
     keys = [machines.GPU, *((key for key, _ in machines.SPOT) if spot else ())]
-    return {
-        **_require(terms, [liked]),
-        "tolerations": [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys],
+    found = _require(terms, [liked])
+    # Then beside others of ours: whole machines stay free for who needs one.
+    found["affinity"]["podAffinity"] = {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 50,
+                "podAffinityTerm": {
+                    "labelSelector": {"matchLabels": {"app.kubernetes.io/managed-by": MANAGER}},
+                    "topologyKey": machines.HOST,
+                },
+            }
+        ]
     }
+    tolerated = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
+    return {**found, "tolerations": [*tolerated, *settings.tolerations]}
 
 
 def _require(terms: list[Manifest], liked: list[Manifest] | None = None) -> Manifest:
@@ -348,15 +389,23 @@ def _require(terms: list[Manifest], liked: list[Manifest] | None = None) -> Mani
     return {"affinity": {"nodeAffinity": rules}}
 
 
-def _products(gpu: str, catalog: Catalog) -> tuple[str, ...]:
-    products = machines.products_of(gpu, catalog)
-    if not products:
+def _gpu_rules(gpu: str, settings: KubernetesSettings, catalog: Catalog) -> tuple[GpuRule, ...]:
+    rules = list_rules(gpu, catalog, settings.gpu_names)
+    if not rules:
         raise DeployError(
             f"pods ask for {machines.GPU}, and {gpu} is not NVIDIA's",
             kind="settings",
             hint="let a machine with it join the fabric by itself: atoll join",
         )
-    return products
+    return rules
+
+
+def _have(rule: GpuRule) -> list[Manifest]:
+    """Return what a machine's labels are to say of its GPUs."""
+    return [
+        *(_rule(key, "In", *values) for key, values in rule.values.items()),
+        *(_rule(key, "DoesNotExist") for key in rule.absent),
+    ]
 
 
 def _rule(key: str, operator: str, *values: str) -> Manifest:
@@ -418,7 +467,7 @@ def _check(order: StartOrder) -> None:
         if not command.argv:
             raise DeployError(f"{command.node} has nothing to run", kind="settings")
         names = [variable for variable, _ in (*command.env, *command.secrets)]
-        wrong = next((n for n in names if _VARIABLE.fullmatch(n) is None), None)
+        wrong = next((n for n in names if VARIABLE.fullmatch(n) is None), None)
         if wrong is not None:
             raise InputError(f"{wrong!r} is no name of an environment variable", field="env")
         if len(set(names)) < len(names):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.core.errors import InputError, shorten
@@ -44,31 +45,46 @@ class WorkloadParts:
     warnings: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class SeenMachines:
+    """Machines that are well (None: nobody may look), and since when others want some of them empty."""
+
+    well: frozenset[str] | None = None
+    cordoned: Mapping[str, float] = field(default_factory=dict)
+
+
 def judge_instance(
     parts: WorkloadParts,
     settings: KubernetesSettings,
     now_s: float,
-    cordoned: frozenset[str] = frozenset(),
+    machines: SeenMachines | None = None,
+    starting_s: float | None = None,
 ) -> InstanceStatus:
     """Return how an instance stands: as well as the worst of its nodes.
 
-    `cordoned` are machines that somebody wants empty; an instance there ends when its streams may have.
+    On a machine that somebody wants empty it ends once another could be ready, and its streams done: until
+    then evictions wait, unless the settings let them pass. `starting_s` is since when it is known to start.
     """
+    machines = machines or SeenMachines()
     meta = parts.anchor["metadata"]
     hosts = tuple(sorted({p["spec"]["nodeName"] for p in parts.pods if p["spec"].get("nodeName")}))
-    seen = [*_missing(parts), *(judge_pod(pod, settings, now_s) for pod in parts.pods)]
+    seen = [
+        *_missing(parts),
+        *(judge_pod(pod, settings, now_s, machines.well) for pod in parts.pods),
+    ]
     deleted = meta.get("deletionTimestamp")
     if deleted is not None:
         since_s = read_time_s(deleted)
         worst = PodSight("draining", since_s, "its streams end", ends_s=since_s + settings.drain_s)
     else:
         worst = max(seen, key=lambda s: (FROM_BEST_TO_WORST.index(s.state), s.since_s, s.reason))
-        worst = _limit_start(worst, parts, now_s)
+        worst = _limit_start(worst, parts, now_s, starting_s)
     ends = [sight.ends_s for sight in (worst, *seen) if sight.ends_s is not None]
     reason = worst.reason
-    leaving = sorted(cordoned & set(hosts))
+    leaving = sorted(set(hosts) & set(machines.cordoned))
     if leaving and deleted is None:
-        ends.append(now_s + settings.drain_s)
+        given_s = max(settings.drain_s, 0 if settings.evictable else _allowed_s(parts, 0.0))
+        ends += [machines.cordoned[host] + given_s for host in leaving]
         reason = reason or f"machine {leaving[0]} is cordoned"
     return InstanceStatus(
         handle=meta["name"],
@@ -90,8 +106,10 @@ def _read_instance(anchor: Json) -> Instance | None:
         return None
 
 
-def judge_pod(pod: Json, settings: KubernetesSettings, now_s: float) -> PodSight:
-    """Return what a pod's conditions and its container's state come to."""
+def judge_pod(
+    pod: Json, settings: KubernetesSettings, now_s: float, well: frozenset[str] | None = None
+) -> PodSight:
+    """Return what a pod's conditions and its container's state come to; `well` as in `SeenMachines`."""
     meta, status = pod["metadata"], pod.get("status") or {}
     began_s = read_time_s(meta.get("creationTimestamp"))
     if meta.get("deletionTimestamp") is not None:
@@ -116,9 +134,11 @@ def judge_pod(pod: Json, settings: KubernetesSettings, now_s: float) -> PodSight
     since_s = max(began_s, read_time_s(ready.get("lastTransitionTime")))
     if ready.get("status") == "True":
         return PodSight("ready", since_s)
-    if ready.get("status") == "Unknown" or ready.get("reason") in ("NodeLost", "NodeNotReady"):
+    host = pod["spec"].get("nodeName", "?")
+    silent = ready.get("status") == "Unknown" or ready.get("reason") in ("NodeLost", "NodeNotReady")
+    # Of a machine that died, its pod's condition is often False and gives no reason.
+    if silent or (well is not None and host != "?" and host not in well):
         # No second pod starts while the machine may still run this one.
-        host = pod["spec"].get("nodeName", "?")
         return PodSight("failed", since_s, f"machine {host} does not answer", "ended")
     return PodSight("starting", since_s, str(ready.get("message") or "its engine is starting"))
 
@@ -160,7 +180,7 @@ def _judge_waiting(
 def _missing(parts: WorkloadParts) -> list[PodSight]:
     """Return what can be said of nodes that have no pod, or not even a set."""
     began_s = read_time_s(parts.anchor["metadata"].get("creationTimestamp"))
-    nodes = int((parts.anchor.get("data") or {}).get("nodes", 1))
+    nodes = _read_count(parts.anchor)
     seen = []
     if len(parts.sets) < nodes:
         seen.append(PodSight("starting", began_s, f"{len(parts.sets)} of {nodes} nodes applied"))
@@ -180,12 +200,33 @@ def _missing(parts: WorkloadParts) -> list[PodSight]:
     return seen
 
 
-def _limit_start(worst: PodSight, parts: WorkloadParts, now_s: float) -> PodSight:
-    allowed_s = float(parts.anchor["metadata"].get("annotations", {}).get(READY_S, "inf"))
-    if worst.state != "starting" or now_s - worst.since_s <= allowed_s:
+def _limit_start(
+    worst: PodSight, parts: WorkloadParts, now_s: float, starting_s: float | None
+) -> PodSight:
+    if worst.state != "starting":
+        return worst
+    since_s = worst.since_s if starting_s is None else min(worst.since_s, starting_s)
+    allowed_s = _allowed_s(parts, math.inf)
+    if now_s - since_s <= allowed_s:
         return worst
     reason = f"not ready after {allowed_s:g} s: {worst.reason}"
-    return PodSight("failed", worst.since_s, reason, "settings")
+    return PodSight("failed", since_s, reason, "settings")
+
+
+def _allowed_s(parts: WorkloadParts, otherwise: float) -> float:
+    """Return how long an instance may take to start; somebody may have taken that away, or changed it."""
+    try:
+        return float((parts.anchor["metadata"].get("annotations") or {})[READY_S])
+    except (KeyError, ValueError):
+        return otherwise
+
+
+def _read_count(anchor: Json) -> int:
+    """Return how many nodes an instance has: 1 where that is damaged."""
+    try:
+        return int((anchor.get("data") or {}).get("nodes", 1))
+    except ValueError:
+        return 1
 
 
 def _condition(status: Json, name: str) -> Json:
