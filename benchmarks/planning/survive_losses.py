@@ -120,7 +120,7 @@ def make_fleet(seed: int) -> Problem:
             "limits": {"survive": survive},
         }
     )
-    return _sized(asked, draw)
+    return sized(asked, draw)
 
 
 def _plain(problem: Problem) -> Problem:
@@ -128,8 +128,8 @@ def _plain(problem: Problem) -> Problem:
     return problem.replace(limits=problem.limits.model_copy(update={"survive": 0}))
 
 
-def _sized(problem: Problem, draw: Draw) -> Problem:
-    """The fleet with rates that take a machine or two of some sort."""
+def sized(problem: Problem, draw: Draw) -> Problem:
+    """Return the fleet with rates that take a machine or two of some sort."""
     yard = Yard(_plain(problem), problem.catalog())
     services = []
     for service in problem.services:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.prove.planning import plan as make_plan
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
-from benchmarks.planning import survive, survive_losses, survive_shares
+from benchmarks.planning import survive, survive_losses, survive_shares, survive_spot
 from benchmarks.planning.survive_outcome import FAULTS, Outcome
 from tests.reference.loss_enumeration import cheapest
 
@@ -49,3 +49,19 @@ def test_a_sharer_that_falls_short_is_found_out() -> None:
     # Few long prompts among many short ones, on one machine that capacity alone would take.
     assert kept["s0"] < 0.8
     assert min(kept["s1"], kept["s2"]) > 0.9
+
+
+def test_a_plan_that_loses_too_much_on_spot_is_found_out() -> None:
+    asked = survive_spot.make_fleet(11)
+    calm = asked.replace(limits=asked.limits.model_copy(update={"spot_loss_per_h": 0.0}))
+    request = PlanRequest(effort=Effort(cached=False), deadline_s=60.0, capacity_only=True)
+    made = make_plan(calm, request)
+    assert {node.market for one in made.instances for node in one.nodes} == {"spot"}
+    hours = 100.0
+    losses = survive_spot.draw_losses(made, asked, 3600.0 * hours, 1)
+    each_h = 1.0 / asked.limits.spot_loss_per_h + (asked.settings.startup_s or 0.0) / 3600.0
+    assert 0.7 < len(losses) * each_h / hours < 1.4
+    often = asked.replace(limits=asked.limits.model_copy(update={"spot_loss_per_h": 30.0}))
+    kept = survive_spot.kept_in_losses(made, often, asked.catalog(), 1, share=0.05)
+    service = asked.services[0]
+    assert kept[service.name][0] < service.target - 0.05
