@@ -374,6 +374,19 @@ def test_load_is_told_when_it_changes() -> None:
     asyncio.run(run())
 
 
+async def test_who_runs_in_this_process_is_not_asked_over_http() -> None:
+    """`atoll serve --fabric` asked its own gateway for a page that is for admins, and was refused."""
+    said: list[Load] = []
+    figures = {"running": 5.0, "waiting": 2.0, "tokens": 100.0}
+    nowhere = "http://127.0.0.1:9"
+    reader = LoadReader(nowhere, lambda: 1, said.append, figures=lambda: figures)
+    await reader.step(0.0)
+    figures["tokens"] = 300.0
+    await reader.step(2.0)
+    assert [(s.running, s.waiting, s.tokens_per_s) for s in said] == [(5, 2, 0.0), (5, 2, 100.0)]
+    assert await reader.running() == 7
+
+
 def test_ends() -> None:
     assert parse_ends("2h", 1000.0) == 8200.0
     assert parse_ends("2025-07-01T18:00:00+00:00", 0.0) == 1751392800.0

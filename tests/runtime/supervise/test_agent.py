@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.runtime.supervise.agent import Agent, ProcessError, ProcessSpec
+from atoll.runtime.supervise.start_watch import StartWatch
 from atoll.runtime.supervise.supervised_process import Command, last_lines
 from atoll.runtime.supervise.supervision import ProcessState, RestartLimits
 from atoll.runtime.supervise.supervisor import RotatingLog
@@ -132,6 +133,45 @@ async def test_restarts_what_was_killed(tmp_path: Path) -> None:
     assert keeper.reason == ""
     assert keeper.restarts == 1
     await agent.close()
+
+
+LOADING = """
+import time
+until_s = time.monotonic() + 1.5
+while time.monotonic() < until_s:
+    print("loading", flush=True)
+    time.sleep(0.02)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_start_that_gets_somewhere_takes_as_long_as_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.runtime.supervise.agent._WATCH_S", 0.05)
+    agent = Agent()
+    try:
+        agent.add(script(tmp_path, LOADING, limits=QUICK.model_copy(update={"ready_s": 0.7})))
+        await agent.ready(["p"])
+        assert agent.processes["p"].restarts == 0
+    finally:
+        await agent.close()
+
+
+def test_what_is_read_and_said_is_getting_somewhere(tmp_path: Path) -> None:
+    log, weights = tmp_path / "log", tmp_path / "weights"
+    weights.write_bytes(bytes(2**21))
+    watch = StartWatch(os.getpid(), log)
+    watch.advances()
+    assert not watch.advances()
+    log.write_text("loading")
+    assert watch.advances()
+    if Path("/proc/self/io").exists():
+        weights.read_bytes()
+        assert watch.advances()
+    assert not watch.advances()
+    assert watch.take_delay_s() >= 0.0
 
 
 def test_a_stubborn_process_is_killed_in_the_end(tmp_path: Path) -> None:

@@ -41,6 +41,16 @@ def test_killed_once_when_not_ready_in_time() -> None:
     assert core.reason == "not ready within 10 s"
 
 
+def test_who_gets_somewhere_or_has_no_core_has_more_time() -> None:
+    core = Supervision(LIMITS)
+    core.tick(0)
+    core.advanced(9)
+    assert core.tick(19) is None
+    core.delayed(3)
+    assert core.tick(22) is None
+    assert core.tick(22.1) is Action.KILL
+
+
 def pause_s_of(core: Supervision, now_s: float) -> float:
     """Wait until a process is started again; returns how long that took."""
     pause_s = 0.0

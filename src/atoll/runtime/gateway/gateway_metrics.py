@@ -93,6 +93,12 @@ class GatewayMetrics:
         self.more: Callable[[], Iterable[Metric]] = tuple
         """Further metrics of the page."""
 
+    @property
+    def completion_tokens(self) -> float:
+        """Tokens of all answers so far."""
+        children = self._tokens.children.items()
+        return sum(child.value for (_, kind), child in children if kind == "completion")
+
     def tally(self, model: str, endpoint: str, status: int) -> RequestTally:
         """Return what counts requests of a kind."""
         key = (model, endpoint, status)

@@ -31,7 +31,7 @@ from atoll.runtime.join.announcement import Announcement, NodeSituation, choose_
 from atoll.runtime.join.assignment import Assignment, OrderReceiver
 from atoll.runtime.join.bridge import Bridge
 from atoll.runtime.join.deadline import LAST_S, NodeDeadline, SpotNotices, parse_ends, slurm_end_s
-from atoll.runtime.join.engine_load import LoadReader
+from atoll.runtime.join.engine_load import LoadReader, ReadFigures
 from atoll.runtime.join.engine_start import (
     ENGINE,
     PreparedEngine,
@@ -66,7 +66,10 @@ class RunningEngine:
 
 
 class JoinedNode:
-    """See the module. `say` gets a line for people whenever something happens."""
+    """See the module. `say` gets a line for people whenever something happens.
+
+    `figures` are those of a server that runs in this process; others publish theirs.
+    """
 
     def __init__(
         self,
@@ -79,8 +82,10 @@ class JoinedNode:
         settings: FabricSettings | None = None,
         engine_log: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        figures: ReadFigures | None = None,
     ) -> None:
         self.options = options
+        self._figures = figures
         self.home = home
         self.engine_log = engine_log or home.log(ENGINE)
         self.fabric: Fabric
@@ -196,6 +201,7 @@ class JoinedNode:
             self._say_load,
             api_key=server.api_key,
             capacity=options.max_inflight,
+            figures=self._figures,
         )
         tasks = (self._spawn(watcher.run()), self._spawn(load.run()))
         self.running = RunningEngine(prepared, watcher, load, tasks, assigned)

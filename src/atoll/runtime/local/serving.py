@@ -294,8 +294,20 @@ class FabricOffer:
         if access.is_open:
             access = dataclasses.replace(access, open_name=self._name or host_name())
         options = JoinOptions(url=self._fleet.url, name=self._name)
-        self._node = JoinedNode(options, access, self._fleet.home, say=self._say)
+        self._node = JoinedNode(
+            options, access, self._fleet.home, say=self._say, figures=self._read_figures
+        )
         await self._node.start()
+
+    def _read_figures(self) -> dict[str, float]:
+        """Return how busy the gateway is: its page of metrics is for admins, and it is right here."""
+        gateway = self._fleet.gateway
+        waiting = len(gateway.queue.waiting)
+        return {
+            "running": len(gateway.relays) - waiting,
+            "waiting": waiting,
+            "tokens": gateway.metrics.completion_tokens,
+        }
 
     async def stop(self) -> None:
         """Finish what came from there, and leave."""

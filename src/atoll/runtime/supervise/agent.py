@@ -21,11 +21,14 @@ from typing import Protocol
 
 from atoll.core.errors import AtollError, UnknownNameError, UsageError
 from atoll.runtime.supervise.fork_client import ForkServer
+from atoll.runtime.supervise.start_watch import StartWatch
 from atoll.runtime.supervise.supervised_process import Command, ProcessHandle, last_lines
 from atoll.runtime.supervise.supervision import Action, ProcessState, RestartLimits, Supervision
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
+_WATCH_S = 1.0
+"""Between two looks at whether a process that starts gets anywhere."""
 
 
 class ProcessError(AtollError):
@@ -151,14 +154,20 @@ class SupervisedProcess:
         if self.state is ProcessState.STOPPING:
             process.term()
         ended = asyncio.create_task(process.wait())
+        watch = StartWatch(process.pid, self.spec.command.log)
         looking: asyncio.Task[str | None] | None = None
-        look_s = 0.0
+        look_s = watch_s = 0.0
         try:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=_TICK_S)
                 now_s = time.monotonic()
                 if ended.done():
                     break
+                if self.state is ProcessState.STARTING and now_s >= watch_s:
+                    watch_s = now_s + _WATCH_S
+                    self._core.delayed(watch.take_delay_s())
+                    if watch.advances():
+                        self._core.advanced(now_s)
                 self._act(self._core.tick(now_s))
                 if looking is None and now_s >= look_s:
                     # In a task of its own: a look may take long, and the end of the process must be seen

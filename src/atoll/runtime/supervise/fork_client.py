@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 
 from atoll.core.errors import AtollError, UsageError
+from atoll.runtime.supervise.start_watch import StartWatch
 from atoll.runtime.supervise.supervised_process import Command
 from atoll.runtime.supervise.supervision import Action, RestartLimits, Supervision
 
@@ -32,6 +33,8 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _CONNECT_S = 0.5
 _CLOSE_S = 10.0
 _LOOK_S = 0.25
+_WATCH_S = 1.0
+"""Between two looks at whether it gets anywhere while it loads."""
 
 
 class ForkServer:
@@ -162,10 +165,7 @@ class ForkServer:
                 )
             heard = False
             try:
-                async with asyncio.timeout(timeout_s):
-                    heard = await self._hear(ours)
-            except TimeoutError:
-                pass
+                heard = await self._hear_in_time(ours, process.pid, timeout_s)
             finally:
                 # Whoever stops while it loads need not wait for it.
                 if not heard:
@@ -182,6 +182,25 @@ class ForkServer:
         if self._path is None:
             self._orders = ours
         self.starts += 1
+
+    async def _hear_in_time(self, line: socket.socket, pid: int, timeout_s: float) -> bool:
+        """Return whether it speaks before it got nowhere for so long; time without a core does not count."""
+        watch, hearing = StartWatch(pid), asyncio.ensure_future(self._hear(line))
+        left_s, loop = timeout_s, asyncio.get_running_loop()
+        try:
+            while left_s > 0.0:
+                began_s = loop.time()
+                done, _ = await asyncio.wait({hearing}, timeout=min(left_s, _WATCH_S))
+                if done:
+                    return hearing.result()
+                left_s -= max(0.0, loop.time() - began_s - watch.take_delay_s())
+                if watch.advances():
+                    left_s = timeout_s
+            return False
+        finally:
+            hearing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await hearing
 
     async def _hear(self, line: socket.socket) -> bool:
         """Wait for word of the process that forks now; False once there is none any more."""

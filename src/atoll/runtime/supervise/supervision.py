@@ -43,9 +43,10 @@ class Action(StrEnum):
 class RestartLimits(Frozen):
     """How patient to be, in seconds unless it is a number of times.
 
-    backoff_s: the pause after a process ended that had not served; it doubles each time, to backoff_max_s.
-    A process has not served, either, that was ready for less than backoff_s. tries: starts in a row without
-    getting ready until it is given up; tries_again: the same once it was ready before.
+    ready_s: how long a process that starts may get nowhere. backoff_s: the pause after a process ended that
+    had not served; it doubles each time, to backoff_max_s. A process has not served, either, that was ready
+    for less than backoff_s. tries: starts in a row without getting ready until it is given up; tries_again:
+    the same once it was ready before.
     again: whether what has ended is started again at all. fatal_codes: exit codes after which starting again
     is no use; by default those of errors in what the process was told (see `atoll.core.errors`) and of a
     command that is not there.
@@ -73,6 +74,8 @@ class Supervision:
         self.restarts = 0
         self._start_at_s = float("-inf")
         self._since_s = 0.0
+        self._moved_s = 0.0
+        """When a process that starts last got anywhere, and later by what it waited for a core since."""
         self._took_s = 0.0
         self._in_a_row = 0
         self._never_ready = 0
@@ -103,11 +106,19 @@ class Supervision:
         # It was told to die: until it has, there is nothing more to do.
         if self._killed:
             return None
-        if self.state is ProcessState.STARTING and now_s - self._since_s > self.limits.ready_s:
+        if self.state is ProcessState.STARTING and now_s - self._moved_s > self.limits.ready_s:
             return self._kill(f"not ready within {self.limits.ready_s:g} s")
         if self.state is ProcessState.STOPPING and now_s - self._since_s > self.limits.term_s:
             return self._kill(f"did not end within {self.limits.term_s:g} s")
         return None
+
+    def advanced(self, now_s: float) -> None:
+        """Note that a process that starts has got somewhere: its time begins anew."""
+        self._moved_s = now_s
+
+    def delayed(self, seconds: float) -> None:
+        """Note for how long a process that starts had no core: that is not its time."""
+        self._moved_s += seconds
 
     def ready(self, now_s: float) -> None:
         """Note that the process can do its work."""
@@ -178,3 +189,4 @@ class Supervision:
 
     def _enter(self, state: ProcessState, now_s: float) -> None:
         self.state, self._since_s, self._unwell = state, now_s, 0
+        self._moved_s = now_s
