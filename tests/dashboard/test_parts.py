@@ -89,6 +89,23 @@ def test_logins_fail_so_often_and_no_more() -> None:
     limiter.try_once("10.0.0.1", 11.0)
 
 
+def test_who_has_logged_in_is_not_locked_out_by_others_at_the_same_address() -> None:
+    limiter = LoginLimiter(tries=3, per_s=0.1)
+    limiter.try_once("10.0.0.1", 0.0, "good")
+    limiter.note_success("10.0.0.1", 0.0, "good")
+    for number in range(3):
+        limiter.try_once("10.0.0.1", 0.0, f"wrong-{number}")
+    for _ in range(5):
+        limiter.try_once("10.0.0.1", 0.0, "good")
+        limiter.note_success("10.0.0.1", 0.0, "good")
+        with pytest.raises(ApiError):
+            limiter.try_once("10.0.0.1", 0.0, "wrong")
+    # Once it is no good any more, it waits like others.
+    limiter.try_once("10.0.0.1", 0.0, "good")
+    with pytest.raises(ApiError):
+        limiter.try_once("10.0.0.1", 0.0, "good")
+
+
 class TestHosts:
     @pytest.mark.parametrize("host", ["127.0.0.1:8090", "localhost:8090", "[::1]:8090"])
     def test_loopback_has_its_names(self, host: str) -> None:

@@ -297,14 +297,14 @@ class Dashboard:
 
     async def _try_key(self, key: str, client: str) -> LoginSession | None:
         """Return a session for a good key; an address is wrong only so often, also at the same time."""
-        self.limiter.try_once(client, self._clock())
+        self.limiter.try_once(client, self._clock(), key)
         try:
             session = await self._use_key(key)
         except ApiError:
             self.limiter.note_success(client, self._clock())  # who knows
             raise
         if session is not None:
-            self.limiter.note_success(client, self._clock())
+            self.limiter.note_success(client, self._clock(), key)
         return session
 
     async def _use_key(self, key: str) -> LoginSession | None:

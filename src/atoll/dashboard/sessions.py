@@ -29,6 +29,8 @@ _MAX_OF_ONE = 100
 _TRIES = 10
 _TRIES_PER_S = 1 / 30
 _MAX_ADDRESSES = 10_000
+_MAX_GOOD = 4096
+"""Keys that are known to have logged in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,16 +158,27 @@ class SessionStore:
 
 
 class LoginLimiter:
-    """How often an address may fail to log in: some times at once, then twice a minute."""
+    """How often an address may fail to log in: some times at once, then twice a minute.
+
+    Many people may have one address. Whoever shows a key that has logged in before is not kept waiting for
+    the mistakes of others.
+    """
 
     def __init__(self, tries: int = _TRIES, per_s: float = _TRIES_PER_S) -> None:
         self._tries = tries
         self._per_s = per_s
         self._buckets: dict[str, TokenBucket] = {}
+        self._good: dict[bytes, None] = {}
+        """Digests of keys that have logged in, the last one last."""
 
-    def try_once(self, address: str, now_s: float) -> None:
+    def try_once(self, address: str, now_s: float, key: str = "") -> None:
         """Count a try as a failure until it is known; ApiError where an address has failed too often."""
         bucket = self._buckets.get(address)
+        if key and self._good.pop(_hash(key), False) is None:
+            # Known again once it is good again: one that was revoked is like others from then on.
+            if bucket is not None:
+                bucket.charge(now_s, 1.0)
+            return
         if bucket is not None and (wait_s := bucket.wait_s(now_s)) > 0:
             raise ApiError(
                 429,
@@ -181,11 +194,15 @@ class LoginLimiter:
         bucket = self._buckets.setdefault(address, TokenBucket(self._tries, self._per_s, now_s))
         bucket.charge(now_s, 1.0)
 
-    def note_success(self, address: str, now_s: float) -> None:
+    def note_success(self, address: str, now_s: float, key: str = "") -> None:
         """Count the last try no more: it did not fail."""
         bucket = self._buckets.get(address)
         if bucket is not None:
             bucket.charge(now_s, -1.0)
+        if key:
+            self._good[_hash(key)] = None
+            if len(self._good) > _MAX_GOOD:
+                del self._good[next(iter(self._good))]
 
 
 def _hash(text: str) -> bytes:

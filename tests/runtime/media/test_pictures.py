@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
+import subprocess
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -97,6 +100,33 @@ def test_long_sides_are_shrunk(kind: str) -> None:
     seen = decode_picture(picture(kind, colours(400, 200)), limits)
     assert seen.shape == (32, 64, 3)
     assert abs(seen[4, 4].astype(int) - (250, 20, 20)).max() <= 12
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "I;16"])
+def test_a_large_picture_takes_little_more_than_itself(mode: str) -> None:
+    """It is converted a few rows at a time: three copies of all of it were made."""
+    program = """
+import io, resource, sys
+from PIL import Image
+from atoll.runtime.media.media_limits import MediaLimits
+from atoll.runtime.media.pictures import decode_picture
+stream = io.BytesIO()
+Image.new(sys.argv[1], (5000, 3600)).save(stream, "png")
+data = stream.getvalue()
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+assert decode_picture(data, MediaLimits()).shape == (1475, 2048, 3)
+print((peak() - before) / 1024)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, mode],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    # The picture itself has 72 MB at most, and had 72 when it was written.
+    assert float(done.stdout) < 90
 
 
 def test_the_first_frame_of_a_moving_picture() -> None:

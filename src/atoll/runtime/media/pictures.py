@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PICTURE_KINDS = ("png", "jpeg", "webp", "gif", "bmp")
 _ORIENTATION = 0x0112
+_BAND_PIXELS = 2**20
+"""Converted at a time: each step of it makes another picture of that size."""
 
 
 def decode_picture(data: bytes, limits: MediaLimits) -> NDArray[np.uint8]:
@@ -97,11 +99,7 @@ def to_array(picture: Picture, max_side: int) -> NDArray[np.uint8]:
     # A JPEG is decoded at a half, a quarter or an eighth of its size where that is enough.
     picture.draft("RGB", (max_side, max_side))
     picture.load()
-    if picture.mode.startswith("I"):
-        # Sixteen bits of grey; converted as it stands, all but the darkest would be white.
-        grey = (np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-        picture = picture_library().fromarray(grey)
-    picture = _opaque(picture)
+    picture = _in_bands(picture, max(1, max(picture.size) // max_side))
     if max(picture.size) > max_side:
         scale = max_side / max(picture.size)
         width, height = (max(1, round(side * scale)) for side in picture.size)
@@ -118,6 +116,26 @@ def broken(kind: str, error: Exception) -> MediaError:
         return MediaError(f"the {kind} cannot be decoded: its header is damaged")
     said = " ".join(str(error).split())[:120]
     return MediaError(f"the {kind} cannot be decoded: {said or type(error).__name__}")
+
+
+def _in_bands(picture: Picture, factor: int) -> Picture:
+    """Return a picture in RGB, reduced by a whole factor; a few rows at a time, which bounds its memory."""
+    width, height = picture.size
+    # Sides that the factor does not divide end in smaller boxes, as `reduce` has it.
+    whole: Picture = picture_library().new("RGB", (-(-width // factor), -(-height // factor)))
+    rows = factor * max(1, _BAND_PIXELS // (width * factor))
+    for top in range(0, height, rows):
+        band = _flat(picture.crop((0, top, width, min(height, top + rows))))
+        whole.paste(band if factor == 1 else band.reduce(factor), (0, top // factor))
+    return whole
+
+
+def _flat(picture: Picture) -> Picture:
+    if picture.mode.startswith("I"):
+        # Sixteen bits of grey; converted as it stands, all but the darkest would be white.
+        grey = (np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        picture = picture_library().fromarray(grey)
+    return _opaque(picture)
 
 
 def _opaque(picture: Picture) -> Picture:
