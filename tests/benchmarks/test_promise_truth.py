@@ -116,6 +116,20 @@ def test_a_class_below_its_target_is_found() -> None:
     assert Judge(calm, calm.catalog()).find_below(claim(calm, 1, 1.0)) == {}
 
 
+def test_a_rival_that_was_lucky_once_does_not_surely_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = fleet()
+    lucky = range(promise_truth.SEED - 1, promise_truth.SEED + promise_truth._RUNS)
+
+    def kept(_plan: Plan, _p: Problem, _c: object, _s: float, seed: int) -> dict[str, float]:
+        return {"chat": 1.0 if always or seed in lucky else 0.9}
+
+    monkeypatch.setattr(promise_truth, "kept_by_class", kept)
+    always = False
+    assert not Judge(problem, problem.catalog()).surely_keeps(claim(problem, 1, 1.0))
+    always = True
+    assert Judge(problem, problem.catalog()).surely_keeps(claim(problem, 1, 1.0))
+
+
 def test_too_much_spot_and_idle_instances_are_found() -> None:
     problem = fleet(limits={"spot_share": "10%"})
     yard = Yard(problem, problem.catalog())
