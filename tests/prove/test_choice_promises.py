@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
+import atoll.solve.deadline as deadline_module
 from atoll.plan.files.fleet_file import build_problem
+from atoll.plan.plan import KeptPromise, Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
-from atoll.prove.choice_promises import LevelEvener, even_levels
+from atoll.prove import choice_promises
+from atoll.prove.choice_promises import LevelEvener, even_levels, keep_chosen_promises
 from atoll.prove.planning import plan as make_plan
 from atoll.prove.rent_promises import keep_promises
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
+from atoll.solve.rent.choosing.choose import ChosenLevels
+from atoll.solve.rent.choosing.solver import choose_mixes
 
 
 def fleet() -> Problem:
@@ -105,3 +113,31 @@ def test_every_sharer_of_an_instance_keeps_its_own_promise() -> None:
     silent = promise.model_copy(update={"groups": promise.groups[1:]})
     said = validate(found.model_copy(update={"promises": (silent,)}), problem)
     assert "nothing is stated of what 'text (long)' keeps" in str(said)
+
+
+def test_nothing_is_chosen_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that took all of the time is given as it is, without a bound."""
+    late = [0.0]
+    monkeypatch.setattr(deadline_module, "_now", lambda: time.perf_counter() + late[0])
+    chosen: list[float] = []
+
+    def watched(*given: Any) -> ChosenLevels:
+        chosen.append(late[0])
+        return choose_mixes(*given)
+
+    def slowly(settled: Problem, request: PlanRequest) -> Plan:
+        late[0] = 1e6
+        kept = {"target": 0.95, "kept": 1.0, "low": 1.0, "high": 1.0}
+        promises = tuple(
+            KeptPromise(service=s.name, kept_ttft=1.0, kept_tpot=1.0, **kept)
+            for s in settled.services
+        )
+        return solve(settled, request).model_copy(update={"promises": promises})
+
+    monkeypatch.setattr(choice_promises, "choose_mixes", watched)
+    monkeypatch.setattr(choice_promises, "keep_promises", slowly)
+    plan = keep_chosen_promises(fleet(), PlanRequest(deadline_s=100.0))
+    assert chosen == [0.0]
+    assert plan.instances
+    assert plan.cut_short
+    assert (plan.bound, plan.status) == (None, "feasible")

@@ -15,6 +15,7 @@ from atoll.plan.validate.check import validate
 from atoll.prove.load_curves import STEPS, TOP, LoadCurve, LoadJob, measure_loads
 from atoll.prove.rent_promises import keep_promises
 from atoll.prove.simulated_bound import UNKNOWN, GoodCurve, SimulatedBound
+from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.prove.smaller_plans import larger_plans, smaller_plans
 from atoll.solve import registry
 from atoll.solve.assembly import keep
@@ -101,6 +102,18 @@ def test_unknown_templates_carry_a_tenth_more_and_are_simulated_if_they_matter()
     assert first is not None
     assert last is not None
     assert last > first
+
+
+def test_a_bound_is_what_was_found_before_the_deadline() -> None:
+    allocator = Allocator()
+
+    def until_late(problem: Problem, derating: Derating) -> Plan:
+        if allocator.bounds:
+            raise SimulationCutShortError("late")
+        return allocator(problem, derating)
+
+    found = SimulatedBound(PROBLEM, CATALOG, until_late, lambda _: 0.95).find(math.inf)
+    assert allocator.bounds == [found]
 
 
 def test_a_promise_for_fewer_requests_leaves_a_lower_bound() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from atoll.plan.plan import Plan
+from atoll.prove import uncertainty
+from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.prove.uncertainty import _matters_most, judge_certainty
+from atoll.solve.deadline import Deadline
 from tests.prove.test_rent_promises import CATALOG, CHAT, FRESH, PROBLEM, solve
 
 
@@ -27,6 +30,14 @@ def test_the_same_draws_every_time(plan: Plan) -> None:
     first = judge_certainty(plan, tight, CATALOG, draws=5)
     assert first == judge_certainty(plan, tight, CATALOG, draws=5)
     assert 0.0 <= first.chance["chat"] <= 1.0
+
+
+def test_no_draw_is_simulated_after_the_deadline(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uncertainty, "simulate_kept", lambda *_, **__: pytest.fail("simulated"))
+    with pytest.raises(SimulationCutShortError):
+        judge_certainty(plan, PROBLEM, CATALOG, deadline=Deadline(0.0))
 
 
 def test_what_goes_with_what_is_kept_is_to_be_measured() -> None:

@@ -90,7 +90,7 @@ def keep_chosen_promises(problem: Problem, request: PlanRequest) -> Plan:
         return best
     # What is left of the time is for the bound, too.
     evener = LevelEvener(problem, replace(request, deadline_s=deadline.share(_FIRST_SHARE)), best)
-    for levels in evener.find():
+    for levels in () if deadline.passed else evener.find():
         mixes = problem.mixes_at(levels)
         plan = keep_promises(problem.settled(mixes), within(_FIRST_SHARE))
         made = with_mixes(plan, replace(first, mixes=mixes))
@@ -101,9 +101,11 @@ def keep_chosen_promises(problem: Problem, request: PlanRequest) -> Plan:
     # Whatever mix is simulated, no model's instances are taken to carry more than `UNKNOWN` says.
     request.say("promises", "looking for a bound")
     eased = {service.name: 1.0 / UNKNOWN for service in problem.services}
-    least = choose_mixes(problem, request, Deadline(deadline.share(_FIRST_SHARE)), eased)
-    mixes, late = best.mixes, best.cut_short
-    return with_mixes(best, replace(first, mixes=mixes, bound=least.bound, cut_short=late))
+    bound, late = None, deadline.passed
+    if not late:
+        bound = choose_mixes(problem, request, Deadline(deadline.share(_FIRST_SHARE)), eased).bound
+    late = late or best.cut_short
+    return with_mixes(best, replace(first, mixes=best.mixes, bound=bound, cut_short=late))
 
 
 class LevelEvener:

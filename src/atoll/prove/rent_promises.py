@@ -179,7 +179,7 @@ class _Prover:
 
     def run(self) -> Plan:
         self._say("planning for capacity")
-        self.first = self.simple = self._plan(self.problem, self.effort)
+        self.first = self.simple = self._solve(self.problem, self.effort)
         if not self.first.instances:
             return self.first
         if self._dies(self.first):
@@ -210,7 +210,10 @@ class _Prover:
             except SimulationCutShortError:
                 late = True
         if not late:
-            return self._say_price(found)
+            try:
+                return self._say_price(found)
+            except SimulationCutShortError:
+                pass  # nothing but what surviving costs is left to find
         update = {"cut_short": True, "problem_hash": self.problem.content_hash()}
         return found.model_copy(update=update)
 
@@ -342,8 +345,7 @@ class _Prover:
 
         tried = 0
         while self.best is not None and not self._is_least(self.best):
-            if self.deadline.passed:
-                raise SimulationCutShortError("no time is left for smaller plans")
+            self._look_at_time()
             best = self.best
             libraries = template_libraries(self.problem, self.catalog, cached=self.effort.cached)
             max_usd = (best.objective or 0.0) * (1.0 - _SAME_COST)
@@ -431,6 +433,7 @@ class _Prover:
 
     def _simplest(self, problem: Problem, effort: Effort, best: Plan) -> Plan:
         """Plan as simply as can be for what `best` costs and the share that simplicity may cost."""
+        self._look_at_time()
         seconds = self.deadline.share(0.5)
         return _find_simplest(
             problem, replace(self.request, effort=effort, deadline_s=seconds), best
@@ -453,6 +456,15 @@ class _Prover:
         return (plan.objective or 0.0) < (self.best.objective or 0.0) * (1.0 - _SAME_COST)
 
     def _plan(self, problem: Problem, effort: Effort) -> Plan:
+        self._look_at_time()
+        return self._solve(problem, effort)
+
+    def _look_at_time(self) -> None:
+        """Raise once the deadline has come: many plans follow each other, and each takes a moment."""
+        if self.deadline.passed:
+            raise SimulationCutShortError("no time is left to plan again")
+
+    def _solve(self, problem: Problem, effort: Effort) -> Plan:
         seconds = self.deadline.share(0.5)
         return solve(problem, replace(self.request, effort=effort, deadline_s=seconds))
 
@@ -807,12 +819,6 @@ class _SpotProver(_Prover):
         said = f"spot nodes are lost too often: of {search.trials + 1} plans simulated, with more "
         said += "nodes than are needed or with fewer on spot, none keeps more"
         self.causes |= dict.fromkeys(sorted(verdict.short), said)
-
-    def _plan(self, problem: Problem, effort: Effort) -> Plan:
-        # Many plans follow each other, and each takes a moment whatever time is left.
-        if self.deadline.passed:
-            raise SimulationCutShortError("no time is left to plan with more to spare")
-        return super()._plan(problem, effort)
 
     def _plan_spare(self, spare: Spare, services: frozenset[str]) -> Plan:
         """Plan with something to spare, of templates that were simulated where others were."""

@@ -113,15 +113,13 @@ class SimulatedBound:
         for _ in range(_ROUNDS):
             shares = {key: most / self._largest for key, most in self._most.items()}
             unknown = min(1.0, UNKNOWN / self._largest)
-            plan = self._plan_with(self._eased, Derating(shares, default=unknown))
-            if plan.bound is None:
-                return found
-            # All capacities so far were upper bounds, so each of the allocations is one.
-            found = plan.bound if found is None else max(found, plan.bound)
-            if found >= enough or plan.cut_short:
-                break
             try:
-                if not self._simulate(plan.instances):
+                plan = self._plan_with(self._eased, Derating(shares, default=unknown))
+                if plan.bound is None:
+                    return found
+                # All capacities so far were upper bounds, so each of the allocations is one.
+                found = plan.bound if found is None else max(found, plan.bound)
+                if found >= enough or plan.cut_short or not self._simulate(plan.instances):
                     break
             except SimulationCutShortError:
                 break  # what was found before holds

@@ -18,6 +18,7 @@ from atoll.core.ids import parse_node_type
 from atoll.core.rng import stream
 from atoll.perf.constants import OpClass, default_constants, sample_constants
 from atoll.prove.kept import find_worst, simulate_kept
+from atoll.prove.simulation_deadline import keep_deadline
 
 if TYPE_CHECKING:
     from atoll.catalog.catalog import Catalog
@@ -61,7 +62,10 @@ def judge_certainty(
     targets = {service.name: service.target for service in problem.services}
     kept: list[dict[str, float]] = []
     factors: list[dict[tuple[str, str], float]] = []
-    for _ in range(draws):
+    watch = keep_deadline(deadline)
+    for number in range(draws):
+        # Short simulations end before they look at the time themselves.
+        watch(number, draws, 0.0)
         drawn = sample_constants(table, luck, gpus)
         found = simulate_kept(
             plan, problem, catalog, _SEED, deadline, constants=drawn, requests=_REQUESTS_PER_DRAW
