@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
@@ -11,8 +16,10 @@ import yaml
 
 from atoll.core.errors import MissingDependencyError
 from atoll.deploy.skypilot import (
+    PID_FILE,
     SkyDeployer,
     SkypilotSettings,
+    _write_script,
     format_tasks,
     load_sky,
     name_cluster,
@@ -20,6 +27,7 @@ from atoll.deploy.skypilot import (
     write_task,
 )
 from atoll.deploy.target import DeployError, Labels, NodeCommand, StartOrder
+from atoll.runtime.http.listen_address import free_ports
 from tests.runtime.local.test_placing import instance
 
 SETTINGS = SkypilotSettings(
@@ -119,21 +127,42 @@ class SmallSky:
         self.jobs: dict[str, list[dict[str, Any]]] = {}
         self.full = False
         self.calls: list[str] = []
+        self.answering = True
+        self.requests: dict[str, str] = {}
+        self.silent: set[str] = set()
         self.Task = SimpleNamespace(from_yaml_config=copy.deepcopy)
 
     def get(self, answer: Any) -> Any:
+        if self.requests.get(str(answer)) == "FAILED":
+            raise ResourcesUnavailableError("no L40S anywhere\nand more lines")
         return answer
 
     def status(self) -> list[dict[str, Any]]:
         return list(self.clusters.values())
 
     def queue(self, name: str) -> list[dict[str, Any]]:
+        if name in self.silent:
+            raise OSError(f"{name} cannot be reached")
         return self.jobs[name]
 
-    def launch(self, task: dict[str, Any], cluster_name: str) -> None:
+    def api_status(self, requests: list[str], *, all_status: bool) -> list[dict[str, str]]:
+        return [{"status": f"RequestStatus.{self.requests[each]}"} for each in requests]
+
+    def api_cancel(self, requests: list[str]) -> None:
+        self.calls.append("cancel")
+        for each in requests:
+            del self.requests[each]
+
+    def launch(self, task: dict[str, Any], cluster_name: str) -> str:
+        """Do at once what takes minutes, unless `full` or asked to wait: then nothing comes of it yet."""
         self.calls.append("launch")
-        if self.full:
-            raise ResourcesUnavailableError("no L40S anywhere\nand more lines")
+        request = f"r{len(self.requests)}"
+        self.requests[request] = "RUNNING" if self.full else "SUCCEEDED"
+        if not self.full:
+            self.rent(task, cluster_name)
+        return request
+
+    def rent(self, task: dict[str, Any], cluster_name: str) -> None:
         self.clusters[cluster_name] = {
             "name": cluster_name,
             "status": "ClusterStatus.UP",
@@ -150,6 +179,10 @@ class SmallSky:
 
     def tail_logs(self, name: str, job: None, *, output_stream: IO[str], **_: object) -> None:
         output_stream.write(f"{name} began\n")
+        if self.answering:
+            run = yaml.safe_load(self.clusters[name]["last_creation_yaml"])["run"]
+            nodes = run.count("this node answers")
+            output_stream.write("(n, pid=7) atoll: this node answers\n" * nodes)
 
     def down(self, name: str) -> None:
         self.calls.append("down")
@@ -188,12 +221,80 @@ def test_what_fails_says_why_in_a_line() -> None:
     (failed,) = deployer.list("Lab One")
     assert (failed.state, failed.kind) == ("failed", "image")
     assert failed.reason == "its job is failed setup"
-    sky.clusters.clear()
-    sky.full = True
-    with pytest.raises(DeployError, match=r"SkyPilot: no L40S anywhere$") as caught:
-        deployer.start(order())
-    assert caught.value.kind == "capacity"
     assert read_refusal(ValueError()).kind == "settings"
+
+
+def test_starting_waits_for_no_machine_and_says_what_came_of_it() -> None:
+    sky = SmallSky()
+    sky.full = True
+    deployer = SkyDeployer((), SETTINGS, sky=lambda: sky, clock=lambda: 7.0)
+    first = deployer.start(order())
+    assert (first.state, first.since_s, first.reason) == ("starting", 7.0, "being rented")
+    # Asked again nothing is rented twice, and others are asked for meanwhile.
+    assert deployer.start(order()) == first
+    second = deployer.start(replace(order(), labels=labels("chat-1")))
+    assert sky.calls == ["launch", "launch"]
+    assert [each.state for each in deployer.list("Lab One")] == ["starting", "starting"]
+    sky.requests["r0"] = "FAILED"
+    for _ in range(2):
+        failed, waiting = deployer.list("Lab One")
+        assert (failed.handle, failed.state, failed.kind) == (first.handle, "failed", "capacity")
+        assert failed.reason == "SkyPilot: no L40S anywhere"
+        assert (waiting.handle, waiting.state) == (second.handle, "starting")
+    deployer.stop(first.handle, 0)
+    deployer.stop(second.handle, 0)
+    assert deployer.list("Lab One") == ()
+    assert sky.calls == ["launch", "launch", "cancel"]
+
+
+def test_ready_is_a_job_that_answers() -> None:
+    sky = SmallSky()
+    sky.answering = False
+    deployer = SkyDeployer((), SETTINGS, sky=lambda: sky)
+    started = deployer.start(order(("L40S:1", "L40S:1")))
+    assert (started.state, started.reason) == ("starting", "runs; it does not answer yet")
+    sky.answering = True
+    assert [each.state for each in deployer.list("Lab One")] == ["ready"]
+    # Its log need not be read again.
+    sky.answering = False
+    assert [each.state for each in deployer.list("Lab One")] == ["ready"]
+
+
+def test_a_cluster_that_cannot_be_asked_leaves_the_others_known() -> None:
+    sky = SmallSky()
+    deployer = SkyDeployer((), SETTINGS, sky=lambda: sky)
+    first = deployer.start(order())
+    deployer.start(replace(order(), labels=labels("chat-1")))
+    sky.silent.add(first.handle)
+    silent, other = sorted(deployer.list("Lab One"), key=lambda each: each.handle != first.handle)
+    assert (silent.state, other.state) == ("ready", "ready")
+    assert (silent.reason, other.reason) == (f"SkyPilot: {first.handle} cannot be reached", "")
+    # Who has not seen it before takes it for one that starts.
+    anew = SkyDeployer((), SETTINGS, sky=lambda: sky)
+    assert [each.state for each in anew.list("Lab One") if each.handle == first.handle] == [
+        "starting"
+    ]
+
+
+def test_a_node_says_in_its_log_that_it_answers(tmp_path: Path) -> None:
+    """The script itself, with an engine that answers after a while."""
+    port = free_ports(1)[0]
+    serve = f"{sys.executable} -m http.server {port} --bind 127.0.0.1"
+    command = replace(order().commands[0], argv=(*serve.split(), "{port}"), env=(), secrets=())
+    script = _write_script([command]).replace(" 8000 ;;", " ;;").replace("8000", str(port))
+    script = script.replace("sleep 2", "sleep 0.05").replace(PID_FILE, str(tmp_path / "pid"))
+    with subprocess.Popen(
+        ["bash", "-c", script],
+        env={**os.environ, "SKYPILOT_NODE_RANK": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            assert "atoll: this node answers\n" in iter(process.stdout.readline, "")
+        finally:
+            process.terminate()
 
 
 @pytest.mark.filterwarnings("ignore")  # the SDK's own

@@ -16,8 +16,9 @@ import importlib
 import io
 import re
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import yaml
@@ -53,6 +54,14 @@ MAX_REASON_CHARACTERS = 300
 _SECRETS_FOLDER = "~/.atoll-secrets"
 _HOST_PORT = 8000
 PID_FILE = "~/.atoll-node.pid"
+_ANSWERS = "atoll: this node answers"
+"""Line that a node's script writes once its engine does: a job that runs has begun to start it."""
+_WATCH = (
+    "import http.client as h; "
+    f"c = h.HTTPConnection('127.0.0.1', {_HOST_PORT}, timeout=4); "
+    "c.request('GET', '/health'); s = c.getresponse().status; exit(s >= 400 and s != 404)"
+)
+_MAX_LOG_CHARACTERS = 2**22
 LABELS_VARIABLE = "ATOLL_LABELS"
 INSTANCE_VARIABLE = "ATOLL_INSTANCE"
 _HINTS = {
@@ -220,7 +229,14 @@ def _write_script(commands: Sequence[NodeCommand]) -> str:
         # A machine of its own: nobody else takes its ports.
         words = [word.replace("{port}", str(_HOST_PORT)) for word in command.argv]
         start = ["exec", "env", *env] if env else ["exec"]
-        lines.append(f"  {rank}) {' '.join(start)} {shlex.join(words)} ;;")
+        lines.append(f"  {rank})")
+        if words != [*command.argv]:
+            watch = f"python3 -c {shlex.quote(_WATCH)} 2>/dev/null"
+            lines.append(
+                f"    (while kill -0 $$ 2>/dev/null; do sleep 2; {watch} || continue; "
+                f"echo {shlex.quote(_ANSWERS)}; break; done) &"
+            )
+        lines.append(f"    {' '.join(start)} {shlex.join(words)} ;;")
     return "\n".join([*lines, "esac", ""])
 
 
@@ -290,10 +306,19 @@ touch {PID_FILE}.drained
 """
 
 
-class SkyDeployer:
-    """See the module. `start` takes as long as SkyPilot takes to rent the machines.
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A request to rent machines that SkyPilot's server works on, and the instance as it stands till then."""
 
-    An order of an older term than the newest that an instance of its fleet carries is refused.
+    request: Any
+    status: InstanceStatus
+
+
+class SkyDeployer:
+    """See the module. `start` asks for machines and does not wait for them; `list` says what came of it.
+
+    An instance is ready when its engine answers, as a line of its job's log says. An order of an older term
+    than the newest that an instance of its fleet carries is refused.
     """
 
     name = "skypilot"
@@ -304,34 +329,102 @@ class SkyDeployer:
         settings: SkypilotSettings | None = None,
         *,
         sky: Callable[[], Any] = load_sky,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._offers = tuple(offers)
         self._settings = settings or SkypilotSettings()
         self._load = sky
+        self._clock = clock
+        self._launches: dict[str, _Launch] = {}
+        self._known: dict[str, InstanceStatus] = {}
+        self._answering: set[tuple[str, int]] = set()
 
     def offers(self) -> Sequence[Offer]:
         """Return what was given: the catalog's prices."""
         return self._offers
 
     def list(self, fleet: str) -> Sequence[InstanceStatus]:
-        """Return the clusters of a fleet as SkyPilot's server knows them."""
-        statuses = []
-        for cluster in self._ask("status"):
+        """Return the clusters of a fleet as SkyPilot's server knows them, and those that are being rented.
+
+        Of a cluster that cannot be asked for its jobs, what was known of it last stands; the others are
+        not concerned.
+        """
+        statuses = {}
+        # Spot machines that were taken away are known to the cloud first.
+        modes = getattr(self._load(), "StatusRefreshMode", None)
+        asked = {} if modes is None else {"refresh": modes.AUTO}
+        for cluster in self._ask("status", **asked):
             record = _as_dict(cluster)
             labels = read_task_labels(record.get("last_creation_yaml"))
             name = str(record.get("name", ""))
             if labels is None or labels.fleet != fleet or not name.startswith(_PREFIX):
                 continue
-            up = str(record.get("status", "")).endswith("UP")
+            status = replace(
+                self._judge(name, record, labels),
+                instance=read_task_instance(record.get("last_creation_yaml")),
+            )
+            statuses[name] = self._known[name] = status
+        for name, launch in list(self._launches.items()):
+            if launch.status.labels.fleet == fleet:
+                self._follow(name, launch, statuses)
+        return tuple(statuses[name] for name in sorted(statuses))
+
+    def _judge(self, name: str, record: Mapping[str, Any], labels: Labels) -> InstanceStatus:
+        """Return an instance by its cluster, its job, and whether its engine has answered."""
+        up = str(record.get("status", "")).endswith("UP")
+        try:
             jobs = [_as_dict(job) for job in self._ask("queue", name)] if up else []
             # What drains runs as a job besides; the instance is the one that bears the cluster's name.
             own = [job for job in jobs if job.get("job_name") in (None, name)]
-            found = read_task_instance(record.get("last_creation_yaml"))
-            statuses.append(replace(read_status(record, own, labels), instance=found))
-        return tuple(sorted(statuses, key=lambda status: status.handle))
+            status = read_status(record, own, labels)
+            if status.state == "ready" and not self._answers(name, own, record):
+                return replace(status, state="starting", reason="runs; it does not answer yet")
+        except DeployError as error:
+            known = self._known.get(name)
+            if known is None or known.labels != labels:
+                known = read_status(record, (), labels)
+            return replace(known, reason=str(error))
+        return status
+
+    def _answers(
+        self, name: str, jobs: Sequence[Mapping[str, Any]], record: Mapping[str, Any]
+    ) -> bool:
+        """Whether as many nodes say that they answer as were told to watch themselves."""
+        key = name, max(int(job.get("job_id") or 0) for job in jobs)
+        # In its script the line stands once for each of them.
+        wanted = str(_read_task(record.get("last_creation_yaml")).get("run")).count(_ANSWERS)
+        if key not in self._answering and wanted:
+            if self.logs(name, 0)[:_MAX_LOG_CHARACTERS].count(_ANSWERS) < wanted:
+                return False
+            self._answering.add(key)
+        return True
+
+    def _follow(self, name: str, launch: _Launch, statuses: dict[str, InstanceStatus]) -> None:
+        """See what came of a request: nothing yet, machines, or a refusal, which stands until `stop`."""
+        status = launch.status
+        if status.state != "failed":
+            word = self._request_state(launch.request)
+            if word in ("SUCCEEDED", "CANCELLED"):
+                del self._launches[name]
+                return
+            if word == "FAILED":
+                try:
+                    self._wait(launch.request)
+                except DeployError as error:
+                    status = replace(status, state="failed", reason=str(error), kind=error.kind)
+                    self._launches[name] = replace(launch, status=status)
+        found = statuses.get(name)
+        if found is None or (status.state == "failed" and found.state == "starting"):
+            statuses[name] = status
+
+    def _request_state(self, request: Any) -> str:
+        found = self._call("api_status", [request], all_status=True)
+        words = (str(_as_dict(each).get("status", "")).rpartition(".")[2] for each in found)
+        # What the server does not know any more is over.
+        return next(words, "SUCCEEDED")
 
     def start(self, order: StartOrder) -> InstanceStatus:
-        """Rent machines and run the instance's task there."""
+        """Ask for machines to run the instance's task on; many are rented at a time."""
         name, labels = name_cluster(order.labels), order.labels
         status = self._fence(labels.fleet, labels.term, name)
         if status is not None and status.state != "gone":
@@ -342,11 +435,12 @@ class SkyDeployer:
             made = sky.Task.from_yaml_config(task)
         except Exception as error:
             raise read_refusal(error) from error
-        self._ask("launch", made, cluster_name=name)
-        found = next((each for each in self.list(labels.fleet) if each.handle == name), None)
-        if found is None:
-            raise DeployError(f"{name} ended at once", kind="ended")
-        return found
+        request = self._call("launch", made, cluster_name=name)
+        status = InstanceStatus(
+            name, labels, "starting", self._clock(), reason="being rented", instance=order.instance
+        )
+        self._launches[name] = _Launch(request, status)
+        return next((each for each in self.list(labels.fleet) if each.handle == name), status)
 
     def drain(self, handle: str, term: int) -> None:
         """Tell the instance's processes to end when their streams have; the idle machine then goes down."""
@@ -358,7 +452,12 @@ class SkyDeployer:
         self._ask("exec", task, cluster_name=handle)
 
     def stop(self, handle: str, term: int) -> None:
-        """Give the machines back now."""
+        """Give the machines back now, also those that are being rented."""
+        launch = self._launches.get(handle)
+        if launch is not None:
+            self._fence(launch.status.labels.fleet, term, handle)
+            if self._launches.pop(handle, launch).status.state != "failed":
+                self._ask("api_cancel", [launch.request])
         if self._find(handle, term) is not None:
             self._ask("down", handle)
 
@@ -387,7 +486,9 @@ class SkyDeployer:
 
     def _ask(self, verb: str, *words: Any, **options: Any) -> Any:
         """Send a request to SkyPilot's server and wait for its answer."""
-        request = self._call(verb, *words, **options)
+        return self._wait(self._call(verb, *words, **options))
+
+    def _wait(self, request: Any) -> Any:
         try:
             return self._load().get(request)
         except Exception as error:
@@ -412,13 +513,21 @@ def read_task_instance(text: object) -> Instance | None:
 
 
 def _read_variable(text: object, name: str, kind: type[F]) -> F | None:
-    if not isinstance(text, str) or len(text) > _MAX_YAML:
+    try:
+        return kind.from_json(_read_task(text)["envs"][name])
+    except (KeyError, TypeError, InputError):
         return None
+
+
+def _read_task(text: object) -> dict[str, Any]:
+    """Return the task that a cluster was made with, empty where that cannot be read."""
+    if not isinstance(text, str) or len(text) > _MAX_YAML:
+        return {}
     try:
         task = yaml.safe_load(text)
-        return kind.from_json(task["envs"][name])
-    except (yaml.YAMLError, KeyError, TypeError, InputError):
-        return None
+    except yaml.YAMLError:
+        return {}
+    return task if isinstance(task, dict) else {}
 
 
 def _as_dict(record: Any) -> dict[str, Any]:
