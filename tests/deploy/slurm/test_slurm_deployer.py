@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 import sys
 from dataclasses import replace
@@ -79,6 +80,32 @@ def test_an_instance_from_submission_to_its_end(stage: Stage) -> None:
     )
     stage.now_s += stage.settings.keep_s + 10
     assert stage.deployer.list("f") == ()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_node_that_is_drained_is_a_notice(stage: Stage, told: bool) -> None:
+    stage.deployer.start(make_order(ready_s=900.0))
+    stage.run("100")
+    stage.say("n0", "ready")
+    assert stage.only().ends_s is None
+    node: dict[str, object] = {"name": "n1", "state": "allocated", "state_flags": ["DRAIN"]}
+    if told:
+        node["reason_changed_at"] = int(NOW_S) - 100
+    stage.slurm.nodes = json.dumps({"nodes": [node]})
+    status = stage.only()
+    ends_s = NOW_S + (800 if told else 900)
+    assert (status.state, status.reason) == ("ready", "node n1 is being drained")
+    assert status.ends_s == ends_s
+    # The end comes nearer, and stays where Slurm does not answer for a while.
+    stage.now_s += 300
+    assert stage.only().ends_s == ends_s
+    stage.slurm.nodes = "not JSON"
+    assert stage.only().ends_s == ends_s
+    stage.run("100", time_limit=10, end_time=int(NOW_S) + 400)
+    assert stage.only().ends_s == NOW_S + 400
+    stage.slurm.nodes = json.dumps({"nodes": [{"name": "n1", "state": "allocated"}]})
+    stage.run("100", time_limit=None)
+    assert stage.only().ends_s is None
 
 
 def test_starting_twice_is_starting_once_for_any_controller(stage: Stage) -> None:

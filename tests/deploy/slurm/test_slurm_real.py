@@ -347,3 +347,25 @@ def test_the_end_of_the_wall_time_is_known_and_told(make: Callable[..., SlurmDep
     gone = see(deployer, "brief", "gone", within_s=180)
     assert (gone.reason, gone.kind) == ("its wall time ended", None)
     assert count_processes(["Well", "serve_forever"]) == 0
+
+
+def test_a_drained_node_is_a_notice(
+    cluster: SlurmCluster, make: Callable[..., SlurmDeployer]
+) -> None:
+    deployer = make()
+    order = make_order(argv=SERVER, ready_s=900.0)
+    deployer.start(order)
+    status = see(deployer, order.labels.instance, "ready")
+    (host,) = status.hosts
+    assert not status.reason
+    try:
+        cluster.run("scontrol", "update", f"nodename={host}", "state=DRAIN", "reason=test")
+        told = see(deployer, order.labels.instance, "ready")
+        assert told.reason == f"node {host} is being drained"
+        # Counted from the drain by any controller, where Slurm says when that was.
+        assert told.ends_s is not None
+        assert told.ends_s < time.time() + 901
+        assert see(make(), order.labels.instance, "ready").reason == told.reason
+    finally:
+        cluster.run("scontrol", "update", f"nodename={host}", "state=RESUME")
+    assert not see(deployer, order.labels.instance, "ready").reason

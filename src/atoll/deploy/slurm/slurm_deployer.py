@@ -6,6 +6,8 @@ after a job's end, and what it never knows (is it ready, is it draining), stands
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from atoll.deploy.slurm.script import JobComponent, group_machines, write_script
 from atoll.deploy.slurm.slurm_jobs import SlurmJob, read_jobs
 from atoll.deploy.slurm.slurm_pool import (
     GpuChoice,
+    SlurmNode,
     SlurmPool,
     has_nodes,
     read_nodes,
@@ -68,6 +71,7 @@ class SlurmDeployer:
         self._catalog = catalog
         self._clock = clock
         self._work = WorkFolder(settings.work_folder)
+        self._leaving: dict[str, float] = {}
 
     # What there is
 
@@ -82,6 +86,8 @@ class SlurmDeployer:
     def list(self, fleet: str) -> Sequence[InstanceStatus]:
         """Return the jobs of a fleet, and those that ended a short while ago, in the order of instances."""
         jobs = _by_leader(self._jobs(), fleet)
+        if any(job.hosts for group in jobs for job in group):
+            self._look_at_nodes()
         found = {group[0].leader: self._observe(group) for group in jobs}
         instances = {status.labels.instance for status in found.values()}
         for home in self._work.homes(fleet):
@@ -222,13 +228,25 @@ class SlurmDeployer:
         )
 
     def _pool(self) -> SlurmPool:
+        nodes = self._nodes()
+        partitions = self._ask("scontrol", "--all", "--oneliner", "show", "partition")
+        return SlurmPool(self._settings, nodes, read_partitions(partitions), self._catalog)
+
+    def _nodes(self) -> tuple[SlurmNode, ...]:
         text = self._ask("sinfo", "--json")
         if not has_nodes(text):
             text = self._ask("scontrol", "show", "nodes", "--json")
-        partitions = self._ask("scontrol", "--all", "--oneliner", "show", "partition")
-        return SlurmPool(
-            self._settings, read_nodes(text), read_partitions(partitions), self._catalog
-        )
+        return read_nodes(text)
+
+    def _look_at_nodes(self) -> None:
+        """Note which nodes are to be empty, and since when; what cannot be asked is as it was."""
+        with contextlib.suppress(DeployError):
+            now_s = self._clock()
+            self._leaving = {
+                node.name: node.leaving_s or self._leaving.get(node.name, now_s)
+                for node in self._nodes()
+                if node.leaving_s is not None
+            }
 
     def _submit(self, path: str, folder: str) -> int:
         text = self._ask("sbatch", "--parsable", f"--chdir={folder}", path)
@@ -363,7 +381,21 @@ class SlurmDeployer:
             return replace(status, state="failed", reason=told.line, kind=told.kind)
         if any("SUSPENDED" in job.states for job in jobs):
             return replace(status, state="failed", reason="is suspended by Slurm", kind="capacity")
-        return _judge(status, home, record, self._clock())
+        return self._notice(_judge(status, home, record, self._clock()), jobs)
+
+    def _notice(self, status: InstanceStatus, jobs: Sequence[SlurmJob]) -> InstanceStatus:
+        """Return a job on a node that somebody drains as one that ends once another may be ready.
+
+        Slurm itself lets it run on; whoever drains a node waits for that.
+        """
+        leaving = sorted(set(status.hosts) & set(self._leaving))
+        comment = jobs[0].comment
+        if not leaving or comment is None or status.state not in ("starting", "ready"):
+            return status
+        ends = [self._leaving[host] + comment.ready_s for host in leaving]
+        known = [] if status.ends_s is None else [status.ends_s]
+        reason = status.reason or f"node {leaving[0]} is being drained"
+        return replace(status, ends_s=min(*ends, *known, math.inf), reason=reason)
 
     def _end(
         self,

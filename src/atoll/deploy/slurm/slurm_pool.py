@@ -32,17 +32,23 @@ _AWAY = re.compile(
     r"|NOT_RESPONDING|INVALID_REG|POWERING_DOWN|REBOOT_REQUESTED|REBOOT_ISSUED"
 )
 """States and flags of a node on which nothing can be started."""
+_LEAVING = re.compile(r"DRAIN|DRAINING|REBOOT_REQUESTED|POWERING_DOWN")
+"""Those of a node that is to be empty; what runs there runs on until somebody ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """A node: its partitions, its GPUs by gres type ("" without one), and how many of each are taken."""
+    """A node: its partitions, its GPUs by gres type ("" without one), and how many of each are taken.
+
+    `leaving_s` is since when somebody wants it empty, Unix time, 0 where Slurm does not say; None if nobody.
+    """
 
     name: str
     partitions: tuple[str, ...]
     gpus: tuple[tuple[str, int], ...]
     used: tuple[tuple[str, int], ...]
     is_up: bool
+    leaving_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,9 @@ def _node(row: Mapping[str, object]) -> SlurmNode:
         gpus=tuple(sorted(gpus.items())),
         used=tuple(sorted(used.items())),
         is_up=not any(map(_AWAY.fullmatch, states)),
+        leaving_s=float(read_number(row.get("reason_changed_at")) or 0)
+        if any(map(_LEAVING.fullmatch, states))
+        else None,
     )
 
 
