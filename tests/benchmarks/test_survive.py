@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atoll.prove.planning import plan as make_plan
 from atoll.solve.effort import Effort
 from atoll.solve.plan_request import PlanRequest
-from benchmarks.planning import survive, survive_losses, survive_shares, survive_spot
+from benchmarks.planning import (
+    survive,
+    survive_links,
+    survive_losses,
+    survive_shares,
+    survive_spot,
+)
 from benchmarks.planning.survive_outcome import FAULTS, Outcome
 from tests.reference.loss_enumeration import cheapest
 
@@ -65,3 +73,27 @@ def test_a_plan_that_loses_too_much_on_spot_is_found_out() -> None:
     kept = survive_spot.kept_in_losses(made, often, asked.catalog(), 1, share=0.05)
     service = asked.services[0]
     assert kept[service.name][0] < service.target - 0.05
+
+
+def test_plans_on_slow_links_are_written_down_without_a_solver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = survive_links.make_fleet(33)
+    request = PlanRequest(effort=Effort(cached=False), deadline_s=60.0, capacity_only=True)
+    made = make_plan(asked, request)
+    best = survive_links.find_cheapest(made, asked, asked.catalog(), float("inf"))
+    assert best is not None
+    assert best.usd_per_hour == pytest.approx(made.usd_per_hour)
+    assert survive_links.run_case(33).faults == {}
+
+    dear = made.model_copy(
+        update={"usd_per_hour": 2.0 * made.usd_per_hour, "bound": 2.0 * made.usd_per_hour}
+    )
+    monkeypatch.setattr(survive_links, "make_plan", lambda *_: dear)
+    texts = survive_links.run_case(33).faults["link_false"]
+    assert "the plan is not valid" in texts[0]
+    assert any("planned, $" in text for text in texts)
+    assert any(text.startswith("bound $") for text in texts)
+    none = made.model_copy(update={"status": "infeasible", "instances": (), "paths": ()})
+    monkeypatch.setattr(survive_links, "make_plan", lambda *_: none)
+    assert any("infeasible, yet" in t for t in survive_links.run_case(33).faults["link_false"])
