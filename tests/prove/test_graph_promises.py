@@ -118,6 +118,7 @@ def test_losses_that_are_not_simulated_are_refused(limits: dict[str, object]) ->
     with pytest.raises(UsageError) as caught:
         prove(problem)
     assert caught.value.field == f"limits.{next(iter(limits))}"
+    assert "none around a lost machine is planned or simulated" in str(caught.value)
 
 
 def test_simple_rules_are_not_simulated() -> None:

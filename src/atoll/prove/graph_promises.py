@@ -43,7 +43,7 @@ from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.deadline import Deadline
 from atoll.solve.derating import node_set
 from atoll.solve.effort import KnownPlan
-from atoll.solve.graph.graph_solver import CUTS, all_options, hangs_on_links
+from atoll.solve.graph.graph_solver import CUTS, UNPLANNED, all_options, hangs_on_links
 from atoll.solve.registry import solve
 from atoll.solve.resizing import derating_of
 
@@ -104,7 +104,7 @@ def keep_graph_promises(problem: Problem, request: PlanRequest) -> Plan:
     for name, is_set in asked.items():
         if is_set:
             raise UsageError(
-                "losses of machines are not simulated for any-to-any models yet",
+                UNPLANNED[name],
                 field=f"limits.{name}",
                 hint="leave it out, or plan plain services in a fleet of their own",
             )

@@ -16,9 +16,11 @@ from atoll.control.decision.control_view import (
 )
 from atoll.control.decision.decide import DrainInstance, ReweightRoutes, StartInstance, StopInstance
 from atoll.control.decision.path import CapacityDip
+from atoll.control.decision.plan_judge import judge
 from atoll.core.errors import InfeasibleError
 from atoll.plan.plan import OfferKey, Plan
 from atoll.plan.problem import Limits, Problem
+from atoll.plan.survival import Survival
 from tests.control.world import (
     OFFERS,
     POLICY,
@@ -232,6 +234,22 @@ def test_a_fleet_that_survives_a_loss_does_so_again_after_one() -> None:
     free.world.offers = (offer("L40S:1", 1.8, 2), offer("L4:1", 2.0, 8))
     free.settle()
     assert {one.nodes[0].node_type for one in free.world.ready()} == {"L40S:1"}
+
+
+def test_what_need_not_survive_a_loss_keeps_no_plan_from_being_taken() -> None:
+    """A spare machine of a service that need not be kept is given back; that of one that must be is not."""
+    asked = problem(service(rate=6.0), service("mail", rate=1.0))
+
+    def taken(*kept: str) -> bool:
+        limits = Limits(survive=Survival(machines=1, services=kept))
+        given = asked.model_copy(update={"limits": limits})
+        made = plan_greedily(given)
+        (mail,) = [one for one in made.instances if one.service == "mail"]
+        spare = mail.model_copy(update={"id": "mail-both-9"})
+        return judge(given, made, (*made.instances, spare), POLICY, lambda: 0.0).adopt
+
+    assert taken("chat")
+    assert not taken("mail")
 
 
 def test_a_failing_offer_is_backed_off_longer_each_time_and_another_serves() -> None:

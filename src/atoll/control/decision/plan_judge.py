@@ -168,9 +168,18 @@ def _worst_after_loss(
 ) -> float:
     """Return the least share of its demand that any lane carries after any loss, no more than must be kept.
 
-    A machine is lost with all that stands on it, a place with all of its machines.
+    Of services that must be kept. A machine is lost with all that stands on it, a place with all of its
+    machines.
     """
     survival = problem.limits.survival
+    every = CarriedLoad(problem, mixed)
+    covered = {
+        lane
+        for s in problem.services
+        if survival.covers(s.name)
+        for lane in every.of_service(s.name)
+    }
+    demand = {lane: need for lane, need in demand.items() if lane in covered}
     left = [
         CarriedLoad(problem, mixed, [one for one in instances if one.id not in loss.instances])
         for loss in losses(instances, survival)

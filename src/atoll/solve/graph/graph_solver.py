@@ -247,6 +247,18 @@ def _libraries(
     )
 
 
+_NO_WAY_AROUND = (
+    "requests of any-to-any models take paths that are planned with every machine there: none around a "
+    "lost machine is planned or simulated"
+)
+UNPLANNED = {
+    "spread": "all parts of a request of an any-to-any model run in one region",
+    "survive": _NO_WAY_AROUND,
+    "spot_loss": _NO_WAY_AROUND,
+}
+"""Limits that are refused beside any-to-any models, by name, and why."""
+
+
 def _refuse_limits(problem: Problem) -> None:
     limits = problem.limits
     asked = {
@@ -257,7 +269,7 @@ def _refuse_limits(problem: Problem) -> None:
     for name, is_set in asked.items():
         if is_set:
             raise UsageError(
-                "fleets with classes of requests are not planned for that",
+                UNPLANNED[name],
                 field=f"limits.{name}",
                 hint="leave it out, or plan plain services in a fleet of their own",
             )
