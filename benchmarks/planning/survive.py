@@ -3,7 +3,7 @@
 Random small fleets are planned, and other plans are found for them without any solver. Families of cases, in
 turn by seed (`FAMILIES`): losses of machines and places (`survive_losses`), services that share instances
 (`survive_shares`), spot nodes that are lost (`survive_spot`), any-to-any services on slow links
-(`survive_links`).
+(`survive_links`), fleets that are too small for their demand (`survive_shortage`).
 
 does_not_survive    a loss that is to be survived leaves too little, by capacity or in simulation
 dearer              a plan more than 2 % cheaper survives as well, by capacity
@@ -34,6 +34,7 @@ from benchmarks.planning import (
     survive_losses,
     survive_picture,
     survive_shares,
+    survive_shortage,
     survive_spot,
 )
 from benchmarks.planning.case_runs import list_seeds, read_known
@@ -48,6 +49,7 @@ FAMILIES: dict[str, tuple[Callable[[int], Outcome], tuple[str, ...]]] = {
     "sharer": (survive_shares.run_case, ("sharer_below",)),
     "spot": (survive_spot.run_case, ("spot_below", "dearer", "refused_wrongly")),
     "link": (survive_links.run_case, ("link_false",)),
+    "shortage": (survive_shortage.run_case, ("shortage_below",)),
 }
 """By name what runs a case, and the faults that it counts. Others are not run."""
 CASES, QUICK_CASES, QUICK_S = 200, 6, 120.0

@@ -12,10 +12,12 @@ from benchmarks.planning import (
     survive_links,
     survive_losses,
     survive_shares,
+    survive_shortage,
     survive_spot,
 )
 from benchmarks.planning.survive_outcome import FAULTS, Outcome
 from tests.reference.loss_enumeration import cheapest
+from tests.reference.shortage_ilp import ShortChoice, ShortPiece, most_served
 
 SEED = 18
 """A fleet that is planned in a moment."""
@@ -97,3 +99,23 @@ def test_plans_on_slow_links_are_written_down_without_a_solver(
     none = made.model_copy(update={"status": "infeasible", "instances": (), "paths": ()})
     monkeypatch.setattr(survive_links, "make_plan", lambda *_: none)
     assert any("infeasible, yet" in t for t in survive_links.run_case(33).faults["link_false"])
+
+
+def test_who_is_served_worst_gets_what_an_integer_program_finds() -> None:
+    # One machine: a way of its own leaves the other with nothing, a shared one serves a third of both.
+    alone, both = ShortPiece(0, 0, 1, "both", 1.0), ShortPiece(2, 0, 1, "both", 1 / 3)
+    choices = [ShortChoice((0, 2), (0.0, 0.0)), ShortChoice((1, 2), (0.0, 0.0))]
+    assert most_served([alone, both], [1], choices, 3) == pytest.approx(1 / 3)
+    assert most_served([alone], [1], choices, 3) == pytest.approx(0.0)
+    # Half of the answers may be of the way that errs, and of the other there is little.
+    mixed = [ShortPiece(0, 0, 1, "both", 1.0), ShortPiece(1, 1, 1, "both", 0.2)]
+    strict = [ShortChoice((0, 1), (0.1, 0.0), 0.05)]
+    assert most_served(mixed, [1, 1], strict, 2) == pytest.approx(0.4)
+
+    seed = 13
+    asked = survive_shortage.make_fleet(seed)
+    best = survive_shortage.most_of(asked, asked.catalog())
+    assert 0.0 < best < 1.0
+    outcome = survive_shortage.run_case(seed)
+    assert outcome.status == "partial"
+    assert outcome.faults == {}
