@@ -52,6 +52,10 @@ class Place:
 def test_what_may_be_long_goes_to_who_has_no_end() -> None:
     """Twice the usual length (200 tokens, 20 s) would have fitted."""
     place = Place(ending=60.0, lasting=None)
+    # Twice the time of 200 tokens, since times are guessed.
+    assert "ending" in place.chosen(max_tokens=200)
+    assert place.chosen(max_tokens=300) == {"lasting"}
+    assert "ending" in place.chosen(max_tokens=300, stream=True)
     assert place.chosen(max_tokens=4000) == {"lasting"}
     # Without a limit, the longest answers lately count.
     assert place.chosen() == {"lasting"}
@@ -59,7 +63,7 @@ def test_what_may_be_long_goes_to_who_has_no_end() -> None:
 
 
 def test_where_all_end_the_longest_answers_lately_count() -> None:
-    place = Place(soon=60.0, later=120.0)
+    place = Place(soon=60.0, later=200.0)
     assert place.chosen(max_tokens=4000) == {"later"}
     # Though it is busy: it is waited for.
     place.pool.members["later"].max_inflight = 1

@@ -35,6 +35,8 @@ _LATELY_S = 600.0
 """A model that lost its last backend within this is told to be away (503), not unknown (404)."""
 _UNKNOWN_S = 30.0
 """Seconds that a request is assumed to need while nobody knows."""
+_SURE = 2.0
+"""So many times as long as expected a node must live for a request that cannot be moved."""
 _OF_CHOICES = frozenset({"exact", "variant", "worse"})
 _WHY = {
     "provider": "of a provider that is not trusted",
@@ -316,7 +318,8 @@ class BackendChooser:
 
         First all that the request may take, so that nodes without an end get what is long; then as much as
         the longest answers of the model took lately; a stream, which can be moved, is begun where an answer
-        of the usual length would end. Who is only busy is waited for.
+        of the usual length would end. What would be begun anew gets twice the time, since times are guessed.
+        Who is only busy is waited for.
         """
         ring = self._pool.rings.get(model)
         if ring is None:
@@ -325,6 +328,8 @@ class BackendChooser:
         works = [most, min(most, ring.long_work or most)]
         if requirements.movable:
             works.append(min(most, ring.mean_work or most))
+        else:
+            works = [_SURE * work for work in works]
         up = [member for member in ring.members if member.up and fits(member)]
         for work in works:
             if any(self._lasts(member, model, work) for member in up):
