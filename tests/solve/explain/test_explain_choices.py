@@ -18,6 +18,7 @@ from atoll.solve.explain.explain_choices import ErrorQuestions
 from atoll.solve.explain.explain_plan import explain_problem
 from atoll.solve.explain.plan_explanation import Explanation
 from atoll.solve.explain.quality import ChoiceQuality
+from atoll.solve.registry import solve
 
 FLEET = """\
 services:
@@ -141,3 +142,40 @@ def test_an_explanation_says_it_of_a_fleet_with_a_choice() -> None:
     assert quality.usd_per_hour == pytest.approx(found.usd_per_hour)
     assert found.plans <= 8
     assert explain_problem(asked, node_types=["L4:1"], max_plans=8).choices == ()
+
+
+REPAIR = """\
+services:
+  chat:
+    models:
+      - {model: llama-3.1-8b@fp8, error: 5.3%}
+      - {model: qwen3-32b, error: 1.5%}
+    max_error: 3.78%
+    ttft: 2.66s
+    tpot: 94ms
+    rate: 33.5/s
+    headroom: 1.3
+    phases: together
+    lengths: {input: 251, output: 36, input_cv: 0.72, output_cv: 0.69}
+pool:
+  offers:
+    - {region: a, node_type: L4:2, available: 3, usd_per_hour: 1.552}
+    - {region: a, node_type: RTX4090:4, available: 2, usd_per_hour: 2.369}
+settings: {max_nodes_per_instance: 1, engines: [vllm]}
+"""
+
+
+def test_a_repair_is_priced_with_its_models_chosen_anew() -> None:
+    asked = parse_fleet(REPAIR)
+    found = explain_problem(asked, max_plans=24)
+    (repair,) = (r for r in found.repairs if r.text.startswith("+1 RTX4090:4"))
+    offers = tuple(
+        offer.model_copy(update={"available": 3}) if offer.node_type == "RTX4090:4" else offer
+        for offer in asked.offers
+    )
+    planned = solve(asked.replace(offers=offers))
+    assert repair.usd_per_hour == pytest.approx(planned.usd_per_hour, rel=1e-3)
+    # With the mix of the plan that falls short it would cost more.
+    short = solve(asked)
+    fixed = solve(asked.replace(offers=offers).settled(short.mixes))
+    assert fixed.usd_per_hour > repair.usd_per_hour + 0.1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from atoll.catalog.catalog import Catalog
 from atoll.plan.cluster_profiles import cluster_of
@@ -41,6 +41,7 @@ from atoll.solve.explain.planning_again import (
     MAX_SECONDS,
     OutOfTimeError,
     Planner,
+    SolvedProblem,
     gains,
     worth,
 )
@@ -156,6 +157,7 @@ def explain_problem(
     node_types: Sequence[str] | None = None,
     repairs: bool | None = None,
     max_plans: int | None = None,
+    whole: Problem | None = None,
 ) -> Explanation:
     """Return why a plan for a problem is what it is; without a plan, why the best that is found is.
 
@@ -163,7 +165,8 @@ def explain_problem(
     unless False. Planning again is done at most `max_plans` times (None: the harder it is the fewer), and the
     request's deadline is for all of it together. Of its effort only `cached` counts, and on a fixed cluster
     `promise`: whether the plan was made to keep promises. Choices between models are taken as the plan has
-    settled them, but for what right answers cost.
+    settled them, but for what right answers cost and for what repairs do: `whole` is the problem with its
+    choices where this one is what a plan has settled.
     """
     request = request or PlanRequest(deadline_s=MAX_SECONDS)
     catalog, cached, deadline_s = (
@@ -220,6 +223,7 @@ def explain_problem(
         max_work=_ITERATIONS if max_plans is None else None,
         max_seconds=deadline_s,
         progress=tell,
+        remix=None if whole is None else _Remixer(whole, catalog),
     )
     return explain(
         plan,
@@ -229,6 +233,32 @@ def explain_problem(
         repairs=node_types is None if repairs is None else repairs,
         libraries=libraries,
     )
+
+
+@dataclass(frozen=True)
+class _Remixer:
+    """Answers a variant of what a mix of models has settled with the models chosen anew."""
+
+    whole: Problem
+    catalog: Catalog
+
+    def __call__(self, problem: Problem, effort: Effort, seconds: float) -> SolvedProblem:
+        """Return the cheapest plan found over all mixes."""
+        changed = {service.name: service for service in problem.services}
+        services = tuple(
+            changed[own.name].model_copy(update={"rate_per_s": own.rate_per_s})
+            if own.name in changed
+            else own
+            for own in self.whole.services
+        )
+        asked = self.whole.replace(
+            services=services,
+            offers=problem.offers,
+            limits=problem.limits,
+            settings=problem.settings,
+        )
+        request = PlanRequest(effort=effort, deadline_s=seconds, catalog=self.catalog)
+        return SolvedProblem(solve(asked, request))
 
 
 def _explain_choices(
@@ -261,6 +291,7 @@ def _explain_choices(
         node_types=node_types,
         repairs=repairs,
         max_plans=None if max_plans is None else max(1, max_plans - questions.plans),
+        whole=problem,
     )
     return found.model_copy(
         update={

@@ -81,6 +81,8 @@ class Planner:
     max_work: int | None = None
     max_seconds: float = MAX_SECONDS
     progress: Asked | None = None
+    remix: AskSolver | None = None
+    """Answers a problem with its models chosen anew, where its services are those of a mix of models."""
     holds: Callable[[Plan, Problem, Catalog], bool] = holds
     plans: int = 0
     work: int = 0
@@ -144,8 +146,27 @@ class Planner:
         """Return the plan for a variant by itself, whatever is known of others; it is not remembered."""
         return self._solve(problem, question, effort).plan
 
+    def ask_remixed(self, problem: Problem, question: str) -> Plan | None:
+        """Return the plan for a variant with its models chosen anew; None where none meets all demand.
+
+        None, too, where there is no choice, or no time for the question.
+        """
+        if self.remix is None:
+            return None
+        try:
+            plan = self._solve(problem, f"{question}, other models", self.effort, self.remix).plan
+        except OutOfTimeError:
+            return None
+        return plan if merit(plan, problem).meets_demand else None
+
     def _solve(
-        self, problem: Problem, question: str, effort: Effort, *, always: bool = False
+        self,
+        problem: Problem,
+        question: str,
+        effort: Effort,
+        solver: AskSolver | None = None,
+        *,
+        always: bool = False,
     ) -> SolvedProblem:
         # Three limits: plans and work are counted, and the clock is a net.
         if not always and (self.plans_left == 0 or self.seconds_left <= 0 or self.is_spent):
@@ -154,7 +175,7 @@ class Planner:
             self.progress(self.plans, question)
         self.plans += 1
         # Half a second at least, so that a question that must be answered has a chance.
-        answer = self.solver(problem, effort, max(0.5, self.seconds_left))
+        answer = (solver or self.solver)(problem, effort, max(0.5, self.seconds_left))
         self.work += answer.work
         return answer
 

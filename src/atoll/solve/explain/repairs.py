@@ -31,6 +31,7 @@ from atoll.solve.explain.changes import (
 from atoll.solve.explain.merit import merit
 from atoll.solve.explain.plan_explanation import (
     MIN_SERVED,
+    MIN_USD,
     ExtraNodes,
     Repair,
     RepairKind,
@@ -91,8 +92,18 @@ def find_repairs(planner: Planner, base: Plan, left_out: list[str]) -> tuple[Rep
                 found.append(each)  # noqa: PERF402  (what was found before time ran out is kept)
         except OutOfTimeError:
             left_out.append(f"changes by {name}, in part")
-    repairs = (_weigh(planner, base, each) for each in found)
-    return tuple(sorted((each for each in repairs if each is not None), key=_by_gain))
+    weighed = (_weigh(planner, base, each) for each in found)
+    repairs = [each for each in weighed if each is not None]
+    kept = (each for each in repairs if not any(_is_part(other, each) for other in repairs))
+    return tuple(sorted(kept, key=_by_gain))
+
+
+def _is_part(part: Repair, repair: Repair) -> bool:
+    """Whether a repair with fewer more nodes serves all for no more."""
+    had = {(r.region, r.node_type, r.market): r.count for r in repair.rentals}
+    asked = {(r.region, r.node_type, r.market): r.count for r in part.rentals}
+    fewer = bool(asked) and asked != had and all(had.get(key, 0) >= n for key, n in asked.items())
+    return fewer and part.meets_demand and part.usd_per_hour <= repair.usd_per_hour + MIN_USD
 
 
 def _by_gain(repair: Repair) -> tuple[bool, float, bool, float, float, bool, str]:
@@ -149,6 +160,9 @@ def _weigh(planner: Planner, base: Plan, found: Found) -> Repair | None:
         gains(other, plan, problem, machines=free) for other in (base, *others)
     ):
         return None
+    other = None if change.best_effort else planner.ask_remixed(change.problem, change.question)
+    if other is not None and merit(other, problem) > merit(plan, problem):
+        plan = other
     mean = grows_on_average(base, plan, problem)
     served, served_now = (served_share(each, problem, mean=mean) for each in (plan, base))
     costs = plan.goal == "cost"
