@@ -122,14 +122,26 @@ def test_machines_are_lost_for_good_and_on_spot_at_random() -> None:
 
 def test_the_fast_solver_says_what_it_tried() -> None:
     request = PlanRequest(solver="fast", catalog=CATALOG, deadline_s=60.0, error_bars=False)
-    cheap = make_plan(TWO_SPOT, request)
-    assert validate(cheap, TWO_SPOT) == []
-    assert cheap.promises[0].is_kept
-    assert "without spot were tried, and nothing between" in cheap.notes[-1]
-    # Headroom alone rents more and more of what is lost together with the rest of a small fleet.
-    dear = make_plan(fleet(offer("spot", 0.7, 1), offer("on-demand", 1.86)), request)
-    assert markets(dear) == ["on-demand"]
-    assert dear.promises[0].is_kept
+    asked = fleet(offer("spot", 0.7, 1), offer("on-demand", 1.2))
+    found = make_plan(asked, request)
+    assert validate(found, asked) == []
+    # With headroom there would be one on spot beside it.
+    assert markets(found) == ["on-demand"]
+    assert found.promises[0].is_kept
+    assert "without spot were tried, and nothing between" in found.notes[-1]
+
+
+def test_what_is_proven_with_headroom_is_not_said_of_all_plans() -> None:
+    """Losses take a program, whose bound is for the demand that it was asked for: with headroom."""
+    both = TWO_SPOT.limits.model_copy(update={"survive": 1})
+    asked = TWO_SPOT.replace(limits=both)
+    request = PlanRequest(solver="fast", catalog=CATALOG, deadline_s=60.0, error_bars=False)
+    found = make_plan(asked, request)
+    assert found.bound is None
+    assert found.status == "feasible"
+    # Two machines on spot carry all that must be after a loss, if nothing is lost at random.
+    assert found.capacity_bound == pytest.approx(1.4, rel=1e-4)
+    assert validate(found, asked) == []
 
 
 def test_where_no_plan_keeps_promises_the_closest_says_so() -> None:

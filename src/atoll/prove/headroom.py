@@ -85,7 +85,12 @@ def keep_quickly(problem: Problem, request: PlanRequest) -> Plan:
         f"{format_price(other.usd_per_hour)} without spot were tried, and nothing between"
     )
     settled = problem.settled(best.mixes)
-    fields = {"notes": (*best.notes, note), "problem_hash": settled.content_hash()}
+    fields = {
+        "notes": (*best.notes, note),
+        "problem_hash": settled.content_hash(),
+        # What is proven of plans without spot is not proven of all.
+        "capacity_bound": found.capacity_bound,
+    }
     return best.model_copy(update=fields)
 
 
@@ -115,7 +120,12 @@ def _keep_with_headroom(problem: Problem, request: PlanRequest) -> Plan:
     except SimulationCutShortError:
         late = True
         found, promises = judge.best or (first, ())
-    fields = {"mixes": first.mixes, "promises": promises, "problem_hash": asked.content_hash()}
+    fields: dict[str, object] = {"mixes": first.mixes, "promises": promises}
+    fields["problem_hash"] = asked.content_hash()
+    if first.bound is not None and first.status in ("optimal", "feasible"):
+        # What a solver proves of demand with headroom says nothing of other ways to keep promises.
+        fields |= {"bound": None, "gap": None, "capacity_bound": first.bound}
+        fields["status"] = "feasible" if found.status == "optimal" else found.status
     return found.model_copy(update=fields | ({"cut_short": True} if late else {}))
 
 
