@@ -133,13 +133,11 @@ def test_the_fast_solver_says_what_it_tried() -> None:
 
 def test_what_is_proven_with_headroom_is_not_said_of_all_plans() -> None:
     """Losses take a program, whose bound is for the demand that it was asked for: with headroom."""
-    both = TWO_SPOT.limits.model_copy(update={"survive": 1})
-    asked = TWO_SPOT.replace(limits=both)
+    asked = TWO_SPOT.replace(limits=Limits(survive=1))
     request = PlanRequest(solver="fast", catalog=CATALOG, deadline_s=60.0, error_bars=False)
     found = make_plan(asked, request)
     assert found.bound is None
     assert found.status == "feasible"
-    # Two machines on spot carry all that must be after a loss, if nothing is lost at random.
     assert found.capacity_bound == pytest.approx(1.4, rel=1e-4)
     assert validate(found, asked) == []
 
