@@ -64,7 +64,8 @@ def plan(problem: Problem, request: PlanRequest | None = None) -> Plan:
 
             # Who says what electricity costs the climate wants to know what a plan draws.
             made = stamp_power(made, problem, catalog)
-    made = with_loss_routes(made, problem.settled(made.mixes), catalog)
+    if made.instances and problem.limits.survival.lost:
+        made = with_loss_routes(made, problem.settled(made.mixes), catalog)
     if made.status == "optimal" and not all(promise.is_kept for promise in made.promises):
         # The bound is on plans that keep them, of which this is none.
         made = made.model_copy(update={"status": "feasible"})
