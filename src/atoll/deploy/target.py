@@ -112,7 +112,8 @@ class InstanceStatus:
     `handle` is the target's own name for it (a job, a workload). `since_s` is when it entered its state and
     `ends_s` when its nodes will be taken away, where that is known (wall time, a spot notice), both in
     seconds of Unix time. `reason` is one line, `kind` is set where it failed. `instance` is what it consists
-    of, where the target keeps that: a controller elsewhere could not tell otherwise.
+    of, where the target keeps that: a controller elsewhere could not tell otherwise. `unfinished`: whoever
+    started it ended halfway, and starting it again finishes it.
     """
 
     handle: str
@@ -124,6 +125,7 @@ class InstanceStatus:
     kind: FailureKind | None = None
     hosts: tuple[str, ...] = ()
     instance: Instance | None = None
+    unfinished: bool = False
 
 
 class Claim(IntEnum):

@@ -373,6 +373,18 @@ def _act(
     view = situation.view
     # Starts come before drains: who carries out only the first few has lost no capacity.
     actions += [StartInstance(one, _label(view, memory, one), why) for one, why in step.starts]
+    # A controller may have died in the midst of a start; what it left would wait in vain for the rest.
+    actions += [
+        StartInstance(
+            seen.instance.model_copy(update={"id": seen.id}),
+            seen.status.labels.model_copy(update={"term": view.term}),
+            "its start was cut short",
+        )
+        for seen in situation.observed
+        if seen.status.unfinished
+        and seen.status.state == "starting"
+        and seen.status.handle not in gone
+    ]
     actions += [DrainInstance(seen.id, seen.status.handle, why) for seen, why in step.drains]
     actions += [
         StopInstance(seen.id, seen.status.handle, why)

@@ -149,7 +149,10 @@ class KubernetesDeployer:
         # All of it is rendered, and every secret read, before anything is applied.
         anchor, *others = render_instance(order, self._settings, self._catalog)
         secret = render_secret(order, self._settings)
-        owner = self._client.apply(anchor)
+        # One that a controller left halfway stays as it is: it cannot be changed, and pods refer to it.
+        owner = self._client.get("ConfigMap", anchor["metadata"]["name"])
+        if owner is None:
+            owner = self._client.apply(anchor)
         for manifest in (*([secret] if secret else ()), *others):
             self._client.apply(own(manifest, owner))
 

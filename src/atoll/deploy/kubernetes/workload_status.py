@@ -96,6 +96,7 @@ def judge_instance(
         kind=worst.kind,
         hosts=hosts,
         instance=_read_instance(parts.anchor),
+        unfinished=deleted is None and len(parts.sets) < _read_count(parts.anchor),
     )
 
 
