@@ -116,6 +116,28 @@ def test_carbon_moves_a_fleet_to_clean_electricity() -> None:
     assert made == solve(asked)
 
 
+def test_of_equal_energy_the_cheaper_market_is_taken() -> None:
+    asked = problem(weights=ObjectiveWeights(usd=0.0, usd_per_kwh=1.0))
+    spot = tuple(
+        offer.model_copy(update={"market": "spot", "usd_per_hour": 0.4 * offer.usd_per_hour})
+        for offer in asked.offers
+    )
+    both = asked.replace(offers=(*asked.offers, *spot))
+
+    def find_dear(given: Problem, request: PlanRequest) -> Plan:
+        """A plan that is as good as any by energy, and rents on demand."""
+        dear = tuple(offer for offer in given.offers if offer.market == "on-demand")
+        found = solve(given.replace(offers=dear), request)
+        return found.model_copy(update={"problem_hash": given.content_hash()})
+
+    made = plan_weighted(both, PlanRequest(), find_dear)
+    alone = plan_weighted(asked, PlanRequest(), solve)
+    assert {node.market for one in made.instances for node in one.nodes} == {"spot"}
+    assert made.usd_per_hour == pytest.approx(0.4 * alone.usd_per_hour)
+    assert draw_of(made, both, CATALOG).watts == pytest.approx(draw_of(alone, asked, CATALOG).watts)
+    check(made, both, CATALOG)
+
+
 def test_rent_alone_plans_as_ever() -> None:
     asked = problem()
     plain = asked.replace(grid=PowerGrid())

@@ -4,7 +4,8 @@ Solvers rent what is cheapest. So machines get a price that stands for all that 
 they draw, each with its weight. What a machine draws depends on the plan: the first prices are for machines
 that wait, the second for machines at capacity, and after that for what the best plan so far makes of them, a
 few times over. Of all plans the one is taken whose true objective is least; the cheapest plan is among them,
-so none is worse than that one. Budgets and other limits hold in true dollars throughout.
+so none is worse than that one. Where rent has no weight, machines go to the cheapest market of their region
+at last: there they count as much. Budgets and other limits hold in true dollars throughout.
 
 The bound: what waiting machines count is linear, so the proven bound of the first prices holds for that
 part; the steps of every request add at least what the best kind of node on offer would take for them.
@@ -175,6 +176,8 @@ class _Weighing:
             first = self._take(keep(plain, self._step(self.request.effort)), first.machine_w)
             self._try(keep, self._linearise(best.draw))
             best = self._best()
+        if self.problem.weights.usd == 0.0:
+            best = self._exchange(best)
         return self._stamp(best, first, bound)
 
     def _step(self, effort: Effort) -> PlanRequest:
@@ -192,6 +195,37 @@ class _Weighing:
         plan = find(surrogate, self._step(effort))
         self._take(plan, machine_w)
         return plan
+
+    def _exchange(self, best: WeighedPlan) -> WeighedPlan:
+        """Have the machines of a plan on the cheapest markets of their region: they draw as much there."""
+        plan, limits = best.plan, self.problem.limits
+        # What is lost now and then is another machine, and what runs stays where it is.
+        if limits.spot_loss_per_h > 0.0 or any(one.kept for one in plan.instances):
+            return best
+        free = {key: offer.available for key, offer in self.offers.items()}
+        moved: dict[tuple[str, str, str, str], tuple[OfferKey, int]] = {}
+        instances = []
+        for one in plan.instances:
+            nodes = []
+            for node in one.nodes:
+                where = (one.region_of(node), node.node_type)
+                own = f"{one.id} {node.id}" if node.gpu_ids is None else f"{node.slot}"
+                machine = (*where, node.market, own)
+                if machine not in moved:
+                    here = [k for k in free if k[:2] == where and free[k] > 0]
+                    if node.gpu_ids is not None:
+                        here = [k for k in here if not self.offers[k].whole]
+                    if not here:
+                        return best
+                    key = min(here, key=lambda k: (self.offers[k].usd_per_hour, k))
+                    free[key] -= 1
+                    moved[machine] = key, self.offers[key].available - free[key] - 1
+                key, slot = moved[machine]
+                update = {"market": key[2]} | ({} if node.gpu_ids is None else {"slot": slot})
+                nodes.append(node.model_copy(update=update))
+            instances.append(one.model_copy(update={"nodes": tuple(nodes)}))
+        self._take(plan.model_copy(update={"instances": tuple(instances)}), best.machine_w)
+        return self._best()
 
     def _take(self, plan: Plan, machine_w: Mapping[OfferKey, float]) -> WeighedPlan:
         """Note a plan in true dollars; one that breaks a limit there is left out."""
