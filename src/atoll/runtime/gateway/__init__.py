@@ -10,7 +10,7 @@ Begin at the top of `app`: it tells what happens to a request, in order. The mod
     requirements, chooser       which backend serves a request with a key, a policy or a conversation
     served_choices              names that several models answer to
     backend_answer, events      what a backend said so far, and what the client has of it
-    resume                      how a stream that broke off goes on elsewhere
+    resume, kept_streams        how a stream that broke off goes on elsewhere; at another gateway
     content, form, cors         checks of what clients send
     faults                      errors for clients whom no backend could answer
     usage_writer, traffic_tally records of requests that ended; sums for a controller

@@ -22,7 +22,8 @@ What happens to a request, in order:
    (`events`), without the engine's counts of tokens if nobody asked for these (`token_counts`); the end is
    held back until it is all there (`backend_answer`).
 7. If the backend fails, the relay lets go of it and goes back to 4, as often as its `RetryBudget` allows. A
-   stream that had begun goes on where it broke off (`resume`), and the client sees one stream.
+   stream that had begun goes on where it broke off (`resume`), and the client sees one stream. If the
+   gateway itself dies, another one goes on with streams that were kept for that (`kept_streams`).
 8. It ends: answered, failed or given up by its client. Its backend has room for the next, and what it used
    is written down (`usage_writer`): counters, a line of the log, the ledger, traces. For a controller it was
    counted when it came, and is counted again now: its lengths, and whether a promise was kept
@@ -38,6 +39,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +63,7 @@ from atoll.runtime.gateway.form import TranscriptionForm, read_form
 from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.gateway.gateway_pages import Pages, is_private
 from atoll.runtime.gateway.health import HealthMonitor
+from atoll.runtime.gateway.kept_streams import ASKED, LAST, KeptStreams, NumberedClient
 from atoll.runtime.gateway.media_relay import MEDIA_ENDPOINTS, MediaRelay, MediaRequest
 from atoll.runtime.gateway.poison import DeathBook
 from atoll.runtime.gateway.prefill_leg import list_private
@@ -106,6 +109,8 @@ _TRIM_S = 5.0
 """So often what large requests left is given back."""
 _BACKLOG = 2048
 """Connections that may wait to be accepted."""
+KEPT = frozenset({ASKED, LAST})
+"""Headers with which a stream is kept, or goes on."""
 _LARGE_BYTES = 64 * 2**10
 """Of a body: what it is read into is counted, too."""
 
@@ -178,6 +183,7 @@ class Gateway(Application):
         self.limits = settings.limits
         self._media_limits = settings.media
         self._cors = None if settings.cors is None else CorsHeaders(settings.cors)
+        self._streams = None if settings.streams is None else KeptStreams(settings.streams)
         self.deadlines = settings.deadlines
         self.chooser.configure(settings)
         self._health.settings = settings.health
@@ -202,6 +208,8 @@ class Gateway(Application):
         self.traffic = TrafficTally(
             self.pool, self.chooser, self.loop.time(), self.settings.promises
         )
+        if self._streams is not None:
+            self._streams.prepare()
         self.pool.listeners.append(self._follow_pool)
         return_large_memory()
         # Before anything arrives: it sets the date that answers carry, and from here on it keeps itself
@@ -315,9 +323,14 @@ class Gateway(Application):
         try:
             endpoint = ENDPOINTS.get(request.path)
             if endpoint is not None and request.method == b"POST":
-                self._relay(connection, request, endpoint)
+                if KEPT.isdisjoint(headers):
+                    self._relay(connection, request, endpoint)
+                else:
+                    with self._numbered(connection, request) as kept:
+                        self._relay(kept or connection, request, endpoint, kept=kept)
             elif request.path in DIALECTS:
-                self._translate(connection, request, DIALECTS[request.path])
+                with self._numbered(connection, request) as kept:
+                    self._translate(connection, request, DIALECTS[request.path], kept)
             elif request.path.startswith(b"/services/"):
                 self._proxy(connection, request)
             else:
@@ -347,36 +360,70 @@ class Gateway(Application):
                 error=error.message[:500],
             )
 
-    def _translate(self, connection: Connection, request: Request, dialect: Dialect) -> None:
+    @contextlib.contextmanager
+    def _numbered(
+        self, connection: Connection, request: Request
+    ) -> Iterator[NumberedClient | None]:
+        """Give a client whose stream is kept, or one that goes on with a stream; None: it is not kept."""
+        kept = self._number(connection, request)
+        try:
+            yield kept
+        finally:
+            # A request that was refused: others may ask for the stream.
+            if kept is not None and not kept.in_use:
+                kept.stream.close()
+
+    def _number(self, connection: Connection, request: Request) -> NumberedClient | None:
+        streams, last = self._streams, request.headers.get(LAST)
+        if streams is None or (last is None and request.headers.get(ASKED) != b"1"):
+            if last is not None:
+                # From the start, the client would have its beginning twice.
+                raise faults.stream_gone()
+            return None
+        if last is not None:
+            for relay in list(self.relays):
+                # The client is back before its old connection was known to be gone.
+                if relay.kept is not None and last.startswith(relay.kept.stream.name):
+                    relay.cancel()
+                    relay.client.abort()
+        return streams.number(connection, request)
+
+    def _translate(
+        self,
+        connection: Connection,
+        request: Request,
+        dialect: Dialect,
+        kept: NumberedClient | None,
+    ) -> None:
         """Let a request in that is asked in another way than it is answered."""
-        client = TranslatedClient(connection, dialect, request)
+        client = TranslatedClient(kept or connection, dialect, request)
         try:
             if self.accounts is not None:
                 # As in `_relay`: before the body is read.
                 self.accounts.authenticate(client.show_key())
-            self._relay(client, client.translate(), dialect.endpoint, asked=dialect.path)
+            self._relay(client, client.translate(), dialect.endpoint, asked=dialect.path, kept=kept)
         except Exception as error:  # noqa: BLE001 - the edge, as in `handle`
             self._refuse(client, request, error)
 
     def _relay(
-        self, connection: AnsweredClient, request: Request, endpoint: str, asked: str = ""
+        self,
+        connection: AnsweredClient,
+        request: Request,
+        endpoint: str,
+        *,
+        asked: str = "",
+        kept: NumberedClient | None = None,
     ) -> None:
         """Let a request for a model in, and send it on its way."""
-        if self.accounts is not None:
-            # Before anything is read that a stranger sent.
-            self.accounts.authenticate(request.headers.get(b"authorization"))
+        # Before anything is read that a stranger sent.
+        self._authenticate(request, kept)
         form: TranscriptionForm | None = None
         parsed: AnyRequest
-        is_media = endpoint in MEDIA_ENDPOINTS
-        if is_media and endpoint in FORMS:
+        if endpoint in MEDIA_ENDPOINTS and endpoint in FORMS:
             form = read_form(request.headers.get(b"content-type", b""), request.body)
             parsed = form.request
         else:
-            # What a large body is read into takes memory too: it is counted before it is read.
-            if len(request.body) > _LARGE_BYTES:
-                connection.hold(parsed_bytes(request.body))
-            parsed = read_request(endpoint, request.body)
-            check_content(parsed, self._media_limits, self.settings.limits.content_parts)
+            parsed = self._read(connection, endpoint, request.body)
         now_s = self.loop.time()
         # Known to kill backends: it does not reach another one.
         if self.deaths.guilty and self.deaths.knows(request.body, now_s):
@@ -414,7 +461,25 @@ class Gateway(Application):
         # Known to all before the attempt, which may end the request at once.
         connection.exchange = relay
         self.relays.add(relay)
-        relay.attempts.attempt(relay)
+        if kept is None or not relay.stream:
+            relay.attempts.attempt(relay)
+        else:
+            relay.keep(kept)
+
+    def _authenticate(self, request: Request, kept: NumberedClient | None) -> None:
+        """Refuse a caller without a key, or with another than the stream that it wants to go on with."""
+        if self.accounts is not None:
+            grant = self.accounts.authenticate(request.headers.get(b"authorization"))
+            if kept is not None:
+                kept.check_key(grant.key_id)
+
+    def _read(self, connection: AnsweredClient, endpoint: str, body: bytes) -> AnyRequest:
+        # What a large body is read into takes memory too: it is counted before it is read.
+        if len(body) > _LARGE_BYTES:
+            connection.hold(parsed_bytes(body))
+        parsed = read_request(endpoint, body)
+        check_content(parsed, self._media_limits, self.settings.limits.content_parts)
+        return parsed
 
     def _make_relay(
         self,
@@ -633,3 +698,5 @@ class Gateway(Application):
         if now_s >= self._trim_s:
             self._trim_s = now_s + _TRIM_S
             return_unused_memory()
+            if self._streams is not None:
+                self.loop.run_in_executor(None, self._streams.sweep)

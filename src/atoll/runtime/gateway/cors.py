@@ -36,6 +36,8 @@ _SENT = (
     "x-atoll-fallback",
     "x-atoll-session",
     "x-atoll-events",
+    "x-atoll-resume",
+    "last-event-id",
     "openai-organization",
     "openai-project",
     "openai-beta",
@@ -56,7 +58,7 @@ _SENT = (
 )
 _SHOWN = (
     b"x-request-id, retry-after, x-atoll-model, x-atoll-node, x-atoll-provider, x-atoll-path, "
-    b"x-atoll-stand-in, x-atoll-usage, x-atoll-ignored"
+    b"x-atoll-stand-in, x-atoll-usage, x-atoll-ignored, x-atoll-stream"
 )
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 

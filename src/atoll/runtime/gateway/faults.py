@@ -67,6 +67,11 @@ def stream_interrupted(reason: str) -> ApiError:
     return server_fault(502, f"the stream broke off: {reason}", "stream_interrupted")
 
 
+def stream_gone() -> ApiError:
+    """A stream that another gateway began is not known here."""
+    return ApiError(410, "this stream cannot be taken up any more", code="stream_gone")
+
+
 def not_apart(what: str) -> ApiError:
     """Backends that decode only cannot do what is asked."""
     return ApiError(

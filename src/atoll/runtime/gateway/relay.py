@@ -36,6 +36,7 @@ from atoll.runtime.gateway.events import (
     audio_chars_in,
     comment_of,
 )
+from atoll.runtime.gateway.kept_streams import AskedStream, KeptStream, NumberedClient
 from atoll.runtime.gateway.prefill_leg import PrefillLeg, refuse_pair, with_fields
 from atoll.runtime.gateway.requirements import Requirements
 from atoll.runtime.gateway.resume import DivergedError, resume
@@ -119,6 +120,10 @@ class Relay:
     """Whether what it used was measured here, for want of the backend's own word."""
     journal = StreamJournal()
     """Events that the client has received; one of its own from the first event on."""
+    kept: NumberedClient | None = None
+    """The client of a stream that other gateways may go on with; one of theirs, perhaps."""
+    billed = (0, 0)
+    """Tokens of prompt and answer that gateways before this one wrote down."""
     shares: tuple[Attempt, ...] = ()
     """Work of each backend that is done with the request, where anybody wants to know."""
     _counted = 0
@@ -324,7 +329,7 @@ class Relay:
         if self._stuck:
             # Backends are there, and waiting does not change what they can do.
             self._fail(faults.stream_interrupted("no backend can go on from here"))
-        elif self.attempts.backends:
+        elif self.attempts.backends or self.begun:
             self._search(now_s)
         elif self.requirements is None:
             self._fail(faults.busy(self.model))
@@ -513,9 +518,12 @@ class Relay:
             if not self.begun:
                 self._begin()
             self.journal.append(data)
+            shown = answer.show(data)
+            if self.kept is not None:
+                self.kept.stream.add(data, shown)
             if self.slot is not None:
                 self._count(data)
-            self.client.send(answer.show(data))
+            self.client.send(shown)
         else:
             self._read(data)
 
@@ -626,9 +634,51 @@ class Relay:
         member = self.attempts.member
         if member is not None:
             member.note_first(now_s - self.attempts.began_s)
+        if self.kept is not None and self.kept.stream.asked is None:
+            self.kept.begin(self.sent, self._key_id, self.model, self._body)
         self.client.begin_stream(self._headers())
         if b"x-atoll-events" in self.sent.headers:
             self._say_who()
+
+    def keep(self, kept: NumberedClient) -> None:
+        """Have the stream kept, for a client that counts its events; or go on with one that is (`asked`)."""
+        self.kept = kept
+        kept.in_use = True
+        if kept.stream.asked is None:
+            self.attempts.attempt(self)
+        else:
+            self._take_up(kept.stream, kept.stream.asked)
+
+    def _take_up(self, stream: KeptStream, asked: AskedStream) -> None:
+        """Send what the client lacks of a stream that another gateway began, and go on with it."""
+        pieces, stream.pieces = stream.pieces, []
+        # As backends had it: with the model that answered, and a seed that may be the gateway's own.
+        self.model, self._body = asked.model, asked.body
+        self._begin()
+        for piece in pieces:
+            self.journal.append(piece.events)
+            self._sent.add(piece.events)
+        self._counted = self._sent.total
+        # Gateways that died wrote down what they had sent, and nothing of the prompt.
+        self.billed = (
+            stream.billed.prompt_tokens,
+            max(stream.billed.completion_tokens, self._counted),
+        )
+        for piece in pieces:
+            shown = piece.events if piece.shown is None else piece.shown
+            if not piece.last:
+                self.client.send(shown)
+                continue
+            self._answer.usage = Usage(piece.prompt_tokens, piece.completion_tokens)
+            self.client.end_stream(shown)
+            self._finish(200, "ok")
+            return
+        self.attempts.attempt(self)
+
+    @property
+    def _key_id(self) -> str | None:
+        grant = None if self.requirements is None else self.requirements.grant
+        return None if grant is None else grant.key_id
 
     def _say_who(self) -> None:
         """Tell a client that asked for it who works on its stream, in a comment that SDKs leave out."""
@@ -670,7 +720,7 @@ class Relay:
             return
         before, sent = self._sent.total, self._sent.add(events)
         if sent != before:
-            self._context.record_delivery(slot, sent)
+            self._context.record_delivery(slot, sent - self.billed[1])
         spoken = audio_chars_in(events)
         if spoken:
             self._spoken += spoken
@@ -680,9 +730,12 @@ class Relay:
         if not self.begun:
             self._begin()
         self.journal.append(event)
+        shown = self._answer.show(event)
+        if self.kept is not None:
+            self.kept.stream.add(event, shown)
         if self.slot is not None:
             self._count(event)
-        self.client.send(self._answer.show(event))
+        self.client.send(shown)
 
     def _read(self, data: bytes) -> None:
         """Pass on what a piece brings that has to be read: the end, or a stream that was moved."""
@@ -715,6 +768,9 @@ class Relay:
         # The end was held back until it was all there: now it goes out in one piece.
         last = b"".join(self._answer.held)
         self.journal.append(last)
+        shown = self._answer.show_end() + DONE
+        if self.kept is not None:
+            self.kept.stream.end(last, shown, self._answer.usage)
         # Before `_finish`, which lets go of the backend.
         self._note_success()
         if self.slot is not None:
@@ -722,7 +778,7 @@ class Relay:
             usage = self._answer.usage
             if usage is not None and usage.has_media:
                 self._context.record_media(self.slot, usage)
-        self.client.end_stream(self._answer.show_end() + DONE)
+        self.client.end_stream(shown)
         self._finish(200, "ok")
 
     # The end
@@ -743,6 +799,8 @@ class Relay:
         else:
             # The status went out long ago: the error is an event, and the end mark is left out.
             error = faults.in_stream(error)
+            if self.kept is not None:
+                self.kept.stream.failed = True
             self.client.end_stream(b"data: " + error.body() + b"\n\n")
             self._finish(error.status, "truncated")
 

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from atoll.core.frozen import Frozen
 from atoll.runtime.gateway.cors import CorsSettings
+from atoll.runtime.gateway.kept_streams import StreamsSettings
 from atoll.runtime.http.http_request import (
     ConnectionDeadlines,
     ConnectionLimits,
@@ -123,6 +124,8 @@ class GatewaySettings(Frozen):
     """HOST:PORT of this machine with /metrics alone, without a token, for Prometheus."""
     cors: CorsSettings | None = None
     """Whose pages may ask from a browser; None: no page of another origin."""
+    streams: StreamsSettings | None = None
+    """Where streams are kept that other gateways may go on with; None: nowhere."""
     access_log: bool = True
     on_full_disk: Literal["refuse", "serve"] = "refuse"
     """With keys, while the disk does not take what requests use: 503, or serve and mark the ledger."""

@@ -68,7 +68,10 @@ class UsageWriter:
         turn = None if relay.requirements is None else relay.requirements.turn
         # A choice between models is written down as what was asked for; backends say who answered.
         model = relay.model if turn is None else turn.choice.name
-        prompt, completion = usage.prompt_tokens, usage.completion_tokens
+        # Of a stream that another gateway began, what that one did not write down.
+        before = relay.billed
+        prompt = max(0, usage.prompt_tokens - before[0])
+        completion = max(0, usage.completion_tokens - before[1])
         tally = self._metrics.tally(model, endpoint, status)
         tally.add(seconds, first_s, prompt, completion)
         media = _NO_MEDIA
@@ -100,6 +103,8 @@ class UsageWriter:
             grant = relay.requirements.grant if relay.requirements is not None else None
             key = None if grant is None else grant.key_id
             self._hand_out(relay, UsageRecord(*fields, key, relay.shares, *media), grant)
+        if relay.kept is not None:
+            relay.kept.stream.bill(before[0] + prompt, before[1] + completion)
 
     def _hand_out(self, relay: Relay, record: UsageRecord, grant: Grant | None) -> None:
         """Give the record of a request to whoever keeps it."""

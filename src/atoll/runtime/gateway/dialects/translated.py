@@ -6,6 +6,7 @@ import msgspec
 
 from atoll.runtime.gateway.dialects.chat_stream import StreamTranslator
 from atoll.runtime.gateway.dialects.dialect import Dialect, Translation
+from atoll.runtime.gateway.kept_streams import NumberedClient
 from atoll.runtime.http.answering import headers_of
 from atoll.runtime.http.http_server import Connection, Request, Responder
 from atoll.runtime.openai import ApiError, parsed_bytes
@@ -36,7 +37,9 @@ class ShapedError(ApiError):
 class TranslatedClient:
     """Stands before a connection, for a relay (`http_server.Connection` says what its methods mean)."""
 
-    def __init__(self, connection: Connection, dialect: Dialect, request: Request) -> None:
+    def __init__(
+        self, connection: Connection | NumberedClient, dialect: Dialect, request: Request
+    ) -> None:
         self._connection = connection
         self._dialect = dialect
         self._request = request
@@ -139,7 +142,7 @@ class TranslatedClient:
         return self._dialect.headers(self._request.id)
 
 
-AnsweredClient = Connection | TranslatedClient
+AnsweredClient = Connection | NumberedClient | TranslatedClient
 """Who a relay answers."""
 
 

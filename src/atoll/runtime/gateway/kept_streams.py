@@ -1,0 +1,336 @@
+"""Streams on disk, so that another gateway can go on with one whose gateway died.
+
+A client that sends `x-atoll-resume: 1` gets a number with every event (`id: STREAM-N`), and what it is
+sent is written to a file first. Whoever loses its connection asks again, the same request with
+`last-event-id: STREAM-N`, at any gateway that has the folder: that one sends what came after event N, and
+has a backend go on from there as it does when a backend dies (`resume`). The client has each event once,
+and the ledgers of both gateways together have each token once.
+
+A file is a list of frames: what was asked (`AskedStream`), pieces of the answer as backends sent them and
+as the client saw them (`SentPiece`), and what is in the ledger (`BilledTokens`). A gateway holds a lock on
+the files of its streams, which its death lets go of. As in the journal of accounts, what is written survives
+the process, not a power cut. Files are for this user alone (they hold prompts and answers), and are
+removed `keep_s` after the last piece.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import struct
+import time
+from pathlib import Path
+
+import msgspec
+from pydantic import Field
+
+from atoll.core.errors import InputError
+from atoll.core.frozen import Frozen
+from atoll.runtime.gateway import faults
+from atoll.runtime.gateway.events import payload, split_events
+from atoll.runtime.http.http_request import Request
+from atoll.runtime.http.http_server import Connection, Responder
+from atoll.runtime.openai import ApiError, Usage
+
+ASKED = b"x-atoll-resume"
+LAST = b"last-event-id"
+_EVENT_ID = re.compile(rb"([0-9a-f]{32})-([0-9]{1,12})")
+_ENDING = ".stream"
+_LENGTH = struct.Struct("<I")
+
+
+class StreamsSettings(Frozen):
+    """Where streams are kept for other gateways, and for how long."""
+
+    folder: str = Field(min_length=1)
+    """Of all gateways that may go on with each other's streams, on one machine or a shared file system."""
+    keep_s: float = Field(300.0, gt=0)
+    """So long after its last piece a stream may be taken up again."""
+
+
+class AskedStream(msgspec.Struct, frozen=True, array_like=True, tag="asked"):
+    """What the client asked; `body` is what backends got, `digest` is of what the client sent."""
+
+    digest: bytes
+    path: bytes
+    key_id: str | None
+    request_id: bytes
+    trace: str
+    model: str
+    body: bytes
+
+
+class SentPiece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
+    """Events of a backend, and what the client saw of them; None: the same. The last one has the usage."""
+
+    events: bytes
+    shown: bytes | None = None
+    last: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class BilledTokens(msgspec.Struct, frozen=True, array_like=True, tag="billed"):
+    """What is in the ledger of this stream by now, over all its gateways."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+_Frame = AskedStream | SentPiece | BilledTokens
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Frame).decode
+
+
+class KeptStream:
+    """One stream in its file, which this gateway has the lock of."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._handle = -1
+        self.failed = False
+        """Whether the client was told that it broke off: that is no part of the answer."""
+        self.asked: AskedStream | None = None
+        """What an earlier gateway was asked; None: the stream began here."""
+        self.pieces: list[SentPiece] = []
+        """What an earlier gateway sent; `forget` lets go of it."""
+        self.billed = BilledTokens(0, 0)
+        """What earlier gateways wrote down, but for those that died."""
+
+    @property
+    def name(self) -> bytes:
+        """By which clients know it."""
+        return self._path.stem.encode()
+
+    def begin(self, asked: AskedStream) -> None:
+        """Write down what was asked, once there is an answer."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._handle = os.open(self._path, flags, 0o600)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.drop()
+            return
+        self._append(asked)
+
+    def take(self) -> None:
+        """Take over what another gateway began: FileNotFoundError, or BlockingIOError if that one lives."""
+        self._handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            frames, size = _read_frames(self._path.read_bytes())
+            # Half a frame would hide those after it.
+            os.ftruncate(self._handle, size)
+        except BaseException:
+            self.close()
+            raise
+        self.asked = next((f for f in frames if isinstance(f, AskedStream)), None)
+        self.pieces = [f for f in frames if isinstance(f, SentPiece)]
+        for frame in frames:
+            if isinstance(frame, BilledTokens):
+                self.billed = frame
+
+    def add(self, events: bytes, shown: bytes) -> None:
+        """Write down a piece, before the client has it."""
+        self._append(SentPiece(events, None if shown is events else shown))
+
+    def end(self, events: bytes, shown: bytes, usage: Usage | None) -> None:
+        """Write down the last piece."""
+        used = usage or Usage()
+        self._append(SentPiece(events, shown, True, used.prompt_tokens, used.completion_tokens))
+
+    def bill(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Write down what is in the ledger now, and let another gateway have the stream."""
+        self._append(BilledTokens(prompt_tokens, completion_tokens))
+        self.close()
+
+    def _append(self, frame: _Frame) -> None:
+        if self._handle < 0:
+            return
+        data = _encode(frame)
+        try:
+            written = os.write(self._handle, _LENGTH.pack(len(data)) + data)
+        except OSError:
+            written = 0
+        if written < _LENGTH.size + len(data):
+            # The disk is full: the stream goes on, but nobody can take it up.
+            self.drop()
+
+    def drop(self) -> None:
+        """Keep the stream no longer."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
+def _read_frames(data: bytes) -> tuple[list[_Frame], int]:
+    """Return the frames of a file up to the first that is not whole, and their bytes."""
+    frames: list[_Frame] = []
+    size = 0
+    while size + _LENGTH.size <= len(data):
+        begin = size + _LENGTH.size
+        end = begin + _LENGTH.unpack_from(data, size)[0]
+        if end > len(data):
+            break
+        frames.append(_decode(data[begin:end]))
+        size = end
+    return frames, size
+
+
+class KeptStreams:
+    """The folder that gateways share."""
+
+    def __init__(self, settings: StreamsSettings) -> None:
+        self.settings = settings
+        self._folder = Path(settings.folder).expanduser()
+
+    def prepare(self) -> None:
+        """Make the folder; InputError where that is not possible."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            usable = os.access(self._folder, os.R_OK | os.W_OK | os.X_OK)
+        except OSError:
+            usable = False
+        if not usable:
+            hint = "name a folder you may write to"
+            raise InputError("cannot keep streams", path=self._folder, field="streams", hint=hint)
+
+    def number(self, connection: Connection, request: Request) -> NumberedClient:
+        """Return a client whose events are numbered, of a stream that begins or goes on (`last-event-id`)."""
+        last = request.headers.get(LAST)
+        if last is None:
+            stream = KeptStream(self._path(secrets.token_hex(16)))
+            return NumberedClient(connection, stream, request, 0)
+        found = _EVENT_ID.fullmatch(last)
+        if found is None:
+            raise ApiError(400, f"{LAST.decode()} is none of this service", code="unknown_stream")
+        stream = KeptStream(self._path(found[1].decode()))
+        try:
+            stream.take()
+        except FileNotFoundError:
+            raise faults.stream_gone() from None
+        except BlockingIOError:
+            raise ApiError(
+                409, "another gateway still sends this stream", code="stream_busy", retry_after_s=1
+            ) from None
+        except (msgspec.MsgspecError, struct.error):
+            raise faults.stream_gone() from None
+        asked = stream.asked
+        if asked is None:
+            stream.close()
+            raise faults.stream_gone()
+        client = NumberedClient(connection, stream, request, int(found[2]))
+        if (asked.digest, asked.path) != (client.digest, client.path):
+            stream.close()
+            raise ApiError(409, "this stream was asked for otherwise", code="other_request")
+        # Dialects make the ids of an answer of these.
+        request.id, request.trace = asked.request_id, asked.trace
+        return client
+
+    def sweep(self, now_s: float | None = None) -> None:
+        """Remove files of streams that ended, or whose gateway died, long enough ago."""
+        until_s = (time.time() if now_s is None else now_s) - self.settings.keep_s
+        for path in self._folder.glob("*" + _ENDING):
+            try:
+                if path.stat().st_mtime < until_s:
+                    stream = KeptStream(path)
+                    stream.take()
+                    stream.drop()
+            except (OSError, msgspec.MsgspecError):
+                # Somebody has it, or removed it; or it is no file of ours.
+                continue
+
+    def _path(self, name: str) -> Path:
+        return self._folder / (name + _ENDING)
+
+
+class NumberedClient:
+    """Stands before a connection and numbers events; those up to `seen` the client has already."""
+
+    def __init__(
+        self, connection: Connection, stream: KeptStream, request: Request, seen: int
+    ) -> None:
+        self._connection = connection
+        self.stream = stream
+        self.digest = hashlib.sha256(request.body).digest()
+        """Of what it asks, before that is translated."""
+        self.path = request.path
+        self.in_use = False
+        """Whether a request is on its way that lets go of the stream when it ends."""
+        self._seen = seen
+        self._sent = 0
+
+    def check_key(self, key_id: str | None) -> None:
+        """Refuse (ApiError) to go on with a stream of another key."""
+        asked = self.stream.asked
+        if asked is not None and asked.key_id != key_id:
+            raise faults.stream_gone()
+
+    def begin(self, request: Request, key_id: str | None, model: str, body: bytes) -> None:
+        """Keep the stream from here on; `body` is what backends get."""
+        ids = (key_id, request.id, request.trace)
+        self.stream.begin(AskedStream(self.digest, self.path, *ids, model, body))
+
+    def hold(self, size: int) -> None:
+        """Count bytes of memory that the request takes besides its body, or refuse it (ApiError)."""
+        self._connection.hold(size)
+
+    @property
+    def exchange(self) -> Responder | None:
+        """Whoever answers the request."""
+        return self._connection.exchange
+
+    @exchange.setter
+    def exchange(self, exchange: Responder | None) -> None:
+        self._connection.exchange = exchange
+
+    def respond(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        extra: bytes = b"",
+    ) -> None:
+        """Answer with a whole answer, which is not kept."""
+        self._connection.respond(status, body, content_type, extra)
+
+    def respond_error(self, error: ApiError) -> None:
+        """Answer with an error."""
+        self._connection.respond_error(error)
+
+    def begin_stream(self, headers: bytes = b"") -> None:
+        """Begin a stream of events."""
+        self._connection.begin_stream(b"x-atoll-stream: %b\r\n%b" % (self.stream.name, headers))
+
+    def send(self, data: bytes) -> None:
+        """Send events that the client does not have yet."""
+        if news := self._number(data):
+            self._connection.send(news)
+
+    def end_stream(self, data: bytes) -> None:
+        """Send the last events, and end the stream."""
+        self._connection.end_stream(self._number(data))
+
+    def abort(self) -> None:
+        """Close without another word."""
+        self._connection.abort()
+
+    def _number(self, data: bytes) -> bytes:
+        news = []
+        for event in split_events(data)[0]:
+            # Comments are no part of the answer, and errors of a gateway are not the next one's.
+            if payload(event) is None or self.stream.failed:
+                news.append(event)
+                continue
+            self._sent += 1
+            if self._sent > self._seen:
+                news.append(b"id: %b-%d\n%b" % (self.stream.name, self._sent, event))
+        return b"".join(news)

@@ -1,0 +1,301 @@
+"""A gateway dies in the middle of a stream: another one, or the next, goes on with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from atoll.runtime.accounts import schema
+from atoll.runtime.accounts.accounts import Accounts
+from atoll.runtime.accounts.api_keys import NewKey
+from atoll.runtime.gateway.app import Gateway
+from atoll.runtime.gateway.kept_streams import KeptStreams, StreamsSettings
+from atoll.runtime.gateway.settings import GatewaySettings, HealthSettings
+from atoll.runtime.pool.member import Backend
+from atoll.runtime.pool.pool import BackendPool
+from tests.runtime.gateway.engine import ScriptedEngine
+from tests.runtime.gateway.harness import CHAT, COMPLETIONS, Bench, Reply, chat
+
+KEEP = "x-atoll-resume: 1\r\n"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+Events = list[tuple[str, str]]
+"""Id and data of each event, without comments."""
+
+
+def events_of(data: bytes) -> Events:
+    """The events in what a client got, the last of which may be cut off."""
+    events = []
+    for part in data.decode(errors="replace").split("\n\n")[:-1]:
+        lines = dict(line.split(": ", 1) for line in part.split("\n") if ": " in line)
+        if "data" in lines:
+            events.append((lines.get("id", ""), lines["data"]))
+    return events
+
+
+class Site:
+    """Gateways with one folder, over the same engines."""
+
+    def __init__(self, folder: Path, engines: list[ScriptedEngine], until: AsyncExitStack) -> None:
+        self.folder = folder
+        self.engines = engines
+        self._until = until
+
+    async def gateway(self, accounts: Accounts | None = None, *, keeps: bool = True) -> Bench:
+        pool = BackendPool()
+        for number, engine in enumerate(self.engines):
+            url = engine.url or await engine.start()
+            pool.add(Backend(id=f"e{number}", url=url, models=("m",), kind=engine.kind))
+        folder = str(self.folder / "streams")
+        settings = GatewaySettings(
+            port=0,
+            health=HealthSettings(enabled=False),
+            admin_socket="",
+            streams=StreamsSettings(folder=folder) if keeps else None,
+        )
+        gateway = Gateway(pool, settings, accounts=accounts)
+        _, port = await gateway.start()
+        self._until.push_async_callback(gateway.close)
+        return Bench(gateway, self.engines, port)
+
+
+def run(folder: Path, story: Callable[[Site], Awaitable[None]], *engines: ScriptedEngine) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as until:
+            for engine in engines:
+                until.push_async_callback(engine.stop)
+            await story(Site(folder, list(engines), until))
+
+    asyncio.run(main())
+
+
+def die(bench: Bench) -> None:
+    """Let go of everything as a process does that is killed: nothing is written down, nobody is told."""
+    for relay in list(bench.gateway.relays):
+        if relay.kept is not None:
+            relay.kept.stream.close()
+            relay.kept = None
+        relay.slot = None
+    bench.gateway.abort_connections()
+
+
+async def cut(bench: Bench, path: str, body: object, events: int, headers: str = KEEP) -> bytes:
+    """Ask, and return what came by the time that the gateway dies: after so many events."""
+    raw = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.0\r\nhost: x\r\n{headers}content-length: {len(raw)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+    writer.write(head.encode() + raw)
+    status = await reader.readuntil(b"\r\n\r\n")
+    assert b" 200 " in status, status + await reader.read()
+    data = b""
+    while len(events_of(data)) < events:
+        piece = await reader.read(4096)
+        assert piece
+        data += piece
+    die(bench)
+    writer.close()
+    return data
+
+
+def went_on(events: Events) -> str:
+    return f"last-event-id: {events[-1][0]}\r\n{KEEP}"
+
+
+def plain(data: str) -> Any:
+    """What an event says, without what differs between any two answers."""
+    if data == "[DONE]":
+        return data
+    said = json.loads(data)
+    for each in (said, said.get("message") or {}, said.get("response") or {}):
+        for key in ("id", "created", "created_at", "completed_at", "item_id", "timings"):
+            each.pop(key, None)
+    for each in (said.get("item") or {}, *(said.get("response", {}).get("output") or ())):
+        each.pop("id", None)
+    return said
+
+
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, chat(stream=True, max_tokens=40, stream_options={"include_usage": True})),
+    "two answers": (COMPLETIONS, {"n": 2, "prompt": "x", "max_tokens": 20, "logprobs": 1}),
+    "messages": (MESSAGES, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}),
+    "responses": (RESPONSES, {"input": "hi", "max_output_tokens": 40}),
+}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llamacpp", "atoll"])
+@pytest.mark.parametrize("name", list(ASKED))
+def test_another_gateway_goes_on(tmp_path: Path, name: str, kind: str) -> None:
+    """Event by event what a client gets that loses nobody: ids, text, reasons, log-probabilities, usage."""
+    path, fields = ASKED[name]
+    body = {"model": "m", "stream": True, "temperature": 0} | fields
+
+    async def story(it: Site) -> None:
+        first, second = await it.gateway(), await it.gateway()
+        whole = events_of((await second.post(path, body, KEEP)).body)
+        for count in (1, 2, 7):
+            had = events_of(await cut(first, path, body, count))
+            rest = await second.post(path, body, went_on(had))
+            assert rest.status == 200, rest.body
+            got = had + events_of(rest.body)
+            assert [plain(data) for _, data in got] == [plain(data) for _, data in whole]
+            stream = rest.headers["x-atoll-stream"]
+            assert [each for each, _ in got] == [f"{stream}-{n + 1}" for n in range(len(got))]
+
+    engine = ScriptedEngine(kind=kind, step_s=0.002)
+    run(tmp_path, story, engine, ScriptedEngine(kind=kind, step_s=0.002))
+
+
+def test_three_gateways_die(tmp_path: Path) -> None:
+    body = chat(stream=True, max_tokens=60)
+
+    async def story(it: Site) -> None:
+        last = await it.gateway()
+        whole = await last.post(CHAT, body, KEEP)
+        got: Events = []
+        for _ in range(3):
+            headers = went_on(got) if got else KEEP
+            got += events_of(await cut(await it.gateway(), CHAT, body, 4, headers))
+        got += events_of((await last.post(CHAT, body, went_on(got))).body)
+        assert [plain(d) for _, d in got] == [plain(d) for _, d in events_of(whole.body)]
+
+    run(tmp_path, story, ScriptedEngine(step_s=0.002), ScriptedEngine(step_s=0.002))
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    body = chat(stream=True, max_tokens=30)
+
+    async def story(it: Site) -> None:
+        first, second = await it.gateway(), await it.gateway()
+        had = events_of(await cut(first, CHAT, body, 3))
+        again = went_on(had)
+
+        async def ask(bench: Bench, headers: str, **more: object) -> tuple[int, str]:
+            reply = await bench.post(CHAT, body | more, headers)
+            return reply.status, reply.json["error"]["code"]
+
+        assert await ask(second, again, max_tokens=31) == (409, "other_request")
+        assert await ask(second, "last-event-id: 17\r\n") == (400, "unknown_stream")
+        assert await ask(second, f"last-event-id: {'0' * 32}-4\r\n") == (410, "stream_gone")
+        # Nobody keeps streams there: from the start it would repeat what the client has.
+        assert await ask(await it.gateway(keeps=False), again) == (410, "stream_gone")
+        # All of this left it as it was.
+        assert (await second.post(CHAT, body, again)).status == 200
+
+    run(tmp_path, story, ScriptedEngine(step_s=0.002))
+
+
+def test_one_that_ended_is_sent_again_and_not_computed_again(tmp_path: Path) -> None:
+    body = chat(stream=True, max_tokens=12)
+
+    async def story(it: Site) -> None:
+        bench = await it.gateway()
+        whole = events_of((await bench.post(CHAT, body, KEEP)).body)
+        asked = len(it.engines[0].seen)
+        rest = await bench.post(CHAT, body, went_on(whole[:5]))
+        assert events_of(rest.body) == whole[5:]
+        assert len(it.engines[0].seen) == asked
+
+    run(tmp_path, story, ScriptedEngine())
+
+
+def test_a_client_that_is_back_first(tmp_path: Path) -> None:
+    """Its old connection still counts as open: it is closed, and the stream goes on in the new one."""
+    body = chat(stream=True, max_tokens=30)
+
+    async def story(it: Site) -> None:
+        bench, other = await it.gateway(), await it.gateway()
+        whole = events_of((await bench.post(CHAT, body, KEEP)).body)
+        raw = json.dumps(body).encode()
+        head = f"POST {CHAT} HTTP/1.0\r\nhost: x\r\n{KEEP}content-length: {len(raw)}\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", bench.port)
+        writer.write(head.encode() + raw)
+        await reader.readuntil(b"\r\n\r\n")
+        had = events_of(await reader.readuntil(b"\n\n"))
+        busy = await other.post(CHAT, body, went_on(had))
+        assert (busy.status, busy.json["error"]["code"]) == (409, "stream_busy")
+        assert "retry-after" in busy.headers
+        got = had + events_of((await bench.post(CHAT, body, went_on(had))).body)
+        assert [plain(d) for _, d in got] == [plain(d) for _, d in whole]
+        writer.close()
+
+    run(tmp_path, story, ScriptedEngine(step_s=0.02))
+
+
+def test_the_ledger_has_each_token_once(tmp_path: Path) -> None:
+    """Over a gateway that dies, one that loses its client, and one that ends the stream; by its key alone."""
+    body = chat(stream=True, max_tokens=50)
+    url, journal = f"sqlite:///{tmp_path}/x.db", tmp_path / "journal"
+
+    async def story(it: Site) -> None:
+        books = [await Accounts.open(url, journal=journal, refresh_s=60) for _ in range(2)]
+        text, _ = await books[0].database.create_key(NewKey.parse({"name": "n"}))
+        stranger, _ = await books[0].database.create_key(NewKey.parse({"name": "s"}))
+        for book in books:
+            await book.sync()
+        key = f"authorization: Bearer {text}\r\n"
+        first, second = [await it.gateway(book) for book in books]
+        whole = await second.post(CHAT, body, key + KEEP)
+        got = events_of(await cut(first, CHAT, body, 5, key + KEEP))
+        other = f"authorization: Bearer {stranger}\r\n"
+        assert (await second.post(CHAT, body, other + went_on(got))).status == 410
+        # It goes away by itself this time, and the gateway writes that down.
+        reader, writer = await asyncio.open_connection("127.0.0.1", second.port)
+        raw = json.dumps(body).encode()
+        head = f"POST {CHAT} HTTP/1.0\r\n{key}{went_on(got)}content-length: {len(raw)}\r\n\r\n"
+        writer.write(head.encode() + raw)
+        await reader.readuntil(b"\r\n\r\n")
+        got += events_of(await reader.readuntil(b"\n\n"))
+        writer.close()
+        await second.settled()
+        rest: Reply = await second.post(CHAT, body, key + went_on(got))
+        got += events_of(rest.body)
+        assert [plain(d) for _, d in got] == [plain(d) for _, d in events_of(whole.body)]
+        await second.settled()
+        # The next start finds what the dead one was about.
+        books[0]._journal.release()
+        assert books[0]._task is not None
+        books[0]._task.cancel()
+        await books[0].database.close()
+        books[0] = await Accounts.open(url, journal=journal, refresh_s=60)
+        await books[1].sync()
+        async with books[0].database.reading() as connection:
+            rows = list(await connection.execute(sa.select(schema.operations)))
+        for book in books:
+            await book.close()
+        used = Counter[str]()
+        for row in rows:
+            used["prompt"] += row.prompt_tokens
+            used["completion"] += row.completion_tokens
+        plain_row = max(rows, key=lambda row: row.completion_tokens)
+        assert used["prompt"] == 2 * plain_row.prompt_tokens
+        assert used["completion"] == 2 * plain_row.completion_tokens
+
+    run(tmp_path, story, ScriptedEngine(step_s=0.005))
+
+
+def test_files_go_when_their_time_is_up(tmp_path: Path) -> None:
+    body = chat(stream=True, max_tokens=8)
+
+    async def story(it: Site) -> None:
+        bench = await it.gateway()
+        await bench.post(CHAT, body, KEEP)
+        folder = it.folder / "streams"
+        (file,) = folder.iterdir()
+        assert file.stat().st_mode & 0o77 == 0
+        store = KeptStreams(StreamsSettings(folder=str(folder), keep_s=300))
+        store.sweep()
+        assert file.exists()
+        os.utime(file, (0, time.time() - 301))
+        store.sweep()
+        assert not file.exists()
+
+    run(tmp_path, story, ScriptedEngine())
