@@ -6,6 +6,7 @@ import pytest
 
 from atoll.plan.plan import Plan
 from atoll.prove import uncertainty
+from atoll.prove.planning import NO_ERROR_BARS, _add_error_bars
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.prove.uncertainty import _matters_most, judge_certainty
 from atoll.solve.deadline import Deadline
@@ -38,6 +39,13 @@ def test_no_draw_is_simulated_after_the_deadline(
     monkeypatch.setattr(uncertainty, "simulate_kept", lambda *_, **__: pytest.fail("simulated"))
     with pytest.raises(SimulationCutShortError):
         judge_certainty(plan, PROBLEM, CATALOG, deadline=Deadline(0.0))
+
+
+def test_a_plan_without_error_bars_says_why(plan: Plan) -> None:
+    promised = plan.model_copy(update={"notes": ("one",)})
+    late = _add_error_bars(promised, PROBLEM, CATALOG, Deadline(0.0))
+    assert late.notes == ("one", NO_ERROR_BARS)
+    assert late.model_copy(update={"notes": promised.notes}) == promised
 
 
 def test_what_goes_with_what_is_kept_is_to_be_measured() -> None:

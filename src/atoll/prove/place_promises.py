@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -146,9 +147,10 @@ def _keep_simply(problem: Problem, request: PlanRequest, deadline: Deadline) -> 
         return None
     request.say("promises", "looking for the simplest placement")
     part = Deadline(deadline.share(_SIMPLE_SHARE))
-    plan = place_simply(problem, catalog, part, partial=effort.partial)
+    done: Counter[str] = Counter()
+    plan = place_simply(problem, catalog, part, partial=effort.partial, done=done)
     if request.stats is not None:
-        request.stats.add(SolveStats(work={"integer programs": 1}))
+        request.stats.add(SolveStats(work=done))
     if plan is None or part.missed:
         return None
     check(plan, problem, catalog)

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from atoll.plan.plan import Plan
     from atoll.plan.problem import Family, Problem
 
+NO_ERROR_BARS = "no error bars, as the deadline came first"
+"""The note of a plan that does not say how likely its promises are, though that was asked for."""
+
 
 def plan(problem: Problem, request: PlanRequest | None = None) -> Plan:
     """Return a plan that keeps its promises for the share of requests that each service asks for.
@@ -151,7 +154,8 @@ def _add_error_bars(plan: Plan, problem: Problem, catalog: Catalog, deadline: De
     try:
         found = judge_certainty(plan, problem, catalog, deadline=deadline)
     except SimulationCutShortError:
-        return plan
+        # A longer deadline gives the same plan with them: whoever compares the two must know why.
+        return plan.model_copy(update={"notes": (*plan.notes, NO_ERROR_BARS)})
     promises = tuple(
         promise.model_copy(update={"chance": found.chance.get(promise.service)})
         for promise in plan.promises

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from itertools import product
@@ -30,6 +30,7 @@ from atoll.solve.place.cp.lazy import solve_lazily
 from atoll.solve.place.cp.replica_shapes import Replicas, plan_of_replicas, shapes_of
 from atoll.solve.plan_request import PlanRequest
 from atoll.solve.registry import solve
+from atoll.solve.solve_progress import SolveStats
 
 needs_ortools = pytest.mark.skipif(
     find_spec("ortools") is None, reason="CP-SAT needs ortools: pip install 'atoll[cp]'"
@@ -323,15 +324,13 @@ def test_cp_plans_are_valid_and_the_best() -> None:
 def test_search_by_latency_is_no_worse_and_may_use_stages() -> None:
     problem = parse_fleet(SMALL)
     catalog = problem.catalog()
-    made = solve(
-        problem, PlanRequest(effort=Effort(latency=toy, objective="latency"), catalog=catalog)
-    )
+    stats = SolveStats()
+    request = PlanRequest(effort=Effort(latency=toy, objective="latency"), catalog=catalog)
+    made = solve(problem, replace(request, stats=stats))
     assert validate(made, problem, catalog) == []
     assert made.goal == "latency"
-    again = solve(
-        problem, PlanRequest(effort=Effort(latency=toy, objective="latency"), catalog=catalog)
-    )
-    assert made == again
+    assert solve(problem, request) == made
+    assert min(stats.work["simulated entries"], stats.work["simulated shapes"]) > 0
 
 
 def test_tables_need_something_that_fills_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -146,8 +147,12 @@ def test_replicas_are_valid_whatever_the_machines(
 
 def test_the_same_plan_every_time() -> None:
     asked = Fleet.read(TWO_MODELS % ("3/s", "8/s", "{A100-40:8: 1, L4:1: 2, T4:4: 1}")).problem
-    one, two = (solve(SEARCH, asked, asked.catalog(), WITHIN) for _ in range(2))
+    efforts = [replace(WITHIN, done=Counter()) for _ in range(2)]
+    one, two = (solve(SEARCH, asked, asked.catalog(), effort) for effort in efforts)
     assert one.to_json() == two.to_json()
+    # And what it took is counted, with several models, too.
+    assert efforts[0].done == efforts[1].done
+    assert efforts[0].done["integer programs"] == 2
 
 
 def test_replicas_need_room_for_every_model() -> None:

@@ -100,7 +100,9 @@ def _share_out(
     cuts = even_cuts(problem)
     options: list[list[Placed]] = []
     if name == SEARCH:
-        replicas = place_replicas(problem, catalog, deadline, partial=effort.partial)
+        replicas = place_replicas(
+            problem, catalog, deadline, partial=effort.partial, done=effort.done
+        )
         if replicas is not None:
             cut, placed = replicas
             # Replicas of exact templates keep the promise for every service: no split of nodes is needed

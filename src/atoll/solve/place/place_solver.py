@@ -195,7 +195,9 @@ def _candidates(
     if len(cuts) > 1 or effort.promise:
         bound = coverage_of(problem, catalog, service, promise=effort.promise).bound()
     if effort.promise:
-        replicas = place_replicas(problem, catalog, deadline, partial=effort.partial)
+        replicas = place_replicas(
+            problem, catalog, deadline, partial=effort.partial, done=effort.done
+        )
         if replicas is not None:
             cut, placed = replicas
             if cut not in cuts:

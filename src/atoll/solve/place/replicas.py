@@ -70,15 +70,23 @@ class TemplateShelf:
 
 
 def place_replicas(
-    problem: Problem, catalog: Catalog, deadline: Deadline, *, partial: bool
+    problem: Problem,
+    catalog: Catalog,
+    deadline: Deadline,
+    *,
+    partial: bool,
+    done: Counter[str] | None = None,
 ) -> tuple[Cut, list[Placed]] | None:
-    """Return the cut and every service's replicas that serve the most, None if a service has none."""
+    """Return the cut and every service's replicas that serve the most, None if a service has none.
+
+    `done` counts integer programs and their nodes.
+    """
     shelves = list_shelves(problem, catalog)
     columns = list_columns(shelves)
     # Without a template for every service the smallest share is 0, and there is nothing to allocate.
     if {column.service for column in columns} != set(range(len(problem.services))):
         return None
-    solved = _allocate(problem, shelves, columns, deadline)
+    solved = _allocate(problem, shelves, columns, deadline, done)
     if solved is None:
         return None
     chosen, taken = solved
@@ -270,14 +278,16 @@ class ReplicaProgram:
                 }
                 self.rows.append((row | {self.width - 1: -1.0}, 0.0, np.inf))
 
-    def solve(self, goal: Floats, min_share: float, deadline: Deadline) -> Floats | None:
+    def solve(
+        self, goal: Floats, min_share: float, deadline: Deadline, done: Counter[str] | None
+    ) -> Floats | None:
         """Return the variables that make the most of `goal`, None if nothing was found."""
         least = np.zeros(self.width)
         least[-1] = min_share
         # All columns are whole numbers but the last, the share that is served.
         whole = np.ones(self.width)
         whole[-1] = 0.0
-        return maximise(goal, self.rows, least, whole, deadline)
+        return maximise(goal, self.rows, least, whole, deadline, done)
 
     def read(self, found: Floats) -> tuple[Chosen, Taken]:
         """Return how many there are of which template, and which slices they take."""
@@ -293,7 +303,12 @@ class ReplicaProgram:
 
 
 def maximise(
-    goal: Floats, rows: Sequence[Row], least: Floats, whole: Floats, deadline: Deadline
+    goal: Floats,
+    rows: Sequence[Row],
+    least: Floats,
+    whole: Floats,
+    deadline: Deadline,
+    done: Counter[str] | None = None,
 ) -> Floats | None:
     """Return the variables, `least` or more and whole where that is 1, that make the most of a goal."""
     from scipy.optimize import Bounds, LinearConstraint, milp
@@ -317,6 +332,8 @@ def maximise(
     )
     if solved.status != 0:
         deadline.is_over()  # what ended it is remembered
+    if done is not None:
+        done.update({"integer programs": 1, "nodes": int(solved.mip_node_count or 0)})
     return None if solved.x is None else np.asarray(solved.x)
 
 
@@ -325,6 +342,7 @@ def _allocate(
     shelves: Sequence[TemplateShelf],
     columns: Sequence[ReplicaTemplate],
     deadline: Deadline,
+    done: Counter[str] | None,
 ) -> tuple[Chosen, Taken] | None:
     program = ReplicaProgram(problem, shelves, columns)
     demand = program.demand
@@ -336,7 +354,7 @@ def _allocate(
         share[-1] = 1.0
     else:
         share = total.copy()
-    found = program.solve(share, 0.0, deadline)
+    found = program.solve(share, 0.0, deadline, done)
     if found is None:
         return None
     if min(demand) > 0:
@@ -344,7 +362,7 @@ def _allocate(
             return None
         # Second: of all that serve the same least share, the one that carries the most. `_KEEP` allows for
         # rounding.
-        more = program.solve(total, float(found[-1]) * _KEEP, deadline)
+        more = program.solve(total, float(found[-1]) * _KEEP, deadline, done)
         found = found if more is None else more
     chosen, taken = program.read(found)
     return (chosen, taken) if chosen else None

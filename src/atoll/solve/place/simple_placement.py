@@ -46,15 +46,23 @@ from atoll.solve.simplicity import slowdown, tangents
 
 
 def place_simply(
-    problem: Problem, catalog: Catalog, deadline: Deadline, *, partial: bool
+    problem: Problem,
+    catalog: Catalog,
+    deadline: Deadline,
+    *,
+    partial: bool,
+    done: Counter[str] | None = None,
 ) -> Plan | None:
-    """Return the simplest placement that serves all demand within its promises, None where there is none."""
+    """Return the simplest placement that serves all demand within its promises, None where there is none.
+
+    `done` counts integer programs and their nodes.
+    """
     demands = [service.demand_per_s for service in problem.services]
     if problem.settings.simplicity <= 0.0 or min(demands) <= 0.0:
         return None
     shelves = list_shelves(problem, catalog)
     columns = list_columns(shelves)
-    solved = choose_simple(problem, shelves, columns, deadline)
+    solved = choose_simple(problem, shelves, columns, deadline, done)
     if solved is None:
         return None
     chosen, taken = solved
@@ -89,6 +97,7 @@ def choose_simple(
     shelves: Sequence[TemplateShelf],
     columns: Sequence[ReplicaTemplate],
     deadline: Deadline,
+    done: Counter[str] | None = None,
 ) -> tuple[Chosen, Taken] | None:
     """Return the replicas of the least penalised time, None where they cannot serve all demand."""
     if {column.service for column in columns} != set(range(len(problem.services))):
@@ -123,7 +132,7 @@ def choose_simple(
     least[program.width - 1] = 1.0
     whole[program.width - 1] = 0.0
     whole[served:] = 0.0
-    found = maximise(-cost, rows, least, whole, deadline)
+    found = maximise(-cost, rows, least, whole, deadline, done)
     return None if found is None else program.read(found)
 
 

@@ -61,7 +61,7 @@ def solve_cp(problem: Problem, catalog: Catalog, effort: FlowEffort, deadline: D
             is_over=deadline.is_over,
             tell=_teller(effort),
         )
-    return _plan(CP, problem, catalog, table, found)
+    return _plan(CP, problem, catalog, table, found, effort)
 
 
 def solve_memp(problem: Problem, catalog: Catalog, effort: FlowEffort) -> Plan:
@@ -105,7 +105,7 @@ def search_latency(
             tell=_teller(effort),
         )
         found = solved or found
-    return _plan(name, problem, catalog, table, found)
+    return _plan(name, problem, catalog, table, found, effort)
 
 
 def _table(
@@ -145,7 +145,10 @@ def _plan(
     catalog: Catalog,
     table: SimulatedTable,
     found: LazySolution | None,
+    effort: FlowEffort,
 ) -> Plan:
+    filled = len(table.answered)
+    effort.done.update({"simulated entries": filled, "simulated shapes": table.alone})
     if found is None:
         why = f"no replicas of all {len(problem.services)} models fit the cluster together"
         return infeasible(problem, solver=name, reasons=(why,))
@@ -157,7 +160,6 @@ def _plan(
         service.name: table.answered[s, found.chosen[s]]
         for s, service in enumerate(problem.services)
     }
-    filled = len(table.answered)
     told = (
         f"mean latency {found.cost:.2f} s over {table.horizon_s:.0f} s of arrivals, at most "
         f"{format_share(found.gap)} above the least of {table.size:,} entries: {filled:,} simulated, and "
