@@ -188,7 +188,9 @@ class ChaosSite:
             nodes = tuple(spec.name for spec in each.endpoint.processes)
             self._replicas[backend.id] = (*nodes, name)
         config = self.folder / "gateway.json"
-        config.write_text(json.dumps(_GATEWAY))
+        config.write_text(
+            json.dumps(_GATEWAY | {"streams": {"folder": str(self.folder / "streams")}})
+        )
         for number, port in enumerate(self.ports):
             name = f"gateway-{number}"
             token = self._token(name, authority.issue(name, "lab", "gateway"))

@@ -11,8 +11,8 @@ from benchmarks.failover.chaos import UNREAD, ledger_diff, pauses
 from benchmarks.failover.chaos_clients import AnswerReader, BrokenAnswerError, Seen, Sending
 
 
-def sending(seen: int, *, cut: bool = False, sent: bool = True) -> Sending:
-    return Sending("r", 0, "greedy", 0.0, seen, cut, sent)
+def sending(seen: int, *, cut: bool = False, sent: bool = True, moved: int = 0) -> Sending:
+    return Sending("r", 0, "greedy", 0.0, seen, cut, moved, sent)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,10 @@ def sending(seen: int, *, cut: bool = False, sent: bool = True) -> Sending:
         (sending(5), [4], 1),
         (sending(5), [], 1),
         (sending(5), [5, 5], 1),
+        # Two gateways worked on it, of which each wrote down its part.
+        (sending(5, moved=1), [3, 2], 0),
+        (sending(5, moved=1), [3, 3], 1),
+        (sending(5, moved=1), [2, 2, 1], 1),
         (sending(0, sent=False), [], 0),
         (sending(0, sent=False), [3], 1),
         (sending(5, cut=True), [5], 0),
@@ -71,8 +75,44 @@ def test_a_reader_takes_text_and_calls_however_they_are_cut() -> None:
         reader = AnswerReader()
         for at in range(0, len(stream), size):
             reader.feed(stream[at : at + size])
-        assert reader.answer == ("x", "{0: ['f', '{\"a\":1}']}", (1, 2, 3, 4), "tool_calls")
-        assert (reader.done, reader.usage) == (True, 4)
+        (choice,) = reader.choices.values()
+        assert (choice.text, choice.calls) == ("x", {0: ["f", '{"a":1}']})
+        assert (choice.token_ids, choice.finish) == ([1, 2, 3, 4], ["tool_calls"])
+        assert (reader.done, reader.usage) == (True, [(0, 4)])
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        {"token_ids": [1]},
+        {"logprobs": {"tokens": ["x"], "token_logprobs": [-1.0]}},
+        {"text": "x"},
+        {"index": 1, "text": ""},
+        {"finish_reason": "length"},
+    ],
+)
+def test_what_comes_twice_is_seen(again: dict[str, Any]) -> None:
+    """Ids, log-probabilities, text, indices, reasons: each of them once, as in the answer in peace."""
+    choice = {"index": 0, "text": "x", "token_ids": [1], "finish_reason": "length"}
+    more = {"index": 0, "text": "", "finish_reason": None} | again
+    once, twice = AnswerReader(), AnswerReader()
+    for reader in (once, twice):
+        reader.feed(event(choice, id="a"))
+    twice.feed(event(more, id="a"))
+    assert once.answer != twice.answer
+    # So is another name of the stream, and a second usage.
+    for odd in ({"id": "b"}, {"id": "a", "usage": {"completion_tokens": 1}}):
+        other = AnswerReader()
+        other.feed(event(choice, id="a") + event({"text": "", "finish_reason": None}, **odd))
+        assert other.answer != once.answer
+
+
+def test_events_come_in_their_order() -> None:
+    reader = AnswerReader()
+    reader.feed(b"id: s-1\n" + event({"text": "x", "finish_reason": None}))
+    for wrong in (b"s-1", b"s-3", b"t-2"):
+        with pytest.raises(BrokenAnswerError):
+            reader.feed(b"id: " + wrong + b"\n" + event({"text": "y", "finish_reason": None}))
 
 
 def test_an_error_in_a_stream_is_an_error() -> None:
