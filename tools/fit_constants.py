@@ -35,6 +35,8 @@ from research.fitting.layer_fit import (
 )
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from research.fitting.layer_fit import LayerFit
 
 HOPPER = ("H100", "H200")
@@ -47,28 +49,25 @@ SYSTEMS = {
     "b200_sxm": "B200",
     "a100_sxm": "A100-80",
     "l40s": "L40S",
+    "rtx_pro_6000_server": "RTXPRO6000",
 }
+TABLES_ONLY = {"b300_sxm": "B300", "gb200": "GB200"}
+"""GPUs of which DIR has no sample: all their points are read from the tables."""
 AIC = "aiconfigurator-core 0.12.0 vLLM tables"
 HELIX = "layer times published with Helix, vLLM 2024"
 HELIX_MACHINES = {"a100": "A100-40:1", "v100": "V100-16:1", "l4": "L4:1", "t4": "T4:1"}
 HELIX_NODES = {"l4x2": "L4:2", "t4x2": "T4:2", "t4x4": "T4:4"}
 HELIX_CONDITIONS = LayerConditions(prompt_tokens=763.1, decode_context=950.0)
-EXPERT_TABLES = {
-    "H100": "h100_sxm/moe/vllm/0.24.0",
-    "H200": "h200_sxm/moe/vllm/0.24.0",
-    "B200": "b200_sxm/moe/vllm/0.24.0",
-    "A100-80": "a100_sxm/moe/vllm/0.14.0",
-    "L40S": "l40s/moe/vllm/0.24.0",
-}
-ATTENTION_TABLES = {
-    "H100": "h100_sxm/attention/vllm/0.24.0",
-    "H200": "h200_sxm/attention/vllm/0.24.0",
-    "B200": "b200_sxm/attention/vllm/0.24.0",
-    "L40S": "l40s/attention/vllm/0.24.0",
-}
+VERSIONS = {"a100_sxm": "0.14.0"}
+"""Versions of vLLM that tables of a system were made with, where it is not `VERSION`."""
+VERSION = "0.24.0"
+FP4_SYSTEMS = ("b200_sxm", "b300_sxm", "gb200", "rtx_pro_6000_server")
+"""Systems with cores for NVFP4. DIR has no such products: they are read from the tables."""
+SAMPLE = 400
+"""Points of a kind that are taken from a table where DIR has no sample, as many as it has of others."""
 # Per kind of weights, the kernels to take. FP8 checkpoints of mixtures hold block-scaled weights; the
 # per-tensor FP8 kernel in these tables is slower than bf16 on Hopper.
-EXPERT_DTYPES = {"bfloat16": "", "fp8_block": "", "w4a16_mxfp4": "gptoss"}
+EXPERT_DTYPES = {"bfloat16": "", "fp8_block": "", "nvfp4": "", "w4a16_mxfp4": "gptoss"}
 # Large products for seconds on end over what the tables' bursts say: 0.80 to 0.84 for 256 to 8192 rows,
 # `h200_power.csv` of the benchmarks' results. No other GPU was measured so.
 SUSTAINED = {("H200", OpClass.GEMM): 0.83}
@@ -79,6 +78,52 @@ Constants = dict[str, dict[OpClass, OpConstants]]
 def schema(kind: str) -> Schema:
     """Return the schema of a kind of measurement."""
     return next(s for s in SCHEMAS if s.kind == kind)
+
+
+def read_table(system: str, kind: str, name: str) -> DataFrame:
+    """Return one of aiconfigurator-core's tables of vLLM on a system."""
+    import pandas as pd
+
+    version = VERSIONS.get(system, VERSION)
+    path = files("aiconfigurator_core") / "systems" / "data" / system / kind / "vllm" / version
+    return pd.read_parquet(str(path / f"{name}_perf.parquet"))
+
+
+def table_points(kind: str, frame: DataFrame, labels: dict[str, str]) -> Points:
+    """Return rows of a table as points, of each shape the fastest; labels are equal for all of them."""
+    own = schema(kind)
+    frame = frame.sort_values("latency").drop_duplicates([*own.sizes]).sort_values([*own.sizes])
+    return Points(
+        own,
+        np.array([""] * len(frame)),
+        {name: frame[name].to_numpy(dtype=np.float64) for name in own.sizes},
+        {name: np.array([value] * len(frame)) for name, value in labels.items()},
+        frame.latency.to_numpy(dtype=np.float64) * 1e-3,
+    )
+
+
+def sample(points: Points) -> Points:
+    """Return `SAMPLE` of the points, spread over all of them by chance."""
+    order = np.random.default_rng(0).permutation(len(points))
+    return points.where(np.isin(np.arange(len(points)), order[:SAMPLE]))
+
+
+def product_points(system: str, dtype: str) -> Points:
+    """Return a sample of a system's matrix products, of the sizes that DIR has of others."""
+    frame = read_table(system, "gemm", "gemm")
+    frame = frame[(frame.gemm_dtype == dtype) & (frame.m <= 16384)]
+    frame = frame[(frame.n >= 1024) & (frame.k >= 1024)]
+    return sample(table_points("gemm", frame, {"gemm_dtype": dtype}))
+
+
+def attention_points(system: str, op: OpClass, kv_dtype: str = "fp8") -> Points:
+    """Return a system's attention in heads of 128 and without windows."""
+    prefill = op is OpClass.ATTENTION_PREFILL
+    frame = read_table(system, "attention", f"{'context' if prefill else 'generation'}_attention")
+    frame = frame[(frame.kv_cache_dtype == kv_dtype) & (frame.head_dim == 128)]
+    frame = frame[frame.window_size == 0]
+    frame = frame.assign(seq_len=frame.isl if prefill else frame.isl + frame.step)
+    return table_points("attention", frame, {"kind": "prefill" if prefill else "decode"})
 
 
 def gemm_points(rows: Sequence[tuple[float, float, float, float]]) -> Points:
@@ -144,17 +189,14 @@ def rtx4090(path: Path) -> Points:
     return gemm_points(rows)
 
 
-def expert_points(table: str) -> Points:
-    """Return the expert layers of one GPU from aiconfigurator-core's tables (one expert group).
+def expert_points(system: str) -> Points:
+    """Return the expert layers of one system from aiconfigurator-core's tables (one expert group).
 
     Where tokens choose experts in turn it is known how many they touch, so these are taken where a table has
     them. Where they crowd on some by a power law, nobody says how many are read: a fit on those decoded 3 to
     9 % faster than a server on an H200 (`benchmarks/results/gpu_steps_moe.csv`).
     """
-    import pandas as pd
-
-    path = files("aiconfigurator_core") / "systems" / "data" / table / "moe_perf.parquet"
-    frame = pd.read_parquet(str(path))
+    frame = read_table(system, "moe", "moe")
     known = BALANCED in set(frame.distribution)
     routing = BALANCED if known else "power_law_1.2"
     frame = frame[(frame.moe_ep_size == 1) & (frame.distribution == routing)]
@@ -175,27 +217,6 @@ def expert_points(table: str) -> Points:
             "moe_dtype": frame.moe_dtype.to_numpy(dtype=np.str_),
             ROUTING: np.full(len(frame), routing),
         },
-        frame.latency.to_numpy(dtype=np.float64) * 1e-3,
-    )
-
-
-def narrow_points(table: str, op: OpClass) -> Points:
-    """Return attention with a KV cache of 8 bits on one GPU, in heads of 128 and without windows."""
-    import pandas as pd
-
-    prefill = op is OpClass.ATTENTION_PREFILL
-    name = f"{'context' if prefill else 'generation'}_attention_perf.parquet"
-    frame = pd.read_parquet(str(files("aiconfigurator_core") / "systems" / "data" / table / name))
-    frame = frame[(frame.kv_cache_dtype == "fp8") & (frame.head_dim == 128)]
-    frame = frame[frame.window_size == 0]
-    frame = frame.assign(seq_len=frame.isl if prefill else frame.isl + frame.step)
-    own = schema("attention")
-    frame = frame.sort_values("latency").drop_duplicates([*own.sizes]).sort_values([*own.sizes])
-    return Points(
-        own,
-        np.array([""] * len(frame)),
-        {name: frame[name].to_numpy(dtype=np.float64) for name in own.sizes},
-        {"kind": np.array(["prefill" if prefill else "decode"] * len(frame))},
         frame.latency.to_numpy(dtype=np.float64) * 1e-3,
     )
 
@@ -224,11 +245,23 @@ def fit_operators(data: Path, catalog: Catalog) -> tuple[Constants, list[Fit]]:
                 used = _without_edges(part) if op is OpClass.GEMM_FP8 and gpu in HOPPER else part
                 found = fit(op, used, catalog.gpu(gpu), source=AIC)
                 report.append(found)
-                if name == "op_attention.csv" and gpu in ATTENTION_TABLES:
-                    points_8 = narrow_points(ATTENTION_TABLES[gpu], op)
+                if name == "op_attention.csv" and system not in VERSIONS:
+                    points_8 = attention_points(system, op)
                     report.append(fit_narrow(found, points_8, catalog.gpu(gpu)))
-    for gpu, table in EXPERT_TABLES.items():
-        for op, part in op_classes(expert_points(table)):
+    for system, gpu in TABLES_ONLY.items():
+        for op, dtype in ((OpClass.GEMM, "bfloat16"), (OpClass.GEMM_FP8, "fp8")):
+            report.append(fit(op, product_points(system, dtype), catalog.gpu(gpu), source=AIC))
+        for op in (OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE):
+            points_16 = sample(attention_points(system, op, "bfloat16"))
+            found = fit(op, points_16, catalog.gpu(gpu), source=AIC)
+            points_8 = attention_points(system, op)
+            report += [found, fit_narrow(found, points_8, catalog.gpu(gpu))]
+    known = SYSTEMS | TABLES_ONLY
+    for system in FP4_SYSTEMS:
+        points_4 = product_points(system, "nvfp4")
+        report.append(fit(OpClass.GEMM_FP4, points_4, catalog.gpu(known[system]), source=AIC))
+    for system, gpu in known.items():
+        for op, part in op_classes(expert_points(system)):
             report.append(fit(op, part, catalog.gpu(gpu), source=AIC))
     a40 = replace(catalog.gpu("A6000"), name="A40", fp16_tflops=149.7, bandwidth_bytes_per_s=696e9)
     report.append(
@@ -302,7 +335,8 @@ def fit_interconnects(data: Path) -> dict[tuple[str, int], AllReduceCost]:
 
 def complete(fitted: Constants, layers: dict[str, LayerFit]) -> Constants:
     """Return constants for every GPU of the catalog, the gaps filled by named proxies."""
-    out: Constants = {gpu: dict(fitted[gpu]) for gpu in (*SYSTEMS.values(), "RTX4090")}
+    known = SYSTEMS | TABLES_ONLY
+    out: Constants = {gpu: dict(fitted[gpu]) for gpu in (*known.values(), "RTX4090")}
     a40 = fitted["A40"][OpClass.GEMM]
     attention = (OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE)
     for gpu in ("A10G", "A6000", "RTX3090"):
@@ -319,7 +353,8 @@ def complete(fitted: Constants, layers: dict[str, LayerFit]) -> Constants:
     slower = out["L4"][OpClass.GEMM].e_f / out["L40S"][OpClass.GEMM].e_f
     prefill = OpClass.ATTENTION_PREFILL
     out["L4"][prefill] = proxy(fitted["L40S"][prefill], "L40S", slower=slower)
-    relatives = {"L4": "L40S", "RTX4090": "L40S", "A100-40": "A100-80", "GH200": "H100"}
+    relatives = {"A100-40": "A100-80", "GH200": "H100"}
+    relatives |= dict.fromkeys(("L4", "RTX4090", "RTXPRO6000"), "L40S")
     for gpu, ops in out.items():
         relative = relatives.get(gpu, "A100-80")
         weaker = min(1.0, ops[OpClass.GEMM].e_f / out[relative][OpClass.GEMM].e_f)
@@ -363,6 +398,8 @@ def dump(constants: Constants) -> str:
     for gpu in sorted(constants):
         lines.append(f"  {gpu}:")
         for op in OpClass:
+            if op not in constants[gpu]:
+                continue
             c = constants[gpu][op]
             fields = [
                 f"{name}: {getattr(c, name):.5g}"

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.catalog import Catalog
+from atoll.catalog.dtypes import DTYPES
 from atoll.catalog.nodes import AllReduceCost
 from atoll.core.errors import AtollError, MissingDependencyError
 from atoll.perf.aic import SYSTEMS, aic
@@ -43,6 +44,10 @@ PREFILLS += ((4, 1024), (8, 512), (4, 2048), (16, 1024))
 DECODES = tuple(
     (b, c) for b in (1, 4, 8, 16, 32, 64, 128, 256) for c in (256, 1024, 2048, 4096, 8192)
 )
+MLPERF_RATIO = 2.9
+"""Llama-2 70B offline per GPU in MLPerf Inference 5.1: eight B200 over eight H200 of the same submitter."""
+MLPERF_TOKENS = 294
+MLPERF_SEQUENCES = 1024
 HELIX = LayerConditions(prompt_tokens=763.1, decode_context=950.0)
 HELIX_MACHINES = {
     "A100-40": {"a100": 1},
@@ -184,6 +189,27 @@ def steps(
     return {phase: _of(values) for phase, values in ratios.items()} | {"all": both}
 
 
+def fp4_ratio(catalog: Catalog) -> Figure:
+    """Tokens per second of a B200 in NVFP4 over those of an H200 in FP8, as MLPerf has them.
+
+    Llama-2 70B, whose questions and answers have 294 tokens each on average, offline: a full batch in steady
+    state, so as many prompt tokens in a step as answers. Nothing here is fitted on MLPerf's figures.
+    """
+    rates = {}
+    for gpu, dtype in (("B200", "nvfp4"), ("H200", "fp8")):
+        spec = replace(catalog.model(f"llama-2-70b@{dtype}").llm, kv_dtype=DTYPES["fp8"])
+        step = analytic(spec, catalog.node(f"{gpu}:1"), engine="vllm", tp=1)
+        size, length = float(MLPERF_SEQUENCES), float(MLPERF_TOKENS)
+        batch = Batch(size, size / length, 0.0, size, 1.5 * length)
+        rates[gpu] = size / step_seconds(step, batch, 0, spec.layers)
+    ratio = rates["B200"] / rates["H200"]
+    print(
+        f"\nB200 (NVFP4) over H200 (FP8), Llama-2 70B offline: {ratio:.2f}, MLPerf {MLPERF_RATIO}"
+    )
+    print("  " + ", ".join(f"{gpu} {rate:,.0f} tokens/s" for gpu, rate in rates.items()))
+    return Figure("fp4_ratio_error", abs(ratio / MLPERF_RATIO - 1.0) * 100.0, 15)
+
+
 def _short(error: Exception) -> str:
     return str(error).split(":")[0][:60] or type(error).__name__
 
@@ -247,7 +273,7 @@ def main() -> None:
     """Run all comparisons."""
     arguments = options(__doc__ or "")
     catalog, data = Catalog.default(), arguments.data / "perf"
-    figures: list[Figure] = []
+    figures: list[Figure] = [fp4_ratio(catalog)]
     if data.is_dir():
         figures += operators(data, catalog)
         figures += all_reduces(data, catalog)

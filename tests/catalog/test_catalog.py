@@ -100,7 +100,7 @@ class TestDescribe:
     @pytest.mark.parametrize("name", [*Catalog.default().gpus, *Catalog.default().models])
     def test_every_shape_has_a_source(self, name: str) -> None:
         found = describe(Catalog.default(), name)
-        absent = {"nvlink_bytes_per_s", "pcie_bytes_per_s", "fp8_tflops"}
+        absent = {"nvlink_bytes_per_s", "pcie_bytes_per_s", "fp8_tflops", "fp4_tflops"}
         bare = {"aliases", "hf_id", "note", "graph", "like", *absent}
         for row in found.rows:
             assert row.source is not None or row.field in bare, row

@@ -234,6 +234,38 @@ def test_precision_picks_the_constants(dtype: str, fp8: bool, products: str, exp
     )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "products", "experts"),
+    [
+        ("nvfp4", "gemm_fp4", "experts_fp4"),
+        # Formats that its cores do not run as they are.
+        ("mxfp4", "gemm", "experts_int4"),
+        ("int4", "gemm", "experts_int4"),
+    ],
+)
+def test_four_bits_run_on_four_bit_cores_where_there_are_some(
+    dtype: str, products: str, experts: str
+) -> None:
+    llm = mixture().with_weights(dtype)
+    blackwell = gpu(fp8_tflops=200.0, fp4_tflops=400.0)
+    found = {op.value for op in op_classes_of(llm, blackwell)}
+    assert found == {"gemm", products, experts, "attention_prefill", "attention_decode"}
+    # Elsewhere they are read small and multiplied in 16 bits.
+    older = {op.value for op in op_classes_of(llm, gpu(fp8_tflops=200.0))}
+    assert older == {"gemm", "experts_int4", "attention_prefill", "attention_decode"}
+
+
+def test_nvfp4_runs_at_the_fp4_peak_and_reads_its_bits() -> None:
+    table = constants().gpu("TEST")
+    batch = Batch.prefill(4096, 1)
+    wide = model_ops(spec(), node(), 1, table).layers[0].seconds(batch)
+    llm = spec().with_weights("nvfp4")
+    narrow = model_ops(llm, node(fp4_tflops=400.0), 1, table).layers[0].seconds(batch)
+    matrices = spec().attention_params + spec().mlp_params(0)
+    saved = 2 * 4096 * matrices / PEAK * 0.75 + matrices * (2 - 4.5 / 8) / BANDWIDTH
+    assert wide - narrow == pytest.approx(saved)
+
+
 def test_fp8_runs_at_the_fp8_peak_and_reads_half() -> None:
     llm = spec().with_weights("fp8")
     table = constants().gpu("TEST")

@@ -17,6 +17,7 @@ from atoll.perf.layers import (
     layer_kinds,
     model_ops,
     name_grounds,
+    op_classes_of,
     splits_evenly,
     tp_sizes,
 )
@@ -235,11 +236,14 @@ class TestGrounds:
         assert "for gated delta rule" in analytic(model("qwen3-next-80b-a3b"), h100).provenance
         assert analytic(model("llama-3.3-70b"), h100).provenance.startswith("measured")
 
-    def test_four_bit_cores_are_not_counted_and_it_says_so(self) -> None:
-        b200, h100 = node_type("B200:1"), node_type("H100:1")
+    def test_four_bit_weights_rest_on_the_cores_that_run_them(self) -> None:
         llm = model("llama-3.3-70b@nvfp4")
-        assert "its 4-bit cores not counted): gemm" in analytic(llm, b200).provenance
-        assert analytic(llm, h100).provenance.startswith("measured")
+        b200, h100 = node_type("B200:1").gpu, node_type("H100:1").gpu
+        assert OpClass.GEMM_FP4 in op_classes_of(llm, b200)
+        assert OpClass.GEMM_FP4 not in op_classes_of(llm, h100)
+        for kind in (b200, h100):
+            fitted = default_constants().for_gpu(kind)
+            assert name_grounds(llm, kind, fitted).tag(op_classes_of(llm, kind)) is Tag.MEASURED
 
     def test_values_stay(self) -> None:
         h100 = node_type("H100:8").gpu

@@ -93,6 +93,7 @@ def _node_rows(node: NodeType) -> Iterator[FactRow]:
     yield FactRow("bandwidth_bytes_per_s", node.bandwidth_bytes_per_s, total)
     yield FactRow("fp16_tflops", node.fp16_tflops, total)
     yield FactRow("fp8_tflops", node.fp8_tflops, total)
+    yield FactRow("fp4_tflops", node.fp4_tflops, total)
     yield FactRow("tdp_w", node.tdp_w, total)
     yield FactRow("interconnect", node.interconnect.name)
     joint = node.interconnect

@@ -27,7 +27,7 @@ _SCALED = {
 SWITCHING_LOSS = 0.08
 """Share of a GPU's time that is lost while several processes take turns on it: at this, the simulator says
 what clients of two servers on one H200 saw (`benchmarks.gpu_promise`, case 3b-shared)."""
-_SPEEDS = ("fp16_tflops", "fp8_tflops", "bandwidth_bytes_per_s")
+_SPEEDS = ("fp16_tflops", "fp8_tflops", "fp4_tflops", "bandwidth_bytes_per_s")
 """Rates that the shares of a GPU have together, less what switching between them takes."""
 _DIVIDED = ("tdp_w", "nvlink_bytes_per_s", "pcie_bytes_per_s")
 """Rates that the shares of a GPU have together."""
@@ -42,12 +42,12 @@ def slowdown(shares: int) -> float:
 class GpuType:
     """One kind of GPU. TFLOPS are dense with FP32 accumulation; links count one direction.
 
-    `fp8_tflops` is None where the hardware has no FP8 tensor cores, `nvlink_bytes_per_s` where it
-    has no NVLink. `like` names the GPU type whose performance constants stand in, or that an overlay
-    derived this one from; `compute_share` is how much smaller a share of its peak it reaches than that one.
-    `note` is for whoever plans with it: engines that run on it, memory that is shared. `facts` holds, for
-    every field, where the number comes from. `part_of` is the GPU that this is one of `shares` equal shares
-    of: processes take turns on it, each with its part of the memory.
+    `fp8_tflops` and `fp4_tflops` are None where the hardware has no tensor cores for the format,
+    `nvlink_bytes_per_s` where it has no NVLink. `like` names the GPU type whose performance constants stand
+    in, or that an overlay derived this one from; `compute_share` is how much smaller a share of its peak it
+    reaches than that one. `note` is for whoever plans with it: engines that run on it, memory that is shared.
+    `facts` holds, for every field, where the number comes from. `part_of` is the GPU that this is one of
+    `shares` equal shares of: processes take turns on it, each with its part of the memory.
     """
 
     name: str
@@ -65,6 +65,7 @@ class GpuType:
     facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
     nvlink_bytes_per_s: float | None = None
     pcie_bytes_per_s: float | None = None
+    fp4_tflops: float | None = None
     compute_share: float = 1.0
     like: str | None = field(default=None, compare=False)
     note: str | None = field(default=None, compare=False)
@@ -122,6 +123,11 @@ class GpuType:
         """Dense FP8 rate in flop/s, None without FP8 tensor cores."""
         return None if self.fp8_tflops is None else self.fp8_tflops * 1e12
 
+    @property
+    def fp4_flops(self) -> float | None:
+        """Dense FP4 rate in flop/s, None without FP4 tensor cores."""
+        return None if self.fp4_tflops is None else self.fp4_tflops * 1e12
+
 
 @cache
 def default_gpus() -> FrozenMap[str, GpuType]:
@@ -161,6 +167,7 @@ def _gpu(name: str, entry: Table, sources: Table) -> GpuType:
         compute_capability=str(facts["compute_capability"].value),
         fp16_tflops=number("fp16_tflops"),
         fp8_tflops=optional("fp8_tflops"),
+        fp4_tflops=optional("fp4_tflops"),
         bf16=bool(facts["bf16"].value),
         memory_bytes=int(number("memory_bytes")),
         bandwidth_bytes_per_s=number("bandwidth_bytes_per_s"),

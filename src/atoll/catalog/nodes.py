@@ -111,6 +111,11 @@ class NodeType:
         return None if self.gpu.fp8_tflops is None else self.gpu.fp8_tflops * self.count
 
     @property
+    def fp4_tflops(self) -> float | None:
+        """Dense FP4 TFLOPS of all GPUs together, None without FP4."""
+        return None if self.gpu.fp4_tflops is None else self.gpu.fp4_tflops * self.count
+
+    @property
     def tdp_w(self) -> float:
         """Power of all GPUs together in watts."""
         return self.gpu.tdp_w * self.count

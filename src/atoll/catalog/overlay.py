@@ -40,6 +40,7 @@ _GPU_FIELDS = {
     "compute_capability": "compute_capability",
     "fp16_tflops": "fp16_tflops",
     "fp8_tflops": "fp8_tflops",
+    "fp4_tflops": "fp4_tflops",
     "bf16": "bf16",
     "memory": "memory_bytes",
     "bandwidth": "bandwidth_bytes_per_s",
@@ -49,7 +50,7 @@ _GPU_FIELDS = {
     "nvlink": "nvlink_bytes_per_s",
     "pcie": "pcie_bytes_per_s",
 }
-_GPU_OPTIONAL = {"fp8_tflops", "nvlink", "pcie"}
+_GPU_OPTIONAL = {"fp8_tflops", "fp4_tflops", "nvlink", "pcie"}
 _WHOLE_BYTES = {"memory", "l2"}
 
 

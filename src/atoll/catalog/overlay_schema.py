@@ -77,6 +77,7 @@ class GpuEntry(Sourced):
     compute_capability: Capability | None = Field(None, examples=['"8.6"'])
     fp16_tflops: Number | None = Field(None, examples=["25.5"])
     fp8_tflops: Number | None = Field(None, examples=["60.4"])
+    fp4_tflops: Number | None = Field(None, examples=["120.8"])
     bf16: StrictBool | None = Field(None, examples=["true"])
     memory: Memory | None = Field(None, examples=["12GB"])
     bandwidth: GpuBandwidth | None = Field(None, examples=["360GB/s"])

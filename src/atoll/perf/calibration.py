@@ -14,11 +14,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.catalog.dtypes import DTYPES, NVFP4
 from atoll.catalog.gpus import GpuType
-from atoll.catalog.transformer import DTYPES
 from atoll.core.errors import InputError, MissingDependencyError
 from atoll.perf import operators
-from atoll.perf.constants import OpClass, OpConstants, Tag
+from atoll.perf.constants import EXPERT_CLASSES, OpClass, OpConstants, Tag, peak_flops
 from atoll.perf.measurements import BALANCED, ROUTING, Points
 from atoll.perf.operators import Array
 
@@ -81,11 +81,13 @@ def accuracy(predicted: Array, measured: Array) -> Accuracy:
 
 
 def predict_gemm(c: OpConstants, points: Points, gpu: GpuType) -> Array:
-    """Return predicted seconds of matrix products; dtype fp8 uses the FP8 peak."""
+    """Return predicted seconds of matrix products; dtypes fp8 and nvfp4 use the peaks of their cores."""
     m, n, k = (points.sizes[name] for name in ("m", "n", "k"))
-    fp8 = _is_fp8(points.labels["gemm_dtype"])
-    peak = np.where(fp8, gpu.fp8_flops or gpu.fp16_flops, gpu.fp16_flops)
-    weight = np.where(fp8, 1.0, 2.0)
+    dtypes = points.labels["gemm_dtype"]
+    fp8, fp4 = _is_fp8(dtypes), dtypes == NVFP4.name
+    narrow = np.where(fp8, peak_flops(OpClass.GEMM_FP8, gpu), peak_flops(OpClass.GEMM_FP4, gpu))
+    peak = np.where(fp8 | fp4, narrow, gpu.fp16_flops)
+    weight = np.where(fp8, 1.0, np.where(fp4, NVFP4.bytes_per_weight, 2.0))
     rows = 2.0 * m * (n + k)
     compute = 2.0 * m * n * (k + c.pad_k) / (peak * c.e_f)
     streamed = weight * (n + c.pad_n) * k + rows
@@ -160,12 +162,16 @@ def expert_dtype(name: str, gpu: GpuType) -> tuple[float, float]:
     """Return bytes per weight and peak FLOP/s for a dtype as measurement files name it."""
     if name.startswith("fp8"):
         return 1.0, gpu.fp8_flops or gpu.fp16_flops
+    if name == NVFP4.name:
+        return NVFP4.bytes_per_weight, peak_flops(OpClass.EXPERTS_FP4, gpu)
     if "mxfp4" in name or "int4" in name:
         return DTYPES["mxfp4"].bytes_per_weight, gpu.fp16_flops
     if name in ("bfloat16", "float16", "bf16", "fp16"):
         return 2.0, gpu.fp16_flops
     raise InputError(
-        f"unknown expert dtype {name!r}", field="moe_dtype", hint="bfloat16, fp8, mxfp4 or int4"
+        f"unknown expert dtype {name!r}",
+        field="moe_dtype",
+        hint="bfloat16, fp8, nvfp4, mxfp4 or int4",
     )
 
 
@@ -207,8 +213,8 @@ def _bounds(op: OpClass, gpu: GpuType) -> tuple[Predict, tuple[_Free, ...]]:
     pads = (_pad("pad_k", 50.0, 2e4), _pad("pad_n", 50.0, 5e4))
     if op is OpClass.GEMM:
         return predict_gemm, share + shape + pads + hot
-    if op is OpClass.GEMM_FP8:
-        # FP8 kernels are too uneven for the data to tell p: the times of both limits add up.
+    if op in (OpClass.GEMM_FP8, OpClass.GEMM_FP4):
+        # Narrow kernels are too uneven for the data to tell p: the times of both limits add up.
         return predict_gemm, share + shape[:1] + pads + hot
     if op is OpClass.ATTENTION_PREFILL:
         wide = (_Free("e_f", 0.6, 0.05, 1.3), _Free("e_b", 0.5, 0.05, 2.0))
@@ -216,7 +222,7 @@ def _bounds(op: OpClass, gpu: GpuType) -> tuple[Predict, tuple[_Free, ...]]:
     if op is OpClass.ATTENTION_DECODE:
         efficiency = (_Free("e_b", 0.85, 0.1, 1.3), _pad("pad", 20.0, 2000.0))
         return predict_decode, (*efficiency, *shape, serial, *hot)
-    if op in (OpClass.EXPERTS, OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4):
+    if op in EXPERT_CLASSES:
         # Where experts are chosen unevenly, fewer bytes move than are counted. With p free, the three trade
         # against each other and all leave what is physical.
         efficiency = (_Free("e_f", 0.5, 0.02, 1.1), _Free("e_b", 0.7, 0.1, 2.0))
@@ -228,19 +234,26 @@ def op_classes(points: Points) -> list[tuple[OpClass, Points]]:
     """Return the operator classes that a set of points can fit, with the points of each."""
     kind = points.schema.kind
     if kind == "gemm":
-        fp8 = _is_fp8(points.labels["gemm_dtype"])
-        pairs = [(OpClass.GEMM, points.where(~fp8)), (OpClass.GEMM_FP8, points.where(fp8))]
+        dtypes = points.labels["gemm_dtype"]
+        fp8, fp4 = _is_fp8(dtypes), dtypes == NVFP4.name
+        pairs = [
+            (OpClass.GEMM, points.where(~fp8 & ~fp4)),
+            (OpClass.GEMM_FP8, points.where(fp8)),
+            (OpClass.GEMM_FP4, points.where(fp4)),
+        ]
     elif kind == "attention":
         pairs = [
             (OpClass.ATTENTION_PREFILL, points.of(kind="prefill")),
             (OpClass.ATTENTION_DECODE, points.of(kind="decode")),
         ]
     elif kind == "experts":
-        fp8 = _is_fp8(points.labels["moe_dtype"])
-        four = ~fp8 & (np.char.find(points.labels["moe_dtype"], "4") >= 0)
+        dtypes = points.labels["moe_dtype"]
+        fp8, fp4 = _is_fp8(dtypes), dtypes == NVFP4.name
+        four = ~fp8 & ~fp4 & (np.char.find(dtypes, "4") >= 0)
         pairs = [
-            (OpClass.EXPERTS, points.where(~four & ~fp8)),
+            (OpClass.EXPERTS, points.where(~four & ~fp8 & ~fp4)),
             (OpClass.EXPERTS_FP8, points.where(fp8)),
+            (OpClass.EXPERTS_FP4, points.where(fp4)),
             (OpClass.EXPERTS_INT4, points.where(four)),
         ]
     else:

@@ -24,12 +24,14 @@ from typing import TYPE_CHECKING
 from atoll.catalog.gpus import slowdown
 from atoll.core.errors import InputError, UnknownNameError
 from atoll.core.files import load_yaml
+from atoll.core.rng import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import numpy as np
 
+    from atoll.catalog.dtypes import DType
     from atoll.catalog.gpus import GpuType
     from atoll.engines.profile import KernelRatios, KernelSpeeds
 
@@ -57,12 +59,53 @@ class OpClass(StrEnum):
 
     GEMM = "gemm"
     GEMM_FP8 = "gemm_fp8"
+    GEMM_FP4 = "gemm_fp4"
     ATTENTION_PREFILL = "attention_prefill"
     ATTENTION_DECODE = "attention_decode"
     EXPERTS = "experts"
     EXPERTS_FP8 = "experts_fp8"
+    EXPERTS_FP4 = "experts_fp4"
     EXPERTS_INT4 = "experts_int4"
     ELEMENTWISE = "elementwise"
+
+
+PRODUCTS = (OpClass.GEMM, OpClass.GEMM_FP8, OpClass.GEMM_FP4)
+EXPERT_CLASSES = (
+    OpClass.EXPERTS,
+    OpClass.EXPERTS_FP8,
+    OpClass.EXPERTS_FP4,
+    OpClass.EXPERTS_INT4,
+)
+_FP4 = (OpClass.GEMM_FP4, OpClass.EXPERTS_FP4)
+
+
+def peak_flops(op: OpClass, gpu: GpuType) -> float:
+    """Return the FLOP/s of the cores that run a class, those for 16 bits where there are no narrower ones."""
+    narrow = None
+    if op in (OpClass.GEMM_FP8, OpClass.EXPERTS_FP8):
+        narrow = gpu.fp8_flops
+    elif op in _FP4:
+        narrow = gpu.fp4_flops
+    return narrow or gpu.fp16_flops
+
+
+def product_class(dtype: str, gpu: GpuType) -> OpClass:
+    """Return the class of products with weights of a format.
+
+    FP8 and NVFP4 are native where the GPU has cores for them. Other quantised weights are emulated: read at
+    their size and multiplied in 16 bits.
+    """
+    if dtype == "fp8" and gpu.fp8_flops is not None:
+        return OpClass.GEMM_FP8
+    return OpClass.GEMM_FP4 if dtype == "nvfp4" and gpu.fp4_flops is not None else OpClass.GEMM
+
+
+def expert_class(dtype: DType, gpu: GpuType) -> OpClass:
+    """Return the class of experts with weights of a format; below 8 bits they have kernels of their own."""
+    kind = product_class(dtype.name, gpu)
+    if kind is OpClass.GEMM:
+        return OpClass.EXPERTS_INT4 if dtype.bits_per_weight < 8 else OpClass.EXPERTS
+    return OpClass.EXPERTS_FP8 if kind is OpClass.GEMM_FP8 else OpClass.EXPERTS_FP4
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +235,14 @@ class GpuConstants:
         experts = reached(compute * kernels.experts, memory * kernels.experts, kernels.p)
         attention = reached(kernels.attention_compute, kernels.attention_memory, 1.0)
         own = {
-            **dict.fromkeys((OpClass.GEMM, OpClass.GEMM_FP8), products),
-            **dict.fromkeys((OpClass.EXPERTS, OpClass.EXPERTS_FP8, OpClass.EXPERTS_INT4), experts),
+            **dict.fromkeys(PRODUCTS, products),
+            **dict.fromkeys(EXPERT_CLASSES, experts),
             **dict.fromkeys((OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE), attention),
         }
         scaled = {
             op: c.scale_time(usual.op(op).e_f / self.op(op).e_f) if usual is not self else c
             for op, c in own.items()
+            if op in self.ops
         }
         return replace(self, ops={**self.ops, **scaled})
 
@@ -247,7 +291,8 @@ class ConstantTable:
         if gpu.part_of is not None:
             return self.for_gpu(gpu.part_of)
         constants = self._gpus.get(gpu.name)
-        missing = [op for op in OpClass if constants is None or op not in constants.ops]
+        possible = [op for op in OpClass if op not in _FP4 or gpu.fp4_flops is not None]
+        missing = [op for op in possible if constants is None or op not in constants.ops]
         if constants is not None and not missing:
             return constants
         return GpuConstants(
@@ -310,14 +355,16 @@ def sample_constants(
 
     Factors are log-normal with median 1 and the relative standard deviation `OpConstants.error`, and
     independent of each other. `gpus` are further GPUs to have constants for, taken from their relatives as
-    `ConstantTable.for_gpu` does, with a proxy's error. The order of GPUs does not matter.
+    `ConstantTable.for_gpu` does, with a proxy's error. What is drawn for a class of a GPU does not depend on
+    which others there are.
     """
     known = {name: table.gpu(name) for name in table.names()}
     known |= {gpu.name: table.for_gpu(gpu) for gpu in gpus}
     sampled = []
+    seed = int(rng.integers(2**63))
     for name in sorted(known):
         entry = known[name]
-        factors = {op: _draw(entry.ops[op].error, rng) for op in OpClass if op in entry.ops}
+        factors = {op: _draw(c.error, stream(seed, name, op.value)) for op, c in entry.ops.items()}
         sampled.append(
             GpuConstants(name, {op: entry.ops[op].scale_time(f) for op, f in factors.items()})
         )

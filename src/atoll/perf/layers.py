@@ -13,7 +13,17 @@ from atoll.catalog.nodes import NodeType
 from atoll.catalog.transformer import DeltaSpec, DType, MlaSpec, TransformerSpec
 from atoll.perf import operators
 from atoll.perf.batch import Batch
-from atoll.perf.constants import PROXY_ERROR, GpuConstants, OpClass, OpConstants, OpSpeed, Tag
+from atoll.perf.constants import (
+    PROXY_ERROR,
+    GpuConstants,
+    OpClass,
+    OpConstants,
+    OpSpeed,
+    Tag,
+    expert_class,
+    peak_flops,
+    product_class,
+)
 from atoll.perf.operators import (
     AllReduce,
     DecodeAttention,
@@ -26,6 +36,13 @@ from atoll.perf.operators import (
 
 _VOCAB_ROWS = 64
 """vLLM and SGLang pad embedding and output matrix to a multiple of so many rows."""
+
+
+UNPACKED_PER_SM = 26e9
+"""Weights per second that an SM unpacks where 4 bits are emulated (Marlin). Qwen3-14B in AWQ on an H200, vLLM
+0.22.1, took 6.0 to 6.3 ms a token alone, of which all but the reading of weights takes 2; at the rate of
+memory 13.2e9 weights would take 1.7. One server: small GPUs are slower at reading than at this."""
+_UNPACKED = ("int4", "nvfp4", "mxfp4")
 
 
 class LayerKind(NamedTuple):
@@ -196,46 +213,35 @@ def op_classes_of(spec: TransformerSpec, gpu: GpuType) -> tuple[OpClass, ...]:
 
     The output matrix and a router stay wide where a quantiser narrows the rest, and count too.
     """
-    fp8 = gpu.fp8_flops is not None
     dtypes = {spec.attention_dtype, spec.embedding_dtype}
     if spec.moe is None or spec.moe.dense_layers or spec.moe.shared_intermediate:
         dtypes.add(spec.mlp_dtype)
     if spec.moe is not None or spec.wide_layers:
         dtypes.add(spec.activation_dtype)
     used = {OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE}
-    used |= {OpClass.GEMM_FP8 if fp8 and d.name == "fp8" else OpClass.GEMM for d in dtypes}
+    used |= {product_class(d.name, gpu) for d in dtypes}
     if spec.moe is not None:
-        used.add(_expert_class(spec.expert_dtype, fp8))
+        used.add(expert_class(spec.expert_dtype, gpu))
     return tuple(op for op in OpClass if op in used)
 
 
 def name_grounds(spec: TransformerSpec, gpu: GpuType, constants: GpuConstants) -> GpuConstants:
     """Return the constants with the tags they deserve for this model; the values stay.
 
-    Kernels of latent attention and of the delta rule were not measured, nor products on 4-bit cores: they are
-    priced with constants of relatives, which is what a proxy is.
+    Kernels of latent attention and of the delta rule were not measured: they are priced with constants of
+    relatives, which is what a proxy is.
     """
     lent: dict[OpClass, str] = {}
     if spec.mla is not None or spec.delta is not None:
         what = "latent attention" if spec.mla is not None else "gated delta rule"
         source = f"{gpu.name}'s grouped-query kernels for {what}"
         lent = dict.fromkeys((OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE), source)
-    matrices = (spec.attention_dtype, spec.mlp_dtype, spec.expert_dtype)
-    if gpu.architecture.startswith("Blackwell") and any(d.name == "nvfp4" for d in matrices):
-        source = f"{gpu.name}'s 16-bit products on 4-bit weights, its 4-bit cores not counted"
-        lent |= dict.fromkeys((OpClass.GEMM, OpClass.EXPERTS_INT4), source)
     changed: dict[OpClass, OpConstants] = {}
     for op, source in lent.items():
         own = constants.op(op)
         error = max(own.error, PROXY_ERROR)
         changed[op] = replace(own, tag=Tag.PROXY, source=source, error=error)
     return replace(constants, ops={**constants.ops, **changed}) if lent else constants
-
-
-def _expert_class(dtype: DType, fp8: bool) -> OpClass:
-    if dtype.bits_per_weight < 8:
-        return OpClass.EXPERTS_INT4
-    return OpClass.EXPERTS_FP8 if fp8 and dtype.name == "fp8" else OpClass.EXPERTS
 
 
 class _Factory:
@@ -250,13 +256,11 @@ class _Factory:
         self._speeds: dict[OpClass, OpSpeed] = {}
 
     def _speed(self, op: OpClass) -> OpSpeed:
-        """Return the speed of operators of a class: those for FP8 on FP8 cores where the GPU has them."""
+        """Return the speed of operators of a class."""
         found = self._speeds.get(op)
         if found is None:
             gpu, c = self._gpu, self._constants.op(op)
-            narrow = op in (OpClass.GEMM_FP8, OpClass.EXPERTS_FP8) and gpu.fp8_flops is not None
-            peak = gpu.fp8_flops if narrow else None
-            found = c.speed(peak or gpu.fp16_flops, gpu.bandwidth_bytes_per_s)
+            found = c.speed(peak_flops(op, gpu), gpu.bandwidth_bytes_per_s)
             self._speeds[op] = found
         return found
 
@@ -268,18 +272,19 @@ class _Factory:
         )
 
     def gemm(self, n: float, k: float, dtype: DType) -> Roofline:
-        """Return a product with (k, n) weights; FP8 runs on FP8 cores where the GPU has them.
-
-        Other quantised weights are read small and multiplied in 16 bits.
-        """
-        fp8 = dtype.name == "fp8" and self._gpu.fp8_flops is not None
-        kind = OpClass.GEMM_FP8 if fp8 else OpClass.GEMM
+        """Return a product with (k, n) weights."""
+        kind = product_class(dtype.name, self._gpu)
         c = self._constants.op(kind)
+        speed = self._speed_of(kind, dtype)
+        weight_bytes = dtype.bytes_per_weight
+        if kind is OpClass.GEMM and dtype.name in _UNPACKED:
+            unpacked_per_s = UNPACKED_PER_SM * self._gpu.sms
+            weight_bytes = max(weight_bytes, speed.bytes_per_s / unpacked_per_s)
         return operators.gemm(
             n,
             k,
-            self._speed_of(kind, dtype),
-            weight_bytes=dtype.bytes_per_weight,
+            speed,
+            weight_bytes=weight_bytes,
             pad_k=c.pad_k,
             pad_n=c.pad_n,
         )
@@ -288,7 +293,7 @@ class _Factory:
         self, hidden: int, inner: int, experts: int, top_k: int, dtype: DType
     ) -> GroupedExperts:
         """Return the routed experts of a layer."""
-        kind = _expert_class(dtype, self._gpu.fp8_flops is not None)
+        kind = expert_class(dtype, self._gpu)
         c = self._constants.op(kind)
         return operators.grouped_experts(
             hidden,

@@ -169,6 +169,8 @@ def _slow_gpus(catalog: Catalog, factors: Mapping[str, float]) -> dict[str, obje
         }
         if gpu.fp8_tflops is not None:
             entry["fp8_tflops"] = gpu.fp8_tflops / factor
+        if gpu.fp4_tflops is not None:
+            entry["fp4_tflops"] = gpu.fp4_tflops / factor
         gpus[name] = entry
     return {"gpus": gpus} if gpus else {}
 
