@@ -347,6 +347,12 @@ class TestLinks:
         assert "nics.gcp.H100:1" not in links.facts
         assert "nics.gcp.H100:2" in links.facts
 
+    def test_groups_of_gpus_inside_machines(self) -> None:
+        groups = {"l40s:8": {"gpus": 4, "bandwidth": "20GB/s", "latency": "9us"}}
+        links = apply_overlay(DEFAULT, {"links": {"groups": groups}}).links
+        assert links.groups["L40S:8"].gpus == 4
+        assert links.groups["L40S:8"].link.time_s(20e9) == pytest.approx(1.000009)
+
     def test_own_network(self) -> None:
         overlay = {
             "links": {
@@ -581,6 +587,13 @@ BAD = [
     ("links:\n  regions:\n    - {between: [a]}", 3, "links.regions.0.between", "at least 2", None),
     ("links:\n  nodes:\n    - {between: [a, b]}", 3, "links.nodes.0", "needs bandwidth", None),
     ("links:\n  nics:\n    Q5:8: 1Gbit/s", 3, "links.nics.Q5:8", "unknown gpu", None),
+    (
+        "links:\n  groups:\n    L40S:8: {gpus: 3, bandwidth: 20GB/s, latency: 9us}",
+        3,
+        "links.groups.L40S:8",
+        "no groups of 3",
+        None,
+    ),
 ]
 
 

@@ -48,6 +48,14 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuGroups:
+    """Groups of `gpus` GPUs of a machine (NVLink islands, NUMA nodes), and the link from one to another."""
+
+    gpus: int
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
 class LinkTable:
     """Every link the planner may ask for; the most specific entry wins.
 
@@ -59,6 +67,7 @@ class LinkTable:
     Regions go by their own name or with their cloud, as in gcp/us-central1, which then is looked up first.
     Pairs are directed; an entry given for both directions is stored twice. `nics` holds bytes/s by node type,
     `region_nics` those of machines that a cloud or region has with other interfaces, by place and node type.
+    `groups` has the node types whose GPUs are joined in groups; inside others all GPUs are alike.
     `share_bytes_per_s` is what a process that has a share of a GPU sends or receives at most: what it hands
     to its neighbour goes over the host.
     """
@@ -69,6 +78,7 @@ class LinkTable:
     node_pairs: Mapping[Pair, Link] = field(default_factory=FrozenMap)
     nics: Mapping[str, float] = field(default_factory=FrozenMap)
     region_nics: Mapping[Pair, float] = field(default_factory=FrozenMap)
+    groups: Mapping[str, GpuGroups] = field(default_factory=FrozenMap)
     facts: Mapping[str, Fact] = field(default_factory=FrozenMap, compare=False, repr=False)
     share_bytes_per_s: float = math.inf
     _found: dict[tuple[str, str, str | None, str | None], Link] = field(
@@ -76,7 +86,7 @@ class LinkTable:
     )
 
     def __post_init__(self) -> None:
-        for name in ("region_pairs", "node_pairs", "nics", "region_nics", "facts"):
+        for name in ("region_pairs", "node_pairs", "nics", "region_nics", "groups", "facts"):
             object.__setattr__(self, name, FrozenMap(getattr(self, name)))
 
     def between(

@@ -16,7 +16,7 @@ from atoll.catalog.document import Document
 from atoll.catalog.facts import Confidence, Fact
 from atoll.catalog.frozenmap import FrozenMap
 from atoll.catalog.gpus import GpuType
-from atoll.catalog.link_table import Link, LinkTable
+from atoll.catalog.link_table import GpuGroups, Link, LinkTable
 from atoll.catalog.name_lookup import fold, index_names
 from atoll.catalog.nodes import AllReduceCost, Interconnect, NodeRule
 from atoll.catalog.overlay_models import overlay_models
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         GpuEntry,
         InterconnectEntry,
         LinkEntry,
+        LinksEntry,
         PairEntry,
         PriceEntry,
     )
@@ -325,12 +326,32 @@ def _links(catalog: Catalog, document: Document) -> LinkTable:
         between_regions=between,
         nics=nics,
         region_nics=region_nics,
+        groups={**table.groups, **_groups(catalog, entry, document)},
         facts=facts,
     )
     return table.with_pairs(
         regions=_pairs(entry.regions or [], table, document, "regions"),
         nodes=_pairs(entry.nodes or [], table, document, "nodes"),
     )
+
+
+def _groups(catalog: Catalog, entry: LinksEntry, document: Document) -> dict[str, GpuGroups]:
+    found = {}
+    for node, row in (entry.groups or {}).items():
+        with document.at("links", "groups", node):
+            gpu, count = parse_node_type(node)
+            canonical = f"{catalog.gpu(gpu).name}:{count}"
+        # Slices are laid at multiples of their size: only then does none reach over the end of a group.
+        if count % row.gpus or row.gpus & (row.gpus - 1) or row.gpus == count:
+            raise document.error(
+                f"{node} has no groups of {row.gpus} GPUs",
+                "links",
+                "groups",
+                node,
+                hint="1, 2, 4, ... GPUs each, and two groups or more",
+            )
+        found[canonical] = GpuGroups(row.gpus, Link(row.bandwidth, row.latency))
+    return found
 
 
 def _pairs(

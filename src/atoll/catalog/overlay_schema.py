@@ -227,6 +227,14 @@ class PairEntry(LinkEntry):
     one_way: StrictBool = False
 
 
+class GroupsEntry(Frozen):
+    """Groups of GPUs inside a machine (NVLink islands, NUMA nodes), and the link from one to another."""
+
+    gpus: Whole
+    bandwidth: BusBandwidth = Field(examples=["25GB/s"])
+    latency: Latency = Field(examples=["10us"])
+
+
 class LinksEntry(Frozen):
     """Links of a fleet."""
 
@@ -235,6 +243,7 @@ class LinksEntry(Frozen):
     regions: list[PairEntry] | None = None
     nodes: list[PairEntry] | None = None
     nics: dict[StrictStr, LinkBandwidth] | None = None
+    groups: dict[StrictStr, GroupsEntry] | None = None
 
 
 class Overlay(Frozen):

@@ -7,7 +7,8 @@ for the problem still gives figures, as far as they are known: what is not is No
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from pydantic import Field
@@ -18,7 +19,13 @@ from atoll.core.errors import AtollError
 from atoll.core.frozen import Frozen
 from atoll.perf.components.class_loads import component_of, generators, makes_images
 from atoll.perf.components.executor import ExecutorWork
-from atoll.plan.executors import first_text_parts, handover_s, node_work, request_bytes
+from atoll.plan.executors import (
+    first_text_parts,
+    group_of,
+    handover_s,
+    node_work,
+    request_bytes,
+)
 from atoll.plan.plan import Instance, Market, Node, Plan, RequestPath, RequestStep
 from atoll.plan.problem import Problem, Service
 from atoll.workload.classes import RequestClass
@@ -27,6 +34,8 @@ _MIN_SHARE = 1e-6
 """A part that takes less than this share of its executors is asked for nothing."""
 MachineKey = tuple[str, str, str, str]
 """Region, node type, market, and which machine of those it is."""
+_AtPlaces = dict[tuple[MachineKey, int], Instance]
+"""Executors by machine and group of its GPUs."""
 
 
 class ExecutorUse(Frozen):
@@ -411,24 +420,34 @@ class _Timed:
             return 0.0
         return max(
             (
-                handover_s(self.catalog, a.region, a.nodes[0], b.nodes[0], size)
-                for a, here in _slices(self.holders[first])
-                for b, there in _slices(self.holders[second])
-                # Where all are on one machine nothing goes over a link.
-                if len(here | there) > 1
+                handover_s(self.catalog, a, b, size)
+                for here in self._slices(self.holders[first])
+                for there in self._slices(self.holders[second])
+                for a, b in _unlike_pairs(here, there)
             ),
             default=0.0,
         )
 
+    def _slices(self, executors: Iterable[Instance]) -> Iterable[_AtPlaces]:
+        """Executors on slices that are alike, one for each machine and group of its GPUs."""
+        found: dict[tuple[object, ...], _AtPlaces] = {}
+        for one in executors:
+            node = one.nodes[0]
+            key = (one.region, node.node_type, node.gpu_ids is None, node.gpus)
+            found.setdefault(key, {})[machine_key(one, node), group_of(self.catalog, one)] = one
+        return found.values()
 
-def _slices(executors: Iterable[Instance]) -> list[tuple[Instance, set[MachineKey]]]:
-    """Executors on slices that are alike as one of them, with the machines that they are on."""
-    found: dict[tuple[object, ...], tuple[Instance, set[MachineKey]]] = {}
-    for one in executors:
-        node = one.nodes[0]
-        key = (one.region, node.node_type, node.gpu_ids is None, node.gpus)
-        found.setdefault(key, (one, set()))[1].add(machine_key(one, node))
-    return list(found.values())
+
+def _unlike_pairs(here: _AtPlaces, there: _AtPlaces) -> Iterator[tuple[Instance, Instance]]:
+    """Yield two executors of two machines, and two of two groups of one: others take as long as these."""
+    for on_one_machine in (False, True):
+        found = (
+            (a, b)
+            for (machine, group), a in here.items()
+            for (other, to), b in there.items()
+            if (machine == other) == on_one_machine and (machine, group) != (other, to)
+        )
+        yield from islice(found, 1)
 
 
 def pair_flows(plan: Plan, problem: Problem, catalog: Catalog) -> list[PairFlow]:

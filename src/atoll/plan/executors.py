@@ -7,7 +7,8 @@ steps, each run by one executor. Until the first text a request spends at most
     the longest of its encoders + handing over what they found + the prompt at the llm
 
 seconds, which must be within its promise; an image takes all parts of its route. Between executors of one
-machine nothing is handed over; between machines it goes through the network interface of both.
+machine nothing is handed over, unless its GPUs are joined in groups: then from group to group; between
+machines it goes through the network interface of both.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from atoll.perf.components.executor import ExecutorWork, executor_work
 from atoll.perf.components.measured import MeasuredRate, MeasuredRates
 from atoll.plan.capacities import node_source
 from atoll.plan.handover import pair_link
-from atoll.plan.plan import Instance, Node
+from atoll.plan.plan import Instance
 from atoll.plan.problem import Phases, Problem, Service
 from atoll.workload.classes import RequestClass
 
@@ -152,10 +153,22 @@ def machine_of(executor: Instance) -> tuple[object, ...]:
     return (executor.region, node.node_type, node.market, node.slot)
 
 
-def handover_s(catalog: Catalog, region: str, sender: Node, receiver: Node, size: float) -> float:
-    """Return the seconds that bytes take from one node to another of the same region, on two machines."""
+def group_of(catalog: Catalog, executor: Instance) -> int:
+    """Return which group of its machine's GPUs an executor stands in: that of its first GPU."""
+    node = executor.nodes[0]
+    groups = catalog.links.groups.get(node.node_type)
+    return 0 if groups is None or not node.gpu_ids else min(node.gpu_ids) // groups.gpus
+
+
+def handover_s(catalog: Catalog, sender: Instance, receiver: Instance, size: float) -> float:
+    """Return the seconds that bytes take from one executor to another of the same region."""
+    if machine_of(sender) == machine_of(receiver):
+        if group_of(catalog, sender) == group_of(catalog, receiver):
+            return 0.0
+        return catalog.links.groups[sender.nodes[0].node_type].link.time_s(size)
     ends = [
-        (region, node.node_type, None if node.gpu_ids is None else node.gpus)
-        for node in (sender, receiver)
+        (one.region, node.node_type, None if node.gpu_ids is None else node.gpus)
+        for one in (sender, receiver)
+        for node in one.nodes[:1]
     ]
     return pair_link(catalog, *ends).time_s(size)

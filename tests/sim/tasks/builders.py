@@ -96,6 +96,7 @@ def random_fleet(seed: int) -> TaskFleet:
             f"b{rng.integers(2)}",
             "s",
             {part: _random_part(rng, part, names) for part in rng.permutation(own)},
+            group=(None, 0, 1, 0)[(seed + i) % 4],
         )
         for i, own in enumerate(held)
         if own

@@ -88,6 +88,7 @@ class Unit:
 class Executor:
     number: int
     box: int
+    group: int | None = None
     units: list[Unit] = field(default_factory=list)
     last: int = -1
     at: Unit | None = None

@@ -40,7 +40,7 @@ class Reference:
         self.in_s = [0.0] * len(names)
         self.executors: list[Executor] = []
         for spec in fleet.executors:
-            executor = Executor(len(self.executors), names.index(spec.box))
+            executor = Executor(len(self.executors), names.index(spec.box), spec.group)
             for name, model in spec.parts.items():
                 rates = (0.0, 0.0)
                 if isinstance(model, TokenPart):
@@ -206,7 +206,8 @@ class Reference:
         size = share * job.request.size[edge]
         source, target = job.unit.executor, to.unit.executor
         a, b = self.fleet.boxes[source.box], self.fleet.boxes[target.box]
-        if source is target:
+        alike = source.box == target.box and source.group == target.group
+        if source is target or (alike and source.group is not None):
             there = now
         elif source.box == target.box:
             there = now + size / a.inner_bytes_per_s + a.inner_latency_s

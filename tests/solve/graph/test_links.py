@@ -103,6 +103,35 @@ def test_a_link_that_is_stated_for_two_machines_carries_what_goes_between_them()
     assert plan.usd_per_hour > before.usd_per_hour
 
 
+@pytest.mark.parametrize(
+    ("gpus", "bandwidth", "usd"), [(1, "30MB/s", 12.0), (2, "30MB/s", 6.0), (2, "3GB/s", 6.0)]
+)
+def test_groups_of_gpus_inside_machines_bound_what_goes_between_them(
+    gpus: int, bandwidth: str, usd: float
+) -> None:
+    model = seeing(classes=IMAGES, rate="1/s", paths=[["vision", "llm"]], ttft="4s")
+    links: dict[str, object] = {"in_region": {"bandwidth": "20Mbit/s", "latency": "60us"}}
+    groups = {"L40S:4": {"gpus": gpus, "bandwidth": bandwidth, "latency": "10us"}}
+    free = fleet({"see": model}, (offer("L40S:4", 6.0, 2),), catalog={"links": links})
+    links["groups"] = groups
+    held = fleet({"see": model}, (offer("L40S:4", 6.0, 2),), catalog={"links": links})
+    before, plan = planned(free), planned(held)
+    # Without groups the vision and the llm have two GPUs each, of one machine.
+    assert before.usd_per_hour == 6.0
+    broken = {v.rule for v in validate(restamped(before, held), held)}
+    assert broken == ({"link-capacity"} if bandwidth == "30MB/s" else set())
+    assert validate(plan, held) == []
+    assert plan.usd_per_hour == usd
+    assert plan.bound == 6.0
+    assert plan.status == ("optimal" if usd == 6.0 else "feasible")
+    (use,) = executor_use(plan, held, held.catalog()).classes
+    assert use.first_text_s is not None
+    if bandwidth == "3GB/s":
+        (old,) = executor_use(before, free, free.catalog()).classes
+        assert old.first_text_s is not None
+        assert use.first_text_s > old.first_text_s
+
+
 def served(plan: Plan) -> float:
     return min(plan.served_fraction.values())
 

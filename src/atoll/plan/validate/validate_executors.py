@@ -13,6 +13,7 @@ from atoll.core.errors import InputError, UnknownNameError, UsageError
 from atoll.perf.components.executor import ExecutorWork
 from atoll.plan.executors import (
     first_text_parts,
+    group_of,
     handover_s,
     machine_of,
     node_work,
@@ -94,6 +95,7 @@ def check_paths(plan: Plan, problem: Problem, catalog: Catalog) -> list[Violatio
     found += _check_work(plan, problem, works)
     found += _check_interfaces(plan, problem, catalog)
     found += _check_pairs(plan, problem, catalog)
+    found += _check_groups(plan, problem, catalog)
     return found
 
 
@@ -207,13 +209,11 @@ def _check_promise(
         per = size.get((first, second), 0.0)
         return max(
             (
-                handover_s(catalog, a.region, a.nodes[0], b.nodes[0], per)
+                handover_s(catalog, a, b, per)
                 for a in holders[first]
                 for b in holders[second]
                 # Parts of one step run on one and the same executor, whichever that is.
-                if step_of[first] != step_of[second]
-                and a.id != b.id
-                and machine_of(a) != machine_of(b)
+                if step_of[first] != step_of[second] and a.id != b.id
             ),
             default=0.0,
         )
@@ -307,7 +307,7 @@ def _check_pairs(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[Vio
     executors = {i.id: i for i in plan.executor_instances}
     used: defaultdict[tuple[_Machine, _Machine], float] = defaultdict(float)
     limits: dict[tuple[_Machine, _Machine], float] = {}
-    for sender, receiver, per_s in _sent(plan, problem, catalog, executors):
+    for sender, receiver, per_s in _sent_out(plan, problem, catalog, executors):
         types = sender.nodes[0].node_type, receiver.nodes[0].node_type
         stated = catalog.links.node_pairs.get(types)
         if stated is not None:
@@ -321,6 +321,32 @@ def _check_pairs(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[Vio
             yield violation("link-capacity", where, message, used[pair] - limit)
 
 
+def _check_groups(plan: Plan, problem: Problem, catalog: Catalog) -> Iterator[Violation]:
+    """Check that traffic between two groups of a machine's GPUs is within the link that joins them."""
+    if not catalog.links.groups:
+        return
+    executors = {i.id: i for i in plan.executor_instances}
+    used: defaultdict[tuple[_Machine, int, int], float] = defaultdict(float)
+    for one in executors.values():
+        (node,) = one.nodes
+        groups = catalog.links.groups.get(node.node_type)
+        if groups is None or not node.gpu_ids or node.gpus > groups.gpus:
+            continue
+        if max(node.gpu_ids) // groups.gpus != min(node.gpu_ids) // groups.gpus:
+            yield violation("node-capacity", one.id, "reaches over the end of a group of GPUs")
+    for sender, receiver, per_s in _sent(plan, problem, catalog, executors):
+        at, to = group_of(catalog, sender), group_of(catalog, receiver)
+        if machine_of(sender) == machine_of(receiver) and at != to:
+            used[machine_of(sender), at, to] += per_s
+    for (machine, at, to), per_s in used.items():
+        limit = catalog.links.groups[str(machine[1])].link.bandwidth_bytes_per_s
+        if exceeds(per_s, limit):
+            message = (
+                f"{per_s / 1e9:.3g} GB/s from GPU group {at} to {to}, {limit / 1e9:.3g} GB/s go"
+            )
+            yield violation("link-capacity", " ".join(map(str, machine)), message, per_s - limit)
+
+
 def machine_traffic(
     plan: Plan, problem: Problem, catalog: Catalog, executors: Mapping[str, Instance]
 ) -> dict[tuple[object, ...], tuple[str, str, float, float]]:
@@ -328,7 +354,7 @@ def machine_traffic(
     sent: defaultdict[tuple[object, ...], float] = defaultdict(float)
     received: defaultdict[tuple[object, ...], float] = defaultdict(float)
     places: dict[tuple[object, ...], tuple[str, str]] = {}
-    for out, into, per_s in _sent(plan, problem, catalog, executors):
+    for out, into, per_s in _sent_out(plan, problem, catalog, executors):
         sent[machine_of(out)] += per_s
         received[machine_of(into)] += per_s
         places[machine_of(out)] = (out.region, out.nodes[0].node_type)
@@ -336,10 +362,19 @@ def machine_traffic(
     return {m: (*place, sent[m], received[m]) for m, place in places.items()}
 
 
+def _sent_out(
+    plan: Plan, problem: Problem, catalog: Catalog, executors: Mapping[str, Instance]
+) -> Iterator[tuple[Instance, Instance, float]]:
+    """Yield what `_sent` does of executors on two machines."""
+    for out, into, per_s in _sent(plan, problem, catalog, executors):
+        if machine_of(out) != machine_of(into):
+            yield out, into, per_s
+
+
 def _sent(
     plan: Plan, problem: Problem, catalog: Catalog, executors: Mapping[str, Instance]
 ) -> Iterator[tuple[Instance, Instance, float]]:
-    """Yield who sends to whom on another machine, and how many bytes/s, path by path."""
+    """Yield which executor sends to which other one, and how many bytes/s, path by path."""
     for path in plan.paths:
         service = problem.service(path.service)
         klass = service.klass(path.klass)
@@ -353,5 +388,5 @@ def _sent(
             for a, x in a_step.instances.items():
                 for b, y in b_step.instances.items():
                     out, into = executors[a], executors[b]
-                    if machine_of(out) != machine_of(into) and a != b:
+                    if a != b:
                         yield out, into, rate * x * y * size

@@ -23,6 +23,7 @@ from atoll.plan.capacities import node_source
 from atoll.plan.executors import (
     DECODE,
     PREFILL,
+    group_of,
     machine_of,
     node_work,
     request_bytes,
@@ -101,6 +102,7 @@ def task_fleet(
                     steps[i.id],
                     used[i.id],
                 ),
+                group_of(catalog, i),
             )
             for i in standing
         ),
@@ -185,10 +187,13 @@ def _boxes(catalog: Catalog, standing: list[Instance]) -> list[Box]:
     for instance in standing:
         node = instance.nodes[0]
         link = hop_link(catalog, node.node_type, instance.region)
+        groups = catalog.links.groups.get(node.node_type)
         boxes[_box_name(instance)] = Box(
             _box_name(instance),
             catalog.links.nic_bytes_per_s(instance.region, node.node_type),
             link.latency_s,
+            math.inf if groups is None else groups.link.bandwidth_bytes_per_s,
+            0.0 if groups is None else groups.link.latency_s,
         )
     return [boxes[name] for name in sorted(boxes)]
 

@@ -133,7 +133,8 @@ PartModel = BatchPart | DiffusionPart | TokenPart
 class Box:
     """A machine: its interface sends and receives `nic_bytes_per_s` each, one message after the other.
 
-    Executors of one box hand over at `inner_bytes_per_s`, without a queue.
+    Executors of one box hand over at `inner_bytes_per_s`, without a queue; those of one group of its GPUs
+    at once.
     """
 
     name: str
@@ -151,12 +152,16 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSpec:
-    """One device (or tensor-parallel group): runs one step of one of its parts at a time, in turn."""
+    """One device (or tensor-parallel group): runs one step of one of its parts at a time, in turn.
+
+    `group` is that of the box's GPUs which it stands in, None where it has one of its own.
+    """
 
     name: str
     box: str
     service: str
     parts: Mapping[str, PartModel] = field(hash=False)
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,8 @@ def carry(z: TaskSim, source: int, target: int, size: float, now: float) -> floa
         return now
     out, into = z.box[z.executor[source].box], z.box[z.executor[target].box]
     if z.executor[source].box == z.executor[target].box:
+        if z.executor[source].group == z.executor[target].group:
+            return now
         return now + size / out.inner_bytes_per_s + out.inner_latency_s
     asked_s = z.run[0].asked_s
     began = max(out.out_s, now)

@@ -12,7 +12,8 @@ a chain only pairs that keep its budget are coupled inside; what is left over mu
 the nested rows. Couplings of single edges make one of whole paths where edges and chains of a route form no
 circle; where they do, traffic is what each edge could have at best.
 
-Where a NIC has no limit its traffic is not counted.
+Where a NIC has no limit its traffic is not counted. In a machine whose GPUs are joined in groups, all k
+between unlike executors that do not fit into one group take the link between two, as if all went over one.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from atoll.core.ids import parse_node_type
 from atoll.plan.plan import OfferKey
 from atoll.solve.graph.graph_types import ClassDemand, GraphAnswer, GraphProgram, Machines
 
@@ -87,6 +89,8 @@ class MachineBlock:
     out: dict[tuple[str, int], float] = field(default_factory=dict)
     into: dict[tuple[str, int], float] = field(default_factory=dict)
     """By ("z" or "k", index): shares of the NIC."""
+    inner: dict[int, float] = field(default_factory=dict)
+    """By index of k: shares of the link between groups of GPUs."""
 
     def add_traffic(self, which: str, index: int, out: float, into: float) -> None:
         """Count what one unit of a flow sends and receives."""
@@ -122,15 +126,21 @@ def make_block(
                     late = float(executor.latency_s.get((klass.name, part), 0.0))
                     flows.append(len(block.z))
                     block.z.append(ZFlow(route, part, e, max(1e-6, seconds * rate), late))
-        if machine.nic_bytes_per_s < float("inf"):
-            _add_edges(block, klass, mine, rate / machine.nic_bytes_per_s)
+        if min(machine.nic_bytes_per_s, machine.inner_bytes_per_s) < float("inf"):
+            _add_edges(block, klass, mine, rate, machine, program)
     return block
 
 
 def _add_edges(
-    block: MachineBlock, klass: ClassDemand, mine: dict[str, list[int]], load: float
+    block: MachineBlock,
+    klass: ClassDemand,
+    mine: dict[str, list[int]],
+    rate: float,
+    machine: Machines,
+    program: GraphProgram,
 ) -> None:
-    """Add what one route's flows take of the NIC (`load`: per byte), and what is handed over inside."""
+    """Add what one route's flows take of the NIC at `rate` requests/s, and what is handed over inside."""
+    load, inner = rate / machine.nic_bytes_per_s, rate / machine.inner_bytes_per_s
     bounds = {
         frozenset((c.first, c.second)): c.budget_s if c.inside_s is None else c.inside_s
         for c in klass.chains
@@ -145,9 +155,21 @@ def _add_edges(
             block.add_traffic("z", i, 0.0, size * load)
         budget = bounds.get(frozenset((part, after)), float("inf")) + _SAME_S
         for i, j in itertools.product(mine[part], mine[after]):
-            if block.z[i].latency_s + block.z[j].latency_s <= budget:
+            ends = {block.z[i].executor, block.z[j].executor}
+            gpus = sum(_gpus_of(program, e) for e in ends)
+            # An executor hands nothing to itself.
+            apart = len(ends) > 1 and gpus > machine.group_gpus
+            took = machine.inner_s + size / machine.inner_bytes_per_s if apart else 0.0
+            if block.z[i].latency_s + took + block.z[j].latency_s <= budget:
                 block.add_traffic("k", len(block.k), -size * load, -size * load)
+                if apart:
+                    block.inner[len(block.k)] = size * inner
                 block.k.append(KFlow(i, j, (part, after)))
+
+
+def _gpus_of(program: GraphProgram, e: int) -> int:
+    """GPUs of an executor type."""
+    return sum(parse_node_type(kind).gpu_count * n for kind, n in program.executors[e].uses)
 
 
 def pack_boxes(program: GraphProgram, answer: GraphAnswer) -> tuple[LaidMachine, ...]:

@@ -50,16 +50,17 @@ def place_in(
     left = {key: list(names) for key, names in by_type.items()}
     for index, box in enumerate(boxes):
         start = 0
-        taken = []
+        taken: list[tuple[int, str]] = []
         for executor, _, number in box.executors:
             waiting = left.get((executor, box.offer[0]), [])
             mine = [name for name in waiting if _offer(known[name]) == box.offer][:number]
             for name in mine:
                 waiting.remove(name)
-            taken += mine
+            taken += enumerate(mine)
             seats.setdefault((box.offer[0], index, executor), []).extend(mine)
-        # By falling size at multiples of it: no hole is left.
-        for name in sorted(taken, key=lambda one: (-known[one].gpus, one)):
+        # By falling size at multiples of it: no hole is left. The first of all types stand side by side, then
+        # the second: those that hand over to each other may then stand in one group of GPUs.
+        for _, name in sorted(taken, key=lambda one: (-known[one[1]].gpus, *one)):
             instance = known[name]
             (node,) = instance.nodes
             if node.gpu_ids is not None:

@@ -7,8 +7,10 @@ machines.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from atoll.catalog.catalog import Catalog
 from atoll.core.ids import Phase, RoleId, parse_node_type
@@ -31,6 +33,9 @@ from atoll.solve.templates.library import Libraries
 TEXT_CLASS = "text"
 """The one class of a plain service."""
 _PART_OF = {Phase.PREFILL: "llm.prefill", Phase.DECODE: "llm.decode", Phase.BOTH: "llm"}
+
+
+Groups = Literal["ignored", "shared", "apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ def build_program(
     usable: Callable[[str], bool] = lambda _: True,
     anywhere: bool = False,
     within_interfaces: bool = False,
+    groups: Groups = "ignored",
     until: Callable[[], bool] = lambda: False,
 ) -> BuiltProgram:
     """Return the program of a problem.
@@ -83,6 +89,9 @@ def build_program(
     executors stand, and there may be cheaper ones. With `within_interfaces` it does, and no executor takes
     more requests than its share of the machine's interface hands over, as if nothing were handed over inside
     machines. Parts that share an executor are left out once `until` says that time is up.
+
+    `groups` of GPUs inside machines: "ignored", which is proven of all plans; or executors that fit into one
+    are taken to be "shared" by it; or all to be "apart", so that plans hold wherever they stand.
     """
     executors: list[ExecutorType] = []
     origins: list[Origin] = []
@@ -90,7 +99,7 @@ def build_program(
     late = False
     told: dict[int, ExecutorType] = {}
     by_machine: list[ClassDemand] = []
-    exact, hangs = True, False
+    exact, hangs = groups == "ignored", False
     for service in problem.services:
         if service.is_graph:
             made = ServiceProgram(problem, catalog, service, effort, choose, usable, until)
@@ -119,7 +128,7 @@ def build_program(
     known = effort.known or KnownPlan(frozenset(), 0.0, 0.0)
     limits = problem.limits
     program = GraphProgram(
-        machines=tuple(machines_of(problem, catalog)),
+        machines=tuple(machines_of(problem, catalog, groups)),
         executors=tuple(executors),
         classes=tuple(classes),
         standing=tuple(standing),
@@ -148,9 +157,18 @@ def build_program(
     )
 
 
-def machines_of(problem: Problem, catalog: Catalog) -> list[Machines]:
+def machines_of(problem: Problem, catalog: Catalog, groups: Groups = "ignored") -> list[Machines]:
     """Return the machines on offer, in the problem's order."""
     cuts = cut_sizes(problem, catalog)
+    known = {} if groups == "ignored" else catalog.links.groups
+
+    def inside(node_type: str) -> tuple[float, float, float]:
+        one = known.get(node_type)
+        if one is None:
+            return math.inf, math.inf, 0.0
+        gpus = float(one.gpus) if groups == "shared" else 0.0
+        return gpus, one.link.bandwidth_bytes_per_s, one.link.latency_s
+
     return [
         Machines(
             offer.key,
@@ -160,6 +178,7 @@ def machines_of(problem: Problem, catalog: Catalog) -> list[Machines]:
             offer.usd_per_hour,
             tuple(size for size in offer.sizes if size in cuts[offer.key]),
             catalog.links.nic_bytes_per_s(offer.region, offer.node_type),
+            *inside(offer.node_type),
         )
         for offer in problem.offers
     ]

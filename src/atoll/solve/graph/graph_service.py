@@ -1,10 +1,11 @@
 """The executors of one any-to-any service and the routes of its classes, as numbers for the program.
 
 A route is a set of parts. What a request takes until its first text hangs on the way that data goes between
-them: nothing is handed over inside one executor, nor between executors of one machine, and between machines
-it takes the link of the two. So a route is copied: once for every set of neighbours that one executor runs
-as one, and once for every way between the others (`link_ways`). Copies that allow nothing that another does
-not are left out: with fast links one is left.
+them: nothing is handed over inside one executor, nor between executors of one machine (from one group of its
+GPUs to another it takes the link between those), and between machines it takes the link of the two. So a
+route is copied: once for every set of neighbours that one executor runs as one, and once for every way
+between the others (`link_ways`). Copies that allow nothing that another does not are left out: with fast
+links one is left.
 
 What a way takes is looked at in three ways, by `Links`:
 
@@ -358,7 +359,13 @@ class ServiceProgram:
             for offer in one.offers
         }
         slowest = min(
-            min(links.nic_bytes_per_s(offer.region, offer.node_type), stated[offer.node_type])
+            min(
+                links.nic_bytes_per_s(offer.region, offer.node_type),
+                stated[offer.node_type],
+                math.inf
+                if offer.node_type not in links.groups
+                else links.groups[offer.node_type].link.bandwidth_bytes_per_s,
+            )
             * gpus
             / offer.gpus
             for offer in one.offers
@@ -470,7 +477,7 @@ class ServiceProgram:
         ]
         if math.prod(map(len, ways)) > _MAX_COPIES:
             # Too many to tell apart: as fast as the fastest where that is to bound, else as the widest.
-            fastest = {"cheapest": min, "machine": max, "slowest": max}[links]
+            fastest = min if links == "cheapest" else max
             ways = [
                 [LinkWay(some[0].first, some[0].second, fastest(way.seconds for way in some))]
                 for some in ways
@@ -626,17 +633,21 @@ class ServiceProgram:
         """The least that handing over takes between two executors on these kinds of nodes."""
         gpus = [parse_node_type(kind).gpu_count for kind in (a, b)]
         of_a, of_b = self.kinds[a], self.kinds[b]
-        if any(offer in of_b and sum(gpus) <= offer.gpus for offer in of_a):
-            return 0.0
-        return min(
-            (
-                self._between_s((x.region, x.node_type, a), (y.region, y.node_type, b), size)
-                for x in of_a
-                for y in of_b
-                if x.region == y.region
-            ),
-            default=math.inf,
+        groups = self.catalog.links.groups
+        inside = []
+        for offer in of_a:
+            if offer in of_b and sum(gpus) <= offer.gpus:
+                known = groups.get(offer.node_type)
+                if known is None or sum(gpus) <= known.gpus:
+                    return 0.0
+                inside.append(known.link.time_s(size))
+        between = (
+            self._between_s((x.region, x.node_type, a), (y.region, y.node_type, b), size)
+            for x in of_a
+            for y in of_b
+            if x.region == y.region
         )
+        return min([*inside, *between], default=math.inf)
 
     def _slowest_s(self, size: float) -> float:
         """Seconds that bytes take between the slowest slices on offer."""
@@ -647,7 +658,14 @@ class ServiceProgram:
                 for place in [(offer.region, offer.node_type, kind) for offer in offers]
             }.values()
             times = (self._between_s(x, y, size) for x in places for y in places)
-            self._slow[size] = max(times, default=0.0)
+            groups = self.catalog.links.groups
+            inner = (
+                groups[offer.node_type].link.time_s(size)
+                for offers in self.kinds.values()
+                for offer in offers
+                if offer.node_type in groups
+            )
+            self._slow[size] = max([*times, *inner], default=0.0)
         return self._slow[size]
 
 

@@ -33,7 +33,7 @@ from atoll.solve.graph.executor_options import (
 )
 from atoll.solve.graph.executor_packing import strains_links
 from atoll.solve.graph.executor_program import solve_program
-from atoll.solve.graph.graph_build import BuiltProgram, build_program
+from atoll.solve.graph.graph_build import BuiltProgram, Groups, build_program
 from atoll.solve.graph.graph_service import ChooseOptions
 from atoll.solve.graph.graph_to_plan import plan_of
 from atoll.solve.graph.graph_types import GraphAnswer
@@ -112,7 +112,9 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
     choose = None if name == DEFAULT else _cut(name, catalog)
     request.say("options", "how long parts take on every kind of node")
 
-    def build(*, anywhere: bool, within_interfaces: bool = False) -> BuiltProgram:
+    def build(
+        *, anywhere: bool, within_interfaces: bool = False, groups: Groups = "ignored"
+    ) -> BuiltProgram:
         return build_program(
             problem,
             catalog,
@@ -121,6 +123,7 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
             choose=choose,
             anywhere=anywhere,
             within_interfaces=within_interfaces,
+            groups=groups,
             until=lambda: deadline.left < deadline.seconds * (1.0 - _OPTIONS),
         )
 
@@ -158,16 +161,21 @@ def _solve(problem: Problem, request: PlanRequest) -> Plan:
         return plan
     request.say("topology", "links between machines carry less, or later, than they would have to")
     bound = answer.bound
-    if built.by_machine is not None:
+    free = built.program, answer
+    grouped = any(offer.node_type in catalog.links.groups for offer in problem.offers)
+    every: tuple[Groups, ...] = ("ignored", "shared", "apart") if grouped else ("ignored",)
+    for groups in every:
+        told = built if groups == "ignored" else build(anywhere=False, groups=groups)
+        assert told.by_machine is not None
         answer, boxes = solve_with_topology(
-            built.by_machine,
+            told.by_machine,
             gap=effort.gap,
             work=effort.work,
             deadline_s=deadline.share(1.0),
-            free=(built.program, answer),
-            exact=built.exact,
+            free=free,
+            exact=told.exact,
         )
-        plan = make(replace(built, program=built.by_machine), answer, boxes)
+        plan = make(replace(told, program=told.by_machine), answer, boxes)
         if answer.status != "infeasible" and not strains_links(plan, problem, catalog):
             return plan
     # What runs has its place, whatever would hand over less: then every link is as slow as the slowest, and

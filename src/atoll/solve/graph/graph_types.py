@@ -40,7 +40,11 @@ Place = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Machines on offer: `key` is region, node type, market; `sizes` GPUs of slices they may be cut into."""
+    """Machines on offer: `key` is region, node type, market; `sizes` GPUs of slices they may be cut into.
+
+    Executors that take no more than `group_gpus` together hand over at once inside a machine, others at
+    `inner_bytes_per_s` after `inner_s` seconds.
+    """
 
     key: OfferKey
     gpu: str
@@ -49,6 +53,9 @@ class Machines:
     usd_per_hour: float
     sizes: tuple[int, ...]
     nic_bytes_per_s: float = float("inf")
+    group_gpus: float = float("inf")
+    inner_bytes_per_s: float = float("inf")
+    inner_s: float = 0.0
 
     @property
     def region(self) -> str:

@@ -55,6 +55,7 @@ class _BlockRows:
     capacity: dict[int, int]
     pairs: dict[tuple[str, int, tuple[str, str]], int]
     nic: tuple[int, ...]
+    """Out and in, and between groups of GPUs; none where nothing has a limit."""
 
 
 class PatternMaster:
@@ -225,7 +226,7 @@ class PatternMaster:
             for side, i in (("first", flow.first), ("second", flow.second)):
                 pairs.setdefault((side, i, flow.edge), base + len(types) + len(pairs))
         at = base + len(types) + len(pairs)
-        nic = (at, at + 1) if block.out else ()
+        nic = tuple(range(at, at + (3 if block.inner else 2 if block.out else 0)))
         number = len(types) + len(pairs) + len(nic)
         self.lp.add_rows(np.zeros(number), np.full(number, math.inf), make_entries([], number))
         return _BlockRows(block, capacity, pairs, nic)
@@ -251,6 +252,8 @@ class PatternMaster:
             ]
             for row, taken in zip(rows.nic, (block.out, block.into), strict=False):
                 entries.append((row, -taken["k", i]))
+            if i in block.inner:
+                entries.append((rows.nic[2], -block.inner[i]))
             entries += self.pair_entries(block, i)
             k_columns.append(self._column(entries))
         return z_columns, k_columns

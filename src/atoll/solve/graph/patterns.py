@@ -251,11 +251,11 @@ class _PatternSearch:
         pairs: dict[tuple[str, int, tuple[str, str]], int] = {}
         for flow in block.k:
             for side, i in (("first", flow.first), ("second", flow.second)):
-                pairs.setdefault((side, i, flow.edge), len(types) + 3 + len(pairs))
-        rows = len(types) + 3 + len(pairs)
+                pairs.setdefault((side, i, flow.edge), len(types) + 4 + len(pairs))
+        rows = len(types) + 4 + len(pairs)
         lower = np.zeros(rows)
         lower[len(types)] = -float(machine.gpus)
-        lower[len(types) + 1 : len(types) + 3] = -1.0
+        lower[len(types) + 1 : len(types) + 4] = -1.0
         lp.add_rows(lower, np.full(rows, math.inf), make_entries([], rows))
         cost: list[float] = []
         upper: list[float] = []
@@ -283,6 +283,7 @@ class _PatternSearch:
             entries.append((at, pairs["second", flow.second, flow.edge], -1.0))
             entries.append((at, len(types) + 1, -block.out["k", i]))
             entries.append((at, len(types) + 2, -block.into["k", i]))
+            entries.append((at, len(types) + 3, -block.inner.get(i, 0.0)))
         lp.add_columns(
             np.array(cost), np.zeros(len(cost)), np.array(upper), make_entries(entries, len(cost))
         )
