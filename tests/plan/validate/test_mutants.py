@@ -71,3 +71,6 @@ def test_a_mutant_is_refused_by_field_and_fix(family: str, kind: str) -> None:
     assert "\n" not in line
     assert line.startswith(f"{first.field}: ")
     assert f"(fix: {first.fix}" in line
+    # As `atoll validate` asks, which also takes plans of a fleet file that has changed since.
+    rules = {v.rule for v in validate(broken, problem, same_problem=False)}
+    assert mutant.rule in rules | {"problem"}

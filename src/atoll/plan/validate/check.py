@@ -108,9 +108,10 @@ def validate(
             # There is no telling what the plan should serve.
             return violations
         problem = problem.settled(plan.mixes)
-    if same_problem and plan.problem_hash != problem.content_hash():
+    is_same = plan.problem_hash == problem.content_hash()
+    if same_problem and not is_same:
         violations.append(violation("problem", plan.problem_name, "was made for another problem"))
-    violations += check_launches(plan, problem, same_problem=same_problem)
+    violations += check_launches(plan, problem, same_problem=same_problem or is_same)
     problem = problem.started_as(plan.engines)
     named = True
     for instance in plan.instances:
