@@ -43,6 +43,8 @@ _LOSS_STRETCH = 2.0
 _DAY_S = 86_400.0
 _DAY_REQUESTS = 400_000
 """Requests of all services in a day of losses, at most: the rest of the day is not simulated."""
+_MAX_DAYS = 3
+"""Such days that are simulated while it is not sure what is kept."""
 _LOST_S = 60.0
 """Seconds into a simulation at which a node is lost."""
 _LOSS_SEED = 91
@@ -227,14 +229,17 @@ def look_at(
     """Return what requests of each service keep on arrivals that no plan was sized with.
 
     Where spot nodes are lost, a day of losses, or as much of it as `_DAY_REQUESTS` are: that two of them are
-    away at once is rare, and may be all that breaks promises.
+    away at once is rare, and may be all that breaks promises. Where a day does not tell, several do.
     """
     targets = {service.name: service.target for service in problem.services}
     found: dict[str, KeptSample] = {}
-    for runs in (_FRESH_RUNS, _runs_for_a_day(plan, problem)):
+    day = _runs_for_a_day(plan, problem)
+    for runs in (_FRESH_RUNS, day, _MAX_DAYS * day):
         if found and runs <= _FRESH_RUNS:
             break
         if any(one.is_surely_short(targets[name]) for name, one in found.items()):
+            break
+        if found and runs > day and all(one.is_sure(targets[name]) for name, one in found.items()):
             break
         found = sample_kept(
             plan,
