@@ -141,9 +141,12 @@ class SmallSky:
         return list(self.clusters.values())
 
     def queue(self, name: str) -> list[dict[str, Any]]:
+        self._reach(name)
+        return self.jobs[name]
+
+    def _reach(self, name: str) -> None:
         if name in self.silent:
             raise OSError(f"{name} cannot be reached")
-        return self.jobs[name]
 
     def api_status(self, requests: list[str], *, all_status: bool) -> list[dict[str, str]]:
         return [{"status": f"RequestStatus.{self.requests[each]}"} for each in requests]
@@ -178,6 +181,7 @@ class SmallSky:
         self.jobs[cluster_name].append({"job_id": 2, "job_name": task["name"], "status": "RUNNING"})
 
     def tail_logs(self, name: str, job: None, *, output_stream: IO[str], **_: object) -> None:
+        self._reach(name)
         output_stream.write(f"{name} began\n")
         if self.answering:
             run = yaml.safe_load(self.clusters[name]["last_creation_yaml"])["run"]
@@ -274,6 +278,18 @@ def test_a_cluster_that_cannot_be_asked_leaves_the_others_known() -> None:
     assert [each.state for each in anew.list("Lab One") if each.handle == first.handle] == [
         "starting"
     ]
+
+
+def test_a_job_that_is_not_listed_is_asked_for_in_its_log() -> None:
+    sky = SmallSky()
+    started = SkyDeployer((), SETTINGS, sky=lambda: sky).start(order())
+    sky.jobs[started.handle].clear()
+    (status,) = SkyDeployer((), SETTINGS, sky=lambda: sky).list("Lab One")
+    assert status.state == "ready"
+    assert status.reason.endswith("SkyPilot does not list its job")
+    sky.answering = False
+    (status,) = SkyDeployer((), SETTINGS, sky=lambda: sky).list("Lab One")
+    assert status.state == "starting"
 
 
 def test_a_node_says_in_its_log_that_it_answers(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ The SDK is imported with the first call that needs it; `write_task` and `format_
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import re
@@ -376,6 +377,9 @@ class SkyDeployer:
             jobs = [_as_dict(job) for job in self._ask("queue", name)] if up else []
             # What drains runs as a job besides; the instance is the one that bears the cluster's name.
             own = [job for job in jobs if job.get("job_name") in (None, name)]
+            if up and not own and self._was_heard(name, record):
+                # It has answered: a list without it is cut, or its server was started anew.
+                raise DeployError(f"{name}: SkyPilot does not list its job", kind="unreachable")
             status = read_status(record, own, labels)
             if status.state == "ready" and not self._answers(name, own, record):
                 return replace(status, state="starting", reason="runs; it does not answer yet")
@@ -383,21 +387,33 @@ class SkyDeployer:
             known = self._known.get(name)
             if known is None or known.labels != labels:
                 known = read_status(record, (), labels)
+                if self._was_heard(name, record):
+                    known = replace(known, state="ready")
             return replace(known, reason=str(error))
         return status
+
+    def _was_heard(self, name: str, record: Mapping[str, Any]) -> bool:
+        """Whether its log says that its nodes have answered; no where it cannot be read."""
+        wanted = _count_watched(record)
+        try:
+            return 0 < wanted <= self._read_log(name).count(_ANSWERS)
+        except DeployError:
+            return False
 
     def _answers(
         self, name: str, jobs: Sequence[Mapping[str, Any]], record: Mapping[str, Any]
     ) -> bool:
         """Whether as many nodes say that they answer as were told to watch themselves."""
         key = name, max(int(job.get("job_id") or 0) for job in jobs)
-        # In its script the line stands once for each of them.
-        wanted = str(_read_task(record.get("last_creation_yaml")).get("run")).count(_ANSWERS)
+        wanted = _count_watched(record)
         if key not in self._answering and wanted:
-            if self.logs(name, 0)[:_MAX_LOG_CHARACTERS].count(_ANSWERS) < wanted:
+            if self._read_log(name).count(_ANSWERS) < wanted:
                 return False
             self._answering.add(key)
         return True
+
+    def _read_log(self, name: str) -> str:
+        return self.logs(name, 0)[:_MAX_LOG_CHARACTERS]
 
     def _follow(self, name: str, launch: _Launch, statuses: dict[str, InstanceStatus]) -> None:
         """See what came of a request: nothing yet, machines, or a refusal, which stands until `stop`."""
@@ -502,6 +518,11 @@ class SkyDeployer:
             raise read_refusal(error) from error
 
 
+def _count_watched(record: Mapping[str, Any]) -> int:
+    """Return how many nodes watch themselves: in the script their line stands once for each of them."""
+    return str(_read_task(record.get("last_creation_yaml")).get("run")).count(_ANSWERS)
+
+
 def read_task_labels(text: object) -> Labels | None:
     """Return the labels in the task that a cluster was made with; None if it is nobody's instance."""
     return _read_variable(text, LABELS_VARIABLE, Labels)
@@ -519,8 +540,12 @@ def _read_variable(text: object, name: str, kind: type[F]) -> F | None:
         return None
 
 
-def _read_task(text: object) -> dict[str, Any]:
-    """Return the task that a cluster was made with, empty where that cannot be read."""
+@functools.lru_cache(maxsize=1024)
+def _read_task(text: object) -> Mapping[str, Any]:
+    """Return the task that a cluster was made with, empty where that cannot be read.
+
+    Kept, since a cluster's never changes and reading YAML takes longer than all else here.
+    """
     if not isinstance(text, str) or len(text) > _MAX_YAML:
         return {}
     try:

@@ -68,6 +68,9 @@ class ModelTraffic(_Said):
         return fields
 
 
+MAX_SERVING = 100_000
+
+
 class InstanceEnd(_Said):
     """An instance says that it ends at `ends_s` (Unix time)."""
 
@@ -76,8 +79,12 @@ class InstanceEnd(_Said):
 
 
 class TrafficPage(_Said):
-    """All that a gateway says; `routes` is the hash of those it was told, None if it was told none."""
+    """All that a gateway says; `routes` is the hash of those it was told, None if it was told none.
+
+    `serving` are the instances that it sends requests to.
+    """
 
     routes: str | None = Field(None, max_length=64)
     models: dict[str, ModelTraffic] = Field(default_factory=dict)
     ends: tuple[InstanceEnd, ...] = ()
+    serving: tuple[str, ...] = Field((), max_length=MAX_SERVING)

@@ -246,6 +246,10 @@ class ControlPolicy(Frozen):
     settled_s: NotNegative = Field(
         default=600.0, description="What ends sooner after it was ready counts as a failed start."
     )
+    missing_s: NotNegative = Field(
+        default=60.0,
+        description="What a target lists no longer, and nobody ended, is gone after this long.",
+    )
     deaths: int = Field(default=3, ge=1, description="A host is set aside after so many in a row.")
     set_aside_s: NotNegative = Field(
         default=6 * 3600.0, description="For how long a host that keeps dying is set aside."

@@ -36,6 +36,7 @@ from atoll.control.decision.decide import (
 )
 from atoll.control.operation.controller_lease import Lease, SupersededError
 from atoll.control.operation.fleet_history import History, HistoryEvent
+from atoll.control.operation.sightings import Sightings
 from atoll.core.errors import AtollError, InputError
 from atoll.core.files import atomic_write, read_text_limited
 from atoll.core.frozen import Frozen
@@ -54,11 +55,15 @@ Order = Callable[[StartInstance, Plan], StartOrder]
 
 @dataclass(frozen=True, slots=True)
 class TrafficReport:
-    """Reports of gateways on every service: demand, promises kept, and machines that will end."""
+    """Reports of gateways on every service: demand, promises kept, and machines that will end.
+
+    `serving` are the instances that they send requests to: these answer.
+    """
 
     traffic: tuple[TrafficSeen, ...] = ()
     promises: tuple[PromiseSeen, ...] = ()
     notices: tuple[EndNotice, ...] = ()
+    serving: frozenset[str] = frozenset()
 
 
 class Gateways(Protocol):
@@ -202,7 +207,11 @@ class FleetController:
         self.memory = Memory()
         self._refused: dict[str, ObservedInstance] = {}
         self._cleared: set[str] = set()
-        self._last: dict[str, tuple[InstanceStatus, ...]] = {}
+        self._sightings = Sightings(
+            store.folder.with_name("seen.json"),
+            self.policy.missing_s,
+            lambda name: store.find(name) is not None,
+        )
         self._offers: dict[str, tuple[Offer, ...]] = {}
         self._superseded: SupersededError | None = None
         self.reasons: dict[str, str] = {}
@@ -263,10 +272,12 @@ class FleetController:
 
     def _observe(self, now_s: float, term: int | None) -> tuple[View, list[str]]:
         """Ask all targets; of one that does not answer, what it said last. Writes nothing without a term."""
+        report = self.place.gateways.look(now_s)
         unreachable: list[str] = []
         for name, target in sorted(self.place.targets.items()):
             try:
-                self._last[name] = tuple(target.list(self.place.fleet))
+                listed = target.list(self.place.fleet)
+                self._sightings.hear(name, listed, now_s, report.serving)
                 self._offers[name] = tuple(target.offers())
             except DeployError as error:
                 unreachable.append(name)
@@ -274,9 +285,11 @@ class FleetController:
                 if term is not None:
                     self._say("failure", f"{name}: {error}", term)
         self._refuse_strangers()
+        if term is not None:
+            self._sightings.write()
         seen = {
             status.labels.instance: ObservedInstance(self._clear(status), instance)
-            for statuses in self._last.values()
+            for statuses in self._sightings.by_target().values()
             for status in statuses
             if (instance := self.store.find(status.labels.instance) or status.instance) is not None
         }
@@ -288,7 +301,6 @@ class FleetController:
             for name, one in self._refused.items()
             if name not in seen and now_s - one.status.since_s < KEPT_S
         }
-        report = self.place.gateways.look(now_s)
         offers = tuple(offer for name in sorted(self._offers) for offer in self._offers[name])
         view = View(
             time_s=now_s,
@@ -308,7 +320,7 @@ class FleetController:
 
         Taken for nothing, it would be started a second time beside itself.
         """
-        for name, statuses in sorted(self._last.items()):
+        for name, statuses in sorted(self._sightings.by_target().items()):
             for status in statuses:
                 known = self.store.find(status.labels.instance) or status.instance
                 if known is None and status.state in ("starting", "ready", "draining"):
@@ -356,6 +368,7 @@ class FleetController:
             target.stop(action.handle, term)
             # From now on it holds nothing, though its target may list it for a while.
             self._cleared.add(action.handle)
+        self._sightings.end(action.id)
 
     def _refuse_blocked(self, name: str, blocked: set[str]) -> None:
         if name in blocked:

@@ -3,6 +3,7 @@
     fleet.json      how it is operated: its file, targets, weights, hub and gateway
     fleet.yaml      its file as it was read last
     instances/      what its instances consist of
+    seen.json       what targets listed last
     history.jsonl   what was decided and why
     plan.json       the plan in force, and the problem that it was made for
     next.json       the change that comes next, and approval.json what was answered to it

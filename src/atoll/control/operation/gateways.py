@@ -338,7 +338,8 @@ class GatewayGroup:
             self._fault("rhythm", self._rhythm.problem)
         else:
             self._well("rhythm", "the rhythm of the traffic is kept again")
-        return TrafficReport(tuple(traffic), tuple(promises), pool_ends(pages))
+        serving = frozenset(name for page in pages for name in page.serving)
+        return TrafficReport(tuple(traffic), tuple(promises), pool_ends(pages), serving)
 
     def _believes(self, service: Service, pooled: PooledTraffic, now_s: float) -> bool:
         """Whether what was counted says how much is asked.

@@ -111,6 +111,11 @@ class KubernetesDeployer:
                     self._end(name, labels.term)
                 raise
             status = self._find(name)
+        # A list may lack what was applied just now.
+        if status is None and self._client.get("ConfigMap", name) is not None:
+            status = InstanceStatus(
+                name, labels, "starting", self._clock(), instance=order.instance
+            )
         if status is None:
             raise DeployError(f"{labels.instance} was taken away while it started", kind="ended")
         return status

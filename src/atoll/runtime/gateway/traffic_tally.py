@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 from atoll.runtime.pool.pool import BackendPool
 from atoll.runtime.pool.routes import LengthGroup, ModelPromise, RoutesTold
 from atoll.telemetry.traffic_page import (
+    MAX_SERVING,
     GroupSums,
     InstanceEnd,
     ModelTraffic,
@@ -440,7 +441,13 @@ class TrafficTally:
                 for name, tally in sorted(self._tallies.items())
             },
             ends=tuple(self._ends()),
+            serving=tuple(self._serving()),
         )
+
+    def _serving(self) -> list[str]:
+        members = self._pool.members.values()
+        names = {member.instance for member in members if member.instance and member.serves}
+        return sorted(names)[:MAX_SERVING]
 
     def _ends(self) -> list[InstanceEnd]:
         """The instances that know when they end: the nearest end of each."""

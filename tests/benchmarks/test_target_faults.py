@@ -1,0 +1,25 @@
+"""Targets that answer wrongly: nothing is taken for gone, nothing is started twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.operating.fault_stages import STAGES
+from benchmarks.operating.target_faults import (
+    CHANGE,
+    SHORT_TURNS,
+    TAKEOVER,
+    Case,
+    Outcome,
+    run,
+)
+
+
+@pytest.mark.parametrize("target", STAGES)
+@pytest.mark.parametrize(
+    ("fault", "during", "started"),
+    [("no rows", TAKEOVER, 2), ("partial", CHANGE, 4), ("half-started", CHANGE, 4)],
+)
+def test_a_fleet_stays_what_it_is(target: str, fault: str, during: str, started: int) -> None:
+    found = run(Case(target, fault, SHORT_TURNS, during))
+    assert found == Outcome(started=started, rests=True)
