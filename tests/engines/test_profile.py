@@ -73,7 +73,7 @@ def test_host_time_is_what_servers_show(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_only_servers_prepare_steps_and_take_time_beside_them(name: str) -> None:
-    server = name in ("vllm", "sglang", "atoll")
+    server = name in ("vllm", "sglang", "atoll", "trtllm")
     for scheduling in ("async", "sync"):
         profile = profile_engine(name, limits=EngineLimits(scheduling=scheduling))
         assert profile.schedules_ahead == (server and scheduling == "async")
@@ -145,3 +145,26 @@ def test_what_is_set_counts_and_the_rest_is_the_engines() -> None:
         "prefix_caching": False,
         "host": {"step_s": 2e-3, "sequence_s": 0.0},
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "since"),
+    [("vllm", "0.12", "0.14"), ("sglang", "0.3", "0.5.9"), ("trtllm", "0.21", "1.2.0")],
+)
+def test_versions_schedule_as_they_do_unless_told(name: str, before: str, since: str) -> None:
+    assert profile_engine(f"{name}@{since}") == profile_engine(name)
+    old = profile_engine(f"{name}@{before}")
+    assert old == profile_engine(name, limits=EngineLimits(scheduling="sync"))
+    assert old == profile_engine(name, limits=EngineLimits(version=before))
+    told = EngineLimits(version=before, scheduling="async")
+    assert profile_engine(name, limits=told) == profile_engine(name)
+    with pytest.raises(ValueError, match="version"):
+        profile_engine(f"{name}@new")
+
+
+def test_experts_are_one_launch_on_large_blackwells() -> None:
+    catalog = Catalog.default()
+    hopper, blackwell = (profile_engine("vllm", catalog.gpu(name)) for name in ("H200", "B200"))
+    assert hopper.launch.beyond_graphs_s(experts=True) == pytest.approx(1.45e-3)
+    assert blackwell.launch.beyond_graphs_s(experts=True) == pytest.approx(0.4e-3)
+    assert profile_engine("vllm", catalog.gpu("RTX5090")).launch == hopper.launch

@@ -45,7 +45,8 @@ class EngineLimits(Frozen):
     `max_num_seqs` and `max_num_batched_tokens` bound a step, `gpu_memory_utilization` is the share of GPU
     memory that the engine takes. `max_model_len` are the tokens of prompt and answer that a request may have
     at most: an engine starts only where the KV cache has room for one such request. `scheduling` is "async"
-    where the next step is prepared while the GPU works. `load_format` is the loader of weights, as the engine
+    where the next step is prepared while the GPU works. `version` is the engine's own, which says how it
+    schedules unless told. `load_format` is the loader of weights, as the engine
     calls it. `host` is the host time as measured on the machine.
     """
 
@@ -56,6 +57,7 @@ class EngineLimits(Frozen):
     prefix_caching: bool | None = None
     scheduling: Scheduling | None = None
     load_format: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,31}$")
+    version: str | None = Field(default=None, pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,2}$")
     host: HostTime | None = None
 
     @model_validator(mode="after")
@@ -100,5 +102,12 @@ class EngineLaunch(EngineLimits):
 
     def options(self) -> dict[str, object]:
         """Return limits that are set and could be options of an engine: no measured times, no promises."""
-        beside = ("host", "promised_ttft_s", "tool_parser", "reasoning_parser", "handover")
+        beside = (
+            "host",
+            "version",
+            "promised_ttft_s",
+            "tool_parser",
+            "reasoning_parser",
+            "handover",
+        )
         return {k: v for k, v in self.given.items() if k not in beside}

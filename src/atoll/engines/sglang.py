@@ -162,6 +162,7 @@ class Sglang(Engine):
         launch=SERVER_LAUNCH,
         fuses_all_reduce=True,
         schedules_ahead=True,
+        async_since=(0, 4),
         request_s=SERVER_REQUEST_S,
         stream_s=SERVER_STREAM_S,
         admits_by_prompts=True,

@@ -112,11 +112,15 @@ def profile_engine(
 ) -> EngineProfile:
     """Return an engine's profile by name; "none" has no host time and gives the time of kernels run alone.
 
-    What `limits` leave open is what the engine takes on this kind of GPU (None: on a large one).
+    What `limits` leave open is what the engine takes on this kind of GPU (None: on a large one). A name may
+    have a version: "vllm@0.12" is vLLM as it schedules by itself in that version.
     """
-    defaults = _find_among(name, lambda engine: engine.defaults is not None).defaults
+    engine, _, version = name.partition("@")
+    defaults = _find_among(engine, lambda found: found.defaults is not None).defaults
     assert defaults is not None
-    return defaults.profile(name, gpu, limits)
+    if version:
+        limits = EngineLimits.model_validate((limits or NO_LIMITS).given | {"version": version})
+    return defaults.profile(engine, gpu, limits)
 
 
 def is_asked_in_turn(name: str, phase: Phase) -> bool:

@@ -176,6 +176,7 @@ class Vllm(Engine):
         launch=SERVER_LAUNCH,
         fuses_all_reduce=True,
         schedules_ahead=True,
+        async_since=(0, 14),
         request_s=SERVER_REQUEST_S,
         stream_s=SERVER_STREAM_S,
         admits_by_prompts=True,

@@ -160,6 +160,11 @@ class EngineSpec(Frozen):
         description="Loader of weights, as the engine calls it: safetensors, runai_streamer, dummy, ...; the "
         "engine's own choice if left out.",
     )
+    version: Annotated[StrictStr, Field(pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,2}$")] | None = Field(
+        default=None,
+        description="Version of the engine, in quotes, which says how it schedules unless told; a recent "
+        "one if left out.",
+    )
     host: HostTimeSpec | None = Field(
         default=None,
         description="Host time of a step as measured; the engine's assumed if left out.",

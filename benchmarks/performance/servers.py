@@ -1,0 +1,119 @@
+"""How far predictions are off on measured servers that nothing was fitted on (`server_rows`).
+
+Every row is simulated in a closed loop with the scheduler, version and limits that it had. Errors are
+|predicted / measured - 1| in per cent, medians over rows. `gpu_ratio_median` compares what one GPU is over
+another on the same model, engine and load, for all pairs: what a planner chooses by. With `--quick` every
+eighth row is taken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import combinations
+
+import numpy as np
+
+from atoll.catalog import Catalog
+from atoll.core.errors import MissingDependencyError
+from benchmarks.performance.server_rows import ServerRow, Times, read_rows, simulate_row
+from benchmarks.report import Figure, finish, options
+
+Compared = tuple[ServerRow, Times]
+_EVERY = 8
+"""Of so many rows one is taken where it has to be quick."""
+BARS = {
+    "dense_tpot_median": 6.0,
+    "moe_tpot_median": 10.0,
+    "ttft_median": 15.0,
+    "gpu_ratio_median": 10.0,
+}
+
+
+def compare(rows: list[ServerRow], catalog: Catalog) -> list[Compared]:
+    """Simulate rows; those that no node has room for are left out."""
+    found = ((row, simulate_row(row, catalog)) for row in rows)
+    return [(row, times) for row, times in found if times is not None]
+
+
+def tpot_error(one: Compared) -> float:
+    """Per cent by which the predicted time per token is above the measured one."""
+    return 100.0 * (one[1].tpot_ms / one[0].tpot_ms - 1.0)
+
+
+def ttft_error(one: Compared) -> float:
+    """The same of the time to the first token."""
+    return 100.0 * (one[1].ttft_ms / one[0].ttft_ms - 1.0)
+
+
+def ratio_errors(compared: list[Compared]) -> list[float]:
+    """Per cent by which the ratio of two servers' times per token is off, for all pairs of a load."""
+    loads: dict[tuple[object, ...], list[Compared]] = defaultdict(list)
+    for one in compared:
+        loads[one[0].load].append(one)
+    return [
+        100.0 * abs((1.0 + tpot_error(a) / 100.0) / (1.0 + tpot_error(b) / 100.0) - 1.0)
+        for some in loads.values()
+        for a, b in combinations(some, 2)
+        if a[0].gpu != b[0].gpu
+    ]
+
+
+def middle(values: list[float]) -> float | None:
+    """The median, None of nothing."""
+    return float(np.median(values)) if values else None
+
+
+def show(compared: list[Compared]) -> None:
+    """Print a line for each model, GPU, engine and number format."""
+    groups: dict[tuple[str, ...], list[Compared]] = defaultdict(list)
+    for one in compared:
+        row = one[0]
+        groups[row.engine, row.version or "-", row.model, row.dtype, row.gpu].append(one)
+    print(f"{'':60s} rows   TPOT   bias    p95   TTFT   bias")
+    for key, some in sorted(groups.items()):
+        tpot = np.array([tpot_error(one) for one in some])
+        ttft = np.array([ttft_error(one) for one in some])
+        print(
+            f"{' '.join(key):60s} {len(some):4d} {np.median(abs(tpot)):6.1f} {np.median(tpot):+6.1f}"
+            f" {np.percentile(abs(tpot), 95):6.1f} {np.median(abs(ttft)):6.1f} {np.median(ttft):+6.1f}"
+        )
+
+
+def figures(compared: list[Compared]) -> list[Figure]:
+    """Return the medians over all rows, and those of each engine."""
+    found: list[Figure] = []
+
+    def medians(some: list[Compared], prefix: str) -> None:
+        dense = [abs(tpot_error(one)) for one in some if one[0].dense]
+        experts = [abs(tpot_error(one)) for one in some if not one[0].dense]
+        parts = {
+            "dense_tpot_median": middle(dense),
+            "moe_tpot_median": middle(experts),
+            "ttft_median": middle([abs(ttft_error(one)) for one in some]),
+            "gpu_ratio_median": middle(ratio_errors(some)),
+        }
+        for name, value in parts.items():
+            found.append(Figure(prefix + name, value, None if prefix else BARS[name]))
+
+    medians(compared, "")
+    for engine in sorted({one[0].engine for one in compared}):
+        medians([one for one in compared if one[0].engine == engine], f"{engine}_")
+    return found
+
+
+def main() -> None:
+    """Simulate all rows and print the tables."""
+    arguments = options(__doc__ or "")
+    try:
+        rows = read_rows()
+    except MissingDependencyError as error:
+        print(f"skipped: {error}")
+        finish([Figure(name, None, bar) for name, bar in BARS.items()])
+        return
+    compared = compare(rows[:: _EVERY if arguments.quick else 1], Catalog.default())
+    show(compared)
+    finish(figures(compared), rows=len(compared))
+
+
+if __name__ == "__main__":
+    main()
