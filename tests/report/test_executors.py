@@ -259,6 +259,11 @@ def test_explanations_tell_of_ways_parts_and_what_does_not_fit() -> None:
     fragment = Elements(render_explanation_fragment(explanation))
     assert HOSTILE in fragment.text
     assert "script" not in {tag for tag, _ in fragment.tags}
+    # Beside a plan whose promises were simulated, others look cheaper than they would be.
+    assert "were not simulated" not in text
+    ways = tuple(way.model_copy(update={"estimated": True}) for way in explanation.ways)
+    estimated = explanation.model_copy(update={"ways": ways})
+    assert "were not simulated" in Elements(render_explanation_fragment(estimated)).text
     assert set(
         Explanation(**{**dict(explanation), "ways": (), "parts": (), "fits": ()}).model_dump()
     ).isdisjoint({"ways", "parts", "fits"})

@@ -26,6 +26,7 @@ _NOTHING_BINDS = "nothing: no offer is used up and no limit is set"
 _LOSSES = "What surviving costs"
 _QUALITY = "What right answers cost"
 _WAYS = "Ways to deploy that have a name"
+_UNSIMULATED = "; promises of others than this plan were not simulated"
 _PARTS = "Executors by part, the bottleneck first"
 _MISFITS = "Parts that do not run on a kind of node, alone there"
 _ENGINES = "What running costs, for capacity alone"
@@ -99,7 +100,9 @@ def _list_executors(explanation: Explanation) -> list[tuple[str, Grid]]:
     if explanation.ways:
         rows: list[tuple[object, ...]] = [("this plan", format_price(explanation.usd_per_hour))]
         rows += [(way.name, way.text) for way in explanation.ways]
-        found.append((_WAYS, Grid(("executors", "best plan"), rows)))
+        estimated = any(way.estimated for way in explanation.ways)
+        title = f"{_WAYS}{_UNSIMULATED}" if estimated else _WAYS
+        found.append((title, Grid(("executors", "best plan"), rows)))
     if explanation.parts:
         columns = ("service", "part", "executors", "busy", "with it")
         lines = [
