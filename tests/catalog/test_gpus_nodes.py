@@ -52,6 +52,13 @@ REPORTED_MIB = {
     "H20": 97871,
     "B300": 275040,
     "GB200": 189471,
+    "H100-PCIe": 81559,
+    "H100-NVL": 95830,
+    "A100-80-PCIe": 81920,
+    "A100-40-PCIe": 40960,
+    "A30": 24576,
+    "A10": 23028,
+    "L40": 46068,
     "MI300X": 192 * 1024 - 16,
     "MI325X": 256 * 1024 - 16,
     "MI250": 64 * 1024 - 16,
@@ -153,7 +160,7 @@ def test_memory_is_what_the_driver_reports() -> None:
 def test_fp8_only_where_the_hardware_has_it() -> None:
     with_fp8 = {name for name, gpu in default_gpus().items() if gpu.fp8_tflops is not None}
     older = {"A100-80", "A100-40", "A10G", "T4", "V100-16", "V100-32", "RTX3090", "A6000"}
-    older |= {"A40", "RTX3060", "MI250"}
+    older |= {"A100-80-PCIe", "A100-40-PCIe", "A30", "A10", "A40", "RTX3060", "MI250"}
     assert with_fp8 == set(NAMES) - older - APPLE
     assert default_gpus()["A100-80"].fp8_flops is None
     assert default_gpus()["H100"].fp8_flops == 1979e12
@@ -265,7 +272,7 @@ def test_an_unknown_gpu_shows_the_overlay_that_adds_it(name: str, called: str) -
         ("RTX4060Ti", "RTX4060, RTX4070Ti", "8.59GB"),
         ("V100-PCIE", "V100-16, V100-32", "16.9GB"),
         ("V100S-32GB", "V100-32, V100-16", "34.4GB"),
-        ("A100-PCIE-40GB", "A100-40, A40", "42.9GB"),
+        ("A100-PCIE-64GB", "A100-80, A100-80-PCIe", "68.7GB"),
         ("P100", "V100-16, V100-32", "17.2GB"),
         ("Apple M1 Max", "M2-Max-64, M2-Ultra-64", "51.5GB"),
         ("M2-Max-24", "M2-Max-32, M3-Max-36", "19.3GB"),

@@ -463,8 +463,8 @@ def test_offers_leave_out_what_other_fleets_and_settings_do(
     api.add_node("ours", pool, 1, taints=[{**toleration, "effect": "NoSchedule"}])
     api.add_node("not", pool, 1, taints=[{"key": "team", "value": "x", "effect": "NoSchedule"}])
     api.add_node("cloud", {"node.kubernetes.io/instance-type": "g6.xlarge", "pool": "gpu"}, 1)
-    api.add_node("odd", {"nvidia.com/gpu.product": "NVIDIA-A10", "pool": "gpu"}, 1)
-    api.add_node("house", {"nvidia.com/gpu.product": "NVIDIA-A10", "pool": "gpu"}, 1)
+    api.add_node("odd", {"nvidia.com/gpu.product": "NVIDIA-A16", "pool": "gpu"}, 1)
+    api.add_node("house", {"nvidia.com/gpu.product": "NVIDIA-A16", "pool": "gpu"}, 1)
     for fleet, host in (("lab", "mine"), ("other", "theirs")):
         cluster.deployer.start(build_order(fleet, fleet=fleet, host=host))
     api.step()
@@ -472,7 +472,7 @@ def test_offers_leave_out_what_other_fleets_and_settings_do(
         (offer,) = cluster.deployer.offers()
         # Its own machine counts as free, since a plan counts what it uses itself.
         assert (offer.node_type, offer.available) == ("L4:1", 3)
-    assert capsys.readouterr().err.count("no such GPU: NVIDIA-A10; set gpu_names") == 1
+    assert capsys.readouterr().err.count("no such GPU: NVIDIA-A16; set gpu_names") == 1
 
 
 def test_one_controller_acts_and_an_older_term_is_refused() -> None:

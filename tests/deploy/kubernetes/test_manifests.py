@@ -286,12 +286,19 @@ def test_settings_that_no_pod_can_have_are_refused(given: dict[str, Any], why: s
         ({"karpenter.k8s.aws/instance-gpu-name": "a100"}, None),
         ({"node.kubernetes.io/instance-type": "g5.12xlarge"}, "A10G"),
         ({"node.kubernetes.io/instance-type": "Standard_ND96isr_H100_v5"}, "H100"),
-        # With another GPU than the one that the catalog has.
-        ({"node.kubernetes.io/instance-type": "Standard_NC24ads_A100_v4"}, None),
-        ({"nvidia.com/gpu.product": "NVIDIA-A100-80GB-PCIe"}, None),
+        # Not the one with NVLink.
+        ({"node.kubernetes.io/instance-type": "Standard_NC24ads_A100_v4"}, "A100-80-PCIe"),
+        ({"nvidia.com/gpu.product": "NVIDIA-A100-80GB-PCIe"}, "A100-80-PCIe"),
+        ({"nvidia.com/gpu.product": "NVIDIA-A100-PCIE-40GB"}, "A100-40-PCIe"),
+        ({"nvidia.com/gpu.product": "NVIDIA-H100-PCIe"}, "H100-PCIe"),
+        ({"nvidia.com/gpu.product": "NVIDIA-H100-NVL"}, "H100-NVL"),
+        ({"nvidia.com/gpu.product": "NVIDIA-A30"}, "A30"),
+        ({"nvidia.com/gpu.product": "NVIDIA-L40"}, "L40"),
+        ({"nvidia.com/gpu.product": "NVIDIA-A10"}, "A10"),
+        ({"nvidia.com/gpu.product": "NVIDIA-A100-80GB-PCIe-MIG-1g.10gb"}, None),
         (
             {
-                "nvidia.com/gpu.product": "NVIDIA-A10",
+                "nvidia.com/gpu.product": "NVIDIA-A16",
                 "node.kubernetes.io/instance-type": "g5.xlarge",
             },
             None,

@@ -78,6 +78,8 @@ _MACHINES = {
         *("p5.4xlarge", "p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-megagpu-8g"),
         *(f"a3-highgpu-{gpus}g" for gpus in (1, 2, 4, 8)),
     ),
+    "A100-80-PCIe": tuple(f"Standard_NC{cores}ads_A100_v4" for cores in (24, 48, 96)),
+    "H100-NVL": ("Standard_NC40ads_H100_v5", "Standard_NC80adis_H100_v5"),
     "H200": ("p5e.48xlarge", "p5en.48xlarge", "Standard_ND96isr_H200_v5", "a3-ultragpu-8g"),
     "B200": ("p6-b200.48xlarge", "a4-highgpu-8g"),
 }
