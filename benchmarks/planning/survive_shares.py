@@ -91,7 +91,8 @@ def run_case(seed: int) -> Outcome:
     outcome.cpu_s = time.process_time() - began
     outcome.status, outcome.usd_per_hour, outcome.bound = plan.status, plan.objective, plan.bound
     whole = plan.status in ("optimal", "feasible")
-    if not whole or not all(promise.is_kept for promise in plan.promises):
+    # A plan that the deadline left without a simulation promises nothing.
+    if not whole or not plan.promises or not all(one.is_kept for one in plan.promises):
         return outcome
     runs = [kept_by_service(plan, problem, services, catalog, seed) for seed in _SEEDS]
     for name, fields in services.items():

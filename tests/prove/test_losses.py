@@ -22,7 +22,7 @@ from atoll.prove.kept import (
 )
 from atoll.prove.losses import SpotAbsence, loss_failures, spot_losses
 from atoll.prove.simulation_deadline import SimulationCutShortError
-from atoll.report.plan.rented_tables import draw_rented_plan
+from atoll.report.plan.rented_tables import describe_shortage, draw_rented_plan
 from atoll.report.promises import judge_plan
 from atoll.solve.deadline import Deadline
 from tests.plan import clusters
@@ -205,3 +205,10 @@ def test_no_simulation_begins_after_the_deadline(
             deadline=Deadline(0.0),
         )
     assert len(runs) == 1
+
+
+def test_a_plan_that_serves_all_until_a_loss_says_so(plan: Plan) -> None:
+    short = plan.model_copy(update={"status": "partial", "reasons": ("with node n lost only 0%",)})
+    assert describe_shortage(short, PROBLEM) == (
+        "PARTIAL: serves all of the demand, but not after every loss. What binds: with node n lost only 0%."
+    )

@@ -138,6 +138,8 @@ def describe_shortage(plan: Plan, problem: Problem) -> str | None:
         short = {name: part for name, part in plan.served_fraction.items() if part < 1.0}
         services = ", ".join(f"{name} {format_share(part)}" for name, part in short.items())
         text = f"PARTIAL: serves {served} of the demand ({services})."
+        if not short:
+            text = "PARTIAL: serves all of the demand, but not after every loss."
     else:
         return None
     reasons = binding_reasons(plan)
