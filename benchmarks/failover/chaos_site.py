@@ -255,6 +255,14 @@ class ChaosSite:
             names = names if all(self.is_ready(name) for name in names) else []
         return [name for name in names if self.agent.processes[name].pid]
 
+    def workers(self) -> list[int]:
+        """Return the processes that serve: nodes, instances, members, hubs, gateways; no supervisors."""
+        return [p.pid for p in self.agent.processes.values() if p.pid]
+
+    def gateway_logs(self) -> list[Path]:
+        """Return what gateways have written down."""
+        return sorted(self._logs.glob("gateway-*.jsonl"))
+
     @staticmethod
     def _kind(name: str) -> str:
         first = name.partition("-")[0]

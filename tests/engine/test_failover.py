@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch", reason="needs the extra 'engine'")
 
 from atoll.core.request_parameters import SamplingParams
-from atoll.engine.engine_messages import SchedulerHello
+from atoll.engine.engine_messages import Heartbeat, SchedulerHello
 from atoll.engine.scheduler_core import GenerateRequest, SchedulerSettings
 from atoll.engine.sequence_owners import BROKEN_S
 from tests.engine.cluster import Cluster, NodeSetup
@@ -94,6 +94,39 @@ def test_a_killed_node_is_noticed_by_silence_and_its_work_moves(
     check(cluster, asked, model)
     assert cluster.events["r0"][-1].restarts == 1
     assert busy.name not in cluster.scheduler.alive
+
+
+def test_a_node_that_waits_for_a_core_is_not_lost(tiny: Callable[[str], Any]) -> None:
+    """Nor is any while the scheduler itself stands still; one that falls silent on a quiet machine is."""
+    cluster = Cluster(tiny("llama").folder, LAYERS, [NodeSetup(0, 4)])
+    scheduler, node = cluster.scheduler, cluster.nodes["mem://n0"]
+    now_s = 0.0
+
+    def tick(seconds: float) -> None:
+        nonlocal now_s
+        for _ in range(round(seconds / 0.1)):
+            now_s += 0.1
+            scheduler.tick(now_s)
+
+    def beat() -> None:
+        scheduler.handle(Heartbeat(stats=node.stats()), now_s)
+
+    for late_s in (0.1, 0.8, 1.8, 4.0):
+        beat()
+        tick(late_s)
+        assert scheduler.alive, late_s
+    beat()
+    # The scheduler is stopped: what the node said meanwhile is still to be read.
+    now_s += 20.0
+    scheduler.tick(now_s)
+    assert scheduler.alive
+    tick(35.0)
+    assert not scheduler.alive
+    for _ in range(3000):
+        beat()
+        tick(0.1)
+    tick(1.6)
+    assert not scheduler.alive
 
 
 def test_with_no_replica_left_the_request_ends_with_a_reason(tiny: Callable[[str], Any]) -> None:

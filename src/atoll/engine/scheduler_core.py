@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from atoll.core.errors import AtollError, UsageError
+from atoll.core.patience import Patience
 from atoll.core.request_parameters import SamplingParams
 from atoll.engine.embeds import PromptEmbeds
 from atoll.engine.engine_messages import (
@@ -96,8 +97,9 @@ class TokenEvent:
 class SchedulerSettings:
     """Deadlines and limits, in seconds unless named otherwise.
 
-    A node is lost after `dead_after_s` without a sign of life. A request that makes no progress
-    for `stall_s` is started anew elsewhere; one that finds no route for `no_route_s` fails.
+    A node is lost after `dead_after_s` without a sign of life, later where delays were seen (`Patience`). A
+    request that makes no progress for `stall_s` is started anew elsewhere; one that finds no route for
+    `no_route_s` fails.
     """
 
     heartbeat_s: float = 0.25
@@ -167,6 +169,7 @@ class SchedulerCore:
         self._nodes: dict[str, NodeSpec] = {node.name: node for node in nodes}
         self._stats: dict[str, NodeStats] = {}
         self._beat_s: dict[str, float] = {}
+        self._patience = Patience(self.settings.heartbeat_s)
         self._alive: set[str] = set()
         self._live: dict[int, _Live] = {}
         self._ids: dict[str, int] = {}
@@ -312,9 +315,12 @@ class SchedulerCore:
             self._hello_s = now_s
             for node in self._nodes.values():
                 self._send(node.endpoint, self._hello)
-        # Find nodes that have been silent for too long.
+        # Find nodes that have been silent for too long; where this process or the node waits for a core, that
+        # is longer.
+        self._patience.tick(now_s)
         for name in sorted(self._alive):
-            if now_s - self._beat_s.get(name, -math.inf) > limits.dead_after_s:
+            heard_s = self._beat_s.get(name, -math.inf)
+            if self._patience.is_silent(name, heard_s, limits.dead_after_s, now_s):
                 self.lost(name, now_s)
         # Then requests: the deadline holds for all, the other limits depend on whether one waits or runs.
         waiting = {live.seq for live in self._queue}
@@ -341,6 +347,9 @@ class SchedulerCore:
             return
         # A new incarnation within the deadline: the node was started anew and holds nothing of ours.
         before = self._stats.get(stats.name)
+        if before is not None and before.incarnation != stats.incarnation:
+            self._patience.restart(stats.name)
+        self._patience.hear(stats.name, now_s)
         if (
             before is not None
             and before.incarnation != stats.incarnation

@@ -131,6 +131,31 @@ def test_a_worker_that_falls_silent_is_left_after_the_stall_time() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("told", [False, True], ids=["silent", "said to be gone"])
+def test_a_worker_that_waits_for_a_core_is_slow_and_not_gone(told: bool) -> None:
+    """What it says comes later and later; once it was late, it is waited for, also if its token drops."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        stops_s = [(1.0, 2.2), (3.0, 5.3), (6.0, 9.5)]
+
+        def fate(key: str, payload: bytes) -> list[float]:
+            now_s = loop.time()
+            until_s = next((end_s for start_s, end_s in stops_s if start_s <= now_s < end_s), now_s)
+            # Longer than other messages take: those that were held come in their order.
+            return [LATENCY_S if until_s == now_s else until_s - now_s]
+
+        pair = Pair(paced(900, 0.01), net=Net(fate))
+        if told:
+            loop.call_later(3.5, pair.net.tell, "down", pair.worker.sid)
+        log = await pair.ask()
+        assert log.lost is None
+        assert bytes(log.data) == tokens(900)
+        await pair.close()
+
+    run(main())
+
+
 def test_a_far_worker_that_was_idle_is_given_time_to_answer() -> None:
     async def main() -> None:
         pair = Pair(paced(20, 0.1), net=Net(lambda key, payload: [0.4]))

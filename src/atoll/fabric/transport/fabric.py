@@ -22,6 +22,7 @@ import msgspec
 
 from atoll.core.bucket import TokenBucket
 from atoll.core.errors import InputError
+from atoll.core.patience import Patience
 from atoll.fabric.identity import fabric_keys as keys
 from atoll.fabric.identity.access import Access
 from atoll.fabric.identity.identity import Identity, Verifier
@@ -75,6 +76,8 @@ Subscription = Declaration
 _PULLS_AT_ONCE = 2
 _SETTLE_S = 0.02
 """From a token's end to its counting: long enough to hear that it was a hub that went."""
+_BEAT_S = 0.25
+"""Between two looks how late this member is."""
 _LOGGED_REFUSALS = 20
 _LOGGED_EVERY_S = 10.0
 
@@ -129,6 +132,9 @@ class Fabric:
         self._pulls: set[asyncio.Task[None]] = set()
         self._held_back: dict[str, asyncio.TimerHandle] = {}
         self._shaken_s = -settings.flap_s
+        self.patience = Patience(_BEAT_S)
+        """How late this member and others are, so that those who wait for a core do not count as gone."""
+        self._beat: asyncio.TimerHandle | None = None
         self._first_sync = asyncio.Event()
         self._session: list[Declaration] = []
         self._refusals_logged = 0
@@ -230,6 +236,8 @@ class Fabric:
         await self.leave()
         if self._timer is not None:
             self._timer.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
         for handle in self._held_back.values():
             handle.cancel()
         for task in tuple(self._pulls):
@@ -311,6 +319,11 @@ class Fabric:
         self._declare()
         link.watch(f"{keys.PREFIX}/alive/**", self._tokens)
         self._tick()
+        self._keep_beating()
+
+    def _keep_beating(self) -> None:
+        self.patience.tick(self._loop.time())
+        self._beat = self._loop.call_later(_BEAT_S, self._keep_beating)
 
     def _declare(self) -> None:
         if self._registry.observer:
@@ -370,6 +383,7 @@ class Fabric:
             load = decode_load(data)
             if load is not None:
                 self.loads[sid] = load
+                self.patience.tell(sid, load.late_s, self._loop.time())
 
     def _asked(self, question: Question) -> None:
         now_s = time.time()
@@ -400,7 +414,10 @@ class Fabric:
             if held is not None:
                 held.cancel()
             if not up:
-                self._held_back[sid] = self._loop.call_later(_SETTLE_S, self._token_gone, slot, sid)
+                gone_s = self._loop.time()
+                self._held_back[sid] = self._loop.call_later(
+                    _SETTLE_S, self._token_gone, slot, sid, gone_s
+                )
             elif held is not None:  # it may have missed what was said meanwhile
                 # Down and up at once: the registry asks it again, and no listener hears of it.
                 self._registry.token_down(slot, sid, now_s)
@@ -410,12 +427,18 @@ class Fabric:
                 effects += self._registry.token_up(slot, sid, now_s)
         self._do(effects)
 
-    def _token_gone(self, slot: str, sid: str) -> None:
+    def _token_gone(self, slot: str, sid: str, gone_s: float) -> None:
         # When a hub goes, everybody behind it seems to, this member's own token too; most are back as
         # soon as they have found another hub. Only then are others given that time.
-        left_s = self._shaken_s + self.settings.flap_s - self._loop.time()
-        if left_s > 0:
-            self._held_back[sid] = self._loop.call_later(left_s, self._token_gone, slot, sid)
+        # So are members whose link was given up because they, or this one, waited for a core.
+        now_s = self._loop.time()
+        until_s = max(
+            self._shaken_s + self.settings.flap_s, gone_s + self.patience.extra_s(sid, now_s)
+        )
+        if until_s > now_s:
+            self._held_back[sid] = self._loop.call_later(
+                until_s - now_s, self._token_gone, slot, sid, gone_s
+            )
             return
         self._held_back.pop(sid, None)
         self.loads.pop(sid, None)

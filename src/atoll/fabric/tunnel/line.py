@@ -5,11 +5,11 @@ Frames pushed in one turn of the loop leave together at its end, those of all st
 
 from __future__ import annotations
 
-import math
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from atoll.core.patience import Patience
 from atoll.fabric.tunnel.channel import Channel
 from atoll.fabric.tunnel.tunnel_frames import TunnelError
 from atoll.fabric.tunnel.tunnel_settings import TunnelSettings
@@ -82,18 +82,12 @@ class TickClock:
     """The clock of a side: whether this process slept, and when it is time for what is looked at rarely."""
 
     def __init__(self, now_s: float, every_s: float) -> None:
-        self._every_s = every_s
-        self._beat_s = self._slow_s = now_s
-        self.excused_s = -math.inf
-        """Until when silence of others is no fault of theirs."""
+        self._slow_s = now_s
+        self.patience = Patience(every_s)
 
     def beat(self, now_s: float) -> bool:
         """Note that `every_s` should have passed; return whether a second has since the last True."""
-        late_s = now_s - self._beat_s - self._every_s
-        self._beat_s = now_s
-        if late_s > self._every_s:
-            # This process was stopped for a while: what others said meanwhile is still to be read.
-            self.excused_s = now_s
+        self.patience.tick(now_s)
         slow = now_s - self._slow_s >= _SLOW_S
         if slow:
             self._slow_s = now_s

@@ -74,6 +74,7 @@ class TunnelClient:
             if not link.calls:
                 # Nothing was to be heard since the last call ended.
                 link.since_s = now_s
+                self._ticks.patience.restart(sid)
             link.send(call, line, now_s + self._settings.accept_s)
             if link.worn:
                 del self._links[sid]
@@ -148,6 +149,9 @@ class TunnelClient:
             except TunnelError as error:
                 self._report_violation(link, str(error))
                 continue
+            if link.calls:
+                # Without calls it need not say anything.
+                self._ticks.patience.hear(link.sid, now_s)
             calls = link.calls
             for kind, stream, payload in frames:
                 call = calls.get(stream)
@@ -222,6 +226,12 @@ class TunnelClient:
         if line is None or line.down_s is None or not line.open:
             return
         if line.channel.heard_s <= line.down_s and self._fabric.connected:
+            # A worker that was late before, or is asked by one that is, may take longer to answer.
+            now_s = self._loop.time()
+            extra_s = self._ticks.patience.extra_s(link.sid, now_s)
+            if now_s - line.down_s < extra_s:
+                self._loop.call_later(self._settings.down_s, self._check_down, link)
+                return
             self._lose(link, "the worker is gone")
             return
         line.down_s = None
@@ -253,7 +263,7 @@ class TunnelClient:
             if busy or not channel.settled:
                 link.used_s = now_s
                 heard_s = max(channel.heard_s, link.since_s)
-                if self._is_stalled(now_s, heard_s):
+                if self._is_stalled(link.sid, now_s, heard_s):
                     self._lose(link, f"the worker is silent for {now_s - heard_s:.1f} s")
                     continue
                 self._check_calls(link, now_s)
@@ -265,15 +275,16 @@ class TunnelClient:
             channel.tick(now_s, busy=busy)
             line.nudge()
 
-    def _is_stalled(self, now_s: float, heard_s: float) -> bool:
+    def _is_stalled(self, sid: str, now_s: float, heard_s: float) -> bool:
         """Whether a worker is silent for too long; time in which nothing could be heard counts less."""
-        if now_s - heard_s < 2 * self._settings.keep_alive_s:
+        patience, settings = self._ticks.patience, self._settings
+        if now_s - heard_s < 2 * settings.keep_alive_s:
             return False
         if not self._fabric.connected:
-            self._ticks.excused_s = now_s
-        since_s = max(heard_s, self._ticks.excused_s)
-        return now_s - since_s > self._settings.stall_s or (
-            now_s - heard_s > self._settings.offline_s
+            patience.excused_s = now_s
+        offline_s = settings.offline_s + patience.extra_s(sid, now_s)
+        return now_s - heard_s > offline_s or patience.is_silent(
+            sid, heard_s, settings.stall_s, now_s
         )
 
     def _check_calls(self, link: WorkerLink, now_s: float) -> None:

@@ -287,6 +287,10 @@ class TunnelServer:
         if link is None or link.line.down_s is None:
             return
         if link.line.channel.heard_s <= link.line.down_s:
+            now_s = self._loop.time()
+            if now_s - link.line.down_s < self._ticks.patience.extra_s(link.session, now_s):
+                self._loop.call_later(self._settings.down_s, self._check_down, number)
+                return
             self._lose(number, "the caller is gone")
         else:
             link.line.down_s = None
@@ -313,8 +317,8 @@ class TunnelServer:
             busy = bool(link.streams)
             if busy or not channel.settled:
                 # While this process stood still it could hear nobody.
-                heard_s = max(channel.heard_s, self._ticks.excused_s)
-                if now_s - heard_s > settings.caller_gone_s:
+                heard_s, limit_s = channel.heard_s, settings.caller_gone_s
+                if self._ticks.patience.is_silent(link.session, heard_s, limit_s, now_s):
                     self._lose(number, f"the caller is silent for {settings.caller_gone_s:g} s")
                     continue
             elif now_s - link.used_s > (

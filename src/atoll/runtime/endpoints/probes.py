@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from atoll.engine.node import read_progress
 from atoll.runtime.http.http_client import FetchError, fetch
+from atoll.runtime.supervise.start_watch import StartWatch
 from atoll.runtime.supervise.supervision import ProcessState
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class NodeProbe:
     """Ready is a node that has written its file; well is one whose instance hears from it.
 
     `silent` returns for how many seconds an instance has not heard from a node; a node may be silent
-    for `max_s`.
+    for `max_s`, not counting what it waited for a core meanwhile.
     """
 
     ready_file: Path
@@ -114,10 +115,13 @@ class NodeProbe:
     max_s: float
     every_s: float = 1.0
     ready_s: float | None = None
+    _watch: StartWatch | None = None
+    _waited_s: float = 0.0
+    """For a core, since it was heard last."""
 
     def reset(self) -> None:
         """Remove the file of an earlier run."""
-        self.ready_s = None
+        self.ready_s = self._watch = None
         self.ready_file.unlink(missing_ok=True)
 
     async def check(self, pid: int) -> str | None:
@@ -133,7 +137,12 @@ class NodeProbe:
             return None
         # It cannot have been heard before it was ready.
         silent_s = min(self.silent(self.name), time.monotonic() - self.ready_s)
-        return None if silent_s <= self.max_s else f"silent for {silent_s:.0f} s"
+        if self._watch is None:
+            self._watch = StartWatch(pid)
+        delay_s = self._watch.take_delay_s()
+        self._waited_s = 0.0 if silent_s <= self.every_s else self._waited_s + delay_s
+        limit_s = self.max_s + self._waited_s
+        return None if silent_s <= limit_s else f"silent for {silent_s:.0f} s"
 
 
 def read_start(process: SupervisedProcess) -> str:
