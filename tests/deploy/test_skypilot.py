@@ -14,6 +14,7 @@ from typing import IO, Any
 import pytest
 import yaml
 
+from atoll.catalog.catalog import Catalog
 from atoll.core.errors import MissingDependencyError
 from atoll.deploy.skypilot import (
     PID_FILE,
@@ -99,6 +100,22 @@ def test_a_dry_run_is_yaml_that_says_the_same() -> None:
     task = write_task(order(), SETTINGS)
     assert list(yaml.safe_load_all(format_tasks([task, task]))) == [task, task]
     assert write_task(order(), SETTINGS) == task
+
+
+def test_a_dry_run_refers_to_files_that_there_are(tmp_path: Path) -> None:
+    made = order()
+    rendered = SETTINGS.render_orders([made], SkyDeployer(()), Catalog.default())
+    (text,) = rendered.values()
+    assert "/etc/hostname" in text
+    missing = tmp_path / "instances.token"
+    commands = [replace(one, secrets=(("ATOLL_FABRIC", str(missing)),)) for one in made.commands]
+    made = replace(made, commands=tuple(commands))
+    rendered = SETTINGS.render_orders([made], SkyDeployer(()), Catalog.default())
+    assert str(missing) in rendered.pop("ATOLL_FABRIC.token")
+    (text,) = rendered.values()
+    assert yaml.safe_load(text)["file_mounts"] == {
+        "~/.atoll-secrets/ATOLL_FABRIC": "./ATOLL_FABRIC.token"
+    }
 
 
 def test_what_a_task_cannot_be_is_refused() -> None:

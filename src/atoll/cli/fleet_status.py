@@ -23,9 +23,13 @@ def draw_fleet_status(fleet: FleetStatus, now_s: float) -> Group:
 
     ready = sum(row.state == "ready" for row in fleet.instances)
     present = sum(row.state != "gone" for row in fleet.instances)
+    unknown = sum(row.state == "unknown" for row in fleet.instances)
+    known = f"{ready} of {present} ready" if present or not fleet.errors else "nothing is known"
+    if unknown:
+        known = f"{ready} of {present - unknown} ready, {unknown} unknown"
     where = f" at {fleet.url}/v1" if fleet.url and fleet.up else ""
     head = (
-        f"{fleet.fleet}{where}: {ready} of {present} ready on "
+        f"{fleet.fleet}{where}: {known} on "
         f"{', '.join(fleet.targets)}, {format_price(fleet.usd_per_hour)}, up "
         f"{format_duration(_round(now_s - fleet.since_s))}"
         if fleet.up

@@ -125,6 +125,9 @@ class Quantity:
         if match is None:
             raise InputError(f"cannot read {shown} as a {what}", field=field, hint=hint)
         unit = "".join((match["unit"] or "").split())
+        # Nothing is nothing in any unit.
+        if not unit and float(match["number"]) == 0:
+            return 0.0
         if unit not in self.units:
             problem = f"unknown unit {unit!r}" if unit else "it has no unit"
             raise InputError(f"cannot read {shown} as a {what}: {problem}", field=field, hint=hint)

@@ -20,6 +20,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -119,12 +120,22 @@ class SkypilotSettings(DeployerSettings):
     def render_orders(
         self, orders: Sequence[StartOrder], deployer: Deployer, catalog: Catalog
     ) -> dict[str, str]:
-        """Return the tasks that `sky launch` reads, a file for every instance."""
+        """Return the tasks that `sky launch` reads, a file for every instance.
+
+        Secrets that nobody has made yet, because nothing was ever brought up, are files beside them that say
+        what to put there.
+        """
         del deployer, catalog
-        return {
-            f"{order.file_name}.sky.yaml": format_tasks([write_task(order, self)])
-            for order in orders
-        }
+        texts = {}
+        for order in orders:
+            task = write_task(order, self)
+            for place, path in task.get("file_mounts", {}).items():
+                if not Path(path).is_file():
+                    name = f"{place.rpartition('/')[2]}.token"
+                    task["file_mounts"][place] = f"./{name}"
+                    texts[name] = f"put the content of {path} here, which `atoll up` makes\n"
+            texts[f"{order.file_name}.sky.yaml"] = format_tasks([task])
+        return texts
 
 
 def name_cluster(labels: Labels) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.control.operation.controller_lease import FileLease, Lease, LeaseHeldError
+from atoll.control.operation.controller_lease import FileLease, Lease, LeaseHeldError, keep_lease
 from atoll.core.errors import InputError
 
 
@@ -70,3 +71,29 @@ def test_there_is_never_more_than_one_holder(
         assert found.term >= newest
         newest = found.term
         held[holder] = found
+
+
+def test_a_lease_is_renewed_while_something_takes_long() -> None:
+    renewed = threading.Event()
+
+    class Noted:
+        def take(self, holder: str, now_s: float, valid_s: float) -> Lease:
+            assert (holder, now_s) == ("one", 7.0)
+            renewed.set()
+            return Lease(holder=holder, term=1, ends_s=now_s + valid_s)
+
+    with keep_lease(Noted(), "one", lambda: 7.0, 0.003):
+        assert renewed.wait(30.0)
+    assert not [each for each in threading.enumerate() if each.name == "lease"]
+
+
+def test_a_lease_that_another_has_is_not_renewed() -> None:
+    refused = threading.Event()
+
+    class Taken:
+        def take(self, holder: str, now_s: float, valid_s: float) -> Lease:
+            refused.set()
+            raise LeaseHeldError("another acts")
+
+    with keep_lease(Taken(), "one", lambda: 7.0, 0.003):
+        assert refused.wait(30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import sys
 from dataclasses import replace
@@ -13,8 +14,10 @@ import pytest
 from atoll.deploy.slurm.runner import ProcessRunner, SlurmAnswer
 from atoll.deploy.slurm.slurm_deployer import SlurmDeployer
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
-from atoll.deploy.target import DeployError, InstanceStatus
+from atoll.deploy.slurm.slurm_target import SlurmTarget
+from atoll.deploy.target import DeployError, InstanceStatus, TargetSite
 from atoll.plan.plan import Node
+from atoll.plan.problem import Offer
 from tests.deploy.slurm.builders import NOW_S, FakeSlurm, make_order
 
 
@@ -397,6 +400,32 @@ def test_an_answer_with_errors_says_nothing_of_jobs(stage: Stage) -> None:
     assert caught.value.kind == "unreachable"
     stage.slurm.errors = []
     assert stage.only().state == "starting"
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        # Nodes with eight CPUs for two L4 and for four T4.
+        ({}, ["--cpus-per-task=4", "--cpus-per-task=4"]),
+        ({"cpus_per_gpu": 1}, ["--cpus-per-task=1", "--cpus-per-task=2"]),
+        ({"cpus_per_gpu": 0}, []),
+        ({"options": ["--cpus-per-gpu=3"]}, []),
+        ({"options": ["--exclusive"]}, []),
+    ],
+)
+def test_cpus_are_asked_for(tmp_path: Path, fields: dict[str, object], asked: list[str]) -> None:
+    text = Stage(tmp_path / "work", **fields).deployer.dry_run(make_order(kinds=["L4:1", "T4:2"]))
+    found = re.findall(r"^#SBATCH (--cpus-per-task=\d+)$", text, re.MULTILINE)
+    assert found == asked
+    assert re.findall(r"^srun .*?(--cpus-per-task=\d+)", text, re.MULTILINE) == asked
+
+
+def test_a_cluster_is_one_region(tmp_path: Path) -> None:
+    settings = SlurmTarget.parse({"work_folder": str(tmp_path)})
+    offers = [Offer(region=name, node_type="L4:1", available=1, usd_per_hour=0.0) for name in "ab"]
+    with pytest.raises(DeployError, match="one region, and the pool has a, b"):
+        settings.open(TargetSite(tmp_path, offers))
+    assert settings.open(TargetSite(tmp_path, offers[:1])).name == "slurm"
 
 
 def test_a_dry_run_submits_and_writes_nothing(stage: Stage) -> None:

@@ -8,6 +8,7 @@ elsewhere would need: instances carry labels, and what they consist of is in the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ from atoll.control.decision.decide import (
     decide,
     reroute,
 )
-from atoll.control.operation.controller_lease import Lease, SupersededError
+from atoll.control.operation.controller_lease import LeaseTaker, SupersededError, keep_lease
 from atoll.control.operation.fleet_history import History, HistoryEvent
 from atoll.control.operation.sightings import Sightings
 from atoll.core.errors import AtollError, InputError
@@ -90,20 +91,17 @@ class NoGateways:
         """Tell nobody."""
 
 
-class LeaseTaker(Protocol):
-    """Something that lets one controller act at a time."""
-
-    def take(self, holder: str, now_s: float, valid_s: float) -> Lease:
-        """Take or renew the lease, or raise."""
-        ...
-
-
 class InstanceStore:
     """Parts of instances, by their names in the fleet: written before they are started."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._known: dict[str, Instance] = {}
+
+    @property
+    def sightings_path(self) -> Path:
+        """Where it stands what targets listed of them."""
+        return self.folder.with_name("seen.json")
 
     def keep(self, instance: Instance) -> None:
         """Write an instance down."""
@@ -208,7 +206,7 @@ class FleetController:
         self._refused: dict[str, ObservedInstance] = {}
         self._cleared: set[str] = set()
         self._sightings = Sightings(
-            store.folder.with_name("seen.json"),
+            store.sightings_path,
             self.policy.missing_s,
             lambda name: store.find(name) is not None,
         )
@@ -233,10 +231,12 @@ class FleetController:
         now_s = self._clock()
         # Who only looks needs no lease, and has no term.
         term = self._lease.take(self._holder, now_s, self._valid_s).term if act else 0
-        view, unreachable = self._observe(now_s, term if act else None)
-        if act:
-            self._reroute(view, term)
-        decision, memory = decide(view, self.memory, self.policy, self._plan)
+        held = keep_lease(self._lease, self._holder, self._clock, self._valid_s)
+        with held if act else contextlib.nullcontext():
+            view, unreachable = self._observe(now_s, term if act else None)
+            if act:
+                self._reroute(view, term)
+            decision, memory = decide(view, self.memory, self.policy, self._plan)
         turn = LoopTurn(view, decision, unreachable=unreachable)
         if approve is not None:
             turn.approved = approve(turn)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import Field
 
@@ -38,6 +40,14 @@ class Lease(Frozen):
     holder: str = Field(min_length=1, max_length=200)
     term: int = Field(ge=1)
     ends_s: float
+
+
+class LeaseTaker(Protocol):
+    """Something that lets one controller act at a time."""
+
+    def take(self, holder: str, now_s: float, valid_s: float) -> Lease:
+        """Take or renew the lease, or raise."""
+        ...
 
 
 class FileLease:
@@ -97,6 +107,32 @@ class FileLease:
             yield
         finally:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def keep_lease(
+    lease: LeaseTaker, holder: str, clock: Callable[[], float], valid_s: float
+) -> Iterator[None]:
+    """Renew a lease from a thread of its own while something takes long: planning, or a slow target.
+
+    Where it cannot be renewed that ends silently: whoever acts next takes it again, and is refused then.
+    """
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(valid_s / 3):
+            try:
+                lease.take(holder, clock(), valid_s)
+            except AtollError:
+                return
+
+    thread = threading.Thread(target=renew, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def find_cluster(targets: Iterable[PoolTarget]) -> KubernetesDeployer | None:

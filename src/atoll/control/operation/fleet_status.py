@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.control.operation.controller_lease import find_cluster
 from atoll.control.operation.fleet_history import HistoryEvent
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
 from atoll.control.operation.gateways import TRAFFIC, ask_gateway
 from atoll.control.operation.operated import TargetLook, gateway_address, look_at_targets
+from atoll.control.operation.sightings import read_sightings
+from atoll.control.operation.targets import PoolTarget
 from atoll.core.errors import AtollError, InputError
 from atoll.core.units import format_rate, format_share
-from atoll.deploy.target import InstanceStatus
+from atoll.deploy.target import DeployError, InstanceStatus
 from atoll.telemetry.traffic_page import TrafficPage
 
 SHOW_GONE_S = 600.0
@@ -60,7 +64,8 @@ class ServiceRow:
 class FleetStatus:
     """An operated fleet.
 
-    `controller` is who acts for it now, None if nobody does. `errors` say in one line each what is wrong:
+    `controller` is who acts for it now, None if nobody does. What stands on a target that does not answer is
+    `unknown`. `errors` say in one line each what is wrong:
     targets that do not answer, a hub or gateway that has died, the last thing that failed.
     """
 
@@ -89,7 +94,7 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         for look in looks
         for status in look.statuses
         if status.state != "gone" or now_s - status.since_s < SHOW_GONE_S
-    )
+    ) + _recall(home, [look.target for look in looks if look.error is not None])
     gateway, traffic = asyncio.run(_ask_gateway(record)) if record.up else (None, ())
     return FleetStatus(
         fleet=record.name,
@@ -99,7 +104,7 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         targets=tuple(record.targets.names),
         url=None if record.entrance is None else record.entrance.url,
         since_s=record.since_s,
-        controller=_find_controller(home, now_s),
+        controller=_find_controller(home, record.name, looks, now_s),
         usd_per_hour=sum(row.usd_per_hour or 0.0 for row in rows if row.state != "gone"),
         instances=rows,
         errors=_find_errors(record, looks, events),
@@ -133,7 +138,38 @@ def _row(
     )
 
 
-def _find_controller(home: FleetHome, now_s: float) -> str | None:
+def _recall(home: FleetHome, silent: Sequence[str]) -> tuple[InstanceRow, ...]:
+    """Return what was seen last on targets that do not answer: how it stands now, nobody knows."""
+    rows = []
+    for one in read_sightings(home.store.sightings_path).seen:
+        instance = home.store.find(one.labels.instance)
+        if one.target in silent and instance is not None:
+            rows.append(
+                InstanceRow(
+                    instance=one.labels.instance,
+                    service=one.labels.service,
+                    target=one.target,
+                    state="unknown",
+                    since_s=one.since_s,
+                    ends_s=None,
+                    usd_per_hour=instance.usd_per_hour,
+                    hosts=(),
+                    reason=f"was {one.state} when {one.target} last answered",
+                )
+            )
+    return tuple(rows)
+
+
+def _find_controller(
+    home: FleetHome, fleet: str, looks: Sequence[TargetLook], now_s: float
+) -> str | None:
+    """Return who holds the lease: the cluster's where one of the targets is a cluster, else the home's."""
+    cluster = find_cluster(one.deployer for one in looks if isinstance(one.deployer, PoolTarget))
+    if cluster is not None:
+        try:
+            return cluster.lease(fleet, "").find_holder(now_s)
+        except DeployError:
+            return None
     try:
         lease = home.lease.read()
     except InputError:

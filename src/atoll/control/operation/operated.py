@@ -13,10 +13,14 @@ from atoll.control.operation.control_loop import (
     FleetController,
     FleetPlace,
     Gateways,
-    LeaseTaker,
     NoGateways,
 )
-from atoll.control.operation.controller_lease import ClusterLease, Lease, find_cluster
+from atoll.control.operation.controller_lease import (
+    ClusterLease,
+    Lease,
+    LeaseTaker,
+    find_cluster,
+)
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
 from atoll.control.operation.operated_plans import MixSettler, put_phases_together
 from atoll.control.operation.orders import OrderMaker, command_settings

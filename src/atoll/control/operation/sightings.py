@@ -43,7 +43,7 @@ class Sightings:
     def __init__(self, path: Path, missing_s: float, is_known: Callable[[str], bool]) -> None:
         """Begin with what the file says of instances that `is_known`: others were ended for good."""
         self._path, self._missing_s = path, missing_s
-        self._written = _read(path)
+        self._written = read_sightings(path)
         self._listed: dict[str, tuple[InstanceStatus, ...]] = {}
         for one in self._written.seen:
             if is_known(one.labels.instance):
@@ -117,7 +117,7 @@ class Sightings:
         return since_s
 
 
-def _read(path: Path) -> SightingsFile:
+def read_sightings(path: Path) -> SightingsFile:
     """Return what was written; nothing where that cannot be read: then the next answer is all there is."""
     try:
         return SightingsFile.from_json(read_text_limited(path))

@@ -42,6 +42,11 @@ class LeaseHolder:
         body["metadata"]["resourceVersion"] = found["metadata"]["resourceVersion"]
         return wanted if self._client.replace(body) is not None else None
 
+    def find_holder(self, now_s: float) -> str | None:
+        """Return who holds the lease, None if nobody does."""
+        spec = (self._client.get("Lease", self._name) or {}).get("spec") or {}
+        return spec.get("holderIdentity") or None if now_s < _ends_s(spec) else None
+
     def release(self) -> None:
         """Give the lease up, so that the next one need not wait; the term stays."""
         found = self._client.get("Lease", self._name)

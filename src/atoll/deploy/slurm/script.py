@@ -29,6 +29,7 @@ STATE_SUFFIX = ".state"
 SIGNAL_FILE = "signal"
 JOB_LOG = "job.log"
 SECRETS = "secrets"
+_CPU_OPTIONS = ("--cpus-per", "--exclusive")
 _EXCLUDE = "--exclude="
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -192,6 +193,7 @@ def _ask(
         f"--ntasks={count}",
         "--ntasks-per-node=1",
         f"--gres={choice.gres}:{first.gpus}" if first.gpus else "",
+        *_ask_cpus(choice, settings),
         f"--nodelist={first.host}" if first.host else "",
         f"--account={settings.account}" if settings.account else "",
         f"--qos={settings.qos}" if settings.qos else "",
@@ -208,6 +210,12 @@ def _ask(
     return [f"#SBATCH {option}" for option in asked if option]
 
 
+def _ask_cpus(choice: GpuChoice, settings: SlurmSettings) -> list[str]:
+    """Return the option for CPUs: one alone, which is what Slurm gives otherwise, starves an engine."""
+    said = any(option.startswith(_CPU_OPTIONS) for option in settings.options)
+    return [f"--cpus-per-task={choice.cpus}"] if choice.cpus and not said else []
+
+
 def _step(
     group: int | None,
     relative: int,
@@ -220,6 +228,8 @@ def _step(
     words = ["srun", "--export=ALL", "--nodes=1", "--ntasks=1", f"--relative={relative}"]
     words += [f"--het-group={group}"] if group is not None else []
     words += [f"--gres={choice.gres}:{machine.gpus}"] if machine.gpus else []
+    # A step does not inherit it.
+    words += _ask_cpus(choice, settings)
     text = write_machine(machine.commands, settings, home, is_step=True)
     return f"{shlex.join([*words, 'bash', '-c', text])} &\npids+=($!) names+=(step)"
 

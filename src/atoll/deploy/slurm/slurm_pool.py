@@ -41,6 +41,7 @@ class SlurmNode:
     """A node: its partitions, its GPUs by gres type ("" without one), and how many of each are taken.
 
     `leaving_s` is since when somebody wants it empty, Unix time, 0 where Slurm does not say; None if nobody.
+    `cpus` is 0 where Slurm does not say.
     """
 
     name: str
@@ -49,6 +50,7 @@ class SlurmNode:
     used: tuple[tuple[str, int], ...]
     is_up: bool
     leaving_s: float | None = None
+    cpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def _node(row: Mapping[str, object]) -> SlurmNode:
         leaving_s=float(read_number(row.get("reason_changed_at")) or 0)
         if any(map(_LEAVING.fullmatch, states))
         else None,
+        cpus=cpus,
     )
 
 
@@ -165,10 +168,14 @@ def read_minutes(text: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class GpuChoice:
-    """How a GPU of the catalog is asked for: its gres ("gpu:l4"), and the partitions to try."""
+    """How a GPU of the catalog is asked for: its gres ("gpu:l4"), and the partitions to try.
+
+    `cpus` are those of one node's command, 0 where nothing is said of them.
+    """
 
     gres: str
     partitions: tuple[str, ...]
+    cpus: int = 0
 
 
 class SlurmPool:
@@ -301,7 +308,17 @@ class SlurmPool:
             )
         if gpu is None:
             return GpuChoice("", allowed)
-        return GpuChoice(f"gpu:{kind}" if kind else "gpu", allowed)
+        return GpuChoice(f"gpu:{kind}" if kind else "gpu", allowed, self._count_cpus(kind, gpus))
+
+    def _count_cpus(self, kind: str, gpus: int) -> int:
+        """Return how many CPUs to ask for beside GPUs: no more than are theirs on any node with such."""
+        theirs = [
+            node.cpus // total
+            for node in self._nodes
+            for each, total in node.gpus
+            if each == kind and total >= gpus and node.cpus
+        ]
+        return gpus * min(self._settings.cpus_per_gpu, min(theirs, default=0))
 
     @property
     def hosts(self) -> frozenset[str]:

@@ -70,7 +70,9 @@ class SlurmSettings(DeployerSettings):
 
     Without `partitions` every partition that is up is used; jobs in `spot_partitions` may be preempted, and
     their nodes are offered as spot. `time_limit_minutes` is the wall time to ask for, the partition's own
-    otherwise; `notice_s` before it ends nodes are told (SIGUSR1). `options` are further ones of sbatch.
+    otherwise; `notice_s` before it ends nodes are told (SIGUSR1). `cpus_per_gpu` are asked for, or as many as
+    nodes have for each of their GPUs where that is less; 0 leaves it to the cluster, and so do options of
+    sbatch that say it. `options` are further ones of sbatch.
     `work_folder` must be seen by this machine and the compute nodes under the same path: scripts, logs and
     secrets stand there. `python` runs on compute nodes, `atoll` is what stands for the command `atoll` there,
     and `modules` are loaded first. `compile_cache` is a folder of compute nodes, shared or each one's own,
@@ -89,6 +91,7 @@ class SlurmSettings(DeployerSettings):
     constraint: Annotated[str, _fits(_CONSTRAINT, "a constraint of sbatch")] | None = None
     time_limit_minutes: int | None = Field(default=None, ge=1, lt=525_600)
     notice_s: int = Field(default=120, ge=0, le=65_535)
+    cpus_per_gpu: int = Field(default=8, ge=0)
     options: tuple[Annotated[str, AfterValidator(_allowed)], ...] = ()
     work_folder: Annotated[str, AfterValidator(_plain_folder)]
     python: str = Field(default="python3", min_length=1)

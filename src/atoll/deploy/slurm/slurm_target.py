@@ -22,7 +22,14 @@ class SlurmTarget(SlurmSettings):
         return {"work_folder": folder, "python": sys.executable, "atoll": atoll}
 
     def open(self, site: TargetSite) -> Deployer:
-        """Return the cluster whose commands are installed here."""
+        """Return the cluster whose commands are installed here; it is one place, whatever the pool says."""
+        regions = sorted({offer.region for offer in site.pool})
+        if len(regions) > 1:
+            raise DeployError(
+                f"a Slurm cluster is one region, and the pool has {', '.join(regions)}",
+                kind="settings",
+                hint=f"give all of its machines the region {self.region!r}, and others another target",
+            )
         return SlurmDeployer(self, catalog=site.catalog)
 
     def claim(self, region: str) -> Claim:
