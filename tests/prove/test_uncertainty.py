@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from atoll.perf.constants import PROXY_ERROR, OpClass, default_constants, sample_constants
+from atoll.perf.layers import ground_constants
 from atoll.plan.plan import Plan
 from atoll.prove import uncertainty
 from atoll.prove.planning import NO_ERROR_BARS, _add_error_bars
@@ -56,3 +59,21 @@ def test_what_goes_with_what_is_kept_is_to_be_measured() -> None:
     ]
     assert _matters_most(kept, factors) == ("L4", "gemm")
     assert _matters_most([{"a": 1.0}] * 4, factors) is None
+
+
+def test_gpus_without_constants_of_their_own_are_to_be_measured_too() -> None:
+    gpu = CATALOG.gpu("MI300X")
+    table = ground_constants(default_constants(), [CATALOG.model("llama-3.1-8b").llm], [gpu])
+    drawn = sample_constants(table, np.random.default_rng(1), [gpu])
+    found = uncertainty._factors(table, drawn, ["MI300X"])
+    assert {"gemm", "attention_decode", "host", "links"} <= {what for _, what in found}
+    assert all(factor != 0.0 for factor in found.values())
+
+
+def test_what_a_report_calls_a_proxy_is_drawn_as_one() -> None:
+    gpu, spec = CATALOG.gpu("H200"), CATALOG.model("deepseek-v3").llm
+    for op in (OpClass.ATTENTION_PREFILL, OpClass.ATTENTION_DECODE):
+        plain = default_constants().gpu("H200").op(op)
+        assert plain.error < PROXY_ERROR
+        own = ground_constants(default_constants(), [spec], [gpu]).gpu("H200").op(op)
+        assert (own.error, own.e_b) == (PROXY_ERROR, plain.e_b)

@@ -38,6 +38,12 @@ class HostTime(Frozen):
         """Return the host seconds of a step with so many sequences, prompts and answers alike."""
         return self.step_s + self.sequence_s * sequences
 
+    def scale(self, factor: float) -> HostTime:
+        """Return a host that takes so many times as long."""
+        return HostTime.model_construct(
+            step_s=self.step_s * factor, sequence_s=self.sequence_s * factor
+        )
+
 
 class EngineLimits(Frozen):
     """How an engine is started; None leaves a setting as the engine has it.

@@ -205,6 +205,26 @@ class EngineProfile:
         """Return host seconds of a step with so many sequences."""
         return self.host.seconds(sequences)
 
+    def with_host(self, factor: float) -> EngineProfile:
+        """Return the profile where all that the host does takes so many times as long."""
+        if factor == 1.0:
+            return self
+        launch = self.launch
+        return replace(
+            self,
+            host=self.host.scale(factor),
+            stage_host=None if self.stage_host is None else self.stage_host.scale(factor),
+            launch=replace(
+                launch,
+                layer_s=launch.layer_s * factor,
+                large_s=launch.large_s * factor,
+                experts_s=launch.experts_s * factor,
+                unusual_s=launch.unusual_s * factor,
+            ),
+            request_s=self.request_s * factor,
+            stream_s=self.stream_s * factor,
+        )
+
     def of_stage(self) -> EngineProfile:
         """Return the profile of a node that holds a part of the layers."""
         return self if self.stage_host is None else replace(self, host=self.stage_host)

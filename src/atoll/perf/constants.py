@@ -39,6 +39,17 @@ if TYPE_CHECKING:
 PROXY_ERROR = 0.25
 """Relative standard deviation of times that rest on another GPU's constants: taking them over was found to be
 9 to 16 per cent off on matrix products, and up to 47 on power-limited cards."""
+SERVER_ERROR = 0.26
+"""Relative standard deviation of what all steps of a server share: kernels that were chosen, clocks, what a
+version does otherwise. With this, 90 % of the measured servers of three engines are inside the stated 90 %
+(`benchmarks.error_bars`)."""
+FIRST_TOKEN_ERROR = 0.5
+"""The same of times to the first token, beside what steps explain: schedulers, fronts and bursts differ. This
+is vLLM's; TensorRT-LLM is off by 0.9 and SGLang by more than a factor (`benchmarks.error_bars`)."""
+HOST_ERROR = 0.5
+"""The same of an engine's host time, of what it takes beside steps, and of launches: hosts differ."""
+LINK_ERROR = 0.25
+"""The same of sums over the GPUs of a node: NVLink is within 8 %, hosts with PCIe differ by several times."""
 UNSTATED_ERROR = 0.1
 """The same for constants fitted on the GPU itself by a file that does not say it."""
 
@@ -185,10 +196,16 @@ class OpConstants:
 
 @dataclass(frozen=True, slots=True)
 class GpuConstants:
-    """All operator constants of one GPU type."""
+    """All operator constants of one GPU type.
+
+    `host` and `links` are times of the host and of sums over GPUs over what engine profiles and interconnects
+    say: 1 unless drawn.
+    """
 
     gpu: str
     ops: Mapping[OpClass, OpConstants]
+    host: float = 1.0
+    links: float = 1.0
 
     def op(self, op: OpClass) -> OpConstants:
         """Return the constants of one operator class."""
@@ -270,10 +287,14 @@ class GpuConstants:
 
 
 class ConstantTable:
-    """Constants by GPU name; unknown names fail with what is known."""
+    """Constants by GPU name; unknown names fail with what is known.
 
-    def __init__(self, gpus: Iterable[GpuConstants]) -> None:
+    `first_token` is the time to the first token over what steps say: 1 unless drawn.
+    """
+
+    def __init__(self, gpus: Iterable[GpuConstants], *, first_token: float = 1.0) -> None:
         self._gpus = {entry.gpu: entry for entry in gpus}
+        self.first_token = first_token
 
     def gpu(self, name: str) -> GpuConstants:
         """Return the constants of a GPU type by its canonical name."""
@@ -295,13 +316,9 @@ class ConstantTable:
         missing = [op for op in possible if constants is None or op not in constants.ops]
         if constants is not None and not missing:
             return constants
-        return GpuConstants(
-            gpu.name,
-            {
-                **(constants.ops if constants else {}),
-                **{op: _share_compute(self._relative(gpu, op), gpu) for op in missing},
-            },
-        )
+        found = constants or GpuConstants(gpu.name, {})
+        lent = {op: _share_compute(self._relative(gpu, op), gpu) for op in missing}
+        return replace(found, ops={**found.ops, **lent})
 
     def _relative(self, gpu: GpuType, op: OpClass) -> OpConstants:
         from atoll.catalog.gpus import default_gpus
@@ -334,8 +351,8 @@ class ConstantTable:
         out = dict(self._gpus)
         for name, entry in other._gpus.items():
             base = out[name].ops if name in out else {}
-            out[name] = GpuConstants(name, {**base, **entry.ops})
-        return ConstantTable(out.values())
+            out[name] = replace(entry, ops={**base, **entry.ops})
+        return ConstantTable(out.values(), first_token=self.first_token)
 
 
 def _share_compute(taken: OpConstants, gpu: GpuType) -> OpConstants:
@@ -349,14 +366,20 @@ def _share_compute(taken: OpConstants, gpu: GpuType) -> OpConstants:
 
 
 def sample_constants(
-    table: ConstantTable, rng: np.random.Generator, gpus: Iterable[GpuType] = ()
+    table: ConstantTable,
+    rng: np.random.Generator,
+    gpus: Iterable[GpuType] = (),
+    *,
+    server_error: float = SERVER_ERROR,
+    first_token_error: float = FIRST_TOKEN_ERROR,
 ) -> ConstantTable:
     """Return constants as they may be in truth: times of every operator class on every GPU off by a factor.
 
     Factors are log-normal with median 1 and the relative standard deviation `OpConstants.error`, and
-    independent of each other. `gpus` are further GPUs to have constants for, taken from their relatives as
-    `ConstantTable.for_gpu` does, with a proxy's error. What is drawn for a class of a GPU does not depend on
-    which others there are.
+    independent of each other, times one that all classes of a GPU share (`server_error`). So are those of the
+    host, of sums over GPUs and of first tokens. `gpus` are further GPUs to have constants for, taken from
+    their relatives as `ConstantTable.for_gpu` does, with a proxy's error. What is drawn for a class of a GPU
+    does not depend on which others there are.
     """
     known = {name: table.gpu(name) for name in table.names()}
     known |= {gpu.name: table.for_gpu(gpu) for gpu in gpus}
@@ -364,11 +387,19 @@ def sample_constants(
     seed = int(rng.integers(2**63))
     for name in sorted(known):
         entry = known[name]
-        factors = {op: _draw(c.error, stream(seed, name, op.value)) for op, c in entry.ops.items()}
+        shared = _draw(server_error, stream(seed, name, "server"))
         sampled.append(
-            GpuConstants(name, {op: entry.ops[op].scale_time(f) for op, f in factors.items()})
+            replace(
+                entry,
+                ops={
+                    op: c.scale_time(shared * _draw(c.error, stream(seed, name, op.value)))
+                    for op, c in entry.ops.items()
+                },
+                host=_draw(HOST_ERROR, stream(seed, name, "host")),
+                links=_draw(LINK_ERROR, stream(seed, name, "links")),
+            )
         )
-    return ConstantTable(sampled)
+    return ConstantTable(sampled, first_token=_draw(first_token_error, stream(seed, "first token")))
 
 
 def _draw(error: float, rng: np.random.Generator) -> float:

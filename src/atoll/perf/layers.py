@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -15,6 +15,7 @@ from atoll.perf import operators
 from atoll.perf.batch import Batch
 from atoll.perf.constants import (
     PROXY_ERROR,
+    ConstantTable,
     GpuConstants,
     OpClass,
     OpConstants,
@@ -244,6 +245,16 @@ def name_grounds(spec: TransformerSpec, gpu: GpuType, constants: GpuConstants) -
     return replace(constants, ops={**constants.ops, **changed}) if lent else constants
 
 
+def ground_constants(
+    table: ConstantTable, specs: Iterable[TransformerSpec], gpus: Iterable[GpuType]
+) -> ConstantTable:
+    """Return a table whose constants are as unsure as `name_grounds` says they are for any of the models."""
+    known = {gpu.name: (gpu, table.for_gpu(gpu)) for gpu in gpus}
+    for spec in specs:
+        known = {n: (gpu, name_grounds(spec, gpu, fitted)) for n, (gpu, fitted) in known.items()}
+    return table.merge(ConstantTable(fitted for _, fitted in known.values()))
+
+
 class _Factory:
     """Builds operators for one GPU from its facts and constants."""
 
@@ -437,7 +448,7 @@ def model_ops(
     """
     make = _Factory(node.gpu, constants, formats)
     shard = Shard.of(spec, tp)
-    reduce = _all_reduce(spec.hidden, node, tp)
+    reduce = _all_reduce(spec.hidden, node, tp, constants.links)
     whole = spec.with_weights(spec.activation_dtype) if spec.wide_layers else spec
     stored = {False: spec, True: whole}
     mixers = {wide: _mixers(each, shard, make) for wide, each in stored.items()}
@@ -490,7 +501,7 @@ def model_ops(
         embedding_all_reduce=reduce,
         head=make.gemm(shard.vocab, spec.hidden, spec.embedding_dtype),
         # Half an all-reduce: logits are collected on one GPU and not sent back.
-        gather=_all_reduce(spec.vocab / 2.0, node, tp),
+        gather=_all_reduce(spec.vocab / 2.0, node, tp, constants.links),
     )
 
 
@@ -550,14 +561,14 @@ def fuses(node: NodeType, tp: int) -> bool:
     return blackwell and node.interconnect.kind == "nvlink" and 1 < tp <= 4
 
 
-def _all_reduce(row: float, node: NodeType, tp: int) -> AllReduce | None:
+def _all_reduce(row: float, node: NodeType, tp: int, slower: float) -> AllReduce | None:
     if tp == 1:
         return None
     cost = node.interconnect.allreduce_for(tp)
     return operators.all_reduce(
         tp,
         row,
-        alpha_us=cost.alpha_us,
-        bus_bytes_per_s=cost.bus_bandwidth_bytes_per_s,
+        alpha_us=cost.alpha_us * slower,
+        bus_bytes_per_s=cost.bus_bandwidth_bytes_per_s / slower,
         p=cost.p,
     )

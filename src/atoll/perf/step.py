@@ -256,7 +256,7 @@ def analytic(
         usual = _constants_of(default_constants(), gpu, profile.keeps_busy)
         fitted = fitted.with_kernels(kernels, gpu, usual)
     fitted = fitted.with_ratios(profile.ratios).in_turns(node.gpu.shares)
-    profile = replace(profile, launch=profile.launch.of(spec))
+    profile = replace(profile, launch=profile.launch.of(spec)).with_host(fitted.host)
     split = size
     if profile.layer_split_s is not None:
         # One GPU works after the other, on layers of its own.

@@ -16,7 +16,8 @@ import numpy as np
 
 from atoll.core.ids import parse_node_type
 from atoll.core.rng import stream
-from atoll.perf.constants import OpClass, default_constants, sample_constants
+from atoll.perf.constants import default_constants, sample_constants
+from atoll.perf.layers import ground_constants
 from atoll.prove.kept import find_worst, simulate_kept
 from atoll.prove.simulation_deadline import keep_deadline
 
@@ -37,7 +38,8 @@ _REQUESTS_PER_DRAW = 1_500
 class Certainty:
     """The chance that each service keeps enough promises, and what to measure to be surer.
 
-    `measure` is a GPU and a class of operators, None where nothing matters or nothing is uncertain.
+    `measure` is a GPU and a class of operators, "host" or "links"; None where nothing matters or nothing is
+    uncertain.
     """
 
     chance: dict[str, float]
@@ -57,7 +59,8 @@ def judge_certainty(
         {parse_node_type(n.node_type).whole_gpu for i in plan.instances for n in i.nodes}
     )
     gpus = [catalog.gpu(name) for name in names]
-    table = default_constants()
+    specs = [catalog.model(service.model).llm for service in problem.services]
+    table = ground_constants(default_constants(), specs, gpus)
     luck = stream(problem.settings.seed, "constants")
     targets = {service.name: service.target for service in problem.services}
     kept: list[dict[str, float]] = []
@@ -81,15 +84,14 @@ def judge_certainty(
 def _factors(
     table: ConstantTable, drawn: ConstantTable, gpus: list[str]
 ) -> dict[tuple[str, str], float]:
-    """How much slower each class of operators of each GPU was drawn, as a logarithm."""
+    """How much slower classes of operators, host and links of each GPU were drawn, as logarithms."""
     found: dict[tuple[str, str], float] = {}
-    known = set(table.names())
     for gpu in gpus:
-        entry = drawn.gpu(gpu)
-        for op in OpClass:
-            if op in entry.ops and gpu in known and op in table.gpu(gpu).ops:
-                before, after = table.gpu(gpu).ops[op], entry.ops[op]
-                found[gpu, op.value] = float(np.log(before.e_b / after.e_b))
+        before, after = table.gpu(gpu), drawn.gpu(gpu)
+        for op, one in after.ops.items():
+            found[gpu, op.value] = float(np.log(before.op(op).e_b / one.e_b))
+        found[gpu, "host"] = float(np.log(after.host))
+        found[gpu, "links"] = float(np.log(after.links))
     return found
 
 

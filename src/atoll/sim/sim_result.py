@@ -330,7 +330,9 @@ def _columns(
     q = q[came]
     service = q["service"]
     ttft_s, tpot_s = promised_s(problem, classes, service, q["klass"])
-    ttft = q["first_s"] - q["arrival_s"]
+    slower = 1.0 if options.constants is None else options.constants.first_token
+    later = (q["first_s"] - q["arrival_s"]) * (slower - 1.0)
+    ttft = q["first_s"] - q["arrival_s"] + later
     llm_done = np.where(np.isin(q["state"], (a.DONE, a.COMPONENT)), q["last_s"], np.nan)
     gaps = q["answer"] - (1 if options.first_token else 0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -350,7 +352,7 @@ def _columns(
         ttft_s=ttft,
         tpot_s=tpot,
         largest_gap_s=np.where(np.isnan(llm_done), np.nan, q["gap_s"]),
-        e2e_s=np.where(outcome == 0, q["end_s"] - q["arrival_s"], np.nan),
+        e2e_s=np.where(outcome == 0, q["end_s"] - q["arrival_s"] + later, np.nan),
         retries=q["retries"].astype(np.int16),
         outcome=outcome,
         met_ttft=(outcome == 0) & (ttft <= ttft_s),

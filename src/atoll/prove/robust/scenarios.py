@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from atoll.core.ids import parse_node_type
 from atoll.core.rng import stream
 from atoll.perf.constants import default_constants, sample_constants
+from atoll.perf.layers import ground_constants
 from atoll.plan.robustness import SPOT_LOSS, RiskModel
 
 if TYPE_CHECKING:
@@ -131,5 +132,7 @@ def _constants(
     gpus = [
         catalog.gpu(gpu) for gpu in sorted({parse_node_type(k).whole_gpu for k in problem.kinds})
     ]
+    specs = [catalog.model(service.model).llm for service in problem.services]
+    table = ground_constants(table, specs, gpus)
     luck = stream(problem.settings.seed, "robust", name, "constants")
     return tuple(sample_constants(table, luck, gpus) for _ in range(draws))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from atoll.catalog.overlay import apply_overlay
 from atoll.core.errors import InternalError
 from atoll.core.ids import parse_node_type
-from atoll.perf.constants import OpClass, default_constants
+from atoll.perf.constants import SERVER_ERROR, OpClass, default_constants
 from atoll.plan.validate.check import check
 from atoll.plan.validate.violation import InvalidPlanError
 from atoll.prove.robust.scenarios import spot_pools
@@ -131,11 +131,11 @@ class Rungs:
         return harder, apply_overlay(self.catalog, overlay)
 
     def _spreads(self) -> dict[str, float]:
-        """By GPU, the relative standard deviation of its times: the mean of the operators that matter."""
+        """By GPU, the relative standard deviation of its times: operators that matter, and whole servers."""
         table, found = default_constants(), {}
         for name in sorted({parse_node_type(kind).whole_gpu for kind in self.problem.kinds}):
             ops = table.for_gpu(self.catalog.gpu(name)).ops
-            found[name] = sum(ops[op].error for op in _OPS) / len(_OPS)
+            found[name] = math.hypot(sum(ops[op].error for op in _OPS) / len(_OPS), SERVER_ERROR)
         return found
 
     def _spread_out(self) -> tuple[Offer, ...]:
