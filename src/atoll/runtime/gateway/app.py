@@ -59,6 +59,7 @@ from atoll.runtime.gateway.dialects import (
     shape_error,
     shown_key,
 )
+from atoll.runtime.gateway.dialects.kept_responses import KeptResponses
 from atoll.runtime.gateway.form import TranscriptionForm, read_form
 from atoll.runtime.gateway.gateway_metrics import GatewayMetrics
 from atoll.runtime.gateway.gateway_pages import Pages, is_private
@@ -151,6 +152,7 @@ class Gateway(Application):
         self.queue = RequestQueue()
         self.deaths = DeathBook()
         self.started_s = time.time()
+        self._responses = KeptResponses(chosen.responses)
         self.traffic: TrafficTally
         """Counts of demand and kept promises, once it runs."""
         self.chooser = BackendChooser(pool, accounts, chosen)
@@ -184,6 +186,8 @@ class Gateway(Application):
         self._media_limits = settings.media
         self._cors = None if settings.cors is None else CorsHeaders(settings.cors)
         self._streams = None if settings.streams is None else KeptStreams(settings.streams)
+        if settings.responses != self._responses.settings:
+            self._responses = KeptResponses(settings.responses)
         self.deadlines = settings.deadlines
         self.chooser.configure(settings)
         self._health.settings = settings.health
@@ -398,10 +402,12 @@ class Gateway(Application):
         """Let a request in that is asked in another way than it is answered."""
         client = TranslatedClient(kept or connection, dialect, request)
         try:
+            owner = None
             if self.accounts is not None:
                 # As in `_relay`: before the body is read.
-                self.accounts.authenticate(client.show_key())
-            self._relay(client, client.translate(), dialect.endpoint, asked=dialect.path, kept=kept)
+                owner = self.accounts.authenticate(client.show_key()).key_id
+            translated = client.translate(self._responses.of(owner))
+            self._relay(client, translated, dialect.endpoint, asked=dialect.path, kept=kept)
         except Exception as error:  # noqa: BLE001 - the edge, as in `handle`
             self._refuse(client, request, error)
 

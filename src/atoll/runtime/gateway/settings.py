@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, field_validator
 
 from atoll.core.frozen import Frozen
 from atoll.runtime.gateway.cors import CorsSettings
+from atoll.runtime.gateway.dialects.kept_responses import ResponsesSettings
 from atoll.runtime.gateway.kept_streams import StreamsSettings
 from atoll.runtime.http.http_request import (
     ConnectionDeadlines,
@@ -126,6 +127,8 @@ class GatewaySettings(Frozen):
     """Whose pages may ask from a browser; None: no page of another origin."""
     streams: StreamsSettings | None = None
     """Where streams are kept that other gateways may go on with; None: nowhere."""
+    responses: ResponsesSettings = ResponsesSettings()
+    """For how long conversations of `/v1/responses` are kept (`previous_response_id`)."""
     access_log: bool = True
     on_full_disk: Literal["refuse", "serve"] = "refuse"
     """With keys, while the disk does not take what requests use: 503, or serve and mark the ledger."""

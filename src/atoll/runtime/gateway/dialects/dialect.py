@@ -9,6 +9,7 @@ import msgspec
 
 from atoll.runtime.gateway.dialects.chat_answer import ChatAnswer, read_answer
 from atoll.runtime.gateway.dialects.chat_stream import StreamTranslator
+from atoll.runtime.gateway.dialects.kept_responses import OwnedResponses
 from atoll.runtime.openai import CHAT, ApiError
 
 
@@ -46,8 +47,13 @@ class Dialect(ABC):
     """Type that checks its requests, for the description of the API."""
 
     @abstractmethod
-    def translate(self, body: bytes, seed: str) -> Translation:
-        """Read a request; what is wrong with it, or cannot be done, is an ApiError."""
+    def translate(
+        self, body: bytes, seed: str, responses: OwnedResponses | None = None
+    ) -> Translation:
+        """Read a request; what is wrong with it, or cannot be done, is an ApiError.
+
+        `responses` are conversations of the same key; None: none are kept.
+        """
 
     def authorization(self, headers: dict[bytes, bytes]) -> bytes | None:
         """Return the key of a caller, as an `authorization` header holds it; two keys are an ApiError."""

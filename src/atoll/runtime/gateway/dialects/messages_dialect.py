@@ -19,6 +19,7 @@ from atoll.runtime.gateway.dialects.chat_answer import (
 from atoll.runtime.gateway.dialects.chat_stream import StreamTranslator
 from atoll.runtime.gateway.dialects.dialect import Dialect, Translation
 from atoll.runtime.gateway.dialects.dialect_reading import is_writable, write
+from atoll.runtime.gateway.dialects.kept_responses import OwnedResponses
 from atoll.runtime.gateway.dialects.messages_request import (
     NESTED,
     CountTokensRequest,
@@ -222,8 +223,11 @@ class MessagesDialect(Dialect):
             raise ApiError(400, "authorization and x-api-key show two keys", code="two_keys")
         return made
 
-    def translate(self, body: bytes, seed: str) -> Translation:
+    def translate(
+        self, body: bytes, seed: str, responses: OwnedResponses | None = None
+    ) -> Translation:
         """Read a request."""
+        del responses
         return TranslatedMessages(read_messages(body), seed)
 
     def error(self, error: ApiError, request_id: str) -> bytes:
@@ -263,8 +267,11 @@ class CountDialect(MessagesDialect):
     endpoint = TOKENIZE
     request = CountTokensRequest
 
-    def translate(self, body: bytes, seed: str) -> Translation:
+    def translate(
+        self, body: bytes, seed: str, responses: OwnedResponses | None = None
+    ) -> Translation:
         """Read a request."""
+        del responses
         request = read_count(body)
         chat = input_fields(request)
         told = {name: chat[name] for name in _TOLD if name in chat}

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/responses` as a dialect, without a memory: every request brings all it is about."""
+"""OpenAI's `/v1/responses` as a dialect: a request brings all it is about, or what it goes on from."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from atoll.runtime.gateway.dialects.chat_answer import (
 )
 from atoll.runtime.gateway.dialects.chat_stream import StreamTranslator
 from atoll.runtime.gateway.dialects.dialect import Dialect, Translation
+from atoll.runtime.gateway.dialects.kept_responses import OwnedResponses
 from atoll.runtime.gateway.dialects.responses_request import (
     ResponsesRequest,
     chat_body,
+    list_items,
     read_responses,
 )
 
@@ -40,8 +42,14 @@ _DONE = {"text": "text", "refusal": "refusal", "reasoning": "text", "call": "arg
 class TranslatedResponses(Translation):
     """One request to `/v1/responses`, and the response objects that answer it."""
 
-    def __init__(self, request: ResponsesRequest, seed: str) -> None:
+    def __init__(
+        self, request: ResponsesRequest, seed: str, responses: OwnedResponses | None
+    ) -> None:
         super().__init__(chat_body(request), request.model, seed)
+        self._responses = responses
+        if request.store is False or (responses and len(self.body) > responses.max_bytes):
+            self._responses = None
+        self._asked = [] if self._responses is None else list_items(request)
         # The rest of the request comes back with the answer; this may be large.
         request.input = ""
         self._request = request
@@ -97,6 +105,9 @@ class TranslatedResponses(Translation):
         """Return the response at its end."""
         reason = _INCOMPLETE.get(ending.reason)
         tokens = ending.tokens
+        if self._responses is not None:
+            # Before the client knows its id.
+            self._responses.keep(f"resp_{self.seed}", [*self._asked, *items])
         return self.response(
             head,
             "completed" if reason is None else "incomplete",
@@ -135,13 +146,13 @@ class TranslatedResponses(Translation):
             "model": head.model,
             "output": items,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": request.previous_response_id,
             "reasoning": {
                 "effort": None if reasoning is None else reasoning.effort,
                 "summary": None,
             },
             "service_tier": "default",
-            "store": False,
+            "store": self._responses is not None,
             "temperature": request.temperature,
             "text": {"format": _format(request)}
             | ({} if text is None or text.verbosity is None else {"verbosity": text.verbosity}),
@@ -265,6 +276,8 @@ class ResponsesDialect(Dialect):
     path = "/v1/responses"
     request = ResponsesRequest
 
-    def translate(self, body: bytes, seed: str) -> Translation:
-        """Read a request."""
-        return TranslatedResponses(read_responses(body), seed)
+    def translate(
+        self, body: bytes, seed: str, responses: OwnedResponses | None = None
+    ) -> Translation:
+        """Read a request, with what it goes on from."""
+        return TranslatedResponses(read_responses(body, responses), seed, responses)

@@ -24,12 +24,12 @@ from atoll.runtime.gateway.dialects.dialect_reading import (
     write,
     wrong,
 )
+from atoll.runtime.gateway.dialects.kept_responses import OwnedResponses
 from atoll.runtime.openai import InputAudio
 
 _STATELESS = "nothing is stored here"
 _ALL_ITEMS = "send all items of the conversation in `input`"
 _REFUSED = {
-    "previous_response_id": (_STATELESS, _ALL_ITEMS),
     "conversation": (_STATELESS, _ALL_ITEMS),
     "prompt": (_STATELESS, "send the prompt itself in `instructions` and `input`"),
     "background": (_STATELESS, "send the request without it and wait, or stream"),
@@ -135,8 +135,9 @@ class ResponsesRequest(ResponsesParameters, kw_only=True, forbid_unknown_fields=
     reasoning: ReasoningSettings | None = None
     metadata: Metadata | None = None
     include: list[str] | None = None
-    # Nothing comes of these: they change no answer.
     store: bool | None = None
+    previous_response_id: str | None = None
+    # Nothing comes of these: they change no answer.
     truncation: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -148,7 +149,6 @@ class ResponsesRequest(ResponsesParameters, kw_only=True, forbid_unknown_fields=
     image: Any = None
     client_metadata: Any = None
     # Refused if they are given.
-    previous_response_id: str | None = None
     conversation: Any = None
     prompt: Any = None
     background: bool | None = None
@@ -158,17 +158,33 @@ class ResponsesRequest(ResponsesParameters, kw_only=True, forbid_unknown_fields=
 
 
 _DECODER = msgspec.json.Decoder(ResponsesRequest)
+_ITEMS = msgspec.json.Decoder(list[InputItem])
 
 
-def read_responses(body: bytes) -> ResponsesRequest:
-    """Read and check a request; what is wrong, or not to be had here, is an ApiError."""
+def read_responses(body: bytes, responses: OwnedResponses | None = None) -> ResponsesRequest:
+    """Read and check a request; what is wrong, or not to be had here, is an ApiError.
+
+    Items of the response that it goes on from (`previous_response_id`, of `responses`) come before its own.
+    """
     request = read(_DECODER, body)
+    if request.previous_response_id is not None:
+        if responses is None:
+            raise unsupported("previous_response_id", _STATELESS, _ALL_ITEMS)
+        earlier = _ITEMS.decode(responses.items(request.previous_response_id))
+        request.input = [*earlier, *list_items(request)]
     if request.top_logprobs == 0:
         request.top_logprobs = None
     refuse_given(request, _REFUSED)
     if _LOGPROBS in (request.include or ()):
         raise unsupported("include", f"{_LOGPROBS} is not given here", "ask /v1/chat/completions")
     return request
+
+
+def list_items(request: ResponsesRequest) -> list[InputItem]:
+    """Return what a request says as items."""
+    if isinstance(request.input, str):
+        return [InputItem(role="user", content=request.input)]
+    return request.input
 
 
 def chat_body(request: ResponsesRequest) -> bytes:

@@ -6,6 +6,7 @@ import msgspec
 
 from atoll.runtime.gateway.dialects.chat_stream import StreamTranslator
 from atoll.runtime.gateway.dialects.dialect import Dialect, Translation
+from atoll.runtime.gateway.dialects.kept_responses import OwnedResponses
 from atoll.runtime.gateway.kept_streams import NumberedClient
 from atoll.runtime.http.answering import headers_of
 from atoll.runtime.http.http_server import Connection, Request, Responder
@@ -54,8 +55,11 @@ class TranslatedClient:
             headers[b"authorization"] = authorization
         return authorization
 
-    def translate(self) -> Request:
-        """Return the request as backends get it; what is wrong with it is an ApiError."""
+    def translate(self, responses: OwnedResponses | None = None) -> Request:
+        """Return the request as backends get it; what is wrong with it is an ApiError.
+
+        `responses` are conversations that it may go on with.
+        """
         asked = self._request
         if asked.method != b"POST":
             raise ApiError(
@@ -69,7 +73,7 @@ class TranslatedClient:
             self._connection.hold(parsed_bytes(asked.body))
         # Of all requests with the same trace, each is a span of its own.
         seed = asked.trace[3:35] + asked.trace[36:52]
-        self._translation = translation = self._dialect.translate(asked.body, seed)
+        self._translation = translation = self._dialect.translate(asked.body, seed, responses)
         sent = Request(asked.method, self._dialect.endpoint.encode(), asked.headers, asked.query)
         sent.body = translation.body
         sent.id, sent.trace = asked.id, asked.trace
