@@ -92,6 +92,23 @@ def test_two_services_make_room_for_each_other() -> None:
     assert standing.objective == pytest.approx(6.0)
 
 
+def test_what_cannot_be_repaired_is_said_as_far_as_it_goes() -> None:
+    """Two services on three machines of half a demand each: one is served, and half of the other."""
+    supply = supply_of([(0, "A", 1, False, 1.0, 3, True)])
+    services = tuple(service(name, supply, 2.0, {BOTH: [({"A:1": 1}, 1.0)]}) for name in "ab")
+    model, standing = model_of(Case(services, supply)), _standing()
+    mixes = _converged(model, standing)
+    assert mixes is not None
+    closest = repair(model, mixes, [np.arange(len(items)) for items in model.items], standing, 0)
+    assert standing.solution is None
+    assert closest is not None
+    shares = [
+        served_share(items, number, model.regions)
+        for items, number in zip(model.items, closest.items, strict=True)
+    ]
+    assert sorted(shares) == [pytest.approx(0.5), pytest.approx(1.0)]
+
+
 def test_the_bound_of_mixes_does_not_stop_at_market_prices() -> None:
     """Services compete for the cheap machines: prices must rise until one of them leaves."""
     supply = supply_of([(0, "A", 1, False, 1.0, 2, True), (0, "B", 1, False, 5.0, 9, True)])

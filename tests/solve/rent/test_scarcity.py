@@ -10,15 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from atoll.solve.deadline import Deadline
 from atoll.solve.lp import LinearProgram, LpResult, MipResult
 from atoll.solve.rent import rent_search, scarcity
-from atoll.solve.rent.allocation import allocate
+from atoll.solve.rent.allocation import allocate, rent_model
 from atoll.solve.rent.allocation_types import BOTH, Allocation, AllocationLimits, Shortage
+from atoll.solve.rent.incumbent import Incumbent, Target, Work
+from atoll.solve.rent.items import Solution
 from atoll.solve.rent.scarcity import EXACT
 from tests.seeds import examples, seeds
 from tests.solve.rent.cases import (
     Case,
     faults,
+    model_of,
     only,
     optimum,
     random_case,
@@ -136,6 +140,39 @@ def test_the_largest_common_fraction_of_many_items(
         assert answer.served[some].min() == pytest.approx(most, abs=CLOSE)
         assert answer.fraction_bound >= most - 1e-6
         check_cost(case, answer)
+
+
+def test_who_is_served_worst_chooses_anew_with_two_others() -> None:
+    """Of three services that is the whole problem: from any start the largest common share is found."""
+    raised = 0
+    for seed in range(8):
+        case = random_case(seed, services=3, scarce=2.0)
+        model = replace(model_of(case), start=np.zeros(len(model_of(case).start)))
+        standing = Incumbent(Target(0.0, EXACT), Deadline(60.0), Work(50_000.0))
+        weights = np.full(3, 1.0 / 3.0)
+        some, start = scarcity._stand_together(
+            rent_model(
+                case.services, case.supply, case.limits, (), 0.0, dict.fromkeys(range(3), 1e-6)
+            ),
+            weights,
+            standing.deadline,
+            standing.work,
+            0,
+        )
+        if len(some) < 3:
+            continue
+        lacks = 1.0 - scarcity._shares(model, start).min()
+        standing.offer(start, lacks)
+
+        def take(solution: Solution | None, objective: float, _: NDArray[np.float64]) -> None:
+            if solution is not None:
+                standing.offer(solution, objective)  # noqa: B023
+
+        every = [np.arange(len(items)) for items in model.items]
+        scarcity._raise_lowest(model, every, weights, standing, take, 0)
+        assert 1.0 - standing.objective == pytest.approx(optimum(case, "common"), abs=CLOSE)
+        raised += standing.objective < lacks - 0.01
+    assert raised >= 2
 
 
 def one(*services: tuple[str, dict[str, int], float, float], nodes: dict[str, int]) -> Case:

@@ -41,7 +41,7 @@ from atoll.solve.rent.greedy_allocation import served_share
 from atoll.solve.rent.incumbent import Incumbent, Target, Work
 from atoll.solve.rent.items import RentModel, ServiceItems, Solution, items_of
 from atoll.solve.rent.relaxation import Prices, gpu_starts, machine_rents, market_prices
-from atoll.solve.rent.rent_search import SearchOutcome, minimise
+from atoll.solve.rent.rent_search import SearchOutcome, better, minimise
 from atoll.solve.rent.rental_program import cheapest_supply, costs
 from atoll.solve.rent.scarcity import ServedDemand, serve_most
 from atoll.solve.rent.simple_allocation import MOST, SimpleGoal, find_simplest
@@ -147,6 +147,7 @@ class _Allocator:
         )
 
     def run(self, on_shortage: Shortage) -> Allocation:
+        first = None
         if not self.hopeless:
             # The rest is for the case that not everything can be served.
             standing = self._standing(0.7)
@@ -154,14 +155,15 @@ class _Allocator:
             self.work.charge(standing.work.spent)
             if standing.solution is not None:
                 return self._answer(self.active, self.model, standing, outcome, None)
+            first = standing, outcome
             if self.limits.losses is not None:
                 found = self._keep_most(self.limits.losses)
                 if found is not None:
                     return found
-        served = self._most(on_shortage == "priority")
+        served = self._most(on_shortage == "priority", None if first is None else first[1].partial)
         # Looking for the most may find that everything can be served.
-        if not self.hopeless and served.fraction.min(initial=1.0) >= 1.0 - _SHARE_TOLERANCE:
-            return self._serve(self.active, self.model, served, None)
+        if first is not None and served.fraction.min(initial=1.0) >= 1.0 - _SHARE_TOLERANCE:
+            return self._go_on(*first, served) or self._serve(self.active, self.model, served, None)
         if on_shortage == "fail" or served.solution is None:
             return self._nothing(served)
         fraction = np.zeros(len(self.services))
@@ -258,7 +260,24 @@ class _Allocator:
         outcome = minimise(model, standing, self.seed)
         return self._answer(active, model, standing, outcome, short)
 
-    def _most(self, priority: bool) -> ServedDemand:
+    def _go_on(
+        self, standing: Incumbent, outcome: SearchOutcome, served: ServedDemand
+    ) -> Allocation | None:
+        """Go on with a search that had found nothing, from what serves everything; None where it cannot."""
+        cheap = None
+        if served.solution is not None and outcome.relaxation is not None:
+            cheap = cheapest_supply(self.model, served.solution.items, self.seed)
+        if cheap is None or outcome.relaxation is None:
+            return None
+        standing.offer(cheap, sum(costs(self.model, cheap)))
+        before = standing.work.spent
+        better(self.model, outcome.relaxation, standing, self.seed)
+        self.work.charge(standing.work.spent - before)
+        survivors = 0 if standing.closed else outcome.survivors
+        outcome = replace(outcome, survivors=survivors)
+        return self._answer(self.active, self.model, standing, outcome, None)
+
+    def _most(self, priority: bool, start: Solution | None) -> ServedDemand:
         part = Work(self.work.part(_SHORTAGE_WORK))
         self._parts.append(part)
         served = serve_most(
@@ -270,6 +289,7 @@ class _Allocator:
             part,
             priority=priority,
             seed=self.seed,
+            start=start,
         )
         self.work.charge(part.spent)
         return served

@@ -65,12 +65,18 @@ _FIRST_ROUNDS = 2
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """How the search ended: duals of the relaxation, and how many items could still matter."""
+    """How the search ended: duals of the relaxation, and how many items could still matter.
+
+    `partial` is what serves most of every service, where nothing was found that serves all; `relaxation`
+    what was found of prices, to go on from where something is found after all (`better`).
+    """
 
     prices: Prices
     demand: Floats
     mixes: int
     survivors: int
+    partial: Solution | None = None
+    relaxation: Decomposition | None = None
 
 
 def oracles_of(model: RentModel) -> list[ServiceOracle]:
@@ -102,7 +108,7 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
             if chosen is not None:
                 offer_items(model, chosen, standing, seed)
     total = sum(len(items) for items in model.items)
-    relaxed = None
+    relaxed, partial = None, None
     if not standing.done and total <= SMALL:
         relaxed = _solve_whole(model, standing, seed)
     if not standing.done:
@@ -114,22 +120,28 @@ def minimise(model: RentModel, standing: Incumbent, seed: int) -> SearchOutcome:
             mixes = tighten(mixes, seed)
             mixes.choose(_MAX_NODES)
         if not standing.done:
-            item_slacks = slacks(mixes.oracles, mixes.root)
-            near = [
-                np.union1d(some, used)
-                for some, used in zip(
-                    lowest_each(item_slacks, _NEIGHBOURS), mixes.used_items(), strict=True
-                )
-            ]
-            repair(model, mixes, near, standing, seed)
+            partial = repair(model, mixes, _list_near(mixes), standing, seed)
             # Where nothing is found, finding out how much can be served (`scarcity`) is the better search.
             if standing.solution is not None:
-                improve(model, mixes.root, near, standing, seed)
-                close(model, oracles, mixes.root, item_slacks, standing, seed)
+                better(model, mixes, standing, seed)
     # The duals of the best relaxation that there was.
     prices, duals = relaxed or mixes.relaxed or (first.prices, demand)
     survivors = 0 if standing.closed else total
-    return SearchOutcome(prices, duals, mixes.master.number, survivors)
+    return SearchOutcome(prices, duals, mixes.master.number, survivors, partial, mixes)
+
+
+def better(model: RentModel, mixes: Decomposition, standing: Incumbent, seed: int) -> None:
+    """Better the best solution, and prove how good it is, as far as the prices found of mixes lead."""
+    improve(model, mixes.root, _list_near(mixes), standing, seed)
+    close(model, oracles_of(model), mixes.root, slacks(mixes.oracles, mixes.root), standing, seed)
+
+
+def _list_near(mixes: Decomposition) -> list[Ints]:
+    """Per service the items that two services may choose among: of little slack, or in a mix."""
+    lowest_slack = lowest_each(slacks(mixes.oracles, mixes.root), _NEIGHBOURS)
+    return [
+        np.union1d(some, used) for some, used in zip(lowest_slack, mixes.used_items(), strict=True)
+    ]
 
 
 def _take_quickly(model: RentModel, standing: Incumbent) -> None:
@@ -209,29 +221,30 @@ def close(
 
 def repair(
     model: RentModel, mixes: Decomposition, near: list[Ints], standing: Incumbent, seed: int
-) -> None:
-    """Find an allocation that serves everything, if there is none yet.
+) -> Solution | None:
+    """Find an allocation that serves everything, if there is none yet; return the closest if none is found.
 
     Whole mixes seldom fit together for all services, but they do for most of them. From there, two services
     choose anew at a time, while the others stay as they are and what is left unserved has a price.
     """
     if standing.solution is not None or len(model.services) < 2 or model.limits.spread > 1:
-        return
+        return None
     root = mixes.root
     price = _UNSERVED_PRICE * np.maximum(1.0, [legs.least for legs in root.legs])
     # A service that nothing can serve has no price.
     if not np.isfinite(price).all():
-        return
+        return None
     # Work that must be left for what comes after.
     min_left = standing.work.left - standing.work.part(_REPAIR_WORK)
     chosen = mixes.choose_some(price, _MAX_NODES)
     solution = None if chosen is None else cheapest_supply(model, chosen, seed)
     if solution is None:
-        return
+        return None
     unserved = _unserved(model, solution)
     if not unserved.any():
         standing.offer(solution, sum(costs(model, solution)))
-        return
+        return None
+    closest, lacks = solution, float(unserved.max())
     for _ in range(_MAX_RAISES):
         before = np.inf
         value = sum(costs(model, solution)) + float(price @ unserved)
@@ -239,19 +252,29 @@ def repair(
             before = value
             for pair in _pairs(_regrets(root, solution) + price * unserved):
                 if standing.work.left <= min_left or standing.done:
-                    return
+                    return closest
                 found = _choose_anew(model, solution, pair, near, price, standing, seed)
                 if found.solution is None or found.objective >= value * (1.0 - _MIN_GAIN):
                     continue
                 solution, value = found.solution, found.objective
                 unserved = np.where(found.served >= 1.0 - _SHARE_TOLERANCE, 0.0, 1.0 - found.served)
-                if not unserved.any():
-                    # Once more where nothing may be left, so that not even a hair of it is.
-                    whole = _choose_anew(model, solution, pair, near, np.zeros(0), standing, seed)
-                    if whole.solution is not None:
-                        standing.offer(whole.solution, whole.objective)
-                        return
+                closest, lacks = min(
+                    (closest, lacks), (solution, float(unserved.max())), key=_lacks
+                )
+                if unserved.any():
+                    continue
+                # Once more where nothing may be left, so that not even a hair of it is.
+                whole = _choose_anew(model, solution, pair, near, np.zeros(0), standing, seed)
+                if whole.solution is not None:
+                    standing.offer(whole.solution, whole.objective)
+                    return None
         price = 4.0 * price
+    return closest
+
+
+def _lacks(known: tuple[Solution, float]) -> float:
+    """The share of the worst-served that a solution leaves unserved."""
+    return known[1]
 
 
 def _unserved(model: RentModel, solution: Solution) -> Floats:

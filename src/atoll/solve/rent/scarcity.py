@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from atoll.solve.rent.instance_master import InstanceGoal, InstanceMaster
 from atoll.solve.rent.items import RentModel, Solution
 from atoll.solve.rent.mix_master import Decomposition
 from atoll.solve.rent.relaxation import Prices, market_prices, slacks
-from atoll.solve.rent.rent_search import SMALL, lowest_each, oracles_of
+from atoll.solve.rent.rent_search import SMALL, free_items, lowest_each, oracles_of
 from atoll.solve.rent.rental_program import cheapest_supply
 
 Rebuild = Callable[[list[int], float], RentModel]
@@ -38,6 +39,12 @@ _STAGES = (300, 1500)
 """Items of each service to solve over, one after the other."""
 _AIM = 0.97
 """Share of what may be possible at which items are priced: at all of it few things are left to choose."""
+_RAISE_WORK = 0.6
+"""Share of the work left that may go into raising the share of who is served worst."""
+_RAISE_ITERATIONS = 3000
+"""Simplex iterations of a program for two or three services."""
+_MIN_RAISE = 1e-3
+"""Share of the demand that is worth beginning with the worst-served again."""
 _UNSERVED_PRICE = 3.0
 """Price of leaving a service unserved, as a multiple of what serving it costs at least."""
 _MAX_COST = 1e9
@@ -67,20 +74,24 @@ def serve_most(
     *,
     priority: bool,
     seed: int,
+    start: Solution | None = None,
 ) -> ServedDemand:
-    """Return the largest common fraction of demand, or (`priority`) the largest weighted mean fraction."""
+    """Return the largest common fraction of demand, or (`priority`) the largest weighted mean fraction.
+
+    `start` is an allocation that serves much of it, if one is known.
+    """
     every = list(range(len(model.services)))
     weights = np.array([service.weight for service in model.services])
     if priority:
-        served = _search(model, rebuild, "weighted", weights, deadline, work, seed)
+        served = _search(model, rebuild, "weighted", weights, deadline, work, seed, start)
         if served.solution is not None and served.achieved > _MIN_FRACTION:
             return served
     # First who can stand at all: one without a place would hold the common fraction at 0.
-    some, start = _stand_together(rebuild(every, _MIN_FRACTION), weights, deadline, work, seed)
+    some, least = _stand_together(rebuild(every, _MIN_FRACTION), weights, deadline, work, seed)
     if not some:
         return _serve_nobody(model)
     if len(some) == len(every):
-        some_served = _search(model, rebuild, "common", weights, deadline, work, seed)
+        some_served = _search(model, rebuild, "common", weights, deadline, work, seed, start)
     else:
         some_served = _search(
             rebuild(some, 1.0),
@@ -93,7 +104,7 @@ def serve_most(
             seed,
         )
     if some_served.solution is None or some_served.achieved <= _MIN_FRACTION:
-        return _of_start(model, start, some, some_served)
+        return _of_start(model, least, some, some_served)
     fraction = np.zeros(len(every))
     fraction[some] = some_served.fraction
     solution = _widen(some_served.solution, some, len(every))
@@ -170,6 +181,7 @@ def _search(
     deadline: Deadline,
     work: Work,
     seed: int,
+    start: Solution | None = None,
 ) -> ServedDemand:
     # Only what is served counts here: starting costs nothing.
     free = replace(model, start=np.zeros(len(model.start)))
@@ -189,8 +201,8 @@ def _search(
         if solution is not None and standing.offer(solution, objective):
             best = np.clip(served, 0.0, 1.0)
 
-    first = _first(free, rebuild, 1.0 - standing.bound, seed)
-    if first is not None:
+    firsts = (start, _first(free, rebuild, 1.0 - standing.bound, seed))
+    for first in (one for one in firsts if one is not None):
         share = _shares(free, first)
         # What is minimised is the share left unserved.
         value = 1.0 - float(share.min() if common else normal @ share)
@@ -199,6 +211,8 @@ def _search(
         choices: list[list[Ints] | None] = [None]
     else:
         choices = list(_choices(free, rebuild, 1.0 - standing.bound, standing, seed))
+    if common and choices[-1] is not None:
+        _raise_lowest(free, choices[-1], normal, standing, take, seed)
     for let_in in choices:
         if standing.done:
             break
@@ -222,6 +236,39 @@ def _search(
         achieved = float(best.min(initial=1.0)) if common else float(best @ normal)
     fraction_bound = max(achieved, min(1.0, 1.0 - standing.bound))
     return ServedDemand(standing.solution, best, achieved, fraction_bound, prices)
+
+
+def _raise_lowest(
+    model: RentModel,
+    near: list[Ints],
+    weights: Floats,
+    standing: Incumbent,
+    take: Callable[[Solution | None, float, Floats], None],
+    seed: int,
+) -> None:
+    """Raise the share of who is served worst: it chooses anew with one or two others that keep to theirs.
+
+    Programs of two or three services are small; those of all rarely find anything that is better.
+    """
+    min_left = standing.work.left - standing.work.part(_RAISE_WORK)
+    while standing.solution is not None:
+        before = standing.objective
+        lowest, *others = np.argsort(_shares(model, standing.solution), kind="stable").tolist()
+        for some in (*combinations(others, 1), *combinations(others, 2)):
+            if standing.done or standing.work.left <= min_left:
+                return
+            solution, free = standing.solution, {lowest, *some}
+            let_in = free_items(solution, near, free)
+            master = InstanceMaster(model, "common", weights, let_in, standing.work, seed)
+            for m, number in enumerate(solution.items):
+                if m not in free:
+                    master.fix(m, number)
+            answer = master.solve(standing.limits(_RAISE_ITERATIONS), solution)
+            take(answer.solution, answer.objective, answer.served)
+            if standing.objective < before - _MIN_RAISE:
+                break
+        else:
+            return
 
 
 def _shares(model: RentModel, solution: Solution) -> Floats:
