@@ -35,7 +35,8 @@ def one_node(engine: str, scheduling: Scheduling | None = None) -> tuple[Problem
     [
         # Read by 10 ms; its step ends at 110, the one prepared for its next token at 111, that of both 132.
         ("vllm", None, 110.0, 132.0),
-        ("sglang", "async", 110.0, 132.0),
+        # Sequences wait for prompts: the step of the second is its own.
+        ("sglang", "async", 110.0, 131.0),
         # The second has come when the step of both is put together, at 110.
         ("vllm", "sync", 110.0, 131.0),
         ("atoll", None, 110.0, 132.0),
@@ -98,3 +99,26 @@ def test_kv_cache_that_comes_waits_for_the_prepared_step_as_well(
     plan = both.model_copy(update={"instances": (decodes,)})
     found = simulate(plan, own, CATALOG, requests([0.0, 0.0005], [100, 100], [10, 2])).requests
     assert 1e3 * (found.arrival_s[1] + found.e2e_s[1]) == pytest.approx(end_ms, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("engine", "second_ms", "gap_ms"),
+    [
+        # Two pieces of 99 tokens and one of 2, each beside a token of the first.
+        ("vllm", 110.0 + 203.0, 100.0),
+        # Two pieces of 100 tokens; meanwhile nobody decodes.
+        ("sglang", 110.0 + 200.0, 201.0),
+    ],
+)
+def test_sequences_wait_for_prompts_where_these_go_first(
+    engine: str, second_ms: float, gap_ms: float
+) -> None:
+    own, plan = one_node(engine, "sync")
+    work = requests([0.0, 0.05], [100, 200], [20, 1])
+    found = simulate(plan, own, CATALOG, work, SimOptions(token_budget=100)).requests
+    came_ms = 1e3 * (found.arrival_s + found.ttft_s)
+    assert came_ms == pytest.approx([110.0, second_ms], abs=1e-3)
+    assert 1e3 * found.largest_gap_s[0] == pytest.approx(gap_ms, abs=1e-3)
+    # No token is lost: 19 more of them, and whatever they waited for or ran beside.
+    last_ms = 1e3 * (found.arrival_s[0] + found.e2e_s[0])
+    assert last_ms == pytest.approx(110.0 + 200.0 + 19.0, abs=1e-3)

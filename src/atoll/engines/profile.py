@@ -46,6 +46,7 @@ class LaunchTime:
     Pieces of up to `graph_tokens` tokens are CUDA graphs, and a layer takes `layer_s`. Larger ones are
     launched kernel by kernel, which takes `large_s`, and `experts_s` in a layer with experts, whose kernels
     are called from Python. `unusual_s` is for models that are not `is_plain`, which it has no graphs for.
+    With `fused_experts` those of a layer are one kernel where there is one (`on`).
     """
 
     layer_s: float = 0.0
@@ -53,6 +54,7 @@ class LaunchTime:
     experts_s: float = 0.0
     graph_tokens: int = 0
     unusual_s: float = 0.0
+    fused_experts: bool = False
 
     def of(self, spec: TransformerSpec) -> LaunchTime:
         """Return the times of a model's layers."""
@@ -65,8 +67,8 @@ class LaunchTime:
         0.15.1, where `experts_s` alone would be 52 (`benchmarks.servers`); tables of vLLM's kernels have one
         launch for all experts there, and several elsewhere.
         """
-        one_kernel = gpu is not None and gpu.whole.compute_capability.startswith("10.")
-        return replace(self, experts_s=0.0) if one_kernel else self
+        large = gpu is not None and gpu.whole.compute_capability.startswith("10.")
+        return replace(self, experts_s=0.0) if large and self.fused_experts else self
 
     def beyond_graphs_s(self, *, experts: bool) -> float:
         """Return the least seconds in a step that is larger than any graph."""
@@ -176,7 +178,8 @@ class EngineProfile:
     of a pipeline, where nothing is prepared ahead (None: as that of a whole model).
 
     One that `admits_by_prompts` runs a request as soon as the KV cache has room for its prompt, and computes
-    the youngest again later where answers fill it; others wait for room for its answer too.
+    the youngest again later where answers fill it; others wait for room for its answer too. One with
+    `prompts_first` computes all prompts that wait before it goes on with answers; others mix them in a step.
     """
 
     name: str
@@ -200,6 +203,7 @@ class EngineProfile:
     request_s: float = 0.0
     stream_s: float = 0.0
     admits_by_prompts: bool = False
+    prompts_first: bool = False
 
     def host_seconds(self, sequences: Num) -> Num:
         """Return host seconds of a step with so many sequences."""
@@ -264,6 +268,7 @@ class EngineDefaults:
     request_s: float = 0.0
     stream_s: float = 0.0
     admits_by_prompts: bool = False
+    prompts_first: bool = False
 
     def scheduling_of(self, version: str | None) -> Scheduling:
         """Return how a version schedules unless told; None: the newest that is known."""
@@ -303,4 +308,5 @@ class EngineDefaults:
             request_s=self.request_s,
             stream_s=self.stream_s,
             admits_by_prompts=self.admits_by_prompts,
+            prompts_first=self.prompts_first,
         )

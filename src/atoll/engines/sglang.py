@@ -166,6 +166,7 @@ class Sglang(Engine):
         request_s=SERVER_REQUEST_S,
         stream_s=SERVER_STREAM_S,
         admits_by_prompts=True,
+        prompts_first=True,
     )
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:

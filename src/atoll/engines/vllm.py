@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from atoll.core.errors import InputError
@@ -173,7 +174,7 @@ class Vllm(Engine):
         _batch,
         memory_share=0.9,
         prefix_caching=True,
-        launch=SERVER_LAUNCH,
+        launch=replace(SERVER_LAUNCH, fused_experts=True),
         fuses_all_reduce=True,
         schedules_ahead=True,
         async_since=(0, 14),

@@ -77,7 +77,8 @@ RUN = make_record(
 UNIT = make_record(
     # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time,
     # and each is read for `front_s`, and `stream_s` more for each sequence that runs. One that is `ahead`
-    # prepares a step at `begun_s` of the one before.
+    # prepares a step at `begun_s` of the one before. With `prompts_first` sequences wait while there are
+    # prompts: they are `held` in the step under way.
     i8="instance node site vertex start end kind row kinds max_sequences max_prompts budget stages"
     # The step under way (a list of requests), sequences that run and what they attend to.
     " batch joining steps running context owned paced gaps cached_rows"
@@ -95,7 +96,7 @@ UNIT = make_record(
     # On a share (`gpu_turns`): how much longer steps take with all shares busy; of a step what is left to
     # compute, and what its host and its launches take.
     " slowdown left_s host_s launch_s",
-    flag="solo chunked alive busy ahead computing",
+    flag="solo chunked alive busy ahead computing prompts_first held",
 )
 REQUEST = make_record(
     # `target` is what the prompt pass computes, `context` the tokens a unit holds after this pass, `before`

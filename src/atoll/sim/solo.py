@@ -243,8 +243,8 @@ def take_prompts(z: Sim, u: int, now: float, until_s: float) -> int:
     """
     unit = z.unit[u]
     at = prompt_list(u)
-    # Every running sequence takes one token of the step.
-    budget = unit.budget - unit.running
+    # Every running sequence takes one token of the step, unless they wait for prompts.
+    budget = unit.budget if unit.prompts_first else unit.budget - unit.running
     n = 0
     while z.list[at].head >= 0 and budget > 0 and n < unit.max_prompts:
         prefer(z, u, now, until_s)
@@ -305,8 +305,11 @@ def solo_start(z: Sim, u: int, now: float, until_s: float) -> None:
     if n == 0 and running == 0:
         unit.busy = False
         return
-    took = whole_seconds(z, u, unit.end, n, running, float(unit.context))
-    # Every running sequence writes one token to the cache in this step.
+    unit.held = unit.prompts_first and n > 0
+    if unit.held:
+        running = 0
+    took = whole_seconds(z, u, unit.end, n, running, float(unit.context) if running > 0 else 0.0)
+    # Every sequence in this step writes one token to the cache.
     hold(z, u, running)
     begin_step(z, u, now, took, running, n)
 
@@ -352,10 +355,12 @@ def tokens_made(z: Sim, u: int, now: float) -> None:
 def solo_end(z: Sim, u: int, now: float) -> None:
     """End a step: a token for every running sequence, and the first one of prompts that are done."""
     unit = z.unit[u]
-    if unit.running > 0:
+    if unit.running > 0 and not unit.held:
         tokens_made(z, u, now)
-    # Only now: `tokens_made` counts gaps from the end of the step before.
-    unit.last_end = now
+    # Only now: `tokens_made` counts gaps from the end of the step before, which sequences wait since
+    # if they were held.
+    if unit.running == 0 or not unit.held:
+        unit.last_end = now
     # Prompts join after the tokens of this step were counted: their next token comes with the next step.
     r = unit.batch
     unit.batch = -1
@@ -390,7 +395,7 @@ def prompt_ended(z: Sim, u: int, r: int, now: float) -> None:
 def solo_fail(z: Sim, u: int) -> None:
     """Send back every sequence of a unit that died."""
     unit = z.unit[u]
-    if unit.busy:
+    if unit.busy and not unit.held:
         # The step that is broken off had booked a token for each (`solo_start`).
         hold(z, u, -unit.running)
     while unit.running > 0:

@@ -38,6 +38,7 @@ class UnitRow:
     budget: int
     chunked: bool
     ahead: bool
+    prompts_first: bool
     front_s: float
     stream_s: float
 
@@ -181,6 +182,7 @@ class UnitMaker:
             budget=budget,
             chunked=engine,
             ahead=engine and profile.schedules_ahead,
+            prompts_first=engine and profile.prompts_first,
             front_s=profile.request_s if asked else 0.0,
             stream_s=profile.stream_s if asked else 0.0,
         )
