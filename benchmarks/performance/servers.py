@@ -3,11 +3,12 @@
 Every row is simulated in a closed loop with the scheduler, version and limits that it had. Errors are
 |predicted / measured - 1| in per cent, medians over rows. `gpu_ratio_median` compares what one GPU is over
 another on the same model, engine and load, for all pairs: what a planner chooses by. With `--quick` every
-eighth row is taken.
+eighth row is taken; without, the table is kept in `benchmarks/results/servers.csv` for docs/fidelity.md.
 """
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from itertools import combinations
 
@@ -16,11 +17,16 @@ import numpy as np
 from atoll.catalog import Catalog
 from atoll.core.errors import MissingDependencyError
 from benchmarks.performance.server_rows import ServerRow, Times, read_rows, simulate_row
-from benchmarks.report import Figure, finish, options
+from benchmarks.report import ROOT, Figure, finish, options
 
 Compared = tuple[ServerRow, Times]
 _EVERY = 8
 """Of so many rows one is taken where it has to be quick."""
+COLUMNS = (
+    *("engine", "version", "model", "format", "gpu", "rows"),
+    *("tpot", "tpot_bias", "tpot_p95", "ttft", "ttft_bias"),
+)
+KEPT = ROOT / "benchmarks" / "results" / "servers.csv"
 BARS = {
     "dense_tpot_median": 6.0,
     "moe_tpot_median": 10.0,
@@ -63,20 +69,30 @@ def middle(values: list[float]) -> float | None:
     return float(np.median(values)) if values else None
 
 
-def show(compared: list[Compared]) -> None:
-    """Print a line for each model, GPU, engine and number format."""
+def tabulate(compared: list[Compared]) -> list[tuple[str, ...]]:
+    """Return a line for each engine, version, model, number format and GPU, as `COLUMNS` says."""
     groups: dict[tuple[str, ...], list[Compared]] = defaultdict(list)
     for one in compared:
         row = one[0]
-        groups[row.engine, row.version or "-", row.model, row.dtype, row.gpu].append(one)
-    print(f"{'':60s} rows   TPOT   bias    p95   TTFT   bias")
+        # The file calls all formats of 4 bits one name; gpt-oss has its own.
+        dtype = "mxfp4" if row.model == "gpt-oss-120b" else row.dtype
+        groups[row.engine, row.version or "-", row.model, dtype, row.gpu].append(one)
+    lines = []
     for key, some in sorted(groups.items()):
         tpot = np.array([tpot_error(one) for one in some])
         ttft = np.array([ttft_error(one) for one in some])
-        print(
-            f"{' '.join(key):60s} {len(some):4d} {np.median(abs(tpot)):6.1f} {np.median(tpot):+6.1f}"
-            f" {np.percentile(abs(tpot), 95):6.1f} {np.median(abs(ttft)):6.1f} {np.median(ttft):+6.1f}"
+        errors = (
+            *(np.median(abs(tpot)), np.median(tpot), np.percentile(abs(tpot), 95)),
+            *(np.median(abs(ttft)), np.median(ttft)),
         )
+        lines.append((*key, str(len(some)), *(f"{error:.1f}" for error in errors)))
+    return lines
+
+
+def show(lines: list[tuple[str, ...]]) -> None:
+    """Print the lines of `tabulate`."""
+    for line in (COLUMNS, *lines):
+        print(f"{' '.join(line[:5]):60s}" + "".join(f"{cell:>10s}" for cell in line[5:]))
 
 
 def figures(compared: list[Compared]) -> list[Figure]:
@@ -111,7 +127,11 @@ def main() -> None:
         finish([Figure(name, None, bar) for name, bar in BARS.items()])
         return
     compared = compare(rows[:: _EVERY if arguments.quick else 1], Catalog.default())
-    show(compared)
+    lines = tabulate(compared)
+    show(lines)
+    if not arguments.quick:
+        with KEPT.open("w", encoding="utf-8", newline="") as stream:
+            csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *lines])
     finish(figures(compared), rows=len(compared))
 
 

@@ -57,8 +57,11 @@ class LaunchTime:
     fused_experts: bool = False
 
     def of(self, spec: TransformerSpec) -> LaunchTime:
-        """Return the times of a model's layers."""
-        return self if is_plain(spec) or not self.unusual_s else LaunchTime(self.unusual_s)
+        """Return the times of a model's layers; experts in MXFP4 are one kernel where experts are fused."""
+        if self.unusual_s and not is_plain(spec):
+            return LaunchTime(self.unusual_s)
+        one_kernel = self.fused_experts and spec.expert_dtype.name == "mxfp4"
+        return replace(self, experts_s=0.0) if one_kernel else self
 
     def on(self, gpu: GpuType | None) -> LaunchTime:
         """Return the times on a kind of GPU: the experts of a layer are one kernel on large Blackwells.

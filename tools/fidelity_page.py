@@ -1,0 +1,186 @@
+"""Write docs/fidelity.md from data: `python -m tools.fidelity_page --write`. Without, say if it is current.
+
+The data are what benchmarks recorded (`benchmarks/results/servers.csv`, `figures.json`) and the constants
+that ship.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from atoll.catalog.gpus import default_gpus
+from atoll.perf.constants import GpuConstants, OpClass, Tag, default_constants
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "fidelity.md"
+RESULTS = ROOT / "benchmarks" / "results"
+TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+MEDIANS = {
+    "dense_tpot_median": "time per token, dense models",
+    "moe_tpot_median": "time per token, mixtures of experts",
+    "ttft_median": "time to the first token",
+    "gpu_ratio_median": "one GPU over another, same model and load",
+}
+TARGETS = {
+    "dense_tpot_median": 6,
+    "moe_tpot_median": 10,
+    "ttft_median": 15,
+    "gpu_ratio_median": 10,
+}
+COVERAGES = {
+    "coverage_dense": "time per token, dense models",
+    "coverage_moe": "time per token, mixtures of experts",
+    "coverage_ttft": "time to the first token",
+}
+
+HEAD = """# How far off: measured servers
+
+<!-- Written by tools/fidelity_page.py from benchmarks/results: change the data or the tool, not the page. -->
+
+Errors are |predicted / measured - 1| in per cent, medians over rows; a bias above 0 means that predictions
+are too slow. Every row is a server that somebody else measured under a constant number of clients, simulated
+with the engine, version and limits it had. `python -m benchmarks.servers` makes the table (extra `aic`); how
+constants and the simulator fare against our own runs is in [fidelity](internals/fidelity.md).
+
+No constant of kernels, hosts or links is fitted on these rows. What was decided after looking at them: that
+TensorRT-LLM has vLLM's constants and no launches from Python, that vLLM's experts are one kernel on large
+Blackwells and in MXFP4 (its kernels' names say so), that SGLang computes prompts first (its code says so),
+and 2,048 tokens a step where a source does not say how many. The errors of whole servers are calibrated on
+them.
+"""
+
+
+def recorded(name: str) -> dict[str, float | None]:
+    """Return the figures that a benchmark recorded last."""
+    kept = json.loads((RESULTS / "figures.json").read_text("utf-8"))
+    found: dict[str, float | None] = kept[name]["figures"]
+    return found
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return a table of Markdown."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """Return a figure, - where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def medians() -> list[str]:
+    """Return the medians of all engines and of each."""
+    figures = recorded("servers")
+    rows = [
+        (
+            what,
+            *(number(figures.get(f"{engine}_{name}")) for engine in TITLES),
+            number(figures[name]),
+            str(TARGETS[name]),
+        )
+        for name, what in MEDIANS.items()
+    ]
+    return ["## By engine", "", *table(("", *TITLES.values(), "all", "target"), rows), ""]
+
+
+def servers() -> list[str]:
+    """Return every kind of server."""
+    with (RESULTS / "servers.csv").open(encoding="utf-8") as stream:
+        entries = list(csv.DictReader(stream))
+    rows = [
+        (
+            f"{TITLES[entry['engine']]} {entry['version']}",
+            *(entry[name] for name in ("model", "format", "gpu", "rows")),
+            *(entry[name] for name in ("tpot", "tpot_bias", "tpot_p95", "ttft", "ttft_bias")),
+        )
+        for entry in entries
+    ]
+    header = ("Engine", "Model", "Format", "GPU", "Rows", "TPOT", "bias", "p95", "TTFT", "bias")
+    what = [
+        "A version of `-` is one that the source does not name. Servers with a first token after minutes had",
+        "more clients than room, or compiled while they were measured.",
+    ]
+    return ["## Every kind of server", "", *what, "", *table(header, rows), ""]
+
+
+def error_bars() -> list[str]:
+    """Return how often stated intervals hold what was measured."""
+    figures = recorded("error_bars")
+    rows = [
+        (what, number(figures[name], 2), number(figures[name.replace("coverage", "shipped")], 2))
+        for name, what in COVERAGES.items()
+    ]
+    header = ("Share of servers inside the stated 90 %", "left out", "with what ships")
+    width = number(figures["width_median"], 2)
+    return [
+        "## Error bars",
+        "",
+        "Whole GPUs, families of models and engines are left out in turn, what a server shares is calibrated",
+        "on the rest, and those left out are counted (`python -m benchmarks.error_bars`). The upper end of a",
+        f"stated 90 % of the time per token is {width} times the lower one in the median.",
+        "",
+        *table(header, rows),
+        "",
+    ]
+
+
+def grounds() -> list[str]:
+    """Return what constants of every GPU rest on, and which were never measured."""
+    constants, rows = default_constants(), []
+    with (RESULTS / "servers.csv").open(encoding="utf-8") as stream:
+        served = {entry["gpu"] for entry in csv.DictReader(stream)}
+    for name, gpu in default_gpus().items():
+        own = constants.for_gpu(gpu)
+        rows.append((name, _classes(own, proxies=False), _classes(own, proxies=True)))
+    never = [name for name in default_gpus() if name not in served]
+    header = ("GPU", "fitted on it", "taken over from another GPU")
+    return [
+        "## What constants rest on",
+        "",
+        *table(header, rows),
+        "",
+        "## Never compared with a server",
+        "",
+        f"No server above has one of {', '.join(never)}.",
+        "",
+        "llama.cpp and the stage engine are in none of these rows ([our own](internals/fidelity.md) are on an",
+        "H200), nor are phases apart, experts spread over GPUs, attention in copies, guessed tokens, and",
+        "prompts that begin alike.",
+        "",
+    ]
+
+
+def _classes(own: GpuConstants, *, proxies: bool) -> str:
+    found = [
+        f"`{op.value}`"
+        for op, c in own.ops.items()
+        if op is not OpClass.ELEMENTWISE and (c.tag is Tag.PROXY) == proxies
+    ]
+    return ", ".join(found) or "-"
+
+
+def page() -> str:
+    """Return the page."""
+    parts = (HEAD.splitlines(), [""], medians(), servers(), error_bars(), grounds())
+    return "\n".join(line for part in parts for line in part).rstrip() + "\n"
+
+
+def main() -> int:
+    """Write the page, or say whether it is current."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write docs/fidelity.md")
+    if parser.parse_args().write:
+        PAGE.write_text(page(), "utf-8")
+        return 0
+    current = PAGE.read_text("utf-8") == page()
+    print("current" if current else "not current: python -m tools.fidelity_page --write")
+    return 0 if current else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
