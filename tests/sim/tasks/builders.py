@@ -8,6 +8,7 @@ from atoll.sim.tasks.task_fleet import (
     Amount,
     BatchPart,
     Box,
+    BoxLink,
     ClassSpec,
     DiffusionPart,
     Emits,
@@ -103,7 +104,8 @@ def random_fleet(seed: int) -> TaskFleet:
     )
     classes = tuple(_random_class(rng, name, llms) for name in names)
     paths = [p for name in names for p in _random_paths(rng, name, apart, executors)]
-    return TaskFleet(executors, classes, tuple(paths), boxes)
+    links = {("b0", "b1"): BoxLink(80.0, 0.002), ("b1", "b0"): BoxLink(400.0)}
+    return TaskFleet(executors, classes, tuple(paths), boxes, links if seed % 3 == 0 else {})
 
 
 def _random_part(rng: np.random.Generator, part: str, names: list[str]) -> PartModel:

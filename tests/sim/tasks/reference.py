@@ -38,6 +38,7 @@ class Reference:
         names = [box.name for box in fleet.boxes]
         self.out_s = [0.0] * len(names)
         self.in_s = [0.0] * len(names)
+        self.free_s = dict.fromkeys(fleet.links, 0.0)
         self.executors: list[Executor] = []
         for spec in fleet.executors:
             executor = Executor(len(self.executors), names.index(spec.box), spec.group)
@@ -216,6 +217,11 @@ class Reference:
             self.out_s[i] = max(self.out_s[i], now) + size / a.nic_bytes_per_s
             self.in_s[k] = max(self.in_s[k], now) + size / b.nic_bytes_per_s
             there = max(self.out_s[i], self.in_s[k]) + max(a.latency_s, b.latency_s)
+            link = self.fleet.links.get((a.name, b.name))
+            if link is not None:
+                free_s = max(self.free_s[a.name, b.name], now) + size / link.bytes_per_s
+                self.free_s[a.name, b.name] = free_s
+                there = max(there, free_s + link.latency_s)
         self.push(there, lambda: what(to))
         return there
 

@@ -12,6 +12,7 @@ from atoll.plan.plan import Plan
 from atoll.plan.problem import Problem
 from atoll.plan.validate.check import validate
 from atoll.plan.validate.violation import InvalidPlanError
+from atoll.sim.tasks.from_plan import task_fleet
 from atoll.solve.comparison import compare_solvers, refuse_cheaper
 from atoll.solve.graph.graph_solver import CUTS
 from atoll.solve.plan_request import PlanRequest
@@ -101,6 +102,11 @@ def test_a_link_that_is_stated_for_two_machines_carries_what_goes_between_them()
     assert {v.rule for v in validate(restamped(before, held), held)} == {"link-capacity"}
     assert validate(plan, held) == []
     assert plan.usd_per_hour > before.usd_per_hour
+    # Simulations send over it, too.
+    simulated = task_fleet(plan, held, held.catalog())
+    assert len(simulated.links) == len(simulated.boxes) * (len(simulated.boxes) - 1) > 0
+    assert {link.bytes_per_s for link in simulated.links.values()} == {60e6 / 8}
+    assert not task_fleet(before, free, free.catalog()).links
 
 
 @pytest.mark.parametrize(

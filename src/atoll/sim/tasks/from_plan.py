@@ -39,6 +39,7 @@ from atoll.sim.tasks.task_fleet import (
     Amount,
     BatchPart,
     Box,
+    BoxLink,
     ClassSpec,
     DiffusionPart,
     Emits,
@@ -122,6 +123,7 @@ def task_fleet(
             if path.service in names and path.share > 0.0
         ),
         boxes=tuple(_boxes(catalog, standing)),
+        links=_links(catalog, standing),
     )
 
 
@@ -196,6 +198,18 @@ def _boxes(catalog: Catalog, standing: list[Instance]) -> list[Box]:
             0.0 if groups is None else groups.link.latency_s,
         )
     return [boxes[name] for name in sorted(boxes)]
+
+
+def _links(catalog: Catalog, standing: list[Instance]) -> dict[tuple[str, str], BoxLink]:
+    """The links that are stated for two types of machines, between all of them."""
+    stated = catalog.links.node_pairs
+    types = {_box_name(one): one.nodes[0].node_type for one in standing} if stated else {}
+    return {
+        (a, b): BoxLink(link.bandwidth_bytes_per_s, link.latency_s)
+        for a, of_a in types.items()
+        for b, of_b in types.items()
+        if a != b and (link := stated.get((of_a, of_b))) is not None
+    }
 
 
 # Parts

@@ -87,6 +87,7 @@ BOX = make_record(
     f8="bytes_per_s latency_s inner_bytes_per_s inner_latency_s out_s in_s"
     " out_busy_s in_busy_s out_asked_s in_asked_s"
 )
+PAIR = make_record(f8="bytes_per_s latency_s free_s")
 
 
 _LONG = np.dtype("i8")
@@ -117,6 +118,8 @@ class TaskSim(NamedTuple):
     # By edge of a request: bytes.
     size: Annotated[Floats, _FLOAT, 1]
     box: Annotated[Records, BOX, 1]
+    # By sender and receiver, of boxes; nothing where no two of them have a link of their own.
+    pair: Annotated[Records, PAIR, 2]
     heap: Annotated[Records, EVENT, 1]
     # By unit: who leaves the batch, or is due a chunk, at which of its steps.
     ending: Annotated[Records, ENDING, 2]

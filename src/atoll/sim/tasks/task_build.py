@@ -88,6 +88,7 @@ def build(
         item_s=_item_seconds(fleet),
         size=size,
         box=_boxes(fleet),
+        pair=_pairs(fleet),
         heap=np.zeros(events, EVENT),
         ending=np.zeros((len(unit), most), a.ENDING),
         todo=np.zeros(len(executor), np.int64),
@@ -329,6 +330,16 @@ def _requests(
                 fed = request["job"][mine] + own_parts.index(edge.dst)
                 job["items"][fed] = -(-made // edge.chunk_tokens)
     return request, job, size, speech_s, int(clipped.sum())
+
+
+def _pairs(fleet: TaskFleet) -> Records:
+    names = {box.name: at for at, box in enumerate(fleet.boxes)}
+    number = len(names) if fleet.links else 0
+    pair = np.zeros((number, number), a.PAIR)
+    for (sender, receiver), link in fleet.links.items():
+        row = pair[names[sender], names[receiver]]
+        row["bytes_per_s"], row["latency_s"] = link.bytes_per_s, link.latency_s
+    return pair
 
 
 def _boxes(fleet: TaskFleet) -> Records:

@@ -151,6 +151,18 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class BoxLink:
+    """Link from one machine to another: one message after the other, beside those at both interfaces."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.bytes_per_s < math.inf and 0.0 <= self.latency_s < math.inf):
+            raise InputError("a link carries something, after 0 seconds or more", field="links")
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorSpec:
     """One device (or tensor-parallel group): runs one step of one of its parts at a time, in turn.
 
@@ -275,12 +287,16 @@ class PathSpec:
 
 @dataclass(frozen=True)
 class TaskFleet:
-    """Everything that is simulated. Fleets that cannot run are refused here."""
+    """Everything that is simulated. Fleets that cannot run are refused here.
+
+    `links` has, by sender and receiver, what joins two boxes where that is not their interfaces alone.
+    """
 
     executors: tuple[ExecutorSpec, ...]
     classes: tuple[ClassSpec, ...]
     paths: tuple[PathSpec, ...]
     boxes: tuple[Box, ...] = (Box("box"),)
+    links: Mapping[tuple[str, str], BoxLink] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         boxes = _unique("boxes", [box.name for box in self.boxes])

@@ -189,7 +189,13 @@ def carry(z: TaskSim, source: int, target: int, size: float, now: float) -> floa
     into.in_s = began + size / into.bytes_per_s
     into.in_busy_s += size / into.bytes_per_s
     into.in_asked_s += max(0.0, min(into.in_s, asked_s) - began)
-    return max(out.out_s, into.in_s) + max(out.latency_s, into.latency_s)
+    there = max(out.out_s, into.in_s) + max(out.latency_s, into.latency_s)
+    if len(z.pair):
+        pair = z.pair[z.executor[source].box, z.executor[target].box]
+        if pair.bytes_per_s > 0.0:
+            pair.free_s = max(pair.free_s, now) + size / pair.bytes_per_s
+            there = max(there, pair.free_s + pair.latency_s)
+    return there
 
 
 @kernel
