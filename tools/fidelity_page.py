@@ -148,8 +148,8 @@ def grounds() -> list[str]:
         "",
         f"No server above has one of {', '.join(never)}.",
         "",
-        "llama.cpp and the stage engine are in none of these rows ([our own](internals/fidelity.md) are on an",
-        "H200), nor are phases apart, experts spread over GPUs, attention in copies, guessed tokens, and",
+        "llama.cpp and the stage engine are in none of these rows ([our own](internals/fidelity.md) are on",
+        "an H200), nor are phases apart, experts spread over GPUs, attention in copies, guessed tokens, and",
         "prompts that begin alike.",
         "",
     ]
