@@ -179,7 +179,9 @@ def test_the_last_line_counts_cases_by_fault_and_known_ones_are_not_run_again(
     def fake(seed: int) -> Outcome:
         ran.append(seed)
         faults = {"bound_false": ["a", "b"]} if seed == 1 else {}
-        return Outcome(seed, kind_of(seed), overrun_s=float(seed), cpu_s=2.0, faults=faults)
+        outcome = Outcome(seed, kind_of(seed), overrun_s=float(seed), cpu_s=2.0, faults=faults)
+        outcome.cut_short = seed == 2
+        return outcome
 
     monkeypatch.setattr(promise_truth, "run_case", fake)
     monkeypatch.setattr(promise_truth, "count_family_mutants", lambda: (3, ["one"]))
@@ -196,6 +198,7 @@ def test_the_last_line_counts_cases_by_fault_and_known_ones_are_not_run_again(
     assert figures["mutants_missed"] == 1
     assert figures["cheaper_keeps"] == 0
     assert figures["deadline_overrun_s_max"] == 2.0
+    assert figures["cut_short"] == 1
     assert figures["cpu_s"] == 6.0
     assert len([json.loads(line) for line in results.read_text("utf-8").splitlines()]) == 3
 
