@@ -24,6 +24,7 @@ from atoll.prove.losses import SpotAbsence, loss_failures, spot_losses
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.report.plan.rented_tables import describe_shortage, draw_rented_plan
 from atoll.report.promises import judge_plan
+from atoll.sim import sim_build
 from atoll.solve.deadline import Deadline
 from tests.plan import clusters
 from tests.prove.test_rent_promises import CATALOG, FRESH, PROBLEM, kept
@@ -204,7 +205,12 @@ def test_no_simulation_begins_after_the_deadline(
             max_runs=9,
             deadline=Deadline(0.0),
         )
-    assert len(runs) == 1
+    assert not runs
+    # Nor does one that is asked for by itself.
+    monkeypatch.undo()
+    monkeypatch.setattr(sim_build, "build", lambda *_, **__: pytest.fail("built"))
+    with pytest.raises(SimulationCutShortError):
+        kept_module.simulate_kept(plan, PROBLEM, CATALOG, 1, Deadline(0.0))
 
 
 def test_a_plan_that_serves_all_until_a_loss_says_so(plan: Plan) -> None:

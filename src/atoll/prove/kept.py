@@ -202,9 +202,9 @@ def sample_kept(
         ]
         if not wanted:
             return found
-        if found and deadline is not None and deadline.passed:
-            # Short simulations end before they look at the time themselves.
-            raise SimulationCutShortError("the deadline came between two simulations")
+        if deadline is not None and deadline.passed:
+            # Short simulations end before they look at the time themselves, and one alone tells nothing.
+            raise SimulationCutShortError("the deadline came before a simulation")
         # All go on from the same seed, so that services meet the same arrivals in the same run.
         number = min(len(runs[name]) for name in wanted)
         now = None if problem.hosts else [name for name in wanted if len(runs[name]) == number]
