@@ -752,6 +752,20 @@ def test_calibrate_takes_the_gpu_from_an_option(atoll: Atoll, tmp_path: Path) ->
     assert fit["fitted"]["points"] == 40
 
 
+def test_calibrate_takes_results_of_load_generators(atoll: Atoll, tmp_path: Path) -> None:
+    result = tmp_path / "bench.json"
+    fields = {"completed": 100, "duration": 50.0, "mean_ttft_ms": 50.0, "mean_tpot_ms": 6.0}
+    fields |= {"total_input_tokens": 51_200, "total_output_tokens": 20_000}
+    result.write_text(json.dumps(fields))
+    refused(atoll("perf", "calibrate", result), 2, "do not say what served", "--model")
+    options = ("--model", "llama-3.1-8b", "--node", "H200:1", "-o", "ours.yaml")
+    done = atoll("perf", "calibrate", result, *options, "--json")
+    assert {fit["op"] for fit in done.json} == {"gemm", "attention_prefill", "attention_decode"}
+    assert done.json[0]["constants"]["source"] == "a server under load (bench.json)"
+    shown = atoll("perf", "show", "llama-3.1-8b", "H200:1", "--constants", "ours.yaml")
+    assert "measured (a server under load (bench.json))" in shown.out
+
+
 def test_calibrate_keeps_nothing_unless_asked(atoll: Atoll, measured: Path, tmp_path: Path) -> None:
     done = atoll("perf", "calibrate", measured)
     assert done.code == 0
