@@ -200,6 +200,20 @@ def test_what_can_be_kept_is_as_likely_as_that_enough_nodes_are_there() -> None:
     assert found == pytest.approx(expected, abs=1e-6)
 
 
+def test_ladders_ask_for_each_type_of_gpu_on_spot_alone() -> None:
+    """Two cheap nodes were planned, and never the one that carries all: both were lost as often."""
+    others = [
+        Offer(region="z0", node_type=f"{gpu}:1", market=market, available=4, usd_per_hour=usd)
+        for gpu, market, usd in (("A10G", "spot", 0.28), ("L4", "on-demand", 0.8))
+    ]
+    chat = frozenset({"chat"})
+    *_, first, second = ladders(fleet(*TWO_SPOT.offers, *others), chat)
+    problems = [spare.ask(TWO_SPOT, chat) for ladder in (first, second) for spare in ladder]
+    kinds = ("A10G:1", "L4:1", "L40S:1")
+    allowed = [[kind for kind in kinds if p.services[0].allows(kind)] for p in problems]
+    assert allowed == [["A10G:1"], ["L40S:1"]]
+
+
 def test_ladders_ask_for_spot_machines_alone_to_be_lost() -> None:
     (none,), lost, more, (half,) = ladders(TWO_SPOT, frozenset({"chat"}))
     assert none.limits.spot_share == 0.0

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.core.ids import Phase
+from atoll.core.ids import Phase, parse_node_type
 from atoll.plan.losses import kind_of, region_of
 from atoll.plan.plan import Instance
 from atoll.plan.validate.check import validate
@@ -46,6 +46,8 @@ _MAX_TRIALS = 16
 _LOST_AT_ONCE = (1, 2, 3)
 _HEADROOMS = (1.25, 1.6, 2.2)
 _HALF = 0.5
+_MAX_GPUS = 4
+"""Types of GPUs on spot that plans of one type are made of, at most."""
 _PHASES = (Phase.BOTH, Phase.PREFILL, Phase.DECODE)
 _RARE = 1e-7
 """Chance below which so many nodes are not taken to be away at once."""
@@ -59,17 +61,23 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Spare:
-    """What a plan is asked for beyond its problem: other limits, and headroom times so much."""
+    """What a plan is asked for beyond its problem: other limits, headroom times so much, GPUs to avoid."""
 
     limits: Limits
     headroom: float = 1.0
+    avoid: tuple[str, ...] = ()
 
     def ask(self, problem: Problem, services: frozenset[str]) -> Problem:
-        """Return the problem with this asked for, headroom of these services alone."""
+        """Return the problem with this asked for, of these services alone but for the limits."""
         return problem.replace(
             limits=self.limits,
             services=tuple(
-                one.model_copy(update={"headroom": one.headroom * self.headroom})
+                one.model_copy(
+                    update={
+                        "headroom": one.headroom * self.headroom,
+                        "avoid": (*one.avoid, *self.avoid),
+                    }
+                )
                 if one.name in services
                 else one
                 for one in problem.services
@@ -88,9 +96,17 @@ class TrialOutcome:
 def ladders(problem: Problem, services: frozenset[str]) -> tuple[tuple[Spare, ...], ...]:
     """Return what to ask plans for, so that these services keep more: each ladder from little to much.
 
-    The first has one step: no spot at all.
+    The first has one step: no spot at all. The last have one each: nothing but one type of GPU. Of what is
+    cheapest when nothing is lost several may be needed where one that is larger is lost less often.
     """
     limits = problem.limits
+    cheapest: dict[str, float] = {}
+    for offer in problem.offers:
+        gpu = parse_node_type(offer.node_type).gpu
+        usd = offer.usd_per_hour / offer.gpus if offer.market == "spot" else math.inf
+        cheapest[gpu] = min(cheapest.get(gpu, math.inf), usd)
+    on_spot = sorted((usd, gpu) for gpu, usd in cheapest.items() if usd < math.inf)[:_MAX_GPUS]
+    alone = [tuple(sorted(cheapest.keys() - {gpu})) for _, gpu in on_spot if len(cheapest) > 1]
     most = 1.0 if limits.spot_share is None else limits.spot_share
 
     def lost(number: int) -> Limits:
@@ -113,6 +129,7 @@ def ladders(problem: Problem, services: frozenset[str]) -> tuple[tuple[Spare, ..
         tuple(Spare(lost(number)) for number in _LOST_AT_ONCE),
         tuple(Spare(limits, headroom) for headroom in _HEADROOMS),
         (Spare(less(_HALF)),),
+        *((Spare(limits, avoid=others),) for others in alone),
     )
 
 
