@@ -323,6 +323,28 @@ def test_extensions_of_chunks_are_limited(around: bytes) -> None:
     assert app.buffered == 0
 
 
+@pytest.mark.parametrize("size", [1000, 16_384, 200_000], ids=["pieces", "reads", "at once"])
+def test_an_extension_of_60_kb_is_too_long_however_it_comes(size: int) -> None:
+    app = App(header_bytes=32 * 2**10)
+    connection, wire = connect(app)
+    raw = CHUNKED + b"1;x=" + b"e" * 60_000 + b"\r\na\r\n0\r\n\r\n"
+    for at in range(0, len(raw), size):
+        connection.data_received(raw[at : at + size])
+        if app.errors:
+            break
+    assert (status(wire), app.asked) == (431, [])
+    assert app.buffered == 0
+
+
+def test_what_follows_a_body_in_chunks_is_no_extension() -> None:
+    app = App(header_bytes=8192)
+    connection, _ = connect(app)
+    following = POST + b"content-length: 60000\r\n\r\n" + b"b" * 60_000
+    connection.data_received(CHUNKED + b"1\r\na\r\n0\r\n\r\n" + following)
+    assert app.errors == []
+    assert (len(app.asked), len(connection._queue)) == (1, 1)
+
+
 def test_one_long_trailer_is_no_body() -> None:
     app = App(header_bytes=8192)
     connection, wire = connect(app)

@@ -52,6 +52,8 @@ _QUEUED_BYTES = 2**10
 """Memory of such a request besides its body."""
 _CHUNK_BYTES = 16
 """Bytes that may stand around a chunk of a body: its length, line ends, a word of extension."""
+_FIRST_LINE_BYTES = 32
+"""Of the first line of a request beside its path, and the empty line after its headers."""
 _MANY_CHUNKS = 1000
 """A body of so many is read a little at a time: each costs as much as a request."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -159,6 +161,7 @@ class Connection(AnswerWriter):
         "_host",
         "_in_body",
         "_parser",
+        "_piece",
         "_queue",
         "_received",
         "_reserved",
@@ -178,6 +181,8 @@ class Connection(AnswerWriter):
         self.on_url = self._url.append
         self.on_body = self._body.append
         self._parser = httptools.HttpRequestParser(self)
+        self._piece = b""
+        """What is being parsed."""
         self._queue: deque[Request] = deque()
         self._current: Request | None = None
         """The request whose body comes in pieces."""
@@ -267,6 +272,7 @@ class Connection(AnswerWriter):
         fresh = self._received == 0
         self._received += len(data)
         self._turns = 0
+        self._piece = data
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -278,6 +284,7 @@ class Connection(AnswerWriter):
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "the request is not valid HTTP"))
         else:
+            self._piece = b""
             # Nothing is left of a request that came whole, the usual case.
             if self._received:
                 self._limit_unfinished(len(data), fresh=fresh)
@@ -304,13 +311,11 @@ class Connection(AnswerWriter):
             except ApiError as error:
                 self._refuse(error)
                 return
-        # Bytes beyond the body and the largest headers: around chunks, or trailers.
-        around = self._received - self._body.fold() - limits.header_bytes
         # It may have come with headers of the largest size: both limits together.
         if self._received > self._body_limit() + limits.header_bytes:
             self._refuse(_too_large(self._body_limit()))
         elif (
-            around > limits.header_bytes + _CHUNK_BYTES * self._chunks
+            self._is_padded(self._body.fold())
             or len(self._headers) + self._doubled > limits.headers
         ):
             # Extensions of chunks, or trailers: the headers were taken out.
@@ -321,6 +326,16 @@ class Connection(AnswerWriter):
             # A body in tiny chunks could keep the loop busy: others have their turn before the next read.
             self.transport.pause_reading()
             app.loop.call_soon(self._read_on)
+
+    def _is_padded(self, body_bytes: int) -> bool:
+        """Whether there is more around the chunks of a body, or after them, than headers may have."""
+        head = self._current
+        if head is None:
+            return False
+        head_bytes = len(head.path) + len(head.query) + _FIRST_LINE_BYTES
+        head_bytes += sum(len(name) + len(value) + 4 for name, value in head.headers.items())
+        around = self._received - body_bytes - head_bytes
+        return around > self._app.limits.header_bytes + _CHUNK_BYTES * self._chunks
 
     def _read_on(self) -> None:
         """Read again, now that others had their turn."""
@@ -398,6 +413,9 @@ class Connection(AnswerWriter):
         request = self._current or self._request()
         request.body = body = self._body.take()
         if self._chunks:
+            # What came behind it in the same piece belongs to another request.
+            if self._is_padded(len(body)) and not self._is_followed():
+                raise _headers_too_large()
             self._forget_trailers()
         self._current = None
         self._in_body = False
@@ -416,6 +434,10 @@ class Connection(AnswerWriter):
             self._turns += 1
             self._serving = request
             self._app.handle(self, request)
+
+    def _is_followed(self) -> bool:
+        """Whether what was read last may hold the beginning of another request."""
+        return not self._piece.endswith(b"0\r\n\r\n") or self._piece.count(b" HTTP/1.") > 1
 
     def _forget_trailers(self) -> None:
         """Leave out what came after the last chunk, of which there may be no more than headers."""
