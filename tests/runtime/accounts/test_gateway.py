@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -216,3 +218,43 @@ def test_keys_are_in_no_log_and_reach_no_engine(tmp_path: Path) -> None:
         assert not any(secret in str(seen) for seen in engine.seen)
 
     run(tmp_path, story, engine, ScriptedEngine())
+
+
+def test_slow_readers_pay_for_what_they_got(tmp_path: Path) -> None:
+    """A client that stops reading and leaves is billed what its machine had got, not what lay in buffers."""
+
+    async def story(it: Place) -> None:
+        key = await it.key()
+        raw = json.dumps(chat(stream=True, max_tokens=9000, ignore_eos=True)).encode()
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(slow, ("127.0.0.1", it.bench.port))
+        while not it.bench.gateway.connections:
+            await asyncio.sleep(0.01)
+        # Buffers of megabytes would take long to fill.
+        (connection,) = it.bench.gateway.connections
+        connection.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, 32_768
+        )
+        connection.transport.set_write_buffer_limits(high=32_768)
+        head = f"POST {CHAT} HTTP/1.0\r\nauthorization: Bearer {key}\r\n"
+        await loop.sock_sendall(slow, f"{head}content-length: {len(raw)}\r\n\r\n".encode() + raw)
+        # Until the gateway waits for it.
+        async with asyncio.timeout(60):
+            while not any(relay._paused_s for relay in it.bench.gateway.relays):
+                await asyncio.sleep(0.01)
+        (relay,) = it.bench.gateway.relays
+        sent = relay.journal.read().tokens
+        # A look at it: taken out, there would be room for more.
+        got = slow.recv(65_536, socket.MSG_PEEK)
+        slow.close()
+        (row,) = await it.rows(schema.operations)
+        assert row.outcome == "cancelled"
+        whole = got.partition(b"\r\n\r\n")[2].split(b"\n\n")[:-1]
+        read = sum(b'"content":' in event and b'"role"' not in event for event in whole)
+        assert abs(row.completion_tokens - read) <= 1
+        assert row.completion_tokens < sent / 2
+
+    run(tmp_path, story, ScriptedEngine(kind="openai"))

@@ -74,10 +74,14 @@ class SentPiece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
 
 
 class BilledTokens(msgspec.Struct, frozen=True, array_like=True, tag="billed"):
-    """What is in the ledger of this stream by now, over all its gateways."""
+    """What is in the ledger of this stream by now, over all its gateways.
 
-    prompt_tokens: int
-    completion_tokens: int
+    `counted` are the tokens in the file at the time: clients may not have got all of them.
+    """
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    counted: int = 0
 
 
 _Frame = AskedStream | SentPiece | BilledTokens
@@ -97,7 +101,7 @@ class KeptStream:
         """What an earlier gateway was asked; None: the stream began here."""
         self.pieces: list[SentPiece] = []
         """What an earlier gateway sent; `forget` lets go of it."""
-        self.billed = BilledTokens(0, 0)
+        self.billed = BilledTokens()
         """What earlier gateways wrote down, but for those that died."""
 
     @property
@@ -142,9 +146,9 @@ class KeptStream:
         used = usage or Usage()
         self._append(SentPiece(events, shown, True, used.prompt_tokens, used.completion_tokens))
 
-    def bill(self, prompt_tokens: int, completion_tokens: int) -> None:
+    def bill(self, prompt_tokens: int, completion_tokens: int, counted: int) -> None:
         """Write down what is in the ledger now, and let another gateway have the stream."""
-        self._append(BilledTokens(prompt_tokens, completion_tokens))
+        self._append(BilledTokens(prompt_tokens, completion_tokens, counted))
         self.close()
 
     def _append(self, frame: _Frame) -> None:
@@ -318,6 +322,15 @@ class NumberedClient:
     def end_stream(self, data: bytes) -> None:
         """Send the last events, and end the stream."""
         self._connection.end_stream(self._number(data))
+
+    @property
+    def written(self) -> int:
+        """Bytes that were sent on the connection."""
+        return self._connection.written
+
+    def read_bytes(self) -> int:
+        """Return how many of them the client's machine has."""
+        return self._connection.read_bytes()
 
     def abort(self) -> None:
         """Close without another word."""

@@ -9,6 +9,7 @@ between; a connection that is refused costs no attempt, but the search for a bac
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Protocol
@@ -65,6 +66,8 @@ from atoll.telemetry.usage_record import Attempt
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 # An error is a few lines of text; only a good answer may be as large as the settings allow.
 _ERROR_BYTES = 2**20
+_MARKS = 8192
+"""Pieces of a stream of which it is noted where they begin; then those that were read are forgotten."""
 _STALE_S = 1.0
 """A kept connection that was closed already says so within this."""
 _NOTICED_S = 0.02
@@ -128,6 +131,10 @@ class Relay:
     """Work of each backend that is done with the request, where anybody wants to know."""
     _counted = 0
     """Tokens in `shares`."""
+    _marks: list[tuple[int, int]] | None = None
+    """For each piece that was counted: bytes written on the connection, and tokens, before it."""
+    got_tokens: int | None = None
+    """Tokens that a client which went away had got by then; None: it did not, or nobody knows."""
     _sent = TokenTally()
     """Tokens that were written down; a tally of its own from the first event on."""
     _spoken = 0
@@ -660,10 +667,8 @@ class Relay:
             self._sent.add(piece.events)
         self._counted = self._sent.total
         # Gateways that died wrote down what they had sent, and nothing of the prompt.
-        self.billed = (
-            stream.billed.prompt_tokens,
-            max(stream.billed.completion_tokens, self._counted),
-        )
+        since = max(0, self._counted - stream.billed.counted)
+        self.billed = (stream.billed.prompt_tokens, stream.billed.completion_tokens + since)
         for piece in pieces:
             shown = piece.events if piece.shown is None else piece.shown
             if not piece.last:
@@ -719,12 +724,24 @@ class Relay:
         if slot is None:
             return
         before, sent = self._sent.total, self._sent.add(events)
+        self._mark(before)
         if sent != before:
             self._context.record_delivery(slot, sent - self.billed[1])
         spoken = audio_chars_in(events)
         if spoken:
             self._spoken += spoken
             self._context.record_media(slot, Usage(speech_seconds=spoken_seconds(self._spoken)))
+
+    def _mark(self, tokens: int) -> None:
+        """Note where a piece begins, so that what a client never read is not billed."""
+        marks = self._marks
+        if marks is None:
+            marks = self._marks = []
+        elif len(marks) >= _MARKS:
+            # What the client has by now is settled.
+            first = bisect_right(marks, (self.client.read_bytes(), math.inf)) - 1
+            del marks[: max(0, first)]
+        marks.append((self.client.written, tokens))
 
     def _deliver(self, event: bytes) -> None:
         if not self.begun:
@@ -817,6 +834,8 @@ class Relay:
             if context.detailed and member is not None:
                 usage = self._answer.usage
                 tokens = usage.completion_tokens if usage else self.journal.read().tokens
+                if self.got_tokens is not None:
+                    tokens = min(tokens, self.got_tokens)
                 ended = outcome if outcome in ("ok", "cancelled") else "error"
                 self._record_share(member, ended, tokens, context.loop.time())
         self.attempts.release()
@@ -828,6 +847,13 @@ class Relay:
         """Stop: the client is gone."""
         self._drop_leg()
         self.attempts.drop()
+        marks = self._marks
+        if marks:
+            read = self.client.read_bytes()
+            if read < self.client.written:
+                # All pieces before the last one that begins within what was read.
+                place = bisect_right(marks, (read, math.inf))
+                self.got_tokens = marks[max(0, place - 1)][1]
         # The status that nginx writes down for a client that went away.
         self._finish(499, "cancelled")
 

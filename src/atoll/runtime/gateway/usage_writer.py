@@ -64,6 +64,16 @@ class UsageWriter:
             delivered = relay.journal.read()
             tokens, spoken_s = delivered.tokens, spoken_seconds(delivered.audio_chars)
             usage = Usage(0, tokens, tokens, speech_seconds=spoken_s)
+        counted = usage.completion_tokens
+        if relay.got_tokens is not None:
+            # What lay in buffers when the client went away is not billed.
+            usage = Usage(
+                usage.prompt_tokens,
+                min(usage.completion_tokens, relay.got_tokens),
+                speech_seconds=usage.speech_seconds,
+                audio_seconds=usage.audio_seconds,
+                image_pixels=usage.image_pixels,
+            )
         endpoint = relay.endpoint or ENDPOINTS[relay.sent.path]
         turn = None if relay.requirements is None else relay.requirements.turn
         # A choice between models is written down as what was asked for; backends say who answered.
@@ -104,7 +114,7 @@ class UsageWriter:
             key = None if grant is None else grant.key_id
             self._hand_out(relay, UsageRecord(*fields, key, relay.shares, *media), grant)
         if relay.kept is not None:
-            relay.kept.stream.bill(before[0] + prompt, before[1] + completion)
+            relay.kept.stream.bill(before[0] + prompt, before[1] + completion, counted)
 
     def _hand_out(self, relay: Relay, record: UsageRecord, grant: Grant | None) -> None:
         """Give the record of a request to whoever keeps it."""

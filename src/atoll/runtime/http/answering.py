@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from abc import abstractmethod
 from http import HTTPStatus
 from typing import Protocol
@@ -10,6 +12,9 @@ from typing import Protocol
 from atoll.runtime.http.http_request import Request
 from atoll.runtime.openai import ApiError
 
+_TCP_INFO_BYTES = 256
+_ACKNOWLEDGED, _ACKNOWLEDGED_AT = struct.Struct("@Q"), 120
+"""`tcpi_bytes_acked` of Linux: what the other side has acknowledged since the connection was made."""
 STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 
 
@@ -23,13 +28,34 @@ class AnsweringContext(Protocol):
 class AnswerWriter(asyncio.Protocol):
     """Writes the answer to the request being served on a connection."""
 
-    __slots__ = ("_app_state", "_begun", "_serving", "transport")
+    __slots__ = ("_app_state", "_begun", "_serving", "transport", "written")
 
     transport: asyncio.Transport
     _app_state: AnsweringContext
     _serving: Request | None
     _begun: bool
     """Whether the client has a part of the answer."""
+    written: int
+    """Bytes, since the connection was made."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        self.written += len(data)
+        self.transport.write(data)
+
+    def read_bytes(self) -> int:
+        """Return how much of what was written the client's machine has acknowledged, if that is known.
+
+        What lies there unread counts as read; what waits here, or in the kernel, does not.
+        """
+        known = self.transport.get_extra_info("socket")
+        try:
+            raw = known.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            acknowledged: int = _ACKNOWLEDGED.unpack_from(raw, _ACKNOWLEDGED_AT)[0]
+        except (AttributeError, OSError, struct.error):
+            # No TCP, or no Linux.
+            return self.written
+        return min(acknowledged, self.written)
 
     @abstractmethod
     def _finish_serving(self) -> None:
@@ -73,7 +99,7 @@ class AnswerWriter(asyncio.Protocol):
         if status == 304 or (request is not None and request.method == b"HEAD"):
             # The length is said that it would have.
             body = b""
-        self.transport.write(head + body)
+        self.write(head + body)
         self._finish_serving()
 
     def respond_error(self, error: ApiError) -> None:
@@ -84,31 +110,31 @@ class AnswerWriter(asyncio.Protocol):
         """Begin a stream of events as the answer to the request being served; `headers` are added."""
         self._begun = True
         extra = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n" + headers
-        self.transport.write(self.head(200, b"text/event-stream; charset=utf-8", extra))
+        self.write(self.head(200, b"text/event-stream; charset=utf-8", extra))
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
         """Begin an answer whose pieces follow."""
         self._begun = True
-        self.transport.write(self.head(status, content_type, extra))
+        self.write(self.head(status, content_type, extra))
 
     def send(self, data: bytes) -> None:
         """Send a piece of the stream."""
         serving = self._serving
         if serving is not None and serving.old:
-            self.transport.write(data)
+            self.write(data)
         else:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def end_stream(self, data: bytes) -> None:
         """Send the last piece of the stream and end it."""
         serving = self._serving
         if not data:
             if serving is None or not serving.old:
-                self.transport.write(b"0\r\n\r\n")
+                self.write(b"0\r\n\r\n")
         elif serving is not None and serving.old:
-            self.transport.write(data)
+            self.write(data)
         else:
-            self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+            self.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
         self._finish_serving()
 
 

@@ -193,6 +193,7 @@ class Connection(AnswerWriter):
         self._host: bytes | None = None
         """The last one, which needs no second look."""
         self._serving: Request | None = None
+        self.written = 0
         self._begun = False
         self._closing = False
         self._half_closed = False
@@ -260,7 +261,7 @@ class Connection(AnswerWriter):
                 self.abort()
                 return
         elif not self._begun:
-            self.transport.write(_CONTINUE)
+            self.write(_CONTINUE)
         wait_s = _PROBES_S[min(number, len(_PROBES_S) - 1)]
         loop.call_later(wait_s, self._probe, number + 1, since_s)
 
@@ -363,7 +364,7 @@ class Connection(AnswerWriter):
         if self._serving is None:
             self._deadline_s = app.loop.time() + app.deadlines.body_s
             if expected is not None:
-                self.transport.write(_CONTINUE)
+                self.write(_CONTINUE)
 
     def _body_limit(self) -> int:
         """Return how large the body that comes may be."""
@@ -573,7 +574,7 @@ class Connection(AnswerWriter):
         self._closing = True
         body = error.body()
         current = self._current
-        self.transport.write(
+        self.write(
             b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b%bconnection: close\r\n\r\n%b"
             % (
                 STATUS_LINES[error.status],

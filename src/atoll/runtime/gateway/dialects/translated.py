@@ -138,6 +138,15 @@ class TranslatedClient:
             events = self._stream.feed(data) + self._stream.end()
         self._connection.end_stream(events)
 
+    @property
+    def written(self) -> int:
+        """Bytes that were sent on the connection."""
+        return self._connection.written
+
+    def read_bytes(self) -> int:
+        """Return how many of them the client's machine has."""
+        return self._connection.read_bytes()
+
     def abort(self) -> None:
         """Close without another word."""
         self._connection.abort()
