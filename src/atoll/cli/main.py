@@ -71,6 +71,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("serve", "atoll.cli.serve", "Bring a plan up on this machine, behind one address."),
     Verb("up", "atoll.cli.up", "Bring a fleet up wherever its machines are, and change it."),
     Verb("operate", "atoll.cli.operate", "Keep a fleet right while the world moves."),
+    Verb("operator", "atoll.cli.operator", "Keep the Fleets of a Kubernetes namespace."),
     Verb("down", "atoll.cli.down", "Drain and end a fleet."),
     Verb("history", "atoll.cli.history", "Show what was decided about a fleet, and why."),
     Verb("logs", "atoll.cli.logs", "Show what an instance says."),

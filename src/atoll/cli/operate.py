@@ -90,7 +90,7 @@ def operate(options: OperateSettings) -> None:
         change = controller.preview()
         emit(change, options.as_json, change.text)
         return
-    with _stopping() as stop:
+    with stopping("the fleet goes on serving") as stop:
         shown = start_dashboard(
             options, ("--gateway", fleet.name, "--fleet", str(controller.request.file))
         )
@@ -114,7 +114,7 @@ def _check_asking(options: OperateSettings, terminal: TerminalListener) -> None:
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[threading.Event]:
+def stopping(what: str) -> Iterator[threading.Event]:
     """Have the first SIGTERM or Ctrl-C set an event, and the second one end at once."""
     stop = threading.Event()
 
@@ -123,7 +123,7 @@ def _stopping() -> Iterator[threading.Event]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        note(f"{signal.Signals(number).name}: ending after this turn; the fleet goes on serving")
+        note(f"{signal.Signals(number).name}: ending after this turn; {what}")
 
     before = {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
     try:

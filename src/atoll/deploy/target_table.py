@@ -96,7 +96,7 @@ def read_settings(
     """
     kinds = table.targets()
     told: dict[str, dict[str, object]] = {name: {} for name in kinds}
-    for source in (_read_file(path, tuple(kinds)) if path is not None else {}, given or {}):
+    for source in (read_target_file(path, tuple(kinds)) if path is not None else {}, given or {}):
         for name, section in source.items():
             told[name] |= section
     sections = {name: _dump(known, name) | told[name] for name in kinds}
@@ -114,7 +114,8 @@ def _dump(known: TargetSettings | None, name: str) -> dict[str, object]:
     return {} if section is None else dict(section.model_dump(exclude_defaults=True))
 
 
-def _read_file(path: Path, names: Sequence[str]) -> dict[str, dict[str, object]]:
+def read_target_file(path: Path, names: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Return the settings in a file by target; InputError for one that is not among `names`."""
     data = load_yaml(path)
     if not isinstance(data, dict):
         raise InputError("a mapping of targets is needed", path=path, hint="write slurm: {...}")

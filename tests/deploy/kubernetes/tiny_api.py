@@ -24,6 +24,7 @@ Path = tuple[str, ...]
 KINDS = {
     "configmaps": ("v1", "ConfigMap"),
     "events": ("v1", "Event"),
+    "fleets": ("atoll-serving.github.io/v1alpha1", "Fleet"),
     "leases": ("coordination.k8s.io/v1", "Lease"),
     "nodes": ("v1", "Node"),
     "pods": ("v1", "Pod"),
@@ -34,7 +35,7 @@ KINDS = {
 }
 PLURALS = {kind: plural for plural, (_, kind) in KINDS.items()}
 _PATH = re.compile(
-    r"/(?:api/(?P<core>v1)|apis/(?P<group>[a-z0-9.]+/v1))(?:/namespaces/(?P<space>[^/]+))?"
+    r"/(?:api/(?P<core>v1)|apis/(?P<group>[a-z0-9.-]+/v1(?:alpha1)?))(?:/namespaces/(?P<space>[^/]+))?"
     r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log|status|binding))?"
 )
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")

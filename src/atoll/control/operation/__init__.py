@@ -8,6 +8,7 @@ Start reading at `control_loop` (one turn), then `operated` (how a fleet is put 
     gateways, rhythm, entrance               traffic, its usual rates, hub and gateway processes
     fleet_home, fleet_history, fleet_status  the fleet's folder, its log, and how it is
     controller_lease, approval, fleet_change who may act, who agreed, and to what
+    fleet_operator                           fleets as objects of a Kubernetes cluster
     operated_plans, options                  the planner that is asked, and what people set
 
 May import `decision` and everything below `control`; not `virtual`.

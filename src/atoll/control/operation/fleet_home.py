@@ -230,6 +230,11 @@ def write_holder(verb: str) -> str:
     return f"atoll {verb} of process {pid}.{process_start(pid) or ''} on {socket.gethostname()}"
 
 
+def is_holder(holder: str, pid: int) -> bool:
+    """Whether a controller, as `write_holder` calls it, is a process of this machine."""
+    return f" process {pid}." in holder and holder.endswith(f" on {socket.gethostname()}")
+
+
 def is_dead(holder: str) -> bool:
     """Whether a controller, as `write_holder` calls it, was a process of this machine and is dead."""
     head, _, host = holder.rpartition(" on ")

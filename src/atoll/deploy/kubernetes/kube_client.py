@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 from atoll.core.errors import shorten
-from atoll.deploy.kubernetes.labels import MANAGER
+from atoll.deploy.kubernetes.labels import DOMAIN, MANAGER
 from atoll.deploy.target import DeployError, FailureKind
 
 Json = dict[str, Any]
@@ -20,6 +20,7 @@ Json = dict[str, Any]
 _PATHS = {
     "ConfigMap": ("/api/v1", "configmaps", True),
     "Event": ("/api/v1", "events", True),
+    "Fleet": (f"/apis/{DOMAIN}/v1alpha1", "fleets", True),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "Node": ("/api/v1", "nodes", False),
     "Pod": ("/api/v1", "pods", True),
@@ -73,6 +74,15 @@ class KubeClient:
         body = json.dumps(manifest).encode()
         answer = self._transport.ask("PATCH", path, query=query, body=body, content_type=_APPLY)
         return _read(answer, f"apply {_title(manifest)}")
+
+    def apply_status(self, manifest: Json) -> Json:
+        """Apply the status of an object that has one of its own."""
+        path = f"{self._path(manifest['kind'], manifest['metadata']['name'])}/status"
+        # What it says is ours alone: whoever wrote it before was an operator, too.
+        query = {"fieldManager": f"{MANAGER}-status", "force": "true"}
+        body = json.dumps(manifest).encode()
+        answer = self._transport.ask("PATCH", path, query=query, body=body, content_type=_APPLY)
+        return _read(answer, f"write the status of {_title(manifest)}")
 
     def get(self, kind: str, name: str) -> Json | None:
         """Return an object, None where there is none."""
