@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.catalog.catalog import Catalog
 from atoll.cli import main as cli
 from atoll.cli import operate as operate_verb
 from atoll.cli.operating import TerminalListener
@@ -68,9 +69,11 @@ class LivelyApi(TinyApi):
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LivelyApi:
     made = LivelyApi()
 
-    def connect(settings: KubernetesSettings, catalog: object = None) -> KubernetesDeployer:
-        del catalog
-        return KubernetesDeployer(KubeClient(made, settings.namespace), settings)
+    def connect(
+        settings: KubernetesSettings, catalog: Catalog | None = None, fleet: str = ""
+    ) -> KubernetesDeployer:
+        client = KubeClient(made, settings.namespace)
+        return KubernetesDeployer(client, settings, catalog, fleet=fleet)
 
     def quick(deadline_s: float = 60.0) -> MakePlan:
         del deadline_s
@@ -212,10 +215,10 @@ class FewTurns(threading.Event):
 
 def operate_for(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
-    def stopping() -> Iterator[threading.Event]:
+    def stopping(_: str) -> Iterator[threading.Event]:
         yield FewTurns(turns)
 
-    monkeypatch.setattr(operate_verb, "_stopping", stopping)
+    monkeypatch.setattr(operate_verb, "stopping", stopping)
 
 
 def test_a_controller_asks_once_and_follows_the_file(
@@ -262,10 +265,10 @@ def test_a_broken_file_is_told_once_and_changes_nothing(
             return super().wait(timeout)
 
     @contextlib.contextmanager
-    def stopping() -> Iterator[threading.Event]:
+    def stopping(_: str) -> Iterator[threading.Event]:
         yield Breaks(4)
 
-    monkeypatch.setattr(operate_verb, "_stopping", stopping)
+    monkeypatch.setattr(operate_verb, "stopping", stopping)
     run(capsys, "operate", "lab", *FABRIC, "--yes")
     told = [e.text for e in home_of("lab").history.read() if e.kind == "failure"]
     assert len(told) == 1
