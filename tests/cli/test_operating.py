@@ -278,7 +278,9 @@ def test_a_dry_run_writes_tasks(capsys: Captured, site: Path) -> None:
     Path("sky.json").write_text(made_plan.to_json())
     args = ("--fleet", "sky.yaml", "--on", "skypilot", "--dry-run", "-o", "tasks")
     run(capsys, "up", "sky.json", *args, "--image", "docker:atoll")
-    for path in Path("tasks").iterdir():
+    # The fleet was never up: nobody has made the token that its instances join with.
+    assert "instances.token" in Path("tasks/ATOLL_FABRIC.token").read_text()
+    for path in Path("tasks").glob("*.yaml"):
         task = yaml.safe_load(path.read_text())
         assert task["resources"]["any_of"][0]["infra"] == "aws/us-east-2"
         assert task["resources"]["any_of"][0]["accelerators"] == {"L4": 1}

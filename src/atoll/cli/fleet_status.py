@@ -24,7 +24,7 @@ def draw_fleet_status(fleet: FleetStatus, now_s: float) -> Group:
     ready = sum(row.state == "ready" for row in fleet.instances)
     present = sum(row.state != "gone" for row in fleet.instances)
     unknown = sum(row.state == "unknown" for row in fleet.instances)
-    known = f"{ready} of {present} ready" if present or not fleet.errors else "nothing is known"
+    known = f"{ready} of {present} ready" if present or not fleet.silent else "nothing is known"
     if unknown:
         known = f"{ready} of {present - unknown} ready, {unknown} unknown"
     where = f" at {fleet.url}/v1" if fleet.url and fleet.up else ""

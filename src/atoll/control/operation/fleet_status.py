@@ -83,6 +83,8 @@ class FleetStatus:
     stand_ins: tuple[str, ...]
     traffic: tuple[ServiceRow, ...]
     gateway: dict[str, Any] | None
+    silent: tuple[str, ...] = ()
+    """Targets that do not answer."""
 
 
 def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetStatus:
@@ -94,7 +96,8 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         for look in looks
         for status in look.statuses
         if status.state != "gone" or now_s - status.since_s < SHOW_GONE_S
-    ) + _recall(home, [look.target for look in looks if look.error is not None])
+    )
+    silent = tuple(look.target for look in looks if look.error is not None)
     gateway, traffic = asyncio.run(_ask_gateway(record)) if record.up else (None, ())
     return FleetStatus(
         fleet=record.name,
@@ -106,13 +109,14 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         since_s=record.since_s,
         controller=_find_controller(home, record.name, looks, now_s),
         usd_per_hour=sum(row.usd_per_hour or 0.0 for row in rows if row.state != "gone"),
-        instances=rows,
+        instances=rows + _recall(home, silent),
         errors=_find_errors(record, looks, events),
         stand_ins=tuple(
             f"{name} is {each.source}" for name, each in record.weights.items() if each.stand_in
         ),
         traffic=traffic,
         gateway=gateway,
+        silent=silent,
     )
 
 
