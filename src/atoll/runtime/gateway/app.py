@@ -44,6 +44,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.core.patience import Patience
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.admin import AdminListeners
 from atoll.runtime.gateway.chooser import BackendChooser
@@ -167,7 +168,11 @@ class Gateway(Application):
             recorder=recorder,
             spans=spans,
         )
-        self._health = HealthMonitor(pool, self.upstreams, chosen.health, self._progress_at)
+        self._patience = Patience(_TICK_S)
+        """How late this process was: what others could not say meanwhile is not held against them."""
+        self._health = HealthMonitor(
+            pool, self.upstreams, chosen.health, self._progress_at, self._patience
+        )
         self.snapshots = GatewaySnapshots(self)
         self.live = LiveFeed(self, self.snapshots.snapshot)
         self._pages = Pages(self)
@@ -685,6 +690,7 @@ class Gateway(Application):
         # Before the work: what goes wrong below does not stop the clock.
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         now_s = self.loop.time()
+        self._patience.tick(now_s)
         for request in self._running():
             request.tick(now_s)
         # Only where some node knows its end is there anything to hand over.

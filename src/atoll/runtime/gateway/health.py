@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from atoll.core.patience import Patience
 from atoll.engines.table import find_engine
 from atoll.runtime.gateway.backend_question import ask_backend
 from atoll.runtime.gateway.settings import HealthSettings
@@ -30,11 +31,13 @@ class HealthMonitor:
         upstreams: Callable[[Member], UpstreamPool],
         settings: HealthSettings,
         progress: Callable[[Member], float],
+        patience: Patience,
     ) -> None:
         self._pool = pool
         self._upstreams = upstreams
         self.settings = settings
         self._progress = progress
+        self._patience = patience
         self._failures: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -66,10 +69,14 @@ class HealthMonitor:
         settings = self.settings
         name = member.backend.id
         is_late = False
+        now = asyncio.get_running_loop().time
+        # Where this process waits for a core, answers wait for it.
+        late_s = self._patience.here_s(now())
+        timeout_s = settings.timeout_s + self._patience.extra_s(name, now())
         try:
             path = find_engine(member.backend.kind).health_path or settings.path
             upstreams = self._upstreams(member)
-            status, _ = await ask_backend(upstreams, path, timeout_s=settings.timeout_s)
+            status, _ = await ask_backend(upstreams, path, timeout_s=timeout_s)
             fine, reason = status < 500, f"{path} answered with status {status}"
             # Before a backend that was down is trusted again it has to make a token.
             if fine and not member.well:
@@ -79,7 +86,10 @@ class HealthMonitor:
             if fine and member.listed is None:
                 await self._list(member)
         except TimeoutError:
-            fine, reason, is_late = False, f"no answer in {settings.timeout_s:g} s", True
+            if self._patience.here_s(now()) > late_s:
+                # It stood still itself meanwhile: that says nothing of the backend.
+                return
+            fine, reason, is_late = False, f"no answer in {timeout_s:g} s", True
         except OSError as error:
             fine, reason = False, str(error) or type(error).__name__
         # It was taken out while it was asked.

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -394,6 +395,24 @@ async def test_slow_is_not_dead_where_a_stream_goes_on() -> None:
         assert bench.records[-1].backends == ("e0",)
         engines[0].busy = False
         await until(lambda: pool.members["e0"].state == "up")
+
+
+def test_a_gateway_that_stood_still_holds_nothing_against_backends() -> None:
+    """While it waits for a core it hears no answers: nobody is down for that."""
+
+    async def story() -> None:
+        health = HealthSettings(interval_s=0.02, timeout_s=0.1, failures=2)
+        async with running([ScriptedEngine(), ScriptedEngine()], health=health) as bench:
+            events: list[str] = []
+            bench.gateway.pool.listeners.append(lambda event, member: events.append(event))
+            await asyncio.sleep(0.2)
+            # Every turn of the loop waits for a core, and an answer takes several.
+            for _ in range(14):
+                time.sleep(0.21)
+                await asyncio.sleep(0)
+            assert not {"down", "slow"} & set(events)
+
+    asyncio.run(story())
 
 
 async def test_the_only_backend_is_kept_however_slow_it_is() -> None:
