@@ -24,11 +24,11 @@ REQUEST = PlanRequest(effort=Effort(cached=False))
 
 
 @cache
-def asked(rate: str = "30/s") -> Problem:
-    """Short prompts with room to wait: one machine carries 29.1/s by the model, and more in simulation."""
+def asked(rate: str = "25/s") -> Problem:
+    """Short prompts with room to wait: one machine carries 24.1/s by the model, and more in simulation."""
     service = {
         "model": "qwen3-8b",
-        "ttft": "3s",
+        "ttft": "20s",
         "tpot": "300ms",
         "rate": rate,
         "lengths": "128x300",
@@ -41,7 +41,7 @@ def asked(rate: str = "30/s") -> Problem:
         "usd_per_hour": 2.0,
         "whole": True,
     }
-    settings = {"max_nodes_per_instance": 1}
+    settings = {"max_nodes_per_instance": 1, "engines": ["vllm"]}
     return build_problem(
         {
             "name": "over",
@@ -66,14 +66,14 @@ def test_one_machine_does_where_the_model_asks_for_two() -> None:
     assert plan.promises[0].is_surely_kept
     known = instance.simulated
     assert known is not None
-    assert known.model_per_s < 30.0 <= known.per_s <= MAX_SIMULATED * known.model_per_s
+    assert known.model_per_s < 25.0 <= known.per_s <= MAX_SIMULATED * known.model_per_s
     assert known.kept >= 0.95
     assert len(known.seeds) == 3
     assert validate(plan, asked()) == []
     # By the model nothing costs less than $4.00/h: that is no bound of this plan.
     assert plan.capacity_bound is None
     (note,) = plan.notes
-    assert note.startswith(f"{instance.id} carries 103% of the capacity model, as simulated: ")
+    assert note.startswith(f"{instance.id} carries 104% of the capacity model, as simulated: ")
     assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
@@ -88,7 +88,7 @@ def test_too_much_is_too_much() -> None:
     analytic = keep(problem, catalog, instance)
     # A running instance counts with what the model says: promises may have changed.
     assert analytic.simulated is None
-    assert analytic.throughput_per_s < 30.0
+    assert analytic.throughput_per_s < 25.0
     assert simulate_more(problem, catalog, analytic, 1.2 * analytic.throughput_per_s) is None
     assert simulate_more(problem, catalog, analytic, 1.3 * analytic.throughput_per_s) is None
 
@@ -128,9 +128,9 @@ def _loaded(instance: Instance, factor: float) -> Instance:
     "changes",
     [
         {"kept": 0.94},
-        {"per_s": 29.5},
-        {"per_s": 40.0},
-        {"model_per_s": 30.0},
+        {"per_s": 24.5},
+        {"per_s": 33.0},
+        {"model_per_s": 25.0},
         {"seeds": (1, 1)},
     ],
 )

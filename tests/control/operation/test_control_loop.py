@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.catalog import Catalog
-from atoll.control.decision.control_view import TrafficSeen, TrafficWindow
+from atoll.control.decision.control_view import PaceSeen, TrafficSeen, TrafficWindow
 from atoll.control.decision.decide import StartInstance
 from atoll.control.operation.control_loop import (
     FleetController,
@@ -67,6 +68,7 @@ class World:
     name: str = "memory"
     hosts: tuple[str, ...] = ()
     avoided: list[tuple[str, ...]] = field(default_factory=list)
+    token_s: float | None = None
 
     def clock(self) -> float:
         return self.now_s
@@ -124,7 +126,8 @@ class World:
     def look(self, now_s: float) -> TrafficReport:
         assert now_s == self.now_s
         window = TrafficWindow(self.rate_per_s, CHAT.lengths)
-        return TrafficReport((TrafficSeen("chat", window, window, window),))
+        paces = () if self.token_s is None else (PaceSeen("chat", self.token_s, 5_000, 20.0),)
+        return TrafficReport((TrafficSeen("chat", window, window, window),), paces=paces)
 
     def route(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
@@ -367,3 +370,30 @@ def test_a_controller_without_the_store_adopts_what_targets_describe(tmp_path: P
     settle(world, controller(world, tmp_path / "elsewhere", "two"))
     assert world.started == before
     assert world.serving() == len(before)
+
+
+def test_a_service_that_drifts_is_named_once_and_once_when_it_does_not_any_more(
+    tmp_path: Path,
+) -> None:
+    world = World()
+    own = controller(world, tmp_path)
+    own.turn()
+    world.pass_time(120.0)
+    own.turn()
+
+    def notes() -> list[str]:
+        return [event.text for event in own.history.read() if event.kind == "note"]
+
+    before = len(notes())
+    world.token_s = 1.0
+    for _ in range(3):
+        world.pass_time(30.0)
+        own.turn()
+    (drift,) = notes()[before:]
+    assert "atoll perf calibrate" in drift
+    found = re.search(r"where ([\d.]+) ms are predicted", drift)
+    assert found is not None
+    world.token_s = float(found[1]) * 1e-3
+    world.pass_time(30.0)
+    own.turn()
+    assert notes()[-1] == "chat is served as fast as predicted again"

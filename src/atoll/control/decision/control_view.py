@@ -66,6 +66,19 @@ class PromiseSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class PaceSeen:
+    """Mean seconds per token after the first that clients of a service saw, over so many tokens.
+
+    `rate_per_s` are the requests meanwhile.
+    """
+
+    service: str
+    token_s: float
+    tokens: int
+    rate_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedInstance:
     """An instance as its target sees it, and what it consists of."""
 

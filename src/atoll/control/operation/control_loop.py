@@ -20,6 +20,7 @@ from atoll.control.decision.control_view import (
     EndNotice,
     Memory,
     ObservedInstance,
+    PaceSeen,
     PromiseSeen,
     TrafficSeen,
     View,
@@ -35,6 +36,7 @@ from atoll.control.decision.decide import (
     decide,
     reroute,
 )
+from atoll.control.decision.drift import find_drift
 from atoll.control.operation.controller_lease import LeaseTaker, SupersededError, keep_lease
 from atoll.control.operation.fleet_history import History, HistoryEvent
 from atoll.control.operation.sightings import Sightings
@@ -58,13 +60,14 @@ Order = Callable[[StartInstance, Plan], StartOrder]
 class TrafficReport:
     """Reports of gateways on every service: demand, promises kept, and machines that will end.
 
-    `serving` are the instances that they send requests to: these answer.
+    `serving` are the instances that they send requests to: these answer. `paces` is how fast tokens come.
     """
 
     traffic: tuple[TrafficSeen, ...] = ()
     promises: tuple[PromiseSeen, ...] = ()
     notices: tuple[EndNotice, ...] = ()
     serving: frozenset[str] = frozenset()
+    paces: tuple[PaceSeen, ...] = ()
 
 
 class Gateways(Protocol):
@@ -212,6 +215,7 @@ class FleetController:
         )
         self._offers: dict[str, tuple[Offer, ...]] = {}
         self._superseded: SupersededError | None = None
+        self._drifting: set[str] = set()
         self.reasons: dict[str, str] = {}
         """Why a target did not answer when it was last asked in vain."""
 
@@ -287,6 +291,7 @@ class FleetController:
         self._refuse_strangers()
         if term is not None:
             self._sightings.write()
+            self._note_drifts(report.paces, term)
         seen = {
             status.labels.instance: ObservedInstance(self._clear(status), instance)
             for statuses in self._sightings.by_target().values()
@@ -314,6 +319,20 @@ class FleetController:
             term=term or 0,
         )
         return view, unreachable
+
+    def _note_drifts(self, paces: Sequence[PaceSeen], term: int) -> None:
+        """Say once of each service that it is not served as fast as predicted, and once that it is again."""
+        for pace in paces:
+            routes = self.memory.routes or ()
+            drift = find_drift(pace, self.memory.wanted, routes, self.place.problem)
+            if drift is None:
+                continue
+            if drift.is_large and pace.service not in self._drifting:
+                self._drifting.add(pace.service)
+                self._say("note", drift.text(), term)
+            elif not drift.is_large and pace.service in self._drifting:
+                self._drifting.discard(pace.service)
+                self._say("note", f"{pace.service} is served as fast as predicted again", term)
 
     def _refuse_strangers(self) -> None:
         """Raise InputError where something stands of which nobody wrote down what it is.

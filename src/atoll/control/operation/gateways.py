@@ -17,7 +17,13 @@ from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.control.decision.control_view import EndNotice, PromiseSeen, TrafficSeen, TrafficWindow
+from atoll.control.decision.control_view import (
+    EndNotice,
+    PaceSeen,
+    PromiseSeen,
+    TrafficSeen,
+    TrafficWindow,
+)
 from atoll.control.operation.control_loop import TrafficReport
 from atoll.control.operation.rhythm import RateHistory
 from atoll.core.errors import AtollError
@@ -110,6 +116,8 @@ class PooledWindow:
     output_square_sum: float = 0.0
     judged: int = 0
     kept: int = 0
+    rest_tokens: int = 0
+    rest_sum_s: float = 0.0
 
     @classmethod
     def of(cls, sums: WindowSums) -> PooledWindow:
@@ -124,6 +132,8 @@ class PooledWindow:
             sums.output_square_sum,
             sums.judged,
             sums.kept,
+            sums.rest_tokens,
+            sums.rest_sum_s,
         )
 
     def lengths(self) -> Lengths | None:
@@ -160,6 +170,8 @@ def pool_windows(one: PooledWindow, other: PooledWindow) -> PooledWindow:
         one.output_square_sum + other.output_square_sum,
         one.judged + other.judged,
         one.kept + other.kept,
+        one.rest_tokens + other.rest_tokens,
+        one.rest_sum_s + other.rest_sum_s,
     )
 
 
@@ -304,7 +316,7 @@ class GatewayGroup:
         return page
 
     def _report(self, now_s: float, pages: Sequence[TrafficPage]) -> TrafficReport:
-        traffic, promises, rates = [], [], {}
+        traffic, promises, paces, rates = [], [], [], {}
         for service in self.problem.services:
             said = [
                 page.models[name]
@@ -319,6 +331,10 @@ class GatewayGroup:
                 kept = pooled.five_minutes.kept / judged
                 promises.append(PromiseSeen(service.name, kept, service.attainment, judged))
             promises += _see_groups(service, said)
+            recent = pooled.five_minutes
+            if recent.rest_tokens:
+                token_s = recent.rest_sum_s / recent.rest_tokens
+                paces.append(PaceSeen(service.name, token_s, recent.rest_tokens, recent.rate_per_s))
             if not self._believes(service, pooled, now_s):
                 continue
             rates[service.name] = pooled.five_minutes.rate_per_s
@@ -339,7 +355,9 @@ class GatewayGroup:
         else:
             self._well("rhythm", "the rhythm of the traffic is kept again")
         serving = frozenset(name for page in pages for name in page.serving)
-        return TrafficReport(tuple(traffic), tuple(promises), pool_ends(pages), serving)
+        return TrafficReport(
+            tuple(traffic), tuple(promises), pool_ends(pages), serving, tuple(paces)
+        )
 
     def _believes(self, service: Service, pooled: PooledTraffic, now_s: float) -> bool:
         """Whether what was counted says how much is asked.

@@ -1,0 +1,86 @@
+"""Tokens that come faster or slower than predicted: what is planned with is not what is served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from atoll.control.decision.control_view import PaceSeen
+from atoll.core.ids import Phase
+from atoll.perf.operating_point import operating_point
+from atoll.perf.step import analytic, step_seconds
+from atoll.plan.plan import Instance, Route
+from atoll.plan.problem import Problem
+
+MIN_TOKENS = 1_000
+"""Fewer tokens say nothing of a pace."""
+MAX_DRIFT = 0.1
+"""Share by which served and predicted times per token may differ without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Seconds per token of a service as they came and as they are predicted at its rate of requests."""
+
+    service: str
+    model: str
+    node_type: str
+    engine: str
+    served_s: float
+    predicted_s: float
+
+    @property
+    def share(self) -> float:
+        """By which share tokens take longer than predicted."""
+        return self.served_s / self.predicted_s - 1.0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is worth a word."""
+        return abs(self.share) > MAX_DRIFT
+
+    def text(self) -> str:
+        """Return it in words, with the command that brings predictions back to what is served."""
+        served, predicted = self.served_s * 1e3, self.predicted_s * 1e3
+        return (
+            f"{self.service}: tokens take {served:.1f} ms where {predicted:.1f} ms are predicted"
+            f" ({self.share:+.0%}); measure a server with vLLM's bench, GuideLLM or aiperf, then: atoll perf"
+            f" calibrate RESULT.json --model {self.model} --node {self.node_type} --engine {self.engine}"
+            " -o constants.yaml"
+        )
+
+
+def find_drift(
+    pace: PaceSeen, instances: Iterable[Instance], routes: Sequence[Route], problem: Problem
+) -> Drift | None:
+    """Return how far off the predicted time per token is; None where it cannot be compared.
+
+    Only services whose instances are whole models on a node each, both phases together, are compared: where
+    phases or layers run apart, what a client sees is not the time of a step.
+    """
+    service = next((one for one in problem.services if one.name == pace.service), None)
+    ways = [route for route in routes if route.service == pace.service and route.share > 0.0]
+    if service is None or pace.tokens < MIN_TOKENS or not ways:
+        return None
+    by_name, catalog = {one.id: one for one in instances}, problem.catalog()
+    spec = catalog.model(service.model).llm
+    total, predicted_s = sum(way.share for way in ways), 0.0
+    kind, name = "", ""
+    for way in ways:
+        instance = by_name.get(way.instances[0])
+        if instance is None or len(way.instances) > 1 or instance.phase is not Phase.BOTH:
+            return None
+        node = instance.nodes[0]
+        if len(instance.nodes) > 1 or node.layers < spec.layers:
+            return None
+        engine = problem.run_by(instance.engine).engine_of(service)
+        steps = analytic(spec, catalog.node(node.kind), tp=node.tp, engine=engine)
+        kind, name = node.kind, engine.name
+        share = way.share / total
+        rate = pace.rate_per_s * share / (node.gpus // node.tp)
+        point = operating_point(steps, Phase.BOTH, service.lengths.mix(), 0, spec.layers, rate)
+        kinds = [(part, step_seconds(steps, batch, 0, spec.layers)) for part, batch in point.steps]
+        predicted_s += share * sum(part * seconds for part, seconds in kinds)
+    if predicted_s <= 0.0:
+        return None
+    return Drift(pace.service, service.model, kind, name, pace.token_s, predicted_s)

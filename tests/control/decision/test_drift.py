@@ -1,0 +1,54 @@
+"""Tokens that come faster or slower than predicted are said so, once, with what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.control.decision.control_view import PaceSeen
+from atoll.control.decision.drift import MIN_TOKENS, find_drift
+from atoll.core.ids import Phase
+from atoll.perf.batch import Batch
+from atoll.perf.step import analytic, step_seconds
+from atoll.plan.plan import Route
+from tests.sim.builders import CATALOG, placed, problem, service
+
+OWN = problem(service(), nodes=("H200:1",))
+LAYERS = CATALOG.model("llama-3.1-8b").llm.layers
+WHOLE = placed(OWN, "one", Phase.BOTH, (0, LAYERS, ("H200:1",)))
+WAY = Route(service="m", instances=("one",), share=1.0)
+PACE = PaceSeen("m", 1.0, MIN_TOKENS, 1e-6)
+
+
+def test_a_server_as_fast_as_predicted_is_not_worth_a_word() -> None:
+    # Requests so far apart run alone: 63 of 64 of their steps have no prompt in them.
+    steps = analytic(CATALOG.model("llama-3.1-8b").llm, CATALOG.node("H200:1"), engine="vllm")
+    alone = step_seconds(steps, Batch.decode(1.0, 544.0), 0, LAYERS)
+    found = find_drift(replace(PACE, token_s=alone), [WHOLE], [WAY], OWN)
+    assert found is not None
+    assert found.predicted_s == pytest.approx(alone, rel=0.1)
+    assert not found.is_large
+
+
+@pytest.mark.parametrize("factor", [0.8, 1.25])
+def test_one_that_drifts_is_named_with_the_command(factor: float) -> None:
+    expected = find_drift(PACE, [WHOLE], [WAY], OWN)
+    assert expected is not None
+    served = replace(PACE, token_s=factor * expected.predicted_s)
+    found = find_drift(served, [WHOLE], [WAY], OWN)
+    assert found is not None
+    assert found.is_large
+    assert found.share == pytest.approx(factor - 1.0)
+    assert f"({factor - 1.0:+.0%})" in found.text()
+    command = "atoll perf calibrate RESULT.json --model llama-3.1-8b --node H200:1 --engine vllm"
+    assert command in found.text()
+
+
+def test_what_cannot_be_compared_is_left_alone() -> None:
+    halves = placed(OWN, "two", Phase.BOTH, (0, 16, ("H200:1",)), (16, LAYERS, ("H200:1",)))
+    assert find_drift(replace(PACE, tokens=MIN_TOKENS - 1), [WHOLE], [WAY], OWN) is None
+    assert find_drift(PACE, [WHOLE], [], OWN) is None
+    assert find_drift(PACE, [], [WAY], OWN) is None
+    assert find_drift(PACE, [halves], [WAY.model_copy(update={"instances": ("two",)})], OWN) is None
+    assert find_drift(replace(PACE, service="other"), [WHOLE], [WAY], OWN) is None
