@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -13,7 +14,7 @@ from atoll.plan.validate.check import validate
 from atoll.prove.kept import look_at
 from atoll.prove.losses import SpotAbsence, spot_losses
 from atoll.prove.planning import plan as make_plan
-from atoll.prove.redundancy import Availability, ladders
+from atoll.prove.redundancy import Availability, Redundancy, TrialOutcome, ladders
 from atoll.prove.simulation_deadline import SimulationCutShortError
 from atoll.solve.plan_request import PlanRequest
 from atoll.workload.lengths import LengthMix
@@ -234,3 +235,29 @@ def test_nodes_may_be_away_when_a_simulation_begins() -> None:
             assert loss.back_s <= loss.time_s + 300.0
             away_s += min(loss.back_s, seconds) - loss.time_s
     assert away_s / (400 * seconds) == pytest.approx(1.0 / 7.0, rel=0.2)
+
+
+def test_a_service_that_falls_short_beside_others_chooses_anew_too() -> None:
+    """One kept its promise by a hair at first, and the search ended when it did not once more."""
+    two = TWO_SPOT.replace(services=(CHAT, CHAT.model_copy(update={"name": "more"})))
+    request = PlanRequest(capacity_only=True)
+
+    def judge(plan: Plan) -> TrialOutcome:
+        number = Counter(one.service for one in plan.instances)
+        short = frozenset(name for name in ("chat", "more") if number[name] < 2)
+        return TrialOutcome(short, {name: 0.9 if name in short else 1.0 for name in number})
+
+    first = make_plan(two, request)
+    assert len(first.instances) == 2
+    search = Redundancy(
+        two,
+        CATALOG,
+        first,
+        TrialOutcome(frozenset({"chat"}), {"chat": 0.9, "more": 1.0}),
+        lambda spare, services: make_plan(spare.ask(two, services), request),
+        judge,
+    )
+    found = search.find()
+    assert found is not None
+    assert Counter(one.service for one in found.instances) == {"chat": 2, "more": 2}
+    assert found.usd_per_hour == pytest.approx(4 * 0.7)

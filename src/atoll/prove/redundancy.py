@@ -344,21 +344,29 @@ class Redundancy:
 
     def find(self) -> Plan | None:
         """Return the cheapest plan of those looked at that keeps its promises; None where none does."""
-        choices, whole = self._climb()
-        taken = [one.take_next() for one in choices.values()]
-        while all(taken) and self.trials < _MAX_TRIALS:
-            plan = self._build(choices)
-            if plan is None:
-                break
-            verdict = self._try(plan)
-            if not verdict.short:
-                return plan
-            taken = []
-            for name in sorted(verdict.short & self.services):
-                choices[name].learn(verdict.kept[name])
-                taken.append(choices[name].take_next())
-            if not taken:
-                break  # another service is in the way
+        whole: list[Plan] = []
+        joined = True
+        while joined:
+            joined = False
+            choices, more = self._climb()
+            whole += more
+            taken = [one.take_next() for one in choices.values()]
+            while all(taken) and self.trials < _MAX_TRIALS:
+                plan = self._build(choices)
+                if plan is None:
+                    break
+                verdict = self._try(plan)
+                if not verdict.short:
+                    return plan
+                # One that had kept its promises, by little, may not do so beside others: it chooses, too.
+                joined = not verdict.short <= self.services
+                if joined:
+                    self.services |= verdict.short
+                    break
+                taken = []
+                for name in sorted(verdict.short):
+                    choices[name].learn(verdict.kept[name])
+                    taken.append(choices[name].take_next())
         # Services may be in each other's way: then plans of the solver as they are.
         for plan in sorted(whole, key=lambda one: (one.objective or 0.0, one.content_hash())):
             if self.trials < _MAX_TRIALS + len(whole) and not self._try(plan).short:
