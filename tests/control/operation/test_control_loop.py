@@ -165,6 +165,27 @@ def settle(world: World, control: FleetController, turns: int = 12) -> None:
         world.pass_time(60.0)
 
 
+class SlowWorld(World):
+    """A target that takes its time to answer, or not to."""
+
+    def list(self, fleet: str) -> Sequence[InstanceStatus]:
+        self.now_s += 20.0
+        return super().list(fleet)
+
+
+def test_the_history_is_in_order_though_targets_are_slow(tmp_path: Path) -> None:
+    world = SlowWorld()
+    control = controller(world, tmp_path)
+    settle(world, control, 3)
+    world.answers = False
+    world.rate_per_s = 40.0
+    settle(world, control, 3)
+    events = control.history.read()
+    assert {event.kind for event in events} >= {"plan", "failure"}
+    times = [event.at_s for event in events]
+    assert times == sorted(times)
+
+
 def test_a_fleet_comes_up_and_then_stands_still(tmp_path: Path) -> None:
     world = World()
     control = controller(world, tmp_path)

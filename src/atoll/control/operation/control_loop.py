@@ -415,14 +415,15 @@ class FleetController:
 
     def _write_down(self, turn: LoopTurn, term: int) -> None:
         """The history knows of everything before it is done."""
-        decision, events = turn.decision, []
+        # When it is written, not when the turn began: what was said meanwhile stands before it.
+        decision, events, now_s = turn.decision, [], self._clock()
         plan_hash = self.memory.plan_hash or None
         if decision.planned:
             usd = decision.plan.usd_per_hour if decision.plan is not None else None
             text = "; ".join(decision.reasons) or "planned"
             events.append(
                 HistoryEvent(
-                    at_s=turn.view.time_s,
+                    at_s=now_s,
                     kind="plan",
                     # The history takes no longer texts.
                     text=text[:4000],
@@ -434,10 +435,10 @@ class FleetController:
         kinds = {StartInstance: "start", DrainInstance: "drain", StopInstance: "stop"}
         for action in decision.actions:
             if isinstance(action, ReweightRoutes):
-                events.append(_event(turn, "reweight", action.reason, term, None, plan_hash))
+                events.append(_event(now_s, "reweight", action.reason, term, None, plan_hash))
                 continue
             name = action.instance.id if isinstance(action, StartInstance) else action.id
-            events.append(_event(turn, kinds[type(action)], action.reason, term, name, plan_hash))
+            events.append(_event(now_s, kinds[type(action)], action.reason, term, name, plan_hash))
         self.history.add(*events)
 
     def _tell_plan(self, view: View) -> None:
@@ -483,11 +484,11 @@ class FleetController:
 
 
 def _event(
-    turn: LoopTurn, kind: str, text: str, term: int, instance: str | None, plan: str | None
+    at_s: float, kind: str, text: str, term: int, instance: str | None, plan: str | None
 ) -> HistoryEvent:
     return HistoryEvent.parse(
         {
-            "at_s": turn.view.time_s,
+            "at_s": at_s,
             "kind": kind,
             "text": text[:4000],
             "term": term,
