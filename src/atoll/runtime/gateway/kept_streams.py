@@ -100,7 +100,7 @@ class KeptStream:
         self.asked: AskedStream | None = None
         """What an earlier gateway was asked; None: the stream began here."""
         self.pieces: list[SentPiece] = []
-        """What an earlier gateway sent; `forget` lets go of it."""
+        """What earlier gateways sent; whoever goes on with the stream takes it."""
         self.billed = BilledTokens()
         """What earlier gateways wrote down, but for those that died."""
 
