@@ -76,6 +76,8 @@ Subscription = Declaration
 _PULLS_AT_ONCE = 2
 _SETTLE_S = 0.02
 """From a token's end to its counting: long enough to hear that it was a hub that went."""
+_HUBS = "hubs"
+"""Under this name it is known for how long links to hubs were away."""
 _BEAT_S = 0.25
 """Between two looks how late this member is."""
 _LOGGED_REFUSALS = 20
@@ -132,6 +134,7 @@ class Fabric:
         self._pulls: set[asyncio.Task[None]] = set()
         self._held_back: dict[str, asyncio.TimerHandle] = {}
         self._shaken_s = -settings.flap_s
+        self._is_shaken = False
         self.patience = Patience(_BEAT_S)
         """How late this member and others are, so that those who wait for a core do not count as gone."""
         self._beat: asyncio.TimerHandle | None = None
@@ -408,6 +411,12 @@ class Fabric:
             if not up and (sid == self.sid or keys.is_hub(sid)):
                 # The end of a hub's token, or of one's own, tells of a lost link, not of members that went.
                 self._shaken_s = self._loop.time()
+                self._is_shaken = True
+            elif up and self._is_shaken and (sid == self.sid or keys.is_hub(sid)):
+                # A hub that waits for a core loses its links again and again.
+                self._is_shaken = False
+                away_s = self._loop.time() - self._shaken_s
+                self.patience.tell(_HUBS, away_s, self._loop.time())
             if sid == self.sid:
                 continue
             held = self._held_back.pop(sid, None)
@@ -433,7 +442,8 @@ class Fabric:
         # So are members whose link was given up because they, or this one, waited for a core.
         now_s = self._loop.time()
         until_s = max(
-            self._shaken_s + self.settings.flap_s, gone_s + self.patience.extra_s(sid, now_s)
+            self._shaken_s + self.settings.flap_s + self.patience.extra_s(_HUBS, now_s),
+            gone_s + self.patience.extra_s(sid, now_s),
         )
         if until_s > now_s:
             self._held_back[sid] = self._loop.call_later(
