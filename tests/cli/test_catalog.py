@@ -30,7 +30,7 @@ def test_gpus(capsys: Capture) -> None:
     assert "L40S" in text
     assert "864GB/s" in text
     found = {row["name"]: row for row in records(capsys, "gpus")}
-    assert len(found) == 50
+    assert len(found) == 57
     assert found["L40S"]["memory_bytes"] == 46068 * 2**20
     assert found["A10G"]["fp8_tflops"] is None
     facts = found["L40S"]["facts"]
