@@ -165,7 +165,7 @@ class SmallSky:
         if name in self.silent:
             raise OSError(f"{name} cannot be reached")
 
-    def api_status(self, requests: list[str], *, all_status: bool) -> list[dict[str, str]]:
+    def api_status(self, requests: list[str], **_: object) -> list[dict[str, str]]:
         return [{"status": f"RequestStatus.{self.requests[each]}"} for each in requests]
 
     def api_cancel(self, requests: list[str]) -> None:

@@ -45,7 +45,7 @@ def operator(options: OperatorOptions) -> None:
     """
     require_extras("serve", "fabric")
     from atoll.control.operation.fleet_operator import (
-        FleetOperator,
+        ClusterOperator,
         OperatorSettings,
         run_operator,
     )
@@ -66,7 +66,7 @@ def operator(options: OperatorOptions) -> None:
     arguments += [f"--gateway={options.gateway}"] if options.gateway else []
     arguments += [f"--admin-token={options.admin_token}"] if options.admin_token else []
     transport = ClusterTransport(target.kubeconfig, target.context)
-    kept = FleetOperator(
+    kept = ClusterOperator(
         KubeClient(transport, target.namespace),
         OperatorSettings(options.state or state_dir() / "operator", target, tuple(arguments)),
     )

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from atoll.control.operation.fleet_home import FleetHome, FleetRecord
-from atoll.control.operation.fleet_operator import FINALIZER, FleetOperator, OperatorSettings
+from atoll.control.operation.fleet_operator import FINALIZER, ClusterOperator, OperatorSettings
 from atoll.deploy.kubernetes.kube_client import KubeClient
 from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
@@ -57,7 +57,7 @@ class Stage:
         self.processes: list[FakeProcess] = []
         self.client = KubeClient(self.api, "default")
         settings = OperatorSettings(folder, KubernetesSettings(image="atoll:1"), ("--every=300s",))
-        self.operator = FleetOperator(
+        self.operator = ClusterOperator(
             self.client, settings, start=self._start, clock=lambda: self.api.now_s
         )
 
@@ -172,7 +172,7 @@ def test_the_status_is_that_of_the_controller_that_acts(stage: Stage) -> None:
     # Another operator, whose controller waits, leaves it alone.
     other = Stage(stage.folder / "other")
     other.api = stage.api
-    other.operator = FleetOperator(
+    other.operator = ClusterOperator(
         stage.client,
         OperatorSettings(stage.folder / "other", KubernetesSettings()),
         start=lambda words: FakeProcess(words, 7),

@@ -97,7 +97,8 @@ def test_gpus_have_the_numbers_that_the_driver_gives_them(
 
 def test_a_gpu_in_another_form_keeps_its_own_name() -> None:
     assert gpu_type("NVIDIA H100 80GB HBM3", 81559 * 2**20) == "H100"
-    assert gpu_type("NVIDIA H100 PCIe", 81559 * 2**20) == "H100 PCIe"
+    assert gpu_type("NVIDIA H100 PCIe", 81559 * 2**20) == "H100-PCIe"
+    assert gpu_type("NVIDIA H100 96GB HBM2e", 97871 * 2**20) == "H100 96GB HBM2e"
     assert gpu_type("NVIDIA A100", 40 * GIB) == "A100"  # the catalog's A100 has 80 GB
     assert gpu_type("Tesla T4", 15360 * 2**20) == "T4"
 

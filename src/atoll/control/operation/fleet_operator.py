@@ -47,7 +47,7 @@ MAX_INSTANCES = 100
 _MAX_TEXT = 500
 
 
-class FleetController(Protocol):
+class ControllerProcess(Protocol):
     """A process that operates a fleet, or takes it down."""
 
     pid: int
@@ -61,11 +61,11 @@ class FleetController(Protocol):
         ...
 
 
-Start = Callable[[Sequence[str]], FleetController]
+Start = Callable[[Sequence[str]], ControllerProcess]
 """Starts `atoll` with these arguments."""
 
 
-def start_atoll(arguments: Sequence[str]) -> FleetController:
+def start_atoll(arguments: Sequence[str]) -> ControllerProcess:
     """Start `atoll` as a process of its own."""
     return subprocess.Popen([sys.executable, "-m", "atoll", *arguments], stdin=subprocess.DEVNULL)
 
@@ -87,14 +87,14 @@ class OperatorSettings:
 class _Kept:
     """A fleet that has a controller; `written` is what its files were made of."""
 
-    process: FleetController | None = None
+    process: ControllerProcess | None = None
     written: str = ""
     taking_down: bool = False
     problem: str = ""
     shown: Json = field(default_factory=dict)
 
 
-class FleetOperator:
+class ClusterOperator:
     """Keeps a controller for each Fleet of a namespace; `turn` is one look at all of them."""
 
     def __init__(
@@ -329,7 +329,7 @@ class FleetOperator:
 
 
 def run_operator(
-    operator: FleetOperator,
+    operator: ClusterOperator,
     look_s: float,
     wait: Callable[[float], bool],
     say: Callable[[str], None],

@@ -40,7 +40,7 @@ class ResponsesSettings(Frozen):
     """Of all gateways that go on with each other's conversations; None: memory alone."""
 
 
-class _Conversation(msgspec.Struct, frozen=True, array_like=True):
+class _KeptConversation(msgspec.Struct, frozen=True, array_like=True):
     owner: str | None
     at_s: float
     """Unix time."""
@@ -55,7 +55,7 @@ class KeptResponses:
         self.settings = settings
         self._clock = clock
         self._folder = None if settings.folder is None else Path(settings.folder).expanduser()
-        self._kept: OrderedDict[str, _Conversation] = OrderedDict()
+        self._kept: OrderedDict[str, _KeptConversation] = OrderedDict()
         self._bytes = 0
         self._swept_s = 0.0
 
@@ -68,7 +68,7 @@ class KeptResponses:
         """Return the conversations of a key; None: none are kept."""
         return OwnedResponses(self, owner) if self.settings.keep_s else None
 
-    def keep(self, response_id: str, conversation: _Conversation) -> None:
+    def keep(self, response_id: str, conversation: _KeptConversation) -> None:
         """Keep a conversation up to a response."""
         if len(conversation.items) > self.max_bytes:
             return
@@ -89,7 +89,7 @@ class KeptResponses:
                 atomic_write(path, msgspec.msgpack.encode(conversation))
                 self._sweep(self._folder)
 
-    def find(self, response_id: str) -> _Conversation | None:
+    def find(self, response_id: str) -> _KeptConversation | None:
         """Return the conversation up to a response, if it is still kept."""
         if _ID.fullmatch(response_id) is None:
             return None
@@ -97,14 +97,14 @@ class KeptResponses:
         if found is None and self._folder is not None:
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 raw = (self._folder / response_id).read_bytes()
-                found = msgspec.msgpack.decode(raw, type=_Conversation)
+                found = msgspec.msgpack.decode(raw, type=_KeptConversation)
         return None if found is None or self._is_over(found) else found
 
     def now(self) -> float:
         """Return the Unix time."""
         return self._clock()
 
-    def _is_over(self, conversation: _Conversation) -> bool:
+    def _is_over(self, conversation: _KeptConversation) -> bool:
         return self._clock() - conversation.at_s > self.settings.keep_s
 
     def _sweep(self, folder: Path) -> None:
@@ -140,5 +140,5 @@ class OwnedResponses:
 
     def keep(self, response_id: str, items: list[Any]) -> None:
         """Keep all items up to a response."""
-        conversation = _Conversation(self._owner, self._kept.now(), msgspec.json.encode(items))
+        conversation = _KeptConversation(self._owner, self._kept.now(), msgspec.json.encode(items))
         self._kept.keep(response_id, conversation)
