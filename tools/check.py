@@ -70,16 +70,16 @@ STATIC = (
 REAL = "tests/real"
 _REAL_TESTS = Check("real engines", ("pytest", "-q", "-rs", REAL))
 
-# Folders of tests, each row a process, those that take longest first; all other folders are the last part.
+# Folders of tests, each row a process, those that take longest first; all other folders are the third part.
 # Workers that share all tests would each import and collect all of them, and each start what modules share.
 _PARTS = (
     # Both ask one fleet.
     ("runtime", "compat"),
     ("solve",),
-    ("deploy", "control"),
     ("cli", "prove"),
     ("components", "e2e", "engine", "engines"),
     ("benchmarks", "dashboard", "examples"),
+    ("deploy", "control"),
 )
 
 
@@ -94,9 +94,11 @@ def list_tests(*, full: bool) -> tuple[Check, ...]:
         and path.name not in named
         and not (full and path == ROOT / REAL)
     )
+    parts: list[tuple[str, tuple[str, ...]]] = [(f"tests {part[0]}", part) for part in _PARTS]
+    parts.insert(2, ("tests", tuple(others)))
     return tuple(
         Check(name, ("pytest", "-q", "-rs", *selection, *(f"tests/{each}" for each in part)))
-        for name, part in (*((f"tests {part[0]}", part) for part in _PARTS), ("tests", others))
+        for name, part in parts
     )
 
 
