@@ -10,8 +10,9 @@ parts, each in a file of its own, rows written as they come:
     h200_steps.csv   steps of whole models: milliseconds, of which kernels, joules
     h200_steps_kernels.csv   where the kernels' time of each such step goes
 
-`benchmarks.h200_fidelity` compares them with what `atoll.perf` says. Needs torch, triton and
-transformers, nothing else. Run it where the GPU is:
+`benchmarks.h200_fidelity` compares them with what `atoll.perf` says. Needs torch, triton, transformers and
+msgspec. Nodes are not warmed up as they are before they serve: their steps are launched kernel by kernel, and
+take longer than those that replay captured graphs. Run it where the GPU is:
 
     PYTHONPATH=src python -m benchmarks.h200_steps --out benchmarks/results
 """

@@ -31,8 +31,9 @@ from atoll.core.errors import InputError
 from atoll.core.frozen import Frozen
 from atoll.runtime.gateway import faults
 from atoll.runtime.gateway.events import payload, split_events
+from atoll.runtime.gateway.front_client import FrontClient
 from atoll.runtime.http.http_request import Request
-from atoll.runtime.http.http_server import Connection, Responder
+from atoll.runtime.http.http_server import Connection
 from atoll.runtime.openai import ApiError, Usage
 
 ASKED = b"x-atoll-resume"
@@ -256,13 +257,13 @@ class KeptStreams:
         return self._folder / (name + _ENDING)
 
 
-class NumberedClient:
+class NumberedClient(FrontClient[Connection]):
     """Stands before a connection and numbers events; those up to `seen` the client has already."""
 
     def __init__(
         self, connection: Connection, stream: KeptStream, request: Request, seen: int
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self.stream = stream
         self.digest = hashlib.sha256(request.body).digest()
         """Of what it asks, before that is translated."""
@@ -282,19 +283,6 @@ class NumberedClient:
         """Keep the stream from here on; `body` is what backends get."""
         ids = (key_id, request.id, request.trace)
         self.stream.begin(AskedStream(self.digest, self.path, *ids, model, body))
-
-    def hold(self, size: int) -> None:
-        """Count bytes of memory that the request takes besides its body, or refuse it (ApiError)."""
-        self._connection.hold(size)
-
-    @property
-    def exchange(self) -> Responder | None:
-        """Whoever answers the request."""
-        return self._connection.exchange
-
-    @exchange.setter
-    def exchange(self, exchange: Responder | None) -> None:
-        self._connection.exchange = exchange
 
     def respond(
         self,
@@ -322,19 +310,6 @@ class NumberedClient:
     def end_stream(self, data: bytes) -> None:
         """Send the last events, and end the stream."""
         self._connection.end_stream(self._number(data))
-
-    @property
-    def written(self) -> int:
-        """Bytes that were sent on the connection."""
-        return self._connection.written
-
-    def read_bytes(self) -> int:
-        """Return how many of them the client's machine has."""
-        return self._connection.read_bytes()
-
-    def abort(self) -> None:
-        """Close without another word."""
-        self._connection.abort()
 
     def _number(self, data: bytes) -> bytes:
         news = []

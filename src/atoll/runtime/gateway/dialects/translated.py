@@ -7,9 +7,10 @@ import msgspec
 from atoll.runtime.gateway.dialects.chat_stream import StreamTranslator
 from atoll.runtime.gateway.dialects.dialect import Dialect, Translation
 from atoll.runtime.gateway.dialects.kept_responses import OwnedResponses
+from atoll.runtime.gateway.front_client import FrontClient
 from atoll.runtime.gateway.kept_streams import NumberedClient
 from atoll.runtime.http.answering import headers_of
-from atoll.runtime.http.http_server import Connection, Request, Responder
+from atoll.runtime.http.http_server import Connection, Request
 from atoll.runtime.openai import ApiError, parsed_bytes
 
 _LARGE_BYTES = 2**20
@@ -35,13 +36,13 @@ class ShapedError(ApiError):
         return self._body
 
 
-class TranslatedClient:
+class TranslatedClient(FrontClient["Connection | NumberedClient"]):
     """Stands before a connection, for a relay (`http_server.Connection` says what its methods mean)."""
 
     def __init__(
         self, connection: Connection | NumberedClient, dialect: Dialect, request: Request
     ) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._dialect = dialect
         self._request = request
         self._translation: Translation | None = None
@@ -80,19 +81,6 @@ class TranslatedClient:
         sent.keep_alive, sent.old = asked.keep_alive, asked.old
         asked.body = b""
         return sent
-
-    def hold(self, size: int) -> None:
-        """Count bytes of memory that the request takes besides its body, or refuse it (ApiError)."""
-        self._connection.hold(size)
-
-    @property
-    def exchange(self) -> Responder | None:
-        """Whoever answers the request."""
-        return self._connection.exchange
-
-    @exchange.setter
-    def exchange(self, exchange: Responder | None) -> None:
-        self._connection.exchange = exchange
 
     def respond(
         self,
@@ -137,19 +125,6 @@ class TranslatedClient:
         if self._stream is not None:
             events = self._stream.feed(data) + self._stream.end()
         self._connection.end_stream(events)
-
-    @property
-    def written(self) -> int:
-        """Bytes that were sent on the connection."""
-        return self._connection.written
-
-    def read_bytes(self) -> int:
-        """Return how many of them the client's machine has."""
-        return self._connection.read_bytes()
-
-    def abort(self) -> None:
-        """Close without another word."""
-        self._connection.abort()
 
     def _headers(self) -> bytes:
         return self._dialect.headers(self._request.id)
