@@ -24,7 +24,9 @@ from atoll.deploy.slurm.slurm_jobs import read_comment
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
 from atoll.deploy.target import Deployer, DeployError
 from atoll.plan.problem import Offer
+from tests.deploy.killed_rollouts import FLEET
 from tests.deploy.kubernetes.tiny_api import TinyApi
+from tests.deploy.kubernetes.tiny_machines import is_ready
 from tests.deploy.slurm.builders import FakeSlurm
 from tests.deploy.test_skypilot import SmallSky
 
@@ -219,25 +221,31 @@ class SlurmStage(FakeSlurm):
 class KubeStage:
     """Objects of a Kubernetes API; also the way to it."""
 
-    def __init__(self, folder: Path, kinds: Sequence[str], region: str) -> None:
+    def __init__(self, folder: Path, kinds: Sequence[str], region: str, **settings: Any) -> None:
         del folder
         self.fault: str | None = None
-        self._api = TinyApi(BEGAN_S)
-        self._settings = KubernetesSettings(region=region)
+        self.api = TinyApi(BEGAN_S)
+        self._names: dict[str, str] = {}
+        self.settings = KubernetesSettings(region=region, **settings)
         for kind in kinds:
             for number in range(KIND_COUNT):
                 product = f"NVIDIA-{kind[:-2]}"
-                labels = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.count": "1"}
-                self._api.add_node(f"{kind[:-2].lower()}-{number}", labels, 1)
+                labels = {"nvidia.com/gpu.product": product, "nvidia.com/gpu.count": kind[-1]}
+                self.api.add_node(f"{kind[:-2].lower()}-{number}", labels, int(kind[-1]))
         self._writes = 0
 
     @property
     def now_s(self) -> float:
-        return self._api.now_s
+        return self.api.now_s
 
     def deployer(self) -> KubernetesDeployer:
-        clock = lambda: self._api.now_s  # noqa: E731
-        return KubernetesDeployer(KubeClient(self, "default"), self._settings, clock=clock)
+        clock = lambda: self.api.now_s  # noqa: E731
+        client = KubeClient(self, "default")
+        return KubernetesDeployer(client, self.settings, clock=clock, fleet=FLEET)
+
+    def client(self) -> KubeClient:
+        """Return a way to the API that never answers wrongly."""
+        return KubeClient(self.api, "default")
 
     def ask(self, method: str, path: str, **words: Any) -> HttpAnswer:
         fault, writes = self.fault, method != "GET"
@@ -248,7 +256,7 @@ class KubeStage:
             return _refuse(403, "forbidden: User cannot do this")
         if fault == "quota" and method in ("PATCH", "POST"):
             return _refuse(403, "forbidden: exceeded quota: gpus")
-        answer = self._api.ask(method, path, **words)
+        answer = self.api.ask(method, path, **words)
         if fault == "late":
             raise DeployError("the API server does not answer", kind="unreachable")
         if fault is None or writes or answer.status >= 300:
@@ -265,26 +273,33 @@ class KubeStage:
         return HttpAnswer(200, json.dumps(said).encode())
 
     def live(self, by_s: float) -> None:
-        self._api.advance(by_s)
-        self._api.make_ready()
-        self._api.end_pods()
+        for _, made in self.api.of("configmaps"):
+            labels = made["metadata"].get("labels") or {}
+            if labels.get(f"{DOMAIN}/fleet") == FLEET and f"{DOMAIN}/instance" in labels:
+                self._names.setdefault(made["metadata"]["name"], labels[f"{DOMAIN}/instance"])
+        self.api.advance(by_s)
+        self.api.make_ready()
+        self.api.end_pods()
 
     def standing(self) -> set[str]:
-        return {self._instance(made) for _, made in self._api.of("configmaps")}
+        known = (made for _, made in self.api.of("configmaps"))
+        return {self._instance(made) for made in known if made["metadata"]["name"] in self._names}
 
     def serving(self) -> set[str]:
         return {
             self._instance(pod)
-            for _, pod in self._api.of("pods")
-            if pod.get("status", {}).get("phase") == "Running"
+            for _, pod in self.api.of("pods")
+            if is_ready(pod)
             and "deletionTimestamp" not in pod["metadata"]
+            and pod["metadata"]["name"].removesuffix("-0-0") in self._names
         }
 
     def _instance(self, made: Mapping[str, Any]) -> str:
-        return str(made["metadata"]["labels"][f"{DOMAIN}/instance"])
+        # By its name: somebody may have taken its labels away.
+        return self._names[str(made["metadata"]["name"]).removesuffix("-0-0")]
 
     def without_secret(self) -> set[str]:
-        return self.serving() - {self._instance(made) for _, made in self._api.of("secrets")}
+        return self.serving() - {self._instance(made) for _, made in self.api.of("secrets")}
 
 
 class SkyStage:

@@ -3,12 +3,14 @@
 A fleet of two instances stands on Slurm, Kubernetes or SkyPilot (stand-ins in this process, in virtual time).
 Answers go wrong in each of the ways of `fault_stages.FAULTS` for 40 s: while nothing is to be done, while the
 plan changes, and while another controller takes over; those in which nothing can be read also for five
-minutes. Then the target answers as it should, and the fleet has to come to rest as planned.
+minutes. Then the target answers as it should, and the fleet has to come to rest as planned. What happens in a
+Kubernetes cluster beside its API (machines that die or are drained, damaged objects, other fleets) is in
+`cluster_events`.
 
 `gone_wrongly`: instances that served and were taken for gone or failed; `started_twice`: started beyond
 those of a run without a fault; `orphans`: what stands in the end and nobody wants; `secrets_lost`: secrets
 that were deleted though their instance ran; `below_demand_s`: seconds in which what serves and is routed to
-carried less than was asked.
+carried less than was asked; `events_wrong`: what else should not be, in words above the figures.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import argparse
 import itertools
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +82,14 @@ class Outcome:
     below_demand_s: float = 0.0
     rests: bool = False
 
+    def add(self, other: Outcome) -> None:
+        """Count what came of another case, too."""
+        self.gone_wrongly += other.gone_wrongly
+        self.orphans += other.orphans
+        self.secrets_lost += other.secrets_lost
+        self.below_demand_s += other.below_demand_s
+        self.rests &= other.rests
+
 
 class KeptRoutes:
     """Gateways that do as they are told, and know who answers."""
@@ -95,21 +106,20 @@ class KeptRoutes:
         self.routes = tuple(routes)
 
 
-def problem(cheap: str) -> Problem:
+def problem(cheap: str, kinds: Sequence[str] = (OLD, NEW)) -> Problem:
     """Two requests/s, one for each machine."""
-    asked = killed_rollouts.problem(cheap)
+    asked = killed_rollouts.problem(cheap, kinds)
     offers = [
         offer.model_copy(update={"region": REGION, "market": "on-demand"}) for offer in asked.offers
     ]
     return asked.model_copy(update={"offers": tuple(offers)})
 
 
-def plan(kind: str) -> Callable[[Problem], Plan]:
-    """A planner that wants two machines of a kind."""
-    make = killed_rollouts.plan((kind, kind))
+def plan(kinds: Sequence[str]) -> Callable[[Problem], Plan]:
+    """A planner that wants machines of these kinds; where they cannot be had, two of one that can."""
 
     def place(asked: Problem) -> Plan:
-        made = make(asked)
+        made = killed_rollouts.plan(_choose(asked, kinds))(asked)
         placed = [
             one.model_copy(
                 update={
@@ -126,11 +136,24 @@ def plan(kind: str) -> Callable[[Problem], Plan]:
     return place
 
 
+def _choose(asked: Problem, kinds: Sequence[str]) -> Sequence[str]:
+    only = asked.services[0].only
+    has = {
+        offer.node_type: 0 if only and offer.node_type not in only else offer.available
+        for offer in asked.offers
+    }
+    counts = Counter(kinds)
+    if all(has.get(kind, 0) >= count for kind, count in counts.items()):
+        return kinds
+    return [max(has, key=lambda kind: has[kind])] * 2
+
+
 class Fleet:
     """A fleet on a stage, its controller, and what is noted of both."""
 
-    def __init__(self, stage: Stage, folder: Path) -> None:
-        self.stage, self.folder = stage, folder
+    def __init__(self, stage: Stage, folder: Path, ready_s: float = 600.0) -> None:
+        self.stage, self.folder, self._ready_s = stage, folder, ready_s
+        self.target = stage.deployer().name
         self.gateways = KeptRoutes(stage)
         self.outcome = Outcome()
         self.started: set[str] = set()
@@ -141,14 +164,14 @@ class Fleet:
         self.controller = self.control(OLD)
 
     def control(self, kind: str) -> FleetController:
-        """Return a controller that wants machines of a kind."""
+        """Return a controller that wants two machines of a kind."""
         asked = problem(kind)
         place = FleetPlace(
             killed_rollouts.FLEET,
             asked,
-            {"t": PoolTarget(self.stage.deployer(), asked.offers)},
+            {self.target: PoolTarget(self.stage.deployer(), asked.offers)},
             self.gateways,
-            lambda _one: "t",
+            lambda _one: self.target,
             self._order,
         )
         return FleetController(
@@ -156,27 +179,31 @@ class Fleet:
             InstanceStore(self.folder / "instances"),
             History(self.folder / "history.jsonl"),
             FileLease(self.folder / "lease.json"),
-            plan(kind),
+            plan((kind, kind)),
             holder="one",
             clock=lambda: self.stage.now_s,
             policy=POLICY,
         )
 
-    def change_plan(self) -> None:
-        """Have the other kind of machines be the cheap one from now on."""
-        asked = problem(NEW)
+    def change_plan(self, *kinds: str) -> None:
+        """Want machines of these kinds from now on; the first one is the cheap one."""
+        self.ask(problem(kinds[0], tuple(dict.fromkeys((OLD, NEW, *kinds)))))
+        self.controller.use_planner(plan(kinds))
+
+    def ask(self, asked: Problem) -> None:
+        """Ask for something else from now on, of those who plan."""
         place = self.controller.place
         (target,) = place.targets.values()
         assert isinstance(target, PoolTarget)
         pool = PoolTarget(target.target, asked.offers)
-        self.controller.place = replace(place, problem=asked, targets={"t": pool})
-        self.controller.use_planner(plan(NEW))
+        self.controller.place = replace(place, problem=asked, targets={self.target: pool})
 
     def _order(self, action: StartInstance, _plan: Plan) -> StartOrder:
         kind = action.instance.nodes[0].node_type
         secrets = ((SECRET, str(self.secret)),)
-        command = NodeCommand("n0", kind, ("serve", "{port}"), 1, secrets=secrets)
-        return StartOrder(action.instance, action.labels, (command,), ready_s=600.0)
+        gpus = int(kind.partition(":")[2])
+        command = NodeCommand("n0", kind, ("serve", "{port}"), gpus, secrets=secrets)
+        return StartOrder(action.instance, action.labels, (command,), ready_s=self._ready_s)
 
     def turn(self, *, counted: bool = True) -> LoopTurn:
         """Take a turn and let its time pass; `counted` when the fleet stood before."""
@@ -207,18 +234,27 @@ class Fleet:
         carried = sum(route.share for route in routes if set(route.instances) <= serving)
         return len(serving) >= 2 and carried > 1 - 1e-6
 
-    def rest(self, kind: str) -> bool:
-        """Take turns until two machines of a kind serve and nothing is to be done."""
+    def rest(self, *kinds: str) -> bool:
+        """Take turns until machines of these kinds serve and nothing is to be done."""
         counted = bool(self.started)
         for _ in range(_MAX_TURNS):
             turn = self.turn(counted=counted)
             stands = self.stage.serving() == self.stage.standing()
-            settled = stands and self._carries() and self._kinds() == [kind, kind]
+            settled = stands and self._carries() and self.kinds() == sorted(kinds)
             if settled and not turn.decision.actions:
                 return True
         return False
 
-    def _kinds(self) -> list[str]:
+    def end(self, *kinds: str) -> Outcome:
+        """Let the fleet come to rest with machines of these kinds, and return what came of it."""
+        self.outcome.rests = self.rest(*kinds)
+        wanted = {one.id for one in self.controller.memory.wanted}
+        self.outcome.orphans = len(self.stage.standing() - wanted)
+        self.outcome.started = len(self.started)
+        return self.outcome
+
+    def kinds(self) -> list[str]:
+        """Return the kinds of machines that serve."""
         store = InstanceStore(self.folder / "instances")
         found = (store.find(name) for name in self.stage.serving())
         return sorted(one.nodes[0].node_type for one in found if one is not None)
@@ -230,20 +266,17 @@ def run(case: Case) -> Outcome:
         folder = Path(name)
         stage = STAGES[case.target](folder / "work", (OLD, NEW), REGION)
         fleet = Fleet(stage, folder)
-        assert fleet.rest(OLD), f"{case}: does not come up"
+        assert fleet.rest(OLD, OLD), f"{case}: does not come up"
         stage.fault = case.fault
         if case.during == CHANGE:
-            fleet.change_plan()
+            fleet.change_plan(NEW, NEW)
         elif case.during == TAKEOVER:
             fleet.controller = fleet.control(OLD)
         for _ in range(case.turns):
             fleet.turn()
         stage.fault = None
-        fleet.outcome.rests = fleet.rest(NEW if case.during == CHANGE else OLD)
-        wanted = {one.id for one in fleet.controller.memory.wanted}
-        fleet.outcome.orphans = len(stage.standing() - wanted)
-        fleet.outcome.started = len(fleet.started)
-        return fleet.outcome
+        kind = NEW if case.during == CHANGE else OLD
+        return fleet.end(kind, kind)
 
 
 def list_cases() -> list[Case]:
@@ -260,6 +293,8 @@ def list_cases() -> list[Case]:
 
 def main() -> None:
     """Print the table and the figures."""
+    from benchmarks.operating import cluster_events  # which needs what is above
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=sorted(STAGES), help="only this one")
     options = parser.parse_args()
@@ -276,17 +311,26 @@ def main() -> None:
         found = run(case)
         more = max(0, found.started - plain[case.target, case.during].started)
         twice += more
-        total.gone_wrongly += found.gone_wrongly
-        total.orphans += found.orphans
-        total.secrets_lost += found.secrets_lost
-        total.below_demand_s += found.below_demand_s
-        total.rests &= found.rests
+        total.add(found)
         quiet = Outcome(started=found.started, rests=True) == found and not more
         print(f"{case}: {'as it should' if quiet else found}")
+    events = cluster_events.EVENTS if options.target in (None, "kubernetes") else ()
+    wrong = 0
+    for event in events:
+        found, complaints = cluster_events.run_event(event)
+        more = max(0, found.started - event.started)
+        twice += more
+        total.add(found)
+        wrong += len(complaints)
+        quiet = Outcome(started=found.started, rests=True) == found and not more
+        said = "; ".join([*complaints, *([] if quiet else [str(found)])])
+        print(f"kubernetes, {event.name}: {said or 'as it should'}")
     print(f"{time.process_time() - began_s:.0f} CPU-s; all came to rest: {total.rests}")
     finish(
         [
             Figure("faults", len(cases), 40, at_least=True),
+            Figure("events", len(events), 0, at_least=True),
+            Figure("events_wrong", wrong, 0),
             Figure("gone_wrongly", total.gone_wrongly, 0),
             Figure("started_twice", twice, 0),
             Figure("orphans", total.orphans, 0),

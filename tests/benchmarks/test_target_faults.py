@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.operating.cluster_events import EVENTS, ClusterEvent, run_event
 from benchmarks.operating.fault_stages import STAGES
 from benchmarks.operating.target_faults import (
     CHANGE,
@@ -23,3 +24,18 @@ from benchmarks.operating.target_faults import (
 def test_a_fleet_stays_what_it_is(target: str, fault: str, during: str, started: int) -> None:
     found = run(Case(target, fault, SHORT_TURNS, during))
     assert found == Outcome(started=started, rests=True)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(each, id=each.name)
+        for each in EVENTS
+        if " without " not in each.name or each.name == "configmaps without labels"
+    ],
+)
+def test_a_fleet_carries_its_demand_whatever_happens_in_its_cluster(event: ClusterEvent) -> None:
+    found, wrong = run_event(event)
+    assert not wrong
+    assert found.started <= event.started
+    assert found == Outcome(started=found.started, rests=True)

@@ -70,14 +70,14 @@ def instance(name: str, kind: str) -> Instance:
     )
 
 
-def problem(cheap: str) -> Problem:
-    """Two requests/s, each of them for one machine; one kind of machines is cheaper than the other."""
+def problem(cheap: str, kinds: Sequence[str] = KINDS) -> Problem:
+    """One request/s for each kind of machines, each for one machine; one kind is cheaper than the others."""
     service = Service(
         name="chat",
         model="llama-3.1-8b",
         ttft_s=1.0,
         tpot_s=0.1,
-        rate_per_s=2.0,
+        rate_per_s=float(len(kinds)),
         lengths=Lengths(
             input_mean=10.0, output_mean=10.0, input_mean_square=100.0, output_mean_square=100.0
         ),
@@ -91,7 +91,7 @@ def problem(cheap: str) -> Problem:
             available=4,
             usd_per_hour=1.0 if kind == cheap else 9.0,
         )
-        for kind in KINDS
+        for kind in kinds
     )
     return Problem(name=FLEET, services=(service,), offers=offers, settings=Settings())
 

@@ -36,6 +36,8 @@ def draw_fleet_status(fleet: FleetStatus, now_s: float) -> Group:
         else f"{fleet.fleet}: down (`atoll up {fleet.source}`)"
     )
     who = fleet.controller or f"nobody operates it (`atoll operate {fleet.fleet}`)"
+    if fleet.operated is None:
+        who = "who operates it is not known"
     rows = [
         (
             row.instance,

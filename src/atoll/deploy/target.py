@@ -113,7 +113,8 @@ class InstanceStatus:
     `ends_s` when its nodes will be taken away, where that is known (wall time, a spot notice), both in
     seconds of Unix time. `reason` is one line, `kind` is set where it failed. `instance` is what it consists
     of, where the target keeps that: a controller elsewhere could not tell otherwise. `unfinished`: whoever
-    started it ended halfway, and starting it again finishes it.
+    started it ended halfway, and starting it again finishes it. `leave`: somebody wants one of its hosts
+    empty, and waits until it has been replaced, no longer than to `ends_s`.
     """
 
     handle: str
@@ -126,6 +127,7 @@ class InstanceStatus:
     hosts: tuple[str, ...] = ()
     instance: Instance | None = None
     unfinished: bool = False
+    leave: bool = False
 
 
 class Claim(IntEnum):

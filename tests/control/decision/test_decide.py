@@ -280,6 +280,24 @@ def test_a_spot_notice_has_the_replacement_serve_before_the_end() -> None:
     assert loop.world.observed[name].status.state in ("draining", "gone")
 
 
+def test_who_takes_over_in_the_midst_of_a_move_starts_nothing_more() -> None:
+    loop = settled()
+    (name,) = loop.world.alive()
+    seen = loop.world.observed[name]
+    ends_s = loop.world.time_s + 1e6
+    leaving = replace(seen.status, leave=True, ends_s=ends_s)
+    loop.world.observed[name] = replace(seen, status=leaving)
+    # Another serves long before the end, and then another controller takes over.
+    for _ in range(40):
+        if sum(one.status.state == "ready" for one in loop.world.observed.values()) < 2:
+            loop.tick()
+    loop.memory = Memory()
+    for _ in range(20):
+        loop.tick()
+    assert loop.world.observed[name].status.state in ("draining", "gone")
+    assert len(loop.world.started) == 2
+
+
 def test_wall_time_ends_are_met_in_time_again_and_again() -> None:
     loop = settled()
     world = loop.world

@@ -41,6 +41,7 @@ def test_what_stood_on_a_target_that_does_not_answer_is_unknown(
     silent = TargetLook("kubernetes", None, error="the API does not answer")
     monkeypatch.setattr(fleet_status, "look_at_targets", lambda *_: (silent,))
     assert "lab: nothing is known on kubernetes" in show(home, 100.0)
+    assert "who operates it is not known" in show(home, 100.0)
     api = TinyApi()
     order = build_order("chat-0")
     home.store.keep(order.instance)

@@ -309,11 +309,15 @@ def test_a_cordon_is_a_notice_whose_end_comes_nearer() -> None:
     cluster = Cluster(drain_s=50)
     cluster.deployer.start(build_order(ready_s=200))
     cluster.settle()
-    assert cluster.only().ends_s is None
+    assert (cluster.only().ends_s, cluster.only().leave) == (None, False)
+    (before, _) = cluster.deployer.offers()
     machine = cluster.api.objects["nodes", "", "a"]
     machine["spec"]["unschedulable"] = True
     status = cluster.only()
     assert (status.state, status.reason) == ("ready", "machine a is cordoned")
+    assert status.leave
+    # What it holds there counts: a plan subtracts it from what there is.
+    assert cluster.deployer.offers()[0] == before
     # Time for another to start: evictions wait for it.
     ends_s = cluster.api.now_s + 200
     assert status.ends_s == ends_s
@@ -353,7 +357,9 @@ def test_a_machine_that_died_is_a_loss_at_once(gone: bool) -> None:
     assert status.reason == "machine a does not answer"
 
 
-def test_what_lost_its_labels_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_lost_labels_is_known_by_its_name_or_left_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     cluster = Cluster()
     handle = cluster.deployer.start(build_order()).handle
     cluster.deployer.start(build_order("other"))
@@ -365,9 +371,13 @@ def test_what_lost_its_labels_is_left_alone(capsys: pytest.CaptureFixture[str]) 
     anchor["data"]["nodes"] = "many"
     anchor["metadata"]["annotations"]["atoll-serving.github.io/ready-s"] = "soon"
     damaged, whole = sorted(cluster.deployer.list("lab"), key=lambda s: s.handle != handle)
-    assert (damaged.state, damaged.reason) == ("starting", "0 of 1 nodes applied")
-    assert whole.state == "ready"
+    assert (damaged.state, whole.state) == ("ready", "ready")
+    # Its set still says whose it is.
     anchor["metadata"]["annotations"] = {}
+    assert {s.labels.instance for s in cluster.deployer.list("lab")} == {"chat-0", "other"}
+    told = capsys.readouterr().err
+    assert told.count("has lost labels: it is known by its name") == 2
+    cluster.api.objects["statefulsets", "default", f"{handle}-0"]["metadata"]["annotations"] = {}
     assert [s.handle for s in cluster.deployer.list("lab")] == [whole.handle]
     cluster.deployer.list("lab")
     assert capsys.readouterr().err.count(f"ConfigMap {handle} has lost what says whose it is") == 1

@@ -2,8 +2,9 @@
 
 Kept: fields belong to who applied them, another manager's different value is a conflict, fields left out go
 unless somebody else has them too; every write has a new resourceVersion and a stale one is refused; labels
-and names must be legal; deletion in the foreground waits for what is owned, a pod for its grace. `step` does
-what controllers do: it makes the pods of sets, collects garbage, and gives pods to machines.
+and names must be legal; deletion in the foreground waits for what is owned, a pod for its grace; an eviction
+waits for budgets. `step` does what controllers do: it makes the pods of sets, collects garbage, and gives
+pods to machines. What a machine that died was asked to end stays until somebody takes the machine away.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from urllib.parse import unquote
 
 from atoll.deploy.kubernetes.kube_client import HttpAnswer
 from atoll.deploy.kubernetes.kube_lease import write_time
+from tests.deploy.kubernetes.tiny_machines import choose_machine, may_evict
 
 Json = dict[str, Any]
 Path = tuple[str, ...]
@@ -36,7 +38,7 @@ KINDS = {
 PLURALS = {kind: plural for plural, (_, kind) in KINDS.items()}
 _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[a-z0-9.-]+/v1(?:alpha1)?))(?:/namespaces/(?P<space>[^/]+))?"
-    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log|status|binding))?"
+    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log|status|binding|eviction))?"
 )
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -64,6 +66,7 @@ class TinyApi:
         self.max_pods: int | None = None
         self.asked: list[tuple[str, str]] = []
         self.fail_after: int | None = None
+        self.dead: set[str] = set()
         self._version = 0
         self._uid = 0
 
@@ -148,7 +151,7 @@ class TinyApi:
             for (kind, within, _), item in sorted(self.objects.items())
             if kind == plural and (not space or within == space)
             if fits(item["metadata"].get("labels") or {}, query.get("labelSelector", ""))
-            if fits(item, query.get("fieldSelector", ""))
+            if fits(_fields(item), query.get("fieldSelector", ""))
         ]
         first, limit = int(query.get("continue", 0)), int(query.get("limit", 10**9))
         page, more = items[first : first + limit], first + limit < len(items)
@@ -267,6 +270,15 @@ class TinyApi:
                 raise RefusedError(400, "container is waiting to start")
             lines = self.logs[key[2]].splitlines()[-int(query["tailLines"]) :]
             return "\n".join(lines)
+        if sub == "eviction":
+            budgets = [
+                made for (_, space, _), made in self.of("poddisruptionbudgets") if space == key[1]
+            ]
+            if not may_evict(there, budgets, [pod for _, pod in self.of("pods")]):
+                raise RefusedError(
+                    429, "Cannot evict pod as it would violate the disruption budget"
+                )
+            return self._delete(key, {})
         if sub == "binding":
             there["spec"]["nodeName"] = body["target"]["name"]
         else:
@@ -287,7 +299,7 @@ class TinyApi:
     def advance(self, by_s: float) -> None:
         """Let time pass: pods whose grace is over are killed."""
         self.now_s += by_s
-        for key, pod in list(self.of("pods")):
+        for key, pod in self._alive_pods():
             ends = pod["metadata"].get("deletionTimestamp")
             if ends is not None and ends <= write_time(self.now_s):
                 del self.objects[key]
@@ -312,7 +324,7 @@ class TinyApi:
 
     def make_ready(self) -> None:
         """Have every pod that has a machine be ready."""
-        for key, pod in list(self.of("pods")):
+        for key, pod in self._alive_pods():
             if pod["spec"].get("nodeName"):
                 at = write_time(self.now_s)
                 ready = {"type": "Ready", "status": "True", "lastTransitionTime": at}
@@ -320,10 +332,43 @@ class TinyApi:
 
     def end_pods(self) -> None:
         """Have pods that were asked to go be gone: their streams have ended."""
-        for key, pod in list(self.of("pods")):
+        for key, pod in self._alive_pods():
             if pod["metadata"].get("deletionTimestamp"):
                 del self.objects[key]
         self.step()
+
+    def lose_machine(self, name: str) -> None:
+        """Have a machine die: its pods are not ready, for which no reason is given."""
+        self.dead.add(name)
+        at = write_time(self.now_s)
+        (ready,) = self.objects["nodes", "", name]["status"]["conditions"]
+        ready |= {"status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": at}
+        for key, pod in self.of("pods"):
+            if pod["spec"].get("nodeName") == name:
+                lost = {"type": "Ready", "status": "False", "lastTransitionTime": at}
+                self.set_status(key[2], conditions=[lost])
+
+    def remove_machine(self, name: str) -> None:
+        """Have a machine be taken out of the cluster, and its pods with it."""
+        del self.objects["nodes", "", name]
+        for key, pod in list(self.of("pods")):
+            if pod["spec"].get("nodeName") == name:
+                del self.objects[key]
+        self.step()
+
+    def cordon(self, name: str) -> None:
+        """Have nothing new be put on a machine; it says since when."""
+        node = self.objects["nodes", "", name]
+        node["spec"]["unschedulable"] = True
+        changed: Json = {"f:spec": {"f:unschedulable": {}}}
+        node["metadata"]["managedFields"] = [
+            {"manager": "kubectl", "time": write_time(self.now_s), "fieldsV1": changed}
+        ]
+
+    def _alive_pods(self) -> list[tuple[tuple[str, str, str], Json]]:
+        return [
+            (k, pod) for k, pod in self.of("pods") if pod["spec"].get("nodeName") not in self.dead
+        ]
 
     def _make_pods(self) -> None:
         for (_, space, name), made in list(self.of("statefulsets")):
@@ -374,16 +419,11 @@ class TinyApi:
         for key, pod in list(self.of("pods")):
             if pod["spec"].get("nodeName"):
                 continue
-            need = _gpus(pod)
-            for (_, _, name), node in self.of("nodes"):
-                held = sum(
-                    _gpus(p) for _, p in self.of("pods") if p["spec"].get("nodeName") == name
-                )
-                free = int(node["status"]["allocatable"].get("nvidia.com/gpu", 0)) - held
-                if free >= need and _may_stand(pod, node):
-                    pod["spec"]["nodeName"] = name
-                    self._store(key, pod)
-                    break
+            nodes = [node for _, node in self.of("nodes")]
+            name = choose_machine(pod, nodes, [other for _, other in self.of("pods")])
+            if name is not None:
+                pod["spec"]["nodeName"] = name
+                self._store(key, pod)
             else:
                 message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
                 cause = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -402,6 +442,10 @@ def fits(values: Mapping[str, Any], selector: str) -> bool:
         if values.get(name) != value:
             return False
     return True
+
+
+def _fields(item: Json) -> Json:
+    return {**item, "metadata.name": item["metadata"]["name"]}
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -467,37 +511,3 @@ def _spec_of(made: Json) -> object:
 
 def _is_going(owner: Json | None) -> bool:
     return owner is None or "deletionTimestamp" in owner["metadata"]
-
-
-def _gpus(pod: Json) -> int:
-    found: int = (
-        pod["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
-    )
-    return found
-
-
-def _may_stand(pod: Json, node: Json) -> bool:
-    if node["spec"].get("unschedulable"):
-        return False
-    tolerated = {t["key"] for t in pod["spec"].get("tolerations", ())}
-    if any(taint["key"] not in tolerated for taint in node["spec"].get("taints", ())):
-        return False
-    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
-    if required is None:
-        return True
-    labels = node["metadata"]["labels"]
-    return any(
-        all(_matches(rule, labels) for rule in term["matchExpressions"])
-        for term in required["nodeSelectorTerms"]
-    )
-
-
-def _matches(rule: Json, labels: Mapping[str, str]) -> bool:
-    there = labels.get(rule["key"])
-    if rule["operator"] == "In":
-        return there in rule["values"]
-    if rule["operator"] == "NotIn":
-        return there not in rule["values"]
-    assert rule["operator"] == "DoesNotExist"
-    return there is None

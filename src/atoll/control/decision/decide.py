@@ -277,7 +277,7 @@ def _plan_anew(
         return memory, Verdict(False, "no plan"), ()
     # No name is used twice: what stands keeps its own, and what is wanted, too.
     taken = (*(seen.id for seen in view.instances), *(one.id for one in situation.wanted))
-    named = name_instances(answer, {**situation.awaited(), **running}, view.time_s, taken)
+    named = name_instances(answer, running, view.time_s, taken, situation.awaited())
     named = move_slots(named, situation.holding(), situation.problem.offers)
     foreseen = _foresee_later(situation, named)
     unchanged = bool(named.instances) and {one.id for one in named.instances} == {

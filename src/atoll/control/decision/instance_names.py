@@ -35,13 +35,19 @@ def _base36(number: int) -> str:
 
 
 def name_instances(
-    plan: Plan, running: Mapping[str, Instance], time_s: float, taken: Iterable[str]
+    plan: Plan,
+    running: Mapping[str, Instance],
+    time_s: float,
+    taken: Iterable[str],
+    awaited: Mapping[str, Instance] | None = None,
 ) -> Plan:
     """Return a plan in the names of the fleet: what runs keeps its name, what is new gets one.
 
     What runs is known by its name and place, then by its place alone: region, machines, layers and GPUs.
+    What is `awaited`, and was never started, keeps its name where nothing that runs is there.
     """
-    left = dict(running)
+    awaited = awaited or {}
+    left = {**awaited, **running}
     names: dict[str, str] = {}
     for one in plan.instances:
         if one.id in left and _place(left[one.id]) == _place(one):
@@ -49,7 +55,7 @@ def name_instances(
             del left[one.id]
     by_place: dict[object, list[str]] = {}
     if len(names) < len(plan.instances):
-        for name in sorted(left, reverse=True):
+        for name in sorted(left, key=lambda each: (each not in running, each), reverse=True):
             by_place.setdefault(_place(left[name]), []).append(name)
     used = {*taken, *names.values()}
     for one in plan.instances:

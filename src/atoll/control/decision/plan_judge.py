@@ -119,11 +119,14 @@ def _weigh_cost(
     dips: Callable[[], float],
 ) -> Verdict:
     """Weigh what a change saves until it must have paid for itself against what starting costs."""
+    names = {instance.id for instance in living}
+    if names == {instance.id for instance in new.instances}:
+        # The plan in force may have more, which cannot be started, and as it turns out need not be.
+        return Verdict(True, "what runs is enough")
     before = rent_of(problem.offers, living)
     saving = before - rent_of(problem.offers, new.instances)
     if saving <= ROUNDING * before:
         return Verdict(False, "what runs serves the demand and no plan is cheaper")
-    names = {instance.id for instance in living}
     fresh = sum(one.usd_per_hour for one in new.instances if one.id not in names)
     cost = fresh * policy.startup_s / _HOUR_S
     saved = saving * policy.payback_s / _HOUR_S

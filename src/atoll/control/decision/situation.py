@@ -154,7 +154,8 @@ def _find_leaving(view: View, policy: ControlPolicy) -> tuple[frozenset[str], fr
         if not known:
             continue
         life_s, left_s = min(known) - status.since_s, min(known) - view.time_s
-        if left_s <= min(policy.lead_s, 0.5 * life_s):
+        # Who waits for a machine need not wait longer than a replacement takes.
+        if status.leave or left_s <= min(policy.lead_s, 0.5 * life_s):
             leaving.add(seen.id)
         move_s = min(policy.move_s, 0.25 * life_s)
         if left_s <= (move_s / 3.0 if seen.instance.role in starting else move_s):

@@ -18,6 +18,7 @@ from atoll.control.operation.sightings import read_sightings
 from atoll.control.operation.targets import PoolTarget
 from atoll.core.errors import AtollError, InputError
 from atoll.core.units import format_rate, format_share
+from atoll.deploy.kubernetes.kube_deployer import KubernetesDeployer
 from atoll.deploy.target import DeployError, InstanceStatus
 from atoll.telemetry.traffic_page import TrafficPage
 
@@ -64,7 +65,8 @@ class ServiceRow:
 class FleetStatus:
     """An operated fleet.
 
-    `controller` is who acts for it now, None if nobody does. What stands on a target that does not answer is
+    `controller` is who acts for it now, None if nobody does, or if nobody can tell: then `operated` is None,
+    too. What stands on a target that does not answer is
     `unknown`. `errors` say in one line each what is wrong:
     targets that do not answer, a hub or gateway that has died, the last thing that failed.
     """
@@ -85,6 +87,8 @@ class FleetStatus:
     gateway: dict[str, Any] | None
     silent: tuple[str, ...] = ()
     """Targets that do not answer."""
+    operated: bool | None = False
+    """Whether somebody acts for it; None where the target that knows does not answer."""
 
 
 def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetStatus:
@@ -99,6 +103,12 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
     )
     silent = tuple(look.target for look in looks if look.error is not None)
     gateway, traffic = asyncio.run(_ask_gateway(record)) if record.up else (None, ())
+    operated: bool | None
+    try:
+        controller = _find_controller(home, record.name, looks, now_s)
+        operated = controller is not None
+    except DeployError:
+        controller = operated = None
     return FleetStatus(
         fleet=record.name,
         up=record.up,
@@ -107,7 +117,7 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         targets=tuple(record.targets.names),
         url=None if record.entrance is None else record.entrance.url,
         since_s=record.since_s,
-        controller=_find_controller(home, record.name, looks, now_s),
+        controller=controller,
         usd_per_hour=sum(row.usd_per_hour or 0.0 for row in rows if row.state != "gone"),
         instances=rows + _recall(home, silent),
         errors=_find_errors(record, looks, events),
@@ -117,6 +127,7 @@ def look_at_fleet(home: FleetHome, record: FleetRecord, now_s: float) -> FleetSt
         traffic=traffic,
         gateway=gateway,
         silent=silent,
+        operated=operated,
     )
 
 
@@ -167,13 +178,16 @@ def _recall(home: FleetHome, silent: Sequence[str]) -> tuple[InstanceRow, ...]:
 def _find_controller(
     home: FleetHome, fleet: str, looks: Sequence[TargetLook], now_s: float
 ) -> str | None:
-    """Return who holds the lease: the cluster's where one of the targets is a cluster, else the home's."""
+    """Return who holds the lease: the cluster's where one of the targets is a cluster, else the home's.
+
+    Raises DeployError where the cluster does not say.
+    """
     cluster = find_cluster(one.deployer for one in looks if isinstance(one.deployer, PoolTarget))
     if cluster is not None:
-        try:
-            return cluster.lease(fleet, "").find_holder(now_s)
-        except DeployError:
-            return None
+        return cluster.lease(fleet, "").find_holder(now_s)
+    for look in looks:
+        if look.deployer is None and look.target == KubernetesDeployer.name:
+            raise DeployError(look.error or "it cannot be reached", kind="unreachable")
     try:
         lease = home.lease.read()
     except InputError:

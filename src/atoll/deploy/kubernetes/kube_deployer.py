@@ -22,14 +22,20 @@ from atoll.deploy.kubernetes.kube_machines import (
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import (
     belongs_to,
+    can_be_found,
     read_labels,
     select_fleet,
     select_instance,
     workload_name,
 )
 from atoll.deploy.kubernetes.manifests import own, render_instance, render_secret, write_manifests
-from atoll.deploy.kubernetes.workload_status import SeenMachines, WorkloadParts, judge_instance
-from atoll.deploy.target import DeployError, InstanceStatus, StartOrder
+from atoll.deploy.kubernetes.workload_status import (
+    SeenMachines,
+    WorkloadParts,
+    judge_instance,
+    read_count,
+)
+from atoll.deploy.target import DeployError, InstanceStatus, Labels, StartOrder
 from atoll.deploy.terms import refuse_old_term
 from atoll.plan.problem import Offer
 
@@ -83,14 +89,20 @@ class KubernetesDeployer:
         """
         nodes = self._client.select("Node")
         # Rights over a namespace alone do not show what is in others; then the machines count as free.
-        pods = self._client.select_if_allowed("Pod", everywhere=True) or ()
-        others = [pod for pod in pods if not belongs_to(pod, self._fleet, self._settings.namespace)]
+        pods = self._client.select_if_allowed("Pod", everywhere=True)
+        if pods is None:
+            pods = self._client.select("Pod", labels=select_fleet(self._fleet))
         unknown = list_unknown(nodes, self._settings, self._catalog)
         self._tell(
             f"not offered, since the catalog has no such GPU: {each}; set gpu_names"
             for each in unknown
         )
-        return read_offers(nodes, others, self._settings, self._catalog)
+        own: builtins.list[Json] = []
+        others: builtins.list[Json] = []
+        for pod in pods:
+            mine = belongs_to(pod, self._fleet, self._settings.namespace)
+            (own if mine else others).append(pod)
+        return read_offers(nodes, others, own, self._settings, self._catalog)
 
     def list(self, fleet: str) -> Sequence[InstanceStatus]:
         """Return every instance of a fleet that stands here, by handle."""
@@ -171,7 +183,7 @@ class KubernetesDeployer:
         anchor = self._client.get("ConfigMap", handle)
         if anchor is None:
             return
-        labels = read_labels(anchor["metadata"].get("annotations") or {})
+        labels = self._read_whose(anchor, self._complete(anchor, "StatefulSet", ()))
         if labels is None:
             raise DeployError(f"ConfigMap {handle} is not an instance of Atoll", kind="settings")
         refuse_old_term(labels.fleet, term, self._newest_term(labels.fleet))
@@ -199,26 +211,29 @@ class KubernetesDeployer:
 
     def _look(self, selector: str, fleet: str | None = None) -> tuple[InstanceStatus, ...]:
         anchors = self._client.select("ConfigMap", labels=selector)
+        sets = _by_instance(self._client.select("StatefulSet", labels=selector))
+        anchors += self._find_anchors(sets.keys() - {each["metadata"]["name"] for each in anchors})
         if not anchors:
             return ()
-        sets = _by_instance(self._client.select("StatefulSet", labels=selector))
         pods = _by_instance(self._client.select("Pod", labels=selector))
-        warnings = (
-            self._warnings() if sum(map(len, pods.values())) < sum(map(len, sets.values())) else {}
-        )
         now_s = self._clock()
         nodes = self._client.select_if_allowed("Node")
         machines = self._look_at(nodes, now_s)
         statuses = []
-        for anchor in anchors:
-            labels = read_labels(anchor["metadata"].get("annotations") or {})
+        warnings: dict[str, str] | None = None
+        for anchor in sorted(anchors, key=lambda each: str(each["metadata"]["name"])):
             name = anchor["metadata"]["name"]
+            own_sets = self._complete(anchor, "StatefulSet", sets[name])
+            own_pods = self._complete(anchor, "Pod", pods[name], len(own_sets))
+            labels = self._read_whose(anchor, own_sets)
             if labels is None:
                 self._tell([f"ConfigMap {name} has lost what says whose it is: it is left alone"])
             # A label holds a digest of a long name; the name itself decides.
             if labels is None or (fleet is not None and labels.fleet != fleet):
                 continue
-            parts = WorkloadParts(anchor, labels, sets[name], pods[name], warnings)
+            if warnings is None and len(own_pods) < len(own_sets):
+                warnings = self._warnings()
+            parts = WorkloadParts(anchor, labels, own_sets, own_pods, warnings or {})
             status = judge_instance(
                 parts, self._settings, now_s, machines, self._starting.get(name)
             )
@@ -229,6 +244,51 @@ class KubernetesDeployer:
             elif status.state == "ready":
                 self._starting.pop(name, None)
         return tuple(sorted(statuses, key=lambda status: status.handle))
+
+    def _find_anchors(self, names: Iterable[str]) -> builtins.list[Json]:
+        """Return ConfigMaps that selectors do not find, and of which sets say that they are there."""
+        found = []
+        for name in sorted(filter(None, names)):
+            anchor = self._client.get("ConfigMap", name)
+            if anchor is not None:
+                self._tell_damage(anchor, name)
+                found.append(anchor)
+        return found
+
+    def _complete(
+        self, anchor: Json, kind: str, found: Sequence[Json], wanted: int | None = None
+    ) -> Sequence[Json]:
+        """Return the sets or pods of an instance, those too that have lost the labels they are found by."""
+        count = read_count(anchor) if wanted is None else wanted
+        if len(found) >= count or anchor["metadata"].get("deletionTimestamp") is not None:
+            return found
+        there = {each["metadata"]["name"] for each in found}
+        more = []
+        for index in range(count):
+            name = f"{anchor['metadata']['name']}-{index}" + ("-0" if kind == "Pod" else "")
+            if name in there:
+                continue
+            # Listed, not read: that is a right that the deployer needs anyway.
+            for lost in self._client.select(kind, fields=f"metadata.name={name}"):
+                self._tell_damage(lost, anchor["metadata"]["name"])
+                more.append(lost)
+        return (*found, *more)
+
+    def _tell_damage(self, made: Json, name: str) -> None:
+        # A list may also have been cut short.
+        if not can_be_found(made, name):
+            title = f"{made.get('kind', 'object')} {made['metadata']['name']}"
+            self._tell([f"{title} has lost labels: it is known by its name, and left as it is"])
+
+    def _read_whose(self, anchor: Json, sets: Sequence[Json]) -> Labels | None:
+        """Return the labels of an instance, from its ConfigMap or its sets; None where none has them."""
+        for each in (anchor, *sets):
+            labels = read_labels(each["metadata"].get("annotations") or {})
+            if labels is not None and workload_name(labels.fleet, labels.instance) == anchor[
+                "metadata"
+            ].get("name"):
+                return labels
+        return None
 
     def _look_at(self, nodes: Sequence[Json] | None, now_s: float) -> SeenMachines:
         """Return what is known of machines, and remember since when each is cordoned."""
@@ -262,7 +322,7 @@ class KubernetesDeployer:
 
 
 def _by_instance(objects: Sequence[Json]) -> defaultdict[str, builtins.list[Json]]:
-    """Return objects by the instance they are labelled with; what has lost that label is nobody's."""
+    """Return objects by the instance they are labelled with; those without that label are nobody's yet."""
     found: defaultdict[str, builtins.list[Json]] = defaultdict(list)
     for each in objects:
         labels = each["metadata"].get("labels") or {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,32 +31,41 @@ Json = Mapping[str, Any]
 
 
 def read_offers(
-    nodes: Iterable[Json], pods: Iterable[Json], settings: KubernetesSettings, catalog: Catalog
+    nodes: Iterable[Json],
+    others: Iterable[Json],
+    own: Iterable[Json],
+    settings: KubernetesSettings,
+    catalog: Catalog,
 ) -> Sequence[Offer]:
-    """Return what can be had of a cluster's machines.
+    """Return what can be had of a cluster's machines, in use by the fleet or not.
 
     A machine that is cordoned, not ready, tainted for others, or whose GPU the catalog does not know is left
-    out. Where pods of others hold some of a machine's GPUs (`pods` are theirs), the machine counts as the
-    largest slice that is left of it.
+    out, but for what the fleet's own pods hold of it: a plan subtracts that. Where pods of others hold some
+    of a machine's GPUs, the machine counts as the largest slice that is left of it.
     """
     held: Counter[str] = Counter()
-    for pod in pods:
+    for pod in others:
         held[pod["spec"].get("nodeName", "")] += count_gpus(pod)
+    used: dict[str, list[int]] = defaultdict(list)
+    for pod in own:
+        used[pod["spec"].get("nodeName", "")].append(count_gpus(pod))
     counts: Counter[tuple[str, str, Market]] = Counter()
     for node in nodes:
         labels: Mapping[str, str] = node["metadata"].get("labels") or {}
         gpus = int(node.get("status", {}).get("allocatable", {}).get(GPU, 0))
         free = gpus - held[node["metadata"]["name"]]
-        if free < 1 or not _is_usable(node, settings):
-            continue
         name = find_gpu(labels, catalog, settings.gpu_names)
         if name is None:
             continue
-        largest = max(size for size in slices_of(gpus) if size <= free)
+        if not _is_usable(node, settings):
+            slices = [size for size in used[node["metadata"]["name"]] if size]
+        else:
+            slices = [max(size for size in slices_of(gpus) if size <= free)] if free > 0 else []
         market: Market = "spot" if is_spot(labels) else settings.market
         label = labels.get(REGION)
         region = settings.region if label is None else settings.regions.get(label, label)
-        counts[region, format_node_type(name, largest), market] += 1
+        for size in slices:
+            counts[region, format_node_type(name, size), market] += 1
     return tuple(
         Offer(
             region=region,

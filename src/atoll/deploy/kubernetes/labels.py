@@ -84,6 +84,16 @@ def belongs_to(pod: Mapping[str, Any], fleet: str, namespace: str) -> bool:
     )
 
 
+def can_be_found(made: Mapping[str, Any], name: str) -> bool:
+    """Return whether an object has the labels by which what belongs to a workload is selected."""
+    labels = made["metadata"].get("labels") or {}
+    return bool(
+        labels.get("app.kubernetes.io/managed-by") == MANAGER
+        and labels.get("app.kubernetes.io/instance") == name
+        and f"{DOMAIN}/fleet" in labels
+    )
+
+
 def select_instance(name: str) -> str:
     """Return the selector of what belongs to a workload."""
     return f"app.kubernetes.io/managed-by={MANAGER},app.kubernetes.io/instance={name}"

@@ -96,7 +96,8 @@ def judge_instance(
         kind=worst.kind,
         hosts=hosts,
         instance=_read_instance(parts.anchor),
-        unfinished=deleted is None and len(parts.sets) < _read_count(parts.anchor),
+        unfinished=deleted is None and len(parts.sets) < read_count(parts.anchor),
+        leave=bool(leaving) and deleted is None,
     )
 
 
@@ -181,7 +182,7 @@ def _judge_waiting(
 def _missing(parts: WorkloadParts) -> list[PodSight]:
     """Return what can be said of nodes that have no pod, or not even a set."""
     began_s = read_time_s(parts.anchor["metadata"].get("creationTimestamp"))
-    nodes = _read_count(parts.anchor)
+    nodes = read_count(parts.anchor)
     seen = []
     if len(parts.sets) < nodes:
         seen.append(PodSight("starting", began_s, f"{len(parts.sets)} of {nodes} nodes applied"))
@@ -222,7 +223,7 @@ def _allowed_s(parts: WorkloadParts, otherwise: float) -> float:
         return otherwise
 
 
-def _read_count(anchor: Json) -> int:
+def read_count(anchor: Json) -> int:
     """Return how many nodes an instance has: 1 where that is damaged."""
     try:
         return int((anchor.get("data") or {}).get("nodes", 1))

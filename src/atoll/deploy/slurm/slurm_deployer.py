@@ -395,7 +395,8 @@ class SlurmDeployer:
         ends = [self._leaving[host] + comment.ready_s for host in leaving]
         known = [] if status.ends_s is None else [status.ends_s]
         reason = status.reason or f"node {leaving[0]} is being drained"
-        return replace(status, ends_s=min(*ends, *known, math.inf), reason=reason)
+        ends_s = min(*ends, *known, math.inf)
+        return replace(status, ends_s=ends_s, reason=reason, leave=True)
 
     def _end(
         self,
