@@ -239,7 +239,7 @@ def share_with_another_fleet(world: ClusterWorld) -> Iterator[None]:
     for number in range(3):
         theirs.start(build_order(f"their-{number}", types=(NEW,), region=REGION, fleet="other"))
     world.api.step()
-    world.fleet.change_plan(NEW, NEW)
+    world.fleet.change_plan(NEW, NEW, yields=True)
     for _ in range(10):
         yield
         pending = [pod for pod, at in world.pods().items() if not at]
@@ -268,6 +268,7 @@ def change_only(world: ClusterWorld) -> Iterator[None]:
     """The fleet file says that the service may stand on the dear kind only."""
     asked = problem(OLD)
     services = tuple(one.model_copy(update={"only": (NEW,)}) for one in asked.services)
+    world.fleet.change_plan(OLD, OLD, yields=True)
     world.fleet.ask(asked.model_copy(update={"services": services}))
     yield
     world.check(len(world.stage.standing()) > 2, "a changed `only` is not obeyed at once")

@@ -1,4 +1,4 @@
-"""Stand-ins for three targets whose answers go wrong for a while, in virtual time.
+"""Stand-ins for targets whose answers go wrong for a while, in virtual time.
 
 A stage has the machines of a target and what runs there, which is the truth; a deployer asks it through a
 layer that answers wrongly in one way while `fault` is set. What is ordered happens all the same, as far as
@@ -24,36 +24,13 @@ from atoll.deploy.slurm.slurm_jobs import read_comment
 from atoll.deploy.slurm.slurm_settings import SlurmSettings
 from atoll.deploy.target import Deployer, DeployError
 from atoll.plan.problem import Offer
+from benchmarks.operating.faults import BEGAN_S, KIND_COUNT, SECRET
+from benchmarks.operating.local_stage import LocalStage
 from tests.deploy.killed_rollouts import FLEET
 from tests.deploy.kubernetes.tiny_api import TinyApi
 from tests.deploy.kubernetes.tiny_machines import is_ready
 from tests.deploy.slurm.builders import FakeSlurm
 from tests.deploy.test_skypilot import SmallSky
-
-FAULTS = (
-    "time-out",
-    "late",
-    "silent",
-    "errors",
-    "no rows",
-    "partial",
-    "cut",
-    "duplicate",
-    "reordered",
-    "denied",
-    "quota",
-    "half-started",
-)
-"""Ways to answer wrongly.
-
-`late`: what was asked is done, and the answer comes to nobody. `silent`: an answer without a word, with exit
-code 0. `errors`: an empty list with errors beside it. `no rows`, `partial`: all or half of the rows are
-missing. `cut`: half of the text. `denied`, `quota`: refused, all or what is new. `half-started`: the first
-order is carried out, wholly or in part, and from then on nobody answers.
-"""
-BEGAN_S = 1_700_000_000.0
-SECRET = "ATOLL_FABRIC"  # noqa: S105  # the name of a variable
-KIND_COUNT = 4
 
 
 class Stage(Protocol):
@@ -70,6 +47,10 @@ class Stage(Protocol):
         """Return the target as a controller asks it."""
         ...
 
+    def argv(self, instance: str) -> tuple[str, ...]:
+        """Return what an instance runs."""
+        ...
+
     def live(self, by_s: float) -> None:
         """Let time pass: what was started becomes ready, what was drained ends."""
         ...
@@ -84,6 +65,10 @@ class Stage(Protocol):
 
     def without_secret(self) -> set[str]:
         """Return the instances that serve, and could not start again: their secret is not there."""
+        ...
+
+    def close(self) -> None:
+        """End what stands for instances."""
         ...
 
 
@@ -125,6 +110,13 @@ class SlurmStage(FakeSlurm):
         self._folder = folder
         self._signalled: set[str] = set()
         self._broken = False
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def argv(self, instance: str) -> tuple[str, ...]:
+        del instance
+        return ("sleep", "{port}")
 
     def deployer(self) -> SlurmDeployer:
         return SlurmDeployer(self._settings, runner=self, clock=lambda: self.now_s)
@@ -238,6 +230,13 @@ class KubeStage:
     def now_s(self) -> float:
         return self.api.now_s
 
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def argv(self, instance: str) -> tuple[str, ...]:
+        del instance
+        return ("sleep", "{port}")
+
     def deployer(self) -> KubernetesDeployer:
         clock = lambda: self.api.now_s  # noqa: E731
         client = KubeClient(self, "default")
@@ -316,6 +315,13 @@ class SkyStage:
             for kind in kinds
         ]
 
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def argv(self, instance: str) -> tuple[str, ...]:
+        del instance
+        return ("sleep", "{port}")
+
     def deployer(self) -> SkyDeployer:
         asked = SimpleNamespace(Task=self._sky.Task)
         for verb in (
@@ -390,7 +396,8 @@ class SkyStage:
         return set()
 
 
-STAGES: Mapping[str, type[SlurmStage | KubeStage | SkyStage]] = {
+STAGES: Mapping[str, type[LocalStage | SlurmStage | KubeStage | SkyStage]] = {
+    "local": LocalStage,
     "slurm": SlurmStage,
     "kubernetes": KubeStage,
     "skypilot": SkyStage,

@@ -1,11 +1,11 @@
 """Targets that answer wrongly for a while, and what a controller makes of it.
 
-A fleet of two instances stands on Slurm, Kubernetes or SkyPilot (stand-ins in this process, in virtual time).
-Answers go wrong in each of the ways of `fault_stages.FAULTS` for 40 s: while nothing is to be done, while the
+A fleet of two stands on the local target, Slurm, Kubernetes or SkyPilot (stand-ins, in virtual time).
+Answers go wrong in each of the ways of `faults.FAULTS` for 40 s: while nothing is to be done, while the
 plan changes, and while another controller takes over; those in which nothing can be read also for five
 minutes. Then the target answers as it should, and the fleet has to come to rest as planned. What happens in a
 Kubernetes cluster beside its API (machines that die or are drained, damaged objects, other fleets) is in
-`cluster_events`.
+`cluster_events`; where Slurm is installed, a real one is tried, too (`real_slurm`).
 
 `gone_wrongly`: instances that served and were taken for gone or failed; `started_twice`: started beyond
 those of a run without a fault; `orphans`: what stands in the end and nobody wants; `secrets_lost`: secrets
@@ -16,6 +16,7 @@ carried less than was asked; `events_wrong`: what else should not be, in words a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import tempfile
 import time
@@ -39,7 +40,8 @@ from atoll.control.operation.targets import PoolTarget
 from atoll.deploy.target import NodeCommand, StartOrder
 from atoll.plan.plan import Plan, Route
 from atoll.plan.problem import Problem
-from benchmarks.operating.fault_stages import FAULTS, SECRET, STAGES, Stage
+from benchmarks.operating.fault_stages import STAGES, Stage
+from benchmarks.operating.faults import FAULTS, SECRET
 from benchmarks.report import Figure, finish
 from tests.deploy import killed_rollouts
 
@@ -115,11 +117,11 @@ def problem(cheap: str, kinds: Sequence[str] = (OLD, NEW)) -> Problem:
     return asked.model_copy(update={"offers": tuple(offers)})
 
 
-def plan(kinds: Sequence[str]) -> Callable[[Problem], Plan]:
-    """A planner that wants machines of these kinds; where they cannot be had, two of one that can."""
+def plan(kinds: Sequence[str], *, yields: bool = False) -> Callable[[Problem], Plan]:
+    """A planner that wants machines of these kinds; one that yields wants two others if they are short."""
 
     def place(asked: Problem) -> Plan:
-        made = killed_rollouts.plan(_choose(asked, kinds))(asked)
+        made = killed_rollouts.plan(_choose(asked, kinds) if yields else kinds)(asked)
         placed = [
             one.model_copy(
                 update={
@@ -161,6 +163,7 @@ class Fleet:
         self.seen: set[str] = set()
         self.secret = folder / "secret"
         self.secret.write_text("x")
+        self.secret.chmod(0o600)
         self.controller = self.control(OLD)
 
     def control(self, kind: str) -> FleetController:
@@ -185,10 +188,10 @@ class Fleet:
             policy=POLICY,
         )
 
-    def change_plan(self, *kinds: str) -> None:
+    def change_plan(self, *kinds: str, yields: bool = False) -> None:
         """Want machines of these kinds from now on; the first one is the cheap one."""
         self.ask(problem(kinds[0], tuple(dict.fromkeys((OLD, NEW, *kinds)))))
-        self.controller.use_planner(plan(kinds))
+        self.controller.use_planner(plan(kinds, yields=yields))
 
     def ask(self, asked: Problem) -> None:
         """Ask for something else from now on, of those who plan."""
@@ -202,7 +205,8 @@ class Fleet:
         kind = action.instance.nodes[0].node_type
         secrets = ((SECRET, str(self.secret)),)
         gpus = int(kind.partition(":")[2])
-        command = NodeCommand("n0", kind, ("serve", "{port}"), gpus, secrets=secrets)
+        argv = self.stage.argv(action.instance.id)
+        command = NodeCommand("n0", kind, argv, gpus, secrets=secrets)
         return StartOrder(action.instance, action.labels, (command,), ready_s=self._ready_s)
 
     def turn(self, *, counted: bool = True) -> LoopTurn:
@@ -265,18 +269,23 @@ def run(case: Case) -> Outcome:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         stage = STAGES[case.target](folder / "work", (OLD, NEW), REGION)
-        fleet = Fleet(stage, folder)
-        assert fleet.rest(OLD, OLD), f"{case}: does not come up"
-        stage.fault = case.fault
-        if case.during == CHANGE:
-            fleet.change_plan(NEW, NEW)
-        elif case.during == TAKEOVER:
-            fleet.controller = fleet.control(OLD)
-        for _ in range(case.turns):
-            fleet.turn()
-        stage.fault = None
-        kind = NEW if case.during == CHANGE else OLD
-        return fleet.end(kind, kind)
+        with contextlib.closing(stage):
+            return _run(case, Fleet(stage, folder))
+
+
+def _run(case: Case, fleet: Fleet) -> Outcome:
+    stage = fleet.stage
+    assert fleet.rest(OLD, OLD), f"{case}: does not come up"
+    stage.fault = case.fault
+    if case.during == CHANGE:
+        fleet.change_plan(NEW, NEW)
+    elif case.during == TAKEOVER:
+        fleet.controller = fleet.control(OLD)
+    for _ in range(case.turns):
+        fleet.turn()
+    stage.fault = None
+    kind = NEW if case.during == CHANGE else OLD
+    return fleet.end(kind, kind)
 
 
 def list_cases() -> list[Case]:
@@ -293,7 +302,9 @@ def list_cases() -> list[Case]:
 
 def main() -> None:
     """Print the table and the figures."""
-    from benchmarks.operating import cluster_events  # which needs what is above
+    # These need what is above.
+    from benchmarks.operating import cluster_events
+    from benchmarks.operating.real_slurm import run_real_slurm, why_not
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=sorted(STAGES), help="only this one")
@@ -325,12 +336,22 @@ def main() -> None:
         quiet = Outcome(started=found.started, rests=True) == found and not more
         said = "; ".join([*complaints, *([] if quiet else [str(found)])])
         print(f"kubernetes, {event.name}: {said or 'as it should'}")
+    real, reason = 0, why_not() if options.target in (None, "slurm") else "not asked for"
+    if reason is not None:
+        print(f"real Slurm: skipped, {reason}")
+    for name, found in run_real_slurm() if reason is None else ():
+        real += 1
+        twice += max(0, found.started - 2)
+        total.add(found)
+        quiet = Outcome(started=2, rests=True) == found
+        print(f"real Slurm, {name}: {'as it should' if quiet else found}")
     print(f"{time.process_time() - began_s:.0f} CPU-s; all came to rest: {total.rests}")
     finish(
         [
             Figure("faults", len(cases), 40, at_least=True),
             Figure("events", len(events), 0, at_least=True),
             Figure("events_wrong", wrong, 0),
+            Figure("real_slurm", real, 0, at_least=True),
             Figure("gone_wrongly", total.gone_wrongly, 0),
             Figure("started_twice", twice, 0),
             Figure("orphans", total.orphans, 0),

@@ -26,6 +26,10 @@ def test_a_fleet_stays_what_it_is(target: str, fault: str, during: str, started:
     assert found == Outcome(started=started, rests=True)
 
 
+def test_a_full_disk_does_not_end_the_controller() -> None:
+    assert run(Case("local", "quota", SHORT_TURNS, CHANGE)) == Outcome(started=4, rests=True)
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -12,6 +12,7 @@ term than the newest one seen is refused.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote
@@ -109,14 +110,15 @@ class LocalDeployer:
 
     def list(self, fleet: str) -> Sequence[InstanceStatus]:
         """Return every instance of a fleet that stands here, in the order of their names."""
-        homes = sorted(self._fleet_folder(fleet).glob("i-*"))
-        return tuple(found for home in homes if (found := self._look(home)) is not None)
+        with self._say_failures():
+            homes = sorted(self._fleet_folder(fleet).glob("i-*"))
+            return tuple(found for home in homes if (found := self._look(home)) is not None)
 
     def start(self, order: StartOrder) -> InstanceStatus:
         """Start every node of an instance; DeployError says why it cannot stand here."""
         labels = order.labels
         home = self._home(f"{labels.fleet}/{labels.instance}", quoted=False)
-        with self._fence(labels.fleet, labels.term):
+        with self._say_failures(), self._fence(labels.fleet, labels.term):
             status = self._look(home)
             # One that failed before it had a daemon (there is no state) may be ordered again.
             if status is not None and (status.state != "failed" or (home / STATE).exists()):
@@ -134,7 +136,7 @@ class LocalDeployer:
     def drain(self, handle: str, term: int) -> None:
         """Have every command of an instance end when its streams have."""
         home = self._home(handle)
-        with self._fence(self._fleet_of(home), term):
+        with self._say_failures(), self._fence(self._fleet_of(home), term):
             state = self._read_state(home)
             if state is not None and state.state in ("starting", "ready"):
                 _signal_process(state.daemon, signal.SIGTERM)
@@ -142,7 +144,7 @@ class LocalDeployer:
     def stop(self, handle: str, term: int) -> None:
         """End an instance and wait until nothing of it is left."""
         home = self._home(handle)
-        with self._fence(self._fleet_of(home), term):
+        with self._say_failures(), self._fence(self._fleet_of(home), term):
             state = self._wait_begin(home)
             if state is None:
                 return
@@ -400,6 +402,19 @@ class LocalDeployer:
 
     def _fleet_folder(self, fleet: str) -> Path:
         return self._folder / f"f-{_quote(fleet)}"
+
+    @contextmanager
+    def _say_failures(self) -> Iterator[None]:
+        """Have a disk that is full or does not answer be the target's refusal, not the controller's end."""
+        try:
+            yield
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise DeployError(
+                f"cannot use {self._folder}: {(error.strerror or str(error)).lower()}",
+                kind="quota" if full else "unreachable",
+                hint="free some space there" if full else "check the disk it is on",
+            ) from error
 
     def _fleet_of(self, home: Path) -> str:
         return unquote(home.parent.name[2:])
