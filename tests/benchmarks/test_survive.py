@@ -72,7 +72,7 @@ def test_a_plan_that_loses_too_much_on_spot_is_found_out() -> None:
     each_h = 1.0 / asked.limits.spot_loss_per_h + (asked.settings.startup_s or 0.0) / 3600.0
     assert 0.7 < len(losses) * each_h / hours < 1.4
     often = asked.replace(limits=asked.limits.model_copy(update={"spot_loss_per_h": 30.0}))
-    kept = survive_spot.kept_in_losses(made, often, asked.catalog(), 1, share=0.05)
+    kept = survive_spot.kept_in_losses(made, often, asked.catalog(), 1, requests=12_000)
     service = asked.services[0]
     assert kept[service.name][0] < service.target - 0.05
 

@@ -181,8 +181,10 @@ def sample_kept(
     runs: dict[str, list[KeptShares]] = {
         service.name: [] for service in problem.services if service.rate_per_s > 0
     }
-    if runs:
-        min_runs = min(max_runs, max(min_runs, _runs_for_losses(plan, problem)))
+    lossy = bool(runs) and bool(lost_nodes(plan, problem))
+    if lossy:
+        min_runs = max(min_runs, _runs_for_losses(plan, problem))
+        max_runs = max(max_runs, min_runs)
     if not problem.hosts:
         runs |= {name: list(one.runs) for name, one in (known or {}).items() if name in runs}
     while True:
@@ -194,7 +196,8 @@ def sample_kept(
         wanted = [
             name
             for name, some in runs.items()
-            if not (some and until_short and found[name].is_hopeless(targets[name]))
+            # One loss early on is no sign of what is kept in the long run.
+            if not (not lossy and some and until_short and found[name].is_hopeless(targets[name]))
             and (
                 len(some) < max(1, min_runs)
                 or (len(some) < max_runs and not short and not found[name].is_sure(targets[name]))
@@ -439,13 +442,12 @@ def _seconds(plan: Plan, problem: Problem, requests: int) -> float:
 def _runs_for_losses(plan: Plan, problem: Problem) -> int:
     """Return in how many simulations about `_LOSSES` spot nodes are lost of the service that has fewest.
 
-    Runs without any agree on a share that says nothing of what the next loss does.
+    Runs without any agree on a share that says nothing of what the next loss does. No more than of a day.
     """
     nodes = Counter(service for service, _ in lost_nodes(plan, problem))
-    if not nodes:
-        return 0
     per_s = problem.limits.spot_loss_per_h / 3600.0 * min(nodes.values())
-    return math.ceil(_LOSSES / (per_s * _seconds(plan, problem, _REQUESTS)))
+    wanted = math.ceil(_LOSSES / (per_s * _seconds(plan, problem, _REQUESTS)))
+    return min(wanted, _runs_for_a_day(plan, problem))
 
 
 def _runs_for_a_day(plan: Plan, problem: Problem) -> int:

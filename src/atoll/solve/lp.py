@@ -20,7 +20,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 INFINITY = math.inf
-_TOLERANCE = 1e-9
+_TOLERANCE = 1e-8
+"""How far from whole, and from its rows, a solution of an integer solve may be.
+
+At 1e-9 HiGHS 1.15 calls one of 25 small programs with equal instances solved at a value that is not the best,
+some of them by a fifth; at 1e-8 one of 4,000, as it does at its own 1e-6.
+"""
 # The largest value of HiGHS's integer options, its default for no limit.
 _NO_LIMIT = 2**31 - 1
 _TRIALS = 8

@@ -55,7 +55,7 @@ OPTIMAL = 1e-3
 KEEP = 1e-6
 """Share of a GPU's price that taking it anew is taken to cost at least, so that equal instances are kept."""
 _SHARE_TOLERANCE = 1e-9
-"""Share of a demand that rounding may add to or take from what is served."""
+"""Share of a demand that integer solves and rounding may add to or take from what is served."""
 _MIN_DUAL = 1e-6
 """Prices of a limit above this say that it stands in the way of a better answer."""
 _SHORTAGE_WORK = 0.6

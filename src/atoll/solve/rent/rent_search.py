@@ -57,8 +57,8 @@ _UNSERVED_PRICE = 3.0
 """Price of leaving a service unserved, as a multiple of what serving it costs at least."""
 _MAX_NODES = 2000
 """Nodes of the search tree of a program over mixes."""
-_SHARE_TOLERANCE = 1e-9
-"""Share of a demand, or of a cost, that sums may miss by rounding."""
+_SHARE_TOLERANCE = 1e-7
+"""Share of a demand, or of a cost, that integer solves and sums may miss."""
 _FIRST_ROUNDS = 2
 """Rounds of the heuristic that comes before everything else."""
 
