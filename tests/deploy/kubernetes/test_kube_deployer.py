@@ -461,6 +461,47 @@ def test_offers_are_machines_that_can_be_had_less_what_others_hold() -> None:
     ]
 
 
+def test_pools_that_grow_are_offered_up_to_their_limit() -> None:
+    stated = {"big": {"node_type": "H100:8", "max": 3}, "gone": {"node_type": "L4:1", "max": 0}}
+    cluster = Cluster(node_pools=stated, market="on-demand", schedule_s=60)
+    api = cluster.api
+    api.add_node("h", {"cloud.google.com/gke-nodepool": "big"}, 8, unschedulable=True)
+    requirements = [
+        {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["spot", "on-demand"]},
+        {
+            "key": "node.kubernetes.io/instance-type",
+            "operator": "In",
+            "values": ["g6e.12xlarge", "m5.large"],
+        },
+        {"key": "topology.kubernetes.io/region", "operator": "In", "values": ["us-east-2"]},
+    ]
+    spec = {
+        "template": {"spec": {"requirements": requirements}},
+        "limits": {"nvidia.com/gpu": "16"},
+    }
+    api._create(("nodepools", "", "gpu"), {"metadata": {"name": "gpu"}, "spec": spec})
+    node = {"karpenter.sh/nodepool": "gpu", "node.kubernetes.io/instance-type": "g6e.12xlarge"}
+    api.add_node("k", {**node, "topology.kubernetes.io/region": "us-east-2"}, 4)
+    named = [
+        {"key": "karpenter.k8s.aws/instance-gpu-name", "operator": "In", "values": ["l4"]},
+        {"key": "karpenter.k8s.aws/instance-gpu-count", "operator": "In", "values": ["1"]},
+    ]
+    spec = {"template": {"spec": {"requirements": named}}, "limits": {"nvidia.com/gpu": 2}}
+    api._create(("nodepools", "", "small"), {"metadata": {"name": "small"}, "spec": spec})
+    found = {(o.region, o.node_type, o.market): o.available for o in cluster.deployer.offers()}
+    assert found["cluster", "H100:8", "on-demand"] == 2
+    assert found["us-east-2", "L40S:4", "on-demand"] == 1 + 3
+    assert found["us-east-2", "L40S:4", "spot"] == 3
+    assert found["us-east-2", "L4:1", "on-demand"] == 2
+    # A machine that is made takes longer than one that is free.
+    cluster.deployer.start(build_order(types=("H100:8",), market="on-demand", gpus=8, ready_s=9e3))
+    api.step()
+    api.advance(600)
+    assert cluster.only().state == "starting"
+    api.advance(600)
+    assert (cluster.only().state, cluster.only().kind) == ("failed", "capacity")
+
+
 def test_offers_leave_out_what_other_fleets_and_settings_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

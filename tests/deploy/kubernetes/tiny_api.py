@@ -28,6 +28,7 @@ KINDS = {
     "events": ("v1", "Event"),
     "fleets": ("atoll-serving.github.io/v1alpha1", "Fleet"),
     "leases": ("coordination.k8s.io/v1", "Lease"),
+    "nodepools": ("karpenter.sh/v1", "NodePool"),
     "nodes": ("v1", "Node"),
     "pods": ("v1", "Pod"),
     "poddisruptionbudgets": ("policy/v1", "PodDisruptionBudget"),

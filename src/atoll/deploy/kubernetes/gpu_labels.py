@@ -21,6 +21,7 @@ KARPENTER, KARPENTER_MIB = (
     "karpenter.k8s.aws/instance-gpu-name",
     "karpenter.k8s.aws/instance-gpu-memory",
 )
+KARPENTER_COUNT = "karpenter.k8s.aws/instance-gpu-count"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 SHARED = (
     ("nvidia.com/gpu.sharing-strategy", ("time-slicing", "mps")),
@@ -84,6 +85,31 @@ _MACHINES = {
     "B200": ("p6-b200.48xlarge", "a4-highgpu-8g"),
 }
 """Machines of AWS, Azure and Google, for clusters whose machines say nothing else of their GPUs."""
+
+
+_AWS_GPUS = {
+    "g4dn.12xlarge": 4,
+    "g4dn.metal": 8,
+    **{
+        f"{family}.{size}": 4 for family in ("g5", "g6", "g6e") for size in ("12xlarge", "24xlarge")
+    },
+    **{f"{family}.48xlarge": 8 for family in ("g5", "g6", "g6e")},
+    "p3.8xlarge": 4,
+    "p3.16xlarge": 8,
+    "p3dn.24xlarge": 8,
+    "p4d.24xlarge": 8,
+    "p4de.24xlarge": 8,
+    **{f"{family}.48xlarge": 8 for family in ("p5", "p5e", "p5en", "p6-b200")},
+}
+"""GPUs of machines of AWS that have more than one."""
+
+
+def count_machine_gpus(machine: str) -> int | None:
+    """Return how many GPUs a machine of AWS has by its type, None for those of others."""
+    known = any(machine in machines for machines in _MACHINES.values())
+    if not known or machine.startswith("Standard_") or "." not in machine:
+        return None
+    return _AWS_GPUS.get(machine, 1)
 
 
 _ORDER = (PRODUCT, GKE, KARPENTER, INSTANCE_TYPE)

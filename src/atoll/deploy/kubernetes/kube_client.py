@@ -23,6 +23,7 @@ _PATHS = {
     "Fleet": (f"/apis/{DOMAIN}/v1alpha1", "fleets", True),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "Node": ("/api/v1", "nodes", False),
+    "NodePool": ("/apis/karpenter.sh/v1", "nodepools", False),
     "Pod": ("/api/v1", "pods", True),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets", True),
     "Secret": ("/api/v1", "secrets", True),
@@ -109,9 +110,9 @@ class KubeClient:
             query = {**query, "continue": more}
 
     def select_if_allowed(self, kind: str, *, everywhere: bool = False) -> list[Json] | None:
-        """Return all objects of a kind, None where that is not this user's to see."""
+        """Return all objects of a kind, None where this user may not see them or there is no such kind."""
         path = self._path(kind, everywhere=everywhere)
-        if self._transport.ask("GET", path, query={"limit": "1"}).status == 403:
+        if self._transport.ask("GET", path, query={"limit": "1"}).status in (403, 404):
             return None
         return self.select(kind, everywhere=everywhere)
 

@@ -29,6 +29,7 @@ from atoll.deploy.kubernetes.labels import (
     workload_name,
 )
 from atoll.deploy.kubernetes.manifests import own, render_instance, render_secret, write_manifests
+from atoll.deploy.kubernetes.node_pools import count_unborn
 from atoll.deploy.kubernetes.workload_status import (
     SeenMachines,
     WorkloadParts,
@@ -71,6 +72,7 @@ class KubernetesDeployer:
         self._told: set[str] = set()
         self._cordoned: dict[str, float] = {}
         self._starting: dict[str, float] = {}
+        self._grows = bool(settings.node_pools)
 
     @classmethod
     def connect(
@@ -102,7 +104,10 @@ class KubernetesDeployer:
         for pod in pods:
             mine = belongs_to(pod, self._fleet, self._settings.namespace)
             (own if mine else others).append(pod)
-        return read_offers(nodes, others, own, self._settings, self._catalog)
+        karpenter = self._client.select_if_allowed("NodePool") or ()
+        unborn = count_unborn(nodes, karpenter, self._settings, self._catalog)
+        self._grows = bool(unborn)
+        return read_offers(nodes, others, own, unborn, self._settings, self._catalog)
 
     def list(self, fleet: str) -> Sequence[InstanceStatus]:
         """Return every instance of a fleet that stands here, by handle."""
@@ -293,14 +298,14 @@ class KubernetesDeployer:
     def _look_at(self, nodes: Sequence[Json] | None, now_s: float) -> SeenMachines:
         """Return what is known of machines, and remember since when each is cordoned."""
         if nodes is None:
-            return SeenMachines()
+            return SeenMachines(grows=self._grows)
         since = {node["metadata"]["name"]: cordoned_s(node) for node in nodes if is_cordoned(node)}
         self._cordoned = {
             name: self._cordoned.get(name, now_s) if at_s is None else at_s
             for name, at_s in since.items()
         }
         well = frozenset(node["metadata"]["name"] for node in nodes if not is_lost(node))
-        return SeenMachines(well, dict(self._cordoned))
+        return SeenMachines(well, dict(self._cordoned), self._grows)
 
     def _tell(self, lines: Iterable[str]) -> None:
         """Say each line once."""

@@ -12,7 +12,7 @@ from atoll.deploy.kubernetes.gpu_labels import describe_gpu, find_gpu
 from atoll.deploy.kubernetes.kube_lease import read_time_s
 from atoll.deploy.kubernetes.kube_settings import KubernetesSettings
 from atoll.deploy.kubernetes.labels import label_value
-from atoll.plan.plan import Market
+from atoll.plan.plan import Market, OfferKey
 from atoll.plan.problem import Offer, slices_of
 
 GPU = "nvidia.com/gpu"
@@ -34,6 +34,7 @@ def read_offers(
     nodes: Iterable[Json],
     others: Iterable[Json],
     own: Iterable[Json],
+    unborn: Mapping[OfferKey, int],
     settings: KubernetesSettings,
     catalog: Catalog,
 ) -> Sequence[Offer]:
@@ -41,7 +42,8 @@ def read_offers(
 
     A machine that is cordoned, not ready, tainted for others, or whose GPU the catalog does not know is left
     out, but for what the fleet's own pods hold of it: a plan subtracts that. Where pods of others hold some
-    of a machine's GPUs, the machine counts as the largest slice that is left of it.
+    of a machine's GPUs, the machine counts as the largest slice that is left of it. `unborn` are machines
+    that the cluster makes when they are asked for.
     """
     held: Counter[str] = Counter()
     for pod in others:
@@ -49,7 +51,7 @@ def read_offers(
     used: dict[str, list[int]] = defaultdict(list)
     for pod in own:
         used[pod["spec"].get("nodeName", "")].append(count_gpus(pod))
-    counts: Counter[tuple[str, str, Market]] = Counter()
+    counts: Counter[OfferKey] = Counter(unborn)
     for node in nodes:
         labels: Mapping[str, str] = node["metadata"].get("labels") or {}
         gpus = int(node.get("status", {}).get("allocatable", {}).get(GPU, 0))

@@ -7,12 +7,29 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from atoll.core.frozen import Frozen
+from atoll.core.ids import parse_node_type
 from atoll.deploy.target import DeployerSettings
 from atoll.plan.name_types import Name
 from atoll.plan.plan import Market
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _QUANTITY = re.compile(r"\d+(\.\d+)?([mkMGTPE]|[KMGTPE]i)?")
+
+
+class PoolSettings(Frozen):
+    """A pool of machines that grows when pods ask for them, to `max` machines, and may be empty."""
+
+    node_type: str
+    max: int = Field(ge=0)
+    region: Name | None = None
+    market: Market | None = None
+
+    @field_validator("node_type")
+    @classmethod
+    def _check_type(cls, given: str) -> str:
+        parse_node_type(given)
+        return given
 
 
 class KubernetesSettings(DeployerSettings):
@@ -37,6 +54,9 @@ class KubernetesSettings(DeployerSettings):
     `runtime_class`, `annotations` and `sidecars` (containers beside the engine) are those of Kubernetes;
     machines that selector and tolerations leave out are not offered either. `read_only_root` gives an
     engine nowhere to write but volumes: its home is an empty one then.
+
+    `node_pools` are pools that grow, by the names that their machines' labels give; Karpenter's are read
+    where they say which GPUs they have. A pod may wait `scale_up_s` for a machine where some can be made.
     """
 
     image: str = "atoll:latest"
@@ -71,6 +91,8 @@ class KubernetesSettings(DeployerSettings):
     annotations: dict[str, str] = Field(default_factory=dict)
     sidecars: tuple[dict[str, Any], ...] = ()
     read_only_root: bool = False
+    node_pools: dict[str, PoolSettings] = Field(default_factory=dict)
+    scale_up_s: float = Field(default=900.0, ge=0)
 
     @field_validator("secrets")
     @classmethod

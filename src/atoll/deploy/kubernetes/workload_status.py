@@ -47,10 +47,14 @@ class WorkloadParts:
 
 @dataclass(frozen=True, slots=True)
 class SeenMachines:
-    """Machines that are well (None: nobody may look), and since when others want some of them empty."""
+    """Machines that are well (None: nobody may look), and since when others want some of them empty.
+
+    `grows`: the cluster makes more of them when they are asked for.
+    """
 
     well: frozenset[str] | None = None
     cordoned: Mapping[str, float] = field(default_factory=dict)
+    grows: bool = False
 
 
 def judge_instance(
@@ -70,7 +74,7 @@ def judge_instance(
     hosts = tuple(sorted({p["spec"]["nodeName"] for p in parts.pods if p["spec"].get("nodeName")}))
     seen = [
         *_missing(parts),
-        *(judge_pod(pod, settings, now_s, machines.well) for pod in parts.pods),
+        *(judge_pod(pod, settings, now_s, machines) for pod in parts.pods),
     ]
     deleted = meta.get("deletionTimestamp")
     if deleted is not None:
@@ -109,9 +113,9 @@ def _read_instance(anchor: Json) -> Instance | None:
 
 
 def judge_pod(
-    pod: Json, settings: KubernetesSettings, now_s: float, well: frozenset[str] | None = None
+    pod: Json, settings: KubernetesSettings, now_s: float, machines: SeenMachines
 ) -> PodSight:
-    """Return what a pod's conditions and its container's state come to; `well` as in `SeenMachines`."""
+    """Return what a pod's conditions and its container's state come to."""
     meta, status = pod["metadata"], pod.get("status") or {}
     began_s = read_time_s(meta.get("creationTimestamp"))
     if meta.get("deletionTimestamp") is not None:
@@ -131,7 +135,8 @@ def judge_pod(
             return fault
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
-        return _judge_waiting(scheduled, began_s, settings, now_s)
+        max_s = max(settings.schedule_s, settings.scale_up_s if machines.grows else 0.0)
+        return _judge_waiting(scheduled, began_s, max_s, now_s)
     ready = _condition(status, "Ready")
     since_s = max(began_s, read_time_s(ready.get("lastTransitionTime")))
     if ready.get("status") == "True":
@@ -139,7 +144,8 @@ def judge_pod(
     host = pod["spec"].get("nodeName", "?")
     silent = ready.get("status") == "Unknown" or ready.get("reason") in ("NodeLost", "NodeNotReady")
     # Of a machine that died, its pod's condition is often False and gives no reason.
-    if silent or (well is not None and host != "?" and host not in well):
+    gone = machines.well is not None and host != "?" and host not in machines.well
+    if silent or gone:
         # No second pod starts while the machine may still run this one.
         return PodSight("failed", since_s, f"machine {host} does not answer", "ended")
     return PodSight("starting", since_s, str(ready.get("message") or "its engine is starting"))
@@ -168,13 +174,11 @@ def _judge_container(container: Json, began_s: float) -> PodSight | None:
     return None
 
 
-def _judge_waiting(
-    scheduled: Json, began_s: float, settings: KubernetesSettings, now_s: float
-) -> PodSight:
+def _judge_waiting(scheduled: Json, began_s: float, max_s: float, now_s: float) -> PodSight:
     """A pod without a machine: one may be on its way, so it is given some time."""
     since_s = max(began_s, read_time_s(scheduled.get("lastTransitionTime")))
     reason = f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', 'no machine')}"
-    if now_s - since_s > settings.schedule_s:
+    if now_s - since_s > max_s:
         return PodSight("failed", since_s, reason, "capacity")
     return PodSight("starting", since_s, reason)
 
