@@ -47,11 +47,13 @@ are too slow. Every row is a server that somebody else measured under a constant
 with the engine, version and limits it had. `python -m benchmarks.servers` makes the table (extra `aic`); how
 constants and the simulator fare against our own runs is in [fidelity](internals/fidelity.md).
 
-No constant of kernels, hosts or links is fitted on these rows. What was decided after looking at them: that
-TensorRT-LLM has vLLM's constants and no launches from Python, that vLLM's experts are one kernel on large
-Blackwells and in MXFP4 (its kernels' names say so), that SGLang computes prompts first (its code says so),
-and 2,048 tokens a step where a source does not say how many. The errors of whole servers are calibrated on
-them.
+One constant is fitted on these rows: what latent attention takes to be launched by SGLang and TensorRT-LLM
+(`EAGER_LATENT_S`). Servers of the public benchmark are started as its scripts say: tokens and sequences of a
+step, formats of the KV cache, how often new prompts are looked at, MXFP8. What else was decided after looking
+at the rows: that TensorRT-LLM has vLLM's constants and launches steps with prompts as vLLM does beyond its
+graphs, that experts are one kernel on large Blackwells and vLLM's in MXFP4 anywhere (names of kernels say
+so), that SGLang computes prompts first (its code says so), and 2,048 tokens a step where a source does not
+say how many. The errors of whole servers are calibrated on them.
 """
 
 

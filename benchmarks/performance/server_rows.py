@@ -2,15 +2,19 @@
 
 Rows are those of `silicon_sample.csv` in aiconfigurator-core (extra `aic`; Apache-2.0): servers of vLLM,
 SGLang and TensorRT-LLM on H100, H200, B200, B300 and GB200 that public benchmarks and NVIDIA measured in 2025
-and 2026. No constant is fitted on them. Left out are rows that are no one server of one tensor-parallel group
-(phases apart, attention in copies, experts spread over GPUs), models that the catalog does not have, and
-images that are known to guess tokens ahead (`GUESSING`).
+and 2026. How those of the public benchmark were started is in its scripts (`limits_of`). Left out are rows
+that are no one server of one tensor-parallel group (phases apart, attention in copies, experts spread over
+GPUs), models that the catalog does not have, and
+images that are known to guess tokens ahead (`GUESSING`), and loads of one server that were measured twice
+and are far apart (`_APART`): the file does not say which of them guesses, as SGLang 0.5.9 does by a second
+script. One constant is fitted on these rows, `EAGER_LATENT_S`.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -54,12 +58,13 @@ MODELS = {
 FORMATS = {"": "bf16", "bf16": "bf16", "fp8": "fp8", "fp4": "nvfp4", "int4": "int4"}
 GUESSING = ("1.2.0rc6.post3",)
 """Versions of TensorRT-LLM whose tokens come 1.7 times as fast as those of the version before it."""
+_APART = 1.1
+"""Times per token of one load over each other, from which on it was not one server."""
 WAVES = 10
 """Requests per client, as the public benchmark has them: the first come all at once."""
 MAX_GPUS = 8
-_PUBLIC_BUDGET, _OTHER_BUDGET = 8192, 2048
-"""Prompt tokens of a step. The public benchmark states it, and it is SGLang's own on these GPUs; of others
-nobody says it, and this value agrees with their first tokens."""
+_OTHER_BUDGET = 2048
+"""Prompt tokens of a step where nobody says it; this value agrees with their first tokens."""
 _PUBLIC_SHORTEST = 0.8
 """Shortest of the lengths, which are drawn evenly from this share of the longest to all of it."""
 
@@ -91,9 +96,19 @@ class ServerRow:
         """The model in the catalog, with its number formats."""
         own = {"gpt-oss-120b": "nvfp4", "deepseek-v3": "fp8"}.get(self.model, "bf16")
         changed = [] if self.dtype == own else [self.dtype]
-        if self.public and self.model.startswith("llama") and self.dtype != "bf16":
+        if self.public and self.narrow_cache:
             changed.append("kv=fp8")
         return f"{self.model}@{','.join(changed)}" if changed else self.model
+
+    @property
+    def narrow_cache(self) -> bool:
+        """Whether the public benchmark asks for a KV cache in 8 bits."""
+        if self.model == "gpt-oss-120b":
+            # Of vLLM since 2026.
+            return self.gpu != "H200" and (self.engine == "trtllm" or self.version == "0.15.1")
+        if self.model == "deepseek-v3":
+            return self.engine == "trtllm" or self.gpu != "H200"
+        return self.dtype != "bf16"
 
     @property
     def server(self) -> tuple[str, ...]:
@@ -124,7 +139,12 @@ def read_rows(path: Path | None = None) -> list[ServerRow]:
             raise MissingDependencyError("aiconfigurator_core", "aic")
         path = Path(str(files("aiconfigurator_core") / "systems" / "silicon_sample.csv"))
     with path.open(encoding="utf-8") as stream:
-        return [row for entry in csv.DictReader(stream) for row in _read(entry)]
+        rows = [row for entry in csv.DictReader(stream) for row in _read(entry)]
+    measured: dict[tuple[object, ...], list[float]] = defaultdict(list)
+    for row in rows:
+        measured[row.server, row.load].append(row.tpot_ms)
+    one = {key for key, times in measured.items() if max(times) < _APART * min(times)}
+    return [row for row in rows if (row.server, row.load) in one]
 
 
 def _read(entry: dict[str, str]) -> Iterator[ServerRow]:
@@ -155,18 +175,65 @@ def _read(entry: dict[str, str]) -> Iterator[ServerRow]:
     )
 
 
+def limits_of(row: ServerRow) -> EngineLimits:
+    """Return how a server was started: as the scripts of the public benchmark say, which are of its date.
+
+    Of others nobody says it: steps of SGLang are its own.
+    """
+    known = re.match(r"\d+\.\d+(\.\d+)?", row.version)
+    limits = _public_limits(row) if row.public else EngineLimits()
+    budget = limits.max_num_batched_tokens
+    if budget is None:
+        budget = 8192 if row.public or row.engine == "sglang" else _OTHER_BUDGET
+    update = {
+        "max_num_batched_tokens": max(budget, row.clients),
+        "max_num_seqs": limits.max_num_seqs or max(1024, row.clients),
+        "version": known[0] if known else None,
+    }
+    return limits.model_copy(update=update)
+
+
+def _public_limits(row: ServerRow) -> EngineLimits:
+    """SemiAnalysisAI/InferenceX, benchmarks/*.sh of October 2025 to April 2026."""
+    short = (row.input_tokens, row.output_tokens) == (1024, 1024)
+    if row.engine == "sglang" and row.gpu == "H200":
+        return EngineLimits(
+            max_num_batched_tokens=32768,
+            max_num_seqs=512 if short else 256,
+            gpu_memory_utilization=0.82,
+        )
+    if row.engine == "sglang":
+        wide = row.dtype == "fp8" and row.tp == MAX_GPUS
+        return EngineLimits(
+            max_num_batched_tokens=32768 if wide else 8192 if row.dtype == "fp8" else 16384,
+            prompt_interval=30 if row.clients >= 16 and (wide or row.dtype != "fp8") else 10,
+            gpu_memory_utilization=0.82 if wide else 0.95 if row.dtype == "fp8" else 0.85,
+        )
+    if row.engine == "trtllm" and row.model == "gpt-oss-120b":
+        return EngineLimits(max_num_batched_tokens=20000)
+    if row.engine == "trtllm" and row.model == "deepseek-v3":
+        one = (row.clients + row.input_tokens + 127) // 64 * 64
+        late = row.version.startswith("1.2")
+        collects = late and row.dtype == "fp8" and short and row.clients >= 64
+        return EngineLimits(
+            max_num_batched_tokens=max(one, 8192) if late else one,
+            prompt_interval=40 if collects else None,
+            # It takes a share of what weights leave, not of the whole.
+            gpu_memory_utilization=0.97 if row.dtype == "fp8" and row.tp < MAX_GPUS else None,
+        )
+    if row.engine == "trtllm":
+        return EngineLimits(
+            max_num_batched_tokens=16384,
+            prompt_interval=20 if short and row.tp < MAX_GPUS else None,
+        )
+    return EngineLimits(mxfp8=True if row.model == "gpt-oss-120b" else None)
+
+
 def simulate_row(
     row: ServerRow, catalog: Catalog, constants: ConstantTable | None = None
 ) -> Times | None:
     """Return what the simulator says that the clients of a server see; None: it does not fit there."""
-    known = re.match(r"\d+\.\d+(\.\d+)?", row.version)
-    whole = row.public or row.engine == "sglang"
-    budget = _PUBLIC_BUDGET if whole else _OTHER_BUDGET
-    limits = EngineLimits(
-        max_num_batched_tokens=max(budget, row.clients),
-        max_num_seqs=max(1024, row.clients),
-        version=known[0] if known else None,
-    )
+    limits = limits_of(row)
     mean = LengthMix.fixed(float(row.input_tokens), float(row.output_tokens))
     service = Service(
         name="m",

@@ -1,4 +1,4 @@
-"""How far predictions are off on measured servers that nothing was fitted on (`server_rows`).
+"""How far predictions are off on measured servers (`server_rows`), on which one constant is fitted.
 
 Every row is simulated in a closed loop with the scheduler, version and limits that it had. Errors are
 |predicted / measured - 1| in per cent, medians over rows. `gpu_ratio_median` compares what one GPU is over

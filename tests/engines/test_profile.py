@@ -10,7 +10,7 @@ from atoll.catalog import Catalog
 from atoll.core.errors import UnknownNameError
 from atoll.core.ids import Phase
 from atoll.engines.limits import MIXED_TOKENS, EngineLimits, HostTime
-from atoll.engines.profile import EngineProfile
+from atoll.engines.profile import EAGER_LATENT_S, EngineProfile
 from atoll.engines.table import ENGINES, EngineChoice, is_asked_in_turn, profile_engine
 
 PLANNED = sorted(name for name, engine in ENGINES.items() if engine.defaults is not None)
@@ -138,6 +138,7 @@ def test_what_is_set_counts_and_the_rest_is_the_engines() -> None:
         schedules_ahead=True,
         request_s=0.01,
         stream_s=0.15e-3,
+        tokenize_s=3e-6,
         admits_by_prompts=True,
     )
     assert limits.given == {
@@ -168,3 +169,28 @@ def test_experts_are_one_launch_on_large_blackwells() -> None:
     assert hopper.launch.beyond_graphs_s(experts=True) == pytest.approx(1.45e-3)
     assert blackwell.launch.beyond_graphs_s(experts=True) == pytest.approx(0.4e-3)
     assert profile_engine("vllm", catalog.gpu("RTX5090")).launch == hopper.launch
+
+
+def test_limits_that_an_engine_has_no_option_for_count_nowhere() -> None:
+    asked = EngineLimits(prompt_interval=30, mxfp8=True)
+    found = {name: profile_engine(name, limits=asked) for name in ("vllm", "sglang", "trtllm")}
+    assert {name: profile.prompt_interval for name, profile in found.items()} == {
+        "vllm": 1,
+        "sglang": 30,
+        "trtllm": 30,
+    }
+    assert {name: profile.mxfp8 for name, profile in found.items()} == {
+        "vllm": True,
+        "sglang": False,
+        "trtllm": True,
+    }
+    assert not profile_engine("vllm").mxfp8
+
+
+def test_latent_attention_takes_longer_to_launch() -> None:
+    catalog = Catalog.default()
+    launch = profile_engine("sglang", catalog.gpu("H200")).launch
+    names = ("qwen3-235b-a22b", "deepseek-v3")
+    plain, latent = (launch.of(catalog.model(name).llm) for name in names)
+    more = latent.beyond_graphs_s(experts=True) - plain.beyond_graphs_s(experts=True)
+    assert more == pytest.approx(EAGER_LATENT_S)

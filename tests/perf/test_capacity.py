@@ -191,6 +191,8 @@ def test_the_link_cuts_the_rate() -> None:
 PIECES = [Batch.prefill(2048), Batch.prefill(2048, 1, 2048), Batch.prefill(1904, 1, 4096)]
 BESIDE_S = 10e-3
 """What vLLM takes for a prompt beside steps."""
+TOKENIZE_S = 3e-6
+"""What it takes for each token of it."""
 
 
 def test_prompts_longer_than_a_step_run_in_pieces() -> None:
@@ -205,12 +207,13 @@ def test_prompts_longer_than_a_step_run_in_pieces() -> None:
     # Alone it takes all of its pieces; through four stages one of them thrice more.
     alone = RoleLoad("role", LLAMA, Phase.PREFILL, 1.0, long.lengths)
     mean = sum(pieces) / 3
+    read_s = 6144 * TOKENIZE_S
     assert capacity(alone, own, 32, budget_s=mean * 2.9).throughput == 0.0
-    assert capacity(alone, own, 32, budget_s=mean * 3.1).throughput > 0.0
+    assert capacity(alone, own, 32, budget_s=mean * 3.1 + read_s).throughput > 0.0
     part = [step_seconds(own, Batch.prefill(2048, 1, before), 8, 16) for before in (0, 2048, 4096)]
     passed = (sum(part) + 3 * sum(part) / 3) / 4
     assert capacity(alone, own, 8, stages=4, budget_s=passed * 0.95).throughput == 0.0
-    assert capacity(alone, own, 8, stages=4, budget_s=passed * 1.05).throughput > 0.0
+    assert capacity(alone, own, 8, stages=4, budget_s=passed * 1.05 + read_s / 4).throughput > 0.0
 
 
 @given(st.floats(100.0, 30_000.0), st.integers(256, 8192), st.integers(1, 8))
@@ -237,7 +240,7 @@ def test_the_tail_prompt_decides_yes_or_no() -> None:
     steps_s = sum(step_seconds(own, piece, 0, 32) for piece in PIECES)
     whole = step_seconds(own, Batch.prefill(6000), 0, 32)
     assert whole < steps_s < whole * 1.2
-    alone = BESIDE_S + steps_s
+    alone = BESIDE_S + 6000 * TOKENIZE_S + steps_s
 
     def at(slo_s: float, lengths: LengthMix) -> float:
         return capacity(role(Phase.PREFILL, slo_s=slo_s, lengths=lengths), own, 32).throughput
@@ -254,7 +257,7 @@ def test_the_tail_prompt_pays_the_hand_over_too() -> None:
     tail = replace(LengthMix.fixed(1000, 100), input_tail=6000.0)
     pieces = [step_seconds(own, piece, 8, 16) for piece in PIECES]
     # The last piece leaves the first of four stages after all three, and then passes three more.
-    step_s = (BESIDE_S + sum(pieces) + 3.0 * max(pieces)) / 4.0
+    step_s = (BESIDE_S + 6000 * TOKENIZE_S + sum(pieces) + 3.0 * max(pieces)) / 4.0
     total = step_s + LINK.time_s(2048 * 4096 * 2)
 
     def at(budget_s: float, link: Link | None) -> float:
@@ -271,7 +274,7 @@ def test_the_tail_prompt_pays_the_hand_over_too() -> None:
 def test_a_tail_below_the_mean_and_the_tail_of_decode_change_nothing() -> None:
     own = analytic(LLAMA, node_type("L40S:1"))
     mean = LengthMix.fixed(1000, 100)
-    one = BESIDE_S + step_seconds(own, Batch.prefill(1000), 0, 32)
+    one = BESIDE_S + 1000 * TOKENIZE_S + step_seconds(own, Batch.prefill(1000), 0, 32)
     for phase, tail in ((Phase.PREFILL, 900.0), (Phase.PREFILL, 1000.0), (Phase.DECODE, 1e5)):
         plain = capacity(role(phase, slo_s=one * 1.01, lengths=mean), own, 32)
         with_tail = replace(mean, input_tail=tail)

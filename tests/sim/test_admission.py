@@ -23,6 +23,7 @@ from atoll.workload.requests import PrefixBlocks, Requests
 from tests.sim.builders import (
     CATALOG,
     READ_S,
+    TOKENIZE_S,
     cluster_plan,
     cluster_problem,
     laid_out,
@@ -134,7 +135,7 @@ def test_a_cut_prompt_takes_what_the_performance_model_says() -> None:
     options = SimOptions(coordinator_s=0.0, token_budget=1024)
     found = simulate(plan, own, CATALOG, requests([0.0], 5000, 1), options)
 
-    assert found.requests.ttft_s[0] == pytest.approx(READ_S + two, abs=5e-5)
+    assert found.requests.ttft_s[0] == pytest.approx(READ_S + 5000 * TOKENIZE_S + two, abs=5e-5)
 
 
 def _prefixed(arrival_s: list[float], prompt: int, blocks: list[list[int]], size: int) -> Requests:

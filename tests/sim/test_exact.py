@@ -11,6 +11,7 @@ from atoll.sim.sim_options import SimOptions
 from tests.sim.builders import (
     CATALOG,
     READ_S,
+    TOKENIZE_S,
     cluster_plan,
     cluster_problem,
     laid_out,
@@ -54,7 +55,7 @@ def test_one_request_on_one_node_takes_what_the_performance_model_says(
     found = simulate(whole(own, node=node), own, CATALOG, requests([0.0], 700, 50), NO_WAY)
 
     # Beside the steps it is read, and 700 tokens of 4 bytes go over the gateway's link.
-    assert found.requests.ttft_s[0] == pytest.approx(READ_S + first, abs=1e-5)
+    assert found.requests.ttft_s[0] == pytest.approx(READ_S + 700 * TOKENIZE_S + first, abs=1e-5)
     assert found.requests.e2e_s[0] - found.requests.ttft_s[0] == pytest.approx(later, rel=1e-12)
 
 
@@ -71,8 +72,9 @@ def test_sequences_that_start_together_share_every_step() -> None:
     alone = step_seconds(model, Batch.prefill(300), 0, 32)
     prepared = step_seconds(model, Batch.decode(1, 301), 0, 32)
     shared = step_seconds(model, Batch(300.0, 1.0, 0.0, 1.0, 302.0, 1.0), 0, 32)
+    read = READ_S + 300 * TOKENIZE_S
     assert found.requests.ttft_s == pytest.approx(
-        [READ_S + alone, READ_S + alone + prepared + shared], abs=1e-5
+        [read + alone, read + alone + prepared + shared], abs=1e-5
     )
     both = simulate(
         whole(own), own, CATALOG, requests([0.0, 1e-9, 1e-9], [1, 300, 300], [1, 20, 20]), NO_WAY
@@ -93,7 +95,9 @@ def test_a_long_prompt_is_cut_to_the_token_budget() -> None:
     options = SimOptions(coordinator_s=0.0, token_budget=512)
     found = simulate(whole(own), own, CATALOG, requests([0.0], 1700, 1), options)
 
-    assert found.requests.ttft_s[0] == pytest.approx(READ_S + expected, abs=1e-5)
+    assert found.requests.ttft_s[0] == pytest.approx(
+        READ_S + 1700 * TOKENIZE_S + expected, abs=1e-5
+    )
     assert found.nodes[0].steps == 4
 
 
@@ -107,7 +111,7 @@ def test_a_pipeline_adds_its_stages_and_its_links() -> None:
     found = simulate(plan, own, CATALOG, requests([0.0], 900, 30), NO_WAY)
 
     # It is read once: what goes from stage to stage, and round again, is not.
-    expected = READ_S + one[0] + two[0] + link.time_s(900 * size)
+    expected = READ_S + 900 * TOKENIZE_S + one[0] + two[0] + link.time_s(900 * size)
     assert found.requests.ttft_s[0] == pytest.approx(expected, abs=1e-5)
     later = one[1] + two[1] + 29 * link.time_s(size)
     assert found.requests.e2e_s[0] - found.requests.ttft_s[0] == pytest.approx(later, abs=1e-5)

@@ -31,6 +31,7 @@ from tests.seeds import examples
 from tests.sim.builders import (
     CATALOG,
     READ_S,
+    TOKENIZE_S,
     placed,
     planned,
     poisson,
@@ -45,7 +46,13 @@ OWN = problem(service(apart=True))
 SPEC = CATALOG.model("llama-3.1-8b").llm
 KV = SPEC.layers * SPEC.kv_bytes_per_token_layer
 """Bytes of KV cache of a token."""
-READ_TWICE_S = 2 * READ_S
+
+
+def read_twice_s(tokens: int) -> float:
+    """Seconds to be read by both sides; the first turns the text into tokens."""
+    return 2 * READ_S + tokens * TOKENIZE_S
+
+
 """vLLM asks who computes the prompt first, then who decodes."""
 NODE = "A100-80:1"
 ALL = (0, SPEC.layers, (NODE,))
@@ -76,7 +83,7 @@ def test_the_first_token_comes_when_the_cache_has_arrived() -> None:
 
     found = simulate(whole(OWN), OWN, CATALOG, requests([0.0], 800, 12), NO_WAY)
 
-    first = READ_TWICE_S + prompt_s(800) + link.time_s(800 * KV)
+    first = read_twice_s(800) + prompt_s(800) + link.time_s(800 * KV)
     assert found.requests.ttft_s[0] == pytest.approx(first, abs=1e-5)
     assert found.requests.e2e_s[0] == pytest.approx(first + later, abs=1e-5)
     # The move is part of the time to the first token, not of the time between tokens.
@@ -97,7 +104,7 @@ def test_layers_with_a_window_move_no_more_than_it() -> None:
     found = simulate(whole(own, node="H100:1"), own, CATALOG, requests([0.0], 3000, 2), NO_WAY)
 
     move = link.time_s(kept * spec.kv_bytes_per_token_layer)
-    assert found.requests.ttft_s[0] == pytest.approx(READ_TWICE_S + prompt + move, abs=2e-5)
+    assert found.requests.ttft_s[0] == pytest.approx(read_twice_s(3000) + prompt + move, abs=2e-5)
 
 
 @pytest.mark.parametrize("model", ["qwen3-next-80b-a3b", "deepseek-v3"])
@@ -112,7 +119,7 @@ def test_states_and_latents_move_as_planned(model: str) -> None:
 
     moved = kv_bytes(spec, 0, spec.layers, 500.0)
     assert moved > 500 * spec.kv_bytes_per_token or spec.delta is None
-    expected = READ_TWICE_S + prompt + link.time_s(moved)
+    expected = read_twice_s(500) + prompt + link.time_s(moved)
     assert found.requests.ttft_s[0] == pytest.approx(expected, abs=1e-5)
 
 
@@ -151,7 +158,9 @@ def test_pairs_planned_on_vllm_move_what_and_where_was_planned(tokens: int) -> N
 
 def test_an_answer_of_one_token_needs_no_move() -> None:
     found = simulate(whole(OWN), OWN, CATALOG, requests([0.0], 800, 1), NO_WAY)
-    assert found.requests.ttft_s[0] == pytest.approx(READ_S + prompt_s(800), abs=1e-5)
+    assert found.requests.ttft_s[0] == pytest.approx(
+        READ_S + 800 * TOKENIZE_S + prompt_s(800), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
@@ -168,7 +177,7 @@ def test_a_slice_has_its_share_of_the_interface(gpus: int) -> None:
     found = simulate(plan, OWN, CATALOG, requests([0.0], 800, 2), NO_WAY)
 
     share = link.bandwidth_bytes_per_s * gpus / 8
-    expected = READ_TWICE_S + prompt_s(800, node="L40S:1") + link.latency_s + 800 * KV / share
+    expected = read_twice_s(800) + prompt_s(800, node="L40S:1") + link.latency_s + 800 * KV / share
     assert found.requests.ttft_s[0] == pytest.approx(expected, abs=1e-5)
 
 
@@ -185,7 +194,7 @@ def test_every_node_moves_its_own_layers() -> None:
         [placed(OWN, "p", Phase.PREFILL, *cut), placed(OWN, "d", Phase.DECODE, ALL)],
         {("p", "d"): 1.0},
     )
-    prompt = READ_TWICE_S + prompt_s(800, 0, 20) + prompt_s(800, 20, SPEC.layers)
+    prompt = read_twice_s(800) + prompt_s(800, 0, 20) + prompt_s(800, 20, SPEC.layers)
     prompt += link.time_s(800 * (SPEC.hidden * 2.0 + 4.0))
     work = requests([0.0], 800, 2)
 
@@ -246,7 +255,7 @@ def test_caches_for_one_node_take_turns_at_its_interface() -> None:
     link = CATALOG.links.between("here", "here", NODE, NODE)
     move = 800 * KV / link.bandwidth_bytes_per_s
     found = simulate(plan, OWN, CATALOG, requests([0.0, 0.0], 800, 2), NO_WAY)
-    first = READ_TWICE_S + prompt_s(800) + link.latency_s
+    first = read_twice_s(800) + prompt_s(800) + link.latency_s
     assert sorted(found.requests.ttft_s) == pytest.approx(
         [first + move, first + 2 * move], abs=2e-5
     )
@@ -261,7 +270,7 @@ def test_a_planned_pair_across_regions_shares_their_link() -> None:
     link = CATALOG.links.between(EAST, WEST)
     move = 100 * KV / link.bandwidth_bytes_per_s
     found = simulate(plan, OWN, CATALOG, requests([0.0, 0.0], 100, 2), NO_WAY)
-    first = READ_TWICE_S + prompt_s(100) + link.latency_s
+    first = read_twice_s(100) + prompt_s(100) + link.latency_s
     # Nodes of their own on both sides, and one link between the coasts.
     assert sorted(found.requests.ttft_s) == pytest.approx(
         [first + move, first + 2 * move], abs=2e-5
@@ -435,7 +444,7 @@ def cluster(*links: ClusterLink) -> tuple[Problem, Plan]:
 def test_slices_of_one_machine_of_a_cluster_talk_over_their_share() -> None:
     own, plan = cluster(ClusterLink(src="*", dst="*", bytes_per_s=8e9, latency_s=0.0))
     found = simulate(plan, own, CATALOG, requests([0.0], 800, 2))
-    expected = READ_TWICE_S + prompt_s(800, node="L40S:1") + 800 * KV / 4e9
+    expected = read_twice_s(800) + prompt_s(800, node="L40S:1") + 800 * KV / 4e9
     assert found.requests.ttft_s[0] == pytest.approx(expected, abs=1e-5)
 
     rules = [("source", "*"), ("*", "sink")]
@@ -444,7 +453,7 @@ def test_slices_of_one_machine_of_a_cluster_talk_over_their_share() -> None:
     )
     found = simulate(plan, own, CATALOG, requests([0.0], 800, 2))
     nic = CATALOG.links.between("here", "here", "L40S:8", "L40S:8")
-    expected = READ_TWICE_S + prompt_s(800, node="L40S:1") + nic.latency_s
+    expected = read_twice_s(800) + prompt_s(800, node="L40S:1") + nic.latency_s
     expected += 800 * KV / (nic.bandwidth_bytes_per_s / 2)
     assert found.requests.ttft_s[0] == pytest.approx(expected, abs=1e-5)
 

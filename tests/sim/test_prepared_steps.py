@@ -1,6 +1,7 @@
 """Engines that prepare the next step when one begins: who joins which step, on nodes of 1 ms a token.
 
-Requests are read for 10 ms before they wait for a step, on servers; times below are worked out by hand.
+Requests are read for 10 ms before they wait for a step, on servers; times below are worked out by hand, but
+for the 0.3 ms that 100 tokens take to be made of text.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from tests.sim.builders import CATALOG, cluster_plan, cluster_problem, requests
 TOKENS_PER_S = 1000.0
 
 
-def one_node(engine: str, scheduling: Scheduling | None = None) -> tuple[Problem, Plan]:
+def one_node(
+    engine: str, scheduling: Scheduling | None = None, prompt_interval: int | None = None
+) -> tuple[Problem, Plan]:
     """A node with all layers, which takes one prompt a step."""
     bare = cluster_problem((80 * TOKENS_PER_S,), latency_s=0.0, bytes_per_s=1e15)
-    limits = EngineLimits(scheduling=scheduling)
+    limits = EngineLimits(scheduling=scheduling, prompt_interval=prompt_interval)
     own = bare.model_copy(
         update={
             "settings": Settings(engine=engine),
@@ -53,13 +56,13 @@ def test_a_prompt_waits_for_the_step_that_is_prepared(
     own, plan = one_node(engine, scheduling)
     found = simulate(plan, own, CATALOG, requests([0.0, 0.05], [100, 20], [4, 1])).requests
     came_ms = 1e3 * (found.arrival_s + found.ttft_s)
-    assert came_ms == pytest.approx([first_ms, second_ms], abs=1e-3)
+    assert came_ms == pytest.approx([first_ms, second_ms], abs=0.5)
 
 
 def test_where_nothing_is_prepared_the_next_step_takes_what_has_come() -> None:
     own, plan = one_node("vllm")
     found = simulate(plan, own, CATALOG, requests([0.0, 0.05], [100, 20], [1, 1])).requests
-    assert 1e3 * found.ttft_s[1] == pytest.approx(110.0 + 20.0 - 50.0, abs=1e-3)
+    assert 1e3 * found.ttft_s[1] == pytest.approx(110.0 + 20.0 - 50.0, abs=0.5)
 
 
 def test_a_prompt_that_has_begun_goes_on_in_the_prepared_step() -> None:
@@ -67,7 +70,7 @@ def test_a_prompt_that_has_begun_goes_on_in_the_prepared_step() -> None:
     work = requests([0.0, 0.05], [150, 20], [1, 1])
     found = simulate(plan, own, CATALOG, work, SimOptions(token_budget=100)).requests
     # Its second piece ends at 160, and nothing else was prepared.
-    assert 1e3 * (found.arrival_s + found.ttft_s) == pytest.approx([160.0, 180.0], abs=1e-3)
+    assert 1e3 * (found.arrival_s + found.ttft_s) == pytest.approx([160.0, 180.0], abs=0.5)
 
 
 def test_orders_choose_among_those_that_came_before_a_step_was_prepared() -> None:
@@ -76,7 +79,7 @@ def test_orders_choose_among_those_that_came_before_a_step_was_prepared() -> Non
     work = requests([0.0, 0.02, 0.1005], [100, 50, 5], [10, 1, 1])
     found = simulate(plan, own, CATALOG, work, SimOptions(order="shortest")).requests
     came_ms = 1e3 * (found.arrival_s + found.ttft_s)
-    assert came_ms == pytest.approx([110.0, 111.0 + 51.0, 162.0 + 6.0], abs=1e-3)
+    assert came_ms == pytest.approx([110.0, 111.0 + 51.0, 162.0 + 6.0], abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_kv_cache_that_comes_waits_for_the_prepared_step_as_well(
     decodes = instance.model_copy(update={"role": "m/llm/decode"})
     plan = both.model_copy(update={"instances": (decodes,)})
     found = simulate(plan, own, CATALOG, requests([0.0, 0.0005], [100, 100], [10, 2])).requests
-    assert 1e3 * (found.arrival_s[1] + found.e2e_s[1]) == pytest.approx(end_ms, abs=1e-3)
+    assert 1e3 * (found.arrival_s[1] + found.e2e_s[1]) == pytest.approx(end_ms, abs=0.5)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +120,41 @@ def test_sequences_wait_for_prompts_where_these_go_first(
     work = requests([0.0, 0.05], [100, 200], [20, 1])
     found = simulate(plan, own, CATALOG, work, SimOptions(token_budget=100)).requests
     came_ms = 1e3 * (found.arrival_s + found.ttft_s)
-    assert came_ms == pytest.approx([110.0, second_ms], abs=1e-3)
-    assert 1e3 * found.largest_gap_s[0] == pytest.approx(gap_ms, abs=1e-3)
+    assert came_ms == pytest.approx([110.0, second_ms], abs=0.5)
+    assert 1e3 * found.largest_gap_s[0] == pytest.approx(gap_ms, abs=0.5)
     # No token is lost: 19 more of them, and whatever they waited for or ran beside.
     last_ms = 1e3 * (found.arrival_s[0] + found.e2e_s[0])
-    assert last_ms == pytest.approx(110.0 + 200.0 + 19.0, abs=1e-3)
+    assert last_ms == pytest.approx(110.0 + 200.0 + 19.0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("engine", "answer", "second_ms"),
+    [
+        # It looks at 110, after its own prompt, and 10 steps later.
+        ("sglang", 40, 120.0 + 20.0),
+        # It takes no notice of the first steps, and waits for 10 from when the prompt is there, at 115: the
+        # step that has it has a token of the first.
+        ("trtllm", 40, 125.0 + 21.0),
+        # It looks in every step.
+        ("vllm", 40, 115.0 + 21.0),
+        # Nothing else runs: it is not kept waiting.
+        ("sglang", 3, 115.0 + 20.0),
+        ("trtllm", 3, 115.0 + 20.0),
+    ],
+)
+def test_prompts_wait_for_the_steps_that_look_at_them(
+    engine: str, answer: int, second_ms: float
+) -> None:
+    own, plan = one_node(engine, "sync", prompt_interval=10)
+    work = requests([0.0, 0.1047], [100, 20], [answer, 1])
+    found = simulate(plan, own, CATALOG, work).requests
+    assert 1e3 * (found.arrival_s[1] + found.ttft_s[1]) == pytest.approx(second_ms, abs=0.9)
+
+
+def test_prompts_that_fill_a_step_are_not_kept_waiting() -> None:
+    own, plan = one_node("trtllm", "sync", prompt_interval=10)
+    work = requests([0.0, 0.1047], [100, 20], [40, 1])
+    found = simulate(plan, own, CATALOG, work, SimOptions(token_budget=20)).requests
+    soon, _ = one_node("trtllm", "sync")
+    at_once = simulate(plan, soon, CATALOG, work, SimOptions(token_budget=20)).requests
+    assert found.ttft_s[1] == pytest.approx(at_once.ttft_s[1])

@@ -52,8 +52,9 @@ class EngineLimits(Frozen):
     memory that the engine takes. `max_model_len` are the tokens of prompt and answer that a request may have
     at most: an engine starts only where the KV cache has room for one such request. `scheduling` is "async"
     where the next step is prepared while the GPU works. `version` is the engine's own, which says how it
-    schedules unless told. `load_format` is the loader of weights, as the engine
-    calls it. `host` is the host time as measured on the machine.
+    schedules unless told. `prompt_interval` are the steps of decoding after which new prompts are looked at,
+    1 for all of them. With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can. `load_format` is the
+    loader of weights, as the engine calls it. `host` is the host time as measured on the machine.
     """
 
     max_num_seqs: int | None = Field(default=None, ge=1, le=65536)
@@ -62,6 +63,8 @@ class EngineLimits(Frozen):
     max_model_len: int | None = Field(default=None, ge=1)
     prefix_caching: bool | None = None
     scheduling: Scheduling | None = None
+    prompt_interval: int | None = Field(default=None, ge=1, le=1000)
+    mxfp8: bool | None = None
     load_format: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,31}$")
     version: str | None = Field(default=None, pattern=r"^[0-9]{1,4}(\.[0-9]{1,4}){0,2}$")
     host: HostTime | None = None

@@ -35,6 +35,9 @@ SERVER_STREAM_S = 0.15e-3
 """What each sequence that runs adds to that. Times to the first token on that H200 grew by 0.115 ms a running
 sequence outside of vLLM (gateway and client) and by 0.05 ms in its front, over fourteen runs with 5 to 125 of
 them; an assumption for SGLang."""
+SERVER_TOKENIZE_S = 3e-6
+"""What each token of a prompt adds: turning text into tokens. Tokenisers of Hugging Face do about 1 MB/s on a
+core, and a token has about 4 bytes (the comparison in the README of openai/tiktoken)."""
 COMPILED_LAYER_S = 0.1e-3
 """Least time of a layer in pieces that are launched one by one; an assumption."""
 
@@ -45,8 +48,9 @@ class LaunchTime:
 
     Pieces of up to `graph_tokens` tokens are CUDA graphs, and a layer takes `layer_s`. Larger ones are
     launched kernel by kernel, which takes `large_s`, and `experts_s` in a layer with experts, whose kernels
-    are called from Python. `unusual_s` is for models that are not `is_plain`, which it has no graphs for.
-    With `fused_experts` those of a layer are one kernel where there is one (`on`).
+    are called from Python. Latent attention (MLA) takes `latent_s` more. `unusual_s` is for models that are
+    not `is_plain`, which it has no graphs for. With `fused_experts` those of a layer are one kernel on
+    large Blackwells (`on`), with `fused_mxfp4` those in MXFP4 are anywhere.
     """
 
     layer_s: float = 0.0
@@ -54,14 +58,24 @@ class LaunchTime:
     experts_s: float = 0.0
     graph_tokens: int = 0
     unusual_s: float = 0.0
+    latent_s: float = 0.0
     fused_experts: bool = False
+    fused_mxfp4: bool = False
 
     def of(self, spec: TransformerSpec) -> LaunchTime:
-        """Return the times of a model's layers; experts in MXFP4 are one kernel where experts are fused."""
+        """Return the times of a model's layers."""
         if self.unusual_s and not is_plain(spec):
             return LaunchTime(self.unusual_s)
-        one_kernel = self.fused_experts and spec.expert_dtype.name == "mxfp4"
-        return replace(self, experts_s=0.0) if one_kernel else self
+        one_kernel = self.fused_mxfp4 and spec.expert_dtype.name == "mxfp4"
+        times = replace(self, experts_s=0.0) if one_kernel else self
+        if spec.mla is None or not self.latent_s:
+            return times
+        return replace(
+            times,
+            layer_s=times.layer_s + self.latent_s,
+            large_s=times.large_s + self.latent_s,
+            experts_s=times.experts_s + self.latent_s,
+        )
 
     def on(self, gpu: GpuType | None) -> LaunchTime:
         """Return the times on a kind of GPU: the experts of a layer are one kernel on large Blackwells.
@@ -100,6 +114,14 @@ one of 464 took 5.2 (`benchmarks/results/gpu_steps_3b.csv`). Qwen3-30B-A3B: step
 57 to 94 ms (48 layers, 1.2 to 2.0 ms each, `gpu_steps_moe.csv`) where one of 464 took 22; another server
 computed a prompt of 1,024 tokens in 49 ms; at 1.45 ms the simulator says what clients of a third one saw
 (`benchmarks.gpu_promise`). It is time of the host, so it depends on its cores. An assumption for SGLang."""
+EAGER_LATENT_S = 1.5e-3
+"""What a layer of latent attention takes more where PyTorch launches kernels one by one. Fitted on public
+servers of DeepSeek (`benchmarks.servers`), so that 1,024 tokens take 3.0 ms a layer on an H200 with experts
+of many kernels (SGLang 0.5.9, TensorRT-LLM) and 1.9 on a B200 where they are one."""
+EAGER_LAUNCH = LaunchTime(
+    0.4e-3, large_s=0.4e-3, experts_s=1.45e-3, latent_s=EAGER_LATENT_S, fused_experts=True
+)
+"""Engines that launch every step with prompts kernel by kernel: vLLM's times of steps beyond its graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +198,17 @@ class EngineProfile:
 
     One that `schedules_ahead` has prepared the next step when one begins: what comes meanwhile joins the step
     after that. Pipelines do not: there the steps under way are those in the stages. `request_s` is what a
-    request waits for beside steps, once on every instance that it is sent to, and `stream_s` more for each
-    sequence that runs there: tokens of all pass the same processes. `stage_host` is the host time of a stage
-    of a pipeline, where nothing is prepared ahead (None: as that of a whole model).
+    request waits for beside steps, once on every instance that it is sent to, `tokenize_s` more for each
+    token of its prompt where that is computed, and `stream_s` for each sequence that runs there: tokens of
+    all pass the same processes. `stage_host` is the host time of a stage of a pipeline, where nothing is
+    prepared ahead (None: as that of a whole model).
 
     One that `admits_by_prompts` runs a request as soon as the KV cache has room for its prompt, and computes
     the youngest again later where answers fill it; others wait for room for its answer too. One with
     `prompts_first` computes all prompts that wait before it goes on with answers; others mix them in a step.
+    New prompts are looked at every `prompt_interval` steps of decoding, and at once after a step with
+    prompts; one that `collects_prompts` counts from when one waits, and looks sooner if they fill a step.
+    With `mxfp8` experts in MXFP4 compute in MXFP8 on GPUs that can.
     """
 
     name: str
@@ -205,8 +231,12 @@ class EngineProfile:
     schedules_ahead: bool = False
     request_s: float = 0.0
     stream_s: float = 0.0
+    tokenize_s: float = 0.0
     admits_by_prompts: bool = False
     prompts_first: bool = False
+    prompt_interval: int = 1
+    collects_prompts: bool = False
+    mxfp8: bool = False
 
     def host_seconds(self, sequences: Num) -> Num:
         """Return host seconds of a step with so many sequences."""
@@ -226,10 +256,12 @@ class EngineProfile:
                 layer_s=launch.layer_s * factor,
                 large_s=launch.large_s * factor,
                 experts_s=launch.experts_s * factor,
+                latent_s=launch.latent_s * factor,
                 unusual_s=launch.unusual_s * factor,
             ),
             request_s=self.request_s * factor,
             stream_s=self.stream_s * factor,
+            tokenize_s=self.tokenize_s * factor,
         )
 
     def of_stage(self) -> EngineProfile:
@@ -249,7 +281,9 @@ class EngineDefaults:
     `batch` returns the limits of sequences and tokens of a step on a GPU (None: a large one), `kernels` its
     own kernels there, `ratios` how they compare with usual ones. `hosts` are host times by scheduling; one
     that `schedules_ahead` does so if that is "async". Stages of one whose `stages_wait` are "sync" always.
-    Versions before `async_since` schedule "sync" unless told.
+    Versions before `async_since` schedule "sync" unless told. One without `has_prompt_interval` looks at
+    prompts in every step, whatever limits say. `mxfp8` is whether experts in MXFP4 compute in MXFP8: always,
+    if told (False), or never (None).
     """
 
     hosts: Mapping[Scheduling, HostTime]
@@ -270,8 +304,12 @@ class EngineDefaults:
     async_since: tuple[int, ...] = ()
     request_s: float = 0.0
     stream_s: float = 0.0
+    tokenize_s: float = 0.0
     admits_by_prompts: bool = False
     prompts_first: bool = False
+    has_prompt_interval: bool = False
+    collects_prompts: bool = False
+    mxfp8: bool | None = None
 
     def scheduling_of(self, version: str | None) -> Scheduling:
         """Return how a version schedules unless told; None: the newest that is known."""
@@ -310,6 +348,10 @@ class EngineDefaults:
             schedules_ahead=self.schedules_ahead and scheduling == "async",
             request_s=self.request_s,
             stream_s=self.stream_s,
+            tokenize_s=self.tokenize_s,
             admits_by_prompts=self.admits_by_prompts,
             prompts_first=self.prompts_first,
+            prompt_interval=(self.has_prompt_interval and chosen.prompt_interval) or 1,
+            collects_prompts=self.collects_prompts,
+            mxfp8=bool(chosen.mxfp8 if self.mxfp8 is False else self.mxfp8),
         )

@@ -40,10 +40,11 @@ from atoll.engines.options import (
     write_launch,
 )
 from atoll.engines.profile import (
+    EAGER_LAUNCH,
     SERVER_HOST_TIME,
-    SERVER_LAUNCH,
     SERVER_REQUEST_S,
     SERVER_STREAM_S,
+    SERVER_TOKENIZE_S,
     EngineDefaults,
 )
 
@@ -83,6 +84,7 @@ _OPTIONS: LaunchOptions = {
         before=("--disaggregation-transfer-backend", "nixl"),
     ),
     "scheduling": SwitchOption({"sync": "--disable-overlap-schedule"}, default="async"),
+    "prompt_interval": ValueOption("--scheduler-recv-interval"),
 }
 _BOOTSTRAP = "--disaggregation-bootstrap-port"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--dist-init-addr")
@@ -159,14 +161,16 @@ class Sglang(Engine):
         _batch,
         memory_share=0.88,
         prefix_caching=True,
-        launch=SERVER_LAUNCH,
+        launch=EAGER_LAUNCH,
         fuses_all_reduce=True,
         schedules_ahead=True,
         async_since=(0, 4),
         request_s=SERVER_REQUEST_S,
         stream_s=SERVER_STREAM_S,
+        tokenize_s=SERVER_TOKENIZE_S,
         admits_by_prompts=True,
         prompts_first=True,
+        has_prompt_interval=True,
     )
 
     def command(self, layout: EngineLayout, served: ServedModel, host: ServerHost) -> ServerCommand:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from atoll.engines.engine import Engine
 from atoll.engines.profile import (
-    COMPILED_LAYER_S,
+    EAGER_LAUNCH,
     SERVER_HOST_TIME,
     SERVER_REQUEST_S,
     SERVER_STREAM_S,
+    SERVER_TOKENIZE_S,
     EngineDefaults,
-    LaunchTime,
 )
 
 if TYPE_CHECKING:
@@ -44,13 +44,17 @@ class TrtLlm(Engine):
         _batch,
         memory_share=0.9,
         prefix_caching=True,
-        launch=LaunchTime(COMPILED_LAYER_S),
+        launch=EAGER_LAUNCH,
         fuses_all_reduce=True,
         schedules_ahead=True,
         async_since=(1, 0),
         request_s=SERVER_REQUEST_S,
         stream_s=SERVER_STREAM_S,
+        tokenize_s=SERVER_TOKENIZE_S,
         admits_by_prompts=True,
+        has_prompt_interval=True,
+        collects_prompts=True,
+        mxfp8=True,
     )
 
 

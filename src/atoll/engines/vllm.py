@@ -48,6 +48,7 @@ from atoll.engines.profile import (
     SERVER_LAUNCH,
     SERVER_REQUEST_S,
     SERVER_STREAM_S,
+    SERVER_TOKENIZE_S,
     EngineDefaults,
     StartTime,
 )
@@ -103,6 +104,8 @@ _EXECUTOR = "--distributed-executor-backend"
 _RANK_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port", "--headless")
 _PARTITION = "VLLM_PP_LAYER_PARTITION"
 """Numbers of layers of the stages of a pipeline."""
+_MXFP8 = "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8"
+"""Asks for experts in MXFP4 to compute in MXFP8, on GPUs that can."""
 
 
 def _batch(gpu: GpuType | None) -> tuple[int, int]:
@@ -174,13 +177,15 @@ class Vllm(Engine):
         _batch,
         memory_share=0.9,
         prefix_caching=True,
-        launch=replace(SERVER_LAUNCH, fused_experts=True),
+        launch=replace(SERVER_LAUNCH, fused_experts=True, fused_mxfp4=True),
         fuses_all_reduce=True,
         schedules_ahead=True,
         async_since=(0, 14),
         request_s=SERVER_REQUEST_S,
         stream_s=SERVER_STREAM_S,
+        tokenize_s=SERVER_TOKENIZE_S,
         admits_by_prompts=True,
+        mxfp8=False,
     )
     start = StartTime(
         123.0,
@@ -203,6 +208,8 @@ class Vllm(Engine):
             *self.flags(served.launch),
         ]
         environment: dict[str, str] = {}
+        if served.launch is not None and served.launch.mxfp8:
+            environment[_MXFP8] = "1"
         if layout.alone:
             way = served.launch.handover if served.launch is not None else None
             if way is None:
@@ -245,10 +252,13 @@ class Vllm(Engine):
     def parse(self, command: ServerCommand) -> ParsedCommand:
         """Return what a command serves."""
         options = split_options(command.arguments[3:])
+        launch = read_launch(_OPTIONS, options)
+        if command.environment.get(_MXFP8) == "1":
+            launch = launch.model_copy(update={"mxfp8": True})
         served = ServedModel(
             ServedModel.source_of(command.arguments[2], options.pop("--revision", None)),
             options.pop("--served-model-name"),
-            read_launch(_OPTIONS, options),
+            launch,
         )
         port = options.pop("--port", None)
         parsed = ParsedCommand(
@@ -274,7 +284,8 @@ class Vllm(Engine):
             # vLLM refuses more sequences than tokens in a step, its own number of them too.
             sequences = min(tokens, _SEQUENCES)
         update = {"max_num_batched_tokens": tokens, "max_num_seqs": sequences}
-        return settle_launch(_OPTIONS, launch.model_copy(update=update))
+        settled = settle_launch(_OPTIONS, launch.model_copy(update=update))
+        return settled.model_copy(update={"mxfp8": launch.mxfp8 or None})
 
     def flags(self, launch: EngineLaunch | None) -> tuple[str, ...]:
         """Return the options that make it keep the limits a plan reckons with."""

@@ -289,8 +289,10 @@ class CapacityModel:
 
     def _left(self, stages: Array, budgets_s: Array) -> Array:
         """Seconds of the budgets that are left for steps and hand-overs."""
-        beside_s = self._model.engine.request_s if self._role.phase is Phase.PREFILL else 0.0
-        return budgets_s - beside_s / stages
+        engine = self._model.engine
+        tokens = max(self._role.lengths.input_mean, self._tail)
+        beside_s = engine.request_s + engine.tokenize_s * tokens
+        return budgets_s - (beside_s if self._role.phase is Phase.PREFILL else 0.0) / stages
 
     def _own_steps(self, stages: Array) -> Array:
         """Steps that a request takes at a stage: one, or more where it runs in pieces."""

@@ -217,7 +217,8 @@ class MixedCapacityModel:
         # Before it gets KV cache: so `stay` is without it.
         engine = self._model.engine
         prepared = np.where(depth > 1.0, 0.0, mean * np.minimum(self._grid, 1.0))
-        front_s = engine.request_s + engine.stream_s * self._grid * depth
+        tokens_s = engine.tokenize_s * lengths.input_mean
+        front_s = engine.request_s + tokens_s + engine.stream_s * self._grid * depth
         before_s = front_s + (prepared if engine.schedules_ahead else 0.0)
         stay = rate * (lengths.output_mean * token_s + prompt_s)
         taken = self._places[position]

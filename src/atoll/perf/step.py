@@ -266,7 +266,15 @@ def analytic(
             profile, host=host.model_copy(update={"step_s": host.step_s + passed_on_s})
         )
     formats = kernels.formats if kernels is not None else None
-    ops = model_ops(spec, node, split, fitted, fused=profile.fuses_all_reduce, formats=formats)
+    ops = model_ops(
+        spec,
+        node,
+        split,
+        fitted,
+        fused=profile.fuses_all_reduce,
+        formats=formats,
+        mxfp8=profile.mxfp8,
+    )
     used = op_classes_of(spec, node.gpu)
     grounds = name_grounds(spec, node.gpu, fitted).summary(used)
     return AnalyticStepModel(spec, node, size, profile, ops, grounds)

@@ -58,7 +58,7 @@ def carry(z: Sim, link: int, now: float, size: float, bytes_per_s: float) -> flo
 
 @kernel
 def front_seconds(z: Sim, u: int) -> float:
-    """Return what a request that comes to a unit now waits beside steps."""
+    """Return what a request that comes to a unit now waits beside steps, whatever its length."""
     unit = z.unit[u]
     return unit.front_s + unit.stream_s * unit.running
 
@@ -78,6 +78,7 @@ def send(z: Sim, now: float, e: int, head: int, tokens: float) -> None:
     there = left + edge.latency_s
     if z.request[head].state == PREFILL and z.request[head].hop == 0:
         there += front_seconds(z, edge.reach)
+        there += z.unit[edge.reach].tokenize_s * z.request[head].prompt
     push(z, there, DELIVER, head)
 
 

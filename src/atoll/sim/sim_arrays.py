@@ -76,10 +76,12 @@ RUN = make_record(
 )
 UNIT = make_record(
     # Fixed. `most_*` and `budget` bound a step; where requests start, a `stages`-th of them goes at a time,
-    # and each is read for `front_s`, and `stream_s` more for each sequence that runs. One that is `ahead`
-    # prepares a step at `begun_s` of the one before. With `prompts_first` sequences wait while there are
-    # prompts: they are `held` in the step under way.
+    # and each is read for `front_s`, `tokenize_s` more for each token, `stream_s` for each running sequence.
+    # One that is `ahead` prepares a step at `begun_s` of the one before. With `prompts_first` sequences wait
+    # while there are prompts: they are `held` in the step under way. Prompts are looked at every `interval`
+    # steps of decoding, of which it has `skipped` some; one that `collects` looks sooner if they fill a step.
     i8="instance node site vertex start end kind row kinds max_sequences max_prompts budget stages"
+    " interval skipped"
     # The step under way (a list of requests), sequences that run and what they attend to.
     " batch joining steps running context owned paced gaps cached_rows"
     # Blocks of prompts that are kept for reuse: the row of `Sim.block` (-1: none are), how many are free to
@@ -91,12 +93,12 @@ UNIT = make_record(
     " step_count prompt_tokens decode_tokens",
     # Of what is used and of what waits, `*_moment` is the sum of each change times when it came: x(t) t less
     # that is the integral of x up to t; `*_mark` is what it was at the last sample.
-    f8="step_s token_s shared_s back_s front_s stream_s room begun_s step_end last_end used peak cached_s"
-    " busy_s batch_sum used_moment used_mark queue_moment queue_mark"
+    f8="step_s token_s shared_s back_s front_s stream_s tokenize_s room begun_s step_end last_end used peak"
+    " cached_s busy_s batch_sum used_moment used_mark queue_moment queue_mark"
     # On a share (`gpu_turns`): how much longer steps take with all shares busy; of a step what is left to
     # compute, and what its host and its launches take.
     " slowdown left_s host_s launch_s",
-    flag="solo chunked alive busy ahead computing prompts_first held",
+    flag="solo chunked alive busy ahead computing prompts_first held collects",
 )
 REQUEST = make_record(
     # `target` is what the prompt pass computes, `context` the tokens a unit holds after this pass, `before`

@@ -290,13 +290,45 @@ def take_prompts(z: Sim, u: int, now: float, until_s: float) -> int:
 
 
 @kernel
+def skips_prompts(z: Sim, u: int) -> bool:
+    """Return whether the next step of a unit goes by new prompts, which it looks at every `interval` steps.
+
+    One that `collects` prompts counts from when one waits and stops when they fill a step; others count all
+    steps of decoding, and look at once after a step with prompts.
+    """
+    unit = z.unit[u]
+    r = z.list[prompt_list(u)].head
+    begun = r >= 0 and z.request[r].context > 0
+    if unit.interval <= 1 or unit.running == 0 or begun:
+        unit.skipped = 0
+        return False
+    longest = unit.interval - 1
+    if unit.collects:
+        longest = unit.interval
+        waiting = 0
+        while r >= 0 and waiting < unit.budget:
+            waiting += z.request[r].target
+            r = z.request[r].after
+        if waiting == 0:
+            return True
+        look = waiting >= unit.budget
+    else:
+        look = unit.held
+    unit.skipped += 1
+    if not look and unit.skipped <= longest:
+        return True
+    unit.skipped = 0
+    return False
+
+
+@kernel
 def solo_start(z: Sim, u: int, now: float, until_s: float) -> None:
     """Begin the next step of a unit with what came until then, or let it rest."""
     unit = z.unit[u]
     # The order is who goes first: what runs, then what was computed elsewhere, then new prompts.
     make_room(z, u, now)
     take_ready(z, u, now, until_s)
-    n = take_prompts(z, u, now, until_s)
+    n = 0 if skips_prompts(z, u) else take_prompts(z, u, now, until_s)
     if n == 0 and unit.running == 0 and until_s < now:
         # Nothing was prepared: it takes what there is now.
         take_ready(z, u, now, now)

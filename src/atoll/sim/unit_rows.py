@@ -39,8 +39,11 @@ class UnitRow:
     chunked: bool
     ahead: bool
     prompts_first: bool
+    interval: int
+    collects: bool
     front_s: float
     stream_s: float
+    tokenize_s: float
 
 
 class UnitMaker:
@@ -183,8 +186,11 @@ class UnitMaker:
             chunked=engine,
             ahead=engine and profile.schedules_ahead,
             prompts_first=engine and profile.prompts_first,
+            interval=profile.prompt_interval if engine else 1,
+            collects=profile.collects_prompts,
             front_s=profile.request_s if asked else 0.0,
             stream_s=profile.stream_s if asked else 0.0,
+            tokenize_s=profile.tokenize_s if asked else 0.0,
         )
 
     def _max_sequences(self, measured: int | None, profile: EngineProfile) -> int:

@@ -251,7 +251,9 @@ def executor_profile(engine: str | EngineChoice, node: NodeType) -> EngineProfil
     measured = engine.limits.host if isinstance(engine, EngineChoice) else None
     usual = _EXECUTOR_HOST_TIME if profile.schedules_ahead else profile.host
     host = measured or profile.stage_host or usual
-    return replace(profile, host=host, schedules_ahead=False, request_s=0.0, stream_s=0.0)
+    return replace(
+        profile, host=host, schedules_ahead=False, request_s=0.0, stream_s=0.0, tokenize_s=0.0
+    )
 
 
 def open_site(

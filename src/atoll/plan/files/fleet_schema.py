@@ -155,6 +155,16 @@ class EngineSpec(Frozen):
         default=None,
         description="Whether the next step is prepared while the GPU works (async), or after it (sync).",
     )
+    prompt_interval: Annotated[int, Field(strict=True, ge=1, le=1000)] | None = Field(
+        default=None,
+        description="Steps of decoding after which new prompts are looked at: SGLang only, others look in "
+        "every step; 1 if left out.",
+    )
+    mxfp8: StrictBool | None = Field(
+        default=None,
+        description="Whether vLLM computes experts in MXFP4 with activations in MXFP8 on GPUs that can "
+        "(Blackwell): faster, a little less exact; no if left out.",
+    )
     load_format: Annotated[StrictStr, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")] | None = Field(
         default=None,
         description="Loader of weights, as the engine calls it: safetensors, runai_streamer, dummy, ...; the "
